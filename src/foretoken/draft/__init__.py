@@ -1,0 +1,1 @@
+"""Floor 3: drafters. Each proposes trees of tokens; none verifies."""

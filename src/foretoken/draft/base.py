@@ -1,0 +1,106 @@
+"""What every drafter is: something that proposes trees of tokens and is told which were kept. It never verifies.
+
+A ``Method`` is what is loaded once (weights, settings); ``Method.open`` makes a ``Drafter``, the memory of one batch of
+rows. Capabilities are declared, so that an illegal combination is refused when the configuration is read.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.noise import Noise
+from foretoken.sampling import History, Processors, invert_cdf
+from foretoken.tree import Law, TokenTree
+
+
+@dataclass(frozen=True)
+class Capabilities:
+    """What a method can do and what it needs."""
+
+    summary: str
+    draws: bool  # can draw from a law (COUPLED, IID); False: every proposal is FIXED
+    needs_draft: bool = False  # needs a model of its own
+    needs_prediction: bool = False  # needs the caller's guess of the output
+    taps: tuple[int, ...] = ()  # hidden states of the target that observe() must be given
+
+
+@dataclass(frozen=True)
+class Chain:
+    """The shape of a proposal: one chain of at most num_tokens guesses."""
+
+    num_tokens: int
+
+
+Shape = Chain
+"""All shapes a drafter can be asked for; trees join here."""
+
+
+@dataclass
+class Context:
+    """What a drafter may read of the rows being decoded. The engine owns it and advances it between steps."""
+
+    history: History  # prompt and output, the pending token last
+    processors: Processors
+    length: Tensor  # [B] int64 committed slots: the position of the pending token
+    lengths: list[int]  # the same on the host
+    pending: Tensor  # [B] int64
+    predictions: list[list[int]]  # the caller's guess of each row's output, as tokens; empty where there is none
+
+    @property
+    def num_rows(self) -> int:
+        """B."""
+        return len(self.lengths)
+
+    @property
+    def device(self) -> torch.device:
+        """Where the index tensors live."""
+        return self.length.device
+
+
+@dataclass(frozen=True)
+class Commit:
+    """What became of a proposal: valid during ``observe`` only."""
+
+    tree: TokenTree
+    length: Tensor  # [B] committed slots before the step
+    path: list[list[int]]  # kept nodes of each row, the root first
+    tokens: list[list[int]]  # emitted tokens of each row: those of path[1:], then the bonus; cut where the row ended
+    taps: Tensor | None = None  # [B, N, T * H]
+
+
+class Drafter(ABC):
+    """The memory of one batch. Calls alternate: propose, observe, propose, ...; ``keep`` may come between steps."""
+
+    @abstractmethod
+    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+        """A tree whose root is ``context.pending``. law is how to draw where the method can; a deterministic method
+        proposes FIXED nodes whatever is asked. Rows may get fewer nodes than the shape allows, or none."""
+
+    def observe(self, commit: Commit) -> None:
+        """Told after every step, also after steps in which nothing was proposed."""
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these, in this order."""
+
+
+class Method(ABC):
+    """A way of drafting, loaded once. Holds no memory of any row."""
+
+    name: str
+    capabilities: Capabilities
+
+    @abstractmethod
+    def open(self, context: Context, capacity: int) -> Drafter:
+        """A drafter for the rows of context, none of which will use more than capacity slots."""
+
+
+def choose(law: Tensor, how: Law, noise: Noise, *, depth: int, node: int) -> Tensor:
+    """[B] int64: node ``node``, child of a node at this depth, from law [B, V], in the way ``how`` says."""
+    if how == Law.COUPLED:
+        return (law / noise.coupled(depth)[:, : law.shape[-1]]).argmax(-1)
+    if how == Law.FIXED:
+        return law.argmax(-1)
+    return invert_cdf(law, noise.draft(node))

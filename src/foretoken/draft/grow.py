@@ -1,0 +1,51 @@
+"""Tree shapes, each written once for every drafter that can tell the logits of a frontier."""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.draft.base import Context, choose
+from foretoken.noise import Noise
+from foretoken.sampling import Paths, warp
+from foretoken.tree import Law, Plan, TokenTree, chain_parent, chain_tree, layout
+
+
+class Expander(Protocol):
+    """What model-like drafters implement, so that every shape can be grown on them."""
+
+    capacity: int
+
+    def begin(self, context: Context) -> Tensor:
+        """[B, 1, V] logits after each row's pending token; its own memory is then at that token."""
+
+    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
+        """[B, W, V] logits after W new nodes, tokens [B, W]; ``plan`` covers those nodes of the tree being grown."""
+
+
+def chain(expander: Expander, context: Context, num_tokens: int, law: Law, noise: Noise) -> TokenTree:
+    """num_tokens guesses one after the other, each drawn by ``law`` from the expander's processed law.
+
+    The drafter's law goes through the same ``warp`` as the target's: same temperature, same penalties, same path. For
+    IID the tree carries q, the very tensors the tokens were drawn from.
+    """
+    num_rows, device = context.num_rows, context.device
+    parent = chain_parent(num_tokens + 1, device).expand(num_rows, -1)
+    plan = layout(parent, context.length, expander.capacity)
+    tokens = torch.zeros(num_rows, num_tokens + 1, dtype=torch.int64, device=device)
+    tokens[:, 0] = context.pending
+    seen = torch.ones(num_rows, 1, dtype=torch.bool, device=device)
+    laws: list[Tensor] = []
+    logits = expander.begin(context)
+    if law == Law.COUPLED:
+        noise.coupled_rows(num_tokens + 1)  # the verifier's depths too: hashed once
+    for node in range(1, num_tokens + 1):
+        paths = Paths(tokens, plan.ancestry[:, node - 1 : node], seen)
+        drawn_from = warp(logits, context.processors, context.history, paths)[:, 0]  # [B, V]
+        tokens[:, node] = choose(drawn_from, law, noise, depth=node - 1, node=node)
+        if law == Law.IID:
+            laws.append(drawn_from)
+        if node < num_tokens:
+            logits = expander.logits(tokens[:, node : node + 1], plan.nodes(node, node + 1))
+    q = torch.stack([*laws, torch.zeros_like(laws[0])], 1) if laws else None  # the leaf has no children
+    return chain_tree(tokens, law=law, q=q)

@@ -1,0 +1,93 @@
+"""Prompt lookup: the text so far is its own draft (Saxena 2023; transformers' prompt_lookup_num_tokens).
+
+The longest suffix of the text that occurred before, at its most recent occurrence, is taken to continue as it did then.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, Shape
+from foretoken.errors import ConfigError
+from foretoken.noise import Noise
+from foretoken.tree import Law, TokenTree, chain_tree
+
+
+class NgramIndex:
+    """All n-grams of a growing text by their most recent end: O(max_ngram) work a token, nothing to scan."""
+
+    def __init__(self, min_ngram: int, max_ngram: int) -> None:
+        self.sizes = range(max_ngram, min_ngram - 1, -1)  # longest first
+        self.ids: list[int] = []
+        self._next: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that followed it
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append tokens to the text."""
+        for token in tokens:
+            end = len(self.ids)
+            # Entered only once its continuation exists, so that a suffix never finds itself.
+            for size in self.sizes:
+                if size <= end:
+                    self._next[tuple(self.ids[end - size :])] = end
+            self.ids.append(token)
+
+    def lookup(self, num_tokens: int) -> list[int]:
+        """At most num_tokens guesses. Past the end of the text they go on with the guesses themselves (a period)."""
+        end = len(self.ids)
+        for size in self.sizes:
+            at = self._next.get(tuple(self.ids[end - size :])) if size <= end else None
+            if at is not None:
+                return [self.ids[at + k % (end - at)] for k in range(num_tokens)]
+        return []
+
+
+def chain_of(context: Context, guesses: Sequence[Sequence[int]]) -> TokenTree:
+    """FIXED chains, one a row, of the given guesses: rows may have none."""
+    width = max(map(len, guesses)) + 1
+    tokens = [[0, *guess, *[0] * (width - 1 - len(guess))] for guess in guesses]
+    tensor = torch.tensor(tokens, dtype=torch.int64, device=context.device)
+    tensor[:, 0] = context.pending
+    ragged = any(len(guess) + 1 < width for guess in guesses)
+    count = torch.tensor([len(guess) + 1 for guess in guesses], device=context.device) if ragged else None
+    return chain_tree(tensor, count)
+
+
+class NgramDrafter(Drafter):
+    """One index a row."""
+
+    def __init__(self, context: Context, min_ngram: int, max_ngram: int) -> None:
+        self.indices = [NgramIndex(min_ngram, max_ngram) for _ in range(context.num_rows)]
+        for index, ids in zip(self.indices, context.history.ids, strict=True):
+            index.extend(ids)
+
+    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+        """FIXED chains; a row without a match gets the root alone."""
+        return chain_of(context, [index.lookup(shape.num_tokens) for index in self.indices])
+
+    def observe(self, commit: Commit) -> None:
+        """The emitted tokens join the text."""
+        for index, tokens in zip(self.indices, commit.tokens, strict=True):
+            index.extend(tokens)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop rows."""
+        self.indices = [self.indices[row] for row in rows]
+
+
+class Ngram(Method):
+    """``--method ngram``."""
+
+    name = "ngram"
+    capabilities = Capabilities("what followed the last tokens earlier in prompt and output", draws=False)
+
+    def __init__(self, *, min_ngram: int = 1, max_ngram: int = 4) -> None:
+        """Bounds of the suffix that is looked up, in tokens."""
+        if not 1 <= min_ngram <= max_ngram:
+            raise ConfigError(
+                f"prompt_lookup_min = {min_ngram} and prompt_lookup_max = {max_ngram}: expected 1 <= min <= max"
+            )
+        self.min_ngram, self.max_ngram = min_ngram, max_ngram
+
+    def open(self, context: Context, capacity: int) -> Drafter:
+        """Index the prompts."""
+        return NgramDrafter(context, self.min_ngram, self.max_ngram)

@@ -1,0 +1,24 @@
+"""Plain decoding as a drafter: no guesses, one node a row. The baseline of every benchmark, the oracle of every test."""
+
+from foretoken.draft.base import Capabilities, Context, Drafter, Method, Shape
+from foretoken.noise import Noise
+from foretoken.tree import Law, TokenTree, root_tree
+
+
+class NoDrafter(Drafter):
+    """Proposes the root alone."""
+
+    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+        """One node a row."""
+        return root_tree(context.pending)
+
+
+class NoMethod(Method):
+    """``--method none``."""
+
+    name = "none"
+    capabilities = Capabilities("plain decoding: one token a pass", draws=False)
+
+    def open(self, context: Context, capacity: int) -> Drafter:
+        """Nothing to remember."""
+        return NoDrafter()

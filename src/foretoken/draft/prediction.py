@@ -1,0 +1,85 @@
+"""The caller's guess of the output as draft, as in OpenAI's predicted outputs: an edit of a file mostly repeats it."""
+
+from collections.abc import Sequence
+
+from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, Shape
+from foretoken.draft.ngram import chain_of
+from foretoken.noise import Noise
+from foretoken.tree import Law, TokenTree
+
+MAX_ANCHOR = 8
+"""Longest suffix of the output, in tokens, by which a lost place in the prediction is found again."""
+
+
+class Follower:
+    """A place in one predicted text. While the output agrees the place moves on; after a difference it is looked for.
+
+    It is found where the longest suffix of the output (at most MAX_ANCHOR tokens) occurs in the prediction; of equally
+    long ones the first behind the last known place wins, since edits keep the order, else the last before it.
+    """
+
+    def __init__(self, prediction: Sequence[int]) -> None:
+        self.prediction = list(prediction)
+        self.output: list[int] = []
+        self.place: int | None = 0  # index of the next expected token
+        self.known = 0  # the last place that was right
+        self._ends: dict[tuple[int, ...], list[int]] = {}
+        for end in range(1, len(self.prediction) + 1):
+            for size in range(1, min(MAX_ANCHOR, end) + 1):
+                self._ends.setdefault(tuple(self.prediction[end - size : end]), []).append(end)
+
+    def extend(self, tokens: Sequence[int]) -> None:
+        """Append emitted tokens to the output and move the place."""
+        for token in tokens:
+            self.output.append(token)
+            if self.place is not None and self.place < len(self.prediction) and self.prediction[self.place] == token:
+                self.place += 1
+                self.known = self.place
+            else:
+                self.place = None
+        if self.place is None:
+            self.place = self._find()
+            if self.place is not None:
+                self.known = self.place
+
+    def _find(self) -> int | None:
+        for size in range(min(MAX_ANCHOR, len(self.output)), 0, -1):
+            ends = self._ends.get(tuple(self.output[-size:]))
+            if ends:
+                return next((end for end in ends if end >= self.known), ends[-1])
+        return None
+
+    def guess(self, num_tokens: int) -> list[int]:
+        """At most num_tokens of the prediction from the place on."""
+        return [] if self.place is None else self.prediction[self.place : self.place + num_tokens]
+
+
+class PredictionDrafter(Drafter):
+    """One follower a row."""
+
+    def __init__(self, context: Context) -> None:
+        self.followers = [Follower(prediction) for prediction in context.predictions]
+
+    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+        """FIXED chains; a row whose place is lost gets the root alone."""
+        return chain_of(context, [follower.guess(shape.num_tokens) for follower in self.followers])
+
+    def observe(self, commit: Commit) -> None:
+        """Follow the output."""
+        for follower, tokens in zip(self.followers, commit.tokens, strict=True):
+            follower.extend(tokens)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop rows."""
+        self.followers = [self.followers[row] for row in rows]
+
+
+class Prediction(Method):
+    """``--method prediction``."""
+
+    name = "prediction"
+    capabilities = Capabilities("the caller's guess of the output text", draws=False, needs_prediction=True)
+
+    def open(self, context: Context, capacity: int) -> Drafter:
+        """Index the predictions."""
+        return PredictionDrafter(context)

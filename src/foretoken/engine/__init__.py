@@ -1,0 +1,1 @@
+"""Floor 4: the decode loop. Start reading at ``step.py``."""

@@ -1,0 +1,155 @@
+"""Configuration: one frozen dataclass a method, read from the JSON that ``--speculative-config`` takes.
+
+Key names are those that vLLM's users know. An unknown key is refused with the nearest known one.
+"""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from foretoken.draft.base import Capabilities, Method
+from foretoken.draft.model import DraftModel
+from foretoken.draft.ngram import Ngram
+from foretoken.draft.none import NoMethod
+from foretoken.draft.prediction import Prediction
+from foretoken.errors import ConfigError, nearest
+from foretoken.model.target import CausalModel
+from foretoken.verify import VERIFIERS, Verifier
+
+DraftLoader = Callable[[str], CausalModel]
+"""Loads the draft model of a name or directory, its vocabulary already compared with the target's."""
+
+
+@dataclass(frozen=True)
+class MethodConfig:
+    """What all methods share."""
+
+    method: ClassVar[str]
+    capabilities: ClassVar[Capabilities]
+
+    num_speculative_tokens: int = 5  # most tokens guessed in a line
+    verify: str = "coupled"
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        if self.verify not in VERIFIERS:
+            raise ConfigError(f"verify = {self.verify!r} is not a verifier{nearest(self.verify, VERIFIERS)}")
+        if not 1 <= self.num_speculative_tokens <= 64:
+            raise ConfigError(f"num_speculative_tokens = {self.num_speculative_tokens} must be between 1 and 64")
+
+    @property
+    def verifier(self) -> Verifier:
+        """The verifier named by ``verify``."""
+        return VERIFIERS[self.verify]
+
+    def load(self, load_draft: DraftLoader) -> Method:
+        """The method, with its weights where it has some."""
+        raise RuntimeError(f"{type(self).__name__} has no load")  # every configuration in METHODS overrides it
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration as ``speculative_config`` would read it."""
+        return {"method": self.method, **dataclasses.asdict(self)}
+
+
+@dataclass(frozen=True)
+class NoneConfig(MethodConfig):
+    """Plain decoding."""
+
+    method = NoMethod.name
+    capabilities = NoMethod.capabilities
+
+    def load(self, load_draft: DraftLoader) -> Method:
+        """Nothing to load."""
+        return NoMethod()
+
+
+@dataclass(frozen=True)
+class DraftModelConfig(MethodConfig):
+    """A smaller model of the same vocabulary."""
+
+    method = DraftModel.name
+    capabilities = DraftModel.capabilities
+
+    model: str | None = None  # hub id, directory, or None for the bundled draft (of the bundled target alone)
+
+    def load(self, load_draft: DraftLoader) -> Method:
+        """Load the draft model."""
+        return DraftModel(load_draft(self.model or "bundled/draft"))
+
+
+@dataclass(frozen=True)
+class NgramConfig(MethodConfig):
+    """Prompt lookup."""
+
+    method = Ngram.name
+    capabilities = Ngram.capabilities
+
+    prompt_lookup_min: int = 2  # one matching token is chance: it costs a wider pass and rarely hits
+    prompt_lookup_max: int = 5
+
+    def load(self, load_draft: DraftLoader) -> Method:
+        """Nothing to load."""
+        return Ngram(min_ngram=self.prompt_lookup_min, max_ngram=self.prompt_lookup_max)
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that cannot be."""
+        super().__post_init__()
+        Ngram(min_ngram=self.prompt_lookup_min, max_ngram=self.prompt_lookup_max)
+
+
+@dataclass(frozen=True)
+class PredictionConfig(MethodConfig):
+    """The caller's guess of the output."""
+
+    method = Prediction.name
+    capabilities = Prediction.capabilities
+
+    num_speculative_tokens: int = 7
+
+    def load(self, load_draft: DraftLoader) -> Method:
+        """Nothing to load."""
+        return Prediction()
+
+
+METHODS: dict[str, type[MethodConfig]] = {
+    config.method: config for config in (NoneConfig, DraftModelConfig, NgramConfig, PredictionConfig)
+}
+"""Names, as the CLI and JSON configurations spell them, to configurations."""
+
+
+def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> MethodConfig:
+    """A method's configuration from a method's name, a mapping, or JSON text. Raises ConfigError."""
+    if isinstance(given, MethodConfig):
+        return given
+    if given is None:
+        return NoneConfig()
+    if isinstance(given, str):
+        if not given.lstrip().startswith("{"):
+            return _config_class(given)()
+        try:
+            given = json.loads(given)
+        except json.JSONDecodeError as error:
+            raise ConfigError(f"speculative config is not JSON: {error}") from None
+        assert isinstance(given, Mapping)
+    options = dict(given)
+    name = options.pop("method", None)
+    if name is None:
+        name = DraftModel.name if options.get("model") else NoMethod.name
+    kind = _config_class(name)
+    known = {field.name: field for field in dataclasses.fields(kind)}
+    for key, value in options.items():
+        if key not in known:
+            raise ConfigError(f"unknown key {key!r} for method {name!r}{nearest(key, known)}")
+        expected = int if known[key].type is int else str
+        if not isinstance(value, expected) or isinstance(value, bool):
+            if not (value is None and key == "model"):
+                raise ConfigError(f"{key} = {value!r} must be {'a whole number' if expected is int else 'a text'}")
+    return kind(**options)
+
+
+def _config_class(name: object) -> type[MethodConfig]:
+    if not isinstance(name, str) or name not in METHODS:
+        raise ConfigError(f"method = {name!r} is not a method{nearest(str(name), METHODS)}")
+    return METHODS[name]

@@ -1,0 +1,80 @@
+"""What a completion is and how its figures are defined."""
+
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+from foretoken.engine.state import Piece, Row
+
+if TYPE_CHECKING:
+    from foretoken.engine.step import StepReport
+
+
+@dataclass(frozen=True)
+class Completion:
+    """One finished (or, in a stream, partial) output and its figures."""
+
+    text: str
+    token_ids: list[int]  # an end token included
+    finish_reason: str | None  # "stop": an end token or stop text; "length": max_new_tokens or the context's end
+    seed: int | None  # as given; None where a fresh one was drawn
+    num_prompt_tokens: int
+    num_tokens: int
+    seconds_prefill: float
+    seconds_decode: float
+    tokens_per_second: float  # num_tokens / seconds_decode
+    num_steps: int
+    num_draft_tokens: int
+    num_accepted_tokens: int  # of the drafted ones, before an end or limit cut the path
+    num_draft_tokens_per_pos: list[int]  # steps that guessed at least k + 1 tokens in a line
+    num_accepted_tokens_per_pos: list[int]
+    mean_acceptance_length: float  # 1 + accepted / steps
+    acceptance_rate: float  # accepted / drafted; 0 where nothing was drafted
+    pieces: list[Piece]  # every token with its text and where it came from
+    config: dict[str, Any]  # the resolved configuration
+
+    @classmethod
+    def of(cls, row: Row, config: dict[str, Any]) -> "Completion":
+        """The completion of a row."""
+        return cls(
+            text="".join(piece.text for piece in row.pieces),
+            token_ids=list(row.token_ids),
+            finish_reason=row.finish_reason,
+            seed=row.params.seed,
+            num_prompt_tokens=len(row.prompt_ids),
+            num_tokens=len(row.token_ids),
+            seconds_prefill=row.seconds_prefill,
+            seconds_decode=row.seconds_decode,
+            tokens_per_second=len(row.token_ids) / row.seconds_decode if row.seconds_decode else 0.0,
+            num_steps=row.num_steps,
+            num_draft_tokens=row.num_draft_tokens,
+            num_accepted_tokens=row.num_accepted_tokens,
+            num_draft_tokens_per_pos=list(row.drafted_per_pos),
+            num_accepted_tokens_per_pos=list(row.accepted_per_pos),
+            mean_acceptance_length=1 + row.num_accepted_tokens / max(1, row.num_steps),
+            acceptance_rate=row.num_accepted_tokens / max(1, row.num_draft_tokens),
+            pieces=list(row.pieces),
+            config=config,
+        )
+
+    def to_dict(self) -> dict[str, Any]:
+        """All fields but the pieces, ready for JSON."""
+        fields = asdict(self)
+        del fields["pieces"]
+        return fields
+
+
+@dataclass
+class Timing:
+    """Where an engine's decode time went, summed over steps (host clock)."""
+
+    num_steps: int = 0
+    seconds_draft: float = 0.0
+    seconds_target: float = 0.0
+    seconds_rest: float = 0.0
+
+    def add(self, report: "StepReport") -> None:
+        """Add one step."""
+        self.num_steps += 1
+        self.seconds_draft += report.seconds_draft
+        self.seconds_target += report.seconds_target
+        self.seconds_rest += report.seconds_rest

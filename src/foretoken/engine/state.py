@@ -1,0 +1,204 @@
+"""The rows being decoded: what each was asked, what it has emitted, and where the cache stands.
+
+Invariant: the cache holds KV of ``tokens[:, :length]``, slot equal to position; the token at ``length`` is pending.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foretoken.draft.base import Commit, Context
+from foretoken.engine.text import TextStream
+from foretoken.errors import ModelError
+from foretoken.model.prefill import round_up
+from foretoken.sampling import History, Processors, SamplingParams
+from foretoken.tree import TokenTree
+from foretoken.verify.law import Verdict
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One emitted token as a stream yields it."""
+
+    token_id: int
+    text: str  # whole characters only: "" while a character or a stop text may still be incomplete
+    source: str  # "draft:<method>", "bonus" or "plain"
+
+
+@dataclass
+class Row:
+    """One request being decoded, and its figures."""
+
+    index: int  # which of the caller's requests it is
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    end_ids: frozenset[int]  # tokens that end the output, in force
+    max_tokens: int  # of output, the context's end included
+    text: TextStream
+    prediction: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)  # one a token
+    finish_reason: str | None = None  # "stop" or "length"
+    num_steps: int = 0
+    num_drafts: int = 0  # steps that proposed anything
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    drafted_per_pos: list[int] = field(default_factory=list)  # steps that proposed at least k + 1 tokens in a line
+    accepted_per_pos: list[int] = field(default_factory=list)  # ... of which position k was accepted
+    seconds_prefill: float = 0.0
+    seconds_decode: float = 0.0
+
+    def emit(self, tokens: Sequence[int], source: Sequence[str]) -> int:
+        """Take tokens until the row ends; returns how many were taken."""
+        for taken, (token, origin) in enumerate(zip(tokens, source, strict=True), start=1):
+            self.token_ids.append(token)
+            is_end = token in self.end_ids
+            if not is_end:
+                self.text.push(token)
+            if is_end or self.text.stopped:
+                self.finish_reason = "stop"
+            elif len(self.token_ids) >= self.max_tokens:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                self.text.finish()
+            self.pieces.append(Piece(token, self.text.take(), origin))
+            if self.finish_reason is not None:
+                return taken
+        return len(tokens)
+
+
+@dataclass
+class State(Context):
+    """All rows of a batch: the drafter's context, and what only the engine may touch."""
+
+    rows: list[Row]
+    seeds: Tensor  # [B] int64
+    capacity: int  # cache slots a row
+    draft_name: str
+
+    @classmethod
+    def open(cls, rows: list[Row], processors: Processors, capacity: int, draft_name: str) -> "State":
+        """The state before the first step: each prompt's last token is pending, all before it are (to be) cached."""
+        device = processors.device
+        lengths = [len(row.prompt_ids) - 1 for row in rows]
+        return cls(
+            history=History([list(row.prompt_ids) for row in rows], [len(row.prompt_ids) for row in rows]),
+            processors=processors,
+            length=torch.tensor(lengths, device=device),
+            lengths=lengths,
+            pending=torch.tensor([row.prompt_ids[-1] for row in rows], device=device),
+            predictions=[row.prediction for row in rows],
+            rows=rows,
+            seeds=torch.tensor([row.seed for row in rows], device=device),
+            capacity=capacity,
+            draft_name=draft_name,
+        )
+
+    def span(self, num_nodes: int, multiple: int) -> int:
+        """Slots that attention must read for a tree of num_nodes, rounded up so that kernels see few shapes."""
+        return min(self.capacity, round_up(max(self.lengths) + num_nodes, multiple))
+
+    def advance(
+        self, tree: TokenTree, verdict: Verdict, taps: Tensor | None
+    ) -> tuple[Commit, tuple[Tensor, Tensor] | None]:
+        """Emit what the verdict keeps. Returns the commit, and (src, dst) slots [B, D] where KV must move.
+
+        The one place of a step where values are read from the device, all at once.
+        """
+        num_nodes = tree.num_nodes
+        packed = torch.cat(
+            [
+                torch.stack([verdict.count, verdict.bonus, verdict.sound.long()], 1),
+                verdict.path,
+                tree.tokens,
+                tree.parent,
+            ],
+            1,
+        ).tolist()
+        paths, emitted = [], []
+        for row, numbers in zip(self.rows, packed, strict=True):
+            count, bonus, sound = numbers[:3]
+            path = numbers[3 : 3 + count]
+            tokens, parent = numbers[3 + num_nodes : 3 + 2 * num_nodes], numbers[3 + 2 * num_nodes :]
+            if not sound:
+                raise ModelError(
+                    f"request {row.index}: no token is possible after {len(row.prompt_ids) + len(row.token_ids)} tokens: "
+                    "the model's logits are not finite, or its processors and banned ids leave nothing to choose"
+                )
+            drafted = _depth(parent)
+            row.num_draft_tokens += sum(at >= 0 for at in parent)
+            row.num_accepted_tokens += count - 1
+            source = ["plain"] if drafted == 0 else [f"draft:{self.draft_name}"] * (count - 1) + ["bonus"]
+            tokens = [tokens[node] for node in path[1:]] + [bonus]
+            row.num_steps += 1
+            row.num_drafts += drafted > 0
+            _count(row.drafted_per_pos, drafted)
+            _count(row.accepted_per_pos, count - 1, len(row.drafted_per_pos))
+            taken = row.emit(tokens, source)
+            paths.append(path[:taken])
+            emitted.append(tokens[:taken])
+        before = self.length
+        for ids, tokens in zip(self.history.ids, emitted, strict=True):
+            ids.extend(tokens)
+        # A row that ended inside the path keeps no node behind its last token: length is cut with the text.
+        self.lengths = [len(ids) - 1 for ids in self.history.ids]
+        device = before.device
+        self.length = torch.tensor(self.lengths, device=device)
+        self.pending = torch.tensor([ids[-1] for ids in self.history.ids], device=device)
+        return Commit(tree, before, paths, emitted, taps), _moves(before, paths)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these."""
+        chosen = torch.tensor(rows, device=self.length.device)
+        self.history = History([self.history.ids[row] for row in rows], [self.history.num_prompt[row] for row in rows])
+        self.processors = self.processors.keep(rows)
+        self.length, self.pending, self.seeds = self.length[chosen], self.pending[chosen], self.seeds[chosen]
+        self.lengths = [self.lengths[row] for row in rows]
+        self.predictions = [self.predictions[row] for row in rows]
+        self.rows = [self.rows[row] for row in rows]
+
+    def check_integrity(self) -> None:
+        """Add the books up; RuntimeError with both sides where they differ. Reads the device: for tests and debugging."""
+        if self.length.tolist() != self.lengths:
+            raise RuntimeError(f"length on the device {self.length.tolist()}, on the host {self.lengths}")
+        for row, ids, length, pending in zip(
+            self.rows, self.history.ids, self.lengths, self.pending.tolist(), strict=True
+        ):
+            if ids != row.prompt_ids + row.token_ids:
+                raise RuntimeError(f"request {row.index}: history and prompt + output differ")
+            if length != len(ids) - 1 or pending != ids[-1]:
+                raise RuntimeError(f"request {row.index}: {len(ids)} tokens, length {length}, pending {pending}")
+            if length + 1 > self.capacity:
+                raise RuntimeError(f"request {row.index}: length {length} exceeds {self.capacity} slots")
+            if [piece.token_id for piece in row.pieces] != row.token_ids:
+                raise RuntimeError(f"request {row.index}: {len(row.token_ids)} tokens, {len(row.pieces)} pieces")
+
+
+def _depth(parent: Sequence[int]) -> int:
+    """Depth of the deepest node of one row's tree."""
+    depth = [0] * len(parent)
+    for node in range(1, len(parent)):
+        if parent[node] >= 0:
+            depth[node] = depth[parent[node]] + 1
+    return max(depth)
+
+
+def _count(counters: list[int], reached: int, width: int = 0) -> None:
+    """Add one to the first ``reached`` counters, making room."""
+    counters.extend([0] * (max(reached, width) - len(counters)))
+    for position in range(reached):
+        counters[position] += 1
+
+
+def _moves(length: Tensor, paths: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor] | None:
+    """Slots to move so that each kept path lies behind the committed tokens; None where all lie there already."""
+    if all(path == list(range(len(path))) for path in paths):
+        return None
+    width = max(map(len, paths))
+    nodes = [list(path) + list(range(len(path), width)) for path in paths]
+    # Behind a short path a slot is moved onto itself: garbage on garbage.
+    src = length[:, None] + torch.tensor(nodes, device=length.device)
+    return src, length[:, None] + torch.arange(width, device=length.device)

@@ -1,0 +1,60 @@
+"""One decode step, whole: propose, layout, forward, warp, verify, commit, observe, advance.
+
+There is no branch by method. A tree of one node is plain decoding by the same path: the baseline of every benchmark
+and the oracle of every test.
+"""
+
+from dataclasses import dataclass
+from time import perf_counter
+
+from foretoken.draft.base import Commit, Drafter, Shape
+from foretoken.engine.state import State
+from foretoken.model.target import Target
+from foretoken.noise import Noise
+from foretoken.sampling import Paths, warp
+from foretoken.tree import layout, pad_tree
+from foretoken.verify.law import Evidence, Verifier, draw
+
+
+@dataclass(frozen=True)
+class StepReport:
+    """What one step did, and where its time went (host clock: on an accelerator, work is queued, not done, by then)."""
+
+    commit: Commit
+    seconds_draft: float  # proposing, the draft model's passes included
+    seconds_target: float  # the target's pass
+    seconds_rest: float  # layout, laws, verification, commit, bookkeeping
+
+
+def step(
+    state: State, target: Target, drafter: Drafter, verifier: Verifier, shape: Shape, *, width: int = 0
+) -> StepReport:
+    """Advance every row by at least one token.
+
+    width > 0 pads every pass to that many nodes and the attended span to 512 slots, so that plain and speculative
+    passes run the very same kernels and agree bit for bit where the kernels are row-invariant.
+    """
+    begun = perf_counter()
+    spec = target.spec
+    noise = Noise(state.seeds, state.length, spec.vocab_size)
+    tree = drafter.propose(state, shape, verifier.draws, noise)
+    if width:
+        tree = pad_tree(tree, width)
+    proposed = perf_counter()
+
+    plan = layout(tree.parent, state.length, state.capacity, span=state.span(tree.num_nodes, 512 if width else 64))
+    layers = (tree.hidden_layer, spec.num_layers)
+    ready = perf_counter()
+    output = target.forward(tree.tokens, plan, layers=layers, hidden=tree.hidden)
+    forwarded = perf_counter()
+    assert output.logits is not None
+
+    p = warp(output.logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.valid))
+    verdict = draw(verifier, Evidence(tree, p, noise, output.taps))
+    commit, moves = state.advance(tree, verdict, output.taps)
+    if moves is not None:
+        target.commit(*moves)
+    drafter.observe(commit)
+    ended = perf_counter()
+    rest = (ready - proposed) + (ended - forwarded)
+    return StepReport(commit, proposed - begun, forwarded - ready, rest)

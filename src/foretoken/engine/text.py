@@ -1,0 +1,73 @@
+"""From tokens to text while it is being made: whole characters only, and stop texts found wherever they fall."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+
+class Tokenizer(Protocol):
+    """What the engine needs of a tokenizer; transformers' tokenizers have it."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+
+
+class TextStream:
+    """The text of one row. ``take`` gives pieces that never split a character and never hold part of a stop text.
+
+    A tokenizer's decoding of a token depends on its neighbours (spaces, bytes of one character), so a short window of
+    tokens is decoded with and without the newest ones, and the difference is the piece, once it does not end in an
+    incomplete character.
+    """
+
+    def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str] = ()) -> None:
+        self.tokenizer = tokenizer
+        self.stop = tuple(stop)
+        self.text = ""  # all that is decided, stop text cut off
+        self.stopped = False
+        self._ids: list[int] = []
+        self._window = 0  # first token of the decoding window
+        self._decoded = 0  # tokens whose text is in self.text
+        self._given = 0  # characters already handed out by take
+        self._final = False
+
+    def push(self, token: int) -> None:
+        """Append a token; afterwards ``stopped`` tells whether a stop text is complete."""
+        if self.tokenizer is None or self.stopped:
+            return
+        self._ids.append(token)
+        self._decode(final=False)
+
+    def finish(self) -> None:
+        """No more tokens: what was held back (a half character becomes U+FFFD, a half stop text stays) is decided."""
+        if self.tokenizer is not None and not self.stopped:
+            self._decode(final=True)
+        self._final = True
+
+    def take(self) -> str:
+        """The text decided since the last take."""
+        end = len(self.text) if self.stopped or self._final else len(self.text) - self._held()
+        piece = self.text[self._given : end]
+        self._given = max(self._given, end)
+        return piece
+
+    def _decode(self, *, final: bool) -> None:
+        assert self.tokenizer is not None
+        before = self.tokenizer.decode(self._ids[self._window : self._decoded], skip_special_tokens=True)
+        now = self.tokenizer.decode(self._ids[self._window :], skip_special_tokens=True)
+        if len(now) <= len(before) or (now.endswith("\ufffd") and not final):
+            return
+        searched = len(self.text)
+        self.text += now[len(before) :]
+        self._window, self._decoded = self._decoded, len(self._ids)
+        found = [self.text.find(stop, max(0, searched - len(stop) + 1)) for stop in self.stop]
+        if any(at >= 0 for at in found):
+            self.text, self.stopped = self.text[: min(at for at in found if at >= 0)], True
+
+    def _held(self) -> int:
+        """Length of the longest end of the text that may become a stop text."""
+        longest = max((len(stop) for stop in self.stop), default=1) - 1
+        for size in range(min(longest, len(self.text)), 0, -1):
+            if any(stop.startswith(self.text[-size:]) for stop in self.stop):
+                return size
+        return 0

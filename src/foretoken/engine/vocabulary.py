@@ -1,0 +1,35 @@
+"""Whether target and drafter speak the same tokens."""
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from foretoken.errors import VocabularyMismatchError
+
+
+class HasVocabulary(Protocol):
+    """A tokenizer that can list its tokens."""
+
+    def get_vocab(self) -> Mapping[str, int]: ...
+
+
+def check_vocabulary(target: HasVocabulary, draft: HasVocabulary, *, target_name: str, draft_name: str) -> None:
+    """Raise VocabularyMismatchError unless every id that both tokenizers use is the same token in both.
+
+    One may have further tokens at ids the other does not use (added special tokens; padded embedding rows are not even
+    tokens): a drafter's missing tokens are never guessed, its surplus ones are cut.
+    """
+    ours = {index: token for token, index in target.get_vocab().items()}
+    theirs = {index: token for token, index in draft.get_vocab().items()}
+    differing = [index for index in sorted(ours.keys() & theirs.keys()) if ours[index] != theirs[index]]
+    # Ids of one alone must lie behind the other's, and be few: else these are two vocabularies, one a prefix of the other.
+    missing = len(ours.keys() - theirs.keys())
+    if not differing and missing <= 0.01 * len(ours):
+        return
+    examples = [f"id {index}: {ours[index]!r} and {theirs[index]!r}" for index in differing[:3]]
+    if not differing:
+        first = sorted(ours.keys() - theirs.keys())[:3]
+        examples = [f"id {index}: {ours[index]!r} and nothing" for index in first]
+    raise VocabularyMismatchError(
+        f"target {target_name!r} has {len(ours)} tokens and draft {draft_name!r} has {len(theirs)}; first differences: "
+        f"{'; '.join(examples)}. A draft model must share the target's vocabulary: choose one of the same family"
+    )

@@ -1,0 +1,47 @@
+"""Everything a user of foretoken may catch.
+
+::
+
+    ForetokenError                     every error that is the caller's to mend
+    ├── ConfigError                    an option, method or combination that cannot be (also a ValueError)
+    ├── ModelError                     a model that cannot be loaded or cannot be decoded by this engine
+    │   └── VocabularyMismatchError    target and drafter do not speak the same tokens
+    ├── PromptError                    a prompt that is empty or does not fit the context (also a ValueError)
+    └── CapacityError                  more slots or rows asked for than were opened
+
+Broken promises inside the library are plain ``assert`` and ``RuntimeError``: they are ours to mend.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ForetokenError(Exception):
+    """An error that the caller can mend; its message says what was given, what was expected, and how to mend it."""
+
+
+class ConfigError(ForetokenError, ValueError):
+    """An option, a method or a combination of them that cannot be."""
+
+
+class ModelError(ForetokenError):
+    """A model that cannot be loaded, or that this engine cannot decode."""
+
+
+class VocabularyMismatchError(ModelError):
+    """Target and drafter do not share one vocabulary."""
+
+
+class PromptError(ForetokenError, ValueError):
+    """A prompt that is empty, or longer than the model's context."""
+
+
+class CapacityError(ForetokenError):
+    """More cache slots or rows were asked for than were opened."""
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """A hint naming the nearest known word, e.g. ``; did you mean 'ngram'?``, and all of them where none is near."""
+    known = sorted(words)
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"

@@ -1,0 +1,1 @@
+"""Floor 2: causal language models behind one seam. The only floor that imports transformers."""

@@ -1,0 +1,62 @@
+"""Feeding known text: a prompt is a chain like any other tree, read in chunks, rows ragged."""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foretoken.model.target import Target
+from foretoken.tree import chain_tree, layout
+
+PREFILL_CHUNK = 512
+"""Most tokens of a row that one pass reads: bounds the memory of a mask, and how long a step can be kept waiting."""
+
+
+def round_up(x: int, multiple: int) -> int:
+    """The smallest multiple of ``multiple`` that is at least x."""
+    return -(-x // multiple) * multiple
+
+
+def feed(
+    target: Target,
+    missing: Sequence[Sequence[int]],
+    filled: Sequence[int],
+    *,
+    head: bool,
+    span_multiple: int = 64,
+) -> Tensor | None:
+    """Compute KV of known tokens: missing[b] go to slots filled[b], filled[b] + 1, ... of row b.
+
+    Returns the logits [B, 1, V] after each row's last token (None with head=False; meaningless for a row that had
+    nothing to feed). Chunks start at the same places whatever the batch, as long as the cache has a chunk of room.
+    """
+    device = target.spec.device
+    capacity = target.cache.capacity
+    logits: Tensor | None = None
+    done = 0
+    longest = max(map(len, missing))
+    while done < longest:
+        start = [min(at + done, at + len(tokens)) for at, tokens in zip(filled, missing, strict=True)]
+        # Padding of short rows is written behind them and must find room there too.
+        chunk = min(PREFILL_CHUNK, capacity - max(start))
+        pieces = [list(tokens[done : done + chunk]) for tokens in missing]
+        width = max(map(len, pieces))
+        tokens = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces], device=device)
+        count = torch.tensor([len(piece) for piece in pieces], device=device)
+        ragged = any(len(piece) < width for piece in pieces)
+        parent = chain_tree(tokens, count if ragged else None).parent
+        span = min(capacity, round_up(max(start) + width, span_multiple))
+        plan = layout(parent, torch.tensor(start, device=device), capacity, span=span)
+        out = target.forward(tokens, plan, head=head and width == 1)
+        if head:
+            rows = torch.arange(len(pieces), device=device)
+            if out.logits is None:
+                # The head reads one node a row, not the whole chunk.
+                last = out.hidden[rows, (count - 1).clamp(min=0)][:, None]  # [B, 1, H]
+                here = target.model.logits(last)
+            else:
+                here = out.logits
+            # A row that ended in an earlier chunk keeps the logits of that one.
+            logits = here if logits is None else torch.where((count > 0)[:, None, None], here, logits)
+        done += width
+    return logits

@@ -1,0 +1,110 @@
+"""The seam between the engine and every causal language model.
+
+A ``CausalModel`` is weights; a ``KVCache`` is the memory of some rows; a ``Target`` is the pair that the engine and
+the drafters call. Three implementations stand behind ``CausalModel``: ``hf.py`` (the unmodified transformers model, the
+oracle), ``lean.py`` (the Llama family's fast twin) and ``native.py`` (the same, as one C operator).
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.model.cache import KVCache
+from foretoken.tree import Plan
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """What the engine needs to know of a model, whatever runs it."""
+
+    name: str  # hub id, directory, or "bundled/target"
+    architecture: str  # e.g. "Qwen3ForCausalLM"
+    implementation: str  # "transformers", "lean" or "native"
+    vocab_size: int  # V: columns of the logits, padding included
+    num_layers: int
+    hidden_size: int
+    max_positions: int  # context length
+    dtype: torch.dtype
+    device: torch.device
+    weight_bytes: int  # bytes that one decode pass must read
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one pass returns. Valid until the next pass of the same model (a captured graph reuses its buffers)."""
+
+    logits: Tensor | None  # [B, n, V] in the model's dtype or float32; None unless the last layer ran and head is True
+    hidden: Tensor  # [B, n, H] the residual stream after the last layer that ran, before the final norm
+    taps: Tensor | None  # [B, n, T * H] outputs of the tapped layers, concatenated in the order asked for
+
+
+class CausalModel(ABC):
+    """A decoder-only language model that can run any range of its layers over any tree."""
+
+    spec: ModelSpec
+
+    @abstractmethod
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """An empty cache for num_rows sequences of at most capacity slots each."""
+
+    @abstractmethod
+    def forward(
+        self,
+        tokens: Tensor,
+        plan: Plan,
+        cache: KVCache,
+        *,
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+        taps: Sequence[int] = (),
+        head: bool = True,
+    ) -> Output:
+        """Run n nodes a row and write their K and V into ``plan.slots`` of the layers that run.
+
+        tokens [B, n] int64 (read only where layers start at 0). layers = (first, stop), default all: with first > 0,
+        hidden [B, n, H] must be the residual stream that layer ``first`` reads, so a self-drafter's lower layers are
+        never run twice. taps are layer indices i: the output of layer i, as hidden is. head=False skips the logits (a
+        prefill needs none). Logits of padding nodes are finite and meaningless.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, n, V]: final norm and head on a residual stream [B, n, H]: the exit of ``forward``, and early exits."""
+
+
+class Target:
+    """One causal LM with the KV cache of the rows being decoded. (The draft model's pair is one of these too.)"""
+
+    def __init__(self, model: CausalModel, num_rows: int, capacity: int) -> None:
+        self.model = model
+        self.cache = model.new_cache(num_rows, capacity)
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's specification."""
+        return self.model.spec
+
+    def forward(
+        self,
+        tokens: Tensor,
+        plan: Plan,
+        *,
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+        taps: Sequence[int] = (),
+        head: bool = True,
+    ) -> Output:
+        """See ``CausalModel.forward``; the cache is this target's own."""
+        return self.model.forward(tokens, plan, self.cache, layers=layers, hidden=hidden, taps=taps, head=head)
+
+    def commit(self, src: Tensor, dst: Tensor) -> None:
+        """Move K and V of each row from slots src [B, D] to slots dst [B, D] (pad with src == dst)."""
+        self.cache.move(src, dst)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but rows [B'] (their order becomes the new one)."""
+        self.cache.keep(rows)

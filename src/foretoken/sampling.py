@@ -1,0 +1,299 @@
+"""From logits to a law: one function for plain decoding, target and drafter, right at every node of a tree.
+
+Order: repetition, presence and frequency penalties; logit bias; banned ids; min_new_tokens; the user's processor;
+temperature; top-k; top-p; min-p, the last three one after the other, each on what the one before left (as transformers
+does). Node i's law is that of the token *after* node i: its processors see the prefix and the path down to node i.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+
+LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
+"""A user's own rule: (ids int64 [L] of prefix and path, logits float [V]) -> logits [V]. It must be pure: it is called
+for nodes that are never emitted, in any order."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled. Every row of a batch has its own."""
+
+    temperature: float = 1.0  # 0: greedy, ties to the lowest id
+    top_k: int = 0  # 0: off; tokens that tie with the k-th are kept
+    top_p: float = 1.0  # 1: off; tokens that tie with the last kept are kept
+    min_p: float = 0.0  # 0: off; relative to the largest probability
+    repetition_penalty: float = 1.0  # over prompt and output: logits divided where positive, multiplied where negative
+    presence_penalty: float = 0.0  # over the output: subtracted once from each token seen
+    frequency_penalty: float = 0.0  # over the output: subtracted for each time a token was seen
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    banned_token_ids: tuple[int, ...] = ()
+    min_new_tokens: int = 0  # until then the end tokens and stop_token_ids are banned
+    max_new_tokens: int = 128
+    stop: tuple[str, ...] = ()  # texts that end the output; they are not part of it
+    stop_token_ids: tuple[int, ...] = ()  # further end tokens
+    ignore_eos: bool = False
+    seed: int | None = None  # None: a fresh one is drawn and reported
+    logits_processor: LogitsProcessor | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be, each with one clear ConfigError."""
+        _require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "at least 0")
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive number")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        _require(
+            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "positive",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(math.isfinite(value), name, value, "finite")
+        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        _require(
+            0 <= self.min_new_tokens <= self.max_new_tokens,
+            "min_new_tokens",
+            self.min_new_tokens,
+            f"between 0 and max_new_tokens = {self.max_new_tokens}",
+        )
+        _require(all(self.stop), "stop", self.stop, "texts that are not empty")
+        _require(
+            not any(math.isnan(bias) for bias in self.logit_bias.values()), "logit_bias", self.logit_bias, "not NaN"
+        )
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether the law depends on more than the last logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.min_new_tokens > 0
+            or self.logits_processor is not None
+        )
+
+
+def _require(good: bool, name: str, value: object, expected: str) -> None:
+    if not good:
+        raise ConfigError(f"{name} = {value!r} must be {expected}")
+
+
+@dataclass
+class History:
+    """What processors may know of the text so far: B rows, the pending token included."""
+
+    ids: list[list[int]]  # prompt and output of each row
+    num_prompt: list[int]  # how many of them are the prompt
+
+    def num_output(self) -> list[int]:
+        """Emitted tokens of each row."""
+        return [len(ids) - prompt for ids, prompt in zip(self.ids, self.num_prompt, strict=True)]
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Which nodes lie on the way to each of the n nodes whose law is wanted; node 0 is in the history already."""
+
+    tokens: Tensor  # [B, N] int64
+    ancestry: Tensor  # [B, n, N] bool, a node included in its own path
+    valid: Tensor  # [B, n] bool: padding's law is not looked at, so no processor is called for it
+
+
+class Processors:
+    """The parameters of B rows, stacked once. Immutable; ``warp`` does the work."""
+
+    def __init__(
+        self, params: Sequence[SamplingParams], *, vocab_size: int, end_token_ids: Sequence[int], device: torch.device
+    ) -> None:
+        """end_token_ids are the model's own; vocab_size is V, the columns of the logits."""
+        self.params = tuple(params)
+        self.end_token_ids = tuple(end_token_ids)
+        self.vocab_size = vocab_size
+        self.device = device
+
+        def column(name: str) -> Tensor | None:
+            """[B, 1, 1] float32, or None where every row has the neutral value."""
+            values = [float(getattr(row, name)) for row in params]
+            neutral = float(getattr(SamplingParams, name))
+            if all(value == neutral for value in values):
+                return None
+            return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+
+        self.temperature, self.top_p, self.min_p = column("temperature"), column("top_p"), column("min_p")
+        self.top_k = [row.top_k if 0 < row.top_k < vocab_size else 0 for row in params]
+        self.greedy = torch.tensor([row.temperature == 0 for row in params], device=device)[:, None, None]
+        self.num_greedy = sum(row.temperature == 0 for row in params)
+        self.repetition, self.presence, self.frequency = (
+            column("repetition_penalty"),
+            column("presence_penalty"),
+            column("frequency_penalty"),
+        )
+        self.bias = self._bias(device)  # [B, 1, V] or None; -inf for banned ids
+        self.end_ids = [sorted({*end_token_ids, *row.stop_token_ids}) for row in params]
+        self.reads_history = any(row.reads_history for row in params)
+
+    def _bias(self, device: torch.device) -> Tensor | None:
+        if not any(row.logit_bias or row.banned_token_ids for row in self.params):
+            return None
+        bias = torch.zeros(len(self.params), 1, self.vocab_size, dtype=torch.float32)
+        for index, row in enumerate(self.params):
+            for token, value in (*row.logit_bias.items(), *((token, -math.inf) for token in row.banned_token_ids)):
+                if not 0 <= token < self.vocab_size:
+                    raise ConfigError(f"token id {token} in logit_bias or banned_token_ids: ids are 0 to {self.vocab_size - 1}")
+                bias[index, 0, token] += value
+        return bias.to(device)
+
+    def keep(self, rows: Sequence[int]) -> "Processors":
+        """The processors of some rows."""
+        chosen = [self.params[row] for row in rows]
+        return Processors(chosen, vocab_size=self.vocab_size, end_token_ids=self.end_token_ids, device=self.device)
+
+
+def warp(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
+    """The law [B, n, V] after all processors; float32, or the logits' dtype where that is wider.
+
+    logits [B, n, V'] of the same n nodes as paths. V' may be wider than the processors' vocabulary (a drafter's padding):
+    the surplus is cut; where it is narrower the missing tokens have probability 0. NaN logits count as -inf; a row
+    without any possible token becomes a row that is not finite or zero, which ``verify.draw`` reports as unsound.
+    At temperature 0 the law is one-hot at the largest processed logit, ties to the lowest id.
+    """
+    vocab_size = processors.vocab_size
+    narrow = logits.shape[-1] < vocab_size
+    if narrow:
+        logits = torch.nn.functional.pad(logits, (0, vocab_size - logits.shape[-1]), value=-math.inf)
+    elif logits.shape[-1] > vocab_size:
+        logits = logits[..., :vocab_size]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if processors.reads_history:
+        logits = _penalise(logits, processors, history, paths)
+    if processors.bias is not None:
+        logits = logits + processors.bias
+    if processors.reads_history:
+        logits = _restrict(logits, processors, history, paths)
+    if processors.num_greedy == len(processors.params):
+        return one_hot_argmax(logits)
+    law = _temper(logits, processors)
+    if processors.num_greedy:
+        law = torch.where(processors.greedy, one_hot_argmax(logits), law)
+    return law
+
+
+def one_hot_argmax(logits: Tensor) -> Tensor:
+    """[..., V] the law of a greedy choice; a row whose largest logit is NaN or -inf has no mass."""
+    best, token = torch.nan_to_num(logits, nan=-math.inf, posinf=math.inf, neginf=-math.inf).max(-1, keepdim=True)
+    return torch.zeros_like(logits).scatter_(-1, token, (best > -math.inf).to(logits.dtype))
+
+
+def _temper(logits: Tensor, processors: Processors) -> Tensor:
+    """Temperature, then top-k, top-p and min-p in this order; rows at temperature 0 are overwritten by the caller."""
+    if processors.temperature is not None:
+        logits = logits / torch.where(processors.greedy, 1.0, processors.temperature)
+    if any(processors.top_k):
+        logits = _top_k(logits, processors.top_k)
+    law = torch.softmax(logits, -1)
+    if processors.top_p is None and processors.min_p is None:
+        if not bool(torch.isnan(law[..., 0]).any()) if law.device.type == "cpu" else False:
+            return law
+        return torch.softmax(torch.nan_to_num(logits, nan=-math.inf, posinf=torch.finfo(logits.dtype).max), -1)
+    if processors.top_p is not None:
+        law = _top_p(law, processors.top_p)
+    if processors.min_p is not None:
+        law = law.masked_fill(law < processors.min_p * law.amax(-1, keepdim=True), 0.0)
+    return law / law.sum(-1, keepdim=True)
+
+
+def _top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
+    """-inf below the k-th largest logit of each row; k = 0 keeps the row."""
+    largest = logits.topk(max(top_k), dim=-1).values  # [B, n, K]
+    index = torch.tensor([max(k, 1) - 1 for k in top_k], device=logits.device)[:, None, None]
+    edge = largest.gather(-1, index.expand(*logits.shape[:2], 1))
+    off = torch.tensor([k == 0 for k in top_k], device=logits.device)[:, None, None]
+    return logits.masked_fill((logits < edge) & ~off, -math.inf)
+
+
+def _top_p(law: Tensor, top_p: Tensor, first: int = 64) -> Tensor:
+    """Zero outside the smallest set of most probable tokens whose mass reaches top_p [B, 1, 1]; not renormalised.
+
+    A full sort costs more than a small model's pass, so only the first few tokens are sorted, and more of them as long
+    as some row's do not reach its top_p. On an accelerator the sort is cheap and the host read is not: one full sort.
+    """
+    vocab_size = law.shape[-1]
+    count = min(first, vocab_size) if law.device.type == "cpu" else vocab_size
+    while True:
+        largest = law.topk(count, dim=-1).values  # [B, n, K]
+        mass = largest.cumsum(-1)
+        if count == vocab_size or bool(((mass[..., -1:] >= top_p) | (top_p >= 1)).all()):
+            break
+        count = min(count * 8, vocab_size)
+    # A token is kept while the mass before it is below top_p: the first always is.
+    kept = ((mass - largest) < top_p).sum(-1, keepdim=True)
+    edge = largest.gather(-1, kept - 1)
+    return torch.where((law >= edge) | (top_p >= 1), law, 0.0)
+
+
+def _penalise(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
+    """Repetition penalty over all text, presence and frequency penalties over the output, path included."""
+    repetition, presence, frequency = processors.repetition, processors.presence, processors.frequency
+    if repetition is None and presence is None and frequency is None:
+        return logits
+    num_rows, num_nodes, vocab_size = logits.shape
+    prompt = torch.zeros(num_rows, vocab_size, dtype=torch.bool)
+    output = torch.zeros(num_rows, vocab_size, dtype=logits.dtype)
+    for row, (ids, start) in enumerate(zip(history.ids, history.num_prompt, strict=True)):
+        prompt[row, ids[:start]] = True
+        emitted = torch.tensor(ids[start:], dtype=torch.int64)
+        output[row].index_add_(0, emitted, torch.ones(len(emitted), dtype=logits.dtype))
+    counts = output.to(logits.device)[:, None].repeat(1, num_nodes, 1)  # [B, n, V]
+    on_path = paths.ancestry[:, :, 1:].to(logits.dtype)  # the root is in the history
+    counts.scatter_add_(2, paths.tokens[:, None, 1:].expand(-1, num_nodes, -1).contiguous(), on_path)
+    if repetition is not None:
+        seen = (counts > 0) | prompt.to(logits.device)[:, None]
+        factor = repetition.to(logits.dtype)
+        logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    if presence is not None:
+        logits = logits - presence.to(logits.dtype) * (counts > 0)
+    if frequency is not None:
+        logits = logits - frequency.to(logits.dtype) * counts
+    return logits
+
+
+def _restrict(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
+    """min_new_tokens, then the user's processors: node by node, since both depend on where in the output a node is."""
+    logits = logits.clone()
+    depth = paths.ancestry.sum(-1) - 1  # [B, n]
+    for row, (params, emitted) in enumerate(zip(processors.params, history.num_output(), strict=True)):
+        if params.min_new_tokens > emitted and processors.end_ids[row]:
+            early = (depth[row] + emitted < params.min_new_tokens)[:, None]  # [n, 1]
+            ends = torch.tensor(processors.end_ids[row], device=logits.device)
+            logits[row, :, ends] = logits[row, :, ends].masked_fill(early, -math.inf)
+        if params.logits_processor is None:
+            continue
+        prefix = torch.tensor(history.ids[row], dtype=torch.int64, device=logits.device)
+        for node in range(logits.shape[1]):
+            if not bool(paths.valid[row, node]):
+                continue
+            path = paths.tokens[row, 1:][paths.ancestry[row, node, 1:]]
+            given = logits[row, node].clone()
+            made = params.logits_processor(torch.cat([prefix, path]), given)
+            if not isinstance(made, Tensor) or made.shape != logits[row, node].shape:
+                got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+                raise ConfigError(f"logits_processor returned {got}; expected logits of shape {tuple(given.shape)}")
+            logits[row, node] = made
+    return logits
+
+
+def invert_cdf(law: Tensor, uniform: Tensor) -> Tensor:
+    """[B] int64 draws from law [B, V] (any positive scale) by uniform float64 [B] in (0, 1); never a token of mass 0.
+
+    Summed in float64, so a token of any representable mass can be drawn; ``torch.multinomial`` costs ten times as much.
+    """
+    mass = law.double().cumsum(-1)
+    point = uniform[:, None] * mass[:, -1:]
+    # The first token whose cumulative mass exceeds the point: right=True steps over tokens of mass 0.
+    return torch.searchsorted(mass, point, right=True)[:, 0].clamp_(max=law.shape[-1] - 1)

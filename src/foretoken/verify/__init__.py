@@ -1,0 +1,10 @@
+"""Floor 1: verification rules. Pure functions from evidence to laws; no models, no state, no generators."""
+
+from foretoken.verify.exact import Coupled, Exact
+from foretoken.verify.law import Evidence, Verdict, Verifier, Walk, draw
+from foretoken.verify.rejection import Rejection
+
+VERIFIERS: dict[str, Verifier] = {verifier.name: verifier for verifier in (Coupled(), Exact(), Rejection())}
+"""Names, as the CLI and JSON configurations spell them, to verifiers."""
+
+__all__ = ["VERIFIERS", "Coupled", "Evidence", "Exact", "Rejection", "Verdict", "Verifier", "Walk", "draw"]

@@ -1,0 +1,69 @@
+"""Exact match: the target draws its own token at every node, and the walk follows it as long as a child carries it.
+
+Lossless whatever drew the children, since the emitted tokens are the target's own draws. With noise keyed by seed,
+position and token id the *text* is a function of target and seed alone: the same for every drafter, tree or none.
+``Coupled`` is the same rule with a drafter that draws from the same noise (Daliri, Musco and Suresh, arXiv 2408.07978),
+so that both usually draw the same token: acceptance at least (1 - TV) / (1 + TV), and 1 where q = p.
+"""
+
+import torch
+from torch import Tensor
+
+from foretoken.tree import Law, depths, is_chain
+from foretoken.verify.law import Evidence, Verifier, Walk, stops_from_edges
+
+
+def target_draws(evidence: Evidence) -> Tensor:
+    """[B, N] int64: the token that the target itself draws after each node: argmax of p / E, E keyed by depth.
+
+    At temperature 0 p is one-hot and this is the argmax. Ties go to the lowest id.
+    """
+    noise = evidence.noise
+    assert noise is not None, "exact match reads the stream COUPLED"
+    tree, p = evidence.tree, evidence.p
+    num_nodes = tree.num_nodes
+    if is_chain(tree.parent):
+        return (p / noise.coupled_rows(num_nodes)).argmax(-1)
+    depth = depths(tree.parent)  # [B, N]
+    # Depth is at most the node's index. Where a host read is free, only the depths that occur get noise.
+    num_depths = int(depth.max()) + 1 if depth.device.type == "cpu" else num_nodes
+    rows = torch.arange(p.shape[0], device=p.device)[:, None]
+    return (p / noise.coupled_rows(num_depths)[rows, depth]).argmax(-1)
+
+
+class Exact(Verifier):
+    """Accept a child iff the target drew its token; drafters propose their argmax."""
+
+    name = "exact"
+    exact = True
+    reads = frozenset({"noise"})
+    draws = Law.FIXED
+    summary = "accept iff equal to the target's own draw; greedy at temperature 0; the drafter proposes its argmax"
+
+    def stops(self, evidence: Evidence) -> Walk:
+        """One-hot stops; carry is the target's draws [B, N]."""
+        tree = evidence.tree
+        drawn = target_draws(evidence)
+        match = (tree.parent >= 0) & (tree.tokens == drawn.gather(1, tree.parent.clamp(min=0)))
+        if tree.num_nodes > 2:
+            # Of equal siblings the first counts.
+            same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & match[:, None, :] & match[:, :, None]
+            match = match & ~same.tril(-1).any(-1)
+        return Walk(stops_from_edges(tree.parent, match.to(evidence.p.dtype)), drawn)
+
+    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+        """One-hot at the target's draw; zero where p itself was not a law, so that ``draw`` calls it unsound."""
+        assert walk.carry is not None
+        token = walk.carry.gather(1, at[:, None])  # [B, 1]
+        rows = torch.arange(at.shape[0], device=at.device)
+        chance = evidence.p[rows, at].gather(1, token)
+        law = torch.zeros_like(evidence.p[:, 0])
+        return law.scatter_(1, token, (chance > 0).to(law.dtype))
+
+
+class Coupled(Exact):
+    """``Exact`` with drafters that draw from the target's own noise: the default."""
+
+    name = "coupled"
+    draws = Law.COUPLED
+    summary = "exact match under noise shared by drafter and target: the same text with any drafter, any tree or none"

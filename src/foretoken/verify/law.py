@@ -1,0 +1,104 @@
+"""The contract of verification: a verifier returns laws, not samples, and one function draws from them.
+
+A walk starts at the root of a tree of guesses and moves from child to child. A verifier says with which probability
+it stops at each node (``stops``), and which law the extra token has once it stopped there (``leftover``). So every
+verifier can be enumerated exactly without drawing anything, and there is one place that draws.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.noise import Noise
+from foretoken.sampling import invert_cdf
+from foretoken.tree import Law, TokenTree, ancestors
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a verifier may read; it changes none of it."""
+
+    tree: TokenTree
+    p: Tensor  # [B, N, V] target law of the token after each node, all processors applied
+    noise: Noise | None = None
+    taps: Tensor | None = None  # [B, N, T * H] hidden states of the target
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where the walk stops, as a law."""
+
+    stops: Tensor  # [B, N] sums to 1 along N, zero on padding
+    carry: Tensor | None = None  # what leftover needs and would otherwise compute again
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One outcome, drawn: nodes path[b, :count[b]] are kept (the root first), then comes the token bonus[b]."""
+
+    path: Tensor  # [B, N] int64 node indices, ascending along the path; behind count, the rest in any order
+    count: Tensor  # [B] int64, at least 1
+    bonus: Tensor  # [B] int64
+    sound: Tensor  # [B] bool: False where the laws were not finite or empty, so that bonus means nothing
+
+
+class Verifier(ABC):
+    """A verification rule. Stateless; ``stops`` and ``leftover`` are pure."""
+
+    name: str
+    exact: bool  # True: the emitted text has the target's law. False: lossy, and named so wherever it is used
+    reads: frozenset[str] = frozenset()  # of "q", "noise", "taps"
+    draws: Law  # the law by which a drafter that can choose should draw for this rule
+    summary: str
+
+    @abstractmethod
+    def stops(self, evidence: Evidence) -> Walk:
+        """The law of the node at which the walk stops."""
+
+    @abstractmethod
+    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+        """[B, V] law (any positive scale) of the extra token, given that row b stopped at node at[b]."""
+
+
+def stops_from_edges(parent: Tensor, edges: Tensor) -> Tensor:
+    """Stops [B, N] of a node-local rule from edges [B, N] = P(walk goes from parent(i) to i | it is at parent(i)).
+
+    edges of the root and of padding are ignored. Raises RuntimeError where a node's children sum above 1 (checked on the
+    CPU alone: on an accelerator the check would be a host read in every step).
+    """
+    valid = parent >= 0  # [B, N] real children; the root is none
+    edges = edges.masked_fill(~valid, 0.0)
+    leaving = torch.zeros_like(edges).scatter_add_(1, parent.clamp(min=0), edges)  # [B, N]
+    if edges.device.type == "cpu" and bool((leaving > 1.0 + 1e-5).any()):
+        raise RuntimeError(f"the children of a node are reached with probability {float(leaving.max())} > 1")
+    step = torch.where(valid, edges, 0.0)
+    step[:, 0] = 1.0
+    reach = torch.where(ancestors(parent), step[:, None, :], 1.0).prod(-1)  # [B, N]; padding: its own 0
+    return reach * (1.0 - leaving).clamp_(min=0.0)
+
+
+def follow(parent: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """(path [B, N], count [B]) from the root to node at[b]. A parent's index is below its child's, so order is index."""
+    on_path = ancestors(parent).gather(1, at[:, None, None].expand(-1, 1, parent.shape[1]))[:, 0]  # [B, N]
+    return torch.argsort((~on_path).to(torch.int8), dim=1, stable=True), on_path.sum(1)
+
+
+def row_at(x: Tensor, at: Tensor) -> Tensor:
+    """[B, V] row at[b] of x [B, N, V]."""
+    return x[torch.arange(x.shape[0], device=x.device), at]
+
+
+def draw(verifier: Verifier, evidence: Evidence) -> Verdict:
+    """Draw one outcome of a verifier, from the streams STOP and BONUS. The only place in foretoken that does."""
+    noise = evidence.noise
+    assert noise is not None, "drawing needs noise"
+    walk = verifier.stops(evidence)
+    at = invert_cdf(walk.stops, noise.stop())
+    law = verifier.leftover(evidence, walk, at)
+    bonus = invert_cdf(law, noise.bonus())
+    mass = law.sum(-1) + walk.stops.sum(-1)
+    path, count = follow(evidence.tree.parent, at)
+    chosen = law.gather(1, bonus[:, None])[:, 0]
+    return Verdict(path, count, bonus, torch.isfinite(mass) & (chosen > 0))
