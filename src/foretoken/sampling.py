@@ -102,7 +102,16 @@ class Paths:
 
     tokens: Tensor  # [B, N] int64
     ancestry: Tensor  # [B, n, N] bool, a node included in its own path
-    valid: Tensor  # [B, n] bool: padding's law is not looked at, so no processor is called for it
+    parent: Tensor | None = None  # [B, n], where some nodes may be padding: no processor is called for those
+
+    @property
+    def valid(self) -> Tensor:
+        """[B, n] bool: the nodes whose law will be looked at."""
+        if self.parent is None:
+            return torch.ones(self.ancestry.shape[:2], dtype=torch.bool)
+        valid = self.parent >= 0
+        valid[:, 0] = True
+        return valid
 
 
 class Processors:
@@ -135,7 +144,10 @@ class Processors:
             column("frequency_penalty"),
         )
         self.bias = self._bias(device)  # [B, 1, V] or None; -inf for banned ids
-        self.end_ids = [sorted({*end_token_ids, *row.stop_token_ids}) for row in params]
+        # An id outside the vocabulary can never be emitted.
+        self.end_ids = [
+            sorted(token for token in {*end_token_ids, *row.stop_token_ids} if 0 <= token < vocab_size) for row in params
+        ]
         self.reads_history = any(row.reads_history for row in params)
 
     def _bias(self, device: torch.device) -> Tensor | None:
@@ -192,20 +204,31 @@ def one_hot_argmax(logits: Tensor) -> Tensor:
 
 def _temper(logits: Tensor, processors: Processors) -> Tensor:
     """Temperature, then top-k, top-p and min-p in this order; rows at temperature 0 are overwritten by the caller."""
-    if processors.temperature is not None:
-        logits = logits / torch.where(processors.greedy, 1.0, processors.temperature)
-    if any(processors.top_k):
-        logits = _top_k(logits, processors.top_k)
-    law = torch.softmax(logits, -1)
+    on_cpu = logits.device.type == "cpu"
+    law = _soft_top_k(logits if on_cpu else _finite(logits), processors)
+    if on_cpu and bool(torch.isnan(law[..., 0]).any()):  # one bad logit makes its whole row NaN; a host read is free here
+        law = _soft_top_k(_finite(logits), processors)
     if processors.top_p is None and processors.min_p is None:
-        if not bool(torch.isnan(law[..., 0]).any()) if law.device.type == "cpu" else False:
-            return law
-        return torch.softmax(torch.nan_to_num(logits, nan=-math.inf, posinf=torch.finfo(logits.dtype).max), -1)
+        return law
     if processors.top_p is not None:
         law = _top_p(law, processors.top_p)
     if processors.min_p is not None:
         law = law.masked_fill(law < processors.min_p * law.amax(-1, keepdim=True), 0.0)
     return law / law.sum(-1, keepdim=True)
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """The same law from logits at most 0: NaN as -inf, and inf as the largest number. All of -inf becomes NaN."""
+    logits = torch.nan_to_num(logits, nan=-math.inf, posinf=torch.finfo(logits.dtype).max, neginf=-math.inf)
+    return logits - logits.amax(-1, keepdim=True)
+
+
+def _soft_top_k(logits: Tensor, processors: Processors) -> Tensor:
+    if processors.temperature is not None:
+        logits = logits / torch.where(processors.greedy, 1.0, processors.temperature)
+    if any(processors.top_k):
+        logits = _top_k(logits, processors.top_k)
+    return torch.softmax(logits, -1)
 
 
 def _top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
@@ -232,7 +255,7 @@ def _top_p(law: Tensor, top_p: Tensor, first: int = 64) -> Tensor:
             break
         count = min(count * 8, vocab_size)
     # A token is kept while the mass before it is below top_p: the first always is.
-    kept = ((mass - largest) < top_p).sum(-1, keepdim=True)
+    kept = ((mass - largest) < top_p).sum(-1, keepdim=True).clamp(min=1)  # 0 where the row is NaN
     edge = largest.gather(-1, kept - 1)
     return torch.where((law >= edge) | (top_p >= 1), law, 0.0)
 
@@ -275,8 +298,9 @@ def _restrict(logits: Tensor, processors: Processors, history: History, paths: P
         if params.logits_processor is None:
             continue
         prefix = torch.tensor(history.ids[row], dtype=torch.int64, device=logits.device)
+        valid = paths.valid[row].tolist()
         for node in range(logits.shape[1]):
-            if not bool(paths.valid[row, node]):
+            if not valid[node]:
                 continue
             path = paths.tokens[row, 1:][paths.ancestry[row, node, 1:]]
             given = logits[row, node].clone()

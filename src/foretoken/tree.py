@@ -63,13 +63,16 @@ class TokenTree:
         shape, index = self.tokens.shape, torch.arange(self.num_nodes, device=self.parent.device)
         if self.parent.shape != shape or self.law.shape != shape:
             raise RuntimeError(f"tokens {tuple(shape)}, parent {tuple(self.parent.shape)}, law {tuple(self.law.shape)}")
-        if not bool((self.parent[:, 0] == -1).all()) or not bool((self.parent < index.clamp(min=1)).all()):
+        ordered = (self.parent >= -1) & (self.parent < index.clamp(min=1))
+        if not bool((self.parent[:, 0] == -1).all()) or not bool(ordered.all()):
             raise RuntimeError("parents must come before their children, and node 0 must be the root")
         child_of_padding = ~self.valid.gather(1, self.parent.clamp(min=0)) & self.valid
         if bool(child_of_padding[:, 1:].any()):
             raise RuntimeError("a padding node has children")
         drawn = (self.law == Law.IID) | (self.law == Law.WITHOUT_REPLACEMENT)
-        if bool((drawn & ~self.valid).any()) or bool(drawn[:, 0].any()):
+        inert = ~self.valid
+        inert[:, 0] = True
+        if bool((self.law != Law.FIXED)[inert].any()):
             raise RuntimeError("the root and padding nodes are FIXED")
         if bool(drawn.any()) != (self.q is not None):
             raise RuntimeError("q must be given iff a node was drawn from it")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.noise import Noise
+from foretoken.noise import Noise, race
 from foretoken.sampling import History, Processors, invert_cdf
 from foretoken.tree import Law, TokenTree
 
@@ -100,7 +100,7 @@ class Method(ABC):
 def choose(law: Tensor, how: Law, noise: Noise, *, depth: int, node: int) -> Tensor:
     """[B] int64: node ``node``, child of a node at this depth, from law [B, V], in the way ``how`` says."""
     if how == Law.COUPLED:
-        return (law / noise.coupled(depth)[:, : law.shape[-1]]).argmax(-1)
+        return race(law, noise.coupled_keys(depth + 1)[:, depth])
     if how == Law.FIXED:
         return law.argmax(-1)
     return invert_cdf(law, noise.draft(node))

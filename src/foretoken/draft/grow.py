@@ -34,13 +34,12 @@ def chain(expander: Expander, context: Context, num_tokens: int, law: Law, noise
     plan = layout(parent, context.length, expander.capacity)
     tokens = torch.zeros(num_rows, num_tokens + 1, dtype=torch.int64, device=device)
     tokens[:, 0] = context.pending
-    seen = torch.ones(num_rows, 1, dtype=torch.bool, device=device)
     laws: list[Tensor] = []
     logits = expander.begin(context)
     if law == Law.COUPLED:
-        noise.coupled_rows(num_tokens + 1)  # the verifier's depths too: hashed once
+        noise.coupled_keys(num_tokens + 1)  # the verifier's depths too: hashed once
     for node in range(1, num_tokens + 1):
-        paths = Paths(tokens, plan.ancestry[:, node - 1 : node], seen)
+        paths = Paths(tokens, plan.ancestry[:, node - 1 : node])
         drawn_from = warp(logits, context.processors, context.history, paths)[:, 0]  # [B, V]
         tokens[:, node] = choose(drawn_from, law, noise, depth=node - 1, node=node)
         if law == Law.IID:

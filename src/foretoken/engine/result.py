@@ -1,6 +1,7 @@
 """What a completion is and how its figures are defined."""
 
 from dataclasses import asdict, dataclass
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from foretoken.engine.state import Piece, Row
@@ -63,6 +64,24 @@ class Completion:
         return fields
 
 
+@dataclass(frozen=True)
+class StepTime:
+    """One step of a batch, on the host clock."""
+
+    ended: float  # perf_counter
+    seconds_draft: float
+    seconds_target: float
+    seconds_rest: float
+    num_draft_tokens: int  # nodes guessed, padding not counted
+    num_accepted_tokens: int  # before an end or limit cut the path
+    num_tokens: int  # emitted
+
+    @property
+    def seconds(self) -> float:
+        """The step's own time."""
+        return self.seconds_draft + self.seconds_target + self.seconds_rest
+
+
 @dataclass
 class Timing:
     """Where an engine's decode time went, summed over steps (host clock)."""
@@ -71,6 +90,7 @@ class Timing:
     seconds_draft: float = 0.0
     seconds_target: float = 0.0
     seconds_rest: float = 0.0
+    steps: list[StepTime] | None = None  # every step on its own, where a list is given: for measuring, it only grows
 
     def add(self, report: "StepReport") -> None:
         """Add one step."""
@@ -78,3 +98,15 @@ class Timing:
         self.seconds_draft += report.seconds_draft
         self.seconds_target += report.seconds_target
         self.seconds_rest += report.seconds_rest
+        if self.steps is not None:
+            self.steps.append(
+                StepTime(
+                    ended=perf_counter(),
+                    seconds_draft=report.seconds_draft,
+                    seconds_target=report.seconds_target,
+                    seconds_rest=report.seconds_rest,
+                    num_draft_tokens=int((report.commit.tree.parent >= 0).sum()),
+                    num_accepted_tokens=int((report.verdict.count - 1).sum()),
+                    num_tokens=sum(map(len, report.commit.tokens)),
+                )
+            )

@@ -13,7 +13,7 @@ from foretoken.model.target import Target
 from foretoken.noise import Noise
 from foretoken.sampling import Paths, warp
 from foretoken.tree import layout, pad_tree
-from foretoken.verify.law import Evidence, Verifier, draw
+from foretoken.verify.law import Evidence, Verdict, Verifier, draw
 
 
 @dataclass(frozen=True)
@@ -21,6 +21,7 @@ class StepReport:
     """What one step did, and where its time went (host clock: on an accelerator, work is queued, not done, by then)."""
 
     commit: Commit
+    verdict: Verdict
     seconds_draft: float  # proposing, the draft model's passes included
     seconds_target: float  # the target's pass
     seconds_rest: float  # layout, laws, verification, commit, bookkeeping
@@ -36,7 +37,7 @@ def step(
     """
     begun = perf_counter()
     spec = target.spec
-    noise = Noise(state.seeds, state.length, spec.vocab_size)
+    noise = Noise(state.seeds, state.length)
     tree = drafter.propose(state, shape, verifier.draws, noise)
     if width:
         tree = pad_tree(tree, width)
@@ -49,7 +50,7 @@ def step(
     forwarded = perf_counter()
     assert output.logits is not None
 
-    p = warp(output.logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.valid))
+    p = warp(output.logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent))
     verdict = draw(verifier, Evidence(tree, p, noise, output.taps))
     commit, moves = state.advance(tree, verdict, output.taps)
     if moves is not None:
@@ -57,4 +58,4 @@ def step(
     drafter.observe(commit)
     ended = perf_counter()
     rest = (ready - proposed) + (ended - forwarded)
-    return StepReport(commit, proposed - begun, forwarded - ready, rest)
+    return StepReport(commit, verdict, proposed - begun, forwarded - ready, rest)

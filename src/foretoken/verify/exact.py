@@ -9,6 +9,7 @@ so that both usually draw the same token: acceptance at least (1 - TV) / (1 + TV
 import torch
 from torch import Tensor
 
+from foretoken.noise import race
 from foretoken.tree import Law, depths, is_chain
 from foretoken.verify.law import Evidence, Verifier, Walk, stops_from_edges
 
@@ -23,12 +24,9 @@ def target_draws(evidence: Evidence) -> Tensor:
     tree, p = evidence.tree, evidence.p
     num_nodes = tree.num_nodes
     if is_chain(tree.parent):
-        return (p / noise.coupled_rows(num_nodes)).argmax(-1)
-    depth = depths(tree.parent)  # [B, N]
-    # Depth is at most the node's index. Where a host read is free, only the depths that occur get noise.
-    num_depths = int(depth.max()) + 1 if depth.device.type == "cpu" else num_nodes
-    rows = torch.arange(p.shape[0], device=p.device)[:, None]
-    return (p / noise.coupled_rows(num_depths)[rows, depth]).argmax(-1)
+        return race(p, noise.coupled_keys(num_nodes))
+    depth = depths(tree.parent)  # [B, N], at most the node's index
+    return race(p, noise.coupled_keys(num_nodes).gather(1, depth))
 
 
 class Exact(Verifier):
@@ -50,6 +48,20 @@ class Exact(Verifier):
             same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & match[:, None, :] & match[:, :, None]
             match = match & ~same.tril(-1).any(-1)
         return Walk(stops_from_edges(tree.parent, match.to(evidence.p.dtype)), drawn)
+
+    def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
+        """Follow the target's draws: nothing is left to chance."""
+        tree = evidence.tree
+        drawn = target_draws(evidence)
+        if tree.num_nodes == 1:
+            at = torch.zeros_like(drawn[:, 0])
+        elif tree.max_children == 1 or is_chain(tree.parent):
+            # A chain's node follows the one before it; padding, behind the last, matches nothing.
+            match = (tree.tokens[:, 1:] == drawn[:, :-1]) & (tree.parent[:, 1:] >= 0)
+            at = match.long().cumprod(1).sum(1)
+        else:
+            at = self.stops(evidence).stops.argmax(1)
+        return at, drawn.gather(1, at[:, None])[:, 0]
 
     def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         """One-hot at the target's draw; zero where p itself was not a law, so that ``draw`` calls it unsound."""

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.noise import Noise
 from foretoken.sampling import invert_cdf
-from foretoken.tree import Law, TokenTree, ancestors
+from foretoken.tree import Law, TokenTree, ancestors, is_chain
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,11 @@ class Verifier(ABC):
     def stops(self, evidence: Evidence) -> Walk:
         """The law of the node at which the walk stops."""
 
+    def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
+        """(at [B], bonus [B]) for rules whose outcome the noise has settled already: what ``draw`` would get from
+        one-hot stops and leftovers, without building them. None (the default): draw from the laws."""
+        return None
+
     @abstractmethod
     def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         """[B, V] law (any positive scale) of the extra token, given that row b stopped at node at[b]."""
@@ -65,11 +70,12 @@ class Verifier(ABC):
 def stops_from_edges(parent: Tensor, edges: Tensor) -> Tensor:
     """Stops [B, N] of a node-local rule from edges [B, N] = P(walk goes from parent(i) to i | it is at parent(i)).
 
-    edges of the root and of padding are ignored. Raises RuntimeError where a node's children sum above 1 (checked on the
+    edges of the root and of padding are ignored. An edge that is NaN (a law that is none) counts as 0, so that the walk
+    stops at such a node, and a node that is never reached spoils nothing. Raises RuntimeError where a node's children sum above 1 (checked on the
     CPU alone: on an accelerator the check would be a host read in every step).
     """
     valid = parent >= 0  # [B, N] real children; the root is none
-    edges = edges.masked_fill(~valid, 0.0)
+    edges = edges.masked_fill(~valid | edges.isnan(), 0.0)
     leaving = torch.zeros_like(edges).scatter_add_(1, parent.clamp(min=0), edges)  # [B, N]
     if edges.device.type == "cpu" and bool((leaving > 1.0 + 1e-5).any()):
         raise RuntimeError(f"the children of a node are reached with probability {float(leaving.max())} > 1")
@@ -81,6 +87,8 @@ def stops_from_edges(parent: Tensor, edges: Tensor) -> Tensor:
 
 def follow(parent: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """(path [B, N], count [B]) from the root to node at[b]. A parent's index is below its child's, so order is index."""
+    if is_chain(parent):
+        return torch.arange(parent.shape[1], device=parent.device).expand_as(parent), at + 1
     on_path = ancestors(parent).gather(1, at[:, None, None].expand(-1, 1, parent.shape[1]))[:, 0]  # [B, N]
     return torch.argsort((~on_path).to(torch.int8), dim=1, stable=True), on_path.sum(1)
 
@@ -94,11 +102,15 @@ def draw(verifier: Verifier, evidence: Evidence) -> Verdict:
     """Draw one outcome of a verifier, from the streams STOP and BONUS. The only place in foretoken that does."""
     noise = evidence.noise
     assert noise is not None, "drawing needs noise"
+    settled = verifier.settle(evidence)
+    if settled is not None:
+        at, bonus = settled
+        sound = row_at(evidence.p, at).gather(1, bonus[:, None])[:, 0] > 0
+        return Verdict(*follow(evidence.tree.parent, at), bonus, sound)
     walk = verifier.stops(evidence)
     at = invert_cdf(walk.stops, noise.stop())
     law = verifier.leftover(evidence, walk, at)
     bonus = invert_cdf(law, noise.bonus())
     mass = law.sum(-1) + walk.stops.sum(-1)
-    path, count = follow(evidence.tree.parent, at)
     chosen = law.gather(1, bonus[:, None])[:, 0]
-    return Verdict(path, count, bonus, torch.isfinite(mass) & (chosen > 0))
+    return Verdict(*follow(evidence.tree.parent, at), bonus, torch.isfinite(mass) & (chosen > 0))

@@ -40,43 +40,56 @@ def try_children(p: Tensor, q: Tensor | None, tokens: Tensor, laws: Tensor, real
     """
     num_children = tokens.shape[1]
     drawn = real & ((laws == Law.IID) | (laws == Law.WITHOUT_REPLACEMENT))  # [R, C]
-    if q is not None:
-        # Sound for any way of drawing: a child whose q is broken, or claims it could not be drawn, counts as FIXED.
-        claimed = q.gather(1, tokens)
-        drawn = drawn & torch.isfinite(q.sum(-1, keepdim=True)) & (claimed > 0)
     rest, left = p, torch.ones_like(p[:, 0])  # [R, V], [R] chance that all before were rejected
-    remaining = q
+    unseen = q
     edges = torch.zeros(tokens.shape, dtype=p.dtype, device=p.device)
     for c in range(num_children):
-        token, from_q, here = tokens[:, c : c + 1], drawn[:, c], real[:, c]
+        token, here = tokens[:, c : c + 1], real[:, c]
         total = rest.sum(-1) if c else torch.ones_like(left)
         chance = rest.gather(1, token)[:, 0] / torch.where(total > 0, total, 1.0)
-        if remaining is not None:
-            mass = remaining.sum(-1) if c else torch.ones_like(left)
-            ratio = chance * mass / torch.where(from_q, remaining.gather(1, token)[:, 0], 1.0)
+        source = source_of(q, unseen, laws[:, c], first=c == 0)
+        from_q = believed(source, token, drawn[:, c])
+        if source is not None:
+            mass = source.sum(-1) if c else torch.ones_like(left)
+            ratio = chance * mass / torch.where(from_q, source.gather(1, token)[:, 0], 1.0)
             chance = torch.where(from_q, ratio.clamp(max=1.0), chance)
         chance = torch.where(here, chance, 0.0)
         edges[:, c] = left * chance
         left = left * (1.0 - chance)
         if num_children == 1:
             return edges, None
-        rest, remaining = reject_child(rest, remaining, token, laws[:, c], from_q, here)
+        rest, unseen = reject_child(rest, source, token, from_q, here), strike(unseen, token, from_q)
     return edges, rest
 
 
-def reject_child(
-    rest: Tensor, remaining: Tensor | None, token: Tensor, law: Tensor, from_q: Tensor, here: Tensor
-) -> tuple[Tensor, Tensor | None]:
-    """(rest of p, rest of q) after one child was rejected; rows with here False are unchanged. Pure."""
-    struck = rest.scatter(1, token, 0.0)
-    if remaining is None:
-        return torch.where(here[:, None], struck, rest), None
-    mass, total = remaining.sum(-1, keepdim=True), rest.sum(-1, keepdim=True)
-    scaled = remaining * (total / torch.where(mass > 0, mass, 1.0))
-    reduced = torch.where(from_q[:, None], (rest - scaled).clamp(min=0.0), struck)
-    without = (law == Law.WITHOUT_REPLACEMENT) & from_q & here
-    shrunk = torch.where(without[:, None], remaining.scatter(1, token, 0.0), remaining)
-    return torch.where(here[:, None], reduced, rest), shrunk
+def source_of(q: Tensor | None, unseen: Tensor | None, law: Tensor, *, first: bool) -> Tensor | None:
+    """[R, V] what a child was drawn from, at any scale: q, or for WITHOUT_REPLACEMENT q without the siblings before."""
+    if q is None or unseen is None or first:
+        return q
+    return torch.where((law == Law.WITHOUT_REPLACEMENT)[:, None], unseen, q)
+
+
+def believed(source: Tensor | None, token: Tensor, drawn: Tensor) -> Tensor:
+    """[R] bool: drawn, and not from a broken law or one that claims it could not: such a child counts as FIXED, which
+    is sound for any way of drawing."""
+    if source is None:
+        return torch.zeros_like(drawn)
+    return drawn & torch.isfinite(source.sum(-1)) & (source.gather(1, token)[:, 0] > 0)
+
+
+def strike(unseen: Tensor | None, token: Tensor, from_q: Tensor) -> Tensor | None:
+    """q without one more child, where that was drawn from it. Pure."""
+    return None if unseen is None else torch.where(from_q[:, None], unseen.scatter(1, token, 0.0), unseen)
+
+
+def reject_child(rest: Tensor, source: Tensor | None, token: Tensor, from_q: Tensor, here: Tensor) -> Tensor:
+    """The rest of p after one child, drawn from source, was rejected; rows with here False are unchanged. Pure."""
+    reduced = rest.scatter(1, token, 0.0)
+    if source is not None:
+        mass, total = source.sum(-1, keepdim=True), rest.sum(-1, keepdim=True)
+        scaled = source * (total / torch.where(mass > 0, mass, 1.0))
+        reduced = torch.where(from_q[:, None], (rest - scaled).clamp(min=0.0), reduced)
+    return torch.where(here[:, None], reduced, rest)
 
 
 class Rejection(Verifier):
@@ -111,12 +124,13 @@ class Rejection(Verifier):
         children = row_at(walk.carry, at)  # [B, C]
         safe = children.clamp(min=0)
         p = row_at(evidence.p, at)  # [B, V]
-        remaining = None if tree.q is None else row_at(tree.q, at)
+        q = None if tree.q is None else row_at(tree.q, at)
         tokens, laws, real = tree.tokens.gather(1, safe), tree.law.gather(1, safe), children >= 0
         drawn = real & ((laws == Law.IID) | (laws == Law.WITHOUT_REPLACEMENT))
-        if remaining is not None:
-            drawn = drawn & torch.isfinite(remaining.sum(-1, keepdim=True)) & (remaining.gather(1, tokens) > 0)
-        rest = p
+        rest, unseen = p, q
         for c in range(children.shape[1]):
-            rest, remaining = reject_child(rest, remaining, tokens[:, c : c + 1], laws[:, c], drawn[:, c], real[:, c])
+            token, source = tokens[:, c : c + 1], source_of(q, unseen, laws[:, c], first=c == 0)
+            from_q = believed(source, token, drawn[:, c])
+            rest = reject_child(rest, source, token, from_q, real[:, c])
+            unseen = strike(unseen, token, from_q)
         return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)

@@ -1,0 +1,37 @@
+# make demo: install, then watch speculation on the bundled models.   make test: install, then run the tests.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+
+.PHONY: install demo test lint check bench help-docs clean
+
+install: $(STAMP)
+
+# torch first and under the constraints, so that no other package chooses a build of it.
+$(STAMP): pyproject.toml constraints.txt
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt torch
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[dev]"
+	touch $(STAMP)
+
+demo: $(STAMP)
+	$(BIN)/python examples/demo.py
+
+test: $(STAMP)
+	$(BIN)/python -m pytest -n 2
+
+lint: $(STAMP)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+# Exactly what continuous integration runs.
+check: test lint
+	$(BIN)/python tests/readme.py
+
+bench: $(STAMP)
+	$(BIN)/foretoken bench
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info

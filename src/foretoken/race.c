@@ -1,0 +1,60 @@
+/* The race of keyed exponentials: for each row, the token x that maximises p[x] / E[x], E keyed by (row key, x).
+ *
+ * The slow twin is noise.exponentials followed by an argmax in torch: same hash, same E up to the last bits of log1p.
+ * Most tokens never need their logarithm: E = -log1p(-w) >= w, so p / w bounds the score from above, and only tokens
+ * whose bound beats the best score so far can win. What remains is one hash a token, which vectorises.
+ */
+#include <math.h>
+#include <stdint.h>
+
+#define GOLDEN 0x9E3779B97F4A7C15ULL
+#define BLOCK 512
+
+static inline uint64_t mix(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+    return x ^ (x >> 31);
+}
+
+/* The keys of noise.stream_keys: parts hashed one into the next. */
+void foretoken_stream_keys(int64_t count, const uint64_t *seeds, const uint64_t *positions, const uint64_t *indices,
+                           int64_t stream, uint64_t *keys) {
+    for (int64_t i = 0; i < count; ++i) {
+        const uint64_t key = mix(mix(seeds[i] + GOLDEN * (uint64_t)(stream + 1)) ^ mix(positions[i] + GOLDEN));
+        keys[i] = mix(key ^ (indices[i] * 0xBF58476D1CE4E5B9ULL));
+    }
+}
+
+/* table[x] = mix((x + 1) * GOLDEN) for all tokens: filled once by the caller. */
+void foretoken_token_table(int64_t vocab_size, uint64_t *table) {
+    for (int64_t x = 0; x < vocab_size; ++x) table[x] = mix((uint64_t)(x + 1) * GOLDEN);
+}
+
+void foretoken_race(int64_t num_rows, int64_t vocab_size, const float *law, const uint64_t *keys, const uint64_t *table,
+                    int64_t *winners) {
+    float w[BLOCK];
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const float *p = law + row * vocab_size;
+        const uint64_t key = keys[row];
+        float best = -1.0f;
+        int64_t winner = 0;
+        for (int64_t from = 0; from < vocab_size; from += BLOCK) {
+            const int64_t count = vocab_size - from < BLOCK ? vocab_size - from : BLOCK;
+            int any = 0;
+            for (int64_t i = 0; i < count; ++i) {
+                const uint32_t bits = (uint32_t)(mix(key + table[from + i]) >> 32);
+                w[i] = ((float)bits + 0.5f) * 0x1p-32f;
+                any |= p[from + i] > best * w[i];
+            }
+            if (!any) continue;
+            for (int64_t i = 0; i < count; ++i) {
+                const float chance = p[from + i];
+                if (!(chance > best * w[i])) continue;
+                const float u = w[i] < 1.0f - 0x1p-24f ? w[i] : 1.0f - 0x1p-24f;
+                const float score = chance / (float)(-log1p(-(double)u));
+                if (score > best) { best = score; winner = from + i; }
+            }
+        }
+        winners[row] = winner;
+    }
+}
