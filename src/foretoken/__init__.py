@@ -4,16 +4,22 @@
 >>> engine = foretoken.Engine.load("bundled", speculative="draft_model")
 >>> completion = engine.generate("def fibonacci(n):", temperature=0.7, seed=1)
 >>> print(completion.text, completion.mean_acceptance_length)
+
+Names are imported when they are first used: torch and transformers take seconds, and ``foretoken --help`` needs neither.
 """
 
-from foretoken.engine.config import METHODS, speculative_config
-from foretoken.engine.engine import Engine, Request, Stream
-from foretoken.engine.result import Completion
-from foretoken.engine.state import Piece
-from foretoken.errors import ConfigError, ForetokenError, ModelError, PromptError
-from foretoken.sampling import SamplingParams
-from foretoken.tree import Law, TokenTree
-from foretoken.verify import VERIFIERS
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from foretoken.engine.config import METHODS, speculative_config
+    from foretoken.engine.engine import Engine, Request, Stream
+    from foretoken.engine.result import Completion
+    from foretoken.engine.state import Piece
+    from foretoken.errors import ConfigError, ForetokenError, ModelError, PromptError
+    from foretoken.sampling import SamplingParams
+    from foretoken.tree import Law, TokenTree
+    from foretoken.verify import VERIFIERS
 
 __all__ = [
     "METHODS",
@@ -33,3 +39,33 @@ __all__ = [
     "speculative_config",
 ]
 __version__ = "0.1.0"
+
+_HOMES = {
+    "METHODS": "engine.config",
+    "VERIFIERS": "verify",
+    "Completion": "engine.result",
+    "ConfigError": "errors",
+    "Engine": "engine.engine",
+    "ForetokenError": "errors",
+    "Law": "tree",
+    "ModelError": "errors",
+    "Piece": "engine.state",
+    "PromptError": "errors",
+    "Request": "engine.engine",
+    "SamplingParams": "sampling",
+    "Stream": "engine.engine",
+    "TokenTree": "tree",
+    "speculative_config": "engine.config",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(importlib.import_module(f"{__name__}.{_HOMES[name]}"), name)
+    globals()[name] = value  # the next access finds it without this function
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

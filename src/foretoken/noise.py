@@ -78,7 +78,9 @@ def _race_library() -> ctypes.CDLL | None:
     except BuildError:
         return None
     library.foretoken_race.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4
-    library.foretoken_stream_keys.argtypes = [ctypes.c_int64] + [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_void_p]
+    library.foretoken_stream_keys.argtypes = (
+        [ctypes.c_int64] + [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_void_p]
+    )
     library.foretoken_race.restype = library.foretoken_stream_keys.restype = None
     return library
 
@@ -88,7 +90,9 @@ def stream_keys(seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor 
     library = _race_library() if seeds.device.type == "cpu" else None
     if library is None:
         key = mix(mix(seeds + _signed(_GOLDEN * (int(stream) + 1))) ^ mix(positions + _signed(_GOLDEN)))
-        return mix(key ^ (index * _signed(_MULTIPLIER_1) if isinstance(index, Tensor) else _signed(index * _MULTIPLIER_1)))
+        return mix(
+            key ^ (index * _signed(_MULTIPLIER_1) if isinstance(index, Tensor) else _signed(index * _MULTIPLIER_1))
+        )
     # A dozen torch operations on a handful of integers would cost more than the kernels of a small model.
     indices = index if isinstance(index, Tensor) else positions.new_tensor(index)
     seeds, positions, indices = (x.contiguous() for x in torch.broadcast_tensors(seeds, positions, indices))

@@ -42,7 +42,9 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be, each with one clear ConfigError."""
-        _require(math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "at least 0")
+        _require(
+            math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "at least 0"
+        )
         _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive number")
         _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
         _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
@@ -146,7 +148,8 @@ class Processors:
         self.bias = self._bias(device)  # [B, 1, V] or None; -inf for banned ids
         # An id outside the vocabulary can never be emitted.
         self.end_ids = [
-            sorted(token for token in {*end_token_ids, *row.stop_token_ids} if 0 <= token < vocab_size) for row in params
+            sorted(token for token in {*end_token_ids, *row.stop_token_ids} if 0 <= token < vocab_size)
+            for row in params
         ]
         self.reads_history = any(row.reads_history for row in params)
 
@@ -157,7 +160,9 @@ class Processors:
         for index, row in enumerate(self.params):
             for token, value in (*row.logit_bias.items(), *((token, -math.inf) for token in row.banned_token_ids)):
                 if not 0 <= token < self.vocab_size:
-                    raise ConfigError(f"token id {token} in logit_bias or banned_token_ids: ids are 0 to {self.vocab_size - 1}")
+                    raise ConfigError(
+                        f"token id {token} in logit_bias or banned_token_ids: ids are 0 to {self.vocab_size - 1}"
+                    )
                 bias[index, 0, token] += value
         return bias.to(device)
 
@@ -206,7 +211,9 @@ def _temper(logits: Tensor, processors: Processors) -> Tensor:
     """Temperature, then top-k, top-p and min-p in this order; rows at temperature 0 are overwritten by the caller."""
     on_cpu = logits.device.type == "cpu"
     law = _soft_top_k(logits if on_cpu else _finite(logits), processors)
-    if on_cpu and bool(torch.isnan(law[..., 0]).any()):  # one bad logit makes its whole row NaN; a host read is free here
+    if on_cpu and bool(
+        torch.isnan(law[..., 0]).any()
+    ):  # one bad logit makes its whole row NaN; a host read is free here
         law = _soft_top_k(_finite(logits), processors)
     if processors.top_p is None and processors.min_p is None:
         return law

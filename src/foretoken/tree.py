@@ -92,7 +92,9 @@ def root_tree(tokens: Tensor) -> TokenTree:
     return TokenTree(tokens, torch.full_like(tokens, -1), torch.zeros_like(tokens), max_children=1)
 
 
-def chain_tree(tokens: Tensor, count: Tensor | None = None, *, law: Law = Law.FIXED, q: Tensor | None = None) -> TokenTree:
+def chain_tree(
+    tokens: Tensor, count: Tensor | None = None, *, law: Law = Law.FIXED, q: Tensor | None = None
+) -> TokenTree:
     """A chain a row: tokens [B, N] with the pending one first; row b has count[b] real nodes (all N by default)."""
     num_rows, num_nodes = tokens.shape
     parent = chain_parent(num_nodes, tokens.device).expand(num_rows, num_nodes)
@@ -139,7 +141,9 @@ def is_chain(parent: Tensor) -> bool:
     """
     if parent.shape[1] == 1:
         return True
-    return parent.device.type == "cpu" and torch.equal(parent, chain_parent(parent.shape[1], parent.device).expand_as(parent))
+    return parent.device.type == "cpu" and torch.equal(
+        parent, chain_parent(parent.shape[1], parent.device).expand_as(parent)
+    )
 
 
 def ancestors(parent: Tensor) -> Tensor:
@@ -202,7 +206,7 @@ class Plan:
         num_tree_nodes = self.ancestry.shape[2]
         inside = (offset >= 0) & (offset < num_tree_nodes)
         index = offset.clamp(0, num_tree_nodes - 1).expand(-1, self.num_nodes, -1)
-        return (((offset < 0) | (self.ancestry.gather(2, index) & inside)))[:, None]
+        return ((offset < 0) | (self.ancestry.gather(2, index) & inside))[:, None]
 
     @cached_property
     def key_positions(self) -> Tensor:

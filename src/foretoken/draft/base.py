@@ -79,10 +79,10 @@ class Drafter(ABC):
         """A tree whose root is ``context.pending``. law is how to draw where the method can; a deterministic method
         proposes FIXED nodes whatever is asked. Rows may get fewer nodes than the shape allows, or none."""
 
-    def observe(self, commit: Commit) -> None:
+    def observe(self, commit: Commit) -> None:  # noqa: B027 - many drafters have nothing to remember
         """Told after every step, also after steps in which nothing was proposed."""
 
-    def keep(self, rows: Sequence[int]) -> None:
+    def keep(self, rows: Sequence[int]) -> None:  # noqa: B027
         """Drop all rows but these, in this order."""
 
 

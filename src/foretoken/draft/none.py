@@ -1,4 +1,4 @@
-"""Plain decoding as a drafter: no guesses, one node a row. The baseline of every benchmark, the oracle of every test."""
+"""Plain decoding as a drafter: no guesses, one node a row. Baseline of every benchmark, oracle of every test."""
 
 from foretoken.draft.base import Capabilities, Context, Drafter, Method, Shape
 from foretoken.noise import Noise

@@ -143,9 +143,10 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
         if key not in known:
             raise ConfigError(f"unknown key {key!r} for method {name!r}{nearest(key, known)}")
         expected = int if known[key].type is int else str
+        if value is None and known[key].default is None:
+            continue
         if not isinstance(value, expected) or isinstance(value, bool):
-            if not (value is None and key == "model"):
-                raise ConfigError(f"{key} = {value!r} must be {'a whole number' if expected is int else 'a text'}")
+            raise ConfigError(f"{key} = {value!r} must be {'a whole number' if expected is int else 'a text'}")
     return kind(**options)
 
 

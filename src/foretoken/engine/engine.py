@@ -2,7 +2,7 @@
 
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
@@ -31,12 +31,12 @@ class Request:
     """One thing to complete."""
 
     prompt: Prompt
-    params: SamplingParams = SamplingParams()
+    params: SamplingParams = field(default_factory=SamplingParams)
     prediction: Prompt | None = None  # the caller's guess of the output, for the method ``prediction``
 
 
 class Engine:
-    """A target, a tokenizer, and a way of guessing. Batches run one after the other; not to be shared between threads."""
+    """A target, a tokenizer, and a way of guessing. Batches run one after the other; one thread."""
 
     def __init__(
         self,
@@ -84,7 +84,11 @@ class Engine:
         """The same target and tokenizer with another way of guessing; a draft model of the same name is shared."""
         config = speculative_config(speculative)
         mine = self.speculative
-        if method is None and config.method == mine.method and getattr(config, "model", None) == getattr(mine, "model", None):
+        if (
+            method is None
+            and config.method == mine.method
+            and getattr(config, "model", None) == getattr(mine, "model", None)
+        ):
             reload = {"num_speculative_tokens", "verify"}
             changed = {key for key, value in config.resolved().items() if mine.resolved()[key] != value}
             method = self.method if changed <= reload else None
@@ -108,7 +112,7 @@ class Engine:
         return self.generate_batch([Request(prompt, _params(params, options), prediction)])[0]
 
     def generate_batch(self, requests: Sequence[Request | Prompt], *, batch_size: int = 8) -> list[Completion]:
-        """Complete many, at most batch_size at a time, in the order given. A request's tokens do not depend on company."""
+        """Complete many, at most batch_size at a time, in order. A request's tokens do not depend on company."""
         whole = [request if isinstance(request, Request) else Request(request) for request in requests]
         completions: list[Completion] = []
         for start in range(0, len(whole), batch_size):
@@ -146,7 +150,9 @@ class Engine:
             raise PromptError("the prompt is empty: at least one token is needed")
         for token in ids:
             if not 0 <= token < spec.vocab_size:
-                raise PromptError(f"token id {token} is not in the vocabulary of {spec.name!r}: 0 to {spec.vocab_size - 1}")
+                raise PromptError(
+                    f"token id {token} is not in the vocabulary of {spec.name!r}: 0 to {spec.vocab_size - 1}"
+                )
         if len(ids) >= spec.max_positions:
             raise PromptError(
                 f"the prompt has {len(ids)} tokens; {spec.name!r} has a context of {spec.max_positions}, and at least one "

@@ -7,9 +7,13 @@ from typing import Protocol
 class Tokenizer(Protocol):
     """What the engine needs of a tokenizer; transformers' tokenizers have it."""
 
-    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]: ...
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Token ids of a text."""
+        ...
 
-    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str: ...
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        """The text of token ids."""
+        ...
 
 
 class TextStream:

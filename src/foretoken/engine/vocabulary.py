@@ -9,7 +9,9 @@ from foretoken.errors import VocabularyMismatchError
 class HasVocabulary(Protocol):
     """A tokenizer that can list its tokens."""
 
-    def get_vocab(self) -> Mapping[str, int]: ...
+    def get_vocab(self) -> Mapping[str, int]:
+        """Tokens and their ids."""
+        ...
 
 
 def check_vocabulary(target: HasVocabulary, draft: HasVocabulary, *, target_name: str, draft_name: str) -> None:

@@ -71,8 +71,8 @@ def stops_from_edges(parent: Tensor, edges: Tensor) -> Tensor:
     """Stops [B, N] of a node-local rule from edges [B, N] = P(walk goes from parent(i) to i | it is at parent(i)).
 
     edges of the root and of padding are ignored. An edge that is NaN (a law that is none) counts as 0, so that the walk
-    stops at such a node, and a node that is never reached spoils nothing. Raises RuntimeError where a node's children sum above 1 (checked on the
-    CPU alone: on an accelerator the check would be a host read in every step).
+    stops at such a node, and a node that is never reached spoils nothing. Raises RuntimeError where a node's children
+    sum above 1 (checked on the CPU alone: on an accelerator the check would be a host read in every step).
     """
     valid = parent >= 0  # [B, N] real children; the root is none
     edges = edges.masked_fill(~valid | edges.isnan(), 0.0)

@@ -31,7 +31,9 @@ def children_of(tree: TokenTree) -> Tensor:
     return table[..., :width]
 
 
-def try_children(p: Tensor, q: Tensor | None, tokens: Tensor, laws: Tensor, real: Tensor) -> tuple[Tensor, Tensor | None]:
+def try_children(
+    p: Tensor, q: Tensor | None, tokens: Tensor, laws: Tensor, real: Tensor
+) -> tuple[Tensor, Tensor | None]:
     """Recursive rejection at R nodes at once.
 
     p [R, V] laws; q [R, V] or None; tokens, laws, real [R, C]: the children in order. Returns edges [R, C], the
