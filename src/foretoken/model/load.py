@@ -1,0 +1,136 @@
+"""Loading models and tokenizers by name: the one place that chooses between the implementations of ``CausalModel``."""
+
+import importlib
+import logging
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from foretoken.errors import ConfigError, ModelError, nearest
+from foretoken.model.checkpoint import check_files, check_layers, resolve
+from foretoken.model.hf import TransformersModel
+from foretoken.model.probe import first_line
+from foretoken.model.refusals import check_config
+from foretoken.model.target import CausalModel
+
+FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
+IMPLEMENTATIONS = ("auto", "transformers", *FAST)
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "half": torch.float16,
+}
+logger = logging.getLogger(__name__)
+
+
+def load_model(
+    name: str,
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    device_map: str | dict[str, Any] | None = None,
+    implementation: str = "auto",
+) -> CausalModel:
+    """Load a decoder-only language model: "bundled/target", a directory, or a Hugging Face id.
+
+    dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. By default (None) the checkpoint's own
+    on accelerators and float32 on the CPU. device_map is accelerate's, for models larger than one device; it implies
+    ``implementation="transformers"``. implementation "auto" takes the fastest that supports the model.
+
+    Raises ConfigError for options that cannot be (with the reason, where a forced implementation does not support this
+    model) and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
+    """
+    if implementation not in IMPLEMENTATIONS:
+        raise ConfigError(f"implementation {implementation!r} is unknown{nearest(implementation, IMPLEMENTATIONS)}")
+    if device_map is not None and implementation in FAST:
+        raise ConfigError(f"device_map needs implementation='transformers', not {implementation!r}")
+    where = parse_device(device)
+    wanted = parse_dtype(dtype)
+    path = resolve(name)
+    weights = check_files(path, name=name)
+    config = load_config(path, name=name)
+    check_config(config, name=name)
+    check_layers(weights, config, name=name)
+    if wanted is None:
+        checkpoint = getattr(config.get_text_config(), "dtype", None) or weights.dtype or torch.float32
+        on_cpu = where.type == "cpu" and device_map is None
+        wanted = torch.float32 if on_cpu and dtype is None else checkpoint
+    if implementation in FAST:
+        reason = unsupported(implementation, config, wanted, where)
+        if reason is not None:
+            raise ConfigError(f"implementation {implementation!r} does not support {name}: {reason}; use 'auto'")
+        return _load_fast(implementation, path, wanted, where, name)
+    if implementation == "auto" and device_map is None:
+        for kind in FAST:
+            reason = unsupported(kind, config, wanted, where)
+            if reason is None:
+                try:
+                    return _load_fast(kind, path, wanted, where, name)
+                except Exception as error:  # a twin that fails must never stop what transformers can run
+                    reason = first_line(error)
+            logger.info("%s: not loaded as %s: %s", name, kind, reason)
+    return TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
+
+
+def from_module(module: PreTrainedModel, *, name: str | None = None) -> CausalModel:
+    """Wrap a transformers model that is already in memory (it is put in eval mode). Raises ModelError as above."""
+    return TransformersModel(module, name=name)
+
+
+def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, by the same names as ``load_model``. Raises ModelError where there is none."""
+    path = resolve(name)
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:
+        raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
+    return tokenizer
+
+
+def load_config(path: Any, *, name: str) -> Any:
+    """The transformers configuration in a directory. Raises ModelError where it cannot be read."""
+    try:
+        return AutoConfig.from_pretrained(str(path), local_files_only=True)
+    except Exception as error:
+        raise ModelError(f"{name}: config.json cannot be used ({first_line(error)})") from error
+
+
+def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype of a name; None for None and "auto". Raises ConfigError for anything else."""
+    if dtype is None or dtype == "auto":
+        return None
+    found = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(str(dtype).removeprefix("torch."))
+    if found not in DTYPES.values():
+        raise ConfigError(f"dtype {dtype!r} is unknown{nearest(str(dtype), ('auto', *DTYPES))}")
+    return found
+
+
+def parse_device(device: str | torch.device) -> torch.device:
+    """A device that exists here. Raises ConfigError for one that is no device, or that torch cannot use."""
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:  # "not compiled with CUDA enabled" is an AssertionError
+        raise ConfigError(f"device {str(device)!r} cannot be used here ({first_line(error)}); try 'cpu'") from error
+    return where
+
+
+def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why implementation ``kind`` ("lean" or "native") cannot run a configuration; None where it can."""
+    try:
+        module = importlib.import_module(f"foretoken.model.{kind}")
+        reason: str | None = module.supports(config, dtype, device)
+    except Exception as error:  # no compiler, an operator that does not build: reasons like any other
+        return first_line(error)
+    return reason
+
+
+def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str) -> CausalModel:
+    module = importlib.import_module(f"foretoken.model.{kind}")
+    model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name)
+    return model
