@@ -1,8 +1,7 @@
 """Settings of the whole suite: one thread (two cores are shared), reproducible hypothesis runs, no deadline."""
 
-from hypothesis import HealthCheck, settings
-
 import torch
+from hypothesis import HealthCheck, settings
 
 torch.set_num_threads(1)
 

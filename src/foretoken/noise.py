@@ -89,7 +89,8 @@ def stream_keys(seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor 
     """int64 keys; seeds, positions and index are int64 and broadcast against each other."""
     library = _race_library() if seeds.device.type == "cpu" else None
     if library is None:
-        key = mix(mix(seeds + _signed(_GOLDEN * (int(stream) + 1))) ^ mix(positions + _signed(_GOLDEN)))
+        key = mix(mix(seeds + _signed(_GOLDEN)) ^ _signed(_MULTIPLIER_2 * int(stream)))
+        key = mix(key ^ mix(positions + _signed(_GOLDEN)))
         return mix(
             key ^ (index * _signed(_MULTIPLIER_1) if isinstance(index, Tensor) else _signed(index * _MULTIPLIER_1))
         )

@@ -20,8 +20,8 @@ static inline uint64_t mix(uint64_t x) {
 void foretoken_stream_keys(int64_t count, const uint64_t *seeds, const uint64_t *positions, const uint64_t *indices,
                            int64_t stream, uint64_t *keys) {
     for (int64_t i = 0; i < count; ++i) {
-        const uint64_t key = mix(mix(seeds[i] + GOLDEN * (uint64_t)(stream + 1)) ^ mix(positions[i] + GOLDEN));
-        keys[i] = mix(key ^ (indices[i] * 0xBF58476D1CE4E5B9ULL));
+        const uint64_t key = mix(mix(seeds[i] + GOLDEN) ^ (0x94D049BB133111EBULL * (uint64_t)stream));
+        keys[i] = mix(mix(key ^ mix(positions[i] + GOLDEN)) ^ (indices[i] * 0xBF58476D1CE4E5B9ULL));
     }
 }
 

@@ -139,6 +139,9 @@ class Processors:
         self.temperature, self.top_p, self.min_p = column("temperature"), column("top_p"), column("min_p")
         self.top_k = [row.top_k if 0 < row.top_k < vocab_size else 0 for row in params]
         self.greedy = torch.tensor([row.temperature == 0 for row in params], device=device)[:, None, None]
+        # Greedy rows are overwritten later: any finite factor does for them.
+        inverse = [1.0 / max(row.temperature, 1e-30) if row.temperature else 1.0 for row in params]
+        self.inverse_temperature = torch.tensor(inverse, dtype=torch.float32, device=device)[:, None, None]
         self.num_greedy = sum(row.temperature == 0 for row in params)
         self.repetition, self.presence, self.frequency = (
             column("repetition_penalty"),
@@ -232,7 +235,7 @@ def _finite(logits: Tensor) -> Tensor:
 
 def _soft_top_k(logits: Tensor, processors: Processors) -> Tensor:
     if processors.temperature is not None:
-        logits = logits / torch.where(processors.greedy, 1.0, processors.temperature)
+        logits = logits * processors.inverse_temperature
     if any(processors.top_k):
         logits = _top_k(logits, processors.top_k)
     return torch.softmax(logits, -1)

@@ -6,7 +6,13 @@ from typing import Any
 
 import pytest
 import torch
-from llama_family import (
+
+from foretoken.errors import ModelError
+from foretoken.model import lean
+from foretoken.model.lean import LeanModel
+from foretoken.model.pack import PackedLinear, PlainLinear, packing_unsupported
+from foretoken.tree import Plan, layout
+from tests.model.llama_family import (
     BUSHY,
     CAPACITY,
     FAMILY,
@@ -19,12 +25,6 @@ from llama_family import (
     run_tree,
     valid,
 )
-
-from foretoken.errors import ModelError
-from foretoken.model import lean
-from foretoken.model.lean import LeanModel
-from foretoken.model.pack import PackedLinear, PlainLinear, packing_unsupported
-from foretoken.tree import Plan, layout
 
 CPU = torch.device("cpu")
 
@@ -111,7 +111,8 @@ def test_bfloat16_is_near_the_float32_module(kind: str) -> None:
     length = prefill(model, cache, prompts, chunk=16)
     tokens = random_tokens(1, 9)
     output, _ = run_tree(model, cache, tokens, BUSHY[:1], length)
-    assert output.logits is not None and output.logits.dtype == torch.bfloat16
+    assert output.logits is not None
+    assert output.logits.dtype == torch.bfloat16
     expected = oracle_logits(module, prompts[0], tokens[0], BUSHY[0])
     error = (output.logits[0].float() - expected).abs().mean() / expected.abs().mean()
     assert error < 0.05
@@ -127,7 +128,9 @@ def test_layer_ranges_taps_and_headless_passes() -> None:
     plan = layout(BUSHY, length, CAPACITY)
     whole = model.forward(tokens, plan, caches[0], taps=(2, 0))
     lower = model.forward(tokens, plan, caches[1], layers=(0, 1))
-    assert lower.logits is None and whole.logits is not None and whole.taps is not None
+    assert lower.logits is None
+    assert whole.logits is not None
+    assert whole.taps is not None
     upper = model.forward(tokens, plan, caches[1], layers=(1, 3), hidden=lower.hidden)
     assert upper.logits is not None
     torch.testing.assert_close(upper.logits, whole.logits, atol=1e-5, rtol=1e-5)
@@ -179,7 +182,8 @@ def test_packed_model_equals_plain_model() -> None:
         cache = model.new_cache(2, CAPACITY)
         length = prefill(model, cache, prompts_of((8, 8)), chunk=8)
         results.append(run_tree(model, cache, random_tokens(*BUSHY.shape), BUSHY, length)[0].logits)
-    assert results[0] is not None and results[1] is not None
+    assert results[0] is not None
+    assert results[1] is not None
     torch.testing.assert_close(results[0], results[1], atol=1e-4, rtol=1e-4)
 
 
@@ -241,4 +245,5 @@ def test_supports_names_the_reason(change: dict[str, Any], reason: str) -> None:
     for key, value in change.items():
         setattr(config, key, value)
     said = lean.supports(config, torch.float32, CPU)
-    assert said is not None and reason in said
+    assert said is not None
+    assert reason in said

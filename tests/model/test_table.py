@@ -4,10 +4,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import Tensor
+
 from foretoken.model.table import TableLM
 from foretoken.model.target import Target
 from foretoken.tree import chain_tree, layout, root_tree
-from torch import Tensor
 
 TREE = torch.tensor([[-1, 0, 0, 1, 1, 2, 3]])  # two branches, the first one three deep
 TOKENS = torch.tensor([[5, 1, 2, 3, 4, 6, 7]])
@@ -33,7 +34,8 @@ def test_chain_logits_are_the_log_laws_of_each_prefix(dtype: torch.dtype) -> Non
     text = [1, 7, 0, 3, 3, 5]
     target = Target(model, 1, 16)
     out = target.forward(torch.tensor([text]), layout(torch.arange(-1, 5)[None], torch.tensor([0]), 16))
-    assert out.logits is not None and out.logits.dtype == dtype
+    assert out.logits is not None
+    assert out.logits.dtype == dtype
     expected = laws_of(model, [text[: i + 1] for i in range(6)])
     assert torch.equal(out.logits[0], expected.log().to(dtype))
     assert torch.allclose(expected.sum(-1), torch.ones(6, dtype=torch.float64))
@@ -116,16 +118,21 @@ def test_layer_ranges_taps_and_exits() -> None:
     target = prefilled(model, [[2, 2, 6]])
     lower = target.forward(TOKENS, plan, layers=(0, 1))
     upper = target.forward(TOKENS, plan, layers=(1, 3), hidden=lower.hidden)
-    assert lower.logits is None and whole.logits is not None and upper.logits is not None and whole.taps is not None
+    assert lower.logits is None
+    assert whole.logits is not None
+    assert upper.logits is not None
+    assert whole.taps is not None
     assert torch.equal(upper.logits, whole.logits)
     assert torch.equal(whole.taps, torch.cat([lower.hidden, upper.hidden], -1))
     assert whole.taps.shape[-1] == 2 * model.spec.hidden_size
     early = model.logits(lower.hidden).exp()
     assert torch.allclose(early.sum(-1), torch.ones(1, 7))
     distance = (early - whole.logits.exp()).abs().sum(-1) / 2
-    assert bool((distance > 0.01).all()) and bool((distance < 0.5).all())
+    assert bool((distance > 0.01).all())
+    assert bool((distance < 0.5).all())
     skipped = prefilled(model, [[2, 2, 6]]).forward(TOKENS, plan, layers=(2, 3), hidden=lower.hidden).logits
-    assert skipped is not None and not torch.allclose(skipped, whole.logits, atol=1e-3)  # layer 1 never ran
+    assert skipped is not None
+    assert not torch.allclose(skipped, whole.logits, atol=1e-3)
 
 
 def test_explicit_laws_and_blur() -> None:
@@ -136,7 +143,9 @@ def test_explicit_laws_and_blur() -> None:
         return [0.5, 0.5, 0.0] if context[-1] == 0 else [0.0, 0.0, 1.0]
 
     model = TableLM(3, context=2, law=law, dtype=torch.float64)
-    out = Target(model, 1, 8).forward(torch.tensor([[0, 1, 2, 0]]), layout(torch.tensor([[-1, 0, 1, 2]]), torch.tensor([0]), 8))
+    out = Target(model, 1, 8).forward(
+        torch.tensor([[0, 1, 2, 0]]), layout(torch.tensor([[-1, 0, 1, 2]]), torch.tensor([0]), 8)
+    )
     assert out.logits is not None
     assert out.logits.exp()[0].tolist() == [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]]
     assert calls == [(0,), (0, 1), (1, 2), (2, 0)]

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foretoken.model.target import Target
-from foretoken.tree import chain_tree, layout
+from foretoken.tree import chain_parent, chain_tree, layout
 
 PREFILL_CHUNK = 512
 """Most tokens of a row that one pass reads: bounds the memory of a mask, and how long a step can be kept waiting."""
@@ -42,21 +42,25 @@ def feed(
         pieces = [list(tokens[done : done + chunk]) for tokens in missing]
         width = max(map(len, pieces))
         tokens = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces], device=device)
-        count = torch.tensor([len(piece) for piece in pieces], device=device)
         ragged = any(len(piece) < width for piece in pieces)
-        parent = chain_tree(tokens, count if ragged else None).parent
+        if ragged:
+            count = torch.tensor([len(piece) for piece in pieces], device=device)
+            parent = chain_tree(tokens, count).parent
+        else:
+            parent = chain_parent(width, device).expand_as(tokens)
         span = min(capacity, round_up(max(start) + width, span_multiple))
         plan = layout(parent, torch.tensor(start, device=device), capacity, span=span)
         out = target.forward(tokens, plan, head=head and width == 1)
         if head:
-            rows = torch.arange(len(pieces), device=device)
-            if out.logits is None:
+            here = out.logits
+            if here is None:
                 # The head reads one node a row, not the whole chunk.
-                last = out.hidden[rows, (count - 1).clamp(min=0)][:, None]  # [B, 1, H]
-                here = target.model.logits(last)
-            else:
-                here = out.logits
-            # A row that ended in an earlier chunk keeps the logits of that one.
-            logits = here if logits is None else torch.where((count > 0)[:, None, None], here, logits)
+                last = torch.tensor([max(0, len(piece) - 1) for piece in pieces], device=device)
+                here = target.model.logits(out.hidden[torch.arange(len(pieces), device=device), last][:, None])
+            if logits is not None:
+                # A row that ended in an earlier chunk keeps the logits of that one.
+                going = torch.tensor([bool(piece) for piece in pieces], device=device)[:, None, None]
+                here = torch.where(going, here, logits)
+            logits = here
         done += width
     return logits

@@ -29,6 +29,11 @@ def target_draws(evidence: Evidence) -> Tensor:
     return race(p, noise.coupled_keys(num_nodes).gather(1, depth))
 
 
+def lawful(p: Tensor, drawn: Tensor) -> Tensor:
+    """[B, N] bool: nodes whose draw means something; at a node without a law the winner is any token."""
+    return p.gather(2, drawn[:, :, None])[..., 0] > 0
+
+
 class Exact(Verifier):
     """Accept a child iff the target drew its token; drafters propose their argmax."""
 
@@ -42,7 +47,10 @@ class Exact(Verifier):
         """One-hot stops; carry is the target's draws [B, N]."""
         tree = evidence.tree
         drawn = target_draws(evidence)
-        match = (tree.parent >= 0) & (tree.tokens == drawn.gather(1, tree.parent.clamp(min=0)))
+        above = tree.parent.clamp(min=0)
+        match = (
+            (tree.parent >= 0) & (tree.tokens == drawn.gather(1, above)) & lawful(evidence.p, drawn).gather(1, above)
+        )
         if tree.num_nodes > 2:
             # Of equal siblings the first counts.
             same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & match[:, None, :] & match[:, :, None]
@@ -57,7 +65,9 @@ class Exact(Verifier):
             at = torch.zeros_like(drawn[:, 0])
         elif tree.max_children == 1 or is_chain(tree.parent):
             # A chain's node follows the one before it; padding, behind the last, matches nothing.
-            match = (tree.tokens[:, 1:] == drawn[:, :-1]) & (tree.parent[:, 1:] >= 0)
+            match = (
+                (tree.tokens[:, 1:] == drawn[:, :-1]) & (tree.parent[:, 1:] >= 0) & lawful(evidence.p, drawn)[:, :-1]
+            )
             at = match.long().cumprod(1).sum(1)
         else:
             at = self.stops(evidence).stops.argmax(1)
