@@ -48,6 +48,7 @@ class Context:
     lengths: list[int]  # the same on the host
     pending: Tensor  # [B] int64
     predictions: list[list[int]]  # the caller's guess of each row's output, as tokens; empty where there is none
+    room: list[int]  # guesses in a line that each row can use before its limit: no drafter gives a row deeper nodes
 
     @property
     def num_rows(self) -> int:

@@ -10,7 +10,7 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method,
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
-from foretoken.tree import Law, Plan, TokenTree, chain_tree
+from foretoken.tree import Law, Plan, TokenTree, root_tree
 
 
 class ModelDrafter(Drafter):
@@ -24,45 +24,63 @@ class ModelDrafter(Drafter):
     def __init__(self, model: CausalModel, context: Context, capacity: int) -> None:
         self.capacity = capacity
         self.target = Target(model, context.num_rows, capacity)
+        self.num_tokens = model.spec.vocab_size  # a token beyond them (the target may have more) is fed as the last one
         self.filled = [0] * context.num_rows
-        self.num_fed = 0  # nodes of the last proposal whose KV was written
+        self.fed = [0] * context.num_rows  # nodes of the last proposal whose KV was written
 
     def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
-        """A chain; no guess at all where the model's context is at its end."""
-        room = self.target.spec.max_positions - 1 - max(context.lengths)
-        num_tokens = min(shape.num_tokens, room)
-        if num_tokens < 1:
-            self.num_fed = 0
-            return chain_tree(context.pending[:, None])
-        self.num_fed = num_tokens
-        return grow.chain(self, context, num_tokens, law, noise)
+        """Chains, each as long as its row and the model's own context have room for."""
+        last = self.target.spec.max_positions - 1
+        limits = [
+            max(0, min(shape.num_tokens, room, last - length))
+            for room, length in zip(context.room, context.lengths, strict=True)
+        ]
+        self.fed = [max(limits) if limit else 0 for limit in limits]
+        if not any(limits):
+            return root_tree(context.pending)
+        return grow.chain(self, context, limits, law, noise)
 
-    def begin(self, context: Context) -> Tensor:
-        """[B, 1, V]: feed all tokens not yet in the cache, the pending one last."""
-        missing = [row[filled:] for row, filled in zip(context.history.ids, self.filled, strict=True)]
+    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Feed all tokens not yet in the cache, the pending one last; rows without room keep their lag."""
+        missing = [
+            [min(token, self.num_tokens - 1) for token in row[filled:]] if limit else []
+            for row, filled, limit in zip(context.history.ids, self.filled, limits, strict=True)
+        ]
         logits = feed(self.target, missing, self.filled, head=True)
-        self.filled = [length + 1 for length in context.lengths]
         assert logits is not None, "the pending token is never in the cache"
-        return logits
+        if all(limits):
+            base = context.length
+        else:
+            # A row without room goes through the motions behind its own tokens, inside the model's context.
+            places = [
+                length if limit else filled
+                for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
+            ]
+            base = torch.tensor(places, device=context.device)
+        self.filled = [
+            length + 1 if limit else filled
+            for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
+        ]
+        return logits, base
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] after new nodes of the chain."""
-        out = self.target.forward(tokens, plan)
+        out = self.target.forward(tokens.clamp(max=self.num_tokens - 1), plan)
         assert out.logits is not None
         return out.logits
 
     def observe(self, commit: Commit) -> None:
         """Count as filled what was fed and kept; the text beyond it is fed at the next begin."""
-        if not self.num_fed:
-            return
         self.filled = [
-            filled - 1 + min(self.num_fed, len(path)) for filled, path in zip(self.filled, commit.path, strict=True)
+            filled - 1 + min(fed, len(path)) if fed else filled
+            for filled, fed, path in zip(self.filled, self.fed, commit.path, strict=True)
         ]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows of the cache."""
         self.target.keep(torch.tensor(rows))
         self.filled = [self.filled[row] for row in rows]
+        self.fed = [self.fed[row] for row in rows]
 
 
 class DraftModel(Method):

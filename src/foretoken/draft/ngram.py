@@ -62,7 +62,8 @@ class NgramDrafter(Drafter):
 
     def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
         """FIXED chains; a row without a match gets the root alone."""
-        return chain_of(context, [index.lookup(shape.num_tokens) for index in self.indices])
+        wanted = [min(shape.num_tokens, room) for room in context.room]
+        return chain_of(context, [index.lookup(most) for index, most in zip(self.indices, wanted, strict=True)])
 
     def observe(self, commit: Commit) -> None:
         """The emitted tokens join the text."""

@@ -62,7 +62,8 @@ class PredictionDrafter(Drafter):
 
     def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
         """FIXED chains; a row whose place is lost gets the root alone."""
-        return chain_of(context, [follower.guess(shape.num_tokens) for follower in self.followers])
+        wanted = [min(shape.num_tokens, room) for room in context.room]
+        return chain_of(context, [follower.guess(most) for follower, most in zip(self.followers, wanted, strict=True)])
 
     def observe(self, commit: Commit) -> None:
         """Follow the output."""

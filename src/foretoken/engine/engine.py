@@ -113,6 +113,8 @@ class Engine:
 
     def generate_batch(self, requests: Sequence[Request | Prompt], *, batch_size: int = 8) -> list[Completion]:
         """Complete many, at most batch_size at a time, in order. A request's tokens do not depend on company."""
+        if batch_size < 1:
+            raise ConfigError(f"batch_size = {batch_size} must be at least 1")
         whole = [request if isinstance(request, Request) else Request(request) for request in requests]
         completions: list[Completion] = []
         for start in range(0, len(whole), batch_size):
@@ -146,9 +148,10 @@ class Engine:
     def _row(self, index: int, request: Request) -> Row:
         spec, params = self.model.spec, request.params
         ids = self._encode(request.prompt)
+        guess = [] if request.prediction is None else self._encode(request.prediction, add_special_tokens=False)
         if not ids:
             raise PromptError("the prompt is empty: at least one token is needed")
-        for token in ids:
+        for token in (*ids, *guess):
             if not 0 <= token < spec.vocab_size:
                 raise PromptError(
                     f"token id {token} is not in the vocabulary of {spec.name!r}: 0 to {spec.vocab_size - 1}"
@@ -158,13 +161,13 @@ class Engine:
                 f"the prompt has {len(ids)} tokens; {spec.name!r} has a context of {spec.max_positions}, and at least one "
                 "token of it must be left for the output: shorten the prompt"
             )
-        guess = [] if request.prediction is None else self._encode(request.prediction, add_special_tokens=False)
+        seed = secrets.randbits(63) if params.seed is None else params.seed
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else spec.eos_token_ids)}
         return Row(
             index=index,
             prompt_ids=ids,
-            params=params,
-            seed=derive_seed(params.seed) if params.seed is not None else derive_seed(secrets.randbits(64)),
+            params=replace(params, seed=seed),  # reported, so that a fresh one can be given again
+            seed=derive_seed(seed),
             end_ids=frozenset(end_ids),
             max_tokens=min(params.max_new_tokens, spec.max_positions - len(ids)),
             text=TextStream(self.tokenizer, params.stop),
@@ -198,9 +201,7 @@ class Engine:
             for row in rows:
                 row.seconds_prefill = decoding - begun
         while True:
-            room = max(row.max_tokens - len(row.token_ids) for row in state.rows) - 1
-            context = spec.max_positions - 2 - max(state.lengths)
-            shape = Chain(max(0, min(budget, room, context)))
+            shape = Chain(min(budget, max(state.room)))
             with torch.inference_mode():
                 report = step(state, target, drafter, self.speculative.verifier, shape, width=self.width)
             self.timing.add(report)

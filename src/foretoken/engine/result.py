@@ -17,7 +17,7 @@ class Completion:
     text: str
     token_ids: list[int]  # an end token included
     finish_reason: str | None  # "stop": an end token or stop text; "length": max_new_tokens or the context's end
-    seed: int | None  # as given; None where a fresh one was drawn
+    seed: int | None  # as given, or the fresh one that was drawn: given again, it gives the same text
     num_prompt_tokens: int
     num_tokens: int
     seconds_prefill: float

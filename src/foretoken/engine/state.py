@@ -51,6 +51,14 @@ class Row:
     seconds_prefill: float = 0.0
     seconds_decode: float = 0.0
 
+    @property
+    def room(self) -> int:
+        """How many guesses the next step can use: the last token to be emitted is its bonus.
+
+        max_tokens ends with the context, so no guess within room lies beyond it either.
+        """
+        return self.max_tokens - len(self.token_ids) - 1
+
     def emit(self, tokens: Sequence[int], source: Sequence[str]) -> int:
         """Take tokens until the row ends; returns how many were taken."""
         for taken, (token, origin) in enumerate(zip(tokens, source, strict=True), start=1):
@@ -64,6 +72,8 @@ class Row:
                 self.finish_reason = "length"
             if self.finish_reason is not None:
                 self.text.finish()
+                if self.text.stopped:  # a stop text whose token also ended in half a character
+                    self.finish_reason = "stop"
             self.pieces.append(Piece(token, self.text.take(), origin))
             if self.finish_reason is not None:
                 return taken
@@ -91,6 +101,7 @@ class State(Context):
             lengths=lengths,
             pending=torch.tensor([row.prompt_ids[-1] for row in rows], device=device),
             predictions=[row.prediction for row in rows],
+            room=[row.room for row in rows],
             rows=rows,
             seeds=torch.tensor([row.seed for row in rows], device=device),
             capacity=capacity,
@@ -124,8 +135,9 @@ class State(Context):
             path = numbers[3 : 3 + count]
             tokens, parent = numbers[3 + num_nodes : 3 + 2 * num_nodes], numbers[3 + 2 * num_nodes :]
             if not sound:
+                known = len(row.prompt_ids) + len(row.token_ids) + count - 1
                 raise ModelError(
-                    f"request {row.index}: no token is possible after {len(row.prompt_ids) + len(row.token_ids)} tokens: "
+                    f"request {row.index}: no token is possible after {known} tokens: "
                     "the model's logits are not finite, or its processors and banned ids leave nothing to choose"
                 )
             drafted = _depth(parent)
@@ -145,6 +157,7 @@ class State(Context):
             ids.extend(tokens)
         # A row that ended inside the path keeps no node behind its last token: length is cut with the text.
         self.lengths = [len(ids) - 1 for ids in self.history.ids]
+        self.room = [row.room for row in self.rows]
         device = before.device
         self.length = torch.tensor(self.lengths, device=device)
         self.pending = torch.tensor([ids[-1] for ids in self.history.ids], device=device)
@@ -158,6 +171,7 @@ class State(Context):
         self.length, self.pending, self.seeds = self.length[chosen], self.pending[chosen], self.seeds[chosen]
         self.lengths = [self.lengths[row] for row in rows]
         self.predictions = [self.predictions[row] for row in rows]
+        self.room = [self.room[row] for row in rows]
         self.rows = [self.rows[row] for row in rows]
 
     def check_integrity(self) -> None:

@@ -1,0 +1,85 @@
+"""Where a figure comes from: command, versions, machine, revision, time."""
+
+import importlib
+import importlib.metadata
+import os
+import platform
+import resource
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("foretoken", "torch", "transformers", "tokenizers", "numpy")
+
+
+def provenance() -> dict[str, Any]:
+    """Everything needed to make the same run again, as far as this process knows it."""
+    import torch
+
+    return {
+        "argv": sys.argv,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": _processor(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "memory_bytes": _memory(),
+            "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        },
+        "torch_threads": torch.get_num_threads(),
+        "git_revision": git_revision(Path(__file__)),
+    }
+
+
+def dram_read_bytes_per_second() -> float | None:
+    """What this machine reads from memory with the threads that torch uses; None where it cannot be measured."""
+    try:
+        module = importlib.import_module("foretoken.model.bandwidth")
+    except ImportError:
+        return None
+    return float(module.dram_read_bandwidth())
+
+
+def peak_rss_bytes() -> int:
+    """The most memory this process ever held."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def git_revision(file: Path) -> str | None:
+    """The commit that a source file is checked out from, "+changes" where anything differs from it; None outside of one."""
+    try:
+        run = ["git", "-C", str(file.parent)]
+        # A virtual environment may lie inside somebody else's repository, which says nothing about foretoken.
+        subprocess.run([*run, "ls-files", "--error-unmatch", file.name], capture_output=True, check=True, timeout=10)
+        head = subprocess.run([*run, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+        status = subprocess.run([*run, "status", "--porcelain"], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

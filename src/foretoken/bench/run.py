@@ -1,0 +1,227 @@
+"""All measuring: every prompt plainly and with each method, interleaved, in one process on one set of weights."""
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any
+
+from foretoken.bench.provenance import peak_rss_bytes, provenance
+from foretoken.bench.report import BenchReport, Session, assemble
+from foretoken.bench.suite import Item
+from foretoken.bench.trace import Run
+from foretoken.engine.config import MethodConfig, speculative_config
+from foretoken.engine.engine import Engine
+from foretoken.engine.result import Timing
+from foretoken.errors import ConfigError
+from foretoken.model.target import CausalModel
+from foretoken.sampling import SamplingParams
+
+WARM_UP_TOKENS = 24
+
+
+@dataclass(frozen=True)
+class BenchMethod:
+    """A way of guessing, under the name it has in the report."""
+
+    label: str
+    config: MethodConfig
+
+
+def parse_method(text: str, *, draft: str | None = None, verify: str | None = None) -> BenchMethod:
+    """``METHOD[:N][:VERIFY]``, e.g. "draft_model:5" or "draft_model:5:rejection". Raises ConfigError."""
+    name, *rest = text.strip().split(":")
+    options: dict[str, Any] = {"method": name}
+    if verify is not None:
+        options["verify"] = verify
+    for part in rest:
+        if part.isdecimal():
+            options["num_speculative_tokens"] = int(part)
+        elif part:
+            options["verify"] = part
+        else:
+            raise ConfigError(f"method {text!r}: expected METHOD[:N][:VERIFY], e.g. 'draft_model:5'")
+    if draft is not None and name == "draft_model":
+        options["model"] = draft
+    return BenchMethod(text.strip(), speculative_config(options))
+
+
+AnyMethod = str | Mapping[str, Any] | MethodConfig | BenchMethod
+"""As ``parse_method`` reads it, as ``speculative_config`` does, or ready."""
+
+
+@dataclass
+class _Lane:
+    """One method's engine during a session."""
+
+    method: BenchMethod
+    engine: Engine
+    runs: dict[tuple[float, int], list[Run]] = field(default_factory=dict)  # (temperature, item) -> one a round
+
+
+def run_bench(
+    engine: Engine | Mapping[str, Any],
+    prompts: Sequence[Item | str],
+    methods: Sequence[AnyMethod],
+    *,
+    temperatures: Sequence[float] = (0.0,),
+    max_new_tokens: int = 128,
+    rounds: int = 1,
+    seed: int = 0,
+    verify: str | None = None,
+    draft: str | None = None,
+    dram_read: Callable[[], float | None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> BenchReport:
+    """Decode every prompt plainly and with each method, ``rounds`` times, and report.
+
+    engine, or the options of ``Engine.load``. A prompt that is a mere text is continued as it is. Plain decoding is
+    always measured, whether or not it is among methods. The runs of one prompt follow each other, in an order that turns
+    from prompt to prompt, so that a machine that slows down slows all of them. A short run of each lane warms up and is
+    not counted. Prompts are decoded one at a time.
+
+    dram_read measures the memory bandwidth in bytes per second; progress is called with (runs done, runs in all).
+
+    Raises ConfigError, ModelError.
+    """
+    if not isinstance(engine, Engine):
+        engine = Engine.load(**engine)
+    if rounds < 1 or not temperatures:
+        raise ConfigError(f"rounds = {rounds} must be at least 1, and temperatures = {list(temperatures)} not empty")
+    chosen = [_bench_method(method, draft=draft, verify=verify) for method in methods]
+    lanes = _lanes(engine, chosen)
+    items = [Item(at, "all", item, "text") if isinstance(item, str) else item for at, item in enumerate(prompts)]
+    encoded = [_encode(engine, item) for item in items]
+    fitting = [index for index, ids in enumerate(encoded) if len(ids) < engine.model.spec.max_positions]
+    if not fitting:
+        raise ConfigError(f"none of {len(items)} prompts fits the context of {engine.model.spec.max_positions} tokens")
+    sampling = [SamplingParams(temperature=t, max_new_tokens=max_new_tokens, seed=seed) for t in temperatures]
+    given = {params.temperature: params for params in sampling}
+
+    def decode(lane: _Lane, temperature: float, index: int) -> None:
+        own = replace(given[temperature], seed=seed + index)
+        run = measure(lane.engine, encoded[index], own, items[index].prediction)
+        lane.runs.setdefault((temperature, index), []).append(run)
+
+    for temperature in given:
+        for lane in lanes:
+            warm = replace(given[temperature], max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
+            measure(lane.engine, encoded[fitting[0]], warm, items[fitting[0]].prediction)
+    jobs = [
+        (lane, temperature, index)
+        for temperature in given
+        for turn in range(rounds)
+        for index in fitting
+        for lane in _turned(lanes, index + turn)
+        if not lane.engine.method.capabilities.needs_prediction or items[index].prediction is not None
+    ]
+    begun = perf_counter()
+    for done, job in enumerate(jobs):
+        if progress is not None:
+            progress(done, len(jobs))
+        decode(*job)
+    if progress is not None:
+        progress(len(jobs), len(jobs))
+    session = Session(
+        items=items,
+        fitting=fitting,
+        temperatures=list(given),
+        weight_bytes=engine.model.spec.weight_bytes,
+        split_is_real=engine.model.spec.device.type == "cpu",
+        dram_read=dram_read() if dram_read is not None else None,
+        seed=seed,
+    )
+    settings = {
+        **{key: value for key, value in engine.resolved().items() if key not in ("speculative", "exact")},
+        "weight_bytes": engine.model.spec.weight_bytes,
+        "vocab_size": engine.model.spec.vocab_size,
+        "max_new_tokens": max_new_tokens,
+        "rounds": rounds,
+        "seed": seed,
+        "num_prompts": len(items),
+        "num_prompts_too_long": len(items) - len(fitting),
+        "seconds_measuring": perf_counter() - begun,
+    }
+    lanes_of = {lane.method.label: (lane.method.config, lane.runs) for lane in lanes}
+    return assemble(session, lanes_of, settings=settings, provenance=provenance(), peak_rss_bytes=peak_rss_bytes())
+
+
+def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams, prediction: str | None = None) -> Run:
+    """Decode one prompt, keeping the time of every step."""
+    engine.timing = Timing(steps=[])
+    model = getattr(engine.method, "model", None)
+    with _clocked(model) as clock:
+        completion = engine.generate(prompt, params, prediction=prediction)
+    assert engine.timing.steps is not None
+    return Run(completion.token_ids, engine.timing.steps, completion.seconds_prefill, clock.seconds)
+
+
+@dataclass
+class _Clock:
+    seconds: float = 0.0
+
+
+@contextmanager
+def _clocked(model: Any) -> Iterator[_Clock]:
+    """Sum the time of a draft model's passes, by standing in for its ``forward`` while a run lasts."""
+    clock = _Clock()
+    if not isinstance(model, CausalModel):
+        yield clock
+        return
+    own = vars(model).get("forward")  # somebody else's stand-in, if any
+    forward = model.forward
+
+    def timed(*args: Any, **options: Any) -> Any:
+        begun = perf_counter()
+        output = forward(*args, **options)
+        clock.seconds += perf_counter() - begun
+        return output
+
+    model.forward = timed  # type: ignore[method-assign]
+    try:
+        yield clock
+    finally:
+        del model.forward  # the class's own again
+        if own is not None:
+            model.forward = own  # type: ignore[method-assign]
+
+
+def _bench_method(given: AnyMethod, *, draft: str | None, verify: str | None) -> BenchMethod:
+    if isinstance(given, BenchMethod):
+        return given
+    if isinstance(given, str):
+        return parse_method(given, draft=draft, verify=verify)
+    config = speculative_config(given)
+    return BenchMethod(f"{config.method}:{config.num_speculative_tokens}", config)
+
+
+def _lanes(engine: Engine, methods: Sequence[BenchMethod]) -> list[_Lane]:
+    """Plain decoding first, then each method; draft models of one name are loaded once."""
+    named = [method for method in methods if method.config.method != "none"]
+    plain = next((method for method in methods if method.config.method == "none"), parse_method("none"))
+    twice = [method.label for method in named if [other.label for other in named].count(method.label) > 1]
+    if twice:
+        raise ConfigError(f"method {twice[0]!r} is given twice")
+    lanes = [_Lane(plain, engine.with_method(plain.config))]
+    for method in named:
+        shares = [lane.engine for lane in lanes if _weights(lane.method.config) == _weights(method.config)]
+        lanes.append(_Lane(method, (shares[0] if shares else engine).with_method(method.config)))
+    return lanes
+
+
+def _weights(config: MethodConfig) -> tuple[str, Any]:
+    return config.method, getattr(config, "model", None)
+
+
+def _turned(lanes: Sequence[_Lane], turn: int) -> list[_Lane]:
+    start = turn % len(lanes)
+    return [*lanes[start:], *lanes[:start]]
+
+
+def _encode(engine: Engine, item: Item) -> list[int]:
+    """A prompt's tokens: as a message where it is one and the tokenizer has a chat template, else as it is."""
+    if item.format == "chat" and getattr(engine.tokenizer, "chat_template", None) is not None:
+        return engine.chat_prompt([{"role": "user", "content": item.prompt}])
+    if engine.tokenizer is None:
+        raise ConfigError("a suite is text: the engine needs a tokenizer")
+    return list(engine.tokenizer.encode(item.prompt, add_special_tokens=True))

@@ -1,0 +1,123 @@
+"""The arithmetic of the figures: pure functions of numbers, nothing of models or clocks."""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+LOOP_NGRAM, LOOP_TIMES = 16, 3
+
+
+def first_loop(token_ids: Sequence[int], *, ngram: int = LOOP_NGRAM, times: int = LOOP_TIMES) -> int | None:
+    """Where a text begins to loop: the number of tokens before it does, or None.
+
+    A text loops once some n-gram was seen ``times`` times (occurrences may overlap); the loop begins where the second
+    occurrence of the first such n-gram begins. Looping text is trivially guessed: it would flatter every method.
+    """
+    starts: dict[tuple[int, ...], list[int]] = {}
+    for start in range(len(token_ids) - ngram + 1):
+        seen = starts.setdefault(tuple(token_ids[start : start + ngram]), [])
+        seen.append(start)
+        if len(seen) == times:
+            return seen[1]
+    return None
+
+
+def median(values: Iterable[float]) -> float | None:
+    """The median; None of nothing."""
+    ordered = sorted(values)
+    if not ordered:
+        return None
+    middle = len(ordered) // 2
+    return ordered[middle] if len(ordered) % 2 else (ordered[middle - 1] + ordered[middle]) / 2
+
+
+def ratio(numerator: float | None, denominator: float | None) -> float | None:
+    """numerator / denominator; None where there is none."""
+    return numerator / denominator if numerator is not None and denominator else None
+
+
+def conditional_rates(steps: Iterable[tuple[int, int]]) -> list[float]:
+    """Per-position acceptance, conditional on the position before it, from (guessed, accepted) of each step.
+
+    Entry k is the share of steps that accepted guess k + 1 among those that made it and accepted all k before it.
+    """
+    reached: list[int] = []
+    passed: list[int] = []
+    for guessed, accepted in steps:
+        while len(reached) < guessed:
+            reached.append(0)
+            passed.append(0)
+        for position in range(min(accepted + 1, guessed)):
+            reached[position] += 1
+            passed[position] += position < accepted
+    return [hit / all_ for hit, all_ in zip(passed, reached, strict=True) if all_]
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One prompt decoded both ways."""
+
+    plain_tokens: int
+    plain_seconds: float
+    tokens: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class Interval:
+    """An estimate and its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def speedup(pairs: Sequence[Pair]) -> float:
+    """Tokens per second of the method over those of plain decoding, each summed over prompts first.
+
+    Where both sides emit the same tokens this is the ratio of the summed times.
+    """
+    tokens, seconds = sum(pair.tokens for pair in pairs), sum(pair.seconds for pair in pairs)
+    plain_tokens, plain_seconds = sum(pair.plain_tokens for pair in pairs), sum(pair.plain_seconds for pair in pairs)
+    if not seconds or not plain_tokens:
+        return math.nan
+    return (tokens / seconds) * (plain_seconds / plain_tokens)
+
+
+def bootstrap(pairs: Sequence[Pair], *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
+    """The speedup with a percentile bootstrap interval: whole prompts are drawn anew, both sides of each together.
+
+    It tells how the figure would vary with other prompts of the same kind, not with another machine. With fewer than
+    two prompts it is the value alone.
+    """
+    value = speedup(pairs)
+    if len(pairs) < 2:
+        return Interval(value, value, value)
+    table = np.array([[p.tokens, p.seconds, p.plain_tokens, p.plain_seconds] for p in pairs], dtype=np.float64)
+    drawn = np.random.default_rng(seed).integers(len(pairs), size=(resamples, len(pairs)))
+    tokens, seconds, plain_tokens, plain_seconds = table[drawn].sum(1).T
+    values = (tokens / seconds) * (plain_seconds / plain_tokens)
+    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    return Interval(value, float(low), float(high))
+
+
+@dataclass(frozen=True)
+class Costs:
+    """What a step costs, in plain passes of the target (medians of the run's own steps)."""
+
+    draft: float  # c: one guess, the drafter's bookkeeping included
+    verify: float  # v: the target's pass of a step, averaged over how many guesses the steps made
+    overhead: float  # laws, verification, commit and bookkeeping of a step
+    plain_overhead: float  # the same of a plain step
+
+
+def predicted_speedup(
+    tokens_per_step: float, guesses_per_step: float, costs: Costs, *, overhead: bool = False
+) -> float:
+    """The cost model: S = E[tokens per step] / (v + guesses per step * c), overheads of both sides counted if asked."""
+    step = costs.verify + guesses_per_step * costs.draft
+    if not overhead:
+        return tokens_per_step / step
+    return tokens_per_step * (1 + costs.plain_overhead) / (step + costs.overhead)

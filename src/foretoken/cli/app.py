@@ -1,0 +1,43 @@
+"""The commands, put together. Nothing here or in the option lists imports torch, so that ``--help`` is instant."""
+
+from typing import Annotated
+
+import typer
+
+from foretoken import __version__
+from foretoken.cli.bench import bench
+from foretoken.cli.errors import OneLineGroup
+from foretoken.cli.generate import generate
+from foretoken.cli.methods import methods
+
+app = typer.Typer(
+    name="foretoken",
+    cls=OneLineGroup,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (generate, bench, methods):
+    paragraphs = (command.__doc__ or "").split("\n\n")  # each one line, so that help is wrapped to the terminal
+    app.command(help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"foretoken {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def foretoken(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Speculative decoding that you can trust: guess the next tokens cheaply, check them in one pass, keep what is right.
+
+    Exit status: 0 well done, 1 a model or prompt that cannot be used, 2 a wrong option, 130 interrupted.
+    """
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())

@@ -1,0 +1,50 @@
+"""What is said about a completion: the line for people and the object for machines."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from foretoken import __version__
+from foretoken.cli.output import RESET, TINT
+
+if TYPE_CHECKING:
+    from foretoken import Completion, SamplingParams
+
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, interrupted: bool = False) -> str:
+    """One line: what ran, how fast, how much of the guessing was right; tint adds the legend of the tinted text."""
+    config: Mapping[str, Any] = completion.config
+    speculative: Mapping[str, Any] = config["speculative"]
+    method = speculative["method"]
+    parts = ["interrupted"] if interrupted else []
+    parts += [
+        f"{config['implementation']} {SHORT.get(config['dtype'], config['dtype'])}",
+        f"{completion.num_tokens} tokens in {completion.seconds_prefill + completion.seconds_decode:.2f} s",
+    ]
+    if completion.num_tokens:
+        parts.append(f"{completion.tokens_per_second:.1f} tokens/s")
+    if method == "none":
+        parts.append("plain decoding")
+    else:
+        parts += [
+            f"mean acceptance length {completion.mean_acceptance_length:.2f}",
+            f"acceptance rate {completion.acceptance_rate:.0%} "
+            f"({completion.num_accepted_tokens} of {completion.num_draft_tokens} guesses)",
+        ]
+    parts.append(f"{completion.num_steps} steps")
+    if not config["exact"]:
+        parts.append(f"{speculative['verify']} is lossy")
+    if params.temperature > 0:
+        parts.append(f"seed {params.seed}")
+    if tint and method != "none":
+        parts.append(f"{TINT}tinted{RESET}: guessed by {method} and accepted")
+    return " · ".join(parts)
+
+
+def as_object(completion: "Completion", params: "SamplingParams") -> dict[str, Any]:
+    """The completion's fields, how it was sampled, and the version that made it."""
+    sampling = asdict(params)
+    del sampling["logits_processor"]
+    return {**completion.to_dict(), "sampling": sampling, "foretoken": __version__}

@@ -1,0 +1,159 @@
+"""``foretoken generate``: one completion, streamed."""
+
+import secrets
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli import options as o
+from foretoken.cli import settings
+from foretoken.cli.errors import INTERRUPTED
+from foretoken.cli.output import PieceWriter, as_json, check_writable, has_color, write
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken import Engine, SamplingParams
+
+Prompt = Annotated[
+    str | None, typer.Argument(metavar="PROMPT|-", help="The text to continue; '-' reads standard input.")
+]
+PromptFile = Annotated[
+    str | None, typer.Option("--prompt-file", metavar="FILE", help="Take the prompt from a file, exactly as it is.")
+]
+Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message: put it into the model's chat template.")]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message; implies --chat.")]
+PredictionText = Annotated[
+    str | None,
+    typer.Option("--prediction", metavar="TEXT", rich_help_panel=o.SPECULATION,
+                 help="Your guess of the output, e.g. the file to be edited; implies --method prediction."),
+]  # fmt: skip
+PredictionFile = Annotated[
+    str | None,
+    typer.Option("--prediction-file", metavar="FILE", rich_help_panel=o.SPECULATION, help="The same from a file."),
+]
+TopK = Annotated[int, typer.Option("--top-k", rich_help_panel=o.SAMPLING, help="Keep the k likeliest tokens. 0: off.")]
+TopP = Annotated[
+    float, typer.Option("--top-p", rich_help_panel=o.SAMPLING, help="Keep the likeliest tokens of this mass. 1: off.")
+]
+MinP = Annotated[
+    float,
+    typer.Option("--min-p", rich_help_panel=o.SAMPLING,
+                 help="Drop tokens below this share of the likeliest one's probability. 0: off."),
+]  # fmt: skip
+RepetitionPenalty = Annotated[
+    float, typer.Option("--repetition-penalty", rich_help_panel=o.SAMPLING, help="Over prompt and output. 1: off.")
+]
+PresencePenalty = Annotated[
+    float, typer.Option("--presence-penalty", rich_help_panel=o.SAMPLING, help="Once for each token of the output.")
+]
+FrequencyPenalty = Annotated[
+    float, typer.Option("--frequency-penalty", rich_help_panel=o.SAMPLING, help="For each time a token was written.")
+]
+LogitBias = Annotated[
+    str | None,
+    typer.Option("--logit-bias", metavar="JSON", rich_help_panel=o.SAMPLING,
+                 help="Token ids and what is added to their logits, e.g. '{\"42\": -5}'."),
+]  # fmt: skip
+MinNewTokens = Annotated[
+    int,
+    typer.Option("--min-new-tokens", metavar="N", rich_help_panel=o.SAMPLING, help="No end token before that many."),
+]
+Stop = Annotated[
+    list[str] | None,
+    typer.Option("--stop", metavar="TEXT", rich_help_panel=o.SAMPLING, help="Stop before this text; may be repeated."),
+]
+IgnoreEos = Annotated[
+    bool, typer.Option("--ignore-eos", rich_help_panel=o.SAMPLING, help="Go on behind the model's end token.")
+]
+
+
+def generate(
+    ctx: typer.Context,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    chat: Chat = False,
+    system: System = None,
+    target: o.Target = "bundled",
+    draft: o.Draft = None,
+    device: o.Device = "cpu",
+    dtype: o.Dtype = None,
+    device_map: o.DeviceMap = None,
+    implementation: o.Implementation = "auto",
+    width: o.Width = 0,
+    method: o.Method = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    verify: o.Verify = None,
+    speculative_config: o.SpeculativeConfig = None,
+    prediction: PredictionText = None,
+    prediction_file: PredictionFile = None,
+    temperature: o.Temperature = 1.0,
+    top_k: TopK = 0,
+    top_p: TopP = 1.0,
+    min_p: MinP = 0.0,
+    seed: o.Seed = None,
+    max_new_tokens: o.MaxNewTokens = 128,
+    min_new_tokens: MinNewTokens = 0,
+    stop: Stop = None,
+    repetition_penalty: RepetitionPenalty = 1.0,
+    presence_penalty: PresencePenalty = 0.0,
+    frequency_penalty: FrequencyPenalty = 0.0,
+    logit_bias: LogitBias = None,
+    ignore_eos: IgnoreEos = False,
+    json_: o.Json = False,
+    output: o.Output = None,
+    no_color: o.NoColor = False,
+) -> None:
+    """Continue a text. The output goes to standard output as it is made, the figures to standard error.
+
+    On a terminal the tokens that were guessed and accepted are tinted. Whatever the method, the text is the one that
+    plain decoding with the same seed gives (--verify rejection: another text of the same law).
+    """
+    check_writable(output)
+    text = settings.one_text(prompt, prompt_file, "prompt")
+    if text is None:
+        raise ConfigError("no prompt: give it as an argument, '-' for standard input, or --prompt-file FILE")
+    guess = settings.one_text(prediction, prediction_file, "prediction")
+    speculative = settings.speculation(ctx, has_prediction=guess is not None)
+    options = ctx.params
+    options["seed"] = secrets.randbits(32) if seed is None else seed
+    params = settings.sampling(options)
+    engine = settings.load_engine(options, speculative)
+    ids_or_text: Any = text
+    if chat or system is not None:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        ids_or_text = engine.chat_prompt([*messages, {"role": "user", "content": text}])
+    _run(engine, ids_or_text, params, guess, silent=json_ or output is not None, options=options)
+
+
+def _run(
+    engine: "Engine", prompt: Any, params: "SamplingParams", guess: str | None, *, silent: bool, options: dict[str, Any]
+) -> None:
+    """Decode and report. silent: nothing is streamed, the result is written whole."""
+    from foretoken.cli.figures import as_object, figures
+
+    tint = not silent and has_color(sys.stdout, options["no_color"])
+    stream = engine.stream(prompt, params, prediction=guess)
+    writer = PieceWriter(sys.stdout, tint=tint)
+    interrupted = False
+    try:
+        for piece in stream:
+            if not silent:
+                writer.write(piece.text, accepted=piece.source.startswith("draft"))
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        stream.close()
+        writer.close()
+    completion = stream.completion
+    if silent and not interrupted:
+        pretty = options["output"] is None and sys.stdout.isatty()
+        whole = as_json(as_object(completion, params), pretty=pretty) if options["json_"] else completion.text
+        write(whole, options["output"])
+    if interrupted or not options["json_"]:
+        legend = tint and has_color(sys.stderr, options["no_color"])
+        with suppress(OSError):
+            print(figures(completion, params, tint=legend, interrupted=interrupted), file=sys.stderr)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)

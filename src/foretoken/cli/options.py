@@ -1,0 +1,106 @@
+"""The options that commands share: name, help, environment variable. What they mean is the API's business."""
+
+from typing import Annotated
+
+import typer
+
+MODELS, SPECULATION, SAMPLING, OUTPUT = "Models", "Speculation", "Sampling", "Output"
+
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target", envvar="FORETOKEN_TARGET", metavar="NAME_OR_DIR", rich_help_panel=MODELS,
+        help="The model whose text is wanted: a directory, a Hugging Face id, or 'bundled'.",
+    ),
+]  # fmt: skip
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft", envvar="FORETOKEN_DRAFT", metavar="NAME_OR_DIR", rich_help_panel=MODELS,
+        help="The draft model of --method draft_model, of the target's vocabulary; 'bundled/draft' for the bundled one.",
+    ),
+]  # fmt: skip
+Device = Annotated[
+    str, typer.Option("--device", envvar="FORETOKEN_DEVICE", rich_help_panel=MODELS, help="cpu, cuda, cuda:1, ...")
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", envvar="FORETOKEN_DTYPE", rich_help_panel=MODELS,
+        help="float32, bfloat16, float16 or auto (the checkpoint's own). Default: float32 on the CPU, auto elsewhere.",
+    ),
+]  # fmt: skip
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map", envvar="FORETOKEN_DEVICE_MAP", metavar="auto|JSON", rich_help_panel=MODELS,
+        help="Accelerate's device map, for models larger than one device.",
+    ),
+]  # fmt: skip
+Implementation = Annotated[
+    str,
+    typer.Option(
+        "--implementation", envvar="FORETOKEN_IMPLEMENTATION", metavar="auto|transformers|lean|native",
+        rich_help_panel=MODELS, help="What runs the models; auto takes the fastest that can.",
+    ),
+]  # fmt: skip
+Width = Annotated[
+    int,
+    typer.Option(
+        "--width", envvar="FORETOKEN_WIDTH", metavar="N", rich_help_panel=MODELS,
+        help="Run every pass, plain ones too, with N rows, so that bfloat16 texts agree bit for bit. 0: off.",
+    ),
+]  # fmt: skip
+Method = Annotated[
+    str | None,
+    typer.Option(
+        "--method", envvar="FORETOKEN_METHOD", metavar="NAME", rich_help_panel=SPECULATION,
+        help="How to guess; 'foretoken methods' lists them. Default: draft_model with the bundled target or with "
+        "--draft, prediction with --prediction, else none.",
+    ),
+]  # fmt: skip
+NumSpeculativeTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--num-speculative-tokens", envvar="FORETOKEN_NUM_SPECULATIVE_TOKENS", metavar="N", rich_help_panel=SPECULATION,
+        help="The most tokens guessed in a line. Default: the method's own.",
+    ),
+]  # fmt: skip
+Verify = Annotated[
+    str | None,
+    typer.Option(
+        "--verify", envvar="FORETOKEN_VERIFY", metavar="coupled|exact|rejection", rich_help_panel=SPECULATION,
+        help="How guesses are checked. Default: coupled, the same text with any method.",
+    ),
+]  # fmt: skip
+SpeculativeConfig = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config", envvar="FORETOKEN_SPECULATIVE_CONFIG", metavar="JSON", rich_help_panel=SPECULATION,
+        help='The same and the method\'s other options as JSON, e.g. \'{"method": "ngram", "prompt_lookup_max": 4}\'.',
+    ),
+]  # fmt: skip
+Temperature = Annotated[
+    float, typer.Option("--temperature", rich_help_panel=SAMPLING, help="0 is greedy.", envvar="FORETOKEN_TEMPERATURE")
+]
+Seed = Annotated[
+    int | None,
+    typer.Option(
+        "--seed", envvar="FORETOKEN_SEED", rich_help_panel=SAMPLING,
+        help="The same seed gives the same text. Default: a fresh one, told in the figures.",
+    ),
+]  # fmt: skip
+MaxNewTokens = Annotated[
+    int,
+    typer.Option("--max-new-tokens", envvar="FORETOKEN_MAX_NEW_TOKENS", metavar="N", rich_help_panel=SAMPLING,
+                 help="The most tokens to write."),
+]  # fmt: skip
+Json = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON object instead.")]
+Output = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", rich_help_panel=OUTPUT,
+                 help="Write to FILE instead of standard output."),
+]  # fmt: skip
+NoColor = Annotated[
+    bool, typer.Option("--no-color", rich_help_panel=OUTPUT, help="No colours; the variable NO_COLOR says so too.")
+]

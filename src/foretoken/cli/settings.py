@@ -1,0 +1,178 @@
+"""From options as they were typed to what the API takes. Mistakes are ConfigErrors, found before anything is loaded."""
+
+import json
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from foretoken.cli.output import waiting
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken import Engine, SamplingParams
+
+BUNDLED = ("bundled", "bundled/target")
+FLAGS = {  # option -> key of a speculative configuration
+    "method": "method",
+    "draft": "model",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "verify": "verify",
+}
+
+
+def quiet() -> None:
+    """Silence what the libraries underneath print while they load; foretoken says itself what a user must know."""
+    import warnings
+
+    for name, value in {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore")
+
+
+def load_engine(options: dict[str, Any], speculative: Any) -> "Engine":
+    """The engine of the options of floor "Models"."""
+    quiet()
+    with waiting(f"loading {options['target']}", no_color=options["no_color"]):
+        from foretoken import Engine
+
+        return Engine.load(
+            options["target"],
+            speculative=speculative,
+            device=options["device"],
+            dtype=options["dtype"],
+            device_map=device_map(options["device_map"]),
+            implementation=options["implementation"],
+            width=options["width"],
+        )
+
+
+def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str, Any]:
+    """One speculative configuration from --speculative-config and the flags; a flag that contradicts it is refused."""
+    options = ctx.params
+    merged = json_object(options["speculative_config"], "--speculative-config")
+    config_typed = _typed(ctx, "speculative_config")
+    for option, key in FLAGS.items():
+        value = draft_name(options[option]) if option == "draft" else options[option]
+        if value is None:
+            continue
+        if key in merged and merged[key] != value and _typed(ctx, option) == config_typed:
+            flag = "--" + option.replace("_", "-")
+            raise ConfigError(
+                f"{flag} {value} contradicts --speculative-config, where {key} = {merged[key]!r}: drop one"
+            )
+        if key not in merged or _typed(ctx, option) or not config_typed:  # what was typed beats the environment
+            merged[key] = value
+    merged.setdefault("method", default_method(options["target"], merged.get("model"), has_prediction=has_prediction))
+    check_method(merged, options["target"])
+    if merged["method"] == "prediction" and not has_prediction:
+        raise ConfigError("--method prediction needs the guess: give --prediction TEXT or --prediction-file FILE")
+    if has_prediction and merged["method"] != "prediction":
+        raise ConfigError(f"--prediction is read by --method prediction alone, not by {merged['method']!r}: drop one")
+    return merged
+
+
+def default_method(target: str, draft: str | None, *, has_prediction: bool = False) -> str:
+    """The method where none is named."""
+    if has_prediction and draft is None:
+        return "prediction"
+    return "draft_model" if draft is not None or target in BUNDLED else "none"
+
+
+def check_method(config: dict[str, Any], target: str) -> None:
+    """Refuse, before anything is loaded, what the method's configuration refuses, and drafts missing or not read."""
+    from foretoken import METHODS, speculative_config
+
+    name = config["method"]
+    if name in METHODS and name != "draft_model" and config.get("model") is not None:
+        raise ConfigError(f"--draft {config['model']} is read by --method draft_model alone, not by {name!r}: drop one")
+    speculative_config(config)
+    if name == "draft_model" and config.get("model") is None and target not in BUNDLED:
+        raise ConfigError(
+            f"--method draft_model needs --draft NAME_OR_DIR with --target {target}: the bundled draft, --draft "
+            "bundled/draft, speaks the bundled target's tokens alone"
+        )
+
+
+def sampling(options: dict[str, Any]) -> "SamplingParams":
+    """SamplingParams of the options of floor "Sampling"."""
+    from foretoken import SamplingParams
+
+    fields = {key: options[key] for key in SamplingParams.__dataclass_fields__ if key in options}
+    fields["stop"] = tuple(options["stop"] or ())
+    fields["logit_bias"] = _logit_bias(options["logit_bias"])
+    return SamplingParams(**fields)
+
+
+def _logit_bias(text: str | None) -> dict[int, float]:
+    given = json_object(text, "--logit-bias")
+    bias = {}
+    for token, value in given.items():
+        if not token.strip().isdecimal() or isinstance(value, bool) or not isinstance(value, (int, float)):
+            raise ConfigError(
+                f"--logit-bias: {token!r}: {value!r}; expected token ids and numbers, e.g. '{{\"42\": -5.0}}'"
+            )
+        bias[int(token)] = float(value)
+    return bias
+
+
+def device_map(text: str | None) -> str | dict[str, Any] | None:
+    """A name such as "auto", or a JSON object."""
+    if text is not None and text.lstrip().startswith("{"):
+        return json_object(text, "--device-map")
+    return text
+
+
+def json_object(text: str | None, option: str) -> dict[str, Any]:
+    """The object of an option; empty where the option was not given."""
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{option} is not JSON ({error}): {text!r}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option} must be a JSON object, e.g. '{{\"key\": 1}}', not {text!r}")
+    return value
+
+
+def read_text(file: str, option: str) -> str:
+    """A text file, or standard input for ``-``, exactly as it is."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot read {file!r}: {error.strerror}") from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option}: {file!r} is not UTF-8 text (byte {error.start})") from None
+
+
+def one_text(text: str | None, file: str | None, name: str) -> str | None:
+    """The text of an option or argument that can also come from a file; both is a mistake."""
+    if text is not None and file is not None:
+        raise ConfigError(f"{name} is given twice, as text and by --{name}-file {file}: drop one of the two")
+    if file is not None:
+        return read_text(file, f"--{name}-file")
+    if text == "-":
+        return read_text("-", name)
+    if text is not None and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(f"{name}: {text!a} is not UTF-8 text")
+    return text
+
+
+def draft_name(draft: str | None) -> str | None:
+    """As the API spells it: "bundled" alone is the bundled target."""
+    return "bundled/draft" if draft == "bundled" else draft
+
+
+def _typed(ctx: typer.Context, name: str) -> bool:
+    """Whether an option was typed, rather than taken from the environment."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

@@ -1,0 +1,120 @@
+"""The bench report for people."""
+
+import shutil
+import sys
+from typing import TYPE_CHECKING, Any, Literal
+
+from foretoken.cli.output import has_color
+
+if TYPE_CHECKING:
+    from foretoken.bench import BenchReport, Figures, MethodReport
+
+WIDE = 128
+COLUMNS: dict[str, Literal["left", "right"]] = {
+    "method": "left", "prompts": "left", "tok/s": "right", "speedup": "right", "length": "right", "rate": "right",
+    "c": "right", "v": "right", "model": "right", "of limit": "right", "outside": "right", "looped": "right",
+    "same": "right",
+}  # fmt: skip
+NOT_IF_NARROW = {"prompts", "rate", "model", "of limit", "outside", "looped"}
+NOTES = (
+    "speedup: tokens/s against plain decoding of the same prompts, in brackets 95 % by paired bootstrap over prompts.\n"
+    "length: mean acceptance length, 1 + accepted / steps. c, v: one guess and one verifying pass, in plain passes.\n"
+    "model: the speedup that length / (v + guesses * c) predicts. outside: time outside model passes. looped: prompts cut\n"
+    "at their first loop (a 16-gram seen three times), on both sides. same: prompts whose tokens are all identical.\n"
+    "of limit: weight bytes / time of a pass / memory read measured here; above 100 % the weights stay in the cache."
+)
+
+
+def show(report: "BenchReport", *, no_color: bool) -> None:
+    """One table a temperature, then the acceptance by position, and what was measured on what."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=_width())
+    wide = console.width >= WIDE
+    columns = {name: justify for name, justify in COLUMNS.items() if wide or name not in NOT_IF_NARROW}
+    for at in report.temperatures:
+        title = f"temperature {at.temperature:g}"
+        table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for name, justify in columns.items():
+            table.add_column(name, justify=justify, no_wrap=True)
+        for method in at.methods:
+            for figures in [method.overall, *(method.categories if len(method.categories) > 1 else [])]:
+                cells = _cells(method, figures)
+                style = "bold" if figures is method.overall else None
+                table.add_row(*(escape(cells.get(name, "")) for name in columns), style=style)
+            table.add_section()
+        console.print(table)
+        for method in at.methods:
+            rates = method.overall.conditional_acceptance_per_pos
+            if rates:
+                listed = "  ".join(f"{rate:.2f}" for rate in rates)
+                console.print(
+                    f"{method.label}: accepted by position, given the one before it: {listed}", soft_wrap=True
+                )
+    different = [method.label for at in report.temperatures for method in at.methods if not method.identical_expected]
+    if different:
+        names = ", ".join(dict.fromkeys(different))
+        console.print(f"{names}: another text of the same law is expected, not the same tokens.")
+    console.print(NOTES if wide else "A wider terminal (128 columns) or --json shows all figures, and what they mean.")
+    for line in _about(report):
+        console.print(line, soft_wrap=True)
+
+
+def _width() -> int | None:
+    """None, the terminal's own, on one of at least 80 columns; else wide enough for all."""
+    columns = shutil.get_terminal_size().columns
+    return None if sys.stdout.isatty() and columns >= 80 else WIDE
+
+
+def _cells(method: "MethodReport", f: "Figures") -> dict[str, str]:
+    """Column to text; plain decoding has no cells for guesses."""
+    cells = {
+        "method": method.label if f is method.overall else f"  {f.category}",
+        "prompts": str(f.num_prompts),
+        "tok/s": f"{f.tokens_per_second:.1f}",
+        "of limit": _number(f.share_of_bandwidth, "{:.0%}"),
+        "outside": _number(f.share_outside_forwards, "{:.1%}"),
+        "looped": f"{f.share_looped:.0%}",
+    }
+    if method.config["method"] == "none":
+        return {**cells, "speedup": "1"}
+    return {
+        **cells,
+        "speedup": f"{f.speedup.value:.2f} [{f.speedup.low:.2f}, {f.speedup.high:.2f}]",
+        "length": f"{f.mean_acceptance_length:.2f}",
+        "rate": f"{f.acceptance_rate:.0%}",
+        "c": _number(f.draft_cost, "{:.3f}"),
+        "v": _number(f.verify_cost, "{:.2f}"),
+        "model": _number(f.predicted_speedup, "{:.2f}"),
+        "same": f"{f.num_identical}/{f.num_prompts}",
+    }
+
+
+def _about(report: "BenchReport") -> list[str]:
+    s: dict[str, Any] = report.settings
+    p = report.provenance
+    ran = [
+        f"{s['target']} ({s['architecture']}, {s['weight_bytes'] / 1e6:.1f} MB a pass)", s["implementation"], s["dtype"],
+        f"{p['torch_threads']} threads",
+        f"{s['num_prompts']} prompts x {s['max_new_tokens']} tokens x {s['rounds']} rounds",
+        f"seed {s['seed']}",
+    ]  # fmt: skip
+    if s["width"]:
+        ran.append(f"width {s['width']}")
+    if s["num_prompts_too_long"]:
+        ran.append(f"{s['num_prompts_too_long']} prompts longer than the context left out")
+    on = [p["machine"]["processor"], f"peak memory {report.peak_rss_bytes / 2**20:.0f} MiB"]
+    if report.dram_read_bytes_per_second is not None:
+        on.append(f"DRAM read {report.dram_read_bytes_per_second / 1e9:.1f} GB/s")
+    on.append(f"foretoken {p['versions']['foretoken']}, torch {p['versions']['torch']}")
+    if p["git_revision"]:
+        commit, changes, _ = p["git_revision"].partition("+changes")
+        on.append(f"revision {commit[:12]}{' with uncommitted changes' if changes else ''}")
+    return [" · ".join(ran), " · ".join(on)]
+
+
+def _number(value: float | None, form: str) -> str:
+    return "-" if value is None else form.format(value)

@@ -1,0 +1,123 @@
+"""Measuring with table models: exact, in milliseconds."""
+
+import json
+from collections.abc import Sequence
+
+import pytest
+
+from foretoken.bench import Item, parse_method, run_bench
+from foretoken.bench.run import measure
+from foretoken.cli.output import as_json
+from foretoken.draft.model import DraftModel
+from foretoken.engine.engine import Engine
+from foretoken.errors import ConfigError
+from foretoken.model.table import TableLM
+from foretoken.sampling import SamplingParams
+
+
+class Letters:
+    """A tokenizer of sixteen letters."""
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        return [ord(letter) % 16 for letter in text]
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        return "".join(chr(97 + token) for token in token_ids)
+
+
+@pytest.fixture
+def engine() -> Engine:
+    return Engine(TableLM(16, seed=3, sharpness=2.0, max_positions=64), Letters())
+
+
+ITEMS = [Item(i, "ab"[i % 2], "hello world"[i:], "text", "abcab" if i < 2 else None) for i in range(4)]
+
+
+def test_every_lane_decodes_every_prompt_and_agrees(engine: Engine) -> None:
+    seen: list[tuple[int, int]] = []
+    found = run_bench(
+        engine, ITEMS, ["ngram:3", "ngram:3:exact", "prediction"], temperatures=[0.0, 1.0], max_new_tokens=20, rounds=2,
+        seed=5, progress=lambda done, total: seen.append((done, total)),
+    )  # fmt: skip
+    assert [at.temperature for at in found.temperatures] == [0.0, 1.0]
+    for at in found.temperatures:
+        none, ngram, exact, prediction = at.methods
+        assert [method.label for method in at.methods] == ["none", "ngram:3", "ngram:3:exact", "prediction"]
+        assert none.overall.num_tokens == ngram.overall.num_tokens == exact.overall.num_tokens
+        assert ngram.overall.num_identical == exact.overall.num_identical == 4
+        assert (prediction.overall.num_prompts, prediction.overall.num_identical) == (2, 2)
+        assert none.overall.mean_acceptance_length == 1.0
+        assert ngram.config["num_speculative_tokens"] == 3
+    runs = 2 * 2 * (4 * 3 + 2)
+    assert seen == [(done, runs) for done in range(runs + 1)]
+    assert len(found.prompts) == 2 * (4 * 3 + 2)
+    parsed = json.loads(as_json(found.to_dict()))
+    assert parsed.keys() == {
+        "settings",
+        "dram_read_bytes_per_second",
+        "temperatures",
+        "prompts",
+        "peak_rss_bytes",
+        "provenance",
+    }
+    assert parsed["provenance"].keys() >= {"argv", "time", "versions", "machine", "git_revision"}
+    assert parsed["peak_rss_bytes"] > 1 << 20
+
+
+def test_a_measured_run_adds_up(engine: Engine) -> None:
+    lane = Engine(engine.model, Letters(), speculative={"method": "draft_model", "num_speculative_tokens": 4},
+                  method=DraftModel(TableLM(16, seed=3, sharpness=2.0, blur=0.3)))  # fmt: skip
+    run = measure(lane, [1, 2, 3], SamplingParams(seed=1, max_new_tokens=30))
+    assert len(run.token_ids) == sum(step.num_tokens for step in run.steps) == 30
+    assert all(step.num_accepted_tokens <= step.num_draft_tokens <= 4 for step in run.steps)
+    assert all(step.num_tokens <= step.num_accepted_tokens + 1 for step in run.steps)
+    assert 0 < run.seconds_draft_forward <= sum(step.seconds_draft for step in run.steps)
+    assert all(seconds >= step.seconds * 0.99 for seconds, step in zip(run.seconds_of(), run.steps, strict=True))
+    assert "forward" not in vars(lane.method.model)  # type: ignore[attr-defined]
+
+
+def test_plain_is_measured_even_if_not_named_and_only_once(engine: Engine) -> None:
+    for methods in ([], ["none"], ["none", "none"]):
+        found = run_bench(engine, ["hello"], methods, max_new_tokens=5)
+        assert [method.label for method in found.temperatures[0].methods] == ["none"]
+
+
+def test_prompts_that_do_not_fit_are_left_out_and_counted(engine: Engine) -> None:
+    found = run_bench(engine, [*ITEMS, Item(9, "a", "x" * 64, "text")], [], max_new_tokens=4)
+    assert found.settings["num_prompts_too_long"] == 1
+    assert found.temperatures[0].methods[0].overall.num_prompts == 4
+    with pytest.raises(ConfigError, match="none of 1 prompts fits"):
+        run_bench(engine, [Item(9, "a", "x" * 64, "text")], [], max_new_tokens=4)
+
+
+def test_methods_with_options() -> None:
+    method = parse_method("draft_model:7:rejection", draft="some/draft")
+    assert method.label == "draft_model:7:rejection"
+    assert method.config.resolved() == {
+        "method": "draft_model", "model": "some/draft", "num_speculative_tokens": 7, "verify": "rejection",
+    }  # fmt: skip
+    assert parse_method("ngram", draft="x", verify="exact").config.verify == "exact"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("ngrams", "did you mean 'ngram'"),
+        ("ngram:0", "between 1 and 64"),
+        ("ngram:", "METHOD"),
+        ("ngram:exakt", "'exact'"),
+    ],
+)
+def test_wrong_methods(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_method(text)
+    assert said in str(caught.value)
+
+
+def test_wrong_settings(engine: Engine) -> None:
+    with pytest.raises(ConfigError, match="given twice"):
+        run_bench(engine, ITEMS, ["ngram", "ngram"])
+    with pytest.raises(ConfigError, match="rounds = 0"):
+        run_bench(engine, ITEMS, [], rounds=0)
+    with pytest.raises(ConfigError, match="temperature = -1"):
+        run_bench(engine, ITEMS, [], temperatures=[-1.0])

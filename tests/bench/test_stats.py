@@ -1,0 +1,103 @@
+"""The arithmetic, against values worked out by hand; the bootstrap against draws whose truth is known."""
+
+import math
+
+import numpy as np
+import pytest
+
+from foretoken.bench import stats
+from foretoken.bench.stats import Costs, Pair
+
+
+def test_loop_begins_at_the_second_occurrence_of_a_16_gram_seen_three_times() -> None:
+    block = list(range(100, 116))  # 16 tokens
+    text = [1, 2, 3, *block, 4, *block, 5]
+    assert stats.first_loop(text) is None  # seen twice
+    assert stats.first_loop([*text, *block]) == 3 + 16 + 1
+    assert stats.first_loop([*text, *block[:15]]) is None
+    # A period of one token: the 16-gram is seen a third time at token 18 of the run.
+    assert stats.first_loop([7, *[0] * 17]) is None
+    assert stats.first_loop([7, *[0] * 18]) == 2
+    # A period of three: occurrences may overlap.
+    assert stats.first_loop([9, 9, *[1, 2, 3] * 7, 1]) == 2 + 3
+    assert stats.first_loop([]) is None
+
+
+def test_loop_of_other_sizes() -> None:
+    assert stats.first_loop([1, 2, 1, 2], ngram=2, times=2) == 2
+    assert stats.first_loop([1, 2, 3, 1, 2], ngram=2, times=2) == 3
+
+
+def test_median_and_ratio() -> None:
+    assert stats.median([3, 1, 2]) == 2
+    assert stats.median([4, 1, 2, 3]) == 2.5
+    assert stats.median([]) is None
+    assert stats.ratio(3, 2) == 1.5
+    assert stats.ratio(3, 0) is stats.ratio(None, 2) is stats.ratio(3, None) is None
+
+
+def test_rates_are_conditional_on_the_position_before() -> None:
+    # Guessed, accepted: three steps of three guesses and one of one.
+    steps = [(3, 3), (3, 1), (3, 0), (1, 1)]
+    assert stats.conditional_rates(steps) == [3 / 4, 1 / 2, 1 / 1]
+    # A step that guessed only one says nothing of position two, though its guess was accepted.
+    assert stats.conditional_rates([(1, 1), (2, 1)]) == [1.0, 0.0]
+    assert stats.conditional_rates([(0, 0)]) == []
+
+
+def test_speedup_is_the_ratio_of_summed_times_where_tokens_agree() -> None:
+    pairs = [Pair(10, 2.0, 10, 1.0), Pair(30, 4.0, 30, 2.0)]
+    assert stats.speedup(pairs) == pytest.approx(2.0)
+    pairs = [Pair(10, 1.0, 10, 1.0), Pair(10, 9.0, 10, 1.0)]
+    assert stats.speedup(pairs) == pytest.approx(10 / 2)  # not the mean of 1 and 9 by luck: (1 + 9) / 2 prompts
+    # Other numbers of tokens on both sides: tokens per second over tokens per second.
+    assert stats.speedup([Pair(100, 10.0, 50, 2.5)]) == pytest.approx(20 / 10)
+    assert math.isnan(stats.speedup([]))
+
+
+def test_bootstrap_is_deterministic_in_its_seed() -> None:
+    pairs = [Pair(10, 1.0 + i % 3, 10, 0.5 + i % 2) for i in range(12)]
+    assert stats.bootstrap(pairs, seed=1) == stats.bootstrap(pairs, seed=1)
+    assert stats.bootstrap(pairs, seed=1) != stats.bootstrap(pairs, seed=2)
+
+
+def test_bootstrap_of_equal_ratios_is_a_point_and_of_one_prompt_the_value() -> None:
+    # Prompts of very different length, but always twice as fast: drawing pairs together leaves no spread.
+    pairs = [Pair(n, n * 0.2, n, n * 0.1) for n in (5, 50, 500)]
+    interval = stats.bootstrap(pairs)
+    assert interval.low == pytest.approx(interval.high) == pytest.approx(2.0)
+    one = stats.bootstrap(pairs[:1])
+    assert one.low == one.value == one.high
+
+
+def sample(random: np.random.Generator, size: int) -> list[Pair]:
+    """Prompts of lengths 20 to 200 and speedups of 2 in the mean, 0.5 standard deviation."""
+    tokens = random.integers(20, 200, size)
+    factor = random.normal(2.0, 0.5, size).clip(0.5)
+    return [Pair(int(n), n * 0.01, int(n), n * 0.01 / f) for n, f in zip(tokens, factor, strict=True)]
+
+
+def covered(random: np.random.Generator, truth: float) -> float:
+    """Share of 200 intervals that hold the truth."""
+    hits = 0
+    for trial in range(200):
+        interval = stats.bootstrap(sample(random, 40), seed=trial, resamples=300)
+        hits += interval.low <= truth <= interval.high
+    return hits / 200
+
+
+def test_bootstrap_intervals_cover_the_truth() -> None:
+    """True coverage is a little below 95 %; by the binomial law 200 trials at 92 % fall below 86 % once in 500 times."""
+    random = np.random.default_rng(0)
+    truth = stats.speedup(sample(random, 40_000))
+    assert covered(random, truth) >= 0.86
+    # Negative control: an interval around something else must not "cover" it.
+    assert covered(random, truth * 1.15) < 0.6
+
+
+def test_cost_model() -> None:
+    free = Costs(draft=0.0, verify=1.0, overhead=0.0, plain_overhead=0.0)
+    assert stats.predicted_speedup(3.0, 5.0, free) == 3.0
+    costs = Costs(draft=0.1, verify=1.2, overhead=0.3, plain_overhead=0.1)
+    assert stats.predicted_speedup(3.4, 5.0, costs) == pytest.approx(3.4 / 1.7)
+    assert stats.predicted_speedup(3.4, 5.0, costs, overhead=True) == pytest.approx(3.4 * 1.1 / 2.0)

@@ -1,0 +1,82 @@
+"""Reading prompts: our format, Spec-Bench's, and what is neither."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretoken.bench.suite import Item, load_suite, select
+from foretoken.errors import ConfigError
+
+
+def written(folder: Path, *records: object) -> Path:
+    """A JSONL file."""
+    file = folder / "suite.jsonl"
+    file.write_text("\n".join(record if isinstance(record, str) else json.dumps(record) for record in records) + "\n")
+    return file
+
+
+def test_our_format(tmp_path: Path) -> None:
+    file = written(
+        tmp_path,
+        {"question_id": 3, "category": "code", "format": "text", "turns": ["def f("], "reference": "x"},
+        {"question_id": 4, "category": "copy", "format": "chat", "turns": ["Repeat: a"], "prediction": "a"},
+    )
+    assert load_suite(file) == [
+        Item(3, "code", "def f(", "text", None),
+        Item(4, "copy", "Repeat: a", "chat", "a"),
+    ]
+
+
+def test_spec_bench_questions(tmp_path: Path) -> None:
+    """Lines as in Spec-Bench's question.jsonl: two turns, sometimes references as a list, no format."""
+    file = written(
+        tmp_path,
+        {"question_id": 81, "category": "writing", "turns": ["Compose a post.", "Rewrite it."]},
+        {"question_id": 401, "category": "math_reasoning", "turns": ["1 + 1?"], "reference": ["2"]},
+        "",
+    )
+    first, second = load_suite(str(file))
+    assert first == Item(81, "writing", "Compose a post.", "chat", None)
+    assert (second.category, second.format) == ("math_reasoning", "chat")
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "line 2: not JSON"),
+        ({"prompt": "x"}, "line 2: expected an object with 'turns'"),
+        ([1], "expected an object with 'turns'"),
+        ({"turns": []}, "expected an object with 'turns'"),
+        ({"turns": [""]}, "expected an object with 'turns'"),
+        ({"turns": ["x"], "format": "markdown"}, "format = 'markdown' must be 'text' or 'chat'"),
+        ({"turns": ["x"], "prediction": 3}, "prediction must be a text"),
+    ],
+)
+def test_a_wrong_line_is_named(tmp_path: Path, line: object, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        load_suite(written(tmp_path, {"turns": ["ok"]}, line))
+    assert said in str(caught.value)
+
+
+def test_missing_empty_and_binary_files(tmp_path: Path) -> None:
+    for name, content, said in [
+        ("no", None, "cannot be read"),
+        ("empty", b"\n", "is empty"),
+        ("bin", b"\xff", "UTF-8"),
+    ]:
+        if content is not None:
+            (tmp_path / name).write_bytes(content)
+        with pytest.raises(ConfigError) as caught:
+            load_suite(tmp_path / name)
+        assert said in str(caught.value)
+
+
+def test_select_by_category_and_limit() -> None:
+    items = [Item(i, "ab"[i % 2], "x") for i in range(8)]
+    assert [item.question_id for item in select(items, limit=2)] == [0, 1, 2, 3]
+    assert [item.question_id for item in select(items, categories=["b"], limit=3)] == [1, 3, 5]
+    with pytest.raises(ConfigError, match="unknown category 'c'"):
+        select(items, categories=["c"])
+    with pytest.raises(ConfigError, match="limit = 0"):
+        select(items, limit=0)

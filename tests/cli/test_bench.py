@@ -1,0 +1,137 @@
+"""``foretoken bench`` on tiny models: the table, the JSON report, the mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Invoke
+from tests.cli.test_errors import one_line
+
+
+@pytest.fixture
+def suite(tmp_path: Path) -> Path:
+    """Three prompts of two categories, one with a prediction."""
+    file = tmp_path / "suite.jsonl"
+    records = [
+        {"question_id": 1, "category": "code", "format": "text", "turns": ["def total(values):"]},
+        {"question_id": 2, "category": "copy", "turns": ["Repeat: the class"], "prediction": "the class"},
+        {"question_id": 3, "category": "copy", "turns": ["Repeat: return", "and again"], "prediction": "return"},
+    ]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+@pytest.fixture
+def bench(invoke: Invoke, models: dict[str, Path], suite: Path) -> Invoke:
+    """The command on the tiny target."""
+
+    def run(*args: object, **options: object) -> object:
+        target = ["--target", models["target"], "--implementation", "lean", "--suite", suite, "--no-bandwidth"]
+        return invoke("bench", *target, "--max-new-tokens", 12, *args)
+
+    return run
+
+
+def test_report(bench: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
+    methods = "none,draft_model:3,draft_model:3:rejection,ngram,prediction"
+    file = tmp_path / "report.json"
+    result = bench(
+        "--draft",
+        models["draft"],
+        "--methods",
+        methods,
+        "--temperature",
+        0,
+        "--temperature",
+        1,
+        "--json",
+        "--output",
+        file,
+    )
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    assert json.loads(file.read_text())["prompts"] == found["prompts"]
+    assert found["settings"]["implementation"] == "lean"
+    greedy, sampled = found["temperatures"]
+    for at in (greedy, sampled):
+        assert [method["label"] for method in at["methods"]] == methods.split(",")
+        for method in at["methods"]:
+            overall = method["overall"]
+            wanted = 2 if method["label"] == "prediction" else 3
+            assert overall["num_prompts"] == sum(part["num_prompts"] for part in method["categories"]) == wanted
+            assert overall["num_tokens"] == sum(part["num_tokens"] for part in method["categories"]) == 12 * wanted
+            assert overall["speedup"]["low"] <= overall["speedup"]["value"] <= overall["speedup"]["high"]
+            if method["identical_expected"]:
+                assert overall["num_identical"] == wanted
+    rejection = [at["methods"][2]["identical_expected"] for at in (greedy, sampled)]
+    assert rejection == [True, False]
+
+
+def test_table(bench: Invoke) -> None:
+    result = bench("--methods", "ngram:4", "--limit", 1)
+    assert (result.exit_code, result.stderr) == (0, "")
+    for part in ("temperature 0", "none", "ngram:4", "code", "copy", "speedup", "2/2", "lean", "peak memory"):
+        assert part in result.stdout
+    assert "prediction" not in result.stdout
+
+
+def test_default_methods(bench: Invoke, models: dict[str, Path]) -> None:
+    found = json.loads(bench("--draft", models["target"], "--json").stdout)
+    labels = [method["label"] for method in found["temperatures"][0]["methods"]]
+    assert labels == ["none", "draft_model", "ngram", "prediction"]
+    draft = found["temperatures"][0]["methods"][1]["overall"]
+    assert draft["acceptance_rate"] == 1.0
+    assert set(draft["conditional_acceptance_per_pos"]) == {1.0}
+    labels = [
+        method["label"]
+        for method in json.loads(bench("--json", "--categories", "code").stdout)["temperatures"][0]["methods"]
+    ]
+    assert labels == ["none", "ngram"]
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--methods", "ngrm"], "did you mean 'ngram'?"),
+        (["--methods", "draft_model"], "needs --draft NAME_OR_DIR"),
+        (["--draft", "x", "--methods", "ngram"], "add it to --methods or drop --draft"),
+        (["--categories", "code,cpoy"], "unknown category 'cpoy'; did you mean 'copy'?"),
+        (["--categories", "code", "--methods", "prediction"], "needs prompts with a 'prediction'"),
+        (["--limit", "0"], "limit = 0 must be at least 1"),
+        (["--rounds", "0"], "rounds = 0"),
+        (["--threads", "0"], "--threads 0 must be at least 1"),
+        (["--temperature", "-1"], "temperature = -1.0 must be at least 0"),
+        (["--suite", "/nonexistent"], "suite '/nonexistent' cannot be read"),
+        (["--output", "/nonexistent/x"], "cannot be written"),
+        (["--verify", "couple"], "did you mean 'coupled'?"),
+    ],
+)
+def test_mistakes(bench: Invoke, args: list[str], said: str) -> None:
+    result = bench(*args)
+    assert said in one_line(result.stderr)
+    assert (result.exit_code, result.stdout) == (2, "")
+
+
+def test_a_narrow_terminal_gets_a_narrow_table(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from foretoken.bench import Item, run_bench
+    from foretoken.cli import tables
+    from foretoken.engine.engine import Engine
+    from foretoken.model.table import TableLM
+    from tests.bench.test_run import Letters
+
+    engine = Engine(TableLM(16, seed=3, max_positions=64), Letters())
+    report = run_bench(
+        engine,
+        [Item(0, "reasoning", "abc", "text", "abc"), Item(1, "b", "abc", "text")],
+        ["prediction:16:rejection", "ngram:8:rejection"],
+    )
+    for width, shown in [(80, False), (tables.WIDE, True)]:
+        monkeypatch.setattr(tables, "_width", lambda width=width: width)
+        tables.show(report, no_color=True)
+        text = capsys.readouterr().out
+        assert max(map(len, text.splitlines()[:10])) <= width
+        assert ("outside" in text.splitlines()[2]) == shown
+        assert "…" not in text

@@ -1,0 +1,162 @@
+"""Every mistake: one line on stderr that names what was given, and the right exit status."""
+
+import errno
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from foretoken.cli import errors
+from foretoken.errors import ConfigError, ModelError, PromptError
+from tests.cli import checkpoint
+from tests.cli.conftest import Invoke
+
+USAGE, FAILURE = 2, 1
+
+MISTAKES: list[tuple[list[str], str]] = [
+    (["hi", "--temperatur", "1"], "unknown option '--temperatur'; did you mean '--temperature'?"),
+    (["hi", "--zzzzz"], "unknown option '--zzzzz'; see 'foretoken generate --help'"),
+    (["hi", "--top-k", "many"], "--top-k"),
+    (["hi", "more"], "(more)"),
+    (["hi", "--temperature", "-1"], "temperature = -1.0 must be at least 0"),
+    (["hi", "--top-p", "0"], "top_p = 0.0 must be in (0, 1]"),
+    (["hi", "--max-new-tokens", "0"], "max_new_tokens = 0 must be at least 1"),
+    (["hi", "--method", "ngrams"], "method = 'ngrams' is not a method; did you mean 'ngram'?"),
+    (["hi", "--verify", "rejections"], "did you mean 'rejection'?"),
+    (["hi", "--implementation", "leann"], "did you mean 'lean'?"),
+    (["hi", "--dtype", "float31"], "did you mean 'float32'?"),
+    (["hi", "--device", "gpu"], "device 'gpu' cannot be used here"),
+    (
+        ["hi", "--method", "ngram", "--num-speculative-tokens", "0"],
+        "num_speculative_tokens = 0 must be between 1 and 64",
+    ),
+    (["hi", "--method", "ngram", "--width", "3"], "width = 3 must be 0 (off) or at least 6"),
+    (["hi", "--method", "draft_model"], "needs --draft NAME_OR_DIR"),
+    (["hi", "--method", "ngram", "--draft", "x"], "--draft x is read by --method draft_model alone"),
+    (["hi", "--method", "prediction"], "give --prediction TEXT"),
+    (["hi", "--method", "ngram", "--prediction", "x"], "--prediction is read by --method prediction alone"),
+    (["hi", "--speculative-config", "{"], "--speculative-config is not JSON"),
+    (["hi", "--speculative-config", "[1]"], "must be a JSON object"),
+    (["hi", "--speculative-config", '{"method": "ngram", "promt_lookup_max": 2}'], "did you mean 'prompt_lookup_max'?"),
+    (["hi", "--speculative-config", '{"method": "ngram"}', "--method", "none"], "--method none contradicts"),
+    (["hi", "--logit-bias", '{"a": 1}'], "expected token ids and numbers"),
+    (["hi", "--output", "/nonexistent/out.txt"], "--output '/nonexistent/out.txt' cannot be written: No such file"),
+    (["hi", "--output", "/"], "Is a directory"),
+    (["hi", "--prompt-file", "x"], "prompt is given twice"),
+    (["--prompt-file", "/nonexistent"], "--prompt-file: cannot read '/nonexistent'"),
+    ([], "no prompt"),
+]
+
+
+def one_line(stderr: str) -> str:
+    """The only line, without the program's name."""
+    assert stderr.startswith("foretoken: ")
+    assert stderr.count("\n") == 1
+    return stderr.removeprefix("foretoken: ").rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("args", "said"), MISTAKES, ids=lambda value: " ".join(value) if isinstance(value, list) else ""
+)
+def test_wrong_options(generate: Invoke, args: list[str], said: str) -> None:
+    result = generate(*args)
+    assert said in one_line(result.stderr)
+    assert (result.exit_code, result.stdout) == (USAGE, "")
+
+
+def test_unknown_command(invoke: Invoke) -> None:
+    result = invoke("benhc")
+    assert one_line(result.stderr) == "unknown command 'benhc'; did you mean 'bench'?"
+    assert result.exit_code == USAGE
+
+
+@pytest.mark.parametrize(
+    ("args", "status", "said"),
+    [
+        (["--target", "truncated"], FAILURE, "download it again"),
+        (["--target", "absent"], FAILURE, "no weights"),
+        (["--target", "./nowhere"], FAILURE, "./nowhere does not exist"),
+        (["--target", "short"], FAILURE, "the prompt has 60 tokens"),
+        (["--target", "target", "--draft", "stranger"], FAILURE, "A draft model must share the target's vocabulary"),
+        (["--target", "plain", "--chat"], USAGE, "has no chat template"),
+    ],
+)
+def test_models_and_prompts(invoke: Invoke, models: dict[str, Path], args: list[str], status: int, said: str) -> None:
+    given = [str(models.get(arg, arg)) for arg in args]
+    result = invoke("generate", "x" * 60, *given)
+    assert said in one_line(result.stderr)
+    assert (result.exit_code, result.stdout) == (status, "")
+
+
+def test_empty_prompt(generate: Invoke) -> None:
+    result = generate("")
+    assert "the prompt is empty" in one_line(result.stderr)
+    assert result.exit_code == FAILURE
+
+
+def test_damaged_config(invoke: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
+    for name, damage in [
+        ("no JSON", lambda folder: (folder / "config.json").write_text("{")),
+        ("no type", lambda folder: checkpoint.change_config(folder, model_type="nothing")),
+        ("no tokenizer", lambda folder: [file.unlink() for file in folder.glob("tokenizer*")]),
+    ]:
+        folder = checkpoint.copy(models["target"], tmp_path / name)
+        damage(folder)
+        result = invoke("generate", "hi", "--target", folder)
+        assert one_line(result.stderr)
+        assert result.exit_code == FAILURE
+
+
+def test_prompt_that_is_not_text(generate: Invoke) -> None:
+    result = generate("a\udcffb")  # how Python hands over a byte that is not UTF-8
+    assert one_line(result.stderr) == r"prompt: 'a\udcffb' is not UTF-8 text"
+    result = generate("-", input=b"\xff\xfe\x00")
+    assert "is not UTF-8 text" in one_line(result.stderr)
+    assert result.exit_code == USAGE
+
+
+def test_a_full_disk_is_one_line(generate: Invoke) -> None:
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    result = generate("hi", "--max-new-tokens", 3, "--output", "/dev/full")
+    assert "'/dev/full': No space left on device" in result.stderr.splitlines()[-1]
+    assert result.exit_code == FAILURE
+
+
+def test_checking_an_output_leaves_it_as_it_was(generate: Invoke, tmp_path: Path) -> None:
+    there = tmp_path / "there.txt"
+    there.write_text("old")
+    generate("hi", "--temperature", "-1", "--output", there)
+    generate("hi", "--temperature", "-1", "--output", tmp_path / "new.txt")
+    assert [file.name for file in tmp_path.iterdir()] == ["there.txt"]
+    assert there.read_text() == "old"
+
+
+def raised(kind: Callable[[], BaseException]) -> tuple[str | None, int]:
+    """What is said of an error."""
+    return errors.explain(kind())
+
+
+def test_every_kind_of_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("FORETOKEN_TRACEBACK", raising=False)
+    assert raised(lambda: ConfigError("a")) == ("a", 2)
+    assert raised(lambda: ModelError("b")) == ("b", 1)
+    assert raised(lambda: PromptError("c")) == ("c", 1)
+    assert raised(KeyboardInterrupt) == (None, 130)
+    assert raised(BrokenPipeError) == (None, 1)
+    assert raised(lambda: OSError(errno.ENOSPC, "No space left on device", "f")) == (
+        "cannot read or write 'f': No space left on device",
+        1,
+    )
+    line, status = raised(lambda: MemoryError("12 GiB\nmore"))
+    assert status == 1
+    assert line is not None
+    assert line.startswith("out of memory: 12 GiB;")
+    line, status = raised(
+        lambda: RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried ...")
+    )
+    assert line is not None
+    assert line.startswith("out of memory")
+    line, status = raised(lambda: RuntimeError("first\nsecond"))
+    assert line == "internal error: RuntimeError: first; FORETOKEN_TRACEBACK=1 shows where"
+    assert status == 1

@@ -1,0 +1,107 @@
+"""Streams: tint on and off, control characters, closed pipes; and the pages made from the commands."""
+
+import io
+import json
+from pathlib import Path
+
+import pytest
+
+from foretoken.cli import helpdoc
+from foretoken.cli.output import RESET, TINT, PieceWriter, as_json, has_color
+from tests.cli.conftest import Invoke
+
+
+class Terminal(io.StringIO):
+    """A text stream that says it is a terminal."""
+
+    def isatty(self) -> bool:
+        return True
+
+
+class ClosedPipe(io.StringIO):
+    """A pipe whose reader has left."""
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError
+
+
+def test_runs_of_accepted_pieces_are_tinted_once() -> None:
+    stream = Terminal()
+    writer = PieceWriter(stream, tint=True)
+    for text, accepted in [("a", False), ("b", True), ("", False), ("c", True), ("d", False), ("e", True)]:
+        writer.write(text, accepted=accepted)
+    writer.close()
+    assert stream.getvalue() == f"a{TINT}bc{RESET}d{TINT}e{RESET}\n"
+
+
+def test_a_pipe_gets_the_text_alone_and_one_newline_at_the_end() -> None:
+    for pieces, wanted in [(["a", "b"], "ab\n"), (["a\n"], "a\n"), ([], ""), (["\x1b[2J"], "\x1b[2J\n")]:
+        stream = io.StringIO()
+        writer = PieceWriter(stream, tint=False)
+        for piece in pieces:
+            writer.write(piece, accepted=True)
+        writer.close()
+        assert stream.getvalue() == wanted
+
+
+def test_a_terminal_is_not_sent_what_it_would_obey() -> None:
+    stream = Terminal()
+    PieceWriter(stream, tint=False).write("a\x1b[2J\r\x07\x9b\tb\n", accepted=False)
+    assert stream.getvalue() == "a␛[2J␍␇�\tb\n"
+
+
+def test_colour_is_for_terminals_that_want_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("NO_COLOR", raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert has_color(Terminal(), False)
+    assert not has_color(Terminal(), True)
+    assert not has_color(io.StringIO(), False)
+    monkeypatch.setenv("NO_COLOR", "1")
+    assert not has_color(Terminal(), False)
+    monkeypatch.delenv("NO_COLOR")
+    monkeypatch.setenv("TERM", "dumb")
+    assert not has_color(Terminal(), False)
+
+
+def test_closed_pipe_in_mid_stream(generate: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    def closed(self: PieceWriter, text: str, *, accepted: bool) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(PieceWriter, "write", closed)
+    result = generate("hi", "--max-new-tokens", 3)
+    assert (result.exit_code, result.stderr) == (1, "")
+
+
+def test_json_has_no_number_that_json_does_not_have() -> None:
+    assert json.loads(as_json({"a": float("nan"), 3: [float("inf"), 1.5], "b": "é"})) == {
+        "a": None,
+        "3": [None, 1.5],
+        "b": "é",
+    }
+
+
+def test_methods_lists_everything_and_every_pair(invoke: Invoke) -> None:
+    from foretoken import METHODS, VERIFIERS
+
+    found = json.loads(invoke("methods", "--json").stdout)
+    assert found["methods"].keys() == METHODS.keys()
+    assert found["verifiers"].keys() == VERIFIERS.keys()
+    assert found["pairs"].keys() == METHODS.keys() - {"none"}
+    assert found["pairs"]["draft_model"]["rejection"] == {"law": "IID", "exact": True}
+    assert found["pairs"]["ngram"]["rejection"] == {"law": "FIXED", "exact": True}
+    shown = invoke("methods").stdout
+    assert all(name in shown for name in [*METHODS, *VERIFIERS])
+
+
+def test_help_page_is_fresh() -> None:
+    page = Path(__file__).parents[2] / "docs" / "help.md"
+    assert page.read_text(encoding="utf-8") == helpdoc.page(), "stale: python -m foretoken.cli.helpdoc > docs/help.md"
+
+
+def test_version_and_no_arguments(invoke: Invoke) -> None:
+    from foretoken import __version__
+
+    assert invoke("--version").stdout == f"foretoken {__version__}\n"
+    result = invoke()
+    assert result.exit_code == 0
+    assert "generate" in result.stdout

@@ -1,0 +1,25 @@
+"""Every step of every test in this folder is followed by adding up the books: see ``harness.audit``."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+import foretoken.engine.engine as engine_module
+from foretoken.engine.step import StepReport, step
+from tests.engine import harness
+
+
+@pytest.fixture(autouse=True)
+def audited(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., None]]:
+    """Wraps ``step``. Tests may append further auditors, called as auditor(state, target, drafter, report)."""
+    auditors: list[Callable[..., None]] = [harness.audit]
+
+    def wrapped(state: Any, target: Any, drafter: Any, *rest: Any, **options: Any) -> StepReport:
+        report = step(state, target, drafter, *rest, **options)
+        for auditor in auditors:
+            auditor(state, target, drafter, report)
+        return report
+
+    monkeypatch.setattr(engine_module, "step", wrapped)
+    return auditors

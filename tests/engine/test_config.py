@@ -1,0 +1,133 @@
+"""What users type: methods, keys, verifiers and values; each mistake is one ConfigError that names the nearest."""
+
+import json
+from typing import Any
+
+import pytest
+
+from foretoken import METHODS, VERIFIERS, ConfigError, Engine, SamplingParams, speculative_config
+from foretoken.draft.model import DraftModel
+from foretoken.engine.config import DraftModelConfig, NgramConfig, NoneConfig, PredictionConfig
+from tests.engine.harness import ToyTokenizer, draft_engine, table
+
+
+def test_the_forms_of_a_configuration() -> None:
+    assert speculative_config(None) == NoneConfig()
+    assert speculative_config("ngram") == NgramConfig()
+    assert speculative_config({"method": "ngram", "prompt_lookup_max": 7}) == NgramConfig(prompt_lookup_max=7)
+    assert speculative_config('{"method": "prediction"}') == PredictionConfig()
+    assert speculative_config({"model": "dir"}) == DraftModelConfig(model="dir"), "a model alone means draft_model"
+    assert speculative_config({"method": "draft_model", "model": None}) == DraftModelConfig()
+    assert speculative_config({"verify": "exact"}) == NoneConfig(verify="exact")
+    config = NgramConfig(num_speculative_tokens=3)
+    assert speculative_config(config) is config
+
+
+@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("verify", VERIFIERS)
+def test_resolved_reads_back(method: str, verify: str) -> None:
+    config = METHODS[method](num_speculative_tokens=4, verify=verify)
+    assert speculative_config(config.resolved()) == config
+    assert speculative_config(json.dumps(config.resolved())) == config
+    assert config.verifier.name == verify
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ("ngrams", "did you mean 'ngram'"),
+        ("draft-model", "did you mean 'draft_model'"),
+        ("frobnicate", "known: draft_model, ngram, none, prediction"),
+        ({"method": "predicton"}, "did you mean 'prediction'"),
+        ({"method": 3}, "method = 3 is not a method"),
+        ({"method": "ngram", "num_speculative_token": 3}, "did you mean 'num_speculative_tokens'"),
+        ({"method": "ngram", "prompt_lookup_mx": 3}, "did you mean 'prompt_lookup_max'"),
+        ({"method": "ngram", "model": "x"}, "unknown key 'model' for method 'ngram'"),
+        ({"method": "none", "prompt_lookup_max": 2}, "unknown key"),
+        ({"method": "ngram", "verify": "couple"}, "did you mean 'coupled'"),
+        ({"method": "ngram", "verify": "typical"}, "known: coupled, exact, rejection"),
+        ({"method": "ngram", "num_speculative_tokens": "5"}, "must be a whole number"),
+        ({"method": "ngram", "num_speculative_tokens": 2.5}, "must be a whole number"),
+        ({"method": "ngram", "num_speculative_tokens": True}, "must be a whole number"),
+        ({"method": "ngram", "num_speculative_tokens": None}, "must be a whole number"),
+        ({"method": "ngram", "num_speculative_tokens": 0}, "between 1 and 64"),
+        ({"method": "ngram", "num_speculative_tokens": 65}, "between 1 and 64"),
+        ({"method": "draft_model", "model": 3}, "must be a text"),
+        ({"method": "ngram", "verify": 3}, "must be a text"),
+        ({"method": "ngram", "prompt_lookup_min": 6, "prompt_lookup_max": 5}, "expected 1 <= min <= max"),
+        ({"method": "ngram", "prompt_lookup_min": 0}, "expected 1 <= min <= max"),
+        ('{"method": "ngram"', "is not JSON"),
+        ("", "is not a method"),
+        ("[1, 2]", "is not a method"),
+    ],
+)
+def test_mistakes(given: Any, message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        speculative_config(given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_width_must_hold_the_guesses() -> None:
+    with pytest.raises(ConfigError, match="at least 9"):
+        draft_engine(table(), table(), 8, width=8)
+    with pytest.raises(ConfigError, match="width = -1"):
+        Engine(table(), width=-1)
+    assert draft_engine(table(), table(), 7, width=8).width == 8
+    assert Engine(table(), width=1).generate([1], max_new_tokens=3).num_tokens == 3
+
+
+def test_sampling_options_by_name() -> None:
+    engine = Engine(table())
+    with pytest.raises(ConfigError, match="did you mean 'temperature'"):
+        engine.generate([1], temprature=0.5)
+    with pytest.raises(ConfigError, match="temperature = -1"):
+        engine.generate([1], temperature=-1)
+    with pytest.raises(ConfigError, match="temperature = -1"):
+        engine.stream([1], temperature=-1)
+    params = SamplingParams(max_new_tokens=4, seed=1)
+    assert engine.generate([1], params, max_new_tokens=2).num_tokens == 2
+    assert params.max_new_tokens == 4
+
+
+def test_batch_size_must_be_positive() -> None:
+    for size in (0, -3):
+        with pytest.raises(ConfigError, match="batch_size"):
+            Engine(table()).generate_batch([[1]], batch_size=size)
+    assert Engine(table()).generate_batch([]) == []
+
+
+def test_with_method_shares_what_is_loaded() -> None:
+    engine = draft_engine(table(), table(blur=0.2), 3)
+    longer = engine.with_method({"method": "draft_model", "num_speculative_tokens": 6})
+    assert longer.method is engine.method
+    assert longer.speculative.num_speculative_tokens == 6
+    plain = engine.with_method(None)
+    assert plain.method.name == "none"
+    assert plain.model is engine.model
+    assert plain.tokenizer is engine.tokenizer
+    given = DraftModel(table(seed=5))
+    assert plain.with_method("draft_model", method=given).method is given
+    ngram = engine.with_method({"method": "ngram", "prompt_lookup_min": 1})
+    other = ngram.with_method({"method": "ngram", "prompt_lookup_min": 2})
+    assert other.method is not ngram.method, "another n-gram range is another method"
+
+
+def test_resolved_says_what_runs() -> None:
+    found = draft_engine(table(name="toy"), table(), 3, verify="rejection", width=4).resolved()
+    assert found["target"] == "toy"
+    assert found["dtype"] == "float64"
+    assert found["width"] == 4
+    assert found["exact"] is True
+    assert found["speculative"] == {
+        "method": "draft_model", "num_speculative_tokens": 3, "verify": "rejection", "model": None,
+    }  # fmt: skip
+
+
+def test_a_text_needs_a_tokenizer() -> None:
+    with pytest.raises(ConfigError, match="give token ids"):
+        Engine(table()).generate("a")
+    engine = Engine(table(), ToyTokenizer())
+    assert engine.generate("the end", max_new_tokens=1).num_prompt_tokens == 3
+    with pytest.raises(ConfigError, match="no chat template"):
+        engine.chat_prompt([{"role": "user", "content": "a"}])

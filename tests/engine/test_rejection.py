@@ -1,0 +1,210 @@
+"""The verifier ``rejection`` through the whole engine: the joint law of three tokens, over many seeds, is the target's.
+
+Each test is one chi-square test at a false-alarm rate of ALPHA, on fixed seeds: it cannot flicker. The negative controls
+are drafters that lie about q, or draw from noise that comes back; the same test must reject them.
+"""
+
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+from scipy.stats import chi2
+
+from foretoken import Engine, Request, SamplingParams
+from foretoken.draft import grow
+from foretoken.draft.base import Context, Drafter, Method, Shape
+from foretoken.draft.model import DraftModel, ModelDrafter
+from foretoken.model.table import TableLM
+from foretoken.noise import Noise
+from foretoken.sampling import warp
+from foretoken.tree import Law, TokenTree
+from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, mixed_requests, outcome, table
+
+ALPHA = 1e-6
+SAMPLES = 4000
+BATCH = 500
+HORIZON = 3
+
+
+def chi_square(counts: torch.Tensor, law: torch.Tensor) -> float:
+    """The p-value of counts [K] under law [K]; cells expected below 5 are merged, impossible ones must be empty."""
+    total = float(counts.sum())
+    assert float(counts[law == 0].sum()) == 0, "a token of mass 0 was emitted"
+    expected = law * total
+    small = (expected < 5) & (law > 0)
+    cells = [(float(counts[i]), float(expected[i])) for i in torch.nonzero((law > 0) & ~small)[:, 0]]
+    if bool(small.any()):
+        cells.append((float(counts[small].sum()), float(expected[small].sum())))
+    statistic = sum((seen - mean) ** 2 / mean for seen, mean in cells)
+    return float(chi2.sf(statistic, len(cells) - 1))
+
+
+def joint(target: TableLM, prompt: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """[V ** 3] the target's law of the next three tokens."""
+    size = target.spec.vocab_size
+    law = torch.zeros([size] * HORIZON, dtype=torch.float64)
+    for tokens in itertools.product(range(size), repeat=HORIZON):
+        chance = 1.0
+        for k in range(HORIZON):
+            p = torch.softmax(target.law_after([*prompt, *tokens[:k]]).log() / temperature, 0)
+            chance *= float(p[tokens[k]])
+        law[tokens] = chance
+    return law.flatten()
+
+
+def p_value(target: TableLM, method: Method, gamma: int, *, temperature: float = 1.0, seed0: int = 0) -> float:
+    """Sample the engine with consecutive seeds (adjacent ones must be independent) and test the joint law."""
+    size, prompt = target.spec.vocab_size, [1, 0]
+    config = {"method": "draft_model", "num_speculative_tokens": gamma, "verify": "rejection"}
+    engine = Engine(target, None, speculative=config, method=method)
+    params = SamplingParams(max_new_tokens=HORIZON + 2, temperature=temperature)  # longer, so that no guess is cut
+    requests = [Request(prompt, replace(params, seed=seed0 + i)) for i in range(SAMPLES)]
+    counts = torch.zeros([size] * HORIZON, dtype=torch.float64)
+    for completion in engine.generate_batch(requests, batch_size=BATCH):
+        counts[tuple(completion.token_ids[:HORIZON])] += 1
+    return chi_square(counts.flatten(), joint(target, prompt, temperature))
+
+
+def toy(size: int, seed: int, sharpness: float = 1.2) -> TableLM:
+    return TableLM(size, seed=seed, sharpness=sharpness, context=2, num_layers=1, dtype=torch.float64)
+
+
+@pytest.fixture(autouse=True)
+def audited() -> None:
+    """The audit of thousands of rows would cost more than the test: the other files do it."""
+
+
+@pytest.mark.parametrize(("size", "gamma", "temperature"), [(3, 1, 1.0), (4, 2, 1.0), (3, 3, 0.7)])
+def test_the_joint_law_is_the_targets(size: int, gamma: int, temperature: float) -> None:
+    target = toy(size, seed=3)
+    assert p_value(target, DraftModel(toy(size, seed=8)), gamma, temperature=temperature) > ALPHA
+
+
+def test_fixed_trees_keep_the_law() -> None:
+    """Deterministic guesses, side branches and duplicates included."""
+    target = toy(3, seed=3)
+
+    def guess(ids: list[int], depth: int) -> list[tuple[int, int]]:
+        return (
+            [(0, (ids[-1] + 1) % 3), (0, 2), (0, 2), (1, 0), (3, 1), (4, 1)] if depth > 2 else [(0, 1)] * min(depth, 1)
+        )
+
+    assert p_value(target, TreeMethod(guess), 8) > ALPHA
+
+
+class Spoilt(Method):
+    """A draft model whose proposals are spoilt on their way."""
+
+    name = "draft_model"
+    capabilities = DraftModel.capabilities
+
+    def __init__(self, model: TableLM, drafter: type[ModelDrafter]) -> None:
+        self.model, self.drafter = model, drafter
+
+    def open(self, context: Context, capacity: int) -> Drafter:
+        return self.drafter(self.model, context, capacity)
+
+
+class Tempered(ModelDrafter):
+    """Draws at temperature 1 and reports the q of another temperature."""
+
+    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+        tree = super().propose(context, shape, law, noise)
+        if tree.q is None:
+            return tree
+        q = tree.q**2
+        return replace(tree, q=q / q.sum(-1, keepdim=True).clamp(min=1e-30))
+
+
+class OtherSource(ModelDrafter):
+    """Says that it draws from a uniform law, but proposes the argmax of another."""
+
+    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+        tree = super().propose(context, shape, Law.FIXED, noise)
+        size = self.num_tokens
+        q = torch.full((context.num_rows, tree.num_nodes, size), 1.0 / size, dtype=torch.float64)
+        laws = torch.full_like(tree.law, int(Law.IID))
+        laws[:, 0] = Law.FIXED
+        return replace(tree, q=q, law=laws)
+
+
+class Stale(Noise):
+    """Draws of the drafter that are keyed by seed alone: a discarded draw comes back in the next step."""
+
+    def draft(self, node: int) -> torch.Tensor:
+        return Noise(self.seeds, torch.zeros_like(self.positions)).draft(1)
+
+
+class Reusing(ModelDrafter):
+    """Draws with noise that it used in the step before."""
+
+    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+        return super().propose(context, shape, law, Stale(noise.seeds, noise.positions))
+
+
+class Peeking(Noise):
+    """A drafter that draws with the verifier's own uniform."""
+
+    def draft(self, node: int) -> torch.Tensor:
+        return self.stop()
+
+
+class Sharing(ModelDrafter):
+    """Shares the stream STOP."""
+
+    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+        return super().propose(context, shape, law, Peeking(noise.seeds, noise.positions))
+
+
+@pytest.mark.parametrize("spoilt", [Tempered, OtherSource, Reusing, Sharing])
+def test_negative_controls_fail(spoilt: type[ModelDrafter]) -> None:
+    target = toy(3, seed=3)
+    assert p_value(target, Spoilt(toy(3, seed=8), spoilt), 1) < ALPHA
+
+
+def test_reported_q_is_what_tokens_were_drawn_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit: the very tensors, with the row's own processors."""
+    seen: list[torch.Tensor] = []
+
+    def spy(*args: object, **options: object) -> torch.Tensor:
+        law: torch.Tensor = warp(*args, **options)  # type: ignore[arg-type]
+        seen.append(law[:, 0].clone())
+        return law
+
+    monkeypatch.setattr(grow, "warp", spy)
+    trees: list[TokenTree] = []
+
+    class Watched(ModelDrafter):
+        def propose(self, context: Context, shape: Shape, how: Law, noise: Noise) -> TokenTree:
+            seen.clear()
+            tree = super().propose(context, shape, how, noise)
+            if tree.q is not None:
+                trees.append(tree)
+                drawn = tree.law[:, 1:] == Law.IID  # [B, N - 1]; rows near their limit get fewer guesses
+                for i, law in enumerate(seen):
+                    assert torch.equal(tree.q[drawn[:, i], i], law[drawn[:, i]])
+                    assert bool((tree.q[~drawn[:, i], i] == 0).all())
+                assert bool((tree.q[:, -1] == 0).all())
+                assert bool((tree.q[:, :-1].gather(2, tree.tokens[:, 1:, None])[..., 0][drawn] > 0).all())
+            return tree
+
+    config = {"method": "draft_model", "num_speculative_tokens": 4, "verify": "rejection"}
+    engine = Engine(table(), ToyTokenizer(), speculative=config, method=Spoilt(table(blur=0.5), Watched))
+    engine.generate_batch(mixed_requests())
+    assert trees
+
+
+@pytest.mark.parametrize("gamma", [1, 4])
+def test_text_does_not_depend_on_company(gamma: int) -> None:
+    """With ``rejection`` the text depends on the drafter and its length, but not on who else is in the batch."""
+    engine = draft_engine(table(), table(blur=0.5), gamma, verify="rejection")
+    alone = [outcome(completion) for completion in engine.generate_batch(mixed_requests(), batch_size=1)]
+    for batch_size in (3, 8):
+        assert [outcome(c) for c in engine.generate_batch(mixed_requests(), batch_size=batch_size)] == alone
+
+
+def test_full_acceptance_where_the_draft_is_the_target() -> None:
+    engine = draft_engine(table(), table(), 5, verify="rejection")
+    for completion in engine.generate_batch(mixed_requests()):
+        assert completion.num_accepted_tokens == completion.num_draft_tokens

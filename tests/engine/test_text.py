@@ -1,0 +1,140 @@
+"""Streams of text: pieces add up to the tokenizer's own decoding, never split a character, never show a stop text."""
+
+import codecs
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+from foretoken.engine.text import TextStream
+from tests.engine.harness import PIECES, ToyTokenizer
+
+CORPUS = ["def add(a, b):\n    return a + b\n", "naïve café, 5 €, 日本語, 😀👍🏽", "  spaces   and\ttabs  "] * 3
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> PreTrainedTokenizerFast:
+    """A real byte-level BPE of about 400 tokens with one special token, trained here."""
+    bpe = Tokenizer(models.BPE())
+    bpe.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    bpe.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=400,
+        special_tokens=["<end>"],
+        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
+        show_progress=False,
+    )
+    bpe.train_from_iterator(CORPUS, trainer)
+    return PreTrainedTokenizerFast(tokenizer_object=bpe, eos_token="<end>", clean_up_tokenization_spaces=False)
+
+
+def pieces_of(tokenizer: object, ids: list[int], stop: tuple[str, ...] = ()) -> tuple[list[str], TextStream]:
+    stream = TextStream(tokenizer, stop)  # type: ignore[arg-type]
+    pieces = []
+    for token in ids:
+        stream.push(token)
+        if stream.stopped:
+            break
+        pieces.append(stream.take())
+    stream.finish()
+    pieces.append(stream.take())
+    return pieces, stream
+
+
+def check(tokenizer: object, ids: list[int], stop: tuple[str, ...] = ()) -> None:
+    whole: str = tokenizer.decode(ids, skip_special_tokens=True)  # type: ignore[attr-defined]
+    pieces, stream = pieces_of(tokenizer, ids, stop)
+    text = "".join(pieces)
+    assert text == stream.text
+    places = [at for at in (whole.find(s) for s in stop) if at >= 0]
+    if not places:
+        assert text == whole
+        assert not stream.stopped
+    elif "\ufffd" not in whole:
+        assert stream.stopped
+        assert text == whole[: min(places)]
+    assert not any(s in text for s in stop)
+    for piece in pieces:
+        if "\ufffd" in piece:
+            assert "\ufffd" in whole
+
+
+@given(data=st.data())
+def test_random_tokens(tokenizer: PreTrainedTokenizerFast, data: st.DataObject) -> None:
+    """Mostly no UTF-8 at all: half characters, stray bytes, special tokens in the middle."""
+    ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=30))
+    check(tokenizer, ids)
+
+
+@given(text=st.text(alphabet="aé €日😀👍🏽\n\t .x", max_size=30), data=st.data())
+def test_real_text_in_random_pieces(tokenizer: PreTrainedTokenizerFast, text: str, data: st.DataObject) -> None:
+    """Valid UTF-8, cut into bytes or whatever the vocabulary has: no piece ever holds half a character."""
+    if data.draw(st.booleans()):
+        ids = tokenizer.encode(text, add_special_tokens=False)
+    else:
+        letters = codecs.encode(text, "utf-8")
+        alphabet = {byte: tokenizer.convert_tokens_to_ids(symbol) for byte, symbol in byte_symbols().items()}
+        ids = [alphabet[byte] for byte in letters]
+    pieces, _ = pieces_of(tokenizer, ids)
+    assert "".join(pieces) == text
+    assert not any("\ufffd" in piece for piece in pieces)
+    check(tokenizer, ids)
+
+
+@given(
+    ids=st.lists(st.integers(0, len(PIECES) - 1), max_size=24),
+    stop=st.lists(st.sampled_from(["a", "ab", "aba", "abc", "the end", "é", "€", "ba", "bab", " ", "0 1"]), max_size=3),
+)
+def test_stop_texts_never_leak(ids: list[int], stop: list[str]) -> None:
+    check(ToyTokenizer(), ids, tuple(stop))
+
+
+@given(
+    text=st.text(alphabet="abc", max_size=30),
+    stop=st.lists(st.text(alphabet="abc", min_size=1, max_size=5), max_size=3),
+)
+def test_stop_texts_anywhere(text: str, stop: list[str]) -> None:
+    """Few letters, so that candidates overlap; the first place at which one is complete cuts, the earliest start wins."""
+    tokenizer = ToyTokenizer([b"a", b"b", b"c", b"ab", b"ca"], special=())
+    pieces, stream = pieces_of(tokenizer, tokenizer.encode(text), tuple(stop))
+    said = ""
+    for piece in pieces:
+        said += piece
+        assert not any(s in said for s in stop)
+    assert text.startswith(said)
+    assert stream.stopped == any(s in text for s in stop)
+    if not stream.stopped:
+        assert said == text
+
+
+def test_one_piece_a_whole_character(tokenizer: PreTrainedTokenizerFast) -> None:
+    symbols = byte_symbols()
+    ids = [tokenizer.convert_tokens_to_ids(symbols[byte]) for byte in "é😀".encode()]
+    pieces, _ = pieces_of(tokenizer, ids)
+    assert [piece for piece in pieces if piece] == ["é", "😀"]
+    assert pieces[:6] == ["", "é", "", "", "", "😀"]
+
+
+def test_half_a_character_at_the_end_is_shown_as_such(tokenizer: PreTrainedTokenizerFast) -> None:
+    symbols = byte_symbols()
+    ids = [tokenizer.convert_tokens_to_ids(symbols[byte]) for byte in "a😀".encode()[:-1]]
+    pieces, stream = pieces_of(tokenizer, ids)
+    assert pieces == ["a", "", "", "", "\ufffd"]
+    assert stream.text == tokenizer.decode(ids)
+
+
+def test_without_a_tokenizer_there_is_no_text() -> None:
+    pieces, stream = pieces_of(None, [1, 2, 3], ("a",))
+    assert "".join(pieces) == ""
+    assert not stream.stopped
+
+
+def byte_symbols() -> dict[int, str]:
+    """GPT-2's printable stand-in for every byte."""
+    printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
+    symbols = {byte: chr(byte) for byte in printable}
+    for index, byte in enumerate(byte for byte in range(256) if byte not in symbols):
+        symbols[byte] = chr(256 + index)
+    return symbols
