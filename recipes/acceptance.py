@@ -109,7 +109,7 @@ def measure(
 def figures(found: dict[str, list[Any]], r: np.random.Generator) -> dict[str, float]:
     """The figures of one category."""
     agree, rates = found["greedy"], torch.cat(found["sampled"])
-    row = {"tokens_t0": sum(map(len, agree)), "tokens_t1": len(rates)}
+    row: dict[str, float] = {"tokens_t0": sum(map(len, agree)), "tokens_t1": len(rates)}
     row["agreement_t0"] = round(sum(map(sum, agree)) / sum(map(len, agree)), 4)
     row["one_minus_tv_t1"] = round(rates.mean().item(), 4)
     for gamma in GAMMAS:

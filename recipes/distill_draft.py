@@ -12,6 +12,7 @@ import argparse
 import json
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel, Qwen3ForCausalLM
 
+from recipes.gradients import add_gradients
 from recipes.losses import distillation
 from recipes.models import SIZES, build, save
 from recipes.muon import optimizers
@@ -50,13 +52,28 @@ def batches(
         yield [torch.from_numpy(p.astype(np.int64)) for p in parts]
 
 
-def kl(draft: Qwen3ForCausalLM, target: PreTrainedModel, tokens: Tensor) -> Tensor:
-    """Mean KL(target || draft) in nats over all positions of tokens [B, T]."""
+def kl(draft: Qwen3ForCausalLM, target: PreTrainedModel, tokens: Tensor, weight: float) -> Tensor:
+    """Mean KL(target || draft) in nats over all positions of tokens [B, T], times `weight`."""
     with torch.no_grad():
         teacher = target.model(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)
-    with torch.autocast(tokens.device.type, dtype=torch.bfloat16):
+    with torch.autocast(tokens.device.type, dtype=torch.bfloat16, cache_enabled=False):
         hidden = draft.model(input_ids=tokens, use_cache=False).last_hidden_state.flatten(0, 1)
-    return distillation(hidden, draft.lm_head.weight, teacher, target.lm_head.weight)
+    return distillation(hidden, draft.lm_head.weight, teacher, target.lm_head.weight) * weight
+
+
+@torch.no_grad()
+def start_from(draft: Qwen3ForCausalLM, target: PreTrainedModel) -> None:
+    """Begin with the main directions of the target's embedding: [V, 256] to [V, 128] by singular values.
+
+    A beginning only: every weight is trained afterwards, and nothing is shared.
+    """
+    read = target.lm_head.weight.float() * target.model.norm.weight.float()  # what the target's logits are read with
+    u, s, _ = torch.linalg.svd(read, full_matrices=False)
+    s = s.clamp_max(s[1].item())  # the first is one direction that all rows share, five times as long as the next
+    small = u[:, : draft.config.hidden_size] * s[: draft.config.hidden_size]
+    # Small, so that the first laws are nearly flat: at the target's own scale they are sure of the wrong tokens.
+    small *= 0.03 / small.pow(2).mean().sqrt()
+    draft.model.embed_tokens.weight.copy_(small)
 
 
 def main() -> None:
@@ -68,11 +85,12 @@ def main() -> None:
     parser.add_argument("--samples", type=Path, help="rows of the target's own text, from recipes.sampling")
     parser.add_argument("--init", type=Path, help="an earlier draft to start from")
     parser.add_argument("--size", choices=sorted(SIZES), default="draft")
-    parser.add_argument("--minutes", type=float, default=15.0)
+    parser.add_argument("--minutes", type=float, default=16.0)
     parser.add_argument("--tokens", type=int, default=0, help="budget in tokens; if given, minutes do not count")
     parser.add_argument("--batch", type=int, default=8192)
-    parser.add_argument("--muon-lr", type=float, default=0.02)
-    parser.add_argument("--adam-lr", type=float, default=0.006)
+    parser.add_argument("--micro", type=int, default=2048, help="tokens per pass")
+    parser.add_argument("--muon-lr", type=float, default=0.014)
+    parser.add_argument("--adam-lr", type=float, default=0.004)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--seed", type=int, default=0)
@@ -83,8 +101,10 @@ def main() -> None:
     draft = build(args.size, seed=args.seed)
     if args.init:
         draft.load_state_dict(AutoModelForCausalLM.from_pretrained(args.init, dtype=torch.float32).state_dict())
+    else:
+        start_from(draft, target)
     draft.to(args.device)
-    both = optimizers(draft, muon_lr=args.muon_lr, adam_lr=args.adam_lr, weight_decay=0.02)
+    both = optimizers(draft, muon_lr=args.muon_lr, adam_lr=args.adam_lr, weight_decay=0.05)
     samples = np.load(args.samples) if args.samples else None
     stream = np.load(args.data / "train.npy", mmap_mode="r")
     watch, seen, step, window = Stopwatch(), 0, 0, []
@@ -97,11 +117,13 @@ def main() -> None:
         start = time.monotonic()
         for group in (g for o in both for g in o.param_groups):
             group["lr"] = group["peak"] * rate(share)
-        losses = []
-        for tokens in parts:
-            loss = kl(draft, target, tokens.to(args.device)) / len(parts)
-            loss.backward()
-            losses.append(loss.item() * len(parts))
+        pieces = [(i, x.to(args.device)) for i, p in enumerate(parts) for x in p.split(max(1, args.micro // p.size(1)))]
+        jobs = [partial(kl, draft, target, x, x.numel() / args.batch) for _, x in pieces]
+        found = add_gradients(draft, jobs, 1 if args.device.startswith("cuda") else args.threads)
+        # Mean KL of each part: training text first, then the target's own.
+        losses = [
+            sum(f for f, (j, _) in zip(found, pieces, strict=True) if j == i) * len(parts) for i in range(len(parts))
+        ]
         for optimizer in both:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)

@@ -50,7 +50,7 @@ def windows_found(queries: list[str], texts: Iterable[str]) -> list[set[bytes]]:
     for piece in pieces(texts) if wanted else ():
         hashes = window_hashes(piece)
         at = np.minimum(np.searchsorted(keys, hashes), len(keys) - 1)
-        for start in np.flatnonzero(keys[at] == hashes):
+        for start in np.flatnonzero(keys[at] == hashes).tolist():
             window = piece[start : start + WINDOW]
             for number, original in wanted[int(hashes[start])]:
                 if original == window:

@@ -161,11 +161,12 @@ def _count(r: random.Random) -> tuple[str, str]:
     pool = r.sample(WORDS, 3)
     words = [r.choice(pool) for _ in range(r.randint(5, 10))]
     number = words.count(pool[0])
-    running, steps = 0, []
+    running = 0
+    listed: list[str] = []
     for word in words:
         running += word == pool[0]
-        steps.append(f"{word}: {running}")
-    return f"How often does the word {pool[0]} occur in: {' '.join(words)}?", "\n".join(steps) + f"\nAnswer: {number}"
+        listed.append(f"{word}: {running}")
+    return f"How often does the word {pool[0]} occur in: {' '.join(words)}?", "\n".join(listed) + f"\nAnswer: {number}"
 
 
 def _largest(r: random.Random) -> tuple[str, str]:

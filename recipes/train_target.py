@@ -16,9 +16,8 @@ import argparse
 import json
 import signal
 import time
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -26,6 +25,7 @@ import torch
 from torch import Tensor
 from transformers import Qwen3ForCausalLM
 
+from recipes.gradients import add_gradients
 from recipes.losses import cross_entropy
 from recipes.models import SIZES, build, save
 from recipes.muon import optimizers
@@ -59,37 +59,12 @@ def sequence_length(share: float) -> int:
     return [length for start, length in LENGTHS if share >= start][-1]
 
 
-def batch_loss(model: Qwen3ForCausalLM, tokens: Tensor) -> Tensor:
-    """Mean next-token loss in nats over tokens [B, T], inside bf16 autocast."""
+def batch_loss(model: Qwen3ForCausalLM, tokens: Tensor, weight: float) -> Tensor:
+    """Mean next-token loss in nats over tokens [B, T], inside bf16 autocast, times `weight`."""
     # No cache of casts: it is shared between threads, and no weight is used twice in a pass.
     with torch.autocast(tokens.device.type, dtype=torch.bfloat16, cache_enabled=False):
         hidden = model.model(input_ids=tokens, use_cache=False).last_hidden_state  # [B, T, H]
-    return cross_entropy(hidden[:, :-1].flatten(0, 1), model.lm_head.weight, tokens[:, 1:].flatten())
-
-
-def gradients(model: Qwen3ForCausalLM, parts: Sequence[Tensor], threads: int) -> float:
-    """Add the gradient of the mean loss over `parts` to the parameters; the loss in nats.
-
-    Each part is one single-threaded job, and `threads` of them run at a time. Unlike one pass on two threads, which
-    waits for the slower one at every product, this loses only what other programs really take. Summed in the order of
-    the parts, so the result does not depend on which job ends first.
-    """
-    params = list(model.parameters())
-    rows = sum(p.size(0) for p in parts)
-
-    def job(part: Tensor) -> tuple[float, tuple[Tensor, ...]]:
-        if threads > 1:
-            torch.set_num_threads(1)
-        loss = batch_loss(model, part) * (part.size(0) / rows)
-        return loss.item(), torch.autograd.grad(loss, params)
-
-    total = 0.0
-    with ThreadPoolExecutor(threads) as pool:
-        for loss, grads in pool.map(job, parts):
-            total += loss
-            for p, grad in zip(params, grads, strict=True):
-                p.grad = grad if p.grad is None else p.grad.add_(grad)
-    return total
+    return cross_entropy(hidden[:, :-1].flatten(0, 1), model.lm_head.weight, tokens[:, 1:].flatten()) * weight
 
 
 class Run:
@@ -161,15 +136,15 @@ class Run:
         for optimizer in self.optimizers:
             for group in optimizer.param_groups:
                 group["lr"] = group["peak"] * rate(share)
-        total = gradients(self.model, parts, 1 if tokens.is_cuda else self.args.threads)
-        torch.set_num_threads(self.args.threads)
+        jobs = [partial(batch_loss, self.model, part, part.size(0) / tokens.size(0)) for part in parts]
+        losses = add_gradients(self.model, jobs, 1 if tokens.is_cuda else self.args.threads)
         torch.nn.utils.clip_grad_norm_(self.optimizers[1].param_groups[0]["params"], 1.0)
         for optimizer in self.optimizers:
             optimizer.step()
             optimizer.zero_grad(set_to_none=True)
         self.progress.step += 1
         self.progress.tokens += tokens.numel()
-        return total
+        return sum(losses)
 
     def train(self) -> None:
         """Until the budget is used; then export."""

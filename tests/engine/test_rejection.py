@@ -16,6 +16,7 @@ from foretoken.draft import grow
 from foretoken.draft.base import Context, Drafter, Method, Shape
 from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.model.table import TableLM
+from foretoken.model.target import CausalModel
 from foretoken.noise import Noise
 from foretoken.sampling import warp
 from foretoken.tree import Law, TokenTree
@@ -99,7 +100,7 @@ class Spoilt(Method):
     name = "draft_model"
     capabilities = DraftModel.capabilities
 
-    def __init__(self, model: TableLM, drafter: type[ModelDrafter]) -> None:
+    def __init__(self, model: CausalModel, drafter: type[ModelDrafter]) -> None:
         self.model, self.drafter = model, drafter
 
     def open(self, context: Context, capacity: int) -> Drafter:
