@@ -37,7 +37,7 @@ def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, i
     if not config["exact"]:
         parts.append(f"{speculative['verify']} is lossy")
     if params.temperature > 0:
-        parts.append(f"seed {params.seed}")
+        parts.append(f"seed {completion.seed}")
     if tint and method != "none":
         parts.append(f"{TINT}tinted{RESET}: guessed by {method} and accepted")
     return " · ".join(parts)
