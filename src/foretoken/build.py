@@ -1,21 +1,22 @@
 """Compiling the optional C kernels, once, where a C compiler is found: never required, never fatal.
 
-Plain C through ctypes: no headers but the C library's, about two seconds of compilation, no interpreter to match. The
-library lies in the user's cache directory under a name that hashes source, flags, compiler and processor; it is written
-beside and renamed, so that processes starting together never load half a file. ``FORETOKEN_NATIVE=0`` turns it all off.
+Plain C through ctypes: no headers but the C library's, a few seconds of compilation, no interpreter to match. A library
+lies in the user's cache directory under a name that hashes source, flags, compiler and processor, and is put there by
+one rename, so that processes may build it at the same time. ``FORETOKEN_NATIVE=0`` turns all kernels off.
 """
 
 import ctypes
 import hashlib
 import os
 import platform
+import re
 import shutil
 import subprocess
 import tempfile
-from functools import lru_cache
+from functools import cache
 from pathlib import Path
 
-FLAGS = ("-O3", "-march=native", "-ffp-contract=off", "-shared", "-fPIC")
+FLAGS = ("-O3", "-march=native", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 120
 
 
@@ -28,49 +29,58 @@ def cache_directory() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretoken"
 
 
-@lru_cache(maxsize=16)
-def load_library(source: Path, flags: tuple[str, ...] = FLAGS, links: tuple[str, ...] = ("-lm",)) -> ctypes.CDLL:
-    """The library built from one C file. Raises BuildError with the reason where that cannot be."""
+@cache
+def load_library(source: Path, flags: tuple[str, ...] = (), links: tuple[str, ...] = ("-lm",)) -> ctypes.CDLL:
+    """The library built from one C file; flags are for the compiler, links for the linker.
+
+    Raises BuildError with the reason where it cannot be had.
+    """
     if os.environ.get("FORETOKEN_NATIVE", "1") == "0":
-        raise BuildError("turned off by FORETOKEN_NATIVE=0")
-    compiler = os.environ.get("CC") or shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
-        raise BuildError("no C compiler found (cc, gcc or clang)")
-    command = [compiler, *flags, str(source), *links]
-    path = cache_directory() / f"{source.stem}-{_fingerprint(source, command)}.so"
+        raise BuildError("disabled by FORETOKEN_NATIVE=0")
     try:
-        if not path.exists():
-            _compile(command, path)
-        return ctypes.CDLL(str(path))
+        return ctypes.CDLL(str(_build(source, flags, links)))
     except (OSError, subprocess.SubprocessError) as error:
-        raise BuildError(f"{source.name} could not be built or loaded: {error}") from error
+        raise BuildError(f"{source.name} could not be built: {_last_line(error)}") from error
 
 
-def _fingerprint(source: Path, command: list[str]) -> str:
-    """-march=native makes the processor part of what was built."""
-    digest = hashlib.sha256(source.read_bytes())
-    digest.update("\0".join([*command[:1], *command[1:]]).replace(str(source), source.name).encode())
-    digest.update(f"{platform.machine()} {_processor()}".encode())
-    return digest.hexdigest()[:16]
-
-
-def _processor() -> str:
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of this CPU as Linux names them; empty where that is not known."""
     try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return platform.processor()
-    return "".join(line for line in lines if line.startswith(("model name", "flags")))[:8192]
+        return frozenset()
+    found = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
+    return frozenset(found.group(1).split()) if found else frozenset()
 
 
-def _compile(command: list[str], path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(suffix=".so", dir=path.parent)
-    os.close(handle)
-    try:
-        done = subprocess.run([*command, "-o", name], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False)
-        if done.returncode:
-            raise BuildError(f"{command[0]} failed on {path.stem}: {done.stderr.strip()[-400:]}")
-        os.chmod(name, 0o755)
-        os.replace(name, path)
-    finally:
-        Path(name).unlink(missing_ok=True)
+def _build(source: Path, flags: tuple[str, ...], links: tuple[str, ...]) -> Path:
+    names = (os.environ.get("CC"), "cc", "gcc", "clang")
+    compiler = next((path for name in names if name and (path := shutil.which(name))), None)
+    if compiler is None:
+        raise OSError("no C compiler (cc, gcc or clang) on the PATH")
+    version = _run([compiler, "--version"]).splitlines()[0]
+    # -march=native makes the processor part of what is built.
+    key = [source.read_text(encoding="utf-8"), *FLAGS, *flags, *links, compiler, version, platform.machine()]
+    digest = hashlib.sha256("\n".join([*key, *sorted(cpu_flags())]).encode()).hexdigest()[:20]
+    root = cache_directory()
+    target = root / f"{source.stem}-{digest}.so"
+    if target.exists():
+        return target
+    root.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=root) as scratch:
+        code, built = Path(scratch, "code.o"), Path(scratch, "code.so")
+        # Compiled and linked apart: flags such as -fopenmp must not choose a runtime for the linker.
+        _run([compiler, *FLAGS, *flags, "-c", str(source), "-o", str(code)])
+        _run([compiler, "-shared", str(code), *links, "-o", str(built)])
+        built.rename(target)
+    return target
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
+
+
+def _last_line(error: Exception) -> str:
+    text = (getattr(error, "stderr", None) or str(error)).strip()
+    return str(text.splitlines()[-1]) if text else type(error).__name__

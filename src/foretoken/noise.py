@@ -74,7 +74,7 @@ def derive_seed(*parts: int) -> int:
 def _race_library() -> ctypes.CDLL | None:
     """The C kernels of keys and race, or None where it cannot be built."""
     try:
-        library = load_library(Path(__file__).with_name("race.c"))
+        library = load_library(Path(__file__).with_name("race.c"), ("-ffp-contract=off",))
     except BuildError:
         return None
     library.foretoken_race.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4
@@ -96,7 +96,7 @@ def stream_keys(seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor 
         )
     # A dozen torch operations on a handful of integers would cost more than the kernels of a small model.
     indices = index if isinstance(index, Tensor) else positions.new_tensor(index)
-    seeds, positions, indices = (x.contiguous() for x in torch.broadcast_tensors(seeds, positions, indices))
+    seeds, positions, indices = (x.contiguous() for x in torch.broadcast_tensors(seeds, positions, indices))  # type: ignore[no-untyped-call]
     keys = torch.empty_like(positions)
     library.foretoken_stream_keys(
         keys.numel(), seeds.data_ptr(), positions.data_ptr(), indices.data_ptr(), int(stream), keys.data_ptr()

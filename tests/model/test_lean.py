@@ -58,7 +58,9 @@ def test_equals_the_module_on_trees_ragged_rows_and_after_moves(kind: str) -> No
     assert output.logits is not None
     for row in range(2):
         expected = oracle_logits(module, prompts[row], tokens[row], BUSHY[row])
-        torch.testing.assert_close(output.logits[row][valid(BUSHY)[row]], expected[valid(BUSHY)[row]], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            output.logits[row][valid(BUSHY)[row]], expected[valid(BUSHY)[row]], atol=1e-4, rtol=1e-4
+        )
     assert torch.isfinite(output.logits).all()
     # Commit a side branch in row 0 (nodes 0, 1, 4, 7) and a leading one in row 1 (nodes 0, 1): ragged, and it moves KV.
     path = torch.tensor([[0, 1, 4, 7], [0, 1, 0, 0]])
@@ -87,9 +89,7 @@ def test_control_a_wrong_plan_is_seen(fault: str) -> None:
     tokens = random_tokens(*BUSHY.shape)
     plan = layout(BUSHY, length, CAPACITY)
     if fault == "position":
-        plan = Plan(
-            plan.length, plan.ancestry, plan.slots, plan.slots, plan.tree_positions, plan.span
-        )
+        plan = Plan(plan.length, plan.ancestry, plan.slots, plan.slots, plan.tree_positions, plan.span)
     else:
         plan = Plan(
             plan.length, plan.ancestry.new_ones(plan.ancestry.shape).tril(), plan.slots, plan.positions,
@@ -151,9 +151,7 @@ def test_nodes_may_be_run_one_by_one() -> None:
     tokens = random_tokens(*BUSHY.shape)
     plan = layout(BUSHY, length, CAPACITY)
     whole = model.forward(tokens, plan, caches[0]).logits
-    parts = [
-        model.forward(tokens[:, i : i + 1], plan.nodes(i, i + 1), caches[1]).logits for i in range(BUSHY.shape[1])
-    ]
+    parts = [model.forward(tokens[:, i : i + 1], plan.nodes(i, i + 1), caches[1]).logits for i in range(BUSHY.shape[1])]
     assert whole is not None
     torch.testing.assert_close(torch.cat([part for part in parts if part is not None], 1), whole, atol=1e-4, rtol=1e-4)
 
@@ -216,9 +214,8 @@ def test_loads_from_a_directory(tmp_path: Path, kind: str) -> None:
     module.save_pretrained(tmp_path, max_shard_size="60KB")
     assert len(list(tmp_path.glob("*.safetensors"))) > 1
     tokens, plan = random_tokens(1, 9), layout(BUSHY[:1], torch.tensor([0]), CAPACITY)
-    results = []
-    for model in (LeanModel.load(tmp_path, dtype=torch.float32), LeanModel.from_hf(module)):
-        results.append(model.forward(tokens, plan, model.new_cache(1, CAPACITY)).logits)
+    models = (LeanModel.load(tmp_path, dtype=torch.float32), LeanModel.from_hf(module))
+    results = [model.forward(tokens, plan, model.new_cache(1, CAPACITY)).logits for model in models]
     assert torch.equal(*results)  # type: ignore[arg-type]
     spec = LeanModel.load(tmp_path, dtype=torch.bfloat16, name="x").spec
     assert (spec.name, spec.implementation, spec.dtype, spec.eos_token_ids) == ("x", "lean", torch.bfloat16, (5, 6))

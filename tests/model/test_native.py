@@ -82,8 +82,8 @@ def test_equals_module_and_lean_on_trees_ragged_rows_and_after_moves(kind: str) 
     for step in range(2):
         parent = BUSHY if step == 0 else BUSHY.flip(0)
         real = valid(parent)
-        logits = logits_of(model, tokens, parent, length, caches[0])
-        torch.testing.assert_close(logits[real], logits_of(twin, tokens, parent, length, caches[1])[real], atol=1e-4, rtol=1e-4)
+        logits, lean = (logits_of(m, tokens, parent, length, c) for m, c in zip((model, twin), caches, strict=True))
+        torch.testing.assert_close(logits[real], lean[real], atol=1e-4, rtol=1e-4)
         for row in range(2):
             expected = oracle_logits(module, prompts[row], tokens[row], parent[row])[real[row]]
             torch.testing.assert_close(logits[row][real[row]], expected, atol=1e-4, rtol=1e-4)
@@ -94,7 +94,10 @@ def test_equals_module_and_lean_on_trees_ragged_rows_and_after_moves(kind: str) 
             src = torch.where(torch.arange(4) < count[:, None], src, dst)
             for cache in caches:
                 cache.move(src, dst)
-            prompts = [prompts[0] + path_tokens(tokens[0], parent[0], 7), prompts[1] + path_tokens(tokens[1], parent[1], 1)]
+            prompts = [
+                prompts[0] + path_tokens(tokens[0], parent[0], 7),
+                prompts[1] + path_tokens(tokens[1], parent[1], 1),
+            ]
             tokens, length = tokens_of(*BUSHY.shape, seed=9), length + count
 
 
@@ -125,9 +128,8 @@ def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, 
     _, model = native_of(kind, dtype, **sizes)
     torch.set_num_threads(2)
     text = tokens_of(1, 34, seed=3)
-    cache, steps = model.new_cache(1, CAPACITY), []
-    for i in range(34):
-        steps.append(logits_of(model, text[:, i : i + 1], chain(1, 1), torch.tensor([i]), cache))
+    cache = model.new_cache(1, CAPACITY)
+    steps = [logits_of(model, text[:, i : i + 1], chain(1, 1), torch.tensor([i]), cache) for i in range(34)]
     plain = torch.cat(steps, 1)[0]  # [34, V]
     keys = [memory[:, :, :34].clone() for memory in (*cache.keys, *cache.values)]
 
@@ -240,7 +242,9 @@ def test_control_a_wrong_plan_is_seen(fault: str) -> None:
     cache = model.new_cache(1, CAPACITY)
     length = prefill(model, cache, prompts, chunk=16)
     tokens, plan = tokens_of(1, 9), layout(BUSHY[:1], length, CAPACITY)
-    wrong = replace(plan, positions=plan.slots) if fault == "position" else replace(plan, ancestry=plan.ancestry.roll(1, 1))
+    wrong = (
+        replace(plan, positions=plan.slots) if fault == "position" else replace(plan, ancestry=plan.ancestry.roll(1, 1))
+    )
     logits = model.forward(tokens, wrong, cache).logits
     assert logits is not None
     assert (logits[0] - oracle_logits(module, prompts[0], tokens[0], BUSHY[0])).abs().max() > 1e-2

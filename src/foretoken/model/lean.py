@@ -205,14 +205,14 @@ class LeanModel(CausalModel):
 
         def linear(*keys: str) -> Linear:
             weight = _read_fused(source, [names[key] for key in keys], dtype, device)
-            biases = [bias for key in keys if (bias := llama.bias_name(names[key], source.names)) is not None]
+            biases = [found for key in keys if (found := llama.bias_name(names[key], source.names)) is not None]
             bias = _read_fused(source, biases, dtype, device) if biases else None
             return make_linear(weight, bias, packed=self.packed)
 
         qk_norm = None
         if self.shape.qk_norm:
-            heads = (vector("q_norm").expand(self.shape.num_heads, -1), vector("k_norm").expand(self.shape.num_kv_heads, -1))
-            qk_norm = torch.cat(heads)
+            query, key = vector("q_norm"), vector("k_norm")
+            qk_norm = torch.cat((query.expand(self.shape.num_heads, -1), key.expand(self.shape.num_kv_heads, -1)))
         return _Layer(
             vector("input_norm"), linear("q", "k", "v"), qk_norm, linear("o"),
             vector("mlp_norm"), linear("gate", "up"), linear("down"), self.shape.windows[index],
@@ -225,6 +225,6 @@ def _read_fused(source: WeightSource, names: Sequence[str], dtype: torch.dtype, 
         return source.read(names[0], dtype, device)
     sizes = [source.shape(name)[0] for name in names]
     out = torch.empty(sum(sizes), *source.shape(names[0])[1:], dtype=dtype, device=device)
-    for name, part in zip(names, out.split(sizes), strict=True):
+    for name, part in zip(names, torch.split(out, sizes), strict=True):
         source.read_into(name, part)
     return out

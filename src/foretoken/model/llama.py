@@ -91,7 +91,10 @@ def unsupported(config: Any) -> str | None:
 
 
 def read_shape(config: Any, generation: Any = None) -> LlamaShape:
-    """The dimensions in a transformers configuration; a generation configuration overrides its eos ids. Raises ModelError with the reason where it is not covered."""
+    """The dimensions in a transformers configuration; a generation configuration overrides its eos ids.
+
+    Raises ModelError with the reason where the model is not covered.
+    """
     reason = unsupported(config)
     if reason is not None:
         raise ModelError(f"not of the Llama family: {reason}")
@@ -194,11 +197,12 @@ def _rope(config: Any) -> tuple[Tensor, float]:
 
 
 def _windows(config: Any) -> tuple[int | None, ...]:
-    window = getattr(config, "sliding_window", None)
+    window: int | None = getattr(config, "sliding_window", None)
+    num_layers: int = config.num_hidden_layers
     if window is None or config.model_type == "llama":
-        return (None,) * config.num_hidden_layers
+        return (None,) * num_layers
     if config.model_type == "mistral":
-        return (window,) * config.num_hidden_layers
+        return (window,) * num_layers
     return tuple(window if kind == "sliding_attention" else None for kind in config.layer_types)
 
 

@@ -38,9 +38,11 @@
 
 enum {
   GROUP = 8,            /* activation rows of one tile at most */
-  BLOCK = 24,           /* weight rows that share a pass over the activations; every R divides it */
-  CHUNK_BYTES = 16384,  /* of activations kept in L1 */
-  PREFETCH = 131072,    /* bytes ahead */
+  BLOCK = 24,           /* weight rows that share a pass over the activations; every R but 8 divides its half too */
+  BLOCK_BYTES = 524288, /* of them kept in L2 for the next group of rows, else half a block is taken */
+  CHUNK_BYTES = 32768,  /* of activations that pass by while weights stream in ... */
+  REUSE_BYTES = 65536,  /* ... and where weights are read again for more rows */
+  PREFETCH = 262144,    /* bytes ahead at most */
   FEW_ROWS = 32,        /* up to here every thread computes norms for itself */
   QUERIES = 16,         /* attention queries that share a pass over K and V */
   KEYS = 128,           /* slots of K or V that stay in L1 meanwhile */
@@ -94,6 +96,13 @@ INLINE __m512 sums16(const __m512 *v) {
   UNROLL for (int i = 0; i < 4; i++) a[i] = merge4(a[2 * i], a[2 * i + 1]);
   return merge1(merge2(a[0], a[1]), merge2(a[2], a[3]));
 }
+/* The same for 8 vectors, in lanes 0 to 7. */
+INLINE __m512 sums8(const __m512 *v) {
+  __m512 a[4];
+  UNROLL for (int i = 0; i < 4; i++) a[i] = merge8(v[i], v[i + 4]);
+  UNROLL for (int i = 0; i < 4; i++) a[i] = merge4(a[i], a[i]);
+  return merge1(merge2(a[0], a[1]), merge2(a[2], a[3]));
+}
 INLINE float sum1(__m512 v) {
   v = merge8(v, v), v = merge4(v, v), v = merge2(v, v);
   return _mm512_cvtss_f32(merge1(v, v));
@@ -143,16 +152,34 @@ INLINE void store_as(int is_bf16, void *p, int64_t i, __mmask16 lanes, __m512 x)
 #define LOAD_F32(p) _mm512_loadu_ps(p)
 #define TAIL_F32(mask, p) _mm512_maskz_loadu_ps((__mmask16)(mask), p)
 #define FMA_F32(acc, a, b) _mm512_fmadd_ps(a, b, acc)
+/* One load, where gcc would fold one into each of the R products (which float takes a fifth longer by). */
+#define KEEP_F32(a) __asm__("" : "+v"(a))
+#define KEEP_BF16(a)
 #define LOAD_BF16(p) (__m512bh) _mm512_loadu_si512(p)
 #define TAIL_BF16(mask, p) (__m512bh) _mm512_maskz_loadu_epi16((__mmask32)(mask), p)
 #define FMA_BF16(acc, a, b) _mm512_dpbf16_ps(acc, a, b)
 
+/* Sum i of a tile belongs to row i / R, column i % R of the output; y holds those from `at` on: one masked store a row. */
+#define STORE(M, R, at, sums)                                                                                          \
+  do {                                                                                                                 \
+    const __m512 y = sums;                                                                                             \
+    UNROLL for (int m = 0; m < (M); m++) {                                                                             \
+      const int from = MAX(m * (R) - (at), 0), to = MIN((m + 1) * (R) - (at), 16);                                     \
+      if (from >= to) continue;                                                                                        \
+      const __mmask16 lanes = (__mmask16)((1u << to) - (1u << from));                                                  \
+      float *row = out + m * ldo - (m * (R) - (at));                                                                   \
+      __m512 z = bias ? _mm512_add_ps(y, _mm512_maskz_loadu_ps(lanes, bias - (m * (R) - (at)))) : y;                   \
+      if (add) z = _mm512_add_ps(z, _mm512_maskz_loadu_ps(lanes, row));                                                \
+      _mm512_mask_storeu_ps(row, lanes, z);                                                                            \
+    }                                                                                                                  \
+  } while (0)
+
 /* out[m, r] (+)= bias[r] + sum over k of x[m, k] * w[r, k], for one chunk of n values of k (a multiple of STEP, followed by
  * `tail` more in the last chunk); parked holds the accumulators between chunks. */
-#define DEFINE_TILE(NAME, T, VECTOR, STEP, LOAD, TAIL, FMA)                                                            \
-  INLINE void NAME(const int M, const int R, const T *x, int64_t ldx, const T *w, int64_t ldw, int64_t n, int64_t tail, \
-                   __m512 *parked, int first, int last, const float *bias, float *out, int64_t ldo, int add,            \
-                   const char *ahead) {                                                                                \
+#define DEFINE_TILE(NAME, T, VECTOR, STEP, LOAD, TAIL, FMA, KEEP)                                                      \
+  INLINE void NAME(const int M, const int R, const T *x, int64_t ldx, const T *w, int64_t ldw, int64_t n, int64_t tail,\
+                   __m512 *parked, int first, int last, const float *bias, float *out, int64_t ldo, int add,           \
+                   const char *ahead, int64_t ld_ahead) {                                                              \
     __m512 acc[8][GROUP];                                                                                              \
     UNROLL for (int r = 0; r < R; r++) UNROLL for (int m = 0; m < M; m++)                                              \
         acc[r][m] = first ? _mm512_setzero_ps() : parked[r * M + m];                                                   \
@@ -160,10 +187,11 @@ INLINE void store_as(int is_bf16, void *p, int64_t i, __mmask16 lanes, __m512 x)
       VECTOR b[8];                                                                                                     \
       UNROLL for (int r = 0; r < R; r++) {                                                                             \
         b[r] = LOAD(w + r * ldw + k);                                                                                  \
-        _mm_prefetch(ahead + (r * ldw + k) * sizeof(T), _MM_HINT_T1);                                                  \
+        _mm_prefetch(ahead + (r * ld_ahead + k) * sizeof(T), _MM_HINT_T1);                                             \
       }                                                                                                                \
       UNROLL for (int m = 0; m < M; m++) {                                                                             \
         VECTOR a = LOAD(x + m * ldx + k);                                                                              \
+        KEEP(a);                                                                                                       \
         UNROLL for (int r = 0; r < R; r++) acc[r][m] = FMA(acc[r][m], a, b[r]);                                        \
       }                                                                                                                \
     }                                                                                                                  \
@@ -179,25 +207,26 @@ INLINE void store_as(int is_bf16, void *p, int64_t i, __mmask16 lanes, __m512 x)
       }                                                                                                                \
     }                                                                                                                  \
     __m512 flat[32];                                                                                                   \
-    float sums[32] __attribute__((aligned(64)));                                                                       \
-    UNROLL for (int r = 0; r < R; r++) UNROLL for (int m = 0; m < M; m++) flat[r * M + m] = acc[r][m];                 \
-    _Pragma("GCC unroll 32") for (int i = R * M; i < 32; i++) flat[i] = _mm512_setzero_ps();                           \
-    _mm512_store_ps(sums, sums16(flat));                                                                               \
-    if (R * M > 16) _mm512_store_ps(sums + 16, sums16(flat + 16));                                                     \
-    UNROLL for (int m = 0; m < M; m++) UNROLL for (int r = 0; r < R; r++) {                                            \
-      float y = sums[r * M + m] + (bias ? bias[r] : 0.0f);                                                             \
-      out[m * ldo + r] = add ? out[m * ldo + r] + y : y;                                                               \
-    }                                                                                                                  \
+    UNROLL for (int m = 0; m < M; m++) UNROLL for (int r = 0; r < R; r++) flat[m * R + r] = acc[r][m];                 \
+    _Pragma("GCC unroll 32") for (int i = R * M; i < 32; i++) flat[i] = flat[0];                                       \
+    STORE(M, R, 0, R * M > 8 ? sums16(flat) : sums8(flat));                                                            \
+    if (R * M > 16) STORE(M, R, 16, R * M > 24 ? sums16(flat + 16) : sums8(flat + 16));                                \
   }
-DEFINE_TILE(tile_f32, float, __m512, 16, LOAD_F32, TAIL_F32, FMA_F32)
+DEFINE_TILE(tile_f32, float, __m512, 16, LOAD_F32, TAIL_F32, FMA_F32, KEEP_F32)
 
-/* One function for each number of rows M, with the R that keeps R * M near 24; and one with R = 1 for what is left. */
+/* One function for each number of rows M, with the R that keeps R * M near 24; and one with R = 1 for what is left. Each
+ * runs over `count` weight rows, a multiple of its R; stride_ahead bytes lie between what two tiles prefetch. */
 #define TILE_ARGS(T)                                                                                                   \
-  const T *x, int64_t ldx, const T *w, int64_t ldw, int64_t n, int64_t tail, __m512 *parked, int first, int last,      \
-      const float *bias, float *out, int64_t ldo, int add, const char *ahead
+  int64_t count, const T *x, int64_t ldx, const T *w, int64_t ldw, int64_t n, int64_t tail, __m512 *parked, int first, \
+      int last, const float *bias, float *out, int64_t ldo, int add, const char *ahead, int64_t ld_ahead,              \
+      int64_t stride_ahead
 #define DEFINE_ONE(NAME, T, M, R)                                                                                      \
   static void NAME##_##M##_##R(TILE_ARGS(T)) {                                                                         \
-    NAME(M, R, x, ldx, w, ldw, n, tail, parked, first, last, bias, out, ldo, add, ahead);                              \
+    for (; count > 0; count -= R) {                                                                                    \
+      NAME(M, R, x, ldx, w, ldw, n, tail, parked, first, last, bias, out, ldo, add, ahead, ld_ahead);                  \
+      w += R * ldw, parked += R * M, out += R, ahead += stride_ahead;                                                  \
+      if (bias) bias += R;                                                                                             \
+    }                                                                                                                  \
   }
 static const int TILE_ROWS[GROUP + 1] = {0, 8, 8, 6, 6, 4, 4, 3, 3};
 
@@ -217,23 +246,31 @@ static const int TILE_ROWS[GROUP + 1] = {0, 8, 8, 6, 6, 4, 4, 3, 3};
     __m512 parked[BLOCK * GROUP];                                                                                      \
     const int64_t whole = K / STEP * STEP;                                                                             \
     const char *end = (const char *)(w + b * K);                                                                       \
-    for (int64_t r0 = a; r0 < b; r0 += BLOCK) {                                                                        \
-      const int64_t r1 = MIN(r0 + BLOCK, b);                                                                           \
+    const int64_t distance = MIN(PREFETCH, (b - a) * K * (int64_t)sizeof(T) / 2);                                      \
+    const int64_t block = rows > GROUP && BLOCK * K * (int64_t)sizeof(T) > BLOCK_BYTES ? BLOCK / 2 : BLOCK;            \
+    for (int64_t r0 = a; r0 < b; r0 += block) {                                                                        \
+      const int64_t r1 = MIN(r0 + block, b);                                                                           \
       for (int64_t m0 = 0, size; m0 < rows; m0 += size) {                                                              \
         const int64_t groups = (rows - m0 + GROUP - 1) / GROUP;                                                        \
         size = (rows - m0 + groups - 1) / groups;                                                                      \
-        const int64_t chunk = CHUNK_BYTES / (size * (int64_t)sizeof(T)) / STEP * STEP;                                 \
+        const int64_t limit = rows > GROUP ? REUSE_BYTES : CHUNK_BYTES;                                                \
+        const int64_t chunks = MAX(1, (whole * size * (int64_t)sizeof(T) + limit - 1) / limit);                        \
+        const int64_t chunk = MAX(STEP, (whole / STEP + chunks - 1) / chunks * STEP);                                  \
         for (int64_t k = 0;; k += chunk) {                                                                             \
           const int last = k + chunk >= whole;                                                                         \
-          for (int64_t r = r0, step; r < r1; r += step) {                                                              \
-            step = r + TILE_ROWS[size] <= r1 ? TILE_ROWS[size] : 1;                                                    \
+          const T *coming = last ? x + MIN(m0 + size, rows - 1) * ldx : x + m0 * ldx + k + chunk;                      \
+          for (int64_t r = r0, size_r, count; r < r1; r += count) { /* whole tiles, then single rows */                \
+            size_r = r == r0 && r + TILE_ROWS[size] <= r1 ? TILE_ROWS[size] : 1;                                       \
+            count = (r1 - r) / size_r * size_r;                                                                        \
             const T *from = w + r * K + k;                                                                             \
-            const char *ahead = (const char *)from + PREFETCH;                                                         \
-            if (m0) ahead = (const char *)from; /* these weights were read for the rows before */                      \
-            else if (ahead >= end) ahead = (const char *)next + (ahead - end);                                         \
-            (step == 1 ? TILE##_single : TILE##_wide)[size](                                                           \
-                x + m0 * ldx + k, ldx, from, K, MIN(chunk, whole - k), K - whole, parked + (r - r0) * size, k == 0,    \
-                last, bias ? bias + r : 0, out + m0 * ldo + r, ldo, add, ahead);                                       \
+            const char *ahead = (const char *)from + distance;                                                         \
+            int64_t ld_ahead = K, stride_ahead = size_r * K * (int64_t)sizeof(T);                                      \
+            if (ahead >= end) ahead = (const char *)next + (ahead - end);                                              \
+            /* Weights that were read for the rows before are near: fetch the next rows' activations, one a tile. */   \
+            if (m0) ahead = (const char *)coming, ld_ahead = 0, stride_ahead = ldx * (int64_t)sizeof(T);               \
+            (size_r == 1 ? TILE##_single : TILE##_wide)[size](                                                         \
+                count, x + m0 * ldx + k, ldx, from, K, MIN(chunk, whole - k), K - whole, parked + (r - r0) * size,     \
+                k == 0, last, bias ? bias + r : 0, out + m0 * ldo + r, ldo, add, ahead, ld_ahead, stride_ahead);       \
           }                                                                                                            \
           if (last) break;                                                                                             \
         }                                                                                                              \
@@ -243,7 +280,7 @@ static const int TILE_ROWS[GROUP + 1] = {0, 8, 8, 6, 6, 4, 4, 3, 3};
 DEFINE_LINEAR(linear_f32, tile_f32, float, 16)
 
 #ifdef __AVX512BF16__
-DEFINE_TILE(tile_bf16, bf16, __m512bh, 32, LOAD_BF16, TAIL_BF16, FMA_BF16)
+DEFINE_TILE(tile_bf16, bf16, __m512bh, 32, LOAD_BF16, TAIL_BF16, FMA_BF16, KEEP_BF16)
 DEFINE_LINEAR(linear_bf16, tile_bf16, bf16, 32)
 #endif
 
@@ -281,7 +318,7 @@ static void barrier(Pass *p, unsigned *phase) {
   const unsigned target = ++*phase * (unsigned)p->threads;
   atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel);
   for (int spins = 0; atomic_load_explicit(&p->arrived, memory_order_acquire) < target;) {
-    if (++spins < 20000) _mm_pause();
+    if (++spins < 4000) _mm_pause();
     else sched_yield(); /* somebody else's process has our core */
   }
 }
@@ -344,17 +381,18 @@ static void rotate(const Pass *p, const float *x, const float *weight, int64_t p
   }
 }
 
-/* Dot products of one query with 16 keys, key i at keys[i]. */
-INLINE __m512 scores16(int is_bf16, const void *query, const void *const keys[16], int64_t dim) {
+/* Dot products of one query with 16 keys: key i at keys[i], or at run + i * dim where keys is NULL. */
+INLINE __m512 scores_dim(const int64_t dim, const int is_bf16, const void *query, const void *run, const void *const *keys) {
   __m512 acc[16];
   UNROLL for (int i = 0; i < 16; i++) acc[i] = _mm512_setzero_ps();
+#define KEY(T, i) ((const T *)(keys ? keys[i] : (const void *)((const T *)run + (i) * dim)) + d)
 #ifdef __AVX512BF16__
   if (is_bf16) {
     for (int64_t d = 0; d < dim; d += 32) {
       const __mmask32 lanes = dim - d >= 32 ? 0xffffffffu : 0xffffu;
       const __m512bh q = (__m512bh)_mm512_maskz_loadu_epi16(lanes, (const bf16 *)query + d);
       UNROLL for (int i = 0; i < 16; i++)
-          acc[i] = _mm512_dpbf16_ps(acc[i], q, (__m512bh)_mm512_maskz_loadu_epi16(lanes, (const bf16 *)keys[i] + d));
+          acc[i] = _mm512_dpbf16_ps(acc[i], q, (__m512bh)_mm512_maskz_loadu_epi16(lanes, KEY(bf16, i)));
     }
     return sums16(acc);
   }
@@ -362,33 +400,60 @@ INLINE __m512 scores16(int is_bf16, const void *query, const void *const keys[16
   (void)is_bf16;
   for (int64_t d = 0; d < dim; d += 16) {
     const __m512 q = _mm512_loadu_ps((const float *)query + d);
-    UNROLL for (int i = 0; i < 16; i++) acc[i] = _mm512_fmadd_ps(q, _mm512_loadu_ps((const float *)keys[i] + d), acc[i]);
+    UNROLL for (int i = 0; i < 16; i++) acc[i] = _mm512_fmadd_ps(q, _mm512_loadu_ps(KEY(float, i)), acc[i]);
   }
+#undef KEY
   return sums16(acc);
 }
 
-/* mixed += sum over i of weights[i] * values[i], in order; value i lies at values + i * dim. */
-INLINE void mix_dim(const int VECTORS, int is_bf16, const float *weights, const void *values, int64_t n, float *mixed) {
-  const int64_t dim = VECTORS * 16;
-  __m512 acc[16];
-  UNROLL for (int c = 0; c < VECTORS; c++) acc[c] = _mm512_loadu_ps(mixed + 16 * c);
-  for (int64_t i = 0; i < n; i++) {
-    const __m512 weight = _mm512_set1_ps(weights[i]);
-    UNROLL for (int c = 0; c < VECTORS; c++)
-        acc[c] = _mm512_fmadd_ps(weight, load_as(is_bf16, values, i * dim + 16 * c, 0xffff), acc[c]);
-  }
-  UNROLL for (int c = 0; c < VECTORS; c++) _mm512_storeu_ps(mixed + 16 * c, acc[c]);
+/* The same with what is known told to the compiler: common head dimensions, and whether keys follow each other. */
+static __m512 scores16(int is_bf16, int64_t dim, const void *query, const void *run, const void *const *keys) {
+  if (keys) return is_bf16 ? scores_dim(dim, 1, query, 0, keys) : scores_dim(dim, 0, query, 0, keys);
+  if (dim == 64) return is_bf16 ? scores_dim(64, 1, query, run, 0) : scores_dim(64, 0, query, run, 0);
+  if (dim == 128) return is_bf16 ? scores_dim(128, 1, query, run, 0) : scores_dim(128, 0, query, run, 0);
+  return is_bf16 ? scores_dim(dim, 1, query, run, 0) : scores_dim(dim, 0, query, run, 0);
 }
-static void mix(int is_bf16, const float *weights, const void *values, int64_t n, int64_t dim, float *mixed) {
+
+/* mixed[q] += sum over i in [from, to) of weights[q][i] * values[i], in order, for `many` queries that share the reads. */
+INLINE void mix_dim(const int VECTORS, const int many, const int is_bf16, float *const *weights, const void *values,
+                    int64_t from, int64_t to, float *const *mixed) {
+  const int64_t dim = VECTORS * 16;
+  __m512 acc[4][16];
+  UNROLL for (int q = 0; q < many; q++)
+      UNROLL for (int c = 0; c < VECTORS; c++) acc[q][c] = _mm512_loadu_ps(mixed[q] + 16 * c);
+  for (int64_t i = from; i < to; i++) {
+    __m512 weight[4];
+    UNROLL for (int q = 0; q < many; q++) weight[q] = _mm512_set1_ps(weights[q][i]);
+    UNROLL for (int c = 0; c < VECTORS; c++) {
+      const __m512 value = load_as(is_bf16, values, i * dim + 16 * c, 0xffff);
+      UNROLL for (int q = 0; q < many; q++) acc[q][c] = _mm512_fmadd_ps(weight[q], value, acc[q][c]);
+    }
+  }
+  UNROLL for (int q = 0; q < many; q++)
+      UNROLL for (int c = 0; c < VECTORS; c++) _mm512_storeu_ps(mixed[q] + 16 * c, acc[q][c]);
+}
+
+/* many is 1, 2 or 4, and 4 only up to MIX_FOUR dimensions, beyond which the registers run out. */
+enum { MIX_FOUR = 64 };
+static void mix(int many, int is_bf16, float *const *weights, const void *values, int64_t from, int64_t to, int64_t dim,
+                float *const *mixed) {
+#define MIX(V, N) (is_bf16 ? mix_dim(V, N, 1, weights, values, from, to, mixed)                                        \
+                           : mix_dim(V, N, 0, weights, values, from, to, mixed))
 #define MIX_CASE(V)                                                                                                    \
   case 16 * V:                                                                                                         \
-    if (is_bf16) mix_dim(V, 1, weights, values, n, mixed);                                                             \
-    else mix_dim(V, 0, weights, values, n, mixed);                                                                     \
+    if (many == 1) MIX(V, 1);                                                                                          \
+    else if (many == 2) MIX(V, 2);                                                                                     \
+    else if (16 * V <= MIX_FOUR) MIX(V, 4);                                                                            \
     return;
   switch (dim) {
     MIX_CASE(1) MIX_CASE(2) MIX_CASE(3) MIX_CASE(4) MIX_CASE(5) MIX_CASE(6) MIX_CASE(7) MIX_CASE(8)
     MIX_CASE(10) MIX_CASE(12) MIX_CASE(16)
   }
+}
+
+static void mix_one(int is_bf16, float weight, const void *value, int64_t dim, float *mixed) {
+  float *const weights[1] = {&weight}, *const to[1] = {mixed};
+  mix(1, is_bf16, weights, value, 0, 1, dim, to);
 }
 
 typedef struct {
@@ -401,7 +466,8 @@ typedef struct {
 /* Attention of up to QUERIES queries of one sequence over one key-value head. */
 static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int index, Query *queries, int count) {
   const Model *m = p->model;
-  const int64_t dim = m->dim, capacity = p->cache->capacity, bytes = m->bf16 ? 2 : 4;
+  const int is_bf16 = (int)m->bf16;
+  const int64_t dim = m->dim, capacity = p->cache->capacity, bytes = is_bf16 ? 2 : 4;
   const char *keys = (const char *)p->cache->keys[index] + (b * m->kv_heads + kv_head) * capacity * dim * bytes;
   const char *values = (const char *)p->cache->values[index] + (b * m->kv_heads + kv_head) * capacity * dim * bytes;
   char vectors[QUERIES][MAX_DIM * 4];
@@ -412,7 +478,7 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
     Query *q = &queries[i];
     float turned[MAX_DIM];
     rotate(p, p->qkv + q->row * p->qkv_width + q->head * dim, layer->q_norm, p->positions[q->row], turned);
-    for (int64_t d = 0; d < dim; d += 16) store_as(m->bf16, vectors[i], d, 0xffff, _mm512_loadu_ps(turned + d));
+    for (int64_t d = 0; d < dim; d += 16) store_as(is_bf16, vectors[i], d, 0xffff, _mm512_loadu_ps(turned + d));
     low = MIN(low, q->low), high = MAX(high, q->high);
   }
   /* Scores of the common run, block by block; what a block writes outside a query's own run is overwritten or unread. */
@@ -420,8 +486,9 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
     for (int i = 0; i < count; i++) {
       Query *q = &queries[i];
       for (int64_t j = MAX(j0, low + (q->low - low) / 16 * 16); j < MIN(j0 + KEYS, q->high); j += 16) {
-        for (int64_t c = 0; c < 16; c++) where[c] = keys + MIN(j + c, capacity - 1) * dim * bytes;
-        _mm512_storeu_ps(q->scores + j, scores16(m->bf16, vectors[i], where, dim));
+        const int tail = j + 16 > capacity;
+        for (int64_t c = 0; tail && c < 16; c++) where[c] = keys + MIN(j + c, capacity - 1) * dim * bytes;
+        _mm512_storeu_ps(q->scores + j, scores16(is_bf16, dim, vectors[i], keys + j * dim * bytes, tail ? where : 0));
       }
     }
   }
@@ -436,7 +503,8 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
       at[pending++] = p->length[b] + j;
       if (pending < 16 && position < q->total) continue;
       for (int64_t c = 0; c < 16; c++) where[c] = keys + at[MIN(c, pending - 1)] * dim * bytes;
-      _mm512_mask_storeu_ps(q->scores + position - pending, first_lanes(pending), scores16(m->bf16, vectors[i], where, dim));
+      const __m512 found = scores16(is_bf16, dim, vectors[i], 0, where);
+      _mm512_mask_storeu_ps(q->scores + position - pending, first_lanes(pending), found);
       pending = 0;
     }
     __m512 top = _mm512_set1_ps(-INFINITY), sum = _mm512_setzero_ps();
@@ -453,10 +521,19 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
     q->sum = sum1(sum);
     memset(q->mixed, 0, dim * sizeof(float));
   }
+  float *weights[QUERIES], *mixed[QUERIES];
+  for (int i = 0; i < count; i++) weights[i] = queries[i].scores, mixed[i] = queries[i].mixed;
   for (int64_t j0 = low; j0 < high; j0 += KEYS) {
-    for (int i = 0; i < count; i++) {
-      const int64_t from = MAX(j0, queries[i].low), to = MIN(j0 + KEYS, queries[i].high);
-      if (from < to) mix(m->bf16, queries[i].scores + from, values + from * dim * bytes, to - from, dim, queries[i].mixed);
+    for (int i = 0, many; i < count; i += many) {
+      many = count - i >= 4 && dim <= MIX_FOUR ? 4 : count - i >= 2 ? 2 : 1;
+      int64_t from = j0, to = j0 + KEYS; /* what all of them see of this block */
+      for (int q = i; q < i + many; q++) from = MAX(from, queries[q].low), to = MIN(to, queries[q].high);
+      to = MAX(from, to);
+      for (int q = i; q < i + many; q++)
+        mix(1, is_bf16, weights + q, values, MAX(j0, queries[q].low), MIN(from, queries[q].high), dim, mixed + q);
+      mix(many, is_bf16, weights + i, values, from, to, dim, mixed + i);
+      for (int q = i; q < i + many; q++)
+        mix(1, is_bf16, weights + q, values, MAX(to, queries[q].low), MIN(j0 + KEYS, queries[q].high), dim, mixed + q);
     }
   }
   for (int i = 0; i < count; i++) {
@@ -465,11 +542,11 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
     int64_t position = p->length[b] + p->run[q->row];
     for (int64_t j = p->run[q->row]; j < p->reach[q->row]; j++)
       if (sees[j * p->stride_t] && position++ >= q->low)
-        mix(m->bf16, q->scores + position - 1, values + (p->length[b] + j) * dim * bytes, 1, dim, q->mixed);
+        mix_one(is_bf16, q->scores[position - 1], values + (p->length[b] + j) * dim * bytes, dim, q->mixed);
     const __m512 inverse = _mm512_set1_ps(1.0f / q->sum);
     void *to = p->mixed + (q->row * p->ld_mixed + q->head * dim) * bytes;
     for (int64_t d = 0; d < dim; d += 16)
-      store_as(m->bf16, to, d, 0xffff, _mm512_mul_ps(_mm512_loadu_ps(q->mixed + d), inverse));
+      store_as(is_bf16, to, d, 0xffff, _mm512_mul_ps(_mm512_loadu_ps(q->mixed + d), inverse));
   }
 }
 

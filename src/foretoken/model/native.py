@@ -5,6 +5,7 @@ loaded transformers module. Every output is summed in one order whatever the num
 slots, so plain decoding, verification and prefill agree bit for bit, in float32 and in bfloat16.
 """
 
+import contextlib
 import ctypes
 import mmap
 import threading
@@ -17,9 +18,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.build import cpu_flags
 from foretoken.errors import ModelError
 from foretoken.model import llama
-from foretoken.model.build import cpu_flags, library
+from foretoken.model.build import library
 from foretoken.model.cache import KVCache
 from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import LlamaShape
@@ -28,7 +30,11 @@ from foretoken.model.weights import ModuleWeights, SafetensorsWeights, WeightSou
 from foretoken.tree import Plan
 
 _HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
-_PROBLEMS = {1: "a token is outside the vocabulary", 2: "a slot is outside the cache", 3: "a position is not the node's"}
+_PROBLEMS = {
+    1: "a token is outside the vocabulary",
+    2: "a slot is outside the cache",
+    3: "a position is not the node's",
+}
 
 
 def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -107,7 +113,8 @@ class NativeCache(KVCache):
     def move(self, src: Tensor, dst: Tensor) -> None:
         """See ``KVCache.move``."""
         src, dst = src.contiguous(), dst.contiguous()
-        assert src.shape == dst.shape and src.shape[0] == self.num_rows
+        assert src.shape == dst.shape
+        assert src.shape[0] == self.num_rows
         _check(self._model.native.move(self._model.address, self.address, src.shape[1], src.data_ptr(), dst.data_ptr()))
 
     def keep(self, rows: Tensor) -> None:
@@ -132,7 +139,12 @@ class NativeModel(CausalModel):
 
     @classmethod
     def load(
-        cls, path_or_name: str | Path, *, dtype: torch.dtype, device: torch.device | str = "cpu", name: str | None = None
+        cls,
+        path_or_name: str | Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        name: str | None = None,
     ) -> "NativeModel":
         """Read a Hugging Face directory or hub id, tensor by tensor. Raises ModelError where it cannot be run."""
         assert torch.device(device).type == "cpu"
@@ -176,7 +188,8 @@ class NativeModel(CausalModel):
         else:
             residual = hidden.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         tapped = torch.empty(num_rows, num_nodes, len(taps) * size) if taps else None
-        logits = torch.empty(num_rows, num_nodes, self.shape.vocab_size) if head and stop == self.shape.num_layers else None
+        head = head and stop == self.shape.num_layers
+        logits = torch.empty(num_rows, num_nodes, self.shape.vocab_size) if head else None
         # Kept in names until the call returns: a contiguous copy must outlive the use of its address.
         tokens, slots, positions, length = (
             tokens.contiguous(), slots.contiguous(), positions.contiguous(), length.contiguous(),
@@ -214,7 +227,7 @@ class NativeModel(CausalModel):
         if rows > had[0] or threads > had[1] or capacity > had[2]:
             need = self.native.scratch(self.address, None if cache is None else cache.address, rows, threads)
             if need > self._scratch.numel():
-                self._scratch = torch.empty(need + 64, dtype=torch.uint8)
+                self._scratch = huge_pages(need + 64)
             self._scratch_for = (rows, threads, capacity)
         address = self._scratch.data_ptr()
         return address + -address % 64
@@ -273,14 +286,12 @@ class NativeModel(CausalModel):
 
 
 def huge_pages(num_bytes: int) -> Tensor:
-    """[num_bytes] uint8 of fresh zeros, in huge pages where the system grants them: weights stream up to a tenth faster."""
+    """[num_bytes] uint8 of zeros, in huge pages where the system grants them: weights stream up to a tenth faster."""
     size = 2 << 20
     memory = mmap.mmap(-1, num_bytes + size)
     if hasattr(memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
-        try:
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)
-        except OSError:
-            pass  # a kernel without transparent huge pages
     whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
     start = -whole.data_ptr() % size
     return whole[start : start + num_bytes]

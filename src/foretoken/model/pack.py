@@ -15,7 +15,9 @@ from torch.nn import functional as F
 class Linear(Protocol):
     """x [..., in] -> [..., out], in x's dtype."""
 
-    def __call__(self, x: Tensor) -> Tensor: ...
+    def __call__(self, x: Tensor) -> Tensor:
+        """The product, in x's dtype."""
+        ...
 
 
 class PlainLinear:
@@ -26,6 +28,7 @@ class PlainLinear:
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
+        """See ``Linear``."""
         return F.linear(x, self.weight, self.bias)
 
 
@@ -38,6 +41,7 @@ class PackedLinear:
         self.bias = bias
 
     def __call__(self, x: Tensor) -> Tensor:
+        """See ``Linear``."""
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
         return out
 
@@ -46,7 +50,7 @@ def packing_unsupported(dtype: torch.dtype, device: torch.device) -> str | None:
     """Why weights of this dtype cannot be prepacked there; None where they can."""
     if device.type != "cpu":
         return f"packing is for the CPU, not {device.type}"
-    if not torch.backends.mkldnn.is_available() or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    if not torch._C._has_mkldnn or not hasattr(torch.ops.mkldnn, "_linear_pointwise"):
         return "this torch was built without oneDNN's prepacked linear"
     if dtype == torch.bfloat16:
         supported = bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

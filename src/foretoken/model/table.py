@@ -25,9 +25,10 @@ LawOfContext = Callable[[tuple[int, ...]], Sequence[float] | Tensor]
 class TableLM(CausalModel):
     """Next-token laws by hash of (seed, last ``context`` tokens), or by a function of those tokens.
 
-    The residual stream [B, n, H] is: token id, number of layers that ran, number of contradictions seen (in the
-    cache, or a stream of another layer), then the last ``context`` tokens, newest first, -1 before the start. Each layer keeps its own keys and values, so
-    running a range of layers, taps and early exits work as with a real model; an early exit has a blurred law.
+    The residual stream [B, n, H] is: token id, number of layers that ran, number of contradictions seen (in the cache,
+    or a stream of another layer), then the last ``context`` tokens, newest first, -1 before the start. Each layer keeps
+    its own keys and values, so running a range of layers, taps and early exits work as with a real model; an early exit
+    has a blurred law.
     """
 
     def __init__(

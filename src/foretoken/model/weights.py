@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Collection
 from math import prod
 from pathlib import Path
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor
@@ -53,19 +53,24 @@ class ModuleWeights(WeightSource):
     """The parameters of a loaded transformers module, shared and not copied wherever that is possible."""
 
     def __init__(self, module: torch.nn.Module) -> None:
-        self._tensors = {name: tensor.detach() for name, tensor in module.state_dict(keep_vars=True).items()}
+        state: dict[str, Tensor] = module.state_dict(keep_vars=True)
+        self._tensors = {name: tensor.detach() for name, tensor in state.items()}
 
     @property
     def names(self) -> Collection[str]:
+        """See ``WeightSource.names``."""
         return self._tensors.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """See ``WeightSource.shape``."""
         return tuple(self._tensors[name].shape)
 
     def read_into(self, name: str, out: Tensor) -> None:
+        """See ``WeightSource.read_into``."""
         out.copy_(self._tensors[name])
 
     def shared(self, name: str) -> Tensor | None:
+        """See ``WeightSource.shared``."""
         return self._tensors[name]
 
 
@@ -101,18 +106,22 @@ class SafetensorsWeights(WeightSource):
 
     @property
     def names(self) -> Collection[str]:
+        """See ``WeightSource.names``."""
         return self._entries.keys()
 
     def shape(self, name: str) -> tuple[int, ...]:
+        """See ``WeightSource.shape``."""
         return self._entries[name][2]
 
     def read_into(self, name: str, out: Tensor) -> None:
+        """See ``WeightSource.read_into``. Raises ModelError where the file has another shape, or ends too soon."""
         path, dtype, shape, offset = self._entries[name]
         if tuple(out.shape) != shape:
             raise ModelError(f"{path}: tensor {name} has shape {shape}; the configuration asks for {tuple(out.shape)}")
         direct = dtype == out.dtype and out.device.type == "cpu" and out.is_contiguous()
         target = out if direct else torch.empty(shape, dtype=dtype)
-        raw = memoryview(target.view(-1).view(torch.uint8).numpy())
+        flat: Any = target.view(-1).view(torch.uint8).numpy()
+        raw = memoryview(flat)
         with path.open("rb", buffering=0) as stream:
             stream.seek(offset)
             filled = 0
