@@ -41,7 +41,7 @@ def show(engine: foretoken.Engine) -> None:
 def race(directory: str, rounds: int = 3) -> int:
     """Plain against speculative on the inflated target, interleaved; 0 iff the tokens are identical."""
     plain = foretoken.Engine.load(directory)
-    guessing = plain.with_method({"method": "draft_model", "model": "bundled/draft", "num_speculative_tokens": 5})
+    guessing = plain.with_method({"method": "draft_model", "model": "bundled/draft", "num_speculative_tokens": 7})
     seconds: dict[str, list[float]] = {"plain": [], "speculative": []}
     tokens = 0
     identical = True
@@ -51,8 +51,8 @@ def race(directory: str, rounds: int = 3) -> int:
         spent = {"plain": 0.0, "speculative": 0.0}
         tokens = 0
         for prompt in PROMPTS:
-            a = plain.generate(prompt, temperature=0.0, max_new_tokens=48)
-            b = guessing.generate(prompt, temperature=0.0, max_new_tokens=48)
+            a = plain.generate(prompt, temperature=0.7, seed=1, max_new_tokens=48)
+            b = guessing.generate(prompt, temperature=0.7, seed=1, max_new_tokens=48)
             spent["plain"] += a.seconds_decode
             spent["speculative"] += b.seconds_decode
             tokens += a.num_tokens
