@@ -8,6 +8,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from safetensors import safe_open
 
 HERE = Path(__file__).parent
@@ -33,6 +35,16 @@ def last_line(path: Path) -> dict[str, Any]:
     return json.loads(path.read_text().splitlines()[-1])
 
 
+def progress(checkpoint: Path) -> dict[str, Any]:
+    """Where a run ended."""
+    return dict(torch.load(checkpoint, map_location="cpu", weights_only=True)["progress"])
+
+
+def figures(value: float | list[float]) -> str:
+    """A loss, or several, with three digits."""
+    return ", ".join(f"{v:.3f}" for v in value) if isinstance(value, list) else f"{value:.3f}"
+
+
 def loss_table(path: Path, key: str, rows: int = 12) -> str:
     """Some lines of a loss file, as a Markdown table."""
     lines = [json.loads(line) for line in path.read_text().splitlines()]
@@ -41,7 +53,9 @@ def loss_table(path: Path, key: str, rows: int = 12) -> str:
     )  # resumed runs repeat
     chosen = lines[:: max(1, len(lines) // rows)]
     chosen = chosen if chosen[-1] is lines[-1] else [*chosen, lines[-1]]
-    return "\n".join(f"| {x['step']} | {x['tokens']:,} | {x['elapsed_s'] / 60:.1f} | {x[key]} |" for x in chosen)
+    return "\n".join(
+        f"| {x['step']} | {x['tokens']:,} | {x['elapsed_s'] / 60:.1f} | {figures(x[key])} |" for x in chosen
+    )
 
 
 def parameters(folder: Path) -> int:
@@ -90,8 +104,12 @@ def card(work: Path, bundled: Path) -> str:
     """The whole card."""
     mix, manifest, check = (load(work / "data" / n) for n in ("mix.json", "manifest.json", "suite_check.json"))
     target, ngram, acceptance = (load(work / n) for n in ("target.json", "ngram.json", "acceptance.json"))
-    run, distilled = last_line(work / "target" / "loss.jsonl"), last_line(work / "draft" / "loss.jsonl")
+    run, distilled = progress(work / "target" / "checkpoint.pt"), last_line(work / "draft" / "loss.jsonl")
+    refined = last_line(work / "refined" / "loss.jsonl")
     values = {
+        "refine_rows": f"{sum(len(np.load(p, mmap_mode='r')) for p in work.glob('samples_final*.npy')):,}",
+        "refine_tokens": f"{refined['tokens']:,}",
+        "refine_kl": figures(refined["kl"]),
         "packages": packages(),
         "train_mb": f"{manifest['train']['bytes'] / 1e6:.0f}",
         "heldout_mb": f"{manifest['heldout_packages']['bytes'] / 1e6:.1f}",
@@ -103,9 +121,10 @@ def card(work: Path, bundled: Path) -> str:
         "losses": loss_table(work / "target" / "loss.jsonl", "loss"),
         "target_parameters": f"{parameters(bundled / 'target') / 1e6:.1f}",
         "draft_parameters": f"{parameters(bundled / 'draft') / 1e6:.2f}",
-        "draft_tokens": f"{distilled['tokens']:,}",
-        "draft_minutes": f"{distilled['elapsed_s'] / 60:.0f}",
+        "draft_tokens": f"{distilled['tokens'] + refined['tokens']:,}",
+        "draft_minutes": f"{(distilled['elapsed_s'] + refined['elapsed_s']) / 60:.0f}",
         "draft_losses": loss_table(work / "draft" / "loss.jsonl", "kl", rows=6),
+        "sample_rows": f"{len(np.load(work / 'samples.npy', mmap_mode='r')):,}",
         "bits": bits_table(target, ngram),
         "ngram_tokens": f"{ngram['tokens_counted']:,}",
         "positions": ", ".join(f"{k}: {v:.2f}" for k, v in target.get("nats_by_position", {}).items()),

@@ -25,7 +25,7 @@ from recipes.gradients import add_gradients
 from recipes.losses import distillation
 from recipes.models import SIZES, build, save
 from recipes.muon import optimizers
-from recipes.process import Stopwatch, prepare, wait_while_paused
+from recipes.process import Stopwatch, budget_minutes, prepare, wait_while_paused
 from recipes.train_target import rate
 
 LENGTH = 256  # tokens of a row; training text also comes in rows of twice that
@@ -82,12 +82,14 @@ def main() -> None:
     parser.add_argument("--target", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--out", type=Path, required=True, help="folder of the run; the draft is written to its model/")
-    parser.add_argument("--samples", type=Path, help="rows of the target's own text, from recipes.sampling")
+    parser.add_argument(
+        "--samples", type=Path, nargs="*", default=[], help="rows of the target's own text, from recipes.sampling"
+    )
     parser.add_argument("--init", type=Path, help="an earlier draft to start from")
     parser.add_argument("--size", choices=sorted(SIZES), default="draft")
     parser.add_argument("--minutes", type=float, default=16.0)
     parser.add_argument("--tokens", type=int, default=0, help="budget in tokens; if given, minutes do not count")
-    parser.add_argument("--batch", type=int, default=8192)
+    parser.add_argument("--batch", type=int, default=4096)
     parser.add_argument("--micro", type=int, default=2048, help="tokens per pass")
     parser.add_argument("--muon-lr", type=float, default=0.014)
     parser.add_argument("--adam-lr", type=float, default=0.004)
@@ -105,12 +107,12 @@ def main() -> None:
         start_from(draft, target)
     draft.to(args.device)
     both = optimizers(draft, muon_lr=args.muon_lr, adam_lr=args.adam_lr, weight_decay=0.05)
-    samples = np.load(args.samples) if args.samples else None
+    samples = np.concatenate([np.load(path) for path in args.samples]) if args.samples else None
     stream = np.load(args.data / "train.npy", mmap_mode="r")
     watch, seen, step, window = Stopwatch(), 0, 0, []
     log = (args.out / "loss.jsonl").open("a")
     for parts in batches(stream, samples, tokens=args.batch, seed=args.seed):
-        share = seen / args.tokens if args.tokens else watch.elapsed_s / (60 * args.minutes)
+        share = seen / args.tokens if args.tokens else watch.elapsed_s / (60 * budget_minutes(args.out, args.minutes))
         if share >= 1:
             break
         wait_while_paused(args.out)

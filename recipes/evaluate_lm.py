@@ -90,7 +90,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--data", type=Path, required=True)
-    parser.add_argument("--bytes", type=int, default=250_000, help="held-out bytes per category")
+    parser.add_argument("--bytes", type=int, default=150_000, help="held-out bytes per category")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--out", type=Path, help="write the result here too (JSON)")
     args = parser.parse_args()

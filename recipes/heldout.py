@@ -10,7 +10,7 @@ from recipes.problems import problem
 from recipes.questions import chats, copies
 
 
-def heldout_texts(data: Path, *, bytes_per_category: int = 250_000) -> dict[str, list[str]]:
+def heldout_texts(data: Path, *, bytes_per_category: int = 150_000) -> dict[str, list[str]]:
     """Texts by category, about `bytes_per_category` each: whole packages never seen, and new problem numbers.
 
     ``files_code`` and ``files_prose`` are unseen files of packages that the training text does hold: easier.

@@ -97,6 +97,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, required=True)
     parser.add_argument("--tokenizer", type=Path, required=True)
     parser.add_argument("--tokens", type=int, default=0, help="how many tokens of the stream to count; 0: all")
+    parser.add_argument("--bytes", type=int, default=150_000, help="held-out bytes per category")
     parser.add_argument("--out", type=Path, help="write the result here too (JSON)")
     args = parser.parse_args()
     os.nice(19)
@@ -105,7 +106,7 @@ def main() -> None:
     stream = stream[: args.tokens] if args.tokens else stream
     model = KneserNey(np.asarray(stream, np.int64), vocabulary=len(tokenizer))
     result: dict[str, float] = {"tokens_counted": len(stream)}
-    for category, texts in heldout_texts(args.data).items():
+    for category, texts in heldout_texts(args.data, bytes_per_category=args.bytes).items():
         bits = 0.0
         for text in texts:
             ids = np.asarray([END_OF_TEXT, *tokenizer(text, verbose=False)["input_ids"]], np.int64)

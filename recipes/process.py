@@ -30,6 +30,12 @@ def wait_while_paused(run: Path) -> float:
     return time.monotonic() - start
 
 
+def budget_minutes(run: Path, minutes: float) -> float:
+    """The budget of a run: the number in its file MINUTES, where there is one, else `minutes`."""
+    override = run / "MINUTES"
+    return float(override.read_text()) if override.exists() else minutes
+
+
 class Stopwatch:
     """Training time: wall time without pauses. A step of over five times the usual is a stopped one."""
 

@@ -31,7 +31,7 @@ from recipes.problems import problem
 from recipes.questions import chats, copies
 
 PER_CATEGORY = 24
-TOKENS = (40, 300)  # of a prompt, chat template included
+TOKENS = (40, 300)  # of a prompt; the chat template, eight or nine tokens, is counted as nine
 CANDIDATES = 6 * PER_CATEGORY
 PER_SOURCE_AND_KIND = 12  # prompts of one category that may come from one package or one kind of question
 

@@ -29,7 +29,7 @@ from recipes.gradients import add_gradients
 from recipes.losses import cross_entropy
 from recipes.models import SIZES, build, save
 from recipes.muon import optimizers
-from recipes.process import Stopwatch, prepare, wait_while_paused
+from recipes.process import Stopwatch, budget_minutes, prepare, wait_while_paused
 
 BLOCK = 1024  # tokens
 # (from this share of the budget, sequence length)
@@ -117,8 +117,7 @@ class Run:
         """Share of the budget that is used, 0 to 1 and beyond."""
         if self.args.tokens:
             return self.progress.tokens / self.args.tokens
-        override = self.out / "MINUTES"
-        minutes = float(override.read_text()) if override.exists() else self.args.minutes
+        minutes = budget_minutes(self.out, self.args.minutes)
         return self.progress.elapsed_s / (60 * minutes)
 
     def next_tokens(self, length: int) -> Tensor:
