@@ -95,13 +95,23 @@ def stream_keys(seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor 
             key ^ (index * _signed(_MULTIPLIER_1) if isinstance(index, Tensor) else _signed(index * _MULTIPLIER_1))
         )
     # A dozen torch operations on a handful of integers would cost more than the kernels of a small model.
-    indices = index if isinstance(index, Tensor) else positions.new_tensor(index)
+    indices = index if isinstance(index, Tensor) else _index_tensor(index)
     seeds, positions, indices = (x.contiguous() for x in torch.broadcast_tensors(seeds, positions, indices))  # type: ignore[no-untyped-call]
     keys = torch.empty_like(positions)
     library.foretoken_stream_keys(
         keys.numel(), seeds.data_ptr(), positions.data_ptr(), indices.data_ptr(), int(stream), keys.data_ptr()
     )
     return keys
+
+
+@lru_cache(maxsize=256)
+def _index_tensor(index: int) -> Tensor:
+    return torch.tensor(index)
+
+
+@lru_cache(maxsize=64)
+def _depth_offsets(num_depths: int, device: torch.device) -> Tensor:
+    return torch.arange(1, num_depths + 1, device=device)
 
 
 def uniforms(keys: Tensor) -> Tensor:
@@ -160,7 +170,7 @@ class Noise:
         Whoever first knows how deep a step goes asks for all depths at once: one hash instead of D.
         """
         if not self._memo or self._memo[0].shape[1] < num_depths:
-            depth = torch.arange(1, num_depths + 1, device=self.positions.device)
+            depth = _depth_offsets(num_depths, self.positions.device)
             self._memo[:] = [stream_keys(self.seeds[:, None], self.positions[:, None] + depth, Stream.COUPLED)]
         return self._memo[0][:, :num_depths]
 

@@ -89,7 +89,8 @@ class TokenTree:
 def root_tree(tokens: Tensor) -> TokenTree:
     """The tree of plain decoding: one node a row. tokens [B] are the pending ones."""
     tokens = tokens[:, None]
-    return TokenTree(tokens, torch.full_like(tokens, -1), torch.zeros_like(tokens), max_children=1)
+    parent = chain_parent(1, tokens.device).expand_as(tokens)
+    return TokenTree(tokens, parent, _chain_laws(1, Law.FIXED, tokens.device).expand_as(tokens), max_children=1)
 
 
 def chain_tree(
@@ -98,8 +99,7 @@ def chain_tree(
     """A chain a row: tokens [B, N] with the pending one first; row b has count[b] real nodes (all N by default)."""
     num_rows, num_nodes = tokens.shape
     parent = chain_parent(num_nodes, tokens.device).expand(num_rows, num_nodes)
-    laws = torch.full_like(tokens, int(law))
-    laws[:, 0] = Law.FIXED
+    laws = _chain_laws(num_nodes, law, tokens.device).expand_as(tokens)
     if count is not None:
         padding = torch.arange(num_nodes, device=tokens.device) >= count[:, None]  # [B, N]
         parent = parent.masked_fill(padding, -1)
@@ -127,6 +127,13 @@ def pad_tree(tree: TokenTree, num_nodes: int) -> TokenTree:
 def chain_parent(num_nodes: int, device: torch.device) -> Tensor:
     """[N] the parent vector of a chain. Shared between calls: never write to it."""
     return torch.arange(-1, num_nodes - 1, device=device)
+
+
+@lru_cache(maxsize=256)
+def _chain_laws(num_nodes: int, law: Law, device: torch.device) -> Tensor:
+    laws = torch.full((num_nodes,), int(law), dtype=torch.int64, device=device)
+    laws[0] = Law.FIXED
+    return laws
 
 
 @lru_cache(maxsize=64)
@@ -229,12 +236,9 @@ def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = 
     many of them attention reads: any value >= max(length) + N gives the same mathematical result.
     Raises CapacityError from the caller's side only: here the bound is the caller's to keep (no host read).
     """
-    num_rows, num_nodes = parent.shape
-    device = parent.device
-    index = torch.arange(num_nodes, device=device)
+    num_nodes = parent.shape[1]
     ancestry = ancestors(parent)
+    slots = length[:, None] + (chain_parent(num_nodes, parent.device) + 1 if num_nodes > 1 else 0)
     # A chain's depth is its index: no sum over a prompt's N x N matrix.
-    depth = index if is_chain(parent) else ancestry.sum(-1) - 1
-    positions = (length[:, None] + depth).expand(num_rows, num_nodes)
-    slots = length[:, None] + index
+    positions = slots if is_chain(parent) else length[:, None] + (ancestry.sum(-1) - 1)
     return Plan(length, ancestry, slots, positions, positions, capacity if span is None else span)

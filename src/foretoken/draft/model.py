@@ -25,6 +25,7 @@ class ModelDrafter(Drafter):
         self.capacity = capacity
         self.target = Target(model, context.num_rows, capacity)
         self.num_tokens = model.spec.vocab_size  # a token beyond them (the target may have more) is fed as the last one
+        self.knows_all = self.num_tokens >= context.processors.vocab_size
         self.filled = [0] * context.num_rows
         self.fed = [0] * context.num_rows  # nodes of the last proposal whose KV was written
 
@@ -65,7 +66,7 @@ class ModelDrafter(Drafter):
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] after new nodes of the chain."""
-        out = self.target.forward(tokens.clamp(max=self.num_tokens - 1), plan)
+        out = self.target.forward(tokens if self.knows_all else tokens.clamp(max=self.num_tokens - 1), plan)
         assert out.logits is not None
         return out.logits
 

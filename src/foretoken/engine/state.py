@@ -5,6 +5,7 @@ Invariant: the cache holds KV of ``tokens[:, :length]``, slot equal to position;
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -119,21 +120,9 @@ class State(Context):
 
         The one place of a step where values are read from the device, all at once.
         """
-        num_nodes = tree.num_nodes
-        packed = torch.cat(
-            [
-                torch.stack([verdict.count, verdict.bonus, verdict.sound.long()], 1),
-                verdict.path,
-                tree.tokens,
-                tree.parent,
-            ],
-            1,
-        ).tolist()
         paths, emitted = [], []
-        for row, numbers in zip(self.rows, packed, strict=True):
-            count, bonus, sound = numbers[:3]
-            path = numbers[3 : 3 + count]
-            tokens, parent = numbers[3 + num_nodes : 3 + 2 * num_nodes], numbers[3 + 2 * num_nodes :]
+        for row, count, bonus, sound, path, tokens, parent in zip(self.rows, *_read(tree, verdict), strict=True):
+            path = path[:count]
             if not sound:
                 known = len(row.prompt_ids) + len(row.token_ids) + count - 1
                 raise ModelError(
@@ -189,6 +178,20 @@ class State(Context):
                 raise RuntimeError(f"request {row.index}: length {length} exceeds {self.capacity} slots")
             if [piece.token_id for piece in row.pieces] != row.token_ids:
                 raise RuntimeError(f"request {row.index}: {len(row.token_ids)} tokens, {len(row.pieces)} pieces")
+
+
+def _read(tree: TokenTree, verdict: Verdict) -> tuple[list[Any], ...]:
+    """Columns (count, bonus, sound, path, tokens, parent), a value a row, on the host."""
+    columns = (verdict.count, verdict.bonus, verdict.sound, verdict.path, tree.tokens, tree.parent)
+    if tree.tokens.device.type == "cpu":
+        return tuple(column.tolist() for column in columns)
+    # One transfer instead of six: each would wait for the device.
+    widths = [1 if column.dim() == 1 else column.shape[1] for column in columns]
+    packed = torch.cat([column.long().reshape(len(column), -1) for column in columns], 1).tolist()
+    ends = [sum(widths[: k + 1]) for k in range(len(widths))]
+    parts = [[row[end - width : end] for row in packed] for width, end in zip(widths, ends, strict=True)]
+    flat = [column.dim() == 1 for column in columns]
+    return tuple([row[0] for row in part] if single else part for part, single in zip(parts, flat, strict=True))
 
 
 def _depth(parent: Sequence[int]) -> int:

@@ -62,8 +62,8 @@ class Exact(Verifier):
         tree = evidence.tree
         drawn = target_draws(evidence)
         if tree.num_nodes == 1:
-            at = torch.zeros_like(drawn[:, 0])
-        elif tree.max_children == 1 or is_chain(tree.parent):
+            return tree.parent[:, 0] + 1, drawn[:, 0]
+        if tree.max_children == 1 or is_chain(tree.parent):
             # A chain's node follows the one before it; padding, behind the last, matches nothing.
             match = (
                 (tree.tokens[:, 1:] == drawn[:, :-1]) & (tree.parent[:, 1:] >= 0) & lawful(evidence.p, drawn)[:, :-1]

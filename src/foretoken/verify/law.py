@@ -13,7 +13,7 @@ from torch import Tensor
 
 from foretoken.noise import Noise
 from foretoken.sampling import invert_cdf
-from foretoken.tree import Law, TokenTree, ancestors, is_chain
+from foretoken.tree import Law, TokenTree, ancestors, chain_parent, is_chain
 
 
 @dataclass(frozen=True)
@@ -88,7 +88,7 @@ def stops_from_edges(parent: Tensor, edges: Tensor) -> Tensor:
 def follow(parent: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """(path [B, N], count [B]) from the root to node at[b]. A parent's index is below its child's, so order is index."""
     if is_chain(parent):
-        return torch.arange(parent.shape[1], device=parent.device).expand_as(parent), at + 1
+        return (chain_parent(parent.shape[1], parent.device) + 1).expand_as(parent), at + 1
     on_path = ancestors(parent).gather(1, at[:, None, None].expand(-1, 1, parent.shape[1]))[:, 0]  # [B, N]
     return torch.argsort((~on_path).to(torch.int8), dim=1, stable=True), on_path.sum(1)
 
@@ -105,7 +105,7 @@ def draw(verifier: Verifier, evidence: Evidence) -> Verdict:
     settled = verifier.settle(evidence)
     if settled is not None:
         at, bonus = settled
-        sound = row_at(evidence.p, at).gather(1, bonus[:, None])[:, 0] > 0
+        sound = evidence.p[torch.arange(at.shape[0], device=at.device), at, bonus] > 0
         return Verdict(*follow(evidence.tree.parent, at), bonus, sound)
     walk = verifier.stops(evidence)
     at = invert_cdf(walk.stops, noise.stop())
