@@ -9,7 +9,7 @@ from foretoken.cli.output import has_color
 if TYPE_CHECKING:
     from foretoken.bench import BenchReport, Figures, MethodReport
 
-WIDE = 128
+WIDE = 136
 COLUMNS: dict[str, Literal["left", "right"]] = {
     "method": "left", "prompts": "left", "tok/s": "right", "speedup": "right", "length": "right", "rate": "right",
     "c": "right", "v": "right", "model": "right", "of limit": "right", "outside": "right", "looped": "right",
