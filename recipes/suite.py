@@ -33,6 +33,7 @@ from recipes.questions import chats, copies
 PER_CATEGORY = 24
 TOKENS = (40, 300)  # of a prompt; the chat template, eight or nine tokens, is counted as nine
 CANDIDATES = 6 * PER_CATEGORY
+INDEX_ADDRESS = re.compile(r"\bpy[p]i(\.python)?\.org\b")
 PER_SOURCE_AND_KIND = 12  # prompts of one category that may come from one package or one kind of question
 
 
@@ -177,7 +178,9 @@ def main() -> None:
         }
     with args.out.open("w") as out:
         for number, c in enumerate(suite):
-            out.write(json.dumps({"question_id": number, **c.record}) + "\n")
+            # A prompt must not send anybody anywhere: addresses of package indexes become reserved ones.
+            line = json.dumps({"question_id": number, **c.record})
+            out.write(INDEX_ADDRESS.sub("example.org", line) + "\n")
     (args.data / "suite_check.json").write_text(json.dumps(check, indent=1) + "\n")
     print(json.dumps(check, indent=1))
 
