@@ -26,8 +26,8 @@ TINT, PLAIN = ("\033[36m", "\033[0m") if sys.stdout.isatty() else ("", "")
 
 def show(engine: foretoken.Engine) -> None:
     """Stream one completion, kept guesses tinted."""
-    stream = engine.stream(PROMPTS[0], temperature=0.7, seed=1, max_new_tokens=120)
-    print(PROMPTS[0], end="")
+    stream = engine.stream(PROMPTS[1], temperature=0.9, seed=1, max_new_tokens=120)
+    print(PROMPTS[1], end="")
     for piece in stream:
         kept = piece.source.startswith("draft")
         print(f"{TINT if kept else ''}{piece.text}{PLAIN if kept else ''}", end="", flush=True)
@@ -41,7 +41,7 @@ def show(engine: foretoken.Engine) -> None:
 def race(directory: str, rounds: int = 3) -> int:
     """Plain against speculative on the inflated target, interleaved; 0 iff the tokens are identical."""
     plain = foretoken.Engine.load(directory)
-    guessing = plain.with_method({"method": "draft_model", "model": "bundled/draft", "num_speculative_tokens": 7})
+    guessing = plain.with_method({"method": "draft_model", "model": "bundled/draft", "num_speculative_tokens": 5})
     seconds: dict[str, list[float]] = {"plain": [], "speculative": []}
     tokens = 0
     identical = True
