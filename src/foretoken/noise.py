@@ -7,9 +7,11 @@ before the last conversion to floating point, so the bits are the same on every 
 Streams, and why they are keyed as they are:
 
 * COUPLED by (seed, absolute position of the token to be drawn) and token id, by nothing else: never by row, node, draft
-  length, padding or draft vocabulary. "Accept iff equal" may share it between drafter and target.
-* DRAFT, STOP and BONUS by (seed, position of the step's root, index): a draw that was discarded never comes back in the
-  next step, and no two nodes of a step share one. "Accept with min(1, p/q)" needs all of them independent.
+  length, padding or draft vocabulary. "Accept iff equal" may share it between drafter and target. Its index is 0 but for
+  list sampling, which has one independent noise for each of several drafts.
+* DRAFT, RACE, STOP and BONUS by (seed, position of the step's root, index): a draw that was discarded never comes back in
+  the next step, and no two nodes of a step share one. "Accept with min(1, p/q)" needs all of them independent. DRAFT gives
+  a node the uniform of its own draw, RACE a parent the exponentials by which its children are drawn without replacement.
 
 Parts are hashed one into the next, never added: with ``seed + position`` adjacent seeds would share a shifted stream.
 """
@@ -38,6 +40,7 @@ class Stream(IntEnum):
     DRAFT = 2
     STOP = 3
     BONUS = 4
+    RACE = 5
 
 
 def _signed(x: int) -> int:
@@ -156,6 +159,24 @@ def race(law: Tensor, keys: Tensor) -> Tensor:
     return winners
 
 
+def race_top(law: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(tokens [..., count] int64, possible [..., count] bool): the first ``count`` of the race ``argmax(law / E)``.
+
+    In this order they are ``count`` successive draws without replacement from law [..., V] (Efraimidis and Spirakis 2006;
+    Kool et al. 1903.06059). Where fewer tokens have mass, the rest are not possible and mean nothing. Ties, of
+    probability 0, go to the lower id.
+    """
+    score = law / exponentials(keys, law.shape[-1])
+    if count == 1:
+        best, token = score.max(-1, keepdim=True)
+        return token, best > 0
+    best, token = score.topk(min(count, law.shape[-1]), dim=-1)
+    if token.shape[-1] < count:
+        short = count - token.shape[-1]
+        best, token = (torch.nn.functional.pad(x, (0, short)) for x in (best, token))
+    return token, best > 0
+
+
 @dataclass(frozen=True)
 class Noise:
     """The noise of one step of B rows: nothing but keys, so a drafter and a verifier that ask for the same get the same."""
@@ -174,9 +195,26 @@ class Noise:
             self._memo[:] = [stream_keys(self.seeds[:, None], self.positions[:, None] + depth, Stream.COUPLED)]
         return self._memo[0][:, :num_depths]
 
+    def list_keys(self, depth: int, count: int) -> Tensor:
+        """[B, count] int64 keys of ``count`` independent noises for the token after a node at this depth; the first is
+        that of ``coupled_keys``."""
+        index = _depth_offsets(count, self.positions.device) - 1
+        return stream_keys(self.seeds[:, None], self.positions[:, None] + (depth + 1), Stream.COUPLED, index)
+
     def draft(self, node: int) -> Tensor:
         """[B] float64 uniforms for the draw of node ``node``."""
         return uniforms(stream_keys(self.seeds, self.positions, Stream.DRAFT, node))
+
+    def draft_nodes(self, start: int, count: int) -> Tensor:
+        """[B, count] float64: ``draft`` of nodes [start, start + count)."""
+        index = _depth_offsets(start + count, self.positions.device)[start:] - 1
+        return uniforms(stream_keys(self.seeds[:, None], self.positions[:, None], Stream.DRAFT, index))
+
+    def race_keys(self, start: int, count: int) -> Tensor:
+        """[B, count] int64 keys, one a parent [start, start + count): its children drawn without replacement are the
+        first of the race that q runs under it."""
+        index = _depth_offsets(start + count, self.positions.device)[start:] - 1
+        return stream_keys(self.seeds[:, None], self.positions[:, None], Stream.RACE, index)
 
     def stop(self) -> Tensor:
         """[B] float64 uniforms that decide where the walk stops."""

@@ -7,7 +7,7 @@ Shapes: B rows (sequences), N tree nodes with the root, n nodes of them read by 
 """
 
 from dataclasses import dataclass, replace
-from enum import IntEnum
+from enum import IntEnum, StrEnum
 from functools import cached_property, lru_cache
 
 import torch
@@ -27,6 +27,24 @@ class Law(IntEnum):
     IID = 1
     WITHOUT_REPLACEMENT = 2
     COUPLED = 3
+
+
+class Draws(StrEnum):
+    """How a drafter is to draw the children of a node: what a verifier asks for, or the user. Nodes then carry a Law.
+
+    FIXED: the n most probable tokens of q (argmax for one). IID: n draws from q. WITHOUT_REPLACEMENT: n successive
+    draws, all different. COUPLED: the first n of the race that the target's own noise runs on q. GREEDY: one draw from
+    q without its n - 1 most probable tokens, then these FIXED (Hu et al. 2502.18779; it subsumes SpecHub). LIST: child k
+    wins the race of the k-th of n independent noises (Rowan et al. 2506.05632). With one child GREEDY and
+    WITHOUT_REPLACEMENT are IID, and LIST is COUPLED.
+    """
+
+    FIXED = "fixed"
+    IID = "iid"
+    WITHOUT_REPLACEMENT = "without_replacement"
+    COUPLED = "coupled"
+    GREEDY = "greedy"
+    LIST = "list"
 
 
 @dataclass(frozen=True)

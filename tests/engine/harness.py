@@ -8,14 +8,15 @@ import torch
 from torch import Tensor
 
 from foretoken import Completion, Engine, Request, SamplingParams
-from foretoken.draft.base import Capabilities, Context, Drafter, Method, Shape
+from foretoken.draft.base import Capabilities, Context, Drafter, Method
 from foretoken.draft.model import DraftModel, ModelDrafter
+from foretoken.draft.shape import Shape
 from foretoken.engine.state import State
 from foretoken.engine.step import StepReport
 from foretoken.model.table import TableLM
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
-from foretoken.tree import Law, TokenTree
+from foretoken.tree import Draws, TokenTree
 
 EOS = 22
 PIECES = [
@@ -158,8 +159,8 @@ class TreeDrafter(Drafter):
     def __init__(self, guess: Guess) -> None:
         self.guess = guess
 
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
-        depths = [min(shape.num_tokens, room) for room in context.room]
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+        depths = [min(shape.depth, room) for room in context.room]
         rows = [self.guess(ids, depth) for ids, depth in zip(context.history.ids, depths, strict=True)]
         width = 1 + max(map(len, rows))
         tokens = torch.zeros(len(rows), width, dtype=torch.int64)

@@ -13,13 +13,14 @@ from scipy.stats import chi2
 
 from foretoken import Engine, Request, SamplingParams
 from foretoken.draft import grow
-from foretoken.draft.base import Context, Drafter, Method, Shape
+from foretoken.draft.base import Context, Drafter, Method
+from foretoken.draft.shape import Shape
 from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.model.table import TableLM
 from foretoken.model.target import CausalModel
 from foretoken.noise import Noise
 from foretoken.sampling import warp
-from foretoken.tree import Law, TokenTree
+from foretoken.tree import Draws, Law, TokenTree
 from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, mixed_requests, outcome, table
 
 ALPHA = 1e-6
@@ -110,7 +111,7 @@ class Spoilt(Method):
 class Tempered(ModelDrafter):
     """Draws at temperature 1 and reports the q of another temperature."""
 
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         tree = super().propose(context, shape, law, noise)
         if tree.q is None:
             return tree
@@ -121,8 +122,8 @@ class Tempered(ModelDrafter):
 class OtherSource(ModelDrafter):
     """Says that it draws from a uniform law, but proposes the argmax of another."""
 
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
-        tree = super().propose(context, shape, Law.FIXED, noise)
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+        tree = super().propose(context, shape, Draws.FIXED, noise)
         size = self.num_tokens
         q = torch.full((context.num_rows, tree.num_nodes, size), 1.0 / size, dtype=torch.float64)
         laws = torch.full_like(tree.law, int(Law.IID))
@@ -140,7 +141,7 @@ class Stale(Noise):
 class Reusing(ModelDrafter):
     """Draws with noise that it used in the step before."""
 
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         return super().propose(context, shape, law, Stale(noise.seeds, noise.positions))
 
 
@@ -154,7 +155,7 @@ class Peeking(Noise):
 class Sharing(ModelDrafter):
     """Shares the stream STOP."""
 
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         return super().propose(context, shape, law, Peeking(noise.seeds, noise.positions))
 
 

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 from foretoken import Engine, Request, SamplingParams
-from foretoken.draft.base import Context, Method, Shape
+from foretoken.draft.base import Context, Method
+from foretoken.draft.shape import Shape
 from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.model.load import load_model
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
-from foretoken.tree import Law, TokenTree
+from foretoken.tree import Draws, Law, TokenTree
 from tests.engine.test_rejection import ALPHA, Spoilt, Tempered, chi_square
 
 SAMPLES, BATCH, KEPT, HORIZON = 2000, 250, 3, 3
@@ -27,8 +28,8 @@ PROMPT = [300, 1200, 45, 700, 262, 554, 262]  # any tokens do: the law is condit
 class Flattering(ModelDrafter):
     """Proposes its argmax and reports it as drawn from a flatter law."""
 
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
-        tree = super().propose(context, shape, Law.FIXED, noise)
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+        tree = super().propose(context, shape, Draws.FIXED, noise)
         if tree.num_nodes == 1:
             return tree
         guessed = tree.parent >= 0

@@ -10,12 +10,14 @@ from foretoken.bench.provenance import peak_rss_bytes, provenance
 from foretoken.bench.report import BenchReport, Session, assemble
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Run
+from foretoken.draft.shape import SHAPES
 from foretoken.engine.config import MethodConfig, speculative_config
 from foretoken.engine.engine import Engine
 from foretoken.engine.result import Timing
 from foretoken.errors import ConfigError
 from foretoken.model.target import CausalModel
 from foretoken.sampling import SamplingParams
+from foretoken.tree import Draws
 
 WARM_UP_TOKENS = 24
 
@@ -29,7 +31,10 @@ class BenchMethod:
 
 
 def parse_method(text: str, *, draft: str | None = None, verify: str | None = None) -> BenchMethod:
-    """``METHOD[:N][:VERIFY]``, e.g. "draft_model:5" or "draft_model:5:rejection". Raises ConfigError."""
+    """``METHOD[:N][:VERIFY][:SHAPE][:DRAWS]``, e.g. "draft_model:5" or "draft_model:6:rejection:sequoia/size=16:iid".
+
+    The parts behind the name may come in any order. Raises ConfigError.
+    """
     name, *rest = text.strip().split(":")
     options: dict[str, Any] = {"method": name}
     if verify is not None:
@@ -38,9 +43,11 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
         if part.isdecimal():
             options["num_speculative_tokens"] = int(part)
         elif part:
-            options["verify"] = part
+            word = part.split("/")[0]
+            key = "shape" if word in SHAPES else "draws" if word in [*Draws] else "verify"
+            options[key] = part
         else:
-            raise ConfigError(f"method {text!r}: expected METHOD[:N][:VERIFY], e.g. 'draft_model:5'")
+            raise ConfigError(f"method {text!r}: expected METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. 'draft_model:5'")
     if draft is not None and name == "draft_model":
         options["model"] = draft
     return BenchMethod(text.strip(), speculative_config(options))

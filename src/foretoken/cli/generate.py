@@ -85,6 +85,8 @@ def generate(
     method: o.Method = None,
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     verify: o.Verify = None,
+    shape: o.Shape = None,
+    draws: o.Draws = None,
     speculative_config: o.SpeculativeConfig = None,
     prediction: PredictionText = None,
     prediction_file: PredictionFile = None,

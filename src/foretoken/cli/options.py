@@ -69,8 +69,22 @@ NumSpeculativeTokens = Annotated[
 Verify = Annotated[
     str | None,
     typer.Option(
-        "--verify", envvar="FORETOKEN_VERIFY", metavar="coupled|exact|rejection", rich_help_panel=SPECULATION,
-        help="How guesses are checked. Default: coupled, the same text with any method.",
+        "--verify", envvar="FORETOKEN_VERIFY", metavar="NAME[/OPTION=VALUE]", rich_help_panel=SPECULATION,
+        help="How guesses are checked; 'foretoken methods' lists the ways. Default: coupled, the same text with any method.",
+    ),
+]  # fmt: skip
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        "--shape", envvar="FORETOKEN_SHAPE", metavar="NAME[/OPTION=VALUE]", rich_help_panel=SPECULATION,
+        help="The shape of a proposal, e.g. chain, static/branching=3x2x1, sequoia/size=16; 'foretoken methods' lists them.",
+    ),
+]  # fmt: skip
+Draws = Annotated[
+    str | None,
+    typer.Option(
+        "--draws", envvar="FORETOKEN_DRAWS", metavar="NAME", rich_help_panel=SPECULATION,
+        help="How the drafter draws: fixed, iid, without_replacement, coupled, greedy, list. Default: as the verifier asks.",
     ),
 ]  # fmt: skip
 SpeculativeConfig = Annotated[

@@ -20,6 +20,8 @@ FLAGS = {  # option -> key of a speculative configuration
     "draft": "model",
     "num_speculative_tokens": "num_speculative_tokens",
     "verify": "verify",
+    "shape": "shape",
+    "draws": "draws",
 }
 
 

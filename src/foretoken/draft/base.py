@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.draft.shape import Shape
 from foretoken.noise import Noise, race
 from foretoken.sampling import History, Processors, invert_cdf
-from foretoken.tree import Law, TokenTree
+from foretoken.tree import Draws, Law, TokenTree
 
 
 @dataclass(frozen=True)
@@ -25,17 +26,7 @@ class Capabilities:
     needs_draft: bool = False  # needs a model of its own
     needs_prediction: bool = False  # needs the caller's guess of the output
     taps: tuple[int, ...] = ()  # hidden states of the target that observe() must be given
-
-
-@dataclass(frozen=True)
-class Chain:
-    """The shape of a proposal: one chain of at most num_tokens guesses."""
-
-    num_tokens: int
-
-
-Shape = Chain
-"""All shapes a drafter can be asked for; trees join here."""
+    shapes: tuple[str, ...] = ("chain",)  # names of the shapes it can grow; rows may always get fewer nodes
 
 
 @dataclass
@@ -76,9 +67,10 @@ class Drafter(ABC):
     """The memory of one batch. Calls alternate: propose, observe, propose, ...; ``keep`` may come between steps."""
 
     @abstractmethod
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
-        """A tree whose root is ``context.pending``. law is how to draw where the method can; a deterministic method
-        proposes FIXED nodes whatever is asked. Rows may get fewer nodes than the shape allows, or none."""
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+        """A tree whose root is ``context.pending``. draws is how to draw where the method can; a deterministic method
+        proposes FIXED nodes whatever is asked. Rows may get fewer nodes than the shape allows, or none; none of row b
+        is deeper than ``context.room[b]``."""
 
     def observe(self, commit: Commit) -> None:  # noqa: B027 - many drafters have nothing to remember
         """Told after every step, also after steps in which nothing was proposed."""

@@ -6,11 +6,22 @@ import torch
 from torch import Tensor
 
 from foretoken.draft import grow
-from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, Shape
+from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretoken.draft.shape import Shape
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
-from foretoken.tree import Law, Plan, TokenTree, root_tree
+from foretoken.tree import Draws, Law, Plan, TokenTree, root_tree
+
+
+_CHAIN_LAWS = {
+    Draws.FIXED: Law.FIXED,
+    Draws.COUPLED: Law.COUPLED,
+    Draws.LIST: Law.COUPLED,
+    Draws.IID: Law.IID,
+    Draws.WITHOUT_REPLACEMENT: Law.IID,
+    Draws.GREEDY: Law.IID,
+}
 
 
 class ModelDrafter(Drafter):
@@ -29,17 +40,17 @@ class ModelDrafter(Drafter):
         self.filled = [0] * context.num_rows
         self.fed = [0] * context.num_rows  # nodes of the last proposal whose KV was written
 
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """Chains, each as long as its row and the model's own context have room for."""
         last = self.target.spec.max_positions - 1
         limits = [
-            max(0, min(shape.num_tokens, room, last - length))
+            max(0, min(shape.depth, room, last - length))
             for room, length in zip(context.room, context.lengths, strict=True)
         ]
         self.fed = [max(limits) if limit else 0 for limit in limits]
         if not any(limits):
             return root_tree(context.pending)
-        return grow.chain(self, context, limits, law, noise)
+        return grow.chain(self, context, limits, _CHAIN_LAWS[draws], noise)
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Feed all tokens not yet in the cache, the pending one last; rows without room keep their lag."""

@@ -7,10 +7,11 @@ from collections.abc import Sequence
 
 import torch
 
-from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, Shape
+from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretoken.draft.shape import Shape
 from foretoken.errors import ConfigError
 from foretoken.noise import Noise
-from foretoken.tree import Law, TokenTree, chain_tree
+from foretoken.tree import Draws, TokenTree, chain_tree
 
 
 class NgramIndex:
@@ -60,9 +61,9 @@ class NgramDrafter(Drafter):
         for index, ids in zip(self.indices, context.history.ids, strict=True):
             index.extend(ids)
 
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """FIXED chains; a row without a match gets the root alone."""
-        wanted = [min(shape.num_tokens, room) for room in context.room]
+        wanted = [min(shape.depth, room) for room in context.room]
         return chain_of(context, [index.lookup(most) for index, most in zip(self.indices, wanted, strict=True)])
 
     def observe(self, commit: Commit) -> None:

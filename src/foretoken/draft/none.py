@@ -1,14 +1,15 @@
 """Plain decoding as a drafter: no guesses, one node a row. Baseline of every benchmark, oracle of every test."""
 
-from foretoken.draft.base import Capabilities, Context, Drafter, Method, Shape
+from foretoken.draft.base import Capabilities, Context, Drafter, Method
+from foretoken.draft.shape import Shape
 from foretoken.noise import Noise
-from foretoken.tree import Law, TokenTree, root_tree
+from foretoken.tree import Draws, TokenTree, root_tree
 
 
 class NoDrafter(Drafter):
     """Proposes the root alone."""
 
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """One node a row."""
         return root_tree(context.pending)
 

@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 
-from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, Shape
+from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.ngram import chain_of
+from foretoken.draft.shape import Shape
 from foretoken.noise import Noise
-from foretoken.tree import Law, TokenTree
+from foretoken.tree import Draws, TokenTree
 
 MAX_ANCHOR = 8
 """Longest suffix of the output, in tokens, by which a lost place in the prediction is found again."""
@@ -60,9 +61,9 @@ class PredictionDrafter(Drafter):
     def __init__(self, context: Context) -> None:
         self.followers = [Follower(prediction) for prediction in context.predictions]
 
-    def propose(self, context: Context, shape: Shape, law: Law, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """FIXED chains; a row whose place is lost gets the root alone."""
-        wanted = [min(shape.num_tokens, room) for room in context.room]
+        wanted = [min(shape.depth, room) for room in context.room]
         return chain_of(context, [follower.guess(most) for follower, most in zip(self.followers, wanted, strict=True)])
 
     def observe(self, commit: Commit) -> None:

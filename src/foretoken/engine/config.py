@@ -7,6 +7,7 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, ClassVar
 
 from foretoken.draft.base import Capabilities, Method
@@ -14,9 +15,12 @@ from foretoken.draft.model import DraftModel
 from foretoken.draft.ngram import Ngram
 from foretoken.draft.none import NoMethod
 from foretoken.draft.prediction import Prediction
+from foretoken.draft.shape import Shape, parse_shape
+from foretoken.engine.legality import check_combination, parse_draws
 from foretoken.errors import ConfigError, nearest
 from foretoken.model.target import CausalModel
-from foretoken.verify import VERIFIERS, Verifier
+from foretoken.tree import Draws
+from foretoken.verify import Verifier, parse_verifier
 
 DraftLoader = Callable[[str], CausalModel]
 """Loads the draft model of a name or directory, its vocabulary already compared with the target's."""
@@ -30,19 +34,38 @@ class MethodConfig:
     capabilities: ClassVar[Capabilities]
 
     num_speculative_tokens: int = 5  # most tokens guessed in a line
-    verify: str = "coupled"
+    verify: str = "coupled"  # how guesses are checked, with options: "typical/epsilon=0.1"
+    shape: str = "chain"  # of a proposal, with options: "sequoia/size=16"
+    draws: str = "auto"  # how children are drawn; "auto": as the verifier asks for
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
-        if self.verify not in VERIFIERS:
-            raise ConfigError(f"verify = {self.verify!r} is not a verifier{nearest(self.verify, VERIFIERS)}")
+        """Refuse values that cannot be, and parts that do not compose."""
         if not 1 <= self.num_speculative_tokens <= 64:
             raise ConfigError(f"num_speculative_tokens = {self.num_speculative_tokens} must be between 1 and 64")
+        if self.method != NoMethod.name:
+            check_combination(
+                self.method, self.capabilities, self.verifier, self.proposal_shape, parse_draws(self.draws)
+            )
+
+    @cached_property
+    def verifier(self) -> Verifier:
+        """The verifier that ``verify`` names."""
+        return parse_verifier(self.verify)
+
+    @cached_property
+    def proposal_shape(self) -> Shape:
+        """The shape that ``shape`` names, its depth resolved."""
+        return parse_shape(self.shape, self.num_speculative_tokens)
 
     @property
-    def verifier(self) -> Verifier:
-        """The verifier named by ``verify``."""
-        return VERIFIERS[self.verify]
+    def proposal_draws(self) -> Draws:
+        """How the method is asked to draw."""
+        return parse_draws(self.draws) or self.verifier.draws
+
+    @property
+    def max_nodes(self) -> int:
+        """Most nodes of a step's tree, the root included."""
+        return 1 if self.method == NoMethod.name else self.proposal_shape.max_guesses + 1
 
     def load(self, load_draft: DraftLoader) -> Method:
         """The method, with its weights where it has some."""

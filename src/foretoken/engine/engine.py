@@ -8,8 +8,8 @@ from typing import Any
 
 import torch
 
-from foretoken.draft.base import Chain, Method
-from foretoken.engine.config import MethodConfig, NoneConfig, speculative_config
+from foretoken.draft.base import Method
+from foretoken.engine.config import MethodConfig, speculative_config
 from foretoken.engine.result import Completion, Timing
 from foretoken.engine.state import Piece, Row, State
 from foretoken.engine.step import step
@@ -53,10 +53,10 @@ class Engine:
         """
         self.model, self.tokenizer, self.width = model, tokenizer, width
         self.speculative = speculative_config(speculative)
-        needed = 1 if isinstance(self.speculative, NoneConfig) else self.speculative.num_speculative_tokens + 1
+        needed = self.speculative.max_nodes
         if width < 0 or 0 < width < needed:
             raise ConfigError(
-                f"width = {width} must be 0 (off) or at least {needed}: the root and num_speculative_tokens guesses"
+                f"width = {width} must be 0 (off) or at least {needed}: the root and as many guesses as a step may make"
             )
         self.method = method if method is not None else self.speculative.load(self._load_draft)
         self.timing = Timing()
@@ -89,7 +89,7 @@ class Engine:
             and config.method == mine.method
             and getattr(config, "model", None) == getattr(mine, "model", None)
         ):
-            reload = {"num_speculative_tokens", "verify"}
+            reload = {"num_speculative_tokens", "verify", "shape", "draws"}
             changed = {key for key, value in config.resolved().items() if mine.resolved()[key] != value}
             method = self.method if changed <= reload else None
         return Engine(self.model, self.tokenizer, speculative=config, method=method, width=self.width)
@@ -179,8 +179,10 @@ class Engine:
     def _decode(self, rows: list[Row]) -> Iterator[None]:
         """Decode rows together until all have ended; yields after every step."""
         spec = self.model.spec
-        budget = self.speculative.num_speculative_tokens
-        need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, budget + 1)
+        speculative = self.speculative
+        shape, draws, verifier = speculative.proposal_shape, speculative.proposal_draws, speculative.verifier
+        grown = max(speculative.max_nodes, shape.max_grown + 1)
+        need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)
         capacity = round_up(need, 512 if self.width else 64)
         processors = Processors(
             [row.params for row in rows],
@@ -201,9 +203,8 @@ class Engine:
             for row in rows:
                 row.seconds_prefill = decoding - begun
         while True:
-            shape = Chain(min(budget, max(state.room)))
             with torch.inference_mode():
-                report = step(state, target, drafter, self.speculative.verifier, shape, width=self.width)
+                report = step(state, target, drafter, verifier, shape, draws, width=self.width)
             self.timing.add(report)
             now = perf_counter()
             for row in state.rows:

@@ -7,12 +7,13 @@ and the oracle of every test.
 from dataclasses import dataclass
 from time import perf_counter
 
-from foretoken.draft.base import Commit, Drafter, Shape
+from foretoken.draft.base import Commit, Drafter
+from foretoken.draft.shape import Shape
 from foretoken.engine.state import State
 from foretoken.model.target import Target
 from foretoken.noise import Noise
 from foretoken.sampling import Paths, warp
-from foretoken.tree import layout, pad_tree
+from foretoken.tree import Draws, layout, pad_tree
 from foretoken.verify.law import Evidence, Verdict, Verifier, draw
 
 
@@ -28,7 +29,14 @@ class StepReport:
 
 
 def step(
-    state: State, target: Target, drafter: Drafter, verifier: Verifier, shape: Shape, *, width: int = 0
+    state: State,
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier,
+    shape: Shape,
+    draws: Draws,
+    *,
+    width: int = 0,
 ) -> StepReport:
     """Advance every row by at least one token.
 
@@ -38,7 +46,7 @@ def step(
     begun = perf_counter()
     spec = target.spec
     noise = Noise(state.seeds, state.length)
-    tree = drafter.propose(state, shape, verifier.draws, noise)
+    tree = drafter.propose(state, shape, draws, noise)
     if width:
         tree = pad_tree(tree, width)
     proposed = perf_counter()

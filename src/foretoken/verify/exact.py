@@ -6,11 +6,13 @@ position and token id the *text* is a function of target and seed alone: the sam
 so that both usually draw the same token: acceptance at least (1 - TV) / (1 + TV), and 1 where q = p.
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from foretoken.noise import race
-from foretoken.tree import Law, depths, is_chain
+from foretoken.tree import Draws, depths, is_chain
 from foretoken.verify.law import Evidence, Verifier, Walk, stops_from_edges
 
 
@@ -34,13 +36,14 @@ def lawful(p: Tensor, drawn: Tensor) -> Tensor:
     return p.gather(2, drawn[:, :, None])[..., 0] > 0
 
 
+@dataclass(frozen=True)
 class Exact(Verifier):
     """Accept a child iff the target drew its token; drafters propose their argmax."""
 
     name = "exact"
     exact = True
     reads = frozenset({"noise"})
-    draws = Law.FIXED
+    draws = Draws.FIXED
     summary = "accept iff equal to the target's own draw; greedy at temperature 0; the drafter proposes its argmax"
 
     def stops(self, evidence: Evidence) -> Walk:
@@ -83,9 +86,10 @@ class Exact(Verifier):
         return law.scatter_(1, token, (chance > 0).to(law.dtype))
 
 
+@dataclass(frozen=True)
 class Coupled(Exact):
     """``Exact`` with drafters that draw from the target's own noise: the default."""
 
     name = "coupled"
-    draws = Law.COUPLED
+    draws = Draws.COUPLED
     summary = "exact match under noise shared by drafter and target: the same text with any drafter, any tree or none"

@@ -7,13 +7,14 @@ verifier can be enumerated exactly without drawing anything, and there is one pl
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from foretoken.noise import Noise
 from foretoken.sampling import invert_cdf
-from foretoken.tree import Law, TokenTree, ancestors, chain_parent, is_chain
+from foretoken.tree import Draws, TokenTree, ancestors, chain_parent, is_chain
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Walk:
     """Where the walk stops, as a law."""
 
     stops: Tensor  # [B, N] sums to 1 along N, zero on padding
-    carry: Tensor | None = None  # what leftover needs and would otherwise compute again
+    carry: Any = None  # what leftover needs and would otherwise compute again
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,16 @@ class Verdict:
 
 
 class Verifier(ABC):
-    """A verification rule. Stateless; ``stops`` and ``leftover`` are pure."""
+    """A verification rule: a frozen dataclass whose fields are its options. ``stops`` and ``leftover`` are pure."""
 
-    name: str
-    exact: bool  # True: the emitted text has the target's law. False: lossy, and named so wherever it is used
-    reads: frozenset[str] = frozenset()  # of "q", "noise", "taps"
-    draws: Law  # the law by which a drafter that can choose should draw for this rule
-    summary: str
+    name: ClassVar[str]
+    exact: ClassVar[bool]  # True: the emitted text has the target's law. False: lossy, and named so wherever it is used
+    reads: ClassVar[frozenset[str]] = frozenset()  # of "q", "noise", "taps"
+    draws: ClassVar[Draws]  # how a drafter that can choose should draw for this rule
+    summary: ClassVar[str]
+    chains_only: ClassVar[bool] = False  # has no meaning on a node with two children
+    reads_ahead: ClassVar[bool] = False  # decides on a node after its subtree: no subtree may depend on a later sibling
+    distance: ClassVar[str] = ""  # of a lossy rule: what is known of its distance from p, in one line
 
     @abstractmethod
     def stops(self, evidence: Evidence) -> Walk:

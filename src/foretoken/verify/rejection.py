@@ -6,10 +6,12 @@ child is the case q = one-hot: accepted with r(x), then x is struck out of r. Ch
 q without the siblings before them (SpecInfer 2305.09781 for iid; Jeon et al. 2402.14160 without replacement).
 """
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
-from foretoken.tree import Law, TokenTree
+from foretoken.tree import Draws, Law, TokenTree
 from foretoken.verify.law import Evidence, Verifier, Walk, row_at, stops_from_edges
 
 
@@ -94,13 +96,14 @@ def reject_child(rest: Tensor, source: Tensor | None, token: Tensor, from_q: Ten
     return torch.where(here[:, None], reduced, rest)
 
 
+@dataclass(frozen=True)
 class Rejection(Verifier):
     """Accept with min(1, p/q); optimal for one draft (1 - TV), recursive for several. Reads four independent streams."""
 
     name = "rejection"
     exact = True
     reads = frozenset({"q"})
-    draws = Law.IID
+    draws = Draws.WITHOUT_REPLACEMENT
     summary = "accept with min(1, p/q), else draw from what is left of p; the target's law, another text per drafter"
 
     def stops(self, evidence: Evidence) -> Walk:

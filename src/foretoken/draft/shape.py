@@ -1,0 +1,283 @@
+"""The shape of a proposal, chosen apart from who guesses and who checks.
+
+A shape is a value: how deep, how many nodes, by which rule they are admitted. ``grow.py`` and its neighbours make the
+trees, each shape once, for every drafter that can tell the logits of a frontier.
+
+What a shape says of itself decides what it composes with. ``is_chain``: no node ever has two children. ``fixed``: nodes
+are ranked after they were found, so none can be a draw that a verifier corrects for (under COUPLED draws exact match does
+not need to). ``independent``: whether a node has a child, and how many, depends on its own path and on its earlier
+siblings alone, never on a later sibling; rules that decide on a subtree before its siblings need that.
+"""
+
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from foretoken.errors import ConfigError
+from foretoken.spec import parse_spec, spec_of
+
+MAX_DEPTH, MAX_SIZE = 64, 512
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What all shapes share."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    is_chain: ClassVar[bool] = False
+    fixed: ClassVar[bool] = False
+    independent: ClassVar[bool] = True
+
+    depth: int = 0  # most guesses in a line; 0 in a configuration: its num_speculative_tokens
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"between 0 and {MAX_DEPTH}")
+
+    @property
+    def max_guesses(self) -> int:
+        """Most nodes a proposal can have, the root not counted."""
+        return self.depth
+
+    @property
+    def max_grown(self) -> int:
+        """Most nodes that growing it looks at through the drafter, those dropped by a later ranking included."""
+        return self.max_guesses
+
+    @property
+    def spec(self) -> str:
+        """The text that ``parse_shape`` reads as this shape."""
+        return spec_of(self, self.name)
+
+
+def require(good: bool, name: str, value: object, expected: str) -> None:
+    """Raise ConfigError unless good."""
+    if not good:
+        raise ConfigError(f"{name} = {value!r} must be {expected}")
+
+
+@dataclass(frozen=True)
+class Chain(Shape):
+    """One line of ``depth`` guesses."""
+
+    name = "chain"
+    summary = "one line of guesses"
+    is_chain = True
+
+
+@dataclass(frozen=True)
+class Adaptive(Shape):
+    """A chain that stops where the drafter is unsure, decided from q before the token is drawn.
+
+    rule "probability": stop where max q < threshold (transformers' assistant_confidence_threshold; Kangaroo 2404.18911).
+    "svip": stop where sqrt(H(q)) > threshold, H in nats (2411.18462). "adaedl": stop where 1 - sqrt(0.2 H(q)) < threshold
+    (2410.18351, without its moving threshold). The first guess is always made.
+    """
+
+    name = "adaptive"
+    summary = "a chain that stops where the drafter is unsure, decided before the token is drawn"
+    is_chain = True
+
+    rule: str = "probability"
+    threshold: float = 0.4
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        require(self.rule in ("probability", "svip", "adaedl"), "rule", self.rule, "probability, svip or adaedl")
+        require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
+
+
+@dataclass(frozen=True)
+class Static(Shape):
+    """branching[d] children for every node at depth d (SpecInfer 2305.09781)."""
+
+    name = "static"
+    summary = "the same number of children for every node of a depth, e.g. branching=4x2x1"
+
+    branching: tuple[int, ...] = (3, 2, 1, 1)
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be; depth is the list's length."""
+        require(
+            1 <= len(self.branching) <= MAX_DEPTH and all(1 <= count <= 64 for count in self.branching),
+            "branching", self.branching, f"1 to {MAX_DEPTH} numbers between 1 and 64",
+        )  # fmt: skip
+        require(self.depth in (0, len(self.branching)), "depth", self.depth, "left to branching")
+        object.__setattr__(self, "depth", len(self.branching))
+        require(self.max_guesses <= MAX_SIZE, "branching", self.branching, f"a tree of at most {MAX_SIZE} nodes")
+
+    @property
+    def max_guesses(self) -> int:
+        """Sum of the products."""
+        total, level = 0, 1
+        for count in self.branching:
+            level *= count
+            total += level
+        return total
+
+
+@dataclass(frozen=True)
+class Delayed(Shape):
+    """A line of ``delay`` guesses, then ``width`` children, each a line to ``depth`` (2602.16994: branching pays late)."""
+
+    name = "delayed"
+    summary = "one line first, branching after it"
+
+    delay: int = 1
+    width: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        require(0 <= self.delay < MAX_DEPTH, "delay", self.delay, f"between 0 and {MAX_DEPTH - 1}")
+        require(1 <= self.width <= 64, "width", self.width, "between 1 and 64")
+        require(
+            not self.depth or self.delay < self.depth,
+            "delay", self.delay, f"below the depth ({self.depth}), else nothing branches",
+        )  # fmt: skip
+
+    @property
+    def max_guesses(self) -> int:
+        """The line and ``width`` lines behind it."""
+        return self.delay + self.width * max(0, self.depth - self.delay)
+
+    @property
+    def branching(self) -> tuple[int, ...]:
+        """The same as Static's."""
+        return tuple(self.width if level == self.delay else 1 for level in range(self.depth))
+
+
+@dataclass(frozen=True)
+class Sequoia(Shape):
+    """The tree of ``size`` guesses that accepts most if the k-th child is the right one with probability acceptance[k].
+
+    Chen et al. 2402.12374: a dynamic program over a measured vector (``foretoken theory shape`` measures it). The default
+    is a placeholder that halves from child to child.
+    """
+
+    name = "sequoia"
+    summary = "the best fixed tree for a measured acceptance of first, second, ... children"
+
+    size: int = 16
+    acceptance: tuple[float, ...] = (0.5, 0.15, 0.07, 0.04)
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
+        require(
+            len(self.acceptance) >= 1 and all(a >= 0 for a in self.acceptance) and 0 < sum(self.acceptance) <= 1 + 1e-9,
+            "acceptance", self.acceptance, "probabilities that sum to at most 1",
+        )  # fmt: skip
+
+    @property
+    def max_guesses(self) -> int:
+        """Size."""
+        return self.size
+
+
+@dataclass(frozen=True)
+class DySpec(Shape):
+    """Grown greedily by draft probability, every admission decided before the token is seen (2410.11744).
+
+    A place for a child is worth the probability, under q, that the walk comes to it; the most valuable places are filled
+    first. By default depth by depth (one pass of the drafter a depth); ``heap`` fills one place at a time as published.
+    threshold > 0 also refuses places worth less. With a size limit places compete across subtrees (``independent`` False).
+    """
+
+    name = "dyspec"
+    summary = "the places most likely to be reached, each admitted before its token is drawn"
+    independent = False
+
+    size: int = 16
+    threshold: float = 0.0
+    width: int = 8  # most children of a node
+    heap: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
+        require(0 <= self.threshold < 1, "threshold", self.threshold, "in [0, 1)")
+        require(1 <= self.width <= 64, "width", self.width, "between 1 and 64")
+
+    @property
+    def max_guesses(self) -> int:
+        """Size."""
+        return self.size
+
+
+@dataclass(frozen=True)
+class Eagle2(Shape):
+    """Expand the ``width`` best nodes of each depth by their ``width`` best children, then keep the ``size`` best of all.
+
+    Li et al. 2406.16858. Ranked after they were found: FIXED.
+    """
+
+    name = "eagle2"
+    summary = "a beam by path probability, re-ranked to the best nodes of all depths"
+    fixed = True
+
+    size: int = 16
+    width: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
+        require(1 <= self.width <= 64, "width", self.width, "between 1 and 64")
+
+    @property
+    def max_guesses(self) -> int:
+        """Size."""
+        return self.size
+
+
+@dataclass(frozen=True)
+class OptTree(Shape):
+    """The ``size`` nodes of largest path probability, deepened while a depth adds at least ``threshold`` to their sum.
+
+    Wang et al. 2406.17276: threshold is what one more pass of the drafter costs, in passes of the target. FIXED.
+    """
+
+    name = "opt_tree"
+    summary = "the nodes of largest path probability; deepened while that pays for the drafter's pass"
+    fixed = True
+
+    size: int = 16
+    threshold: float = 0.02
+    width: int = 8  # most children of a node that are looked at
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
+        require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
+        require(1 <= self.width <= 64, "width", self.width, "between 1 and 64")
+
+    @property
+    def max_guesses(self) -> int:
+        """Size."""
+        return self.size
+
+
+SHAPES: dict[str, Shape] = {
+    shape.name: shape
+    for shape in (Chain(), Adaptive(), Static(), Delayed(), Sequoia(), DySpec(), Eagle2(), OptTree())
+}
+"""Names, as the CLI and JSON configurations spell them, to shapes with their default options."""
+
+
+def parse_shape(text: str, num_speculative_tokens: int) -> Shape:
+    """The shape of ``name[/option=value]...``, e.g. "sequoia/size=32"; depth 0 becomes num_speculative_tokens.
+
+    Raises ConfigError.
+    """
+    shape = parse_spec(text, SHAPES, "shape")
+    if shape.depth:
+        return shape
+    try:
+        return replace(shape, depth=num_speculative_tokens)
+    except ConfigError as error:
+        raise ConfigError(f"shape {text!r} with num_speculative_tokens = {num_speculative_tokens}: {error}") from None

@@ -1,0 +1,102 @@
+"""Values that users write as one word with options: ``typical/epsilon=0.1``, ``static/branching=4x2x1``.
+
+The word names a frozen dataclass, the options are its fields. ``/`` and ``=`` need no quotes in any shell, and neither
+JSON nor the lists of the command line use them.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import TypeVar, get_type_hints
+
+from foretoken.errors import ConfigError, nearest
+
+T = TypeVar("T")
+
+
+def parse_spec(text: str, known: Mapping[str, T], what: str) -> T:
+    """The value of ``name[/field=value]...``: known[name] with these fields replaced. Raises ConfigError.
+
+    what names the kind for messages ("verifier", "shape"). Fields are bool, int, float, str or tuples of int or float,
+    whose values are joined by ``x``.
+    """
+    name, *options = text.strip().split("/")
+    if name not in known:
+        raise ConfigError(f"{what} {text!r}: {name!r} is not a {what}{nearest(name, known)}")
+    default = known[name]
+    assert dataclasses.is_dataclass(default)
+    assert not isinstance(default, type)
+    kinds = _field_kinds(default)
+    given: dict[str, object] = {}
+    for option in options:
+        key, equals, value = option.partition("=")
+        if not equals:
+            raise ConfigError(f"{what} {text!r}: {option!r} is not an option; expected {name}/field=value")
+        if key not in kinds:
+            hint = nearest(key, kinds) if kinds else f"; {name} has no options"
+            raise ConfigError(f"{what} {text!r}: unknown option {key!r} of {name!r}{hint}")
+        if key in given:
+            raise ConfigError(f"{what} {text!r}: {key!r} is given twice")
+        given[key] = _value(value, kinds[key], f"{what} {text!r}: {key}")
+    try:
+        return dataclasses.replace(default, **given)
+    except ConfigError as error:
+        raise ConfigError(f"{what} {text!r}: {error}") from None
+
+
+def spec_of(value: object, name: str) -> str:
+    """The text that ``parse_spec`` reads as value: its name and the fields that are not the class's defaults."""
+    assert dataclasses.is_dataclass(value)
+    assert not isinstance(value, type)
+    parts = [name]
+    for field in dataclasses.fields(value):
+        mine = getattr(value, field.name)
+        if field.init and mine != field.default:
+            parts.append(f"{field.name}={_text(mine)}")
+    return "/".join(parts)
+
+
+def _field_kinds(value: object) -> dict[str, object]:
+    assert dataclasses.is_dataclass(value)
+    assert not isinstance(value, type)
+    hints = get_type_hints(type(value))
+    return {field.name: hints[field.name] for field in dataclasses.fields(value) if field.init}
+
+
+def _text(value: object) -> str:
+    if isinstance(value, tuple):
+        return "x".join(map(_text, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _value(text: str, kind: object, where: str) -> object:
+    try:
+        if kind is bool:
+            return {"true": True, "false": False}[text.lower()]
+        if kind is int:
+            return int(text)
+        if kind is float:
+            return _finite(text)
+        if kind is str:
+            return text
+        if kind == tuple[int, ...]:
+            return tuple(int(part) for part in text.split("x"))
+        if kind == tuple[float, ...]:
+            return tuple(_finite(part) for part in text.split("x"))
+    except (KeyError, ValueError):
+        expected = {
+            bool: "true or false",
+            int: "a whole number",
+            float: "a number",
+            tuple[int, ...]: "whole numbers joined by x, e.g. 4x2x1",
+            tuple[float, ...]: "numbers joined by x, e.g. 0.6x0.2",
+        }
+        raise ConfigError(f"{where} = {text!r} must be {expected[kind]}") from None  # type: ignore[index]
+    raise RuntimeError(f"{where}: fields of kind {kind} cannot be written as text")
+
+
+def _finite(text: str) -> float:
+    number = float(text)
+    if math.isnan(number):
+        raise ValueError(text)
+    return number

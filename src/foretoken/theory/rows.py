@@ -1,0 +1,70 @@
+"""Rows of laws: what every function of this package checks before it computes, and what the inexact ones return.
+
+p is the target's law, q the draft's: never swapped. Both are [R, V], any floating type, rows summing to 1; all that
+follows is float64. Rows are rescaled to sum to 1 in float64, since float32 laws miss it by 1e-6.
+"""
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+
+MAX_DRAFTS = 16
+SUM_TOLERANCE = 1e-3
+
+
+class Bounds(NamedTuple):
+    """An interval that holds the true value of each row."""
+
+    lower: Tensor  # [R] float64
+    upper: Tensor  # [R] float64
+
+    @property
+    def middle(self) -> Tensor:
+        """[R] float64: the middle of the interval."""
+        return (self.lower + self.upper) / 2
+
+
+class Estimate(NamedTuple):
+    """An unbiased estimate of each row; standard error 0 where the value is exact."""
+
+    mean: Tensor  # [R] float64
+    standard_error: Tensor  # [R] float64
+
+
+def check_laws(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """p and q [R, V] as float64 rows that sum to 1. Raises ConfigError where they are no laws."""
+    if p.dim() != 2 or p.shape != q.shape or p.shape[-1] == 0:
+        raise ConfigError(f"p and q are rows of laws of one shape [R, V]; given {list(p.shape)} and {list(q.shape)}")
+    laws = []
+    for name, law in (("p", p), ("q", q)):
+        if not law.is_floating_point():
+            raise ConfigError(f"{name} is a law in floating point; given {law.dtype}")
+        law = law.detach().double()
+        if not bool(torch.isfinite(law).all()) or bool((law < 0).any()):
+            raise ConfigError(f"{name} is a law: finite and not negative; given a row with {_worst(law)}")
+        total = law.sum(-1, keepdim=True)
+        if bool(((total - 1.0).abs() > SUM_TOLERANCE).any()):
+            raise ConfigError(f"the rows of {name} sum to 1; given sums from {float(total.min())} to {float(total.max())}")
+        laws.append(law / total)
+    return laws[0], laws[1]
+
+
+def check_num_drafts(num_drafts: int) -> int:
+    """num_drafts itself. Raises ConfigError outside [1, MAX_DRAFTS]."""
+    if not 1 <= num_drafts <= MAX_DRAFTS:
+        raise ConfigError(f"num_drafts is from 1 to {MAX_DRAFTS}; given {num_drafts}")
+    return num_drafts
+
+
+def by_ratio(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
+    """Checked p and q [R, V] with the tokens of each row sorted by p / q ascending; q = 0 last."""
+    ratio = torch.where(q > 0, p / torch.where(q > 0, q, 1.0), torch.inf)  # p = q = 0 counts as inf: it weighs nothing
+    order = ratio.argsort(-1)
+    return p.gather(1, order), q.gather(1, order)
+
+
+def _worst(law: Tensor) -> str:
+    return "NaN or infinity" if not bool(torch.isfinite(law).all()) else f"a minimum of {float(law.min())}"
