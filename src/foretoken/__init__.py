@@ -12,20 +12,23 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretoken.draft.shape import SHAPES
     from foretoken.engine.config import METHODS, speculative_config
     from foretoken.engine.engine import Engine, Request, Stream
     from foretoken.engine.result import Completion
     from foretoken.engine.state import Piece
     from foretoken.errors import ConfigError, ForetokenError, ModelError, PromptError
     from foretoken.sampling import SamplingParams
-    from foretoken.tree import Law, TokenTree
+    from foretoken.tree import Draws, Law, TokenTree
     from foretoken.verify import VERIFIERS
 
 __all__ = [
     "METHODS",
+    "SHAPES",
     "VERIFIERS",
     "Completion",
     "ConfigError",
+    "Draws",
     "Engine",
     "ForetokenError",
     "Law",
@@ -42,9 +45,11 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "METHODS": "engine.config",
+    "SHAPES": "draft.shape",
     "VERIFIERS": "verify",
     "Completion": "engine.result",
     "ConfigError": "errors",
+    "Draws": "tree",
     "Engine": "engine.engine",
     "ForetokenError": "errors",
     "Law": "tree",

@@ -9,9 +9,10 @@ Streams, and why they are keyed as they are:
 * COUPLED by (seed, absolute position of the token to be drawn) and token id, by nothing else: never by row, node, draft
   length, padding or draft vocabulary. "Accept iff equal" may share it between drafter and target. Its index is 0 but for
   list sampling, which has one independent noise for each of several drafts.
-* DRAFT, RACE, STOP and BONUS by (seed, position of the step's root, index): a draw that was discarded never comes back in
-  the next step, and no two nodes of a step share one. "Accept with min(1, p/q)" needs all of them independent. DRAFT gives
-  a node the uniform of its own draw, RACE a parent the exponentials by which its children are drawn without replacement.
+* DRAFT, RACE, STOP, BONUS and COIN by (seed, position of the step's root, index): a draw that was discarded never comes
+  back in the next step, and no two nodes of a step share one. "Accept with min(1, p/q)" needs all of them independent.
+  DRAFT gives a node the uniform of its own draw, RACE a parent the exponentials by which its children are drawn without
+  replacement, COIN a parent the uniform by which a lossy rule accepts one of its children against the target's draw.
 
 Parts are hashed one into the next, never added: with ``seed + position`` adjacent seeds would share a shifted stream.
 """
@@ -41,6 +42,7 @@ class Stream(IntEnum):
     STOP = 3
     BONUS = 4
     RACE = 5
+    COIN = 6
 
 
 def _signed(x: int) -> int:
@@ -84,7 +86,11 @@ def _race_library() -> ctypes.CDLL | None:
     library.foretoken_stream_keys.argtypes = (
         [ctypes.c_int64] + [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_void_p]
     )
+    library.foretoken_race_top.argtypes = (
+        [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 3 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
+    )
     library.foretoken_race.restype = library.foretoken_stream_keys.restype = None
+    library.foretoken_race_top.restype = None
     return library
 
 
@@ -135,7 +141,15 @@ def exponentials(keys: Tensor, vocab_size: int) -> Tensor:
     normalisation. Small E decide, so they are the exact ones: E = -log1p(-w) with w = (h + 1/2) / 2^32 from 32 bits
     has full relative precision down to 1.2e-10; w rounds up to 1 in the other tail, where E is cut at 16.6.
     """
-    bits = mix(keys[..., None] + _token_table(vocab_size, keys.device))
+    return _exponential(mix(keys[..., None] + _token_table(vocab_size, keys.device)))
+
+
+def exponentials_at(keys: Tensor, tokens: Tensor) -> Tensor:
+    """float32 [...]: the entries of ``exponentials`` at one token id a key, without the others; tokens int64 [...]."""
+    return _exponential(mix(keys + mix((tokens + 1) * _signed(_GOLDEN))))
+
+
+def _exponential(bits: Tensor) -> Tensor:
     w = (((bits >> 32) & 0xFFFFFFFF).to(torch.float32) + 0.5) * 2.0**-32
     return -torch.log1p(-w.clamp_(max=1.0 - 2.0**-24))
 
@@ -160,21 +174,60 @@ def race(law: Tensor, keys: Tensor) -> Tensor:
 
 
 def race_top(law: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """(tokens [..., count] int64, possible [..., count] bool): the first ``count`` of the race ``argmax(law / E)``.
+    """(tokens [..., count] int64, scores [..., count]): the first ``count`` of the race ``argmax(law / E)``.
 
     In this order they are ``count`` successive draws without replacement from law [..., V] (Efraimidis and Spirakis 2006;
-    Kool et al. 1903.06059). Where fewer tokens have mass, the rest are not possible and mean nothing. Ties, of
-    probability 0, go to the lower id.
+    Kool et al. 1903.06059). Where fewer tokens have mass, the rest have scores of at most 0 and mean nothing. Ties, of
+    probability 0, go to the lower id. float32 rows on the CPU go through ``race.c``, as in ``race``.
     """
-    score = law / exponentials(keys, law.shape[-1])
+    native = _native_top(law, keys, count)
+    return native if native is not None else _largest(law / exponentials(keys, law.shape[-1]), count)
+
+
+def top(law: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """(tokens [..., count] int64, probabilities [..., count]): the most probable of law [..., V], ties to the lower id.
+
+    ``Tensor.topk`` promises nothing for ties, and low-precision logits have many. Where fewer tokens have mass, the rest
+    have probabilities of at most 0 and mean nothing.
+    """
+    native = _native_top(law, None, count)
+    return native if native is not None else _largest(law, count)
+
+
+def _native_top(law: Tensor, keys: Tensor | None, count: int) -> tuple[Tensor, Tensor] | None:
+    """``race_top`` (``top`` without keys) by race.c; None where it does not apply."""
+    library = _race_library() if law.device.type == "cpu" and law.dtype == torch.float32 else None
+    if library is None:
+        return None
+    law, vocab_size = law.contiguous(), law.shape[-1]
+    keys = None if keys is None else keys.contiguous()
+    tokens = torch.empty(*law.shape[:-1], count, dtype=torch.int64)
+    scores = torch.empty(*law.shape[:-1], count)
+    library.foretoken_race_top(
+        law.numel() // vocab_size,
+        vocab_size,
+        law.data_ptr(),
+        None if keys is None else keys.data_ptr(),
+        _token_table(vocab_size, law.device).data_ptr(),
+        count,
+        tokens.data_ptr(),
+        scores.data_ptr(),
+    )
+    return tokens, scores
+
+
+def _largest(score: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The ``count`` largest scores: the slow twin. Only a stable sort sends ties to the lower id; NaN comes last."""
+    score = torch.nan_to_num(score, nan=-1.0, posinf=torch.inf)
     if count == 1:
         best, token = score.max(-1, keepdim=True)
-        return token, best > 0
-    best, token = score.topk(min(count, law.shape[-1]), dim=-1)
-    if token.shape[-1] < count:
-        short = count - token.shape[-1]
+        return token, best
+    best, token = score.sort(dim=-1, descending=True, stable=True)
+    best, token = best[..., :count], token[..., :count]
+    short = count - token.shape[-1]
+    if short > 0:
         best, token = (torch.nn.functional.pad(x, (0, short)) for x in (best, token))
-    return token, best > 0
+    return token, best
 
 
 @dataclass(frozen=True)
@@ -201,6 +254,10 @@ class Noise:
         index = _depth_offsets(count, self.positions.device) - 1
         return stream_keys(self.seeds[:, None], self.positions[:, None] + (depth + 1), Stream.COUPLED, index)
 
+    def list_keys_at(self, depths: Tensor, index: int) -> Tensor:
+        """[B, N] int64: entry ``index`` of ``list_keys`` for nodes at depths [B, N]."""
+        return stream_keys(self.seeds[:, None], self.positions[:, None] + (depths + 1), Stream.COUPLED, index)
+
     def draft(self, node: int) -> Tensor:
         """[B] float64 uniforms for the draw of node ``node``."""
         return uniforms(stream_keys(self.seeds, self.positions, Stream.DRAFT, node))
@@ -215,6 +272,19 @@ class Noise:
         first of the race that q runs under it."""
         index = _depth_offsets(start + count, self.positions.device)[start:] - 1
         return stream_keys(self.seeds[:, None], self.positions[:, None], Stream.RACE, index)
+
+    def coins(self, count: int) -> Tensor:
+        """[B, count] float64 uniforms, one for each of the nodes 0 .. count - 1."""
+        index = _depth_offsets(count, self.positions.device) - 1
+        return uniforms(stream_keys(self.seeds[:, None], self.positions[:, None], Stream.COIN, index))
+
+    def draft_at(self, numbers: Tensor) -> Tensor:
+        """[B, K] float64: ``draft`` of the nodes numbers [K]."""
+        return uniforms(stream_keys(self.seeds[:, None], self.positions[:, None], Stream.DRAFT, numbers))
+
+    def race_at(self, numbers: Tensor) -> Tensor:
+        """[B, K] int64: ``race_keys`` of the parents numbers [K]."""
+        return stream_keys(self.seeds[:, None], self.positions[:, None], Stream.RACE, numbers)
 
     def stop(self) -> Tensor:
         """[B] float64 uniforms that decide where the walk stops."""

@@ -5,13 +5,17 @@ temperature; top-k; top-p; min-p, the last three one after the other, each on wh
 does). Node i's law is that of the token *after* node i: its processors see the prefix and the path down to node i.
 """
 
+import ctypes
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from foretoken.build import BuildError, load_library
 from foretoken.errors import ConfigError
 
 LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
@@ -155,6 +159,18 @@ class Processors:
             for row in params
         ]
         self.reads_history = any(row.reads_history for row in params)
+
+    @cached_property
+    def softened(self) -> "Processors":
+        """The same, but rows at temperature 0 at temperature 1 and without top-k, top-p and min-p, which a greedy choice
+        does not feel: a drafter ranks second and third best tokens by it. Self where no row is greedy."""
+        if not self.num_greedy:
+            return self
+        params = [
+            replace(row, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) if row.temperature == 0 else row
+            for row in self.params
+        ]
+        return Processors(params, vocab_size=self.vocab_size, end_token_ids=self.end_token_ids, device=self.device)
 
     def _bias(self, device: torch.device) -> Tensor | None:
         if not any(row.logit_bias or row.banned_token_ids for row in self.params):
@@ -322,11 +338,34 @@ def _restrict(logits: Tensor, processors: Processors, history: History, paths: P
     return logits
 
 
+@lru_cache(maxsize=1)
+def _cdf_library() -> ctypes.CDLL | None:
+    """The C kernel of ``invert_cdf``, or None where it cannot be built."""
+    try:
+        library = load_library(Path(__file__).with_name("cdf.c"), ("-ffp-contract=off",))
+    except BuildError:
+        return None
+    for name in ("float", "double"):
+        kernel = getattr(library, f"foretoken_invert_cdf_{name}")
+        kernel.argtypes, kernel.restype = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 3, None
+    return library
+
+
 def invert_cdf(law: Tensor, uniform: Tensor) -> Tensor:
     """[B] int64 draws from law [B, V] (any positive scale) by uniform float64 [B] in (0, 1); never a token of mass 0.
 
     Summed in float64, so a token of any representable mass can be drawn; ``torch.multinomial`` costs ten times as much.
+    On the CPU ``cdf.c`` adds the same numbers in the same order, without writing the sums: the same token.
     """
+    on_cpu = law.device.type == "cpu" and law.dtype in (torch.float32, torch.float64)
+    library = _cdf_library() if on_cpu else None
+    if library is not None:
+        law, uniform = law.contiguous(), uniform.contiguous()
+        winners = torch.empty(law.shape[0], dtype=torch.int64)
+        name = "double" if law.dtype == torch.float64 else "float"
+        kernel = getattr(library, f"foretoken_invert_cdf_{name}")
+        kernel(*law.shape, law.data_ptr(), uniform.data_ptr(), winners.data_ptr())
+        return winners
     mass = law.double().cumsum(-1)
     point = uniform[:, None] * mass[:, -1:]
     # The first token whose cumulative mass exceeds the point: right=True steps over tokens of mass 0.

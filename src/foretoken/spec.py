@@ -1,7 +1,7 @@
 """Values that users write as one word with options: ``typical/epsilon=0.1``, ``static/branching=4x2x1``.
 
-The word names a frozen dataclass, the options are its fields. ``/`` and ``=`` need no quotes in any shell, and neither
-JSON nor the lists of the command line use them.
+The word names a frozen dataclass, the options are its fields, but for those with ``metadata={"spec": False}``: no text
+can give them. ``/`` and ``=`` need no quotes in any shell, and neither JSON nor the lists of the command line use them.
 """
 
 import dataclasses
@@ -51,7 +51,7 @@ def spec_of(value: object, name: str) -> str:
     parts = [name]
     for field in dataclasses.fields(value):
         mine = getattr(value, field.name)
-        if field.init and mine != field.default:
+        if _is_option(field) and mine != field.default:
             parts.append(f"{field.name}={_text(mine)}")
     return "/".join(parts)
 
@@ -60,7 +60,11 @@ def _field_kinds(value: object) -> dict[str, object]:
     assert dataclasses.is_dataclass(value)
     assert not isinstance(value, type)
     hints = get_type_hints(type(value))
-    return {field.name: hints[field.name] for field in dataclasses.fields(value) if field.init}
+    return {field.name: hints[field.name] for field in dataclasses.fields(value) if _is_option(field)}
+
+
+def _is_option(field: "dataclasses.Field[object]") -> bool:
+    return field.init and bool(field.metadata.get("spec", True))
 
 
 def _text(value: object) -> str:
@@ -100,3 +104,15 @@ def _finite(text: str) -> float:
     if math.isnan(number):
         raise ValueError(text)
     return number
+
+
+def parse_numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
+    """The numbers of a list joined by commas. Raises ConfigError that names the option."""
+    try:
+        found = [_finite(part) for part in text.split(",")]
+        if whole and any(number != int(number) for number in found):
+            raise ValueError(text)
+    except (ValueError, OverflowError):
+        kind = "whole numbers" if whole else "numbers"
+        raise ConfigError(f"{option} {text!r} must be {kind} joined by commas, e.g. 1,2,4") from None
+    return found

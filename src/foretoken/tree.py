@@ -76,6 +76,17 @@ class TokenTree:
         valid[:, 0] = True
         return valid
 
+    def rows(self, start: int, stop: int) -> "TokenTree":
+        """The trees of rows [start, stop); views, nothing is copied."""
+        return replace(
+            self,
+            tokens=self.tokens[start:stop],
+            parent=self.parent[start:stop],
+            law=self.law[start:stop],
+            q=None if self.q is None else self.q[start:stop],
+            hidden=None if self.hidden is None else self.hidden[start:stop],
+        )
+
     def check(self) -> None:
         """Raise RuntimeError where an invariant above is broken. Reads values on the host: for tests and debugging."""
         shape, index = self.tokens.shape, torch.arange(self.num_nodes, device=self.parent.device)

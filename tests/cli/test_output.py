@@ -87,8 +87,10 @@ def test_methods_lists_everything_and_every_pair(invoke: Invoke) -> None:
     assert found["methods"].keys() == METHODS.keys()
     assert found["verifiers"].keys() == VERIFIERS.keys()
     assert found["pairs"].keys() == METHODS.keys() - {"none"}
-    assert found["pairs"]["draft_model"]["rejection"] == {"law": "IID", "exact": True}
-    assert found["pairs"]["ngram"]["rejection"] == {"law": "FIXED", "exact": True}
+    rejection = found["pairs"]["draft_model"]["rejection"]
+    assert (rejection["draws"], rejection["exact"], rejection["refused"]) == ("without_replacement", True, {})
+    assert found["pairs"]["ngram"]["rejection"]["draws"] == "fixed"
+    assert "cannot grow" in found["pairs"]["ngram"]["rejection"]["refused"]["sequoia"]
     shown = invoke("methods").stdout
     assert all(name in shown for name in [*METHODS, *VERIFIERS])
 

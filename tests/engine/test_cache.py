@@ -55,8 +55,8 @@ class KVAuditor:
         assert_like_prefill(target, state, state.lengths)
         if isinstance(drafter, ModelDrafter):
             assert_like_prefill(drafter.target, state, drafter.filled)
-            for length, filled, fed in zip(state.lengths, drafter.filled, drafter.fed, strict=True):
-                if fed:
+            for length, filled, limit in zip(state.lengths, drafter.filled, drafter.limits, strict=True):
+                if limit:
                     assert length - 1 <= filled <= length, "at most the last guess is missing"
         depth = report.commit.tree.num_nodes
         lengths = [len(path) for path in report.commit.path]

@@ -120,7 +120,8 @@ def test_resolved_says_what_runs() -> None:
     assert found["width"] == 4
     assert found["exact"] is True
     assert found["speculative"] == {
-        "method": "draft_model", "num_speculative_tokens": 3, "verify": "rejection", "model": None,
+        "method": "draft_model", "num_speculative_tokens": 3, "verify": "rejection", "shape": "chain",
+        "draws": "auto", "model": None,
     }  # fmt: skip
 
 

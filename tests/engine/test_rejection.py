@@ -14,8 +14,8 @@ from scipy.stats import chi2
 from foretoken import Engine, Request, SamplingParams
 from foretoken.draft import grow
 from foretoken.draft.base import Context, Drafter, Method
-from foretoken.draft.shape import Shape
 from foretoken.draft.model import DraftModel, ModelDrafter
+from foretoken.draft.shape import Shape
 from foretoken.model.table import TableLM
 from foretoken.model.target import CausalModel
 from foretoken.noise import Noise
@@ -112,7 +112,7 @@ class Tempered(ModelDrafter):
     """Draws at temperature 1 and reports the q of another temperature."""
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
-        tree = super().propose(context, shape, law, noise)
+        tree = super().propose(context, shape, draws, noise)
         if tree.q is None:
             return tree
         q = tree.q**2
@@ -142,7 +142,7 @@ class Reusing(ModelDrafter):
     """Draws with noise that it used in the step before."""
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
-        return super().propose(context, shape, law, Stale(noise.seeds, noise.positions))
+        return super().propose(context, shape, draws, Stale(noise.seeds, noise.positions))
 
 
 class Peeking(Noise):
@@ -156,7 +156,7 @@ class Sharing(ModelDrafter):
     """Shares the stream STOP."""
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
-        return super().propose(context, shape, law, Peeking(noise.seeds, noise.positions))
+        return super().propose(context, shape, draws, Peeking(noise.seeds, noise.positions))
 
 
 @pytest.mark.parametrize("spoilt", [Tempered, OtherSource, Reusing, Sharing])

@@ -9,7 +9,7 @@
 
 from foretoken.bench.provenance import dram_read_bytes_per_second, provenance
 from foretoken.bench.report import BenchReport, Figures, MethodReport, TemperatureReport
-from foretoken.bench.run import BenchMethod, parse_method, run_bench
+from foretoken.bench.run import BenchMethod, encode_item, parse_method, run_bench
 from foretoken.bench.stats import Interval, first_loop
 from foretoken.bench.suite import Item, load_suite, select
 
@@ -22,6 +22,7 @@ __all__ = [
     "MethodReport",
     "TemperatureReport",
     "dram_read_bytes_per_second",
+    "encode_item",
     "first_loop",
     "load_suite",
     "parse_method",

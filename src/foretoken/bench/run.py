@@ -98,7 +98,7 @@ def run_bench(
     chosen = [_bench_method(method, draft=draft, verify=verify) for method in methods]
     lanes = _lanes(engine, chosen)
     items = [Item(at, "all", item, "text") if isinstance(item, str) else item for at, item in enumerate(prompts)]
-    encoded = [_encode(engine, item) for item in items]
+    encoded = [encode_item(engine, item) for item in items]
     fitting = [index for index, ids in enumerate(encoded) if len(ids) < engine.model.spec.max_positions]
     if not fitting:
         raise ConfigError(f"none of {len(items)} prompts fits the context of {engine.model.spec.max_positions} tokens")
@@ -225,7 +225,7 @@ def _turned(lanes: Sequence[_Lane], turn: int) -> list[_Lane]:
     return [*lanes[start:], *lanes[:start]]
 
 
-def _encode(engine: Engine, item: Item) -> list[int]:
+def encode_item(engine: Engine, item: Item) -> list[int]:
     """A prompt's tokens: as a message where it is one and the tokenizer has a chat template, else as it is."""
     if item.format == "chat" and getattr(engine.tokenizer, "chat_template", None) is not None:
         return engine.chat_prompt([{"role": "user", "content": item.prompt}])

@@ -6,9 +6,11 @@ import typer
 
 from foretoken import __version__
 from foretoken.cli.bench import bench
+from foretoken.cli.certify import certify
 from foretoken.cli.errors import OneLineGroup
 from foretoken.cli.generate import generate
 from foretoken.cli.methods import methods
+from foretoken.cli.theory import theory
 
 app = typer.Typer(
     name="foretoken",
@@ -17,9 +19,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, bench, methods):
+for command in (generate, bench, certify, methods):
     paragraphs = (command.__doc__ or "").split("\n\n")  # each one line, so that help is wrapped to the terminal
     app.command(help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
+app.add_typer(theory)
 
 
 def _version(wanted: bool) -> None:

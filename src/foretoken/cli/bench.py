@@ -33,8 +33,9 @@ Methods = Annotated[
     str | None,
     typer.Option(
         "--methods", metavar="A,B,...", rich_help_panel=o.SPECULATION,
-        help="What to measure against plain decoding: METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. draft_model:5,draft_model:6:rejection:sequoia/size=16. Default: "
-        "draft_model where there is a draft, ngram, and prediction where prompts have one.",
+        help="What to measure against plain decoding: METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. draft_model:5,"
+        "ngram:4:exact,draft_model:6:rejection:sequoia/size=16. Default: draft_model where there is a draft, "
+        "ngram, and prediction where prompts have one.",
     ),
 ]  # fmt: skip
 Temperatures = Annotated[

@@ -4,7 +4,17 @@ import os
 import subprocess
 import sys
 
-COMMANDS: tuple[tuple[str, ...], ...] = ((), ("generate",), ("bench",), ("methods",))
+COMMANDS: tuple[tuple[str, ...], ...] = (
+    (),
+    ("generate",),
+    ("bench",),
+    ("certify",),
+    ("methods",),
+    ("theory",),
+    ("theory", "length"),
+    ("theory", "optimum"),
+    ("theory", "shape"),
+)
 HEAD = "# Every command and option\n\nMade by `python -m foretoken.cli.helpdoc`; a test fails when it is stale.\n"
 
 

@@ -1,5 +1,6 @@
 """``foretoken methods``: what there is, what composes with what, and which is exact."""
 
+import dataclasses
 import sys
 from typing import Any
 
@@ -19,8 +20,9 @@ def methods(json_: o.Json = False, no_color: o.NoColor = False) -> None:
 
 
 def catalogue() -> dict[str, Any]:
-    """Everything that METHODS and VERIFIERS declare, and every pair of the two."""
-    from foretoken import METHODS, VERIFIERS, Law
+    """Everything that METHODS, SHAPES and VERIFIERS declare, and every combination with the reason where it is refused."""
+    from foretoken import METHODS, SHAPES, VERIFIERS, Draws
+    from foretoken.engine.legality import refusal
 
     ways = {}
     for name, config in METHODS.items():
@@ -28,58 +30,105 @@ def catalogue() -> dict[str, Any]:
         needs = ["a draft model"] * can.needs_draft + ["a prediction"] * can.needs_prediction
         needs += ["hidden states"] * bool(can.taps)
         proposals = "none" if name == "none" else "drawn" if can.draws else "fixed"
-        ways[name] = {"summary": can.summary, "proposals": proposals, "needs": needs}
+        shapes = [] if name == "none" else list(can.shapes)
+        ways[name] = {"summary": can.summary, "proposals": proposals, "needs": needs, "shapes": shapes}
     rules = {
-        name: {"summary": rule.summary, "exact": rule.exact, "reads": sorted(rule.reads), "draws": rule.draws.name}
+        name: {
+            "summary": rule.summary,
+            "exact": rule.exact,
+            "reads": sorted(rule.reads),
+            "draws": rule.draws.value,
+            "distance": rule.distance,
+            "options": _options(rule),
+        }
         for name, rule in VERIFIERS.items()
+    }
+    forms = {
+        name: {"summary": shape.summary, "chain": shape.is_chain, "fixed": shape.fixed, "options": _options(shape)}
+        for name, shape in SHAPES.items()
     }
     # A method that cannot draw proposes FIXED nodes whatever a rule asks for, and FIXED is sound under every rule.
     pairs = {
         name: {
             rule: {
-                "law": verifier.draws.name if way["proposals"] == "drawn" else Law.FIXED.name,
+                "draws": verifier.draws.value if way["proposals"] == "drawn" else Draws.FIXED.value,
                 "exact": verifier.exact,
+                "refused": {
+                    form: reason
+                    for form, shape in SHAPES.items()
+                    if (reason := refusal(name, METHODS[name].capabilities, verifier, shape, None)) is not None
+                },
             }
             for rule, verifier in VERIFIERS.items()
         }
         for name, way in ways.items()
         if name != "none"
     }
-    return {"methods": ways, "verifiers": rules, "pairs": pairs}
+    return {"methods": ways, "verifiers": rules, "shapes": forms, "pairs": pairs}
+
+
+def _options(value: Any) -> dict[str, Any]:
+    """Fields and defaults of a verifier or a shape that can be written as text."""
+    return {
+        field.name: getattr(value, field.name)
+        for field in dataclasses.fields(value)
+        if field.init and isinstance(getattr(value, field.name), (bool, int, float, str, tuple))
+    }
 
 
 def show(found: dict[str, Any], *, no_color: bool) -> None:
-    """Three tables."""
+    """Four tables."""
     from rich import box
     from rich.console import Console
     from rich.table import Table
 
     color = has_color(sys.stdout, no_color)
-    width = None if sys.stdout.isatty() else 120
+    width = None if sys.stdout.isatty() else 140
     console = Console(no_color=not color, highlight=False, width=width, soft_wrap=False)
 
     def table(*columns: str) -> Table:
         return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
 
-    ways = table("name", "guesses", "proposals", "needs")
+    def spell(name: str, options: dict[str, Any]) -> str:
+        return name if not options else name + "".join(f" /{key}={_plain(value)}" for key, value in options.items())
+
+    ways = table("name", "guesses", "proposals", "needs", "shapes")
+    every = len(found["shapes"])
     for name, way in found["methods"].items():
-        ways.add_row(name, way["summary"], way["proposals"], ", ".join(way["needs"]) or "nothing")
-    rules = table("name", "kind", "reads", "rule")
+        shapes = "all" if len(way["shapes"]) == every else ", ".join(way["shapes"]) or "-"
+        ways.add_row(name, way["summary"], way["proposals"], ", ".join(way["needs"]) or "nothing", shapes)
+    rules = table("name", "kind", "reads", "asks for", "rule")
     for name, rule in found["verifiers"].items():
-        rules.add_row(
-            name, "exact" if rule["exact"] else "lossy", ", ".join(rule["reads"]) or "p alone", rule["summary"]
-        )
-    pairs = table("", *found["verifiers"])
-    for name, row in found["pairs"].items():
-        pairs.add_row(name, *(f"{pair['law']}, {'exact' if pair['exact'] else 'lossy'}" for pair in row.values()))
+        said = f"{rule['summary']} ({rule['distance']})" if rule["distance"] else rule["summary"]
+        reads = ", ".join(rule["reads"]) or "p alone"
+        rules.add_row(spell(name, rule["options"]), "exact" if rule["exact"] else "LOSSY", reads, rule["draws"], said)
+    forms = table("name", "tree", "shape")
+    for name, form in found["shapes"].items():
+        tree = "chain" if form["chain"] else "fixed" if form["fixed"] else "as drawn"
+        forms.add_row(spell(name, form["options"]), tree, form["summary"])
     console.print("Methods (--method): how the next tokens are guessed", style="bold")
     console.print(ways)
+    console.print("Shapes (--shape): how many guesses, and where they branch", style="bold")
+    console.print(forms)
     console.print("Verifiers (--verify): how guesses are checked", style="bold")
     console.print(rules)
-    console.print("Every pair composes. How the method's tokens are drawn under the rule:", style="bold")
-    console.print(pairs)
+    console.print("Refused, of the shapes that a method can grow (all else composes):", style="bold")
+    grown = {name: way["shapes"] for name, way in found["methods"].items()}
+    refused = [
+        f"  {name} + {rule} + {form}: {reason}"
+        for name, row in found["pairs"].items()
+        for rule, pair in row.items()
+        for form, reason in pair["refused"].items()
+        if form in grown[name]
+    ]
+    console.print("\n".join(refused) or "  nothing")
     console.print(
-        "FIXED: by no chance the rule would have to correct for (always sound). COUPLED: from the target's own noise.\n"
-        "IID: from the draft's law q, which the rule reads. exact: the text has the target's law; under coupled and\n"
-        "exact it is even the same text, token for token, with any method or none."
+        "\nHow children are drawn (--draws; by default as the rule asks): fixed: the most probable ones, sound under every "
+        "rule. coupled: by the target's own noise. iid, without_replacement, greedy: from the draft's law q, which the "
+        "rule reads. list: by one noise for each draft. exact: the text has the target's law; under coupled and exact it "
+        "is even the same text, token for token, with any method, any shape or none. LOSSY: it has another law."
     )
+
+
+def _plain(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()

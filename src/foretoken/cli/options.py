@@ -70,21 +70,21 @@ Verify = Annotated[
     str | None,
     typer.Option(
         "--verify", envvar="FORETOKEN_VERIFY", metavar="NAME[/OPTION=VALUE]", rich_help_panel=SPECULATION,
-        help="How guesses are checked; 'foretoken methods' lists the ways. Default: coupled, the same text with any method.",
+        help="How guesses are checked (see 'foretoken methods'). Default: coupled, the same text for any method.",
     ),
 ]  # fmt: skip
 Shape = Annotated[
     str | None,
     typer.Option(
         "--shape", envvar="FORETOKEN_SHAPE", metavar="NAME[/OPTION=VALUE]", rich_help_panel=SPECULATION,
-        help="The shape of a proposal, e.g. chain, static/branching=3x2x1, sequoia/size=16; 'foretoken methods' lists them.",
+        help="The shape of a proposal, e.g. static/branching=3x2x1, sequoia/size=16 (see 'methods'). Default: chain",
     ),
 ]  # fmt: skip
 Draws = Annotated[
     str | None,
     typer.Option(
         "--draws", envvar="FORETOKEN_DRAWS", metavar="NAME", rich_help_panel=SPECULATION,
-        help="How the drafter draws: fixed, iid, without_replacement, coupled, greedy, list. Default: as the verifier asks.",
+        help="How children are drawn: fixed, iid, without_replacement, coupled, greedy, list. Default: as the rule asks.",
     ),
 ]  # fmt: skip
 SpeculativeConfig = Annotated[

@@ -6,7 +6,7 @@ rows. Capabilities are declared, so that an illegal combination is refused when 
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ class Capabilities:
     needs_draft: bool = False  # needs a model of its own
     needs_prediction: bool = False  # needs the caller's guess of the output
     taps: tuple[int, ...] = ()  # hidden states of the target that observe() must be given
+    candidates: int = 0  # the target's most probable tokens after each node that observe() must be given
     shapes: tuple[str, ...] = ("chain",)  # names of the shapes it can grow; rows may always get fewer nodes
 
 
@@ -61,10 +62,15 @@ class Commit:
     path: list[list[int]]  # kept nodes of each row, the root first
     tokens: list[list[int]]  # emitted tokens of each row: those of path[1:], then the bonus; cut where the row ended
     taps: Tensor | None = None  # [B, N, T * H]
+    candidates: Tensor | None = None  # [B, N, K] int64, K = drafter.num_candidates: by logit, the most probable first
+    ended: list[bool] = field(default_factory=list)  # rows whose output is whole with these tokens
 
 
 class Drafter(ABC):
     """The memory of one batch. Calls alternate: propose, observe, propose, ...; ``keep`` may come between steps."""
+
+    num_candidates: int = 0
+    """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
 
     @abstractmethod
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:

@@ -7,29 +7,20 @@ from torch import Tensor
 
 from foretoken.draft import grow
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
-from foretoken.draft.shape import Shape
+from foretoken.draft.shape import SHAPES, Shape
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
-from foretoken.tree import Draws, Law, Plan, TokenTree, root_tree
-
-
-_CHAIN_LAWS = {
-    Draws.FIXED: Law.FIXED,
-    Draws.COUPLED: Law.COUPLED,
-    Draws.LIST: Law.COUPLED,
-    Draws.IID: Law.IID,
-    Draws.WITHOUT_REPLACEMENT: Law.IID,
-    Draws.GREEDY: Law.IID,
-}
+from foretoken.tree import Draws, Plan, TokenTree, root_tree
 
 
 class ModelDrafter(Drafter):
     """The draft model with its own KV cache.
 
-    Invariant: slots [0, filled[b]) hold KV of the first filled[b] tokens of row b's text. Drafting feeds the root and
-    all guesses but the last, so after full acceptance one committed token is still missing (the classic off-by-one of
-    chain drafters): ``begin`` feeds whatever is missing up to the pending token, however much that is.
+    Invariant: slots [0, filled[b]) hold KV of the first filled[b] tokens of row b's text. While a tree grows, its nodes
+    lie behind the pending token in the order in which they were fed; ``observe`` moves the kept ones right behind the text.
+    Leaves are never fed, so after full acceptance the last committed token is still missing (the classic off-by-one of
+    drafters): ``begin`` feeds whatever is missing up to the pending token, however much that is.
     """
 
     def __init__(self, model: CausalModel, context: Context, capacity: int) -> None:
@@ -38,19 +29,22 @@ class ModelDrafter(Drafter):
         self.num_tokens = model.spec.vocab_size  # a token beyond them (the target may have more) is fed as the last one
         self.knows_all = self.num_tokens >= context.processors.vocab_size
         self.filled = [0] * context.num_rows
-        self.fed = [0] * context.num_rows  # nodes of the last proposal whose KV was written
+        self.limits = [0] * context.num_rows  # of the last proposal: where it is 0 nothing was fed
+        self.slots: Tensor | None = None  # [B, N] of the last proposal: see Grown
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
-        """Chains, each as long as its row and the model's own context have room for."""
+        """A tree as deep as each row and the model's own context have room for."""
         last = self.target.spec.max_positions - 1
         limits = [
             max(0, min(shape.depth, room, last - length))
             for room, length in zip(context.room, context.lengths, strict=True)
         ]
-        self.fed = [max(limits) if limit else 0 for limit in limits]
+        self.limits = limits
         if not any(limits):
             return root_tree(context.pending)
-        return grow.chain(self, context, limits, _CHAIN_LAWS[draws], noise)
+        grown = grow.grow(self, context, limits, shape, draws, noise)
+        self.slots = grown.slots
+        return grown.tree
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Feed all tokens not yet in the cache, the pending one last; rows without room keep their lag."""
@@ -76,30 +70,48 @@ class ModelDrafter(Drafter):
         return logits, base
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
-        """[B, W, V] after new nodes of the chain."""
+        """[B, W, V] after W new nodes."""
         out = self.target.forward(tokens if self.knows_all else tokens.clamp(max=self.num_tokens - 1), plan)
         assert out.logits is not None
         return out.logits
 
     def observe(self, commit: Commit) -> None:
-        """Count as filled what was fed and kept; the text beyond it is fed at the next begin."""
+        """Move what was fed and kept behind the text, and count it as filled; the rest is fed at the next begin."""
+        if not any(self.limits):
+            return
+        assert self.slots is not None
+        kept: list[list[int]] = []  # slots behind the root's, of each row's kept nodes as far as they were fed
+        for limit, slots, path in zip(self.limits, self.slots.tolist(), commit.path, strict=True):
+            fed = [slots[node] for node in path] if limit else []
+            kept.append(fed[: fed.index(-1)] if -1 in fed else fed)
+        moved = any(slot != index for row in kept for index, slot in enumerate(row))
+        if moved:
+            width = max(map(len, kept))
+            device = commit.length.device
+            sources = torch.tensor([row + list(range(len(row), width)) for row in kept], device=device)
+            # Behind a short path, and in rows that fed nothing, a slot is moved onto itself.
+            self.target.commit(
+                commit.length[:, None] + sources, commit.length[:, None] + torch.arange(width, device=device)
+            )
         self.filled = [
-            filled - 1 + min(fed, len(path)) if fed else filled
-            for filled, fed, path in zip(self.filled, self.fed, commit.path, strict=True)
+            filled - 1 + len(row) if limit else filled
+            for filled, limit, row in zip(self.filled, self.limits, kept, strict=True)
         ]
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows of the cache."""
         self.target.keep(torch.tensor(rows))
         self.filled = [self.filled[row] for row in rows]
-        self.fed = [self.fed[row] for row in rows]
+        self.limits = [self.limits[row] for row in rows]
 
 
 class DraftModel(Method):
     """``--method draft_model``: any causal LM of the target's vocabulary."""
 
     name = "draft_model"
-    capabilities = Capabilities("a smaller model of the same vocabulary", draws=True, needs_draft=True)
+    capabilities = Capabilities(
+        "a smaller model of the same vocabulary", draws=True, needs_draft=True, shapes=tuple(SHAPES)
+    )
 
     def __init__(self, model: CausalModel) -> None:
         self.model = model

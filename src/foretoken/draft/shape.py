@@ -6,10 +6,11 @@ trees, each shape once, for every drafter that can tell the logits of a frontier
 What a shape says of itself decides what it composes with. ``is_chain``: no node ever has two children. ``fixed``: nodes
 are ranked after they were found, so none can be a draw that a verifier corrects for (under COUPLED draws exact match does
 not need to). ``independent``: whether a node has a child, and how many, depends on its own path and on its earlier
-siblings alone, never on a later sibling; rules that decide on a subtree before its siblings need that.
+siblings alone, never on a later sibling; rules that decide on a subtree before its siblings need that. ``template``: how
+many children a node has depends on no token at all.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 from foretoken.errors import ConfigError
@@ -27,6 +28,7 @@ class Shape:
     is_chain: ClassVar[bool] = False
     fixed: ClassVar[bool] = False
     independent: ClassVar[bool] = True
+    template: ClassVar[bool] = True
 
     depth: int = 0  # most guesses in a line; 0 in a configuration: its num_speculative_tokens
 
@@ -54,6 +56,16 @@ def require(good: bool, name: str, value: object, expected: str) -> None:
     """Raise ConfigError unless good."""
     if not good:
         raise ConfigError(f"{name} = {value!r} must be {expected}")
+
+
+def _max_read(size: int, width: int, depth: int) -> int:
+    """Most nodes read while the best ``size`` are found depth by depth: at each depth, leaves aside, no more than lie there
+    in a tree of that size."""
+    total, level = 0, 1
+    for at in range(1, depth):
+        level = min(level * width, size)
+        total += min(level, max(size - at + 1, 1))
+    return max(size, total)
 
 
 @dataclass(frozen=True)
@@ -95,15 +107,15 @@ class Static(Shape):
     name = "static"
     summary = "the same number of children for every node of a depth, e.g. branching=4x2x1"
 
+    depth: int = field(init=False, default=0)  # the length of branching
     branching: tuple[int, ...] = (3, 2, 1, 1)
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be; depth is the list's length."""
+        """Refuse values that cannot be."""
         require(
             1 <= len(self.branching) <= MAX_DEPTH and all(1 <= count <= 64 for count in self.branching),
             "branching", self.branching, f"1 to {MAX_DEPTH} numbers between 1 and 64",
         )  # fmt: skip
-        require(self.depth in (0, len(self.branching)), "depth", self.depth, "left to branching")
         object.__setattr__(self, "depth", len(self.branching))
         require(self.max_guesses <= MAX_SIZE, "branching", self.branching, f"a tree of at most {MAX_SIZE} nodes")
 
@@ -189,6 +201,7 @@ class DySpec(Shape):
     name = "dyspec"
     summary = "the places most likely to be reached, each admitted before its token is drawn"
     independent = False
+    template = False
 
     size: int = 16
     threshold: float = 0.0
@@ -207,6 +220,11 @@ class DySpec(Shape):
         """Size."""
         return self.size
 
+    @property
+    def max_grown(self) -> int:
+        """Nodes that the drafter reads."""
+        return self.size if self.heap else _max_read(self.size, self.width, self.depth)
+
 
 @dataclass(frozen=True)
 class Eagle2(Shape):
@@ -218,6 +236,7 @@ class Eagle2(Shape):
     name = "eagle2"
     summary = "a beam by path probability, re-ranked to the best nodes of all depths"
     fixed = True
+    template = False
 
     size: int = 16
     width: int = 4
@@ -233,6 +252,11 @@ class Eagle2(Shape):
         """Size."""
         return self.size
 
+    @property
+    def max_grown(self) -> int:
+        """The beams of all depths but the last."""
+        return max(self.size, self.width * (self.depth - 1))
+
 
 @dataclass(frozen=True)
 class OptTree(Shape):
@@ -244,6 +268,7 @@ class OptTree(Shape):
     name = "opt_tree"
     summary = "the nodes of largest path probability; deepened while that pays for the drafter's pass"
     fixed = True
+    template = False
 
     size: int = 16
     threshold: float = 0.02
@@ -261,10 +286,14 @@ class OptTree(Shape):
         """Size."""
         return self.size
 
+    @property
+    def max_grown(self) -> int:
+        """Nodes that the drafter reads."""
+        return _max_read(self.size, self.width, self.depth)
+
 
 SHAPES: dict[str, Shape] = {
-    shape.name: shape
-    for shape in (Chain(), Adaptive(), Static(), Delayed(), Sequoia(), DySpec(), Eagle2(), OptTree())
+    shape.name: shape for shape in (Chain(), Adaptive(), Static(), Delayed(), Sequoia(), DySpec(), Eagle2(), OptTree())
 }
 """Names, as the CLI and JSON configurations spell them, to shapes with their default options."""
 

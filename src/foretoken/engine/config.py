@@ -15,7 +15,9 @@ from foretoken.draft.model import DraftModel
 from foretoken.draft.ngram import Ngram
 from foretoken.draft.none import NoMethod
 from foretoken.draft.prediction import Prediction
+from foretoken.draft.recycling import Recycling
 from foretoken.draft.shape import Shape, parse_shape
+from foretoken.draft.suffix import Suffix, SuffixOptions
 from foretoken.engine.legality import check_combination, parse_draws
 from foretoken.errors import ConfigError, nearest
 from foretoken.model.target import CausalModel
@@ -136,8 +138,60 @@ class PredictionConfig(MethodConfig):
         return Prediction()
 
 
+@dataclass(frozen=True)
+class SuffixConfig(MethodConfig):
+    """Suffix automata of the text and of earlier outputs."""
+
+    method = Suffix.name
+    capabilities = Suffix.capabilities
+
+    num_speculative_tokens: int = 15  # few matches are long enough to use them all, and those are nearly certain
+    suffix_decoding_min_match: int = 1
+    suffix_decoding_max_match: int = 64
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_max_spec_offset: float = 0.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_max_cached_tokens: int = 65536
+
+    @property
+    def options(self) -> SuffixOptions:
+        """What the method reads. Raises ConfigError."""
+        prefix = "suffix_decoding_"
+        given = {name: getattr(self, prefix + name) for name in SuffixOptions.__dataclass_fields__}
+        return SuffixOptions(**given)
+
+    def load(self, load_draft: DraftLoader) -> Method:
+        """Nothing to load."""
+        return Suffix(self.options)
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        _ = self.options
+
+
+@dataclass(frozen=True)
+class RecyclingConfig(MethodConfig):
+    """The target's own candidates of earlier passes."""
+
+    method = Recycling.name
+    capabilities = Recycling.capabilities
+
+    num_candidates: int = Recycling.capabilities.candidates
+
+    def load(self, load_draft: DraftLoader) -> Method:
+        """Nothing to load."""
+        return Recycling(num_candidates=self.num_candidates)
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        Recycling(num_candidates=self.num_candidates)
+
+
 METHODS: dict[str, type[MethodConfig]] = {
-    config.method: config for config in (NoneConfig, DraftModelConfig, NgramConfig, PredictionConfig)
+    config.method: config
+    for config in (NoneConfig, DraftModelConfig, NgramConfig, PredictionConfig, SuffixConfig, RecyclingConfig)
 }
 """Names, as the CLI and JSON configurations spell them, to configurations."""
 
@@ -165,12 +219,23 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"unknown key {key!r} for method {name!r}{nearest(key, known)}")
-        expected = int if known[key].type is int else str
         if value is None and known[key].default is None:
             continue
-        if not isinstance(value, expected) or isinstance(value, bool):
-            raise ConfigError(f"{key} = {value!r} must be {'a whole number' if expected is int else 'a text'}")
+        options[key] = _value(key, value, known[key].type)
     return kind(**options)
+
+
+_KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+
+
+def _value(key: str, value: object, kind: object) -> object:
+    """value as a field of this kind holds it: a whole number may stand for a number. Raises ConfigError."""
+    expected = next((known for known in _KINDS if known is kind), str)
+    if expected is float and type(value) is int:
+        value = float(value)
+    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
+        raise ConfigError(f"{key} = {value!r} must be {_KINDS[expected]}")
+    return value
 
 
 def _config_class(name: object) -> type[MethodConfig]:

@@ -57,6 +57,16 @@ def refusal(
             f"shape {shape.name!r} ranks its nodes after they were found, so none is a draw of law {asked.value!r} "
             "(verified as one, the text would be biased): choose draws 'fixed' or 'auto', or shape 'dyspec'"
         )
+    if "taps" in verifier.reads:
+        return (
+            f"verifier {verifier.name!r} reads hidden states of the target through a trained head, and none is loaded: "
+            "choose verifier 'divergence' (no training), or another"
+        )
+    if verifier.counts_children and not shape.template and capabilities.draws and asked in (Draws.LIST, Draws.COUPLED):
+        return (
+            f"verifier {verifier.name!r} draws by as many noises as a node has children, and in shape {shape.name!r} that "
+            "depends on their tokens: the text would be biased. Choose shape 'static', or verifier 'coupled'"
+        )
     if (
         verifier.reads_ahead
         and not shape.independent

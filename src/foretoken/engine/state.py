@@ -114,7 +114,7 @@ class State(Context):
         return min(self.capacity, round_up(max(self.lengths) + num_nodes, multiple))
 
     def advance(
-        self, tree: TokenTree, verdict: Verdict, taps: Tensor | None
+        self, tree: TokenTree, verdict: Verdict, taps: Tensor | None, candidates: Tensor | None = None
     ) -> tuple[Commit, tuple[Tensor, Tensor] | None]:
         """Emit what the verdict keeps. Returns the commit, and (src, dst) slots [B, D] where KV must move.
 
@@ -150,7 +150,8 @@ class State(Context):
         device = before.device
         self.length = torch.tensor(self.lengths, device=device)
         self.pending = torch.tensor([ids[-1] for ids in self.history.ids], device=device)
-        return Commit(tree, before, paths, emitted, taps), _moves(before, paths)
+        ended = [row.finish_reason is not None for row in self.rows]
+        return Commit(tree, before, paths, emitted, taps, candidates, ended), _moves(before, paths)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but these."""

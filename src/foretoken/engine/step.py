@@ -9,6 +9,7 @@ from time import perf_counter
 
 from foretoken.draft.base import Commit, Drafter
 from foretoken.draft.shape import Shape
+from foretoken.engine.candidates import candidates
 from foretoken.engine.state import State
 from foretoken.model.target import Target
 from foretoken.noise import Noise
@@ -60,7 +61,8 @@ def step(
 
     p = warp(output.logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent))
     verdict = draw(verifier, Evidence(tree, p, noise, output.taps))
-    commit, moves = state.advance(tree, verdict, output.taps)
+    likely = candidates(output.logits, drafter.num_candidates)
+    commit, moves = state.advance(tree, verdict, output.taps, likely)
     if moves is not None:
         target.commit(*moves)
     drafter.observe(commit)

@@ -57,17 +57,24 @@ def octaves(rates: Array) -> tuple[Array, Integers]:
     return scaled, -exponent.astype(np.int64)
 
 
-def last_octave(count: Array, first: int, rest: Array, n: int) -> Integers:
-    """[E] the octave behind which nothing is left, for count [E, B]: how many tokens have each octave, from first + 1 on
-    (the last may hold smaller rates too, so it is not counted), and rest [E]: the rate of the rest, > 0."""
-    by_rest = np.ceil(np.log2(-math.log(TINY)) - np.log2(rest)).astype(np.int64)
+def octave_of_rest(rest: Array) -> Integers:
+    """The octave behind which e^{-bt} is below TINY, for rates b > 0 of the rest."""
+    return np.ceil(math.log2(-math.log(TINY)) - np.log2(rest)).astype(np.int64)
+
+
+def octave_of_arrivals(count: Array, rest: Array, first: int, n: int) -> Integers:
+    """[E] the octave behind which enough_arrivals are expected, or first + B where they never are.
+
+    count [E, B]: how many tokens have the octaves first + 1 .. first + B (smaller rates in the last, which is not
+    counted); rest [E] is the rate of what else arrives.
+    """
     num_bins = count.shape[1]
-    last = np.maximum(by_rest, first + 1)
-    for level in range(first + 1, first + num_bins):
-        bins = np.arange(first + 1, first + num_bins)
-        arrivals = -np.expm1(-(DELTA / 2) * np.exp2(np.minimum(level - bins, 60.0)))  # chance of the least rate
-        done = count[:, :-1] @ arrivals + rest * 2.0**level >= enough_arrivals(n)
-        last = np.where(done, np.minimum(last, level), last)
+    last = np.full(len(count), first + num_bins)
+    bins = np.arange(1, num_bins)
+    for level in range(1, num_bins):
+        arrivals = -np.expm1(-(DELTA / 2) * np.exp2(np.minimum(level - bins, 60.0)))  # of the octave's least rate
+        done = count[:, :-1] @ arrivals + rest * 2.0 ** (first + level) >= enough_arrivals(n)
+        last = np.where(done, np.minimum(last, first + level), last)
         if done.all():
             break
     return last
@@ -100,7 +107,8 @@ def _power_sum_table(n: int) -> Array:
 def _tail_law(moments: Array, n: int) -> Array:
     """[n, E, L * 5] chances that k < n tail tokens have arrived, from the tail's scaled moments [E, L, J] an octave."""
     num_rows, num_levels, num = moments.shape
-    power = (moments.reshape(-1, num) @ _power_sum_table(n).reshape(num, -1)).reshape(num_rows, -1, n - 1)
+    power = moments.reshape(-1, num) @ _power_sum_table(n).reshape(num, -1)
+    power = power.reshape(num_rows, num_levels * NODES_PER_OCTAVE, n - 1)
     step = DELTA * np.exp2(np.arange(1, NODES_PER_OCTAVE + 1) / NODES_PER_OCTAVE - 1)
     law = np.empty((n, num_rows, num_levels * NODES_PER_OCTAVE))
     law[0] = np.exp(-(moments[:, :, :1] * step).reshape(num_rows, -1))
@@ -116,7 +124,7 @@ def miss(moments: Array, heads: Array, rest: Array, last: Integers, first: int, 
     in the last, scaled to it. heads [E, M]: every rate that is a head in some octave up to last, any order, 0 where there
     is none. rest [E] > 0. last [E]: the octave at which each evaluation may end, at most first + B.
     """
-    num_rows, num_levels, num = moments.shape
+    _, num_levels, num = moments.shape
     tail = moments.copy()
     shrink = np.exp2(-np.arange(1.0, num + 1))
     for level in range(num_levels - 2, -1, -1):

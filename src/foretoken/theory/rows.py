@@ -12,6 +12,7 @@ from torch import Tensor
 from foretoken.errors import ConfigError
 
 MAX_DRAFTS = 16
+LEAST_MASS = 1e-200
 SUM_TOLERANCE = 1e-3
 
 
@@ -47,7 +48,10 @@ def check_laws(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
             raise ConfigError(f"{name} is a law: finite and not negative; given a row with {_worst(law)}")
         total = law.sum(-1, keepdim=True)
         if bool(((total - 1.0).abs() > SUM_TOLERANCE).any()):
-            raise ConfigError(f"the rows of {name} sum to 1; given sums from {float(total.min())} to {float(total.max())}")
+            raise ConfigError(
+                f"the rows of {name} sum to 1; given sums from {float(total.min())} to {float(total.max())}"
+            )
+        law = torch.where(law >= LEAST_MASS, law, 0.0)
         laws.append(law / total)
     return laws[0], laws[1]
 
@@ -57,6 +61,13 @@ def check_num_drafts(num_drafts: int) -> int:
     if not 1 <= num_drafts <= MAX_DRAFTS:
         raise ConfigError(f"num_drafts is from 1 to {MAX_DRAFTS}; given {num_drafts}")
     return num_drafts
+
+
+def check_tolerance(tolerance: float) -> float:
+    """tolerance itself. Raises ConfigError where it is negative or NaN."""
+    if not tolerance >= 0.0:
+        raise ConfigError(f"tolerance is the width of an interval, not negative; given {tolerance}")
+    return tolerance
 
 
 def by_ratio(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:

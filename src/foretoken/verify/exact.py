@@ -46,10 +46,14 @@ class Exact(Verifier):
     draws = Draws.FIXED
     summary = "accept iff equal to the target's own draw; greedy at temperature 0; the drafter proposes its argmax"
 
+    def choices(self, evidence: Evidence) -> Tensor:
+        """[B, N] int64: the token that the target takes after each node."""
+        return target_draws(evidence)
+
     def stops(self, evidence: Evidence) -> Walk:
         """One-hot stops; carry is the target's draws [B, N]."""
         tree = evidence.tree
-        drawn = target_draws(evidence)
+        drawn = self.choices(evidence)
         above = tree.parent.clamp(min=0)
         match = (
             (tree.parent >= 0) & (tree.tokens == drawn.gather(1, above)) & lawful(evidence.p, drawn).gather(1, above)
@@ -63,17 +67,16 @@ class Exact(Verifier):
     def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         """Follow the target's draws: nothing is left to chance."""
         tree = evidence.tree
-        drawn = target_draws(evidence)
+        if tree.num_nodes > 1 and tree.max_children != 1 and not is_chain(tree.parent):
+            walk = self.stops(evidence)
+            at = walk.stops.argmax(1)
+            return at, walk.carry.gather(1, at[:, None])[:, 0]
+        drawn = self.choices(evidence)
         if tree.num_nodes == 1:
             return tree.parent[:, 0] + 1, drawn[:, 0]
-        if tree.max_children == 1 or is_chain(tree.parent):
-            # A chain's node follows the one before it; padding, behind the last, matches nothing.
-            match = (
-                (tree.tokens[:, 1:] == drawn[:, :-1]) & (tree.parent[:, 1:] >= 0) & lawful(evidence.p, drawn)[:, :-1]
-            )
-            at = match.long().cumprod(1).sum(1)
-        else:
-            at = self.stops(evidence).stops.argmax(1)
+        # A chain's node follows the one before it; padding, behind the last, matches nothing.
+        match = (tree.tokens[:, 1:] == drawn[:, :-1]) & (tree.parent[:, 1:] >= 0) & lawful(evidence.p, drawn)[:, :-1]
+        at = match.long().cumprod(1).sum(1)
         return at, drawn.gather(1, at[:, None])[:, 0]
 
     def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:

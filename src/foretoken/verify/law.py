@@ -6,7 +6,7 @@ verifier can be enumerated exactly without drawing anything, and there is one pl
 """
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import torch
@@ -25,6 +25,14 @@ class Evidence:
     p: Tensor  # [B, N, V] target law of the token after each node, all processors applied
     noise: Noise | None = None
     taps: Tensor | None = None  # [B, N, T * H] hidden states of the target
+
+    def rows(self, start: int, stop: int) -> "Evidence":
+        """The evidence of rows [start, stop)."""
+        noise = self.noise
+        if noise is not None:
+            noise = replace(noise, seeds=noise.seeds[start:stop], positions=noise.positions[start:stop], _memo=[])
+        taps = None if self.taps is None else self.taps[start:stop]
+        return Evidence(self.tree.rows(start, stop), self.p[start:stop], noise, taps)
 
 
 @dataclass(frozen=True)
@@ -54,6 +62,7 @@ class Verifier(ABC):
     draws: ClassVar[Draws]  # how a drafter that can choose should draw for this rule
     summary: ClassVar[str]
     chains_only: ClassVar[bool] = False  # has no meaning on a node with two children
+    counts_children: ClassVar[bool] = False  # under draws it shares, the number of children must not depend on tokens
     reads_ahead: ClassVar[bool] = False  # decides on a node after its subtree: no subtree may depend on a later sibling
     distance: ClassVar[str] = ""  # of a lossy rule: what is known of its distance from p, in one line
 
@@ -102,8 +111,28 @@ def row_at(x: Tensor, at: Tensor) -> Tensor:
     return x[torch.arange(x.shape[0], device=x.device), at]
 
 
+MAX_ELEMENTS = 1 << 25
+"""Largest B * N * V that one call of a verifier sees (128 MiB a float32 copy of the laws): more rows come in turn."""
+
+
 def draw(verifier: Verifier, evidence: Evidence) -> Verdict:
-    """Draw one outcome of a verifier, from the streams STOP and BONUS. The only place in foretoken that does."""
+    """Draw one outcome of a verifier, from the streams STOP and BONUS. The only place in foretoken that does.
+
+    Peak memory beside p and q, which the caller holds: what the verifier makes of at most MAX_ELEMENTS elements of them,
+    or of one row where a row alone is larger.
+    """
+    num_rows, num_nodes, vocab_size = evidence.p.shape
+    at_once = max(1, MAX_ELEMENTS // (num_nodes * vocab_size))
+    if num_rows <= at_once:
+        return _draw(verifier, evidence)
+    parts = [
+        _draw(verifier, evidence.rows(start, min(start + at_once, num_rows))) for start in range(0, num_rows, at_once)
+    ]
+    columns = zip(*((part.path, part.count, part.bonus, part.sound) for part in parts), strict=True)
+    return Verdict(*(torch.cat(column) for column in columns))
+
+
+def _draw(verifier: Verifier, evidence: Evidence) -> Verdict:
     noise = evidence.noise
     assert noise is not None, "drawing needs noise"
     settled = verifier.settle(evidence)

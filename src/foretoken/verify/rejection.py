@@ -13,6 +13,7 @@ from torch import Tensor
 
 from foretoken.tree import Draws, Law, TokenTree
 from foretoken.verify.law import Evidence, Verifier, Walk, row_at, stops_from_edges
+from foretoken.verify.residual import Tried, rest_at, try_tree
 
 
 def children_of(tree: TokenTree) -> Tensor:
@@ -107,7 +108,13 @@ class Rejection(Verifier):
     summary = "accept with min(1, p/q), else draw from what is left of p; the target's law, another text per drafter"
 
     def stops(self, evidence: Evidence) -> Walk:
-        """Stops of the walk; carry is the table of children [B, N, C]."""
+        """Stops of the walk; carry is what ``residual.try_tree`` found, or the table of children [B, N, C] in torch."""
+        tried = try_tree(evidence.tree, evidence.p, ahead=False)
+        return self.slow_stops(evidence) if tried is None else Walk(*tried)
+
+    def slow_stops(self, evidence: Evidence) -> Walk:
+        """The twin in torch: all nodes at once, child by child. Nodes without children are left out where they can be
+        told without waiting for a device; a chain needs no [N, V] temporary, other trees a few of the nodes left."""
         tree, p = evidence.tree, evidence.p
         table = children_of(tree)
         num_rows, num_nodes, width = table.shape
@@ -115,8 +122,14 @@ class Rejection(Verifier):
         tokens = tree.tokens.gather(1, flat).reshape(-1, width)
         laws = tree.law.gather(1, flat).reshape(-1, width)
         real = (table >= 0).reshape(-1, width)
-        q = None if tree.q is None else tree.q.flatten(0, 1)
-        edges, _ = try_children(p.flatten(0, 1), q, tokens, laws, real)
+        p_rows, q_rows = p.flatten(0, 1), None if tree.q is None else tree.q.flatten(0, 1)
+        if p.device.type == "cpu" and width > 1:
+            rows = real[:, 0].nonzero()[:, 0]  # [R]
+            q_here = None if q_rows is None else q_rows[rows]
+            edges = torch.zeros(real.shape, dtype=p.dtype)
+            edges[rows] = try_children(p_rows[rows], q_here, tokens[rows], laws[rows], real[rows])[0]
+        else:
+            edges, _ = try_children(p_rows, q_rows, tokens, laws, real)
         out = torch.zeros_like(p[..., 0])  # [B, N]
         edges = edges.reshape(num_rows, num_nodes * width) * (table >= 0).reshape(num_rows, -1)
         out.scatter_add_(1, flat, edges.to(out.dtype))
@@ -124,6 +137,8 @@ class Rejection(Verifier):
 
     def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         """What is left of p at the node where the walk stopped; p itself at a leaf, or where rounding left nothing."""
+        if isinstance(walk.carry, Tried):
+            return rest_at(evidence.tree, evidence.p, walk.carry, at)
         tree = evidence.tree
         assert walk.carry is not None
         children = row_at(walk.carry, at)  # [B, C]

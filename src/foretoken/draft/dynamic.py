@@ -1,0 +1,370 @@
+"""Trees that follow the draft law: DySpec, EAGLE-2, OPT-Tree. One pass of the drafter a depth, for the whole frontier.
+
+Each pass finds up to C candidates behind every node that was read. A candidate has two values, both probabilities under q
+given the context: ``place``, that the walk comes to where it stands, known before its own token is drawn; and ``own``,
+that it comes to the candidate itself, by which its children are valued. In the end the ``size`` candidates of largest
+``place`` form the tree.
+
+Why a drawn candidate may be left out so: whether it is among the best depends on its own place and on larger ones. Those
+of its later siblings and of its descendants are never larger, and all others do not know its token. So its admission is
+decided without its token, and the tree is the one that filling the best place first, over and over, would have made
+(DySpec, 2410.11744): the published heap, at one pass a depth instead of one a node. FIXED and COUPLED candidates need no
+such care: their place may be their own value.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from foretoken.draft.base import Context
+from foretoken.draft.children import Children, Drawing, Nodes
+from foretoken.draft.frontier import Expander, Grown, span_for, with_q
+from foretoken.draft.shape import DySpec, Eagle2, OptTree
+from foretoken.noise import Noise, top
+from foretoken.sampling import Paths, warp
+from foretoken.tree import Draws, Law, Plan, TokenTree, ancestors
+
+DynamicShape = DySpec | Eagle2 | OptTree
+
+
+def draw_children(drawing: Drawing, law: Tensor, nodes: Nodes) -> Children:
+    """``Drawing.children``: a function of its own, so that a test can put every outcome in its place."""
+    return drawing.children(law, nodes)
+
+
+class Growth:
+    """A tree being grown in B rows: n nodes that were fed to the drafter, M candidates found behind them.
+
+    Candidate 0 is the root, which is fed as node 0. Fed nodes lie in slots of their own order.
+    """
+
+    def __init__(self, expander: Expander, context: Context, limits: Sequence[int]) -> None:
+        self.expander, self.context, device = expander, context, context.device
+        num_rows = context.num_rows
+        self.logits, self.base = expander.begin(context, limits)
+        self.limits = torch.tensor(limits, device=device)[:, None]  # [B, 1]
+        zero = torch.zeros(num_rows, 1, dtype=torch.int64, device=device)
+        # Fed nodes.
+        self.num_fed = 1
+        self.ancestry = torch.ones(num_rows, 1, 1, dtype=torch.bool, device=device)  # [B, n, n]
+        self.depth = zero  # [B, n]
+        self.fed_tokens = context.pending[:, None]  # [B, n]
+        self.frontier = zero  # [B, W] candidates that were fed last
+        self.alive = self.limits > 0  # [B, W] bool: of these, the real ones
+        self.laws_of_fed: list[Tensor] = []  # [B, W, V] of each pass, where drawn from
+        # Candidates.
+        self.tokens, self.parent, self.law = self.fed_tokens, zero - 1, zero  # [B, M]
+        self.slot = zero  # [B, M] -1: not fed
+        self.place = torch.full((num_rows, 1), 2.0, dtype=torch.float32, device=device)  # [B, M], the root before all
+        self.own = torch.ones_like(self.place)
+
+    @property
+    def first(self) -> int:
+        """Slot of the first node of the frontier."""
+        return self.num_fed - self.frontier.shape[1]
+
+    def read(self) -> Tensor:
+        """[B, W, V] the laws after the frontier's nodes."""
+        seen = self.ancestry[:, self.first :]
+        paths = Paths(self.fed_tokens, seen, self.alive.long() - 1)
+        return warp(self.logits, self.context.processors.softened, self.context.history, paths)
+
+    def add(self, drawn: Children, place: Tensor, own: Tensor) -> None:
+        """Take the candidates [B, W, C] behind the frontier; place and own are relative to their parents."""
+        count = drawn.tokens.shape[2]
+        value = self.own.gather(1, self.frontier)[:, :, None]  # [B, W, 1]
+        deeper = self.depth[:, self.first :] < self.limits  # [B, W]
+        real = (drawn.possible & (self.alive & deeper)[:, :, None]).flatten(1)
+        parent = self.frontier[:, :, None].expand(-1, -1, count).flatten(1)
+        self.tokens = torch.cat([self.tokens, drawn.tokens.flatten(1)], 1)
+        self.parent = torch.cat([self.parent, parent], 1)
+        self.law = torch.cat([self.law, drawn.laws.expand_as(drawn.tokens).flatten(1)], 1)
+        self.slot = torch.cat([self.slot, torch.full_like(parent, -1)], 1)
+        self.place = torch.cat([self.place, (value * place).flatten(1).float().masked_fill(~real, 0.0)], 1)
+        self.own = torch.cat([self.own, (value * own).flatten(1).float().masked_fill(~real, 0.0)], 1)
+        if drawn.q is not None:
+            self.laws_of_fed.append(drawn.q)
+
+    def feed(self, chosen: Tensor, alive: Tensor) -> None:
+        """Read candidates chosen [B, W] with the drafter; where alive [B, W] is False a row has fewer."""
+        device, width = chosen.device, chosen.shape[1]
+        above = self.slot.gather(1, self.parent.gather(1, chosen).clamp(min=0))  # [B, W] parents' slots
+        above = above.clamp(min=0)
+        seen = self.ancestry.gather(1, above[:, :, None].expand(-1, -1, self.num_fed))
+        itself = torch.eye(width, dtype=torch.bool, device=device).expand(len(chosen), -1, -1)
+        depth = torch.where(alive, self.depth.gather(1, above) + 1, 0)  # padding stays inside the model's context
+        old = torch.nn.functional.pad(self.ancestry, (0, width))
+        self.ancestry = torch.cat([old, torch.cat([seen, itself], 2)], 1)
+        slots = torch.arange(self.num_fed, self.num_fed + width, device=device).expand_as(chosen)
+        self.slot = self.slot.scatter(1, torch.where(alive, chosen, 0), torch.where(alive, slots, 0))
+        self.depth = torch.cat([self.depth, depth], 1)
+        tokens = self.tokens.gather(1, chosen)
+        self.fed_tokens = torch.cat([self.fed_tokens, tokens], 1)
+        self.num_fed += width
+        self.frontier, self.alive = chosen, alive
+        positions = self.base[:, None] + self.depth
+        plan = Plan(
+            self.base,
+            self.ancestry[:, self.first :],
+            self.base[:, None] + slots,
+            positions[:, self.first :],
+            positions,
+            span_for(self.expander, self.context, self.num_fed),
+        )
+        self.logits = self.expander.logits(tokens, plan)
+
+    def best(self, size: int, threshold: float = 0.0) -> Tensor:
+        """[B, min(size + 1, M)] the root and the size candidates of largest place, best first; M where there are fewer.
+
+        Ties go to the earlier candidate, so no node comes before its parent, nor before a drawn sibling before it.
+        """
+        return _largest(self.place, size + 1, threshold)
+
+    def finish(self, size: int, threshold: float, max_children: int) -> Grown:
+        """The tree of the best candidates, numbered depth first."""
+        ids, num_candidates = self.best(size, threshold).sort(1).values, self.place.shape[1]
+        real = ids < num_candidates  # [B, N]
+        if ids.device.type == "cpu":  # a host read is free, and the target need not read padding
+            num_nodes = int(real.sum(1).max())
+            ids, real = ids[:, :num_nodes], real[:, :num_nodes]
+        safe = ids.clamp(max=num_candidates - 1)
+        index = torch.arange(ids.shape[1], device=ids.device).expand_as(ids)
+        node_of = self.parent.new_zeros(len(ids), num_candidates + 1).scatter_(1, ids, index)
+        parent = node_of.gather(1, self.parent.gather(1, safe).clamp(min=0)).masked_fill(~real, -1)
+        parent[:, 0] = -1
+        place = depth_first(parent)  # [B, N] where each node goes
+        parent = torch.where(parent >= 0, place.gather(1, parent.clamp(min=0)), -1)
+        order = place.argsort(1)
+        chosen = safe.gather(1, order)  # [B, N] candidates in the tree's order
+        real = real.gather(1, order)
+        parent = parent.gather(1, order)
+        laws = torch.where(real, self.law.gather(1, chosen), int(Law.FIXED))
+        slots = torch.where(real, self.slot.gather(1, chosen), -1)
+        q: Tensor | None = None
+        if self.laws_of_fed:
+            source = torch.cat(self.laws_of_fed, 1)  # [B, n, V] by slot
+            q = source[torch.arange(len(slots), device=slots.device)[:, None], slots.clamp(min=0)]
+        # How many children the widest node has is read off the tree where that costs nothing.
+        widest = None if ids.device.type == "cpu" else max_children
+        tree = TokenTree(self.tokens.gather(1, chosen), parent, laws, with_q(q, parent, laws), max_children=widest)
+        return Grown(tree, slots)
+
+
+def _largest(value: Tensor, count: int, threshold: float = 0.0) -> Tensor:
+    """[B, min(count, M)] indices of the largest values [B, M] that are positive and at least threshold, M behind them;
+    ties to the lower index."""
+    best, index = value.sort(dim=1, descending=True, stable=True)
+    best, index = best[:, :count], index[:, :count]
+    return index.masked_fill((best <= 0) | (best < threshold), value.shape[1])
+
+
+def depth_first(parent: Tensor) -> Tensor:
+    """[B, N] the place of each node of parent [B, N] in depth-first order, siblings in their order, padding last."""
+    num_nodes = parent.shape[1]
+    valid = parent >= 0
+    valid[:, 0] = True
+    lines = ancestors(parent).float() * valid[:, :, None]  # [B, N, N], none of padding
+    size = lines.sum(1)  # [B, N] nodes of each subtree
+    older = (parent[:, :, None] == parent[:, None, :]).tril(-1) & valid[:, :, None]  # [B, N, N] siblings before
+    step = 1.0 + (older.float() @ size[:, :, None])[:, :, 0]  # [B, N] from the parent's place to the node's
+    step[:, 0] = 0.0
+    place = (lines @ step[:, :, None])[:, :, 0].long()
+    padding = valid.sum(1, keepdim=True) + (~valid).long().cumsum(1) - 1
+    return torch.where(valid, place, padding) if num_nodes > 1 else place
+
+
+def _worth(drawing: Drawing, law: Tensor, drawn: Children) -> tuple[Tensor, Tensor]:
+    """(place, own) [B, W, C], relative to the parent: see the module's docstring. Both are zero where nothing is."""
+    chance = torch.where(drawn.possible, law.gather(-1, drawn.tokens).clamp(max=1.0), 0.0)
+    place, own = _WORTH[drawing.draws](drawn, chance)
+    if drawing.greedy is not None:
+        fixed = drawing.greedy[:, None, None]
+        place, own = torch.where(fixed, chance, place), torch.where(fixed, chance, own)
+    return place, torch.minimum(own, place)
+
+
+def _worth_fixed(drawn: Children, chance: Tensor) -> tuple[Tensor, Tensor]:
+    return chance, chance
+
+
+def _worth_iid(drawn: Children, chance: Tensor) -> tuple[Tensor, Tensor]:
+    missed = (1.0 - chance).cumprod(-1)
+    place = torch.cat([torch.ones_like(missed[..., :1]), missed[..., :-1]], -1)
+    return place, place * chance
+
+
+def _worth_without_replacement(drawn: Children, chance: Tensor) -> tuple[Tensor, Tensor]:
+    """The chance that none of those before is the one: what they leave of q; then its own share of the whole."""
+    left = (1.0 - chance.cumsum(-1)).clamp(min=0.0)
+    return torch.cat([torch.ones_like(left[..., :1]), left[..., :-1]], -1), chance
+
+
+def _worth_coupled(drawn: Children, chance: Tensor) -> tuple[Tensor, Tensor]:
+    assert drawn.scores is not None
+    score = drawn.scores.clamp(min=0.0)
+    share = score / score.sum(-1, keepdim=True).clamp(min=torch.finfo(score.dtype).tiny)
+    return share, share
+
+
+def _worth_greedy(drawn: Children, chance: Tensor) -> tuple[Tensor, Tensor]:
+    """The drawn child, which comes first, is kept with what its FIXED siblings leave over."""
+    left = (1.0 - chance[..., 1:].sum(-1, keepdim=True)).clamp(min=0.0)
+    value = torch.cat([left, chance[..., 1:]], -1) * drawn.possible
+    return value, value
+
+
+_WORTH: dict[Draws, Callable[[Children, Tensor], tuple[Tensor, Tensor]]] = {
+    Draws.FIXED: _worth_fixed,
+    Draws.IID: _worth_iid,
+    Draws.WITHOUT_REPLACEMENT: _worth_without_replacement,
+    Draws.COUPLED: _worth_coupled,
+    Draws.GREEDY: _worth_greedy,
+    Draws.LIST: _worth_fixed,
+}
+
+
+def _expand(growth: Growth, drawing: Drawing, width: int, first_number: int, depth: int | Tensor, least: float) -> None:
+    """Draw up to width candidates behind each node of the frontier. least is for Draws.GREEDY alone: a FIXED child is
+    one of the most probable tokens that the walk comes to with at least this probability, decided before the draw."""
+    law = growth.read()
+    num_nodes, device = law.shape[1], law.device
+    parents = torch.arange(first_number, first_number + num_nodes, device=device)
+    numbers = 1 + parents[:, None] * width + torch.arange(width, device=device)
+    nodes = Nodes(depth, parents, numbers)
+    if drawing.draws == Draws.GREEDY and width > 1:
+        value = growth.own.gather(1, growth.frontier)[:, :, None]
+        counts = 1 + (value * top(law, width - 1)[1] >= least).sum(-1)  # [B, W]
+        nodes = replace(nodes, counts=counts)
+        drawn = draw_children(drawing, law, nodes)
+        inside = torch.arange(width, device=device) < counts[:, :, None]
+        if drawing.greedy is not None:
+            inside = inside | drawing.greedy[:, None, None]
+        drawn = replace(drawn, possible=drawn.possible & inside)
+    else:
+        drawn = draw_children(drawing, law, nodes)
+    growth.add(drawn, *_worth(drawing, law, drawn))
+
+
+def grow_dyspec(
+    expander: Expander, context: Context, limits: Sequence[int], shape: DySpec, draws: Draws, noise: Noise
+) -> Grown:
+    """The ``size`` best places (see the module's docstring), each at least ``threshold``."""
+    deepest, size = max(limits), shape.size
+    drawing = Drawing.of(draws, noise, context.processors, deepest)
+    growth = Growth(expander, context, limits)
+    least = max(shape.threshold, 1.0 / size)
+    if shape.heap:
+        _fill_one_by_one(growth, drawing, shape, least)
+        return growth.finish(size, shape.threshold, shape.width)
+    for depth in range(deepest):
+        _expand(growth, drawing, shape.width, depth * size, depth, least)
+        if depth + 1 == deepest or not _descend(
+            growth, _needed(growth, drawing, shape), depth + 1, max(1, size - depth)
+        ):
+            break
+    return growth.finish(size, shape.threshold, shape.width)
+
+
+def _needed(growth: Growth, drawing: Drawing, shape: DySpec) -> Tensor:
+    """[B, L] bool: which of the L candidates found last may have a child in the tree.
+
+    Drawn from their own law, its first place is worth what the candidate is: it must be among the best. Else the
+    candidate itself must be.
+    """
+    num_last = growth.frontier.shape[1] * shape.width
+    num_candidates = growth.place.shape[1]
+    if drawing.draws in (Draws.IID, Draws.WITHOUT_REPLACEMENT):
+        prospects = torch.cat([growth.place, growth.own[:, -num_last:]], 1)
+        best = _largest(prospects, shape.size + 1, shape.threshold)
+        mask = _mask(best, prospects.shape[1])[:, num_candidates:]
+        if drawing.greedy is None:
+            return mask
+        return torch.where(drawing.greedy[:, None], _admitted(growth, shape.size, num_last, shape.threshold), mask)
+    return _admitted(growth, shape.size, num_last, shape.threshold)
+
+
+def _admitted(growth: Growth, size: int, num_last: int, threshold: float = 0.0) -> Tensor:
+    """[B, L] bool: which of the last L candidates are among the best so far."""
+    return _mask(growth.best(size, threshold), growth.place.shape[1])[:, -num_last:]
+
+
+def _mask(index: Tensor, count: int) -> Tensor:
+    """[B, count] bool, True at index [B, K]; an index of count is nowhere."""
+    mask = torch.zeros(len(index), count + 1, dtype=torch.bool, device=index.device)
+    return mask.scatter_(1, index, True)[:, :count]
+
+
+def _descend(growth: Growth, wanted: Tensor, depth: int, most: int) -> bool:
+    """Feed the wanted [B, L] of the last L candidates, at most ``most`` a row, which lie at this depth; False where no row
+    wants any."""
+    wanted = wanted & (growth.limits > depth)
+    if wanted.device.type == "cpu":
+        width = int(wanted.sum(1).max())
+        if not width:
+            return False
+    else:
+        width = min(most, wanted.shape[1])
+    chosen = wanted.byte().argsort(dim=1, descending=True, stable=True)[:, :width]
+    first = growth.place.shape[1] - wanted.shape[1]
+    growth.feed(first + chosen, wanted.gather(1, chosen))
+    return True
+
+
+def _fill_one_by_one(growth: Growth, drawing: Drawing, shape: DySpec, least: float) -> None:
+    """As published: the best place is filled, its node read at once; one pass of the drafter a node. The slow twin."""
+    taken = torch.zeros_like(growth.place, dtype=torch.bool)
+    taken[:, 0] = True
+    for node in range(shape.size):
+        depth = growth.depth[:, -1:].clamp(max=drawing.depth - 1)
+        _expand(growth, drawing, shape.width, node, depth, least)
+        if node + 1 == shape.size:
+            return
+        taken = torch.nn.functional.pad(taken, (0, shape.width))
+        value, chosen = growth.place.masked_fill(taken, 0.0).max(1, keepdim=True)
+        alive = (value > 0) & (value >= shape.threshold)
+        if alive.device.type == "cpu" and not bool(alive.any()):
+            return
+        taken = taken.scatter(1, chosen, True)
+        growth.feed(chosen, alive)
+
+
+def grow_eagle2(
+    expander: Expander, context: Context, limits: Sequence[int], shape: Eagle2, draws: Draws, noise: Noise
+) -> Grown:
+    """A beam of ``width`` nodes a depth; in the end the ``size`` best of all that were found."""
+    deepest, width = max(limits), shape.width
+    drawing = Drawing.of(_ranked(draws), noise, context.processors, deepest)
+    growth = Growth(expander, context, limits)
+    for depth in range(deepest):
+        num_last = growth.frontier.shape[1] * width
+        _expand(growth, drawing, width, depth * width, depth, 0.0)
+        beam = _mask(_largest(growth.own[:, -num_last:], width), num_last)
+        if depth + 1 == deepest or not _descend(growth, beam, depth + 1, width):
+            break
+    return growth.finish(shape.size, 0.0, width)
+
+
+def grow_opt_tree(
+    expander: Expander, context: Context, limits: Sequence[int], shape: OptTree, draws: Draws, noise: Noise
+) -> Grown:
+    """The ``size`` best nodes, deepened while the last depth has added at least ``threshold`` to their sum."""
+    deepest, width = max(limits), shape.width
+    drawing = Drawing.of(_ranked(draws), noise, context.processors, deepest)
+    growth = Growth(expander, context, limits)
+    total = torch.zeros_like(growth.own)  # [B, 1]
+    for depth in range(deepest):
+        num_last = growth.frontier.shape[1] * width
+        _expand(growth, drawing, width, depth * shape.size, depth, 0.0)
+        best = growth.place[:, 1:].sort(1, descending=True).values[:, : shape.size].sum(1, keepdim=True)
+        pays, total = best - total >= shape.threshold, best
+        wanted = _admitted(growth, shape.size, num_last) & pays
+        if depth + 1 == deepest or not _descend(growth, wanted, depth + 1, max(1, shape.size - depth)):
+            break
+    return growth.finish(shape.size, 0.0, width)
+
+
+def _ranked(draws: Draws) -> Draws:
+    """What is ranked after it was found is no draw that a verifier could correct for: FIXED or COUPLED."""
+    return draws if draws in (Draws.COUPLED, Draws.LIST) else Draws.FIXED

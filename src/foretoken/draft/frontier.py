@@ -1,0 +1,76 @@
+"""What growing a tree needs of a drafter, and what comes out of it: the seam between shapes and draft models."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from foretoken.draft.base import Context
+from foretoken.model.prefill import round_up
+from foretoken.tree import Law, Plan, TokenTree
+
+
+class Expander(Protocol):
+    """What model-like drafters implement, so that every shape can be grown on them."""
+
+    capacity: int
+
+    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """([B, 1, V] logits after each row's pending token, [B] the slot where that lies): its memory is then at that
+        token. Rows whose limit is 0 may be left out: theirs mean nothing."""
+
+    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
+        """[B, W, V] logits after W new nodes, tokens [B, W]; ``plan`` covers those nodes of the tree being grown."""
+
+
+@dataclass(frozen=True)
+class Grown:
+    """A tree, and where its nodes lie in the memory of the drafter that grew it."""
+
+    tree: TokenTree
+    slots: Tensor  # [B, N] int64: node i's KV lies this many slots behind the root's; -1: it was never fed
+
+    @classmethod
+    def of_chain(cls, tree: TokenTree, num_tokens: int) -> "Grown":
+        """A chain grown node by node, of which every node but the num_tokens-th was fed."""
+        slots = torch.arange(tree.num_nodes)
+        return cls(tree, slots.masked_fill(slots == num_tokens, -1).expand_as(tree.tokens))
+
+
+def pick(plan: Plan, nodes: Tensor) -> Plan:
+    """The plan of nodes [W] of those covered: ``Plan.nodes`` for nodes that do not lie side by side."""
+    return replace(
+        plan,
+        ancestry=plan.ancestry[:, nodes],
+        slots=plan.slots[:, nodes],
+        positions=plan.positions[:, nodes],
+    )
+
+
+def span_for(expander: Expander, context: Context, num_nodes: int) -> int:
+    """Slots that attention must read while a tree of num_nodes grows, rounded up so that kernels see few shapes."""
+    return min(expander.capacity, round_up(max(context.lengths) + num_nodes, 64))
+
+
+def with_q(q: Tensor | None, parent: Tensor, laws: Tensor) -> Tensor | None:
+    """q [B, N, V] as a TokenTree wants it: zero where a node has no drawn child, None where no node was drawn.
+
+    Writes into q, of which only the rows of nodes that have drawn children need to be filled in before. (On an
+    accelerator q is kept where by chance nothing was drawn: to see that would be a host read.)
+    """
+    if q is None:
+        return None
+    drawn = (laws == Law.IID) | (laws == Law.WITHOUT_REPLACEMENT)
+    if q.device.type != "cpu":
+        return q.masked_fill_(~_has(parent, drawn)[:, :, None], 0.0)
+    if not bool(drawn.any()):
+        return None
+    q[~_has(parent, drawn)] = 0.0
+    return q
+
+
+def _has(parent: Tensor, which: Tensor) -> Tensor:
+    """[B, N] bool: nodes of which some child is one of these [B, N]."""
+    return torch.zeros_like(parent).scatter_add_(1, parent.clamp(min=0), which.long()) > 0

@@ -1,0 +1,180 @@
+"""What the target found likely after a token, guessed when the token comes back (Token Recycling, 2408.08696).
+
+One matrix [V, K]: after token t, the K tokens that the target found most probable when it last read t, wherever that was,
+rejected branches included. Child number j of a node with token t is entry [t, j]. Nothing is trained; the matrix takes
+V * K * 4 bytes (1 MB for 32,768 tokens and K = 8) and starts empty: an entry that was never filled is no child.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+
+import torch
+from torch import Tensor
+
+from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretoken.draft.host import depth_first
+from foretoken.draft.shape import Delayed, Sequoia, Shape, Static
+from foretoken.errors import ConfigError
+from foretoken.noise import Noise
+from foretoken.theory.shape import best_tree
+from foretoken.tree import Draws, Law, TokenTree, root_tree
+
+
+@dataclass(frozen=True)
+class Template:
+    """A tree of fixed form, depth first, each node with its rank among its siblings."""
+
+    parent: tuple[int, ...]  # parent[0] = -1
+    rank: tuple[int, ...]
+    depth: tuple[int, ...]
+
+    @classmethod
+    def of(cls, parent: Sequence[int]) -> "Template":
+        """parent[0] = -1, parent < child."""
+        ordered = (-1, *(above for above, _ in depth_first([(above, 0) for above in parent[1:]])))
+        rank, depth = [0], [0]
+        for node in range(1, len(ordered)):
+            rank.append(ordered[:node].count(ordered[node]))
+            depth.append(depth[ordered[node]] + 1)
+        return cls(ordered, tuple(rank), tuple(depth))
+
+    @cached_property
+    def levels(self) -> list[list[int]]:
+        """The nodes of each depth, the root's left out."""
+        return [
+            [node for node, depth in enumerate(self.depth) if depth == level] for level in range(1, max(self.depth) + 1)
+        ]
+
+
+@lru_cache(maxsize=64)
+def template(shape: Shape, num_candidates: int, room: int) -> Template:
+    """The tree of a shape, at most room deep, without children beyond those that a token has candidates for."""
+    depth = min(shape.depth, room)
+    if isinstance(shape, Sequoia):
+        return Template.of(best_tree(shape.acceptance[:num_candidates], shape.size + 1, depth))
+    branching = shape.branching if isinstance(shape, Static | Delayed) else (1,) * depth
+    parent, level = [-1], [0]
+    for count in branching[:depth]:
+        below = [above for above in level for _ in range(min(count, num_candidates))]
+        level = list(range(len(parent), len(parent) + len(below)))
+        parent += below
+    return Template.of(parent)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """A template as index tensors on one device."""
+
+    levels: list[tuple[Tensor, Tensor]]  # of each depth: [W] the parents' places in the level above, [W] int32 ranks
+    order: Tensor  # [N] where the nodes are among those of all levels
+    parent: Tensor  # [N]
+    depth: Tensor  # [N]
+
+
+@lru_cache(maxsize=64)
+def lookup(form: Template, device: torch.device) -> Lookup:
+    """Shared between calls: never write to it."""
+
+    def tensor(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
+        return torch.tensor(values, dtype=dtype, device=device)
+
+    by_level = [[0], *form.levels]
+    place = {node: index for level in by_level for index, node in enumerate(level)}
+    all_nodes = [node for level in by_level for node in level]
+    levels = [
+        (tensor([place[form.parent[node]] for node in level]), tensor([form.rank[node] for node in level], torch.int32))
+        for level in form.levels
+    ]
+    order = tensor([all_nodes.index(node) for node in range(len(form.parent))])
+    return Lookup(levels, order, tensor(form.parent), tensor(form.depth))
+
+
+class Matrix:
+    """Candidates after each of V tokens, most probable first. V itself stands for no token, and nothing follows it."""
+
+    def __init__(self, vocab_size: int, num_candidates: int, device: torch.device) -> None:
+        """Nothing is known."""
+        self.nothing = vocab_size
+        # Two rows more: what follows no token, and a place for what is to be written nowhere.
+        shape = (vocab_size + 2, num_candidates)
+        self.entries = torch.full(shape, self.nothing, dtype=torch.int32, device=device)
+
+    def grow(self, pending: Tensor, form: Template, room: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """(tokens, parent) [B, N] int64 of a template filled from the root on; nodes deeper than room[b] are padding."""
+        at, flat = lookup(form, pending.device), self.entries.view(-1)
+        num_candidates = self.entries.shape[1]
+        level = pending[:, None].to(torch.int32)  # [B, W]
+        levels = [level]
+        for above, rank in at.levels:
+            index = level.index_select(1, above) * num_candidates + rank
+            level = flat.index_select(0, index.view(-1)).view(index.shape)
+            levels.append(level)
+        tokens = torch.cat(levels, 1).index_select(1, at.order).long()
+        unknown = tokens == self.nothing
+        if min(room) < max(form.depth):
+            unknown |= at.depth > torch.tensor(room, device=pending.device).clamp(min=0)[:, None]
+        return tokens.masked_fill(unknown, 0), at.parent.masked_fill(unknown, -1)
+
+    def update(self, tree: TokenTree, candidates: Tensor) -> None:
+        """Remember candidates [B, N, K] after the tokens of a tree; of equal tokens the last, row by row, counts."""
+        nowhere = self.nothing + 1
+        tokens = torch.where(tree.valid, tree.tokens, nowhere).flatten()
+        ordered, order = torch.sort(tokens, stable=True)
+        last = torch.ones_like(ordered, dtype=torch.bool)
+        torch.ne(ordered[1:], ordered[:-1], out=last[:-1])
+        ordered = torch.where(last, ordered, nowhere)
+        self.entries[ordered] = candidates.flatten(0, 1)[order].to(torch.int32)
+
+
+class RecyclingDrafter(Drafter):
+    """Remembers nothing of its rows: the matrix is the method's."""
+
+    def __init__(self, matrix: Matrix, num_candidates: int) -> None:
+        self.matrix, self.num_candidates = matrix, num_candidates
+
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+        """FIXED trees of the shape, depth first, with gaps where nothing is known."""
+        room = max(0, *context.room)
+        if room == 0:
+            return root_tree(context.pending)
+        form = template(shape, self.num_candidates, min(room, shape.depth))
+        tokens, parent = self.matrix.grow(context.pending, form, context.room)
+        if context.device.type == "cpu":  # a look at the last known node is free here and saves the target's work
+            known = (parent >= 0).any(0).nonzero()
+            end = int(known[-1]) + 1 if len(known) else 1
+            tokens, parent = tokens[:, :end], parent[:, :end]
+        return TokenTree(tokens, parent, torch.full_like(tokens, int(Law.FIXED)), max_children=max(form.rank) + 1)
+
+    def observe(self, commit: Commit) -> None:
+        """Learn from every node that the target read, those rejected included."""
+        assert commit.candidates is not None, "the engine gives what num_candidates asks for"
+        self.matrix.update(commit.tree, commit.candidates)
+
+
+class Recycling(Method):
+    """``--method recycling``. All batches of one loaded method share the matrix, so a second request starts warm."""
+
+    name = "recycling"
+    capabilities = Capabilities(
+        "what the target found likely after the same token before",
+        draws=False,
+        shapes=("chain", "static", "delayed", "sequoia"),
+        candidates=8,
+    )
+
+    def __init__(self, *, num_candidates: int = 8) -> None:
+        """num_candidates: K, the most children of a node."""
+        if not 1 <= num_candidates <= 64:
+            raise ConfigError(f"num_candidates = {num_candidates} must be between 1 and 64")
+        self.capabilities = replace(type(self).capabilities, candidates=num_candidates)
+        self._matrix: Matrix | None = None
+
+    def open(self, context: Context, capacity: int) -> Drafter:
+        """The matrix; made at the first batch, when vocabulary and device are known, and anew if these are others."""
+        vocab_size, device = context.processors.vocab_size, context.device
+        num_candidates = min(self.capabilities.candidates, vocab_size)
+        held = self._matrix
+        if held is None or held.entries.shape != (vocab_size + 2, num_candidates) or held.entries.device != device:
+            self._matrix = held = Matrix(vocab_size, num_candidates, device)
+        return RecyclingDrafter(held, num_candidates)

@@ -1,0 +1,211 @@
+"""What followed the longest known suffix of the text, by its frequency (SuffixDecoding, 2411.04975).
+
+Two sources: the row's own prompt and output, and the outputs of requests that have ended, which all batches of one loaded
+method share. From the longest suffix that a source knows, guesses are added best first, each scored by the product of
+the shares of its path; the score of a proposal, their sum, is the expected number of accepted guesses, and the source with
+the higher one is taken. A long match is followed far, a short one hardly.
+
+Everything happens on the host: a token of text costs O(1) amortised, a guess the sorting of the tokens that followed there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+
+from foretoken.draft.automaton import NOWHERE, Automaton, Place
+from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretoken.draft.host import Node, depth_first, tree_of
+from foretoken.draft.shape import OptTree, Shape
+from foretoken.errors import ConfigError
+from foretoken.noise import Noise
+from foretoken.tree import Draws, TokenTree
+
+
+@dataclass(frozen=True)
+class SuffixOptions:
+    """How matches become guesses."""
+
+    min_match: int = 1  # shortest suffix that is followed, in tokens; by the factor it is followed for one guess
+    max_match: int = 64  # longest suffix that is told from a longer one
+    max_spec_factor: float = 1.0  # guesses in a line per token of the match ...
+    max_spec_offset: float = 0.0  # ... and beside them
+    min_token_prob: float = 0.1  # least score of a guess: the product of the shares on its path
+    max_cached_tokens: int = 65536  # of the outputs that are remembered; 0: rows learn from themselves alone
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        for good, name, expected in (
+            (1 <= self.min_match <= self.max_match, "min_match", f"between 1 and max_match ({self.max_match})"),
+            (self.max_match <= 1024, "max_match", "at most 1024"),
+            (0 <= self.max_spec_factor < float("inf"), "max_spec_factor", "a number of at least 0"),
+            (abs(self.max_spec_offset) < float("inf"), "max_spec_offset", "a finite number"),
+            (0 <= self.min_token_prob <= 1, "min_token_prob", "between 0 and 1"),
+            (self.max_cached_tokens >= 0, "max_cached_tokens", "at least 0"),
+        ):
+            if not good:
+                raise ConfigError(f"suffix_decoding_{name} = {getattr(self, name)!r} must be {expected}")
+
+
+class Library:
+    """Outputs of requests that have ended, at most max_tokens of them: first in, first out.
+
+    Two automata: the younger takes new outputs until it has half of max_tokens, then the older is dropped, and with it
+    the oldest outputs, whole. So nothing is ever rebuilt, a token costs O(1) amortised, and between a half and all of
+    max_tokens is remembered. Of an output longer than a half only the end is kept.
+    """
+
+    def __init__(self, max_tokens: int, window: int) -> None:
+        """window: see ``Automaton``."""
+        self.half, self.window = max_tokens // 2, window
+        self.automata = [Automaton(window)]  # the younger, and the older if there is one
+
+    def add(self, output: Sequence[int]) -> None:
+        """One whole output."""
+        output = output[-self.half :] if self.half else []
+        if not output:
+            return
+        if self.automata[0].num_tokens + len(output) > self.half:
+            self.automata = [Automaton(self.window), self.automata[0]]
+        self.automata[0].begin()
+        self.automata[0].extend(output)
+
+
+@dataclass
+class Reader:
+    """Where a text stands in an automaton that grows by other texts."""
+
+    automaton: Automaton
+    place: Place = NOWHERE
+    num_read: int = 0  # tokens of the text
+    num_known: int = 0  # tokens of the automaton at that time
+
+    def read(self, text: Sequence[int]) -> Place:
+        """The longest suffix of the text, of at most window tokens, that the automaton knows."""
+        if self.num_known != self.automaton.num_tokens:
+            # What has come in may match longer: only the last window of the text can tell.
+            self.num_known = self.automaton.num_tokens
+            self.place, self.num_read = NOWHERE, max(0, len(text) - self.automaton.window)
+        for token in text[self.num_read :]:
+            self.place = self.automaton.follow(self.place, token)
+        self.num_read = len(text)
+        return self.place
+
+
+@dataclass
+class SuffixRow:
+    """The text of one row and its places."""
+
+    text: list[int]
+    num_prompt: int
+    own: Automaton
+    readers: list[Reader] = field(default_factory=list)  # of the library's automata
+
+    def places(self, library: Library) -> list[tuple[Automaton, Place]]:
+        """The longest match in each source, the row's own text first."""
+        known = {id(reader.automaton): reader for reader in self.readers}
+        self.readers = [known.get(id(automaton)) or Reader(automaton) for automaton in library.automata]
+        return [(self.own, self.own.repeat()), *((reader.automaton, reader.read(self.text)) for reader in self.readers)]
+
+
+def best_first(
+    automaton: Automaton, place: Place, *, depth: int, size: int, width: int, least_score: float, least_match: int
+) -> tuple[list[Node], float]:
+    """At most ``size`` guesses behind a place, the best scores first, and their sum.
+
+    depth: most in a line; width: most children of a node (1: a greedy chain). A guess of a score below least_score is
+    not made, nor one whose context has fewer than least_match tokens.
+    """
+    nodes: list[Node] = []
+    total, pushed = 0.0, 0
+    heap: list[tuple[float, int, int, int, int, Place]] = []  # -score, order, depth, parent, token, place
+    node, level, score = 0, 0, 1.0
+    while True:
+        ways = automaton.followers(place, least_match, least_score / score)[:width] if level < depth else []
+        for way in ways:
+            pushed += 1
+            heappush(heap, (-score * way.share, pushed, level + 1, node, way.token, way.place))
+        if not heap or len(nodes) == size:
+            return nodes, total
+        negative, _, level, parent, token, place = heappop(heap)
+        score = -negative
+        nodes.append((parent, token))
+        node, total = len(nodes), total + score
+
+
+class SuffixDrafter(Drafter):
+    """One automaton a row, and the method's library.
+
+    A row's output enters the library once, in the step that ends the row (``Commit.ended``). One that is dropped before
+    its end never does.
+    """
+
+    def __init__(self, context: Context, options: SuffixOptions, library: Library) -> None:
+        self.options, self.library = options, library
+        self.rows = [
+            SuffixRow(list(ids), num_prompt, Automaton(options.max_match))
+            for ids, num_prompt in zip(context.history.ids, context.history.num_prompt, strict=True)
+        ]
+        for row in self.rows:
+            row.own.extend(row.text)
+
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+        """FIXED trees, depth first, the best child first; a row without a match gets the root alone."""
+        return tree_of(
+            context, [self._guess(row, shape, room) for row, room in zip(self.rows, context.room, strict=True)]
+        )
+
+    def _guess(self, row: SuffixRow, shape: Shape, room: int) -> list[Node]:
+        options = self.options
+        size, width = (shape.size, shape.width) if isinstance(shape, OptTree) else (shape.depth, 1)
+        best: list[Node] = []
+        highest = 0.0
+        for automaton, place in row.places(self.library):
+            reach = int(options.max_spec_factor * place[1] + options.max_spec_offset)
+            depth = min(shape.depth, room, reach)
+            if place[1] < options.min_match or depth < 1:
+                continue
+            nodes, score = best_first(
+                automaton, place, depth=depth, size=size, width=width,
+                least_score=options.min_token_prob, least_match=options.min_match,
+            )  # fmt: skip
+            if score > highest:
+                best, highest = nodes, score
+        return depth_first(best)
+
+    def observe(self, commit: Commit) -> None:
+        """The emitted tokens join the text; the output of a row that ends joins the library."""
+        for row, tokens, ended in zip(self.rows, commit.tokens, commit.ended, strict=True):
+            row.text.extend(tokens)
+            if ended:
+                self.library.add(row.text[row.num_prompt :])
+            else:
+                row.own.extend(tokens)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop rows."""
+        self.rows = [self.rows[row] for row in rows]
+
+
+class Suffix(Method):
+    """``--method suffix``. The shape "opt_tree" reads size, width and depth; its threshold weighs a drafter's pass,
+    and here a deeper guess costs none, so ``min_token_prob`` alone says what is worth a node.
+
+    Holds the outputs of requests that have ended. They shape the guesses of later ones, never their text (FIXED nodes
+    are sound), but how fast a text comes can tell that it was written before: max_cached_tokens = 0 keeps rows apart.
+    """
+
+    name = "suffix"
+    capabilities = Capabilities(
+        "what most often followed the longest known suffix, in this text and in earlier outputs",
+        draws=False,
+        shapes=("chain", "opt_tree"),
+    )
+
+    def __init__(self, options: SuffixOptions | None = None) -> None:
+        """With an empty library."""
+        self.options = options or SuffixOptions()
+        self.library = Library(self.options.max_cached_tokens, self.options.max_match)
+
+    def open(self, context: Context, capacity: int) -> Drafter:
+        """Read the prompts."""
+        return SuffixDrafter(context, self.options, self.library)

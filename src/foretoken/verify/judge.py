@@ -1,0 +1,74 @@
+"""Judge decoding (Bachmann et al. 2501.19309): a trained head on the target's hidden states says which guesses will do."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+from foretoken.verify.lossy import Lossy, Mismatch, require
+
+Head = Callable[[Tensor], Tensor]
+"""taps [B, N, T * H] -> logits [B, N] of "this token will do"; pure, each node from its own row."""
+
+
+@dataclass(frozen=True, eq=False)
+class JudgeHead:
+    """A linear head: w . h + b, with h = columns start .. start + W - 1 of a node's taps."""
+
+    weight: Tensor  # [W]
+    bias: float = 0.0
+    start: int = 0  # where a layer's hidden states begin, if several layers are tapped
+
+    def __call__(self, taps: Tensor) -> Tensor:
+        """[B, N] logits, in the weight's dtype."""
+        stop = self.start + self.weight.shape[0]
+        if taps.shape[-1] < stop:
+            raise ConfigError(
+                f"the judge's head reads columns {self.start} to {stop - 1} of {taps.shape[-1]} tapped ones: tap the "
+                "layers of the target that it was trained on"
+            )
+        return taps[..., self.start : stop].to(self.weight.dtype) @ self.weight + self.bias
+
+
+@dataclass(frozen=True)
+class Judge(Lossy):
+    """Tolerate a mismatch iff sigmoid(head(h)) > threshold, h the target's hidden state of the drafted token itself.
+
+    That is the child's own row of the taps: the state after the target has read the token, where an error shows. The
+    head comes from training (``dataclasses.replace(judge, head=...)``); there is none by default, and without one the
+    rule is refused with ConfigError. 0.5 is the usual threshold; 1 tolerates nothing.
+
+    The judge is most used greedily, but at temperature 0 p is one-hot, and every other token is impossible.
+    ``off_support`` lets the judge accept such tokens: those that greedy decoding would not take, and with them those
+    that top-k, top-p, min-p, a ban or a user's processor excludes, since p alone does not tell them apart.
+    """
+
+    name = "judge"
+    summary = "lossy: also accept guesses that a trained head on the target's hidden states finds good enough"
+    distance = "measured, not bounded"
+    reads = frozenset({"noise", "taps"})
+
+    threshold: float = 0.5
+    off_support: bool = False
+    head: Head | None = field(default=None, repr=False, metadata={"spec": False})
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        require(0 <= self.threshold <= 1, "threshold", self.threshold, "between 0 and 1 (1: tolerate nothing)")
+
+    def possible(self, mismatch: Mismatch) -> Tensor:
+        """Tokens that p gives a probability, or all."""
+        return torch.ones_like(mismatch.asked) if self.off_support else super().possible(mismatch)
+
+    def tolerated(self, mismatch: Mismatch) -> Tensor:
+        """By the head, from each child's own hidden state."""
+        if self.head is None:
+            raise ConfigError(
+                "verifier 'judge' has no head: train one for this target and give it, or choose 'typical'"
+            )
+        taps = mismatch.evidence.taps
+        if taps is None:
+            raise ConfigError("verifier 'judge' reads hidden states of the target, and none are tapped")
+        return torch.sigmoid(self.head(taps)) > self.threshold

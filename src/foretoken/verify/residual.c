@@ -1,0 +1,407 @@
+/* What rejected drafts leave of the target's law, and the walks that follow from it: one row of p and q read per child.
+ *
+ * After any number of rejected children the rest of p at a node is (keep p - take q)+ with two scalars, since
+ * (a (k p - t q)+ - b q)+ = (a k p - (a t + b) q)+; only at the tokens of the children themselves may it differ (struck,
+ * or q without them). So no residual is ever stored: a node is two scalars, a child one, and a rejection is one pass
+ * over p and q that sums. The slow twins are in rejection.py, block.py and traversal.py: rows of V, in torch.
+ *
+ * This file includes itself once for each type of law: REAL is float or double. Scalars are double in both.
+ */
+#ifndef REAL
+#include <math.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { FIXED, IID, WITHOUT_REPLACEMENT, COUPLED };
+enum { UNREAD, SOUND, BROKEN };
+#define BLOCK 1024 /* partial sums of REAL; blocks are added in double */
+#define JOIN(name, type) name##_##type
+#define NAMED(name, type) JOIN(name, type)
+#define NAME(name) NAMED(name, REAL)
+
+/* A share that cannot be (NaN, inf, below 0) counts as none. */
+static inline double share(double x) { return x > 0 && isfinite(x) ? x : 0; }
+
+/* Stops of a rule that decides on a node before its children: start[i] = P(walk goes on to i | it is at the parent, and
+ * the siblings before were rejected). */
+static void stops_from_above(int64_t num_nodes, const int64_t *parent, const double *start, double *reach, double *left,
+                             double *stops) {
+    for (int64_t i = 0; i < num_nodes; ++i) {
+        left[i] = 1;
+        reach[i] = i == 0;
+        if (i == 0 || parent[i] < 0) continue;
+        reach[i] = reach[parent[i]] * left[parent[i]] * start[i];
+        left[parent[i]] *= 1 - start[i];
+    }
+    for (int64_t i = 0; i < num_nodes; ++i) stops[i] = reach[i] * left[i];
+}
+
+/* Stops of a rule that decides on a node after its subtree, in post-order: end[i] = P(i is taken | none before was). */
+static void stops_in_postorder(int64_t num_nodes, const int64_t *parent, const double *end, double *below, double *enter,
+                               double *passed, double *stops) {
+    for (int64_t i = 0; i < num_nodes; ++i) below[i] = passed[i] = 1; /* below: nothing under i is taken */
+    for (int64_t i = num_nodes - 1; i > 0; --i)
+        if (parent[i] >= 0) below[parent[i]] *= below[i] * (1 - end[i]);
+    for (int64_t i = 0; i < num_nodes; ++i) {
+        enter[i] = i == 0;
+        stops[i] = i == 0 ? below[0] * end[0] : 0;
+        if (i == 0 || parent[i] < 0) continue;
+        enter[i] = enter[parent[i]] * passed[parent[i]];
+        passed[parent[i]] *= below[i] * (1 - end[i]);
+        stops[i] = enter[i] * below[i] * end[i];
+    }
+}
+
+/* The place of a token in the order of foretoken_below: p / q rounded down to 8 bits of precision. */
+static inline uint32_t rank_of(float ratio) {
+    union { float value; uint32_t bits; } as = {ratio};
+    return ratio > 0 ? as.bits >> 16 : 0;
+}
+#define NUM_RANKS 0x8000
+
+/* weight[i] = the product over the levels of (high^k - low^k) / (high - low), k = power, as sums of positive terms; low
+ * and high pass through the levels. power, under and likely have one entry a level, stride apart; count <= BLOCK. */
+static void weights(int64_t count, int64_t num_levels, int64_t stride, const int64_t *power, const double *under,
+                    const double *likely, double *weight, double *low, double *high) {
+    double total[BLOCK], lows[BLOCK], highs[BLOCK];
+    for (int64_t i = 0; i < count; ++i) weight[i] = 1;
+    for (int64_t level = 0; level < num_levels; ++level) {
+        if (level > 0) {
+            const double mass = under[level * stride], share = likely[level * stride];
+            for (int64_t i = 0; i < count; ++i) low[i] = mass + share * low[i];
+            for (int64_t i = 0; i < count; ++i) high[i] = mass + share * high[i];
+        }
+        if (power[level * stride] < 2) continue;
+        for (int64_t i = 0; i < count; ++i) {
+            total[i] = 1;
+            lows[i] = low[i];
+            highs[i] = high[i];
+        }
+        for (int64_t k = 2; k <= power[level * stride]; ++k)
+            for (int64_t i = 0; i < count; ++i) {
+                total[i] = total[i] * low[i] + highs[i];
+                lows[i] *= low[i];
+                highs[i] *= high[i];
+            }
+        for (int64_t i = 0; i < count; ++i) {
+            weight[i] *= total[i];
+            low[i] = lows[i];
+            high[i] = highs[i];
+        }
+    }
+}
+
+#define REAL float
+#include "residual.c"
+#undef REAL
+#define REAL double
+#include "residual.c"
+#undef REAL
+
+#else
+
+/* excess += sum (a p - b q)+, mass += sum q; a NaN stays one. Without q (NULL): sum a p. */
+static void NAME(span)(const REAL *p, const REAL *q, int64_t count, REAL a, REAL b, double *excess, double *mass) {
+    for (int64_t from = 0; from < count; from += BLOCK) {
+        const int64_t stop = count - from < BLOCK ? count : from + BLOCK;
+        REAL e = 0, m = 0;
+        if (q == NULL) {
+#pragma omp simd reduction(+ : e)
+            for (int64_t i = from; i < stop; ++i) e += p[i];
+            e *= a;
+        } else {
+#pragma omp simd reduction(+ : e, m)
+            for (int64_t i = from; i < stop; ++i) {
+                const REAL d = a * p[i] - b * q[i];
+                e += d <= 0 ? 0 : d;
+                m += q[i];
+            }
+        }
+        *excess += e;
+        *mass += m;
+    }
+}
+
+/* The same over a row without the tokens skip[0 .. num_skip), ascending. */
+static void NAME(pass)(const REAL *p, const REAL *q, int64_t vocab_size, double a, double b, const int64_t *skip,
+                       int64_t num_skip, double *excess, double *mass) {
+    int64_t from = 0;
+    *excess = *mass = 0;
+    for (int64_t k = 0; k <= num_skip; ++k) {
+        const int64_t to = k < num_skip ? skip[k] : vocab_size;
+        if (to > from) NAME(span)(p + from, q == NULL ? NULL : q + from, to - from, (REAL)a, (REAL)b, excess, mass);
+        from = to + 1;
+    }
+}
+
+/* excess[r] = sum (a[r] p - b[r] q)+ over row r; mass[r] = sum q. */
+void NAME(foretoken_excess)(int64_t num_rows, int64_t vocab_size, const REAL *p, const REAL *q, const double *a,
+                            const double *b, double *excess, double *mass) {
+    for (int64_t r = 0; r < num_rows; ++r)
+        NAME(pass)(p + r * vocab_size, q + r * vocab_size, vocab_size, a[r], b[r], NULL, 0, excess + r, mass + r);
+}
+
+/* out = (a[r] p - b[r] q)+; a NaN stays one. q may be NULL. */
+void NAME(foretoken_subtract)(int64_t num_rows, int64_t vocab_size, const REAL *p, const REAL *q, const double *a,
+                              const double *b, REAL *out) {
+    for (int64_t r = 0; r < num_rows; ++r, p += vocab_size, out += vocab_size) {
+        const REAL scale = (REAL)a[r], less = (REAL)b[r];
+        if (q == NULL || less == 0) {
+            for (int64_t i = 0; i < vocab_size; ++i) out[i] = scale * p[i];
+        } else {
+            const REAL *from = q + r * vocab_size;
+            for (int64_t i = 0; i < vocab_size; ++i) {
+                const REAL d = scale * p[i] - less * from[i];
+                out[i] = d <= 0 ? 0 : d;
+            }
+        }
+    }
+}
+
+/* One row of a batch: every child is tried in the order of indices, so parents come before their children.
+ *
+ * ahead = 0 (rejection): start[i] = P(child i accepted | siblings before rejected), every node starts anew at 1.
+ * ahead = 1 (traversal): start[i] = min(1, end[parent] rest(x) / source(x)), with end[parent] after the siblings before;
+ * end[i] is what is left of start[i] after all children of i were rejected.
+ * keep, take: the rest of p at node i is (keep p - take q)+, but kept[j] at the token of each child j.
+ * scratch: 5 N doubles; marks: 2 N int64 and skip N int64.
+ */
+static void NAME(try_row)(int64_t num_nodes, int64_t vocab_size, int ahead, const int64_t *tokens, const int64_t *parent,
+                          const int64_t *law, const REAL *p, const REAL *q, double *start, double *end, double *keep,
+                          double *take, double *kept, double *scratch, int64_t *marks, double *stops) {
+    double *total = scratch, *unseen = scratch + num_nodes; /* mass of the rest, and of q without the drawn siblings */
+    int64_t *state = marks, *struck = marks + num_nodes, *skip = marks + 2 * num_nodes;
+    for (int64_t i = 0; i < num_nodes; ++i) {
+        start[i] = end[i] = i == 0;
+        keep[i] = total[i] = unseen[i] = 1;
+        take[i] = kept[i] = 0;
+        state[i] = UNREAD;
+        struck[i] = 0;
+    }
+    for (int64_t i = 1; i < num_nodes; ++i) {
+        const int64_t u = parent[i], x = tokens[i];
+        if (u < 0) continue;
+        const REAL *pu = p + u * vocab_size, *qu = q == NULL ? NULL : q + u * vocab_size;
+        const double ratio = ahead ? end[u] : 1;
+
+        /* The tokens of the children so far, ascending and each once; what this one's token has to itself. */
+        int64_t num_skip = 0, later = 0, seen = 0, again = -1;
+        for (int64_t j = 1; j <= i; ++j) {
+            if (parent[j] != u) continue;
+            if (j < i && tokens[j] == x) { again = j; seen |= struck[j]; }
+            int64_t at = num_skip;
+            while (at > 0 && skip[at - 1] > tokens[j]) --at;
+            if (at > 0 && skip[at - 1] == tokens[j]) continue;
+            memmove(skip + at + 1, skip + at, (size_t)(num_skip - at) * sizeof *skip);
+            skip[at] = tokens[j];
+            ++num_skip;
+        }
+        for (int64_t j = i + 1; j < num_nodes && !later; ++j) later = parent[j] == u;
+        if (again >= 0) kept[i] = kept[again];
+        else kept[i] = share(take[u] > 0 ? keep[u] * pu[x] - take[u] * qu[x] : keep[u] * pu[x]);
+        struck[i] = seen;
+        if (ratio == 0) continue; /* nothing below can be taken any more */
+        double chance = total[u] > 0 ? share(kept[i] / total[u]) : 0;
+        if (chance > 1) chance = 1;
+
+        const int without = law[i] == WITHOUT_REPLACEMENT;
+        const double source = qu == NULL || (without && seen) ? 0 : share(qu[x]);
+        const double a = total[u] > 0 ? ratio / total[u] : 0;
+        const double b = without ? (unseen[u] > 0 ? 1 / unseen[u] : 0) : 1;
+        int drawn = (without || law[i] == IID) && source * b > 0 && state[u] != BROKEN;
+        double excess = 0, mass = 0;
+        if (drawn && (ahead || later)) {
+            NAME(pass)(pu, qu, vocab_size, a * keep[u], a * take[u] + b, skip, num_skip, &excess, &mass);
+        } else if (drawn && state[u] == UNREAD) {
+            double none = 0; /* only to know whether q is a law: its own sum */
+            NAME(pass)(qu, NULL, vocab_size, 1, 0, NULL, 0, &mass, &none);
+        }
+        if (drawn && state[u] == UNREAD) {
+            double whole = mass;
+            for (int64_t k = 0; k < num_skip; ++k) whole += qu[skip[k]];
+            state[u] = isfinite(whole) ? SOUND : BROKEN;
+            drawn = state[u] == SOUND; /* a child from a broken law counts as FIXED, which is always sound */
+        }
+        double sum;
+        if (drawn) {
+            const double likely = ratio * chance / (source * b);
+            start[i] = likely < 1 ? likely : 1;
+            sum = excess;
+            /* Children with equal tokens share what is kept and struck. */
+            double left_of_q = mass;
+            for (int64_t j = 1; j <= i; ++j) {
+                if (parent[j] != u) continue;
+                const double less = without && struck[j] ? 0 : (double)qu[tokens[j]];
+                kept[j] = share(a * kept[j] - b * less);
+            }
+            for (int64_t j = 1; j <= i; ++j)
+                if (parent[j] == u && tokens[j] == x) struck[j] = 1;
+            for (int64_t k = 0; k < num_skip; ++k) {
+                int64_t j = 1;
+                while (parent[j] != u || tokens[j] != skip[k]) ++j;
+                sum += kept[j];
+                if (!struck[j]) left_of_q += qu[skip[k]];
+            }
+            keep[u] *= a;
+            take[u] = a * take[u] + b;
+            unseen[u] = left_of_q;
+            total[u] = sum;
+        } else {
+            start[i] = ratio * chance;
+            const double before = total[u];
+            double left = before - kept[i];
+            for (int64_t j = 1; j <= i; ++j)
+                if (parent[j] == u && tokens[j] == x) kept[j] = 0;
+            if ((ahead || later) && left < before * 0x1p-10) { /* cancelled: sum again, without the children's tokens */
+                NAME(pass)(pu, take[u] > 0 ? qu : NULL, vocab_size, keep[u], take[u], skip, num_skip, &left, &mass);
+                for (int64_t k = 0; k < num_skip; ++k) {
+                    int64_t j = 1;
+                    while (parent[j] != u || tokens[j] != skip[k]) ++j;
+                    left += kept[j];
+                }
+            }
+            total[u] = left;
+            sum = before > 0 ? ratio * left / before : 0;
+        }
+        if (ahead && sum + (1 - ratio) > 0) end[u] = sum / (sum + (1 - ratio)); /* 0/0, or no law: as it was */
+        if (ahead) end[i] = start[i];
+    }
+    if (ahead) stops_in_postorder(num_nodes, parent, end, scratch + 2 * num_nodes, scratch + 3 * num_nodes,
+                                  scratch + 4 * num_nodes, stops);
+    else stops_from_above(num_nodes, parent, start, scratch + 2 * num_nodes, scratch + 3 * num_nodes, stops);
+}
+
+/* Returns 0, or 1 where memory could not be had. */
+int NAME(foretoken_try_tree)(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, int ahead, const int64_t *tokens,
+                             const int64_t *parent, const int64_t *law, const REAL *p, const REAL *q, double *start,
+                             double *end, double *keep, double *take, double *kept, double *stops) {
+    double *scratch = malloc((size_t)(5 * num_nodes) * sizeof(double));
+    int64_t *marks = malloc((size_t)(3 * num_nodes + 1) * sizeof(int64_t));
+    if (scratch != NULL && marks != NULL)
+        for (int64_t row = 0; row < num_rows; ++row) {
+            const int64_t at = row * num_nodes;
+            NAME(try_row)(num_nodes, vocab_size, ahead, tokens + at, parent + at, law + at, p + at * vocab_size,
+                          q == NULL ? NULL : q + at * vocab_size, start + at, end + at, keep + at, take + at, kept + at,
+                          scratch, marks, stops + at);
+        }
+    const int failed = scratch == NULL || marks == NULL;
+    free(scratch);
+    free(marks);
+    return failed;
+}
+
+/* out[row] = the rest of p at node at[row]; p itself where nothing is left. */
+void NAME(foretoken_rest)(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, const int64_t *tokens,
+                          const int64_t *parent, const REAL *p, const REAL *q, const double *keep, const double *take,
+                          const double *kept, const int64_t *at, REAL *out) {
+    for (int64_t row = 0; row < num_rows; ++row, out += vocab_size) {
+        const int64_t first = row * num_nodes, u = first + at[row];
+        const REAL *pu = p + u * vocab_size;
+        NAME(foretoken_subtract)(1, vocab_size, pu, q == NULL ? NULL : q + u * vocab_size, keep + u, take + u, out);
+        for (int64_t j = 1; j < num_nodes; ++j)
+            if (parent[first + j] == at[row]) out[tokens[first + j]] = (REAL)kept[first + j];
+        double sum = 0, none = 0;
+        NAME(span)(out, NULL, vocab_size, 1, 0, &sum, &none);
+        if (sum <= 0) memcpy(out, pu, (size_t)vocab_size * sizeof(REAL));
+    }
+}
+
+/* The rank of each token of a row, and in mass[k] the sum of q over all lower ranks. Returns the sum of q. */
+static double NAME(ranked)(int64_t vocab_size, const REAL *p, const REAL *q, uint16_t *rank, double *mass) {
+    memset(mass, 0, NUM_RANKS * sizeof(double));
+    for (int64_t i = 0; i < vocab_size; ++i) rank[i] = (uint16_t)(q[i] > 0 ? rank_of((float)(p[i] / q[i])) : 0);
+    for (int64_t i = 0; i < vocab_size; ++i) mass[rank[i]] += q[i];
+    double sum = 0;
+    for (int64_t k = 0; k < NUM_RANKS; ++k) {
+        const double own = mass[k];
+        mass[k] = sum;
+        sum += own;
+    }
+    return sum;
+}
+
+/* below[r][x] = mass of q at the tokens before x, in the order of (rank of p / q, id): a counting sort, no comparison.
+ * Returns 0, or 1 where memory could not be had. */
+int NAME(foretoken_below)(int64_t num_rows, int64_t vocab_size, const REAL *p, const REAL *q, double *below) {
+    double *mass = malloc(NUM_RANKS * sizeof(double));
+    uint16_t *rank = malloc((size_t)vocab_size * sizeof(uint16_t));
+    const int failed = mass == NULL || rank == NULL;
+    for (int64_t r = 0; r < num_rows && !failed; ++r, p += vocab_size, q += vocab_size, below += vocab_size) {
+        NAME(ranked)(vocab_size, p, q, rank, mass);
+        for (int64_t i = 0; i < vocab_size; ++i) {
+            below[i] = mass[rank[i]];
+            mass[rank[i]] += q[i];
+        }
+    }
+    free(mass);
+    free(rank);
+    return failed;
+}
+
+/* mass[r] = sum of row row[r] of q. */
+void NAME(foretoken_masses)(int64_t num_rows, int64_t vocab_size, const REAL *q, const int64_t *row, double *mass) {
+    for (int64_t r = 0; r < num_rows; ++r) {
+        double none = 0;
+        mass[r] = 0;
+        NAME(span)(q + row[r] * vocab_size, NULL, vocab_size, 1, 0, mass + r, &none);
+    }
+}
+
+/* The law q~ of the best of some draws, at row row[r] of p and q: q weighted by what greedy_block.best_law says, with
+ * power[0] draws at this depth and u -> (under[l] + likely[l] u) ** power[l] outwards, l = 1 .. num_levels - 1; all are
+ * [num_levels, num_rows]. excess[r] = sum (ratio p - q~)+; before[r], chosen[r]: the mass of q before token[r], and
+ * q~ of it. rest, where not NULL: (ratio p - q~)+ itself. Returns 0, or 1 where memory could not be had. */
+int NAME(foretoken_best)(int64_t num_rows, int64_t vocab_size, const REAL *p, const REAL *q, const int64_t *row,
+                         const int64_t *token, int64_t num_levels, const int64_t *power, const double *under,
+                         const double *likely, const double *ratio, double *excess, double *before, double *chosen,
+                         REAL *rest) {
+    double *mass = malloc(NUM_RANKS * sizeof(double));
+    uint16_t *rank = malloc((size_t)vocab_size * sizeof(uint16_t));
+    const int failed = mass == NULL || rank == NULL;
+    double weight[BLOCK], low[BLOCK], high[BLOCK];
+    for (int64_t r = 0; r < num_rows && !failed; ++r) {
+        const REAL *pr = p + row[r] * vocab_size, *qr = q + row[r] * vocab_size, scale = (REAL)ratio[r];
+        REAL *out = rest == NULL ? NULL : rest + r * vocab_size;
+        int64_t last = num_levels; /* levels outside the last true power change no ratio of differences */
+        while (last > 0 && power[(last - 1) * num_rows + r] == 1) --last;
+        excess[r] = before[r] = 0;
+        chosen[r] = qr[token[r]];
+        double whole = 1;
+        if (last > 0) {
+            double lowest = 0, highest = 1;
+            NAME(ranked)(vocab_size, pr, qr, rank, mass);
+            weights(1, last, num_rows, power + r, under + r, likely + r, &whole, &lowest, &highest);
+        }
+        for (int64_t from = 0; from < vocab_size; from += BLOCK) {
+            const int64_t count = vocab_size - from < BLOCK ? vocab_size - from : BLOCK;
+            REAL sum = 0;
+            if (last == 0) {
+                for (int64_t i = 0; i < count; ++i) weight[i] = 1;
+            } else {
+                for (int64_t i = 0; i < count; ++i) {
+                    low[i] = mass[rank[from + i]];
+                    high[i] = mass[rank[from + i]] += qr[from + i];
+                }
+                if (token[r] >= from && token[r] < from + count) before[r] = low[token[r] - from];
+                weights(count, last, num_rows, power + r, under + r, likely + r, weight, low, high);
+            }
+            if (token[r] >= from && token[r] < from + count) chosen[r] *= weight[token[r] - from] / whole;
+            const double share = 1 / whole;
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < count; ++i) {
+                const REAL d = scale * pr[from + i] - (REAL)(qr[from + i] * (weight[i] * share));
+                const REAL over = d <= 0 ? 0 : d;
+                sum += over;
+                weight[i] = over;
+            }
+            if (out != NULL)
+                for (int64_t i = 0; i < count; ++i) out[from + i] = (REAL)weight[i];
+            excess[r] += sum;
+        }
+    }
+    free(mass);
+    free(rank);
+    return failed;
+}
+#endif

@@ -1,0 +1,204 @@
+"""What the tests of growing share: a drafter made of tables, rows to draft for, and every outcome of all draws."""
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.draft import dynamic
+from foretoken.draft.base import Context
+from foretoken.draft.children import Children, Drawing, Nodes
+from foretoken.draft.grow import grow
+from foretoken.draft.shape import Shape
+from foretoken.noise import Noise
+from foretoken.sampling import History, Processors, SamplingParams
+from foretoken.tree import Draws, Plan, TokenTree, depths
+from foretoken.verify.law import Verifier
+from tests.verify.enumerate import Drafts, Tables, emitted_joint, target_joint
+
+
+@dataclass
+class TableExpander:
+    """A drafter whose law after a path is a table's: laws[d] is [V ** d, V] by the path's number in base V.
+
+    It knows a path only from the tokens it was fed and the slots that the plan lets a node see.
+    """
+
+    laws: Sequence[Tensor]
+    capacity: int = 4096
+    num_passes: int = 0
+    widths: list[int] = field(default_factory=list)
+
+    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
+        self.length = context.length
+        self.tokens = torch.zeros(context.num_rows, 1, dtype=torch.int64)
+        self.num_passes, self.widths = 1, [1]
+        return self.laws[0].log().expand(context.num_rows, 1, -1), context.length
+
+    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
+        vocab_size = self.laws[0].shape[1]
+        slots = plan.slots - self.length[:, None]  # [B, W]
+        need = int(slots.max()) + 1
+        self.tokens = torch.nn.functional.pad(self.tokens, (0, max(0, need - self.tokens.shape[1])))
+        self.tokens.scatter_(1, slots, tokens)
+        self.num_passes += 1
+        self.widths.append(tokens.shape[1])
+        assert bool(plan.ancestry.gather(2, slots[:, :, None]).all()), "a node sees itself"
+        code = torch.zeros_like(tokens)
+        depth = torch.zeros_like(tokens)
+        for slot in range(1, min(need, plan.ancestry.shape[2])):  # a parent's slot is below its child's
+            seen = plan.ancestry[:, :, slot]
+            code = torch.where(seen, code * vocab_size + self.tokens[:, slot, None], code)
+            depth += seen
+        inside = depth < len(self.laws)
+        out = torch.zeros(*tokens.shape, vocab_size, dtype=self.laws[0].dtype)
+        for d, law in enumerate(self.laws):
+            here = inside & (depth == d)
+            out = torch.where(here[:, :, None], law.log()[torch.where(here, code, 0)], out)
+        return out
+
+
+def rows(
+    params: Sequence[SamplingParams], vocab_size: int, *, room: Sequence[int] | None = None, pending: int = 0
+) -> Context:
+    """A context of one row for each params, whose texts are 5, 6, 7, ... tokens long."""
+    ids = [[(7 * row + k) % vocab_size for k in range(4 + row)] + [pending] for row in range(len(params))]
+    lengths = [len(text) - 1 for text in ids]
+    return Context(
+        history=History(ids, [2] * len(params)),
+        processors=Processors(params, vocab_size=vocab_size, end_token_ids=(), device=torch.device("cpu")),
+        length=torch.tensor(lengths),
+        lengths=lengths,
+        pending=torch.tensor([pending] * len(params)),
+        predictions=[[] for _ in params],
+        room=list(room) if room is not None else [100] * len(params),
+    )
+
+
+def noise_for(context: Context, seed: int = 0) -> Noise:
+    """A seed a row."""
+    return Noise(torch.arange(context.num_rows) + 1000 * seed, context.length)
+
+
+def codes(tree: TokenTree, vocab_size: int) -> Tensor:
+    """[B, N] the number in base V of the path below the root to each node; padding: anything."""
+    code = torch.zeros_like(tree.tokens)
+    for node in range(1, tree.num_nodes):
+        above = tree.parent[:, node].clamp(min=0)
+        code[:, node] = code.gather(1, above[:, None])[:, 0] * vocab_size + tree.tokens[:, node]
+    return code.masked_fill(~tree.valid, 0)
+
+
+# -- every outcome of all draws --------------------------------------------------------------------------------------
+
+
+class _Unknown(Exception):
+    """The script has no outcome for these draws yet."""
+
+
+class Script:
+    """Stands in for ``dynamic.draw_children``: row b's draws are outcome b; the laws of the draws give its weight."""
+
+    def __init__(self) -> None:
+        self.outcomes: list[Tensor] = []  # of each pass: [R, W, C] tokens
+        self.weight = torch.ones(1, dtype=torch.float64)
+        self.step = 0
+
+    def __call__(self, drawing: Drawing, law: Tensor, nodes: Nodes) -> Children:
+        real = drawing.children(law, nodes)  # labels, and what would have been possible
+        if self.step == len(self.outcomes):
+            raise _Unknown(law, drawing.draws, nodes.numbers.shape[1])
+        tokens = self.outcomes[self.step]
+        self.step += 1
+        left = law[:, :, None, :].expand(-1, -1, tokens.shape[2], -1)
+        possible = left.gather(3, tokens[..., None])[..., 0] > 0
+        return Children(tokens, real.laws, possible, real.q)
+
+
+def all_outcomes(vocab_size: int, count: int, draws: Draws) -> list[tuple[int, ...]]:
+    if draws == Draws.WITHOUT_REPLACEMENT:
+        return list(itertools.permutations(range(vocab_size), count))
+    return list(itertools.product(range(vocab_size), repeat=count))
+
+
+def chance(law: Tensor, tokens: Tensor, draws: Draws) -> Tensor:
+    """[...] probability of drawing tokens [..., C] from law [..., V]."""
+    out = torch.ones_like(law[..., 0])
+    left = law.clone()
+    for token in tokens.unbind(-1):
+        out = out * left.gather(-1, token[..., None])[..., 0] / left.sum(-1)
+        if draws == Draws.WITHOUT_REPLACEMENT:
+            left = left.scatter(-1, token[..., None], 0.0)
+    return out.nan_to_num(0.0)
+
+
+def enumerate_growth(
+    monkeypatch: pytest.MonkeyPatch, laws: Tables, shape: Shape, draws: Draws, room: int
+) -> tuple[TokenTree, Tensor]:
+    """All trees that growing the shape can give, a row each, and their probabilities."""
+    script = Script()
+    monkeypatch.setattr(dynamic, "draw_children", script)
+    while True:
+        num_rows = len(script.weight)
+        context = rows([SamplingParams()] * num_rows, laws.vocab_size)
+        context.history = History([[0]] * num_rows, [1] * num_rows)
+        context.length = torch.zeros(num_rows, dtype=torch.int64)
+        context.lengths = [0] * num_rows
+        script.step = 0
+        try:
+            grown = grow(TableExpander(laws.q), context, [room] * num_rows, shape, draws, noise_for(context))
+        except _Unknown as unknown:
+            law, how, count = unknown.args
+        else:
+            return grown.tree, script.weight
+        width = law.shape[1]
+        ways = torch.tensor(all_outcomes(laws.vocab_size, count, how))  # [K, C]
+        for node in range(width):
+            # Every outcome of one more node: rows multiply, those of no probability go.
+            done = script.outcomes[script.step][:, :node] if node else None
+            num_rows = len(script.weight)
+            row = torch.arange(num_rows).repeat_interleave(len(ways))
+            tokens = ways.repeat(num_rows, 1)  # [R K, C]
+            weight = script.weight[row] * chance(law[row, node], tokens, how)
+            kept = weight > 0
+            row, tokens = row[kept], tokens[kept]
+            script.weight, law = weight[kept], law[row]
+            script.outcomes = [outcome[row] for outcome in script.outcomes[: script.step]]
+            new = tokens[:, None] if done is None else torch.cat([done[row], tokens[:, None]], 1)
+            script.outcomes.append(new)
+
+
+def error(verifier: Verifier, tree: TokenTree, weight: Tensor, laws: Tables, depth: int) -> float:
+    """Largest difference between the joint law of what one step emits and the target's own, over depth + 1 tokens."""
+    horizon, total = depth + 1, 0
+    code, at = codes(tree, laws.vocab_size), depths(tree.parent)
+    shapes = {tuple(parent) for parent in tree.parent.tolist()}
+    joint = torch.zeros(laws.vocab_size**horizon, dtype=torch.float64)
+    for shape in shapes:
+        here = (tree.parent == torch.tensor(shape)).all(1)
+        total += int(here.sum())
+        deep = at[here][0].tolist()
+        p = torch.stack([laws.p[d][code[here][:, node]] for node, d in enumerate(deep)], 1)
+        part = TokenTree(tree.tokens[here], tree.parent[here], tree.law[here], None if tree.q is None else tree.q[here])
+        law = emitted_joint(verifier, Drafts(part, p, code[here], deep, weight[here]), laws)
+        for d in range(max(deep) + 1, horizon):
+            law = (law[:, None] * laws.p[d]).flatten()
+        joint += law
+    assert total == len(weight)
+    assert abs(float(weight.sum()) - 1.0) < 1e-12
+    return float((joint - target_joint(laws, horizon)).abs().max())
+
+
+def record(found: list[Any]) -> Any:
+    """Stands in for ``Drawing.children`` of any module: draws as ever, and keeps what was asked and answered."""
+
+    def draw(drawing: Drawing, law: Tensor, nodes: Nodes) -> Children:
+        out = drawing.children(law, nodes)
+        found.append((law, nodes, out))
+        return out
+
+    return draw

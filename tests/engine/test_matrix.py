@@ -1,0 +1,133 @@
+"""Every legal combination of method, verifier, shape and draws runs; every other is refused with its reason.
+
+Rules under which the text cannot depend on the drafter must give plain decoding's tokens. Exact rules that read q are
+held to the target's joint law by a chi-square test at a false-alarm rate of ALPHA a case (fixed seeds: no flicker).
+"""
+
+import itertools
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from foretoken import METHODS, SHAPES, VERIFIERS, ConfigError, Draws, Engine, Request, SamplingParams
+from foretoken.draft.base import Method
+from foretoken.draft.model import DraftModel
+from foretoken.engine.legality import refusal
+from tests.engine.harness import ToyTokenizer, outcome, plain, prompts, table
+from tests.engine.test_rejection import ALPHA, chi_square, joint, toy
+
+SIZES = {"static": "static/branching=2x2x1", "sequoia": "sequoia/size=5", "dyspec": "dyspec/size=5/width=3"}
+SIZES |= {"eagle2": "eagle2/size=5/width=2", "opt_tree": "opt_tree/size=5/threshold=0", "delayed": "delayed/width=2"}
+DRAWS = [None, *Draws]
+INVARIANT = {name for name, rule in VERIFIERS.items() if rule.exact and "noise" in rule.reads} - {"gumbel_list"}
+READS_Q = [name for name, rule in VERIFIERS.items() if rule.exact and "q" in rule.reads]
+NEEDS_MORE = {"judge"}  # has no head before one is trained
+SAMPLES = 2000
+
+
+def engine_of(method: str, verify: str, shape: str, draws: Draws | None) -> Engine:
+    config: dict[str, Any] = {
+        "method": method, "verify": verify, "shape": SIZES.get(shape, shape), "draws": draws or "auto",
+        "num_speculative_tokens": 3,
+    }  # fmt: skip
+    loaded: Method | None = DraftModel(table(2)) if method == "draft_model" else None
+    return Engine(table(), ToyTokenizer(), speculative=config, method=loaded)
+
+
+def requests() -> list[Request]:
+    """Two rows in a batch, one greedy, one that ends at another step."""
+    tokens = prompts()
+    return [
+        Request(tokens[3], SamplingParams(seed=1, max_new_tokens=7, ignore_eos=True), prediction=[1, 2, 3, 1, 2]),
+        Request(tokens[2], SamplingParams(seed=2, max_new_tokens=4, temperature=0.0), prediction=[1]),
+    ]
+
+
+def combinations(method: str) -> Iterator[tuple[str, str, Draws | None]]:
+    yield from itertools.product(sorted(set(VERIFIERS) - NEEDS_MORE), SHAPES, DRAWS)
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Any]:
+    return [outcome(completion) for completion in plain(table(), requests())]
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "none"])
+def test_legal_ones_run_and_the_others_are_refused(method: str, expected: list[Any]) -> None:
+    legal = 0
+    for verify, shape, draws in combinations(method):
+        reason = refusal(method, METHODS[method].capabilities, VERIFIERS[verify], SHAPES[shape], draws)
+        if reason is not None:
+            with pytest.raises(ConfigError) as caught:
+                engine_of(method, verify, shape, draws)
+            assert str(caught.value) == reason
+            assert "choose" in reason.lower(), "the nearest legal one is named"
+            continue
+        legal += 1
+        found = engine_of(method, verify, shape, draws).generate_batch(requests())
+        assert [len(completion.token_ids) for completion in found] == [7, 4], (verify, shape, draws)
+        if verify in INVARIANT:
+            assert [outcome(completion) for completion in found] == expected, (verify, shape, draws)
+        if VERIFIERS[verify].exact:  # greedy text is the target's under every exact rule
+            assert outcome(found[1]) == expected[1], (verify, shape, draws)
+    assert legal >= len(VERIFIERS) - 2
+
+
+@pytest.mark.parametrize("verify", READS_Q)
+def test_rules_that_read_q_keep_the_joint_law(verify: str) -> None:
+    """On the shapes that draw, as the rule asks; under ``rejection`` on every shape, and drawn in every way on one."""
+    target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8))
+    expected = joint(target, [1, 0])
+    rule = VERIFIERS[verify]
+    cases: list[tuple[str, Draws | None]] = [(shape, None) for shape in ("chain", "adaptive", "static", "dyspec")]
+    if verify == "rejection":
+        cases = [(shape, None) for shape in SHAPES] + [("static", draws) for draws in Draws]
+    tried = 0
+    for shape, draws in cases:
+        if refusal("draft_model", DraftModel.capabilities, rule, SHAPES[shape], draws) is not None:
+            continue
+        tried += 1
+        config = {
+            "method": "draft_model", "verify": verify, "shape": SIZES.get(shape, shape), "draws": draws or "auto",
+            "num_speculative_tokens": 3,
+        }  # fmt: skip
+        engine = Engine(target, None, speculative=config, method=draft)
+        params = [SamplingParams(max_new_tokens=5, seed=seed) for seed in range(SAMPLES)]
+        counts = expected.new_zeros([3, 3, 3])
+        for completion in engine.generate_batch([Request([1, 0], one) for one in params], batch_size=2000):
+            counts[tuple(completion.token_ids[:3])] += 1
+        assert chi_square(counts.flatten(), expected) > ALPHA, (verify, shape, draws)
+    assert tried >= 2
+
+
+def test_a_sampled_tree_under_the_wrong_label_is_caught_by_the_same_test() -> None:
+    """Negative control: the acceptance of draws without replacement as if they were independent ones."""
+    from dataclasses import replace
+
+    import torch
+
+    from foretoken.tree import Law
+    from foretoken.verify import Evidence, Rejection, Walk
+
+    class Mislabelled(Rejection):
+        def stops(self, evidence: Evidence) -> Walk:
+            return super().stops(self._lie(evidence))
+
+        def leftover(self, evidence: Evidence, walk: Walk, at: torch.Tensor) -> torch.Tensor:
+            return super().leftover(self._lie(evidence), walk, at)
+
+        def _lie(self, evidence: Evidence) -> Evidence:
+            law = torch.where(evidence.tree.law == Law.WITHOUT_REPLACEMENT, int(Law.IID), evidence.tree.law)
+            return replace(evidence, tree=replace(evidence.tree, law=law))
+
+    target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8))
+    config = {"method": "draft_model", "verify": "rejection", "shape": "static/branching=3x1"}
+    engine = Engine(target, None, speculative=config, method=draft)
+    engine.speculative.__dict__["verifier"] = Mislabelled()
+    expected = joint(target, [1, 0])
+    counts = expected.new_zeros([3, 3, 3])
+    asked = [Request([1, 0], SamplingParams(max_new_tokens=5, seed=seed)) for seed in range(SAMPLES)]
+    for completion in engine.generate_batch(asked, batch_size=2000):
+        counts[tuple(completion.token_ids[:3])] += 1
+    assert chi_square(counts.flatten(), expected) < ALPHA

@@ -1,0 +1,254 @@
+"""The two drafters without training, in the engine: same text, accepted guesses, and memory beyond a request."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken import Completion, ConfigError, Engine, Request, SamplingParams, speculative_config
+from foretoken.draft.recycling import Recycling, RecyclingDrafter
+from foretoken.draft.suffix import Suffix
+from foretoken.engine.candidates import candidates
+from foretoken.model.table import TableLM
+from foretoken.tree import depths
+from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
+
+TARGET = table()
+CONFIGS: list[dict[str, Any]] = [
+    {"method": "suffix"},
+    {"method": "suffix", "shape": "opt_tree", "suffix_decoding_max_cached_tokens": 40},
+    {"method": "suffix", "suffix_decoding_max_spec_offset": 3, "num_speculative_tokens": 4},
+    {"method": "recycling"},
+    {"method": "recycling", "shape": "static/branching=3x2x1", "num_candidates": 4},
+    {"method": "recycling", "shape": "delayed/delay=1/width=3"},
+    {"method": "recycling", "shape": "sequoia/size=12"},
+    {"method": "recycling", "shape": "static/branching=4x2", "num_candidates": 2},
+]  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=["coupled", "exact"])
+def oracle(request: pytest.FixtureRequest) -> tuple[str, list[Completion]]:
+    return request.param, plain(TARGET, mixed_requests(), verify=request.param)
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "/".join(map(str, config.values())))
+def test_the_text_is_that_of_plain_decoding(config: dict[str, Any], oracle: tuple[str, list[Completion]]) -> None:
+    """Mixed requests, rows that end at different steps, and a memory that grows from round to round."""
+    verify, expected = oracle
+    engine = Engine(TARGET, ToyTokenizer(), speculative={**config, "verify": verify})
+    steps = []
+    for batch_size in (3, 8, 1):
+        found = engine.generate_batch(mixed_requests(), batch_size=batch_size)
+        assert [outcome(completion) for completion in found] == [outcome(completion) for completion in expected]
+        assert sum(completion.num_accepted_tokens for completion in found) > 0
+        steps.append(sum(completion.num_steps for completion in found))
+    if config["method"] == "suffix":
+        assert steps[1] < steps[0], "the second round has heard it all before"
+
+
+@pytest.mark.parametrize("config", CONFIGS, ids=lambda config: "/".join(map(str, config.values())))
+@pytest.mark.parametrize("width", [0, 24])
+def test_greedy_rejection_and_padded_width(config: dict[str, Any], width: int) -> None:
+    requests = [Request([3, 4, 5, 3, 4, k], SamplingParams(temperature=0.0, max_new_tokens=25)) for k in range(4)]
+    expected = plain(TARGET, requests)
+    engine = Engine(TARGET, ToyTokenizer(), speculative={**config, "verify": "rejection"}, width=width)
+    for _ in range(2):
+        assert [outcome(found) for found in engine.generate_batch(requests)] == [outcome(one) for one in expected]
+
+
+def cycle(context: tuple[int, ...]) -> Tensor:
+    """A target that counts to twelve again and again."""
+    law = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
+    law[(context[-1] + 1) % 12] = 1.0
+    return law / law.sum()
+
+
+def script(context: tuple[int, ...]) -> Tensor:
+    """A target that never says the same pair twice in sixty tokens: nothing to learn from itself."""
+    law = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
+    before, last = (context[-2], context[-1]) if len(context) > 1 else (0, context[-1])
+    law[(2 * last + 3 * before + 1) % 19] = 1.0
+    return law / law.sum()
+
+
+def engine_on(law: Callable[[tuple[int, ...]], Tensor], context: int, config: dict[str, Any]) -> Engine:
+    target = TableLM(VOCAB, law=law, context=context, dtype=torch.float64, num_layers=1)
+    return Engine(target, ToyTokenizer(), speculative=config)
+
+
+@pytest.mark.parametrize(
+    ("config", "most_steps"),
+    [({"method": "suffix"}, 22), ({"method": "recycling"}, 24), ({"method": "recycling", "shape": "static"}, 26)],
+)
+def test_a_text_that_repeats_is_guessed(config: dict[str, Any], most_steps: int) -> None:
+    completion = engine_on(cycle, 1, config).generate([0], max_new_tokens=80, temperature=0.0)
+    assert completion.token_ids == [(k + 1) % 12 for k in range(80)]
+    assert completion.num_steps <= most_steps
+
+
+def test_longer_matches_give_longer_guesses(audited: list[Callable[..., None]]) -> None:
+    drafted: list[int] = []
+    audited.append(lambda state, target, drafter, report: drafted.append(report.commit.tree.num_nodes - 1))
+    engine_on(cycle, 1, {"method": "suffix"}).generate([0], max_new_tokens=80, temperature=0.0)
+    assert drafted[:12] == [0] * 12, "nothing has occurred before"
+    growing = [most for most in drafted if 0 < most < 15]
+    assert growing[0] == 1
+    assert max(drafted) == 15
+
+
+@pytest.mark.parametrize("config", CONFIGS[:4], ids=lambda config: "/".join(map(str, config.values())))
+def test_no_guess_is_deeper_than_its_row_has_room(config: dict[str, Any], audited: list[Callable[..., None]]) -> None:
+    deepest: list[tuple[int, int]] = []
+
+    def auditor(state: Any, target: Any, drafter: Any, report: Any) -> None:
+        for row, tokens, depth in zip(state.rows, report.commit.tokens, depths(report.commit.tree.parent), strict=True):
+            deepest.append((int(depth.max()), row.room + len(tokens)))
+
+    audited.append(auditor)
+    requests = [Request([0], SamplingParams(temperature=0.0, max_new_tokens=most)) for most in (30, 45, 60)]
+    engine_on(cycle, 1, config).generate_batch(requests)
+    assert all(depth <= room for depth, room in deepest)
+    assert any(depth == room > 0 for depth, room in deepest), "somewhere it is the room that ends the guesses"
+
+
+@pytest.mark.parametrize("cached", [1000, 0])
+def test_outputs_of_ended_requests_are_remembered(cached: int) -> None:
+    """The second request repeats the first one's output: only a shared memory can know it."""
+    engine = engine_on(script, 2, {"method": "suffix", "suffix_decoding_max_cached_tokens": cached})
+    params = SamplingParams(temperature=0.0, max_new_tokens=40)
+    first, second = engine.generate([1, 2], params), engine.generate([1, 2], params)
+    assert first.token_ids == second.token_ids
+    if cached:
+        assert second.num_steps < first.num_steps - 10
+        assert second.num_accepted_tokens > first.num_accepted_tokens
+    else:
+        assert second.num_steps == first.num_steps
+
+
+def library_tokens(engine: Engine) -> int:
+    assert isinstance(engine.method, Suffix)
+    return sum(automaton.num_tokens for automaton in engine.method.library.automata)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 8])
+def test_every_output_enters_the_library_once(batch_size: int) -> None:
+    """Rows dropped in the middle of a batch, and those that end in its last step."""
+    engine = Engine(TARGET, ToyTokenizer(), speculative="suffix")
+    found = engine.generate_batch(mixed_requests(), batch_size=batch_size)
+    assert library_tokens(engine) == sum(completion.num_tokens for completion in found)
+
+
+def test_a_stream_that_is_left_enters_nothing() -> None:
+    engine = Engine(TARGET, ToyTokenizer(), speculative="suffix")
+    stream = engine.stream([1, 2, 3], max_new_tokens=20, seed=1)
+    next(stream)
+    stream.close()
+    assert library_tokens(engine) == 0
+    for _ in engine.stream([1, 2, 3], max_new_tokens=20, seed=1):
+        pass
+    assert library_tokens(engine) > 0
+
+
+def test_two_streams_share_one_library() -> None:
+    """Interleaved steps: one row reads while the other's output comes in."""
+    engine = Engine(TARGET, ToyTokenizer(), speculative={"method": "suffix", "suffix_decoding_max_cached_tokens": 60})
+    expected = [plain(TARGET, [request])[0] for request in mixed_requests()]
+    for start in range(0, 8, 2):
+        streams = [engine.stream(request.prompt, request.params) for request in mixed_requests()[start : start + 2]]
+        going = list(streams)
+        while going:
+            for stream in list(going):
+                if next(stream, None) is None:
+                    going.remove(stream)
+        for stream, one in zip(streams, expected[start:], strict=False):
+            assert outcome(stream.completion) == outcome(one)
+    assert 0 < library_tokens(engine) <= 60
+
+
+def test_the_matrix_holds_the_target_s_candidates(audited: list[Callable[..., None]]) -> None:
+    """After every step: the rows of the tokens that were read are the table's own order, whatever the temperature."""
+    seen = 0
+
+    def auditor(state: Any, target: Any, drafter: Any, report: Any) -> None:
+        nonlocal seen
+        assert isinstance(drafter, RecyclingDrafter)
+        commit = report.commit
+        assert commit.candidates.shape == (*commit.tree.tokens.shape, 8)
+        for row, nodes in enumerate(commit.path):
+            text = state.history.ids[row]
+            for place, node in enumerate(nodes, start=int(commit.length[row])):
+                law = target.model.law_after(text[: place + 1])
+                assert commit.candidates[row, node].tolist() == law.topk(8).indices.tolist()
+                seen += 1
+
+    audited.append(auditor)
+    engine = Engine(TARGET, ToyTokenizer(), speculative={"method": "recycling", "shape": "static"})
+    engine.generate_batch(mixed_requests())
+    assert seen > 50
+
+
+@pytest.mark.parametrize("vocab_size", [3, 8, 1000, 1024, 5000, 8192])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_candidates_are_the_largest_logits(vocab_size: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(7)
+    for scale in (1.0, 1e-3):
+        logits = (scale * torch.randn(2, 3, vocab_size, generator=generator)).to(dtype)
+        count = min(8, vocab_size)
+        found = candidates(logits, count)
+        assert found is not None
+        assert torch.equal(logits.gather(-1, found), logits.topk(count).values), "equal logits in any order"
+        assert all(len(set(tokens)) == count for tokens in found.flatten(0, 1).tolist())
+    assert candidates(logits, 0) is None
+
+
+def test_candidates_are_asked_for_by_few(audited: list[Callable[..., None]]) -> None:
+    asked = []
+    audited.append(lambda state, target, drafter, report: asked.append(report.commit.candidates))
+    Engine(TARGET, ToyTokenizer(), speculative="suffix").generate([1, 2], max_new_tokens=3, seed=1)
+    assert asked
+    assert all(candidates is None for candidates in asked)
+
+
+def test_the_matrix_is_kept_between_requests_and_made_anew_for_another_vocabulary() -> None:
+    config = {"method": "recycling", "num_candidates": 6}
+    method = speculative_config(config).load(lambda name: TARGET)
+    assert isinstance(method, Recycling)
+    first = Engine(TARGET, ToyTokenizer(), speculative=config, method=method)
+    steps = [first.generate([1, 2], max_new_tokens=30, temperature=0.0).num_steps for _ in range(2)]
+    assert steps[1] < steps[0]
+    small = TableLM(4, dtype=torch.float64, num_layers=1)
+    second = Engine(small, speculative=config, method=method)
+    found = second.generate([1, 2], max_new_tokens=30, temperature=0.0)
+    assert found.token_ids == Engine(small).generate([1, 2], max_new_tokens=30, temperature=0.0).token_ids
+    assert found.num_accepted_tokens > 0, "four candidates of a vocabulary of four"
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"method": "suffix", "shape": "static"}, "cannot grow the shape 'static'"),
+        ({"method": "recycling", "shape": "opt_tree"}, "cannot grow the shape 'opt_tree'"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": "0.5"}, "must be a number"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": True}, "must be a number"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 2}, "min_token_prob = 2.0 must be between 0 and 1"),
+        ({"method": "suffix", "suffix_decoding_min_match": 2.5}, "must be a whole number"),
+        ({"method": "suffix", "suffix_decoding_min_match": 0}, "suffix_decoding_min_match = 0 must be between"),
+        ({"method": "suffix", "suffix_decoding_mn_match": 1}, "did you mean 'suffix_decoding_min_match'"),
+        ({"method": "recycling", "num_candidates": 0}, "num_candidates = 0 must be between 1 and 64"),
+        ({"method": "recycling", "draws": "iid"}, "draws from no law"),
+    ],
+)
+def test_mistakes(given: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        speculative_config(given)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_whole_number_stands_for_a_number() -> None:
+    config = speculative_config({"method": "suffix", "suffix_decoding_max_spec_factor": 2})
+    assert config.resolved()["suffix_decoding_max_spec_factor"] == 2.0
+    assert isinstance(config.resolved()["suffix_decoding_max_spec_factor"], float)
+    assert speculative_config(config.resolved()) == config
