@@ -16,8 +16,9 @@ from foretoken.errors import ConfigError
 from foretoken.model.load import from_module
 from foretoken.model.target import CausalModel, Target
 from foretoken.sampling import Paths
+from foretoken.tree import Draws
 from foretoken.verify import VERIFIERS
-from foretoken.verify.exact import Coupled
+from foretoken.verify.exact import Coupled, Exact
 from foretoken.verify.law import Evidence, Walk
 from foretoken.verify.rejection import Rejection
 from tests.certify import harness as h
@@ -39,6 +40,7 @@ def test_every_exact_verifier_passes_on_tables(name: str) -> None:
     assert names.count("window") == names.count("tokens") == shapes
     assert ("draws" in names) == ("q" in verifier.reads)
     assert ("law" in names) == ("joint" in names) == ("noise" not in verifier.reads)
+    assert ("noise" in names) == ("noise" in verifier.reads)
     for check in found.checks:
         assert check.verdict == "pass"
         assert check.num_contexts > 0
@@ -142,11 +144,41 @@ def test_a_wrong_leftover_among_siblings_is_caught_by_the_joint_law(monkeypatch:
 def test_tokens_that_are_not_the_targets_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(VERIFIERS, "trusting", Trusting())
     found = h.certificate(verifiers=["trusting"], temperatures=(1.0,))
-    assert h.failed(found) == {"tokens"}
+    assert h.failed(found) == {"tokens", "noise"}
     finding = h.check(found, "tokens").findings[0]
     assert finding.figures["gap"] > 1e-3
     assert finding.figures["equal_at_width"] is False
     assert "instead of" in finding.what
+
+
+@dataclass(frozen=True)
+class Own(Exact):
+    """Draws its own tokens with a noise of its own, rightly, but takes the first guess in one of five steps."""
+
+    name = "own"
+    draws = Draws.LIST
+
+    def settle(self, evidence: Evidence) -> None:
+        return None
+
+    def stops(self, evidence: Evidence) -> Walk:
+        walk = super().stops(evidence)
+        assert evidence.noise is not None
+        lucky = evidence.noise.draft(99) < 0.2
+        if evidence.tree.num_nodes == 1:
+            return walk
+        forced = torch.zeros_like(walk.stops)
+        forced[:, 1] = 1.0
+        return Walk(torch.where(lucky[:, None], forced, walk.stops), walk.carry)
+
+
+def test_a_bias_of_a_rule_that_reads_noise_is_caught_where_no_text_can_be_compared(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setitem(VERIFIERS, "own", Own())
+    found = h.certificate(verifiers=["own"], temperatures=(1.0,))
+    assert h.failed(found) == {"noise"}
+    assert "from its probability" in h.check(found, "noise").findings[0].what
 
 
 def test_a_drafter_that_lies_is_caught_unless_nobody_believes_it() -> None:

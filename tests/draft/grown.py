@@ -114,26 +114,22 @@ class Script:
             raise _Unknown(law, drawing.draws, nodes.numbers.shape[1])
         tokens = self.outcomes[self.step]
         self.step += 1
-        left = law[:, :, None, :].expand(-1, -1, tokens.shape[2], -1)
-        possible = left.gather(3, tokens[..., None])[..., 0] > 0
-        return Children(tokens, real.laws, possible, real.q)
+        return Children(tokens, real.laws, chances(law, tokens, drawing.draws)[1], real.q)
 
 
-def all_outcomes(vocab_size: int, count: int, draws: Draws) -> list[tuple[int, ...]]:
-    if draws == Draws.WITHOUT_REPLACEMENT:
-        return list(itertools.permutations(range(vocab_size), count))
-    return list(itertools.product(range(vocab_size), repeat=count))
-
-
-def chance(law: Tensor, tokens: Tensor, draws: Draws) -> Tensor:
-    """[...] probability of drawing tokens [..., C] from law [..., V]."""
-    out = torch.ones_like(law[..., 0])
+def chances(law: Tensor, tokens: Tensor, draws: Draws) -> tuple[Tensor, Tensor]:
+    """([...] probability of drawing tokens [..., C] from law [..., V], [..., C] whether anything was left to draw; token 0
+    stands for nothing)."""
+    out, possible = torch.ones_like(law[..., 0]), []
     left = law.clone()
     for token in tokens.unbind(-1):
-        out = out * left.gather(-1, token[..., None])[..., 0] / left.sum(-1)
+        mass = left.sum(-1)
+        share = left.gather(-1, token[..., None])[..., 0] / torch.where(mass > 0, mass, 1.0)
+        out = out * torch.where(mass > 0, share, (token == 0).to(share.dtype))
+        possible.append((mass > 0) & (share > 0))
         if draws == Draws.WITHOUT_REPLACEMENT:
             left = left.scatter(-1, token[..., None], 0.0)
-    return out.nan_to_num(0.0)
+    return out, torch.stack(possible, -1)
 
 
 def enumerate_growth(
@@ -156,14 +152,14 @@ def enumerate_growth(
         else:
             return grown.tree, script.weight
         width = law.shape[1]
-        ways = torch.tensor(all_outcomes(laws.vocab_size, count, how))  # [K, C]
+        ways = torch.tensor(list(itertools.product(range(laws.vocab_size), repeat=count)))  # [K, C]
         for node in range(width):
             # Every outcome of one more node: rows multiply, those of no probability go.
             done = script.outcomes[script.step][:, :node] if node else None
             num_rows = len(script.weight)
             row = torch.arange(num_rows).repeat_interleave(len(ways))
             tokens = ways.repeat(num_rows, 1)  # [R K, C]
-            weight = script.weight[row] * chance(law[row, node], tokens, how)
+            weight = script.weight[row] * chances(law[row, node], tokens, how)[0]
             kept = weight > 0
             row, tokens = row[kept], tokens[kept]
             script.weight, law = weight[kept], law[row]

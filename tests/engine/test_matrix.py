@@ -22,7 +22,7 @@ SIZES |= {"eagle2": "eagle2/size=5/width=2", "opt_tree": "opt_tree/size=5/thresh
 DRAWS = [None, *Draws]
 INVARIANT = {name for name, rule in VERIFIERS.items() if rule.exact and "noise" in rule.reads} - {"gumbel_list"}
 READS_Q = [name for name, rule in VERIFIERS.items() if rule.exact and "q" in rule.reads]
-NEEDS_MORE = {"judge"}  # has no head before one is trained
+NEEDS_MORE = {"judge"}  # refused until a head is trained
 SAMPLES = 2000
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.tree import Law, chain_tree
+from foretoken.tree import Law, TokenTree, chain_tree
 from foretoken.verify import Evidence
 from foretoken.verify import greedy_block as module
 from foretoken.verify.block import Block
@@ -34,7 +34,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def test_all_shapes_to_4_nodes_with_every_law_and_mixture_at_v_3(kernel: str) -> None:
     laws = tables(3, 4, 1, sparse_p=0.2)
     for tried, parent in enumerate(shapes(4)):
-        for case in labelled(parent, 3, num_mixed=4):
+        for case in labelled(parent, 3, num_mixed=4 if kernel == "torch" else 12):
             assert error(VERIFIER, case, laws) < TOLERANCE, case
             if tried % 3 == 0:
                 assert error(VERIFIER, renumbered(case, tried), laws) < TOLERANCE, case
@@ -181,11 +181,36 @@ def test_a_law_that_is_none_stops_the_walk_there(kernel: str) -> None:
         assert bool(VERIFIER.leftover(evidence, walk, torch.tensor([1])).isnan().any())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("parent", [PATHS.parent, BUSHY.parent, UNEVEN.parent, (-1, 0, 0, 0, 1, 2, 3, 4, 5, 6)])
+def test_the_kernel_equals_torch(parent: tuple[int, ...], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At sizes that cannot be enumerated: stops and laws within 1e-5 in float32, 1e-11 in float64."""
+    bound = 1e-5 if dtype == torch.float32 else 1e-11
+    generator = torch.Generator().manual_seed(0)
+    num_nodes, size = len(parent), 1031
+    p, q = torch.softmax(2 * torch.randn(2, 1, num_nodes, size, generator=generator).to(dtype), -1).unbind(0)
+    q = torch.softmax(q.log() + 0.5 * p.log(), -1)
+    tokens = torch.zeros(1, num_nodes, dtype=torch.int64)
+    for node in range(1, num_nodes):
+        tokens[0, node] = torch.multinomial(q[0, parent[node]].double(), 1, generator=generator)[0]
+    law = torch.tensor([[0, *[int(I)] * (num_nodes - 1)]])
+    evidence = Evidence(TokenTree(tokens, torch.tensor([parent]), law, q), p)
+    found = []
+    for kernel in KERNELS:
+        use(kernel, monkeypatch)
+        walk = VERIFIER.stops(evidence)
+        laws = [VERIFIER.leftover(evidence, walk, torch.tensor([node])) for node in range(num_nodes)]
+        found.append([walk.stops, *(law / law.sum(-1, keepdim=True) for law in laws)])
+        monkeypatch.undo()
+    for fast, slow in zip(*found, strict=True):
+        assert torch.allclose(fast, slow, atol=bound, rtol=0)
+
+
 # Mutants: each must be caught
 
 
 def worst(case: Case) -> float:
-    return max(error(VERIFIER, case, tables(3, 3, seed)) for seed in range(6))
+    return max(error(VERIFIER, case, tables(3, 3, seed)) for seed in range(2))
 
 
 @pytest.mark.parametrize("case", [Case((-1, 0, 0), (F, I, I)), PATHS, UNEVEN])
@@ -202,6 +227,7 @@ def test_mutant_wrong_power(monkeypatch: pytest.MonkeyPatch, case: Case) -> None
 
 
 def test_mutant_marginal_law_where_it_does_not_hold(monkeypatch: pytest.MonkeyPatch) -> None:
+    use("torch", monkeypatch)
     right = module.draws_of
     monkeypatch.setattr(
         module, "draws_of", lambda tree: (right(tree)[0], torch.ones(len(tree.tokens), dtype=torch.bool))

@@ -1,18 +1,32 @@
-"""The proof: every exact verifier that reads q, on every tree of at most six guesses, under every law and mixture of laws.
+"""The proof: every exact verifier that reads q, on every tree of at most six guesses, under every law and mixture.
 
-All draws are enumerated as the batch axis (``enumerate.py``); production ``stops`` and ``leftover`` say what is emitted; the
-joint law of the text must be the target's within 1e-12. p and q depend on the context, with zeros in both. Rules that read
-noise have one-hot stops: their proof is token equality with plain decoding (tests/engine) and the law of the noise.
+All draws are enumerated as the batch axis (``enumerate.py``); production ``stops`` and ``leftover`` say what is emitted;
+the joint law of the text must be the target's within 1e-12. p and q depend on the context, with zeros in both. Rules that
+read noise have one-hot stops: their proof is token equality with plain decoding (tests/engine) and the law of the noise.
 """
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import pytest
+import torch
 
 from foretoken.tree import Law
-from foretoken.verify import VERIFIERS, Verifier
-from tests.verify.enumerate import Case, chains, error, labelled, renumbered, shapes, sibling_laws, tables
+from foretoken.verify import VERIFIERS, Evidence, Verifier
+from tests.verify.enumerate import (
+    Case,
+    chains,
+    drafts,
+    emitted_joint,
+    error,
+    labelled,
+    renumbered,
+    shapes,
+    sibling_laws,
+    tables,
+    target_joint,
+)  # fmt: skip
 
 F, I, W, C = Law.FIXED, Law.IID, Law.WITHOUT_REPLACEMENT, Law.COUPLED  # noqa: E741
 TOLERANCE = 1e-12
@@ -75,13 +89,13 @@ def test_every_law_at_every_node_of_small_trees(verifier: Verifier) -> None:
 @named(ON_TREES)
 @pytest.mark.parametrize("drafted", [4, 5, 6])
 def test_every_shape(verifier: Verifier, drafted: int) -> None:
-    """All rooted trees, depth up to 3, up to 4 children; each law alone, and two mixtures, nodes also renumbered."""
+    """All rooted trees, depth up to 3, up to 4 children; each law alone, and six mixtures, nodes also renumbered."""
     laws = tables(3, 4, 1, sparse_p=0.2)
     tried = 0
     for parent in shapes(drafted):
         if len(parent) != drafted + 1:
             continue
-        for case in labelled(parent, 3, num_mixed=2):
+        for case in labelled(parent, 3, num_mixed=6):
             tried += 1
             assert error(verifier, case, laws) < TOLERANCE, case
             if tried % 4 == 0:
@@ -93,9 +107,82 @@ def test_every_shape(verifier: Verifier, drafted: int) -> None:
 def test_every_shape_at_v_4(verifier: Verifier) -> None:
     laws = tables(4, 4, 5)
     for parent in shapes(6):
-        for case in labelled(parent, 4, num_mixed=1, seed=1):
-            if len(parent) <= 5 or not set(case.laws[1:]) <= {I, W}:
-                assert error(verifier, case, laws) < TOLERANCE, case
+        for case in labelled(parent, 4, num_mixed=2, seed=1):
+            assert error(verifier, case, laws) < TOLERANCE, case
+
+
+# Mutants of the evidence: a drafter that lies, a caller that mixes up. Every rule must give another law then.
+
+
+def told(verifier: Verifier, case: Case, change: Callable[[Evidence], Evidence], seeds: range = range(4)) -> float:
+    """Largest error where the rule is given evidence that is not what happened; not every table shows every bias."""
+    worst = 0.0
+    for seed in seeds:
+        laws = tables(3, 3, seed)
+        out = drafts(case, laws)
+        emitted = emitted_joint(verifier, out, laws, change(Evidence(out.tree, out.p)))
+        worst = max(worst, float((emitted - target_joint(laws, max(case.depths) + 1)).abs().max()))
+    return worst
+
+
+def relabelled(law: Law) -> Callable[[Evidence], Evidence]:
+    def change(evidence: Evidence) -> Evidence:
+        tree = evidence.tree
+        guessed = tree.parent >= 0
+        q = tree.q
+        if q is None:  # what a drafter would report that ranked by it
+            q = torch.full_like(evidence.p, 1 / 3)
+        return replace(evidence, tree=replace(tree, law=torch.where(guessed, int(law), 0), q=q))
+
+    return change
+
+
+def hotter(evidence: Evidence) -> Evidence:
+    """q as if drawn at twice the temperature."""
+    assert evidence.tree.q is not None
+    q = evidence.tree.q.sqrt()
+    return replace(evidence, tree=replace(evidence.tree, q=q / q.sum(-1, keepdim=True).clamp(min=1e-300)))
+
+
+def swapped(evidence: Evidence) -> Evidence:
+    """p and q exchanged where there is a q."""
+    p, q = evidence.p, evidence.tree.q
+    assert q is not None
+    has = q.sum(-1, keepdim=True) > 0
+    return Evidence(replace(evidence.tree, q=torch.where(has, p, q)), torch.where(has, q, p))
+
+
+@named(LAWFUL)
+def test_mutant_evidence_is_caught(verifier: Verifier) -> None:
+    chain = Case((-1, 0, 1), (F, I, I))
+    assert told(verifier, chain, lambda evidence: evidence) < TOLERANCE
+    assert told(verifier, chain, hotter) > 1e-3
+    assert told(verifier, chain, swapped) > 1e-3
+    assert told(verifier, Case((-1, 0, 1), (F, F, F)), relabelled(I)) > 1e-3, "a ranked guess said to be drawn"
+    if not verifier.chains_only:
+        pair = Case((-1, 0, 0), (F, W, W))
+        assert told(verifier, pair, lambda evidence: evidence) < TOLERANCE
+        assert told(verifier, pair, relabelled(I)) > 1e-3, "drawn without replacement, said to be independent"
+        independent = Case((-1, 0, 0), (F, I, I))
+        assert told(verifier, independent, hotter) > 1e-3
+        # The other way round it is harmless: given that it differs, a second independent draw is one without
+        # replacement, and one that does not differ could not have been drawn so and counts as FIXED.
+        assert told(verifier, independent, relabelled(W)) < TOLERANCE
+
+
+@named(LAWFUL)
+def test_inputs_are_not_changed(verifier: Verifier) -> None:
+    laws = tables(3, 4, 0, sparse_p=0.2)
+    parent = (-1, 0, 1) if verifier.chains_only else (-1, 0, 0, 1, 1, 2)
+    out = drafts(Case(parent, (F,) + (I,) * (len(parent) - 1)), laws)
+    evidence = Evidence(out.tree, out.p)
+    assert out.tree.q is not None
+    given = [out.p, out.tree.q, out.tree.tokens, out.tree.parent, out.tree.law]
+    before = [x.clone() for x in given]
+    walk = verifier.stops(evidence)
+    for node in range(len(parent)):
+        verifier.leftover(evidence, walk, torch.full((len(out.p),), node))
+    assert all(torch.equal(x, y) for x, y in zip(given, before, strict=True))
 
 
 @named(LOSSY)

@@ -73,7 +73,7 @@ def test_all_shapes_with_every_law_and_mixture_at_v_3(kernel: str, max_drafted: 
             assert error(VERIFIER, case, laws) < TOLERANCE, case
             if kernel == "c" or tried % 3 == 0:
                 assert error(VERIFIER, renumbered(case, tried), laws) < TOLERANCE, case
-    assert tried > 100
+    assert tried > (150 if kernel == "c" else 70)
 
 
 def test_shapes_at_v_4() -> None:

@@ -21,9 +21,8 @@ from foretoken.draft.base import choose
 from foretoken.noise import Noise, Stream, stream_keys, uniforms
 from foretoken.sampling import invert_cdf
 from foretoken.tree import Law, TokenTree
-from foretoken.verify import Coupled, Evidence, Rejection, Verifier, Walk, draw
+from foretoken.verify import VERIFIERS, Block, Coupled, Evidence, Rejection, Traversal, Verifier, draw
 from foretoken.verify import law as law_module
-from foretoken.verify.law import row_at
 from tests.verify.enumerate import Case, Tables, draw_law, tables, target_joint
 from tests.verify.test_exact import cells
 
@@ -209,6 +208,23 @@ def test_two_steps_have_the_targets_law_and_share_no_key(name: str) -> None:
     assert found.num_outcomes >= vocab_size**2
 
 
+READERS = [rule.name for rule in VERIFIERS.values() if rule.exact and "noise" not in rule.reads]
+
+
+@pytest.mark.parametrize("name", ["iid chain", "iid pair", "mixed pair", "tree"])
+@pytest.mark.parametrize("rule", [rule for rule in READERS if rule != "rejection"])
+def test_two_steps_of_every_rule(rule: str, name: str) -> None:
+    vocab_size, case = CASES[name]
+    verifier = VERIFIERS[rule]
+    if verifier.chains_only and max(case.parent.count(node) for node in range(len(case.parent))) > 1:
+        with pytest.raises(RuntimeError, match="chain"):
+            enumerate_two_steps(case, tables(vocab_size, 7, 11), verifier)
+        return
+    found = enumerate_two_steps(case, tables(vocab_size, 7, 11), verifier)
+    assert found.error < 1e-11
+    assert not found.reused
+
+
 def test_keys_asked_for_in_one_step_are_those_documented() -> None:
     """One DRAFT key a drawn node, one STOP, one BONUS: no more, and all different between roots."""
     laws, case = tables(3, 7, 11), CASES["tree"][1]
@@ -285,6 +301,24 @@ class FrozenDraft(Noise):
         return noise_module.uniforms(noise_module.stream_keys(self.seeds, self.positions * 0, Stream.DRAFT, node))
 
 
+def test_depth_mates_sharing_noise_bias_traversal() -> None:
+    """Cousins, one of them looked at and refused before the other: their draws must be independent."""
+
+    class Cousins(Noise):
+        """Nodes 3 and 4, children of 1 and 2, share their draw."""
+
+        def draft(self, node: int) -> Tensor:
+            return super().draft(3 if node >= 3 else node)
+
+    case = Case((-1, 0, 0, 1, 2), (F, I, I, I, I))
+    sound = enumerate_two_steps(case, tables(2, 8, 11), Traversal(), horizon=3)
+    assert sound.error < 1e-11
+    assert not sound.reused
+    found = [enumerate_two_steps(case, tables(2, 8, seed), Traversal(), Cousins, horizon=3) for seed in range(11, 14)]
+    assert max(result.error for result in found) > 3e-4  # sound keys: 1e-11
+    assert all(result.reused for result in found)
+
+
 @pytest.mark.parametrize(
     ("mutant", "name", "least"),
     [
@@ -301,44 +335,6 @@ def test_mutant_keys_bias_the_text(mutant: type[Noise], name: str, least: float)
     found = [enumerate_two_steps(case, tables(vocab_size, 7, seed), Rejection(), mutant) for seed in range(11, 16)]
     assert max(result.error for result in found) > least  # not every table shows every bias
     assert all(result.reused for result in found)
-
-
-class Block(Verifier):
-    """Block verification of IID chains (Sun et al. 2403.10444), here only to show what its noise must not do."""
-
-    name = "block"
-    exact = True
-    draws = I
-    summary = "test double"
-
-    def stops(self, evidence: Evidence) -> Walk:
-        tree, p = evidence.tree, evidence.p
-        assert tree.q is not None
-        gamma = tree.num_nodes - 1
-        weight = [torch.ones_like(p[:, 0, 0])]
-        for i in range(1, gamma + 1):
-            token = tree.tokens[:, i : i + 1]
-            ratio = p[:, i - 1].gather(1, token) / tree.q[:, i - 1].gather(1, token)
-            weight.append((weight[-1] * ratio[:, 0]).clamp(max=1.0))
-        carry = torch.stack(weight, 1)
-        stops, left = torch.zeros_like(carry), torch.ones_like(weight[0])
-        for i in range(gamma, -1, -1):
-            if i == gamma:
-                take = carry[:, i]
-            else:
-                extra = (carry[:, i, None] * p[:, i] - tree.q[:, i]).clamp(min=0).sum(1)
-                take = extra / (extra + 1 - carry[:, i]) if i else torch.ones_like(extra)
-            stops[:, i] = left * take
-            left = left * (1 - take)
-        return Walk(stops, carry)
-
-    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
-        assert walk.carry is not None
-        assert evidence.tree.q is not None
-        weight = walk.carry.gather(1, at[:, None])
-        p = row_at(evidence.p, at)
-        left = (weight * p - row_at(evidence.tree.q, at)).clamp(min=0)
-        return torch.where((left.sum(1, keepdim=True) > 0) & (at[:, None] < evidence.tree.num_nodes - 1), left, p)
 
 
 def test_mutant_draft_noise_by_position_alone() -> None:

@@ -12,6 +12,7 @@ from foretoken.certify.conditions import NAMES, requests
 from foretoken.certify.draws import Draws
 from foretoken.certify.joint import check_joint
 from foretoken.certify.law import Context, check_law, contexts_of
+from foretoken.certify.noise import check_noise
 from foretoken.certify.plain import Judge
 from foretoken.certify.report import Certificate, Check
 from foretoken.certify.tokens import Run, check_tokens, follows_noise
@@ -29,7 +30,7 @@ from foretoken.verify import VERIFIERS, Verifier, parse_verifier
 
 SHAPES = ("chain", "static/branching=3x2x1")
 ALPHA = 1e-6
-"""False-alarm rate of all tests of draws of one certificate together; everything else is exact, or decided by replay."""
+"""False-alarm rate of ``draws`` and ``noise`` of one certificate together; all else is exact, or decided by replay."""
 
 Progress = Callable[[int, int, str], None]
 """Called with (done, total, what runs now)."""
@@ -108,11 +109,11 @@ def certify(
     with torch.inference_mode():
         for done, pair in enumerate(pairs, 1):
             say(done, total, f"{pair.config.verify}, {pair.config.shape}")
-            alpha = ALPHA / len(pairs)
+            alpha = ALPHA / 2 / len(pairs)
             checks += certify_pair(engine, pair.config, asked, expected, judge, budget, seed, alpha, contexts)
         say(total, total, "laws")
-        checks += certify_laws(contexts)
-    order = ("window", "draws", "law", "joint", "tokens")
+        checks += certify_laws(contexts, seed, ALPHA / 2)
+    order = ("window", "draws", "law", "joint", "noise", "tokens")
     checks.sort(key=lambda check: order.index(check.name))
     settings: dict[str, Any] = {
         **{key: value for key, value in engine.resolved().items() if key != "exact"},
@@ -184,12 +185,16 @@ def certify_pair(
     return checks
 
 
-def certify_laws(contexts: dict[str, list[Context]]) -> list[Check]:
-    """The laws of every rule that reads neither noise nor hidden states, at the contexts visited under it."""
+def certify_laws(contexts: dict[str, list[Context]], seed: int, alpha: float) -> list[Check]:
+    """The laws of every rule that reads no hidden states, at the contexts visited under it; of lossy ones that read noise
+    the texts tell (``tokens``)."""
     checks = []
     for spec, visited in contexts.items():
         verifier = parse_verifier(spec)
-        if verifier.reads & {"noise", "taps"}:
+        if "taps" in verifier.reads:
             continue
-        checks += [check_law(verifier, spec, visited), check_joint(verifier, spec, visited)]
+        if "noise" not in verifier.reads:
+            checks += [check_law(verifier, spec, visited), check_joint(verifier, spec, visited)]
+        elif verifier.exact and "q" not in verifier.reads:
+            checks.append(check_noise(verifier, spec, visited, seed, alpha / len(contexts)))
     return checks

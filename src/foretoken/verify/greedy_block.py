@@ -23,7 +23,7 @@ from torch import Tensor
 
 from foretoken.tree import Draws, Law, TokenTree, depths
 from foretoken.verify.law import Evidence, Verifier, Walk, row_at
-from foretoken.verify.residual import below, excess, kernel_of, rank, row_masses, subtract
+from foretoken.verify.residual import below, excess, kernel_of, rank, subtract
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,14 @@ class Outer:
 
 
 @dataclass(frozen=True)
+class Selected:
+    """The levels as the C kernel writes them, entry d being that of depth d; see ``foretoken_select``."""
+
+    whole: Tensor  # [5, B, N] int64: node, kind, token, power, power as an outer level
+    real: Tensor  # [3, B, N] float64: ratio, and under, likely as an outer level
+
+
+@dataclass(frozen=True)
 class GreedyBlock(Verifier):
     """The best of several drafted paths, verified as a block."""
 
@@ -67,8 +75,12 @@ class GreedyBlock(Verifier):
     marginal: bool = True  # False: always the law given the number of alive draws (accepts less; for comparison)
 
     def stops(self, evidence: Evidence) -> Walk:
-        """Stops of the walk, on the selected path alone; carry is its levels. Temporaries: a few [B, V]."""
+        """Stops of the walk, on the selected path alone; carry is its levels. Temporaries: [B, N] in C, a few [B, V] in
+        torch."""
         tree, p = evidence.tree, evidence.p
+        chosen = select_in_c(tree, p, marginal=self.marginal)
+        if chosen is not None:
+            return Walk(chosen[0].to(p.dtype), chosen[1])
         levels, succeed = select(tree, p, marginal=self.marginal)
         stops = torch.zeros(p.shape[:2], dtype=torch.float64, device=p.device)
         none_behind = torch.ones(p.shape[0], dtype=torch.float64, device=p.device)
@@ -82,6 +94,8 @@ class GreedyBlock(Verifier):
 
     def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         """``(P p - q~)+`` at the node where the walk stopped; p at the path's end, or where nothing was left."""
+        if isinstance(walk.carry, Selected):
+            return rest_in_c(evidence.tree, evidence.p, walk.carry, at)
         tree, p = evidence.tree, row_at(evidence.p, at)
         left, on_cpu = p, p.device.type == "cpu"
         for level in walk.carry:
@@ -89,9 +103,51 @@ class GreedyBlock(Verifier):
             if not on_cpu or bool(fixed.any()):
                 left = torch.where(fixed[:, None], p.scatter(1, level.token[:, None], 0.0), left)
             if tree.q is not None and (not on_cpu or bool(drawn.any())):
-                rest = best_rest(evidence.p, tree.q, at, level)
-                left = rest if on_cpu and bool(drawn.all()) else torch.where(drawn[:, None], rest, left)
+                best = best_law(p, row_at(tree.q, at), level)[0]
+                rest = subtract(p, best, level.ratio, torch.ones_like(level.ratio))
+                left = torch.where(drawn[:, None], rest, left)
         return torch.where(left.sum(-1, keepdim=True) <= 0, p, left)
+
+
+def select_in_c(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[Tensor, Selected] | None:
+    """(stops [B, N] float64, what leftover needs); None where the kernel cannot serve. ``select`` is its twin."""
+    kernel = kernel_of("select", p, tree.q)
+    if kernel is None:
+        return None
+    num_rows, num_nodes, vocab_size = p.shape
+    tokens, parent, law, p = (x.contiguous() for x in (tree.tokens, tree.parent, tree.law, p))
+    q = None if tree.q is None else tree.q.contiguous()
+    whole = torch.empty(5, num_rows, num_nodes, dtype=torch.int64)
+    real = torch.empty(3, num_rows, num_nodes, dtype=torch.float64)
+    stops = torch.empty(num_rows, num_nodes, dtype=torch.float64)
+    failed = kernel(
+        num_rows,
+        num_nodes,
+        vocab_size,
+        int(marginal),
+        *(x.data_ptr() for x in (tokens, parent, law, p)),
+        None if q is None else q.data_ptr(),
+        *(x.data_ptr() for x in (whole, real, stops)),
+    )
+    return None if failed else (stops, Selected(whole, real))
+
+
+def rest_in_c(tree: TokenTree, p: Tensor, selected: Selected, at: Tensor) -> Tensor:
+    """[B, V] the leftover at node at[b]. Only after ``select_in_c`` with the same tree and p."""
+    kernel = kernel_of("selected_rest", p, tree.q)
+    assert kernel is not None, "select_in_c ran"
+    p, at = p.contiguous(), at.contiguous()
+    q = None if tree.q is None else tree.q.contiguous()
+    out = torch.empty(p.shape[0], p.shape[2], dtype=p.dtype)
+    failed = kernel(
+        *p.shape,
+        p.data_ptr(),
+        None if q is None else q.data_ptr(),
+        *(x.data_ptr() for x in (selected.whole, selected.real, at, out)),
+    )
+    if failed:
+        raise MemoryError("no memory for the law left of a selected path")
+    return out
 
 
 def select(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[list[Level], list[Tensor]]:
@@ -115,7 +171,7 @@ def select(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[list[Level], 
         node = (worth * num_nodes - index).argmax(1)  # the first alive one with draws, else with children
         drawn = pool.any(1)
         if tree.q is not None:
-            drawn = drawn & torch.isfinite(row_masses(tree.q, node))
+            drawn = drawn & torch.isfinite(tree.q[rows, node].sum(-1))
         fixed = kids.any(1) & ~drawn
         if outer:
             # A law of draws that turned out broken: its children count as FIXED, and the composition ends.
@@ -131,9 +187,10 @@ def select(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[list[Level], 
         residual = ratio * (1.0 - p_token)
         likely = torch.ones_like(p_token)
         if tree.q is not None:
-            sums, under, best = best_sums(p, tree.q, node, level)
+            best, under = best_law(p[rows, node], tree.q[rows, node], level)
+            sums, _ = excess(p[rows, node], best, ratio, torch.ones_like(ratio))
             residual = torch.where(drawn, sums, residual)
-            likely = torch.where(drawn, best, 1.0)
+            likely = torch.where(drawn, best.gather(1, token[:, None])[:, 0].double(), 1.0)
             own = tree.q[rows, node, token].double()
             outer = (Outer(under, own, power).only(uniform), *outer)
         slack = residual + (1.0 - ratio)
@@ -191,52 +248,6 @@ def _choose(
         able = torch.where(drawn[:, None], pool, kids)
     token = tokens.gather(1, chosen)
     return token[:, 0], able & (tokens == token)
-
-
-def best_sums(p: Tensor, q: Tensor, node: Tensor, level: Level) -> tuple[Tensor, Tensor, Tensor]:
-    """[B] float64 each: ``sum (P p - q~)+`` at node[b], the mass of q before the level's token, q~ of the token."""
-    sums = _best(p, q, node, level, None)
-    if sums is not None:
-        return sums[0], sums[1], sums[2]
-    rows = torch.arange(p.shape[0], device=p.device)
-    p_row = p[rows, node]
-    best, under = best_law(p_row, q[rows, node], level)
-    total, _ = excess(p_row, best, level.ratio, torch.ones_like(level.ratio))
-    return total, under, best.gather(1, level.token[:, None])[:, 0].double()
-
-
-def best_rest(p: Tensor, q: Tensor, node: Tensor, level: Level) -> Tensor:
-    """[B, V] ``(P p - q~)+`` at node[b]."""
-    rest = torch.empty(p.shape[0], p.shape[2], dtype=p.dtype, device=p.device)
-    if _best(p, q, node, level, rest) is not None:
-        return rest
-    rows = torch.arange(p.shape[0], device=p.device)
-    p_row = p[rows, node]
-    return subtract(p_row, best_law(p_row, q[rows, node], level)[0], level.ratio, torch.ones_like(level.ratio))
-
-
-def _best(p: Tensor, q: Tensor, node: Tensor, level: Level, rest: Tensor | None) -> Tensor | None:
-    """[3, B] float64 as ``best_sums`` says, in C; fills rest. None where the kernel cannot serve."""
-    kernel = kernel_of("best", p, q)
-    if kernel is None:
-        return None
-    num_rows, num_nodes, vocab_size = p.shape
-    p, q = p.contiguous(), q.contiguous()
-    row = torch.arange(num_rows) * num_nodes + node
-    one = torch.ones_like(level.ratio)
-    power = torch.stack([level.power, *(step.power for step in level.outer)])
-    under = torch.stack([one, *(step.under for step in level.outer)])  # [L, B]; the innermost level has none
-    likely = torch.stack([one, *(step.likely for step in level.outer)])
-    sums = torch.empty(3, num_rows, dtype=torch.float64)
-    failed = kernel(
-        num_rows,
-        vocab_size,
-        *(x.data_ptr() for x in (p, q, row, level.token.contiguous())),
-        len(power),
-        *(x.data_ptr() for x in (power, under, likely, level.ratio.contiguous(), *sums)),
-        None if rest is None else rest.data_ptr(),
-    )
-    return None if failed else sums
 
 
 def best_law(p: Tensor, q: Tensor, level: Level) -> tuple[Tensor, Tensor]:

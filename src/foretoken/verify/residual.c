@@ -53,32 +53,32 @@ static void stops_in_postorder(int64_t num_nodes, const int64_t *parent, const d
     }
 }
 
-/* The place of a token in the order of foretoken_below: p / q rounded down to 8 bits of precision. */
+/* The place of a token in the order of foretoken_below: p / q rounded down to 6 bits of precision. */
 static inline uint32_t rank_of(float ratio) {
     union { float value; uint32_t bits; } as = {ratio};
-    return ratio > 0 ? as.bits >> 16 : 0;
+    return ratio > 0 ? as.bits >> 18 : 0;
 }
-#define NUM_RANKS 0x8000
+#define NUM_RANKS 0x2000
 
 /* weight[i] = the product over the levels of (high^k - low^k) / (high - low), k = power, as sums of positive terms; low
- * and high pass through the levels. power, under and likely have one entry a level, stride apart; count <= BLOCK. */
-static void weights(int64_t count, int64_t num_levels, int64_t stride, const int64_t *power, const double *under,
-                    const double *likely, double *weight, double *low, double *high) {
+ * and high pass through the levels. power, under and likely have one entry a level; count <= BLOCK. */
+static void weights(int64_t count, int64_t num_levels, const int64_t *power, const double *under, const double *likely,
+                    double *weight, double *low, double *high) {
     double total[BLOCK], lows[BLOCK], highs[BLOCK];
     for (int64_t i = 0; i < count; ++i) weight[i] = 1;
     for (int64_t level = 0; level < num_levels; ++level) {
         if (level > 0) {
-            const double mass = under[level * stride], share = likely[level * stride];
+            const double mass = under[level], share = likely[level];
             for (int64_t i = 0; i < count; ++i) low[i] = mass + share * low[i];
             for (int64_t i = 0; i < count; ++i) high[i] = mass + share * high[i];
         }
-        if (power[level * stride] < 2) continue;
+        if (power[level] < 2) continue;
         for (int64_t i = 0; i < count; ++i) {
             total[i] = 1;
             lows[i] = low[i];
             highs[i] = high[i];
         }
-        for (int64_t k = 2; k <= power[level * stride]; ++k)
+        for (int64_t k = 2; k <= power[level]; ++k)
             for (int64_t i = 0; i < count; ++i) {
                 total[i] = total[i] * low[i] + highs[i];
                 lows[i] *= low[i];
@@ -339,68 +339,229 @@ int NAME(foretoken_below)(int64_t num_rows, int64_t vocab_size, const REAL *p, c
     return failed;
 }
 
-/* mass[r] = sum of row row[r] of q. */
-void NAME(foretoken_masses)(int64_t num_rows, int64_t vocab_size, const REAL *q, const int64_t *row, double *mass) {
-    for (int64_t r = 0; r < num_rows; ++r) {
-        double none = 0;
-        mass[r] = 0;
-        NAME(span)(q + row[r] * vocab_size, NULL, vocab_size, 1, 0, mass + r, &none);
+/* The law q~ of the best of some draws from q, in a context with laws p and q: q weighted by what greedy_block.best_law
+ * says, with power[0] draws at this depth and u -> (under[l] + likely[l] u) ** power[l] outwards, 0 < l < num_levels.
+ * Returns sum (ratio p - q~)+; before, chosen: the mass of q before token, and q~ of it. rest, where not NULL: the
+ * residual (ratio p - q~)+ itself. mass and rank are scratch. */
+static double NAME(best_row)(int64_t vocab_size, const REAL *p, const REAL *q, int64_t token, int64_t num_levels,
+                             const int64_t *power, const double *under, const double *likely, double ratio,
+                             double *before, double *chosen, REAL *rest, double *mass, uint16_t *rank) {
+    double weight[BLOCK], low[BLOCK], high[BLOCK], excess = 0, whole = 1;
+    while (num_levels > 0 && power[num_levels - 1] == 1) --num_levels; /* outside the last power all is linear: no effect */
+    *before = 0;
+    *chosen = q[token];
+    if (num_levels == 0) { /* one draw: q~ is q */
+        const double one = 1;
+        if (rest == NULL) NAME(span)(p, q, vocab_size, (REAL)ratio, 1, &excess, &whole);
+        else NAME(foretoken_subtract)(1, vocab_size, p, q, &ratio, &one, rest);
+        return excess;
+    }
+    double lowest = 0, highest = 1;
+    NAME(ranked)(vocab_size, p, q, rank, mass);
+    weights(1, num_levels, power, under, likely, &whole, &lowest, &highest);
+    const double share = 1 / whole;
+    const REAL scale = (REAL)ratio;
+    for (int64_t from = 0; from < vocab_size; from += BLOCK) {
+        const int64_t count = vocab_size - from < BLOCK ? vocab_size - from : BLOCK;
+        const REAL *pf = p + from, *qf = q + from;
+        const int here = token >= from && token < from + count;
+        REAL sum = 0;
+        for (int64_t i = 0; i < count; ++i) {
+            low[i] = mass[rank[from + i]];
+            high[i] = mass[rank[from + i]] += qf[i];
+        }
+        if (here) *before = low[token - from];
+        weights(count, num_levels, power, under, likely, weight, low, high);
+        if (here) *chosen *= weight[token - from] * share;
+        if (rest == NULL) {
+#pragma omp simd reduction(+ : sum)
+            for (int64_t i = 0; i < count; ++i) {
+                const REAL d = scale * pf[i] - (REAL)(qf[i] * (weight[i] * share));
+                sum += d <= 0 ? 0 : d;
+            }
+        } else {
+            for (int64_t i = 0; i < count; ++i) {
+                const REAL d = scale * pf[i] - (REAL)(qf[i] * (weight[i] * share));
+                rest[from + i] = d <= 0 ? 0 : d;
+            }
+        }
+        excess += sum;
+    }
+    return excess;
+}
+
+/* Which children are draws from q before any other of their siblings (run); returns whether the number of children
+ * depends on the depth alone and all are such draws. ended, depth, count: scratch of N. */
+static int NAME(draws_of)(int64_t num_nodes, int64_t vocab_size, const int64_t *tokens, const int64_t *parent,
+                          const int64_t *law, const REAL *q, int64_t *run, int64_t *ended, int64_t *depth,
+                          int64_t *count) {
+    int uniform = q != NULL;
+    for (int64_t i = 0; i < num_nodes; ++i) {
+        const int64_t u = parent[i];
+        ended[i] = run[i] = depth[i] = count[i] = 0;
+        if (i == 0 || u < 0) continue;
+        depth[i] = depth[u] + 1;
+        const int kind = law[i] == IID || (law[i] == WITHOUT_REPLACEMENT && count[u] == 0);
+        run[i] = kind && q != NULL && !ended[u] && share(q[u * vocab_size + tokens[i]]) > 0;
+        if (!run[i]) ended[u] = 1, uniform = 0;
+        ++count[u];
+    }
+    for (int64_t i = 0; i < num_nodes && uniform; ++i)
+        for (int64_t j = 0; j < i; ++j)
+            if ((i == 0 || parent[i] >= 0) && (j == 0 || parent[j] >= 0) && depth[i] == depth[j] && count[i] != count[j])
+                uniform = 0;
+    return uniform;
+}
+
+/* greedy_block.select for one row; levels of the selected path, one entry a depth. kind: 0 the path ends here, 1 FIXED,
+ * 2 drawn. under, likely, outer: the composition of the marginal law (0, 1, 1 where it does not apply). marks: 5 N int64;
+ * scratch: 4 N doubles. */
+static void NAME(select_row)(int64_t num_nodes, int64_t vocab_size, int marginal, const int64_t *tokens,
+                             const int64_t *parent, const int64_t *law, const REAL *p, const REAL *q, int64_t *node,
+                             int64_t *kind, int64_t *token, int64_t *power, int64_t *outer, double *ratio, double *under,
+                             double *likely, int64_t *marks, double *scratch, double *mass, uint16_t *rank,
+                             double *stops) {
+    int64_t *run = marks, *alive = marks + num_nodes, *powers = marks + 2 * num_nodes;
+    double *succeed = scratch, *unders = scratch + num_nodes, *shares = scratch + 2 * num_nodes;
+    int uniform = NAME(draws_of)(num_nodes, vocab_size, tokens, parent, law, q, run, alive, powers, powers + num_nodes)
+                  && marginal;
+    int64_t num_levels = 0;
+    double now = 1;
+    for (int64_t i = 0; i < num_nodes; ++i) {
+        alive[i] = i == 0;
+        node[i] = -1;
+        kind[i] = token[i] = 0;
+        power[i] = outer[i] = 1;
+        ratio[i] = stops[i] = under[i] = 0;
+        likely[i] = 1;
+    }
+    for (int64_t level = 0, on_path = 1; on_path; level = num_levels) {
+        int64_t best = -1, worth = 0, num_drawn = 0, num_own = 0;
+        for (int64_t i = 0; i < num_nodes; ++i) { /* the first alive node with draws, else with children */
+            if (!alive[i]) continue;
+            int64_t value = 1;
+            for (int64_t j = i + 1; j < num_nodes; ++j)
+                if (parent[j] == i) {
+                    if (value < 2 + run[j]) value = 2 + run[j];
+                    num_drawn += run[j];
+                }
+            if (value > worth) worth = value, best = i;
+        }
+        const REAL *pu = p + best * vocab_size, *qu = q == NULL ? NULL : q + best * vocab_size;
+        kind[level] = worth - 1;
+        if (worth == 3) {
+            double sum = 0, none = 0;
+            NAME(span)(qu, NULL, vocab_size, 1, 0, &sum, &none);
+            if (!isfinite(sum)) kind[level] = 1; /* no law: its children count as FIXED */
+        }
+        if (kind[level] == 1 && level > 0 && uniform) { /* the composition ends */
+            uniform = 0;
+            for (int64_t l = 0; l < level; ++l) under[l] = 0, likely[l] = outer[l] = 1;
+        }
+        node[level] = best;
+        ratio[level] = now;
+        ++num_levels;
+        if (kind[level] == 0) {
+            succeed[level] = now;
+            break;
+        }
+        /* The best draw by (rank, id), or the FIXED child with the largest p. */
+        double top = -1;
+        for (int64_t j = 1; j < num_nodes; ++j) {
+            if (parent[j] < 0 || !alive[parent[j]] || (kind[level] == 2 && !run[j])) continue;
+            num_own += parent[j] == best;
+            const REAL chance = pu[tokens[j]], base = qu == NULL ? 0 : qu[tokens[j]];
+            double value = isfinite(chance) ? chance : 0;
+            if (kind[level] == 2)
+                value = (double)(base > 0 ? rank_of((float)(chance / base)) : 0) * (double)vocab_size + (double)tokens[j];
+            if (value > top) top = value, token[level] = tokens[j];
+        }
+        if (kind[level] == 2) power[level] = uniform ? num_own : num_drawn;
+        const double chance = share(pu[token[level]]);
+        double residual = now * (1 - chance), base = 1;
+        if (kind[level] == 2) {
+            powers[0] = power[level];
+            for (int64_t l = level - 1, k = 1; l >= 0; --l, ++k)
+                powers[k] = outer[l], unders[k] = under[l], shares[k] = likely[l];
+            double before;
+            residual = NAME(best_row)(vocab_size, pu, qu, token[level], level + 1, powers, unders, shares, now, &before,
+                                      &base, NULL, mass, rank);
+            if (uniform) under[level] = before, likely[level] = qu[token[level]], outer[level] = power[level];
+        }
+        const double slack = residual + (1 - now);
+        succeed[level] = slack > 0 ? residual / slack : now; /* 0/0, or no law: P */
+        now = base > 0 && chance > 0 ? now * chance / base : 0;
+        if (now > 1) now = 1;
+        for (int64_t j = num_nodes - 1; j > 0; --j) /* children come after their parents: alive is still the old one */
+            alive[j] = parent[j] >= 0 && alive[parent[j]] && (kind[level] == 1 || run[j]) && tokens[j] == token[level];
+        alive[0] = 0;
+    }
+    double none_behind = 1;
+    for (int64_t level = num_levels - 1; level >= 0; --level) {
+        stops[node[level]] = succeed[level] * none_behind;
+        none_behind *= 1 - succeed[level];
     }
 }
 
-/* The law q~ of the best of some draws, at row row[r] of p and q: q weighted by what greedy_block.best_law says, with
- * power[0] draws at this depth and u -> (under[l] + likely[l] u) ** power[l] outwards, l = 1 .. num_levels - 1; all are
- * [num_levels, num_rows]. excess[r] = sum (ratio p - q~)+; before[r], chosen[r]: the mass of q before token[r], and
- * q~ of it. rest, where not NULL: (ratio p - q~)+ itself. Returns 0, or 1 where memory could not be had. */
-int NAME(foretoken_best)(int64_t num_rows, int64_t vocab_size, const REAL *p, const REAL *q, const int64_t *row,
-                         const int64_t *token, int64_t num_levels, const int64_t *power, const double *under,
-                         const double *likely, const double *ratio, double *excess, double *before, double *chosen,
-                         REAL *rest) {
-    double *mass = malloc(NUM_RANKS * sizeof(double));
+/* greedy_block.select; integers and reals are [5, B, N] and [3, B, N]: node, kind, token, power, outer; ratio, under,
+ * likely. Returns 0, or 1 where memory could not be had. */
+int NAME(foretoken_select)(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, int marginal, const int64_t *tokens,
+                           const int64_t *parent, const int64_t *law, const REAL *p, const REAL *q, int64_t *integers,
+                           double *reals, double *stops) {
+    int64_t *marks = malloc((size_t)(5 * num_nodes) * sizeof(int64_t));
+    double *scratch = malloc((size_t)(4 * num_nodes + NUM_RANKS) * sizeof(double));
     uint16_t *rank = malloc((size_t)vocab_size * sizeof(uint16_t));
-    const int failed = mass == NULL || rank == NULL;
-    double weight[BLOCK], low[BLOCK], high[BLOCK];
-    for (int64_t r = 0; r < num_rows && !failed; ++r) {
-        const REAL *pr = p + row[r] * vocab_size, *qr = q + row[r] * vocab_size, scale = (REAL)ratio[r];
-        REAL *out = rest == NULL ? NULL : rest + r * vocab_size;
-        int64_t last = num_levels; /* levels outside the last true power change no ratio of differences */
-        while (last > 0 && power[(last - 1) * num_rows + r] == 1) --last;
-        excess[r] = before[r] = 0;
-        chosen[r] = qr[token[r]];
-        double whole = 1;
-        if (last > 0) {
-            double lowest = 0, highest = 1;
-            NAME(ranked)(vocab_size, pr, qr, rank, mass);
-            weights(1, last, num_rows, power + r, under + r, likely + r, &whole, &lowest, &highest);
-        }
-        for (int64_t from = 0; from < vocab_size; from += BLOCK) {
-            const int64_t count = vocab_size - from < BLOCK ? vocab_size - from : BLOCK;
-            REAL sum = 0;
-            if (last == 0) {
-                for (int64_t i = 0; i < count; ++i) weight[i] = 1;
-            } else {
-                for (int64_t i = 0; i < count; ++i) {
-                    low[i] = mass[rank[from + i]];
-                    high[i] = mass[rank[from + i]] += qr[from + i];
-                }
-                if (token[r] >= from && token[r] < from + count) before[r] = low[token[r] - from];
-                weights(count, last, num_rows, power + r, under + r, likely + r, weight, low, high);
-            }
-            if (token[r] >= from && token[r] < from + count) chosen[r] *= weight[token[r] - from] / whole;
-            const double share = 1 / whole;
-#pragma omp simd reduction(+ : sum)
-            for (int64_t i = 0; i < count; ++i) {
-                const REAL d = scale * pr[from + i] - (REAL)(qr[from + i] * (weight[i] * share));
-                const REAL over = d <= 0 ? 0 : d;
-                sum += over;
-                weight[i] = over;
-            }
-            if (out != NULL)
-                for (int64_t i = 0; i < count; ++i) out[from + i] = (REAL)weight[i];
-            excess[r] += sum;
-        }
+    const int failed = marks == NULL || scratch == NULL || rank == NULL;
+    const int64_t all = num_rows * num_nodes;
+    for (int64_t row = 0; row < num_rows && !failed; ++row) {
+        const int64_t at = row * num_nodes;
+        int64_t *whole = integers + at;
+        double *real = reals + at;
+        NAME(select_row)(num_nodes, vocab_size, marginal, tokens + at, parent + at, law + at, p + at * vocab_size,
+                         q == NULL ? NULL : q + at * vocab_size, whole, whole + all, whole + 2 * all, whole + 3 * all,
+                         whole + 4 * all, real, real + all, real + 2 * all, marks, scratch, scratch + 4 * num_nodes, rank,
+                         stops + at);
     }
-    free(mass);
+    free(marks);
+    free(scratch);
+    free(rank);
+    return failed;
+}
+
+/* out[row] = (P p - q~)+ at node at[row] of the selected path; p at its end, elsewhere, and where nothing is left. */
+int NAME(foretoken_selected_rest)(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, const REAL *p, const REAL *q,
+                                  const int64_t *integers, const double *reals, const int64_t *at, REAL *out) {
+    int64_t *powers = malloc((size_t)num_nodes * sizeof(int64_t));
+    double *scratch = malloc((size_t)(2 * num_nodes + NUM_RANKS) * sizeof(double));
+    uint16_t *rank = malloc((size_t)vocab_size * sizeof(uint16_t));
+    const int failed = powers == NULL || scratch == NULL || rank == NULL;
+    const int64_t all = num_rows * num_nodes;
+    for (int64_t row = 0; row < num_rows && !failed; ++row, out += vocab_size) {
+        const int64_t *node = integers + row * num_nodes, *kind = node + all, *token = node + 2 * all;
+        const int64_t *power = node + 3 * all, *outer = node + 4 * all;
+        const double *ratio = reals + row * num_nodes, *under = ratio + all, *likely = ratio + 2 * all;
+        const int64_t from = (row * num_nodes + at[row]) * vocab_size;
+        int64_t level = 0;
+        while (level < num_nodes && node[level] != at[row]) ++level;
+        const int what = level < num_nodes ? (int)kind[level] : 0;
+        double sum = 0, none, base;
+        if (what == 2) {
+            double *unders = scratch, *shares = scratch + num_nodes;
+            powers[0] = power[level];
+            for (int64_t l = level - 1, k = 1; l >= 0; --l, ++k)
+                powers[k] = outer[l], unders[k] = under[l], shares[k] = likely[l];
+            NAME(best_row)(vocab_size, p + from, q + from, token[level], level + 1, powers, unders, shares, ratio[level],
+                           &none, &base, out, scratch + 2 * num_nodes, rank);
+        } else {
+            memcpy(out, p + from, (size_t)vocab_size * sizeof(REAL));
+            if (what == 1) out[token[level]] = 0;
+        }
+        if (what == 0) continue;
+        NAME(span)(out, NULL, vocab_size, 1, 0, &sum, &none);
+        if (sum <= 0) memcpy(out, p + from, (size_t)vocab_size * sizeof(REAL));
+    }
+    free(powers);
+    free(scratch);
     free(rank);
     return failed;
 }

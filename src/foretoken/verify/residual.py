@@ -50,8 +50,8 @@ def residual_library() -> ctypes.CDLL | None:
             ("excess", [whole] * 2 + [pointer] * 6, None),
             ("subtract", [whole] * 2 + [pointer] * 5, None),
             ("below", [whole] * 2 + [pointer] * 3, ctypes.c_int),
-            ("masses", [whole] * 2 + [pointer] * 3, None),
-            ("best", [whole] * 2 + [pointer] * 4 + [whole] + [pointer] * 8, ctypes.c_int),
+            ("select", [whole] * 3 + [ctypes.c_int] + [pointer] * 8, ctypes.c_int),
+            ("selected_rest", [whole] * 3 + [pointer] * 6, ctypes.c_int),
         ):
             entry = getattr(library, f"foretoken_{function}_{name}")
             entry.argtypes, entry.restype = kinds, answer
@@ -149,15 +149,15 @@ def subtract(p: Tensor, q: Tensor, keep: Tensor, take: Tensor) -> Tensor:
 
 
 def rank(p: Tensor, q: Tensor) -> Tensor:
-    """int32, the place of tokens by p / q, larger for more: the ratio rounded down to 8 bits, 0 where q is none."""
+    """int32, the place of tokens by p / q, larger for more: the ratio rounded down to 6 bits, 0 where q is none."""
     ratio = torch.where(q > 0, p / torch.where(q > 0, q, 1.0), 0.0).float()
-    return torch.where(ratio > 0, ratio.view(torch.int32) >> 16, 0)
+    return torch.where(ratio > 0, ratio.view(torch.int32) >> 18, 0)
 
 
 def below(p: Tensor, q: Tensor) -> Tensor:
     """[R, V] float64: the mass of q at the tokens before each, by (``rank``, id), of rows p, q [R, V].
 
-    A strict order that the context alone decides. With 2^15 ranks no sort is needed; the twin in torch sorts.
+    A strict order that the context alone decides. With 2^13 ranks no sort is needed; the twin in torch sorts.
     """
     kernel = kernel_of("below", p, q)
     if kernel is not None:
@@ -169,15 +169,3 @@ def below(p: Tensor, q: Tensor) -> Tensor:
     mass = q.double().gather(-1, order).cumsum(-1)
     before = torch.nn.functional.pad(mass, (1, 0))[..., :-1]
     return torch.empty_like(before).scatter_(-1, order, before)
-
-
-def row_masses(q: Tensor, node: Tensor) -> Tensor:
-    """[B] float64 the sum of row node[b] of q [B, N, V]."""
-    rows = torch.arange(q.shape[0], device=q.device)
-    kernel = kernel_of("masses", q, None)
-    if kernel is None:
-        return q[rows, node].double().sum(-1)
-    q, row = q.contiguous(), rows * q.shape[1] + node
-    mass = torch.empty(q.shape[0], dtype=torch.float64)
-    kernel(q.shape[0], q.shape[2], q.data_ptr(), row.data_ptr(), mass.data_ptr())
-    return mass

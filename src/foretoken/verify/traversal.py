@@ -2,11 +2,11 @@
 
 ``visit(node, P)``: P is the ratio of target to draft law of the path, at most 1; the root's is 1. Each child x is visited
 with ``min(1, P Mp(x) / Mq(x))``; when its subtree ends rejected, ``R = (P Mp - Mq)+``, ``s = sum R``,
-``P = s / (s + 1 - P)``, ``Mp = R / s``. After all children the node is taken with P, and the extra token is drawn from Mp. Mq is the law that
-child was drawn from: q for IID, q without the drawn siblings WITHOUT_REPLACEMENT, one-hot for FIXED. Given the tree all
-ratios are known, so the walk's law is: node i is where it stops with P_end(i) times the product of ``1 - P_end(j)``
-over all nodes j before i in post-order. On a chain it is block verification; with P reset to 1 at every node it would be
-recursive rejection, which it exceeds in expected length.
+``P = s / (s + 1 - P)``, ``Mp = R / s``. After all children the node is taken with P, and the extra token is drawn from Mp.
+Mq is the law that child was drawn from: q for IID, q without the drawn siblings WITHOUT_REPLACEMENT, one-hot for FIXED.
+Given the tree all ratios are known, so the walk's law is: node i is where it stops with P_end(i) times the product of
+``1 - P_end(j)`` over all nodes j before i in post-order. On a chain it is block verification; with P reset to 1 at every
+node it would be recursive rejection, which it exceeds in expected length.
 
 A subtree must have been drawn without looking at the later siblings of its root.
 """

@@ -1,0 +1,319 @@
+"""Growing: legal trees, each node drawn as it says, from the law that is recorded, whatever the company of a row."""
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.draft.children import Drawing, Nodes
+from foretoken.draft.frontier import Grown
+from foretoken.draft.grow import CHAIN_LAWS, grow
+from foretoken.draft.shape import Adaptive, Chain, Delayed, DySpec, Eagle2, OptTree, Sequoia, Shape, Static
+from foretoken.draft.template import compiled, parent_of
+from foretoken.noise import Noise, exponentials
+from foretoken.sampling import SamplingParams, invert_cdf
+from foretoken.tree import Draws, Law, TokenTree, depths
+from tests.draft.grown import TableExpander, codes, noise_for, rows
+from tests.verify.enumerate import tables
+
+VOCAB, DEPTH = 6, 4
+LAWS = [law.float() for law in tables(VOCAB, DEPTH, seed=3, sparse_q=0.1).q]
+SHAPES: tuple[Shape, ...] = (
+    Chain(depth=DEPTH),
+    Adaptive(depth=DEPTH),
+    Static(branching=(3, 2, 1, 2)),
+    Delayed(depth=DEPTH, delay=1, width=3),
+    Sequoia(depth=DEPTH, size=12),
+    DySpec(depth=DEPTH, size=9, width=4),
+    DySpec(depth=DEPTH, size=9, width=4, heap=True),
+    DySpec(depth=DEPTH, size=9, width=4, threshold=0.08),
+    Eagle2(depth=DEPTH, size=9, width=3),
+    OptTree(depth=DEPTH, size=9, width=4),
+)
+TEMPLATES = (Static(branching=(3, 2, 1, 2)), Delayed(depth=DEPTH, delay=1, width=3), Sequoia(depth=DEPTH, size=12))
+PARAMS = [
+    SamplingParams(),
+    SamplingParams(temperature=0.0, top_k=1),
+    SamplingParams(temperature=0.7, top_k=2),
+    SamplingParams(temperature=1.5, top_p=0.8),
+]
+ROOM = [100, 3, 2, 1]
+CASES = list(itertools.product(SHAPES, Draws))
+
+
+def name(value: object) -> str:
+    return value.spec if isinstance(value, Shape) else str(value)
+
+
+def grown(
+    shape: Shape, draws: Draws, params: list[SamplingParams], room: list[int], seed: int = 0, laws: list[Tensor] = LAWS
+) -> Grown:
+    context = rows(params, laws[0].shape[1])
+    limits = [min(shape.depth, space) for space in room]
+    return grow(TableExpander(laws), context, limits, shape, draws, noise_for(context, seed))
+
+
+def law_after(params: SamplingParams, code: int, depth: int, laws: list[Tensor] = LAWS) -> Tensor:
+    """[V] what a row's children at a path are drawn from, by hand; a greedy row's ranking at temperature 1."""
+    if params.temperature == 0:
+        params = SamplingParams()
+    logits = laws[depth][code].log() / params.temperature
+    if params.top_k:
+        logits = logits.masked_fill(logits < logits.sort(descending=True).values[params.top_k - 1], -math.inf)
+    law = logits.softmax(-1)
+    if params.top_p < 1:
+        order = law.argsort(descending=True)
+        before = law[order].cumsum(0) - law[order]
+        law[order[before >= params.top_p]] = 0.0
+        law = law / law.sum()
+    return law
+
+
+def siblings(tree: TokenTree, row: int) -> dict[int, list[int]]:
+    """Children of each node that has some."""
+    out: dict[int, list[int]] = {}
+    for node, above in enumerate(tree.parent[row].tolist()):
+        if above >= 0:
+            out.setdefault(above, []).append(node)
+    return out
+
+
+def allowed(shape: Shape, draws: Draws, count: int, rank: int) -> set[Law]:
+    """Laws that the rank-th of count siblings may have in a sampled row."""
+    if shape.is_chain:
+        return {CHAIN_LAWS[draws]}
+    if draws in (Draws.COUPLED, Draws.LIST):
+        return {Law.COUPLED}
+    if draws == Draws.FIXED or shape.fixed:
+        return {Law.FIXED}
+    if draws == Draws.IID:
+        return {Law.IID}
+    if draws == Draws.WITHOUT_REPLACEMENT:
+        return {Law.WITHOUT_REPLACEMENT}
+    return {Law.IID, Law.FIXED} if rank == 0 else {Law.FIXED}
+
+
+@pytest.mark.parametrize(("shape", "draws"), CASES, ids=name)
+def test_legal(shape: Shape, draws: Draws) -> None:
+    """Invariants, limits, labels, and every recorded law: exactly what the path's law is, by hand."""
+    kinds = set()
+    for seed in range(3):
+        tree = grown(shape, draws, PARAMS, ROOM, seed).tree
+        tree.check()
+        deep, code = depths(tree.parent), codes(tree, VOCAB)
+        assert tree.num_nodes <= shape.max_guesses + 1
+        for row, (params, room) in enumerate(zip(PARAMS, ROOM, strict=True)):
+            assert 1 <= int(deep[row].max()) <= room
+            for node, children in siblings(tree, row).items():
+                law = law_after(params, int(code[row, node]), int(deep[row, node]))
+                tokens = tree.tokens[row, children]
+                assert bool((law[tokens] > 0).all()), "a token without mass is never proposed"
+                labels = [Law(label) for label in tree.law[row, children].tolist()]
+                kinds.update(labels)
+                if params.temperature == 0 and not shape.is_chain:
+                    assert set(labels) == {Law.FIXED}
+                    assert tokens.tolist() == law.argsort(descending=True, stable=True)[: len(children)].tolist()
+                    continue
+                for rank, label in enumerate(labels):
+                    assert label in allowed(shape, draws, len(labels), rank)
+                if draws != Draws.LIST and (draws != Draws.IID or shape.fixed):
+                    assert len(set(tokens.tolist())) == len(children)
+                if Law.IID in labels and draws == Draws.GREEDY and not shape.is_chain:
+                    assert tree.q is not None
+                    assert bool((tree.q[row, node, tokens[1:]] == 0).all()), "the drawn one is none of the FIXED"
+                    torch.testing.assert_close(tree.q[row, node].sum(), torch.tensor(1.0))
+                elif Law.IID in labels or Law.WITHOUT_REPLACEMENT in labels:
+                    assert tree.q is not None
+                    expected = law if params.temperature else torch.nn.functional.one_hot(law.argmax(), VOCAB).float()
+                    torch.testing.assert_close(tree.q[row, node], expected)
+            if tree.q is not None:
+                drawn = (tree.law[row] == Law.IID) | (tree.law[row] == Law.WITHOUT_REPLACEMENT)
+                with_q = {above for above, drew in zip(tree.parent[row].tolist(), drawn.tolist(), strict=True) if drew}
+                for node in range(tree.num_nodes):
+                    assert bool((tree.q[row, node] > 0).any()) == (node in with_q)
+    assert kinds
+
+
+@pytest.mark.parametrize(("shape", "draws"), CASES, ids=name)
+def test_company_changes_nothing(shape: Shape, draws: Draws) -> None:
+    """A row's tree is the same alone and in a batch of rows with other limits, but for padding."""
+    for seed in range(2):
+        together = grown(shape, draws, PARAMS, ROOM, seed)
+        context = rows(PARAMS, VOCAB)
+        for row, (params, room) in enumerate(zip(PARAMS, ROOM, strict=True)):
+            alone = replace_rows(context, row)
+            noise = Noise(torch.tensor([row + 1000 * seed]), alone.length)
+            single = grow(TableExpander(LAWS), alone, [min(shape.depth, room)], shape, draws, noise).tree
+            mine = paths(together.tree, row)
+            assert paths(single, 0) == mine, params
+
+
+def replace_rows(context: object, row: int) -> object:
+    """A context of one of its rows."""
+    made = rows([PARAMS[row]], VOCAB)
+    made.history.ids = [context.history.ids[row]]  # type: ignore[attr-defined]
+    made.lengths = [len(made.history.ids[0]) - 1]
+    made.length = torch.tensor(made.lengths)
+    return made
+
+
+def paths(tree: TokenTree, row: int) -> list[tuple[tuple[int, ...], int]]:
+    """Path and label of each node, in the tree's order."""
+    found: dict[int, tuple[int, ...]] = {0: ()}
+    out = []
+    for node, (above, token) in enumerate(zip(tree.parent[row].tolist(), tree.tokens[row].tolist(), strict=True)):
+        if above >= 0:
+            found[node] = (*found[above], token)
+            out.append((found[node], int(tree.law[row, node])))
+    return out
+
+
+@pytest.mark.parametrize(("shape", "draws"), list(itertools.product(TEMPLATES, Draws)), ids=name)
+def test_templates_draw_node_by_node(shape: Static | Delayed | Sequoia, draws: Draws) -> None:
+    """Tokens are those of a slow twin that draws each node on its own, keyed by its number in the whole tree."""
+    template = compiled(parent_of(shape), shape.depth, draws == Draws.GREEDY, torch.device("cpu"))
+    full = template.parent.tolist()
+    children = {node: [i for i, above in enumerate(full) if above == node] for node in range(len(full))}
+    laws = [law.float() for law in tables(VOCAB, DEPTH, seed=4).q]
+    for seed in range(3):
+        context = rows([SamplingParams()] * 2, VOCAB)
+        noise = noise_for(context, seed)
+        tree = grow(TableExpander(laws), context, [shape.depth] * 2, shape, draws, noise).tree
+        deep, code = depths(tree.parent), codes(tree, VOCAB)
+        assert tree.parent.tolist() == [full, full]
+        for row, node in itertools.product(range(2), range(len(full))):
+            if children[node]:
+                law = law_after(SamplingParams(), int(code[row, node]), int(deep[row, node]), laws)
+                one = Noise(noise.seeds[row : row + 1], noise.positions[row : row + 1])
+                expected = drawn_by_hand(law, draws, one, int(deep[row, node]), node, children[node])
+                assert tree.tokens[row, children[node]].tolist() == expected
+
+
+def drawn_by_hand(law: Tensor, draws: Draws, noise: Noise, depth: int, node: int, children: list[int]) -> list[int]:
+    """Children of one node, one after the other."""
+    count = len(children)
+    ranked = law.argsort(descending=True, stable=True).tolist()
+    if draws == Draws.FIXED:
+        return ranked[:count]
+    if draws == Draws.IID:
+        return [int(invert_cdf(law[None], noise.draft(child))) for child in children]
+    if draws == Draws.GREEDY:
+        rest = law.clone()
+        rest[ranked[: count - 1]] = 0.0
+        return [int(invert_cdf(rest[None], noise.draft(children[0]))), *ranked[: count - 1]]
+    if draws == Draws.LIST:
+        keys = noise.list_keys(depth, count)
+        return [int((law / exponentials(keys[0, k], VOCAB)).argmax()) for k in range(count)]
+    keys = noise.coupled_keys(depth + 1)[0, depth] if draws == Draws.COUPLED else noise.race_keys(node, 1)[0, 0]
+    left, out = law / exponentials(keys, VOCAB), []
+    for _ in range(count):  # the winner, then the winner without it, ...
+        out.append(int(left.argmax()))
+        left[out[-1]] = 0.0
+    return out
+
+
+def test_without_replacement_is_without_replacement() -> None:
+    """Frequencies of ordered pairs over 20,000 nodes: chi-square; a false alarm once in 10^6. Control: iid pairs."""
+    law = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    drawing = Drawing(Draws.WITHOUT_REPLACEMENT, Noise(torch.arange(20_000), torch.full((20_000,), 7)), 1)
+    nodes = Nodes(0, torch.tensor([0]), torch.tensor([[1, 2]]))
+
+    def chi_square(draws: Draws) -> float:
+        tokens = replace(drawing, draws=draws).children(law.expand(20_000, 1, 4), nodes).tokens[:, 0]
+        total = 0.0
+        for first, second in itertools.permutations(range(4), 2):
+            expected = 20_000 * float(law[first] * law[second] / (1 - law[first]))
+            total += (int((tokens == torch.tensor([first, second])).all(1).sum()) - expected) ** 2 / expected
+        return total
+
+    edge = 49.2  # chi2.isf(1e-6, 11)
+    assert chi_square(Draws.WITHOUT_REPLACEMENT) < edge
+    assert chi_square(Draws.IID) > 5 * edge
+
+
+# -- templates -------------------------------------------------------------------------------------------------------
+
+
+def test_template_shapes() -> None:
+    assert parent_of(Static(branching=(2, 1))) == (-1, 0, 0, 1, 2)
+    assert parent_of(Delayed(depth=3, delay=1, width=2)) == (-1, 0, 1, 1, 2, 3)
+    assert len(parent_of(Sequoia(depth=4, size=7))) == 8
+    cpu = torch.device("cpu")
+    template = compiled((-1, 0, 0, 1, 1, 2, 3), 3, False, cpu)
+    assert template.parent.tolist() == [-1, 0, 1, 2, 1, 0, 5], "depth first, first children first"
+    assert template.depth.tolist() == [0, 1, 2, 3, 2, 1, 2]
+    assert template.slots.tolist() == [0, 1, 2, -1, -1, 5, -1], "leaves are never fed"
+    cut = compiled((-1, 0, 0, 1, 1, 2, 3), 1, False, cpu)
+    assert cut.parent.tolist() == [-1, 0, 0]
+    assert cut.levels[0].nodes.numbers.tolist() == [[1, 5]], "draws are keyed by the number in the whole tree"
+    rotated = compiled((-1, 0, 0, 1, 1, 2, 3), 3, True, cpu)
+    assert rotated.parent.tolist() == [-1, 0, 1, 0, 3, 3, 5], "the drawn child, first, has the last one's subtree"
+
+
+@pytest.mark.parametrize("draws", [Draws.FIXED, Draws.IID, Draws.COUPLED])
+def test_a_template_of_one_child_is_a_chain(draws: Draws) -> None:
+    params = [SamplingParams(), SamplingParams(temperature=0.8, top_k=3)]
+    laws = [law.float() for law in tables(VOCAB, DEPTH, seed=4).q]
+    chain = grown(Chain(depth=3), draws, params, [3, 3], laws=laws).tree
+    tree = grown(Static(branching=(1, 1, 1)), draws, params, [3, 3], laws=laws).tree
+    assert torch.equal(chain.tokens, tree.tokens)
+    assert torch.equal(chain.parent, tree.parent)
+    assert torch.equal(chain.law, tree.law)
+    assert (chain.q is None) == (tree.q is None)
+    if chain.q is not None and tree.q is not None:
+        assert torch.equal(chain.q, tree.q)
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=name)
+def test_passes_and_slots(shape: Shape) -> None:
+    """One pass a depth (but for the heap), within the slots that the shape promised; all parents were fed."""
+    for draws in Draws:
+        context = rows(PARAMS, VOCAB)
+        expander = TableExpander(LAWS)
+        limits = [min(shape.depth, room) for room in ROOM]
+        found = grow(expander, context, limits, shape, draws, noise_for(context))
+        assert expander.num_passes <= (shape.size if isinstance(shape, DySpec) and shape.heap else shape.depth)
+        assert sum(expander.widths) <= shape.max_grown + 1
+        for row in range(len(PARAMS)):
+            slots = found.slots[row].tolist()
+            assert slots[0] == 0
+            parents = list(siblings(found.tree, row))
+            assert all(slots[node] >= 0 for node in parents)
+            assert len({slots[node] for node in parents}) == len(parents)
+
+
+# -- chains ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rule", "threshold"), [("probability", 0.5), ("svip", 1.1), ("adaedl", 0.5)])
+@pytest.mark.parametrize("draws", [Draws.FIXED, Draws.IID, Draws.COUPLED])
+def test_adaptive(rule: str, threshold: float, draws: Draws) -> None:
+    """The chain of Chain, cut at the first law (after the first) by which the rule would not draw."""
+    params = [SamplingParams(), SamplingParams(temperature=0.0), SamplingParams(temperature=0.6), SamplingParams()]
+    room, lengths = [4, 4, 4, 2], set()
+    for seed in range(20):
+        laws = [law.float() for law in tables(VOCAB, DEPTH, seed).q]
+        whole = grown(Chain(depth=DEPTH), draws, params, room, seed, laws).tree
+        tree = grown(Adaptive(depth=DEPTH, rule=rule, threshold=threshold), draws, params, room, seed, laws).tree
+        tree.check()
+        code = codes(whole, VOCAB)
+        for row, space in enumerate(room):
+            length = 1
+            while length < space:
+                law = law_after(params[row], int(code[row, length]), length, laws).double()
+                entropy = -float((law * law.clamp(min=1e-300).log()).sum())
+                unsure = {
+                    "probability": float(law.max()) < threshold,
+                    "svip": math.sqrt(entropy) > threshold,
+                    "adaedl": 1 - math.sqrt(0.2 * entropy) < threshold,
+                }[rule]
+                if unsure:
+                    break
+                length += 1
+            lengths.add(length)
+            assert int(tree.valid[row].sum()) == length + 1
+            assert torch.equal(tree.tokens[row, : length + 1], whole.tokens[row, : length + 1])
+    assert len(lengths) >= 3, "the rule is worth testing"
