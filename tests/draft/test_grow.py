@@ -13,7 +13,7 @@ from foretoken.draft.frontier import Grown
 from foretoken.draft.grow import CHAIN_LAWS, grow
 from foretoken.draft.shape import Adaptive, Chain, Delayed, DySpec, Eagle2, OptTree, Sequoia, Shape, Static
 from foretoken.draft.template import compiled, parent_of
-from foretoken.noise import Noise, exponentials
+from foretoken.noise import Noise, exponentials, race, race_top, top
 from foretoken.sampling import SamplingParams, invert_cdf
 from foretoken.tree import Draws, Law, TokenTree, depths
 from tests.draft.grown import TableExpander, codes, noise_for, rows
@@ -232,6 +232,31 @@ def test_without_replacement_is_without_replacement() -> None:
     edge = 49.2  # chi2.isf(1e-6, 11)
     assert chi_square(Draws.WITHOUT_REPLACEMENT) < edge
     assert chi_square(Draws.IID) > 5 * edge
+
+
+@pytest.mark.parametrize("vocab_size", [3, 512, 4099])
+def test_the_compiled_race_is_the_slow_one(vocab_size: int) -> None:
+    """Tokens of ``race_top`` and ``top`` in float32 (compiled, where it was built) and float64; the first is ``race``'s."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    law = (torch.randn(40, vocab_size, generator=generator) * 3).softmax(-1)
+    law[:5, ::2] = 0.0
+    law[5] = 0.0
+    law[6] = torch.nan
+    keys = torch.randint(-(2**62), 2**62, (40,), generator=generator)
+    for count in (1, 2, 5, 16):
+        for (tokens, scores), (twins, expected) in (
+            (race_top(law, keys, count), race_top(law.double(), keys, count)),
+            (top(law, count), top(law.double(), count)),
+        ):
+            possible = expected > 0
+            assert torch.equal(scores > 0, possible)
+            assert torch.equal(tokens[possible], twins[possible])
+            assert not bool(possible[5:7].any()), "nothing can be drawn from zeros or NaN"
+            torch.testing.assert_close(scores[possible].double(), expected[possible], rtol=1e-5, atol=0)
+    rest = torch.arange(40) > 6
+    assert torch.equal(race_top(law, keys, 1)[0][rest, 0], race(law, keys)[rest])
+    tied = torch.tensor([[0.1, 0.3, 0.3, 0.0, 0.3]])
+    assert top(tied, 2)[0].tolist() == top(tied.double(), 2)[0].tolist() == [[1, 2]]
 
 
 # -- templates -------------------------------------------------------------------------------------------------------

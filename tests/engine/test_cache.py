@@ -129,7 +129,7 @@ def test_a_lagging_draft_model_catches_up(target: CausalModel, draft: CausalMode
         def propose(self, context: Any, shape: Any, law: Any, noise: Any) -> Any:
             type(self).calls += 1
             if self.calls % 5:
-                self.fed = [0] * context.num_rows
+                self.limits = [0] * context.num_rows
                 return root_tree(context.pending)
             lags.append([length - filled for length, filled in zip(context.lengths, self.filled, strict=True)])
             turn = self.calls // 5  # half the rows in turn, so that the lags differ

@@ -17,6 +17,7 @@ from foretoken import noise as noise_module
 from foretoken.noise import Noise, race
 from foretoken.tree import Law, TokenTree, chain_tree, pad_tree, root_tree
 from foretoken.verify import Coupled, Evidence, Exact, Rejection, draw
+from foretoken.verify.law import follow
 from tests.verify.enumerate import Case, Tables, tables, target_joint
 
 F, I, C = Law.FIXED, Law.IID, Law.COUPLED  # noqa: E741
@@ -346,3 +347,20 @@ def test_inputs_are_not_mutated() -> None:
     Exact().leftover(Evidence(tree, p, noise), walk, torch.zeros(len(p), dtype=torch.int64)).zero_()
     after = (tree.tokens, tree.parent, tree.law, p, noise.coupled_keys(3))
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
+
+
+def test_a_walk_on_the_host_is_the_walk_by_products() -> None:
+    """Few rows are followed on the host, many by products of the ancestor relation."""
+    generator = torch.Generator().manual_seed(3)
+    parent = torch.full((40, 9), -1)
+    for node in range(1, 9):
+        above = torch.randint(-1, node, (40,), generator=generator)
+        alive = (above <= 0) | (parent.gather(1, above.clamp(min=0)[:, None])[:, 0] >= 0)
+        parent[:, node] = torch.where(alive, above, 0)
+    at = torch.tensor([[node for node in range(9) if node == 0 or row[node] >= 0][-1] for row in parent.tolist()])
+    path, count = follow(parent, at)
+    for row in range(40):
+        one, length = follow(parent[row : row + 1], at[row : row + 1])
+        assert length[0] == count[row]
+        assert one[0, : length[0]].tolist() == path[row, : count[row]].tolist()
+        assert sorted(one[0].tolist()) == list(range(9))

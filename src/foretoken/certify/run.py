@@ -64,7 +64,7 @@ def certify(
     verifiers: Sequence[str] | None = None,
     shapes: Sequence[str] = SHAPES,
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
-    max_new_tokens: int = 24,
+    max_new_tokens: int = 16,
     seed: int = 0,
     budget: Budget | None = None,
     replay: Callable[[], CausalModel] | None = None,

@@ -76,7 +76,7 @@ def certify(
     shape: Shapes = None,
     temperature: Temperatures = None,
     seed: Seed = 0,
-    max_new_tokens: o.MaxNewTokens = 24,
+    max_new_tokens: o.MaxNewTokens = 16,
     json_: o.Json = False,
     output: ReportFile = None,
     no_color: o.NoColor = False,

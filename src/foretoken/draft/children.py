@@ -48,20 +48,19 @@ class Drawing:
     draws: Draws
     noise: Noise
     depth: int  # no node is deeper
-    greedy: Tensor | None = None  # [B] bool; None where no row is, or where all nodes are FIXED anyway
+    greedy: Tensor | None = None  # [B] bool; None where no row is
 
     @classmethod
     def of(cls, draws: Draws, noise: Noise, processors: Processors, depth: int) -> "Drawing":
         """The draws of one tree of these rows."""
         if processors.num_greedy == len(processors.params):
             draws = Draws.FIXED
-        mixed = processors.num_greedy > 0 and draws != Draws.FIXED
-        return cls(draws, noise, depth, processors.greedy[:, 0, 0] if mixed else None)
+        return cls(draws, noise, depth, processors.greedy[:, 0, 0] if processors.num_greedy else None)
 
     def children(self, law: Tensor, nodes: Nodes) -> Children:
         """Children of W nodes whose laws are law [B, W, V]."""
         out = _WAYS[self.draws](self, law, nodes)
-        if self.greedy is None:
+        if self.greedy is None or self.draws == Draws.FIXED:
             return out
         ranked, fixed = _fixed(self, law, nodes), self.greedy[:, None, None]
         return Children(

@@ -81,7 +81,7 @@ class Growth:
         self.tokens = torch.cat([self.tokens, drawn.tokens.flatten(1)], 1)
         self.parent = torch.cat([self.parent, parent], 1)
         self.law = torch.cat([self.law, drawn.laws.expand_as(drawn.tokens).flatten(1)], 1)
-        self.slot = torch.cat([self.slot, torch.full_like(parent, -1)], 1)
+        self.slot = torch.nn.functional.pad(self.slot, (0, parent.shape[1]), value=-1)
         self.place = torch.cat([self.place, (value * place).flatten(1).float().masked_fill(~real, 0.0)], 1)
         self.own = torch.cat([self.own, (value * own).flatten(1).float().masked_fill(~real, 0.0)], 1)
         if drawn.q is not None:
@@ -180,8 +180,8 @@ def _worth(drawing: Drawing, law: Tensor, drawn: Children) -> tuple[Tensor, Tens
     chance = torch.where(drawn.possible, law.gather(-1, drawn.tokens).clamp(max=1.0), 0.0)
     place, own = _WORTH[drawing.draws](drawn, chance)
     if drawing.greedy is not None:
-        fixed = drawing.greedy[:, None, None]
-        place, own = torch.where(fixed, chance, place), torch.where(fixed, chance, own)
+        greedy, share = drawing.greedy[:, None, None], _share(chance**_GREEDY_SHARPNESS)
+        place, own = torch.where(greedy, share, place), torch.where(greedy, share, own)
     return place, torch.minimum(own, place)
 
 
@@ -202,10 +202,24 @@ def _worth_without_replacement(drawn: Children, chance: Tensor) -> tuple[Tensor,
 
 
 def _worth_coupled(drawn: Children, chance: Tensor) -> tuple[Tensor, Tensor]:
+    """The share of a token's race score q / E among the candidates: target and drafter run the race with the same E, so
+    the score tells who wins the target's better than q does. On the bundled pair at temperature 1 (12 guesses, 6 deep,
+    8 texts) trees ranked so emit 2.70 to 2.71 tokens a step, ranked by q 1.98 (opt_tree, dyspec) and 2.23 (eagle2);
+    scores to the power 0.7, 1.5, 2 and 3 gave 2.53 to 2.64, 2.68 to 2.71, 2.62 to 2.64 and 2.49 to 2.50."""
     assert drawn.scores is not None
-    score = drawn.scores.clamp(min=0.0)
-    share = score / score.sum(-1, keepdim=True).clamp(min=torch.finfo(score.dtype).tiny)
+    share = _share(drawn.scores.clamp(min=0.0))
     return share, share
+
+
+_GREEDY_SHARPNESS = 1.5
+"""At temperature 0 the target takes its most probable token, more often the drafter's own than q says at temperature 1.
+Shares of q ** 1.5 emit 4.80 to 4.85 tokens a step on the same texts, of q 4.75 to 4.85, q itself 4.49 to 4.62."""
+
+
+def _share(score: Tensor) -> Tensor:
+    """[B, W, C] of each node's candidates; zero where none has a score."""
+    total = score.sum(-1, keepdim=True)
+    return score / torch.where(total > 0, total, 1.0)
 
 
 def _worth_greedy(drawn: Children, chance: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,6 +7,7 @@ so that both usually draw the same token: acceptance at least (1 - TV) / (1 + TV
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -31,6 +32,33 @@ def target_draws(evidence: Evidence) -> Tensor:
     return race(p, noise.coupled_keys(num_nodes).gather(1, depth))
 
 
+def follow_draws(evidence: Evidence) -> tuple[Tensor, Tensor]:
+    """(at [B], bonus [B]): where the target's draws lead, and the draw behind it. Draws only on the path, for each depth
+    all rows that still walk, and reads every draw on the host: for the CPU. A twin of ``stops`` and ``leftover``."""
+    noise, tree, p = evidence.noise, evidence.tree, evidence.p
+    assert noise is not None, "exact match reads the stream COUPLED"
+    keys = noise.coupled_keys(tree.num_nodes)
+    parents, tokens = tree.parent.tolist(), tree.tokens.tolist()
+    at, bonus = [0] * len(parents), [0] * len(parents)
+    going, depth = list(range(len(parents))), 0
+    while going:
+        alone = len(going) == 1
+        law = p[going[0], at[going[0]]][None] if alone else p[going, [at[row] for row in going]]  # [R, V]
+        drawn = race(law, keys[going[0] : going[0] + 1, depth] if alone else keys[going, depth])
+        chance = law.gather(1, drawn[:, None])[:, 0]
+        walking = []
+        for row, token, mass in zip(going, drawn.tolist(), chance.tolist(), strict=True):
+            bonus[row] = token
+            above, guesses, here = parents[row], tokens[row], at[row]
+            for node in range(here + 1, len(above)):  # of equal siblings the first counts
+                if mass > 0 and above[node] == here and guesses[node] == token:
+                    at[row] = node
+                    walking.append(row)
+                    break
+        going, depth = walking, depth + 1
+    return torch.tensor(at), torch.tensor(bonus)
+
+
 def lawful(p: Tensor, drawn: Tensor) -> Tensor:
     """[B, N] bool: nodes whose draw means something; at a node without a law the winner is any token."""
     return p.gather(2, drawn[:, :, None])[..., 0] > 0
@@ -45,6 +73,8 @@ class Exact(Verifier):
     reads = frozenset({"noise"})
     draws = Draws.FIXED
     summary = "accept iff equal to the target's own draw; greedy at temperature 0; the drafter proposes its argmax"
+
+    lazy: ClassVar[bool] = True  # choices are target_draws: where reading is free, nodes off the path need none
 
     def choices(self, evidence: Evidence) -> Tensor:
         """[B, N] int64: the token that the target takes after each node."""
@@ -67,6 +97,8 @@ class Exact(Verifier):
     def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         """Follow the target's draws: nothing is left to chance."""
         tree = evidence.tree
+        if self.lazy and tree.num_nodes > 1 and tree.parent.device.type == "cpu":
+            return follow_draws(evidence)
         if tree.num_nodes > 1 and tree.max_children != 1 and not is_chain(tree.parent):
             walk = self.stops(evidence)
             at = walk.stops.argmax(1)

@@ -78,6 +78,7 @@ class GumbelList(Exact):
     name = "gumbel_list"
     draws = Draws.LIST
     summary = "exact match with an independent noise for each child; the target's law, another text per tree"
+    lazy: ClassVar[bool] = False
     counts_children: ClassVar[bool] = True  # no shape may drop or add LIST or COUPLED children because of their tokens
 
     def choices(self, evidence: Evidence) -> Tensor:

@@ -102,8 +102,24 @@ def follow(parent: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
     """(path [B, N], count [B]) from the root to node at[b]. A parent's index is below its child's, so order is index."""
     if is_chain(parent):
         return (chain_parent(parent.shape[1], parent.device) + 1).expand_as(parent), at + 1
+    if parent.device.type == "cpu" and len(at) <= 16:  # a walk on the host: a tenth of the time of the products
+        return _follow_on_host(parent, at)
     on_path = ancestors(parent).gather(1, at[:, None, None].expand(-1, 1, parent.shape[1]))[:, 0]  # [B, N]
     return torch.argsort((~on_path).to(torch.int8), dim=1, stable=True), on_path.sum(1)
+
+
+def _follow_on_host(parent: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    paths, counts = [], []
+    for above, node in zip(parent.tolist(), at.tolist(), strict=True):
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = above[node]
+        path.reverse()
+        kept = set(path)
+        counts.append(len(path))
+        paths.append(path + [other for other in range(len(above)) if other not in kept])
+    return torch.tensor(paths), torch.tensor(counts)
 
 
 def row_at(x: Tensor, at: Tensor) -> Tensor:

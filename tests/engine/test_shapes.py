@@ -1,0 +1,147 @@
+"""Every shape, every way of drawing, through the engine: the same text as plain decoding, and a cache that is the text."""
+
+import itertools
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken import Completion, Engine, Request, SamplingParams
+from foretoken.draft.model import DraftModel, ModelDrafter
+from foretoken.draft.shape import SHAPES, parse_shape
+from foretoken.engine.legality import refusal
+from foretoken.model.table import TableLM
+from foretoken.tree import Draws
+from foretoken.verify import parse_verifier
+from tests.engine.harness import EOS, VOCAB, ToyTokenizer, mixed_requests, outcome, plain, prompts, table
+
+TARGET, NEAR = table(), table(blur=0.3)
+CONFIGS = [
+    "chain", "adaptive", "adaptive/rule=svip/threshold=1.2", "adaptive/rule=adaedl/threshold=0.4", "static",
+    "static/branching=2x2x2x2x1", "delayed", "sequoia", "dyspec", "dyspec/heap=true/size=6", "dyspec/threshold=0.05",
+    "eagle2", "eagle2/size=24/width=6", "opt_tree", "opt_tree/size=7/threshold=0.3",
+]  # fmt: skip
+LEGAL = [
+    (shape, draws)
+    for shape, draws in itertools.product(CONFIGS, Draws)
+    if refusal("draft_model", DraftModel.capabilities, parse_verifier("coupled"), parse_shape(shape, 4), draws) is None
+]
+
+
+def engine(
+    shape: str, draws: str = "auto", *, verify: str = "coupled", gamma: int = 4, draft: Any = NEAR, target: Any = TARGET
+) -> Engine:
+    config = {
+        "method": "draft_model",
+        "num_speculative_tokens": gamma,
+        "verify": verify,
+        "shape": shape,
+        "draws": draws,
+    }
+    return Engine(target, ToyTokenizer(), speculative=config, method=DraftModel(draft))
+
+
+@pytest.fixture(scope="module")
+def expected() -> list[Completion]:
+    return plain(TARGET, mixed_requests())
+
+
+def test_all_shapes_are_tested() -> None:
+    assert {config.split("/")[0] for config in CONFIGS} == set(SHAPES)
+    assert set(DraftModel.capabilities.shapes) == set(SHAPES)
+
+
+@pytest.mark.parametrize(("shape", "draws"), LEGAL)
+def test_the_same_text(shape: str, draws: Draws, expected: list[Completion]) -> None:
+    """Eight requests that differ in everything, together and some of them alone; what was accepted does not differ."""
+    found = engine(shape, draws.value).generate_batch(mixed_requests())
+    assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+    assert sum(one.num_accepted_tokens for one in found) > 0
+    chosen = slice(len(shape) % 4, None, 4)
+    alone = engine(shape, draws.value).generate_batch(mixed_requests()[chosen], batch_size=1)
+    assert [outcome(one) for one in alone] == [outcome(one) for one in expected[chosen]]
+    assert [one.num_accepted_tokens for one in alone] == [one.num_accepted_tokens for one in found[chosen]]
+
+
+@pytest.mark.parametrize("shape", ["static", "sequoia", "dyspec", "dyspec/heap=true"])
+@pytest.mark.parametrize("draws", ["iid", "without_replacement", "greedy"])
+def test_company_does_not_change_a_rejected_text(shape: str, draws: str) -> None:
+    """Under rejection the text depends on what was drawn: that must not depend on the other rows of the batch."""
+    together = engine(shape, draws, verify="rejection").generate_batch(mixed_requests())
+    alone = engine(shape, draws, verify="rejection").generate_batch(mixed_requests()[::3], batch_size=1)
+    assert [outcome(one) for one in alone] == [outcome(one) for one in together[::3]]
+
+
+def test_side_branches_are_kept(audited: list[Any]) -> None:
+    """Kept paths that are not the leading one, behind which the draft model's own cache must be moved too."""
+    moved: list[str] = []
+
+    def watch(state: Any, target: Any, drafter: Any, report: Any) -> None:
+        assert isinstance(drafter, ModelDrafter)
+        assert drafter.slots is not None
+        for row, (path, limit) in enumerate(zip(report.commit.path, drafter.limits, strict=True)):
+            slots = [int(drafter.slots[row, node]) for node in path]
+            if limit and [slot for slot in slots if slot >= 0] != list(range(sum(slot >= 0 for slot in slots))):
+                moved.append(shape)
+
+    audited.append(watch)
+    shapes = ("static", "sequoia", "dyspec", "eagle2", "opt_tree", "dyspec/heap=true")
+    for shape in shapes:
+        engine(shape, "fixed").generate_batch(mixed_requests())
+    assert set(moved) == set(shapes)
+
+
+@pytest.mark.parametrize("shape", CONFIGS)
+def test_the_end_of_the_context(shape: str) -> None:
+    """Contexts of target and draft model that end in the middle of a tree: each alone, and both."""
+    for target_context, draft_context in ((24, 4096), (40, 21)):
+        target, draft = table(max_positions=target_context), table(max_positions=draft_context, blur=0.3)
+        params = SamplingParams(max_new_tokens=20, seed=3, ignore_eos=True)
+        requests = [Request(ids, params) for ids in prompts() if 3 <= len(ids) < 20]
+        expected = plain(target, requests)
+        for draws in ("coupled", "fixed"):
+            found = engine(shape, draws, draft=draft, target=target).generate_batch(requests)
+            assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+
+
+@pytest.mark.parametrize("shape", CONFIGS)
+def test_a_smaller_draft_vocabulary(shape: str, expected: list[Completion]) -> None:
+    """Tokens that the draft model does not have are never guessed, and fed as its last one."""
+    draft = TableLM(VOCAB - 4, seed=2, sharpness=2.0, dtype=torch.float64, num_layers=1)
+    for draws in ("auto", "fixed"):
+        found = engine(shape, draws, draft=draft).generate_batch(mixed_requests())
+        assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+
+
+@pytest.mark.parametrize("shape", CONFIGS)
+def test_float32(shape: str) -> None:
+    """The compiled race where it was built: the same text."""
+    target, draft = table(dtype=torch.float32), table(dtype=torch.float32, blur=0.3)
+    requests = mixed_requests(13)
+    found = engine(shape, draft=draft, target=target).generate_batch(requests)
+    assert [outcome(one) for one in found] == [outcome(one) for one in plain(target, requests)]
+
+
+@pytest.mark.parametrize(
+    "shape", ["static", "sequoia", "eagle2/size=32/width=6"]
+)
+def test_a_greedy_row_has_branches(shape: str) -> None:
+    """At temperature 0 second-best guesses are ranked at temperature 1: trees accept more than their leading path."""
+    params = SamplingParams(max_new_tokens=40, temperature=0.0, top_k=1, ignore_eos=True)
+    requests = [Request(ids, params) for ids in prompts()]
+    branching = engine(shape, gamma=4).generate_batch(requests)
+    line = engine("chain", gamma=4).generate_batch(requests)
+    assert [one.token_ids for one in branching] == [one.token_ids for one in line]
+    assert sum(one.num_steps for one in branching) < 0.95 * sum(one.num_steps for one in line)
+
+
+def test_short_outputs_waste_nothing() -> None:
+    """No guess beyond the limit of a row: its trees are cut, and with one token left nothing is drafted."""
+    for shape in CONFIGS:
+        for room in (1, 2, 3):
+            params = SamplingParams(max_new_tokens=room, seed=room, ignore_eos=True)
+            one = engine(shape).generate([1, 2, 3], params)
+            assert one.num_tokens == room
+            assert one.num_draft_tokens == 0 or room > 1
+            assert one.num_steps >= 1
+    assert EOS < VOCAB
