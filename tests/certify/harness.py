@@ -22,7 +22,7 @@ DRAFT = TableLM(VOCAB, seed=1, sharpness=2.0, num_layers=1, blur=0.4)
 PROMPTS = [
     [int(x) for x in torch.randint(0, VOCAB, (n,), generator=torch.Generator().manual_seed(n))] for n in (1, 9, 2, 14)
 ]
-SMALL = Budget(visits=2, laws=3, batch_size=16)
+SMALL = Budget(visits=2, laws=3, batch_size=16, seeds=20_000)
 CHAIN, TREE = "chain", "static/branching=3x2x1"
 
 

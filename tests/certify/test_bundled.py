@@ -19,7 +19,7 @@ def test_bundled(dtype: str) -> None:
     )
     found = certify(
         engine, PROMPTS[: 4 if dtype == "float32" else 2], verifiers=["coupled", "rejection"], shapes=[h.TREE],
-        temperatures=(0.0, 1.0), max_new_tokens=12,
+        temperatures=(0.0, 1.0), max_new_tokens=12, budget=h.SMALL,
     )  # fmt: skip
     assert found.verdict == "certified", [check.findings for check in found.defects]
     assert found.settings["dtype"] == dtype

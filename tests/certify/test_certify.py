@@ -153,7 +153,7 @@ def test_tokens_that_are_not_the_targets_are_caught(monkeypatch: pytest.MonkeyPa
 
 @dataclass(frozen=True)
 class Own(Exact):
-    """Draws its own tokens with a noise of its own, rightly, but takes the first guess in one of five steps."""
+    """Draws its own tokens with a noise of its own, rightly, but takes the first guess in every second step."""
 
     name = "own"
     draws = Draws.LIST
@@ -164,7 +164,7 @@ class Own(Exact):
     def stops(self, evidence: Evidence) -> Walk:
         walk = super().stops(evidence)
         assert evidence.noise is not None
-        lucky = evidence.noise.draft(99) < 0.2
+        lucky = evidence.noise.draft(99) < 0.5
         if evidence.tree.num_nodes == 1:
             return walk
         forced = torch.zeros_like(walk.stops)

@@ -9,10 +9,13 @@ import torch
 from foretoken.draft import dynamic
 from foretoken.draft.children import Children, Drawing, Nodes
 from foretoken.draft.grow import grow
+from foretoken.draft.model import DraftModel
 from foretoken.draft.shape import DySpec, Eagle2, OptTree
+from foretoken.engine.legality import refusal
 from foretoken.noise import exponentials, mix, race_top
 from foretoken.sampling import SamplingParams
 from foretoken.tree import Draws, Law, TokenTree, ancestors
+from foretoken.verify import VERIFIERS
 from foretoken.verify.rejection import Rejection
 from tests.draft.grown import TableExpander, enumerate_growth, error, noise_for, rows
 from tests.verify.enumerate import tables
@@ -60,6 +63,26 @@ def test_dyspec_with_impossible_tokens_is_exact(monkeypatch: pytest.MonkeyPatch)
         tree, weight = enumerate_growth(monkeypatch, laws, DySpec(depth=2, size=4, width=2), draws, 2)
         tree.check()
         assert error(Rejection(), tree, weight, laws, 2) < TOLERANCE
+
+
+@pytest.mark.parametrize("draws", [W, IID])
+@pytest.mark.parametrize("rule", [rule for rule in VERIFIERS if VERIFIERS[rule].exact and "q" in VERIFIERS[rule].reads])
+def test_every_rule_on_dyspec_trees(monkeypatch: pytest.MonkeyPatch, rule: str, draws: Draws) -> None:
+    """Exact wherever it is legal. Rules that treat independent siblings together err, for how many there are depends on
+    their tokens: that is why they are refused there."""
+    verifier, shape = VERIFIERS[rule], DySpec(depth=2, size=5, width=2)
+    if verifier.chains_only:
+        assert "branches" in str(refusal("draft_model", DraftModel.capabilities, verifier, shape, draws))
+        return
+    worst = 0.0
+    for seed in range(3):
+        laws = tables(V, 3, seed)
+        tree, weight = enumerate_growth(monkeypatch, laws, shape, draws, 2)
+        worst = max(worst, error(verifier, tree, weight, laws, 2))
+    if refusal("draft_model", DraftModel.capabilities, verifier, shape, draws) is None:
+        assert worst < TOLERANCE
+    else:
+        assert worst > 1e-6
 
 
 def test_shapes_depend_on_tokens(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -122,9 +122,7 @@ def test_float32(shape: str) -> None:
     assert [outcome(one) for one in found] == [outcome(one) for one in plain(target, requests)]
 
 
-@pytest.mark.parametrize(
-    "shape", ["static", "sequoia", "eagle2/size=32/width=6"]
-)
+@pytest.mark.parametrize("shape", ["static", "sequoia", "eagle2/size=32/width=6"])
 def test_a_greedy_row_has_branches(shape: str) -> None:
     """At temperature 0 second-best guesses are ranked at temperature 1: trees accept more than their leading path."""
     params = SamplingParams(max_new_tokens=40, temperature=0.0, top_k=1, ignore_eos=True)

@@ -194,7 +194,7 @@ def test_the_text_depends_on_the_tree() -> None:
     assert not torch.equal(RULE.settle(evidence)[1], Coupled().settle(evidence)[1])
     assert RULE.exact is True
     assert RULE.draws == Draws.LIST
-    assert RULE.counts_children
+    assert RULE.counts_children == {Draws.LIST, Draws.COUPLED}
 
 
 def test_rows_alone_padding_and_inputs() -> None:

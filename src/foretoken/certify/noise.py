@@ -17,7 +17,7 @@ from foretoken.tree import Draws, Law, TokenTree
 from foretoken.verify.law import Evidence, Verifier, draw
 
 TREES = {"1-1": (-1, 0, 1), "3": (-1, 0, 0, 0), "2-1": (-1, 0, 0, 1, 2)}
-SEEDS = 100_000
+SETS = 2  # sets of visited laws
 
 
 def guessed(parent: tuple[int, ...], how: Draws, laws: Laws, noise: Noise) -> tuple[TokenTree, Tensor]:
@@ -59,10 +59,10 @@ def counts(verifier: Verifier, parent: tuple[int, ...], laws: Laws, noise: Noise
 
 
 def check_noise(
-    verifier: Verifier, spec: str, contexts: list[Context], seed: int, alpha: float, sets: int = 2
+    verifier: Verifier, spec: str, contexts: list[Context], seed: int, alpha: float, num_seeds: int
 ) -> Check:
-    """Compare the counts with p at ``sets`` sets of visited laws, on each small tree."""
-    chosen = projected(contexts, 3, sets)
+    """Compare the counts with p at SETS sets of visited laws, on each small tree."""
+    chosen = projected(contexts, 3, SETS)
     trees = {"1-1": TREES["1-1"]} if verifier.chains_only else TREES
     each = alpha / max(1, len(chosen) * len(trees) * SIZE * SIZE)
     findings: list[Finding] = []
@@ -71,9 +71,9 @@ def check_noise(
         target = (laws.p[0].flatten()[:, None] * laws.p[1]).flatten()  # [SIZE * SIZE]
         for name, parent in trees.items():
             key = mix(torch.tensor(seed + 1) ^ mix(torch.tensor(number * len(TREES) + len(parent))))
-            noise = Noise(mix(torch.arange(SEEDS) ^ key), torch.full((SEEDS,), 7))
-            gaps = (counts(verifier, parent, laws, noise) / SEEDS - target).abs()
-            bounds = torch.tensor([freedman_bound(SEEDS * float(x * (1 - x)), each) / SEEDS for x in target])
+            noise = Noise(mix(torch.arange(num_seeds) ^ key), torch.full((num_seeds,), 7))
+            gaps = (counts(verifier, parent, laws, noise) / num_seeds - target).abs()
+            bounds = torch.tensor([freedman_bound(num_seeds * float(x * (1 - x)), each) / num_seeds for x in target])
             done += 1
             at = int((gaps / bounds).argmax())
             here = f"tree {name}, laws of {laws.where}"
@@ -85,8 +85,8 @@ def check_noise(
                 words += f"by chance at most {float(bounds[at]):.4f}, but for {each:.1e}"
                 findings.append(Finding(DEFECT, here, words, {"probability": float(gaps[at])}))
     return Check(
-        "noise", spec, "small trees", verdict_of(findings, done), done, f"laws, {SEEDS} seeds",
+        "noise", spec, "small trees", verdict_of(findings, done), done, f"laws, {num_seeds} seeds",
         worst if done else None, tolerance if done else None,
         f"largest difference of a frequency, laws cut to {SIZE} tokens, and its bound", where, few(findings),
-        {"alpha": alpha, "seeds": SEEDS},
+        {"alpha": alpha, "seeds": num_seeds},
     )  # fmt: skip

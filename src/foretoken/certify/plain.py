@@ -15,8 +15,8 @@ from foretoken.sampling import History, Paths, Processors, SamplingParams, warp
 from foretoken.tree import layout, pad_tree, root_tree
 
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 2e-1}
-"""How far rounding may move a log probability at temperature 1, by the model's dtype: some ten times what was measured
-between passes of different widths (docs/certify.md)."""
+"""How far rounding may move a log probability at temperature 1, by the model's dtype. Measured on the bundled pair between
+passes of different widths: 1.5e-5 in float32, 0.06 in bfloat16."""
 
 
 @dataclass(frozen=True)

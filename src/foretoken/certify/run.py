@@ -43,6 +43,7 @@ class Budget:
     visits: int = 1  # steps of each request whose laws are recomputed plainly
     laws: int = 2  # contexts of ``law`` at each temperature
     batch_size: int = 4
+    seeds: int = 100_000  # of ``noise``, a tree
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ def certify(
             alpha = ALPHA / 2 / len(pairs)
             checks += certify_pair(engine, pair.config, asked, expected, judge, budget, seed, alpha, contexts)
         say(total, total, "laws")
-        checks += certify_laws(contexts, seed, ALPHA / 2)
+        checks += certify_laws(contexts, seed, ALPHA / 2, budget.seeds)
     order = ("window", "draws", "law", "joint", "noise", "tokens")
     checks.sort(key=lambda check: order.index(check.name))
     settings: dict[str, Any] = {
@@ -185,7 +186,7 @@ def certify_pair(
     return checks
 
 
-def certify_laws(contexts: dict[str, list[Context]], seed: int, alpha: float) -> list[Check]:
+def certify_laws(contexts: dict[str, list[Context]], seed: int, alpha: float, seeds: int) -> list[Check]:
     """The laws of every rule that reads no hidden states, at the contexts visited under it; of lossy ones that read noise
     the texts tell (``tokens``)."""
     checks = []
@@ -196,5 +197,5 @@ def certify_laws(contexts: dict[str, list[Context]], seed: int, alpha: float) ->
         if "noise" not in verifier.reads:
             checks += [check_law(verifier, spec, visited), check_joint(verifier, spec, visited)]
         elif verifier.exact and "q" not in verifier.reads:
-            checks.append(check_noise(verifier, spec, visited, seed, alpha / len(contexts)))
+            checks.append(check_noise(verifier, spec, visited, seed, alpha / len(contexts), seeds))
     return checks

@@ -5,9 +5,8 @@ trees, each shape once, for every drafter that can tell the logits of a frontier
 
 What a shape says of itself decides what it composes with. ``is_chain``: no node ever has two children. ``fixed``: nodes
 are ranked after they were found, so none can be a draw that a verifier corrects for (under COUPLED draws exact match does
-not need to). ``independent``: whether a node has a child, and how many, depends on its own path and on its earlier
-siblings alone, never on a later sibling; rules that decide on a subtree before its siblings need that. ``template``: how
-many children a node has depends on no token at all.
+not need to). ``template``: how many children a node has depends on no token of theirs; rules that treat siblings jointly
+need that.
 """
 
 from dataclasses import dataclass, field, replace
@@ -27,7 +26,6 @@ class Shape:
     summary: ClassVar[str]
     is_chain: ClassVar[bool] = False
     fixed: ClassVar[bool] = False
-    independent: ClassVar[bool] = True
     template: ClassVar[bool] = True
 
     depth: int = 0  # most guesses in a line; 0 in a configuration: its num_speculative_tokens
@@ -195,12 +193,11 @@ class DySpec(Shape):
 
     A place for a child is worth the probability, under q, that the walk comes to it; the most valuable places are filled
     first. By default depth by depth (one pass of the drafter a depth); ``heap`` fills one place at a time as published.
-    threshold > 0 also refuses places worth less. With a size limit places compete across subtrees (``independent`` False).
+    threshold > 0 also refuses places worth less.
     """
 
     name = "dyspec"
     summary = "the places most likely to be reached, each admitted before its token is drawn"
-    independent = False
     template = False
 
     size: int = 16

@@ -62,22 +62,13 @@ def refusal(
             f"verifier {verifier.name!r} reads hidden states of the target through a trained head, and none is loaded: "
             "choose verifier 'divergence' (no training), or another"
         )
-    if verifier.counts_children and not shape.template and capabilities.draws and asked in (Draws.LIST, Draws.COUPLED):
+    # A shape that ranks afterwards asks for FIXED where a sampled law was wanted: nothing is drawn that could be counted.
+    drawn = capabilities.draws and not (shape.fixed and asked in SAMPLED)
+    if drawn and not shape.template and asked in verifier.counts_children:
         return (
-            f"verifier {verifier.name!r} draws by as many noises as a node has children, and in shape {shape.name!r} that "
-            "depends on their tokens: the text would be biased. Choose shape 'static', or verifier 'coupled'"
-        )
-    if (
-        verifier.reads_ahead
-        and not shape.independent
-        and not shape.fixed
-        and capabilities.draws
-        and asked in SAMPLED
-    ):
-        return (
-            f"verifier {verifier.name!r} decides on a subtree before its later siblings, and in shape {shape.name!r} "
-            "what a subtree contains depends on their tokens: the text would be biased. Choose verifier 'rejection', "
-            "or shape 'sequoia' or 'static'"
+            f"verifier {verifier.name!r} treats all children of a node together, and in shape {shape.name!r} with draws "
+            f"{asked.value!r} how many there are depends on their tokens: the text would be biased. Choose shape 'static' or "
+            "'sequoia', draws 'fixed', or verifier 'rejection'"
         )
     return None
 

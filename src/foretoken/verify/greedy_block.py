@@ -69,7 +69,7 @@ class GreedyBlock(Verifier):
     exact = True
     reads = frozenset({"q"})
     draws = Draws.IID
-    reads_ahead = True
+    counts_children = frozenset({Draws.IID})
     summary = "select the best drafted path by p/q, then verify it as a block under the law of a best one; exact"
 
     marginal: bool = True  # False: always the law given the number of alive draws (accepts less; for comparison)

@@ -79,7 +79,7 @@ class GumbelList(Exact):
     draws = Draws.LIST
     summary = "exact match with an independent noise for each child; the target's law, another text per tree"
     lazy: ClassVar[bool] = False
-    counts_children: ClassVar[bool] = True  # no shape may drop or add LIST or COUPLED children because of their tokens
+    counts_children = frozenset({Draws.LIST, Draws.COUPLED})  # drawn from the very noises that are counted
 
     def choices(self, evidence: Evidence) -> Tensor:
         """[B, N] int64: the list's draws."""

@@ -62,8 +62,8 @@ class Verifier(ABC):
     draws: ClassVar[Draws]  # how a drafter that can choose should draw for this rule
     summary: ClassVar[str]
     chains_only: ClassVar[bool] = False  # has no meaning on a node with two children
-    counts_children: ClassVar[bool] = False  # under draws it shares, the number of children must not depend on tokens
-    reads_ahead: ClassVar[bool] = False  # decides on a node after its subtree: no subtree may depend on a later sibling
+    counts_children: ClassVar[frozenset[Draws]] = frozenset()  # where siblings are drawn so, how many there are must not
+    # depend on any token: the rule treats them jointly
     distance: ClassVar[str] = ""  # of a lossy rule: what is known of its distance from p, in one line
 
     @abstractmethod

@@ -47,6 +47,7 @@ class MultiDraft(Verifier):
     exact = True
     reads = frozenset({"q"})
     draws = Draws.IID
+    counts_children = frozenset({Draws.IID})
 
     @abstractmethod
     def fit(self, p: Tensor, q: Tensor, count: Tensor) -> Fit:

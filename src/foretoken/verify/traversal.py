@@ -30,7 +30,6 @@ class Traversal(Verifier):
     exact = True
     reads = frozenset({"q"})
     draws = Draws.WITHOUT_REPLACEMENT
-    reads_ahead = True
     summary = "decide on a node after its subtree, by the ratio of its whole path; the target's law, longer accepted"
 
     def stops(self, evidence: Evidence) -> Walk:
