@@ -24,7 +24,7 @@ def test_the_forms_of_a_configuration() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("verify", VERIFIERS)
+@pytest.mark.parametrize("verify", [name for name in VERIFIERS if name != "judge"])  # refused until a head is loaded
 def test_resolved_reads_back(method: str, verify: str) -> None:
     config = METHODS[method](num_speculative_tokens=4, verify=verify)
     assert speculative_config(config.resolved()) == config
@@ -45,7 +45,8 @@ def test_resolved_reads_back(method: str, verify: str) -> None:
         ({"method": "ngram", "model": "x"}, "unknown key 'model' for method 'ngram'"),
         ({"method": "none", "prompt_lookup_max": 2}, "unknown key"),
         ({"method": "ngram", "verify": "couple"}, "did you mean 'coupled'"),
-        ({"method": "ngram", "verify": "typical"}, "known: coupled, exact, rejection"),
+        ({"method": "ngram", "verify": "zzz"}, "known: block, coupled, divergence"),
+        ({"method": "ngram", "verify": "typical/epsilom=1"}, "did you mean 'epsilon'"),
         ({"method": "ngram", "num_speculative_tokens": "5"}, "must be a whole number"),
         ({"method": "ngram", "num_speculative_tokens": 2.5}, "must be a whole number"),
         ({"method": "ngram", "num_speculative_tokens": True}, "must be a whole number"),
