@@ -52,9 +52,7 @@ def main() -> None:
 
     step_module.draw = timed  # type: ignore[assignment]
     rules = [name for name in args.rules.split(",") if name != "judge"]
-    print(
-        f"{len(prompts)} prompts, {args.tokens} tokens each, lines of {DEPTH} guesses; torch {torch.__version__}"
-    )
+    print(f"{len(prompts)} prompts, {args.tokens} tokens each, lines of {DEPTH} guesses; torch {torch.__version__}")
     print(f"{'T':>4} {'drafts':>6} {'rule':>14} {'kind':>6} {'length':>7} {'+-':>6} {'us/step':>8}")
     for temperature, drafts in itertools.product(
         map(float, args.temperatures.split(",")), map(int, args.drafts.split(","))

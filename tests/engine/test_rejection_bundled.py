@@ -12,8 +12,8 @@ import torch
 
 from foretoken import Engine, Request, SamplingParams
 from foretoken.draft.base import Context, Method
-from foretoken.draft.shape import Shape
 from foretoken.draft.model import DraftModel, ModelDrafter
+from foretoken.draft.shape import Shape
 from foretoken.model.load import load_model
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target

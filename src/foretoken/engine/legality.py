@@ -67,8 +67,8 @@ def refusal(
     if drawn and not shape.template and asked in verifier.counts_children:
         return (
             f"verifier {verifier.name!r} treats all children of a node together, and in shape {shape.name!r} with draws "
-            f"{asked.value!r} how many there are depends on their tokens: the text would be biased. Choose shape 'static' or "
-            "'sequoia', draws 'fixed', or verifier 'rejection'"
+            f"{asked.value!r} how many there are depends on their tokens: the text would be biased. Choose shape "
+            "'static' or 'sequoia', draws 'fixed', or verifier 'rejection'"
         )
     return None
 

@@ -62,7 +62,9 @@ class Verifier(ABC):
     draws: ClassVar[Draws]  # how a drafter that can choose should draw for this rule
     summary: ClassVar[str]
     chains_only: ClassVar[bool] = False  # has no meaning on a node with two children
-    counts_children: ClassVar[frozenset[Draws]] = frozenset()  # where siblings are drawn so, how many there are must not
+    counts_children: ClassVar[frozenset[Draws]] = (
+        frozenset()
+    )  # where siblings are drawn so, how many there are must not
     # depend on any token: the rule treats them jointly
     distance: ClassVar[str] = ""  # of a lossy rule: what is known of its distance from p, in one line
 
