@@ -1,30 +1,51 @@
-"""Every exact rule on the bundled pair: mean acceptance length and time of verification, by temperature and drafts.
+"""Every rule on the bundled pair: expected acceptance length and time of verification, by temperature and drafts.
 
-    python benchmarks/rules.py [--prompts 20] [--tokens 64] [--temperatures 0.6,1] [--drafts 1,2,4,8]
+    python benchmarks/rules.py [--prompts 20] [--tokens 64] [--temperatures 0.6,1] [--drafts 1,2,4,8] [--lossy]
 
-n drafts are n parallel lines of four guesses (one line for n = 1). All rules decode the same prompts with the same seeds,
-in turn. The time is that of ``verify.draw`` alone: laws in, verdict out. Acceptance of a single token, and its distance
-from the optimum, is what ``foretoken theory optimum`` computes.
+n drafts are n parallel lines of four guesses (one line for n = 1). Each way of drawing decodes the same prompts once, and
+at every step all rules that suit it are asked about the very same tree: length is the mean of 1 + E[accepted guesses] given
+the tree, so differences between rules of one group are paired. The time is that of ``verify.draw``: laws in, verdict out.
+Acceptance of a single token, and its distance from the optimum, is what ``foretoken theory optimum`` computes.
 """
 
 import argparse
 import itertools
 from collections import defaultdict
-from statistics import mean, median
+from statistics import mean, median, stdev
 from time import perf_counter
 from typing import Any
 
 import torch
 
-from foretoken import VERIFIERS, Engine, SamplingParams
+from foretoken import VERIFIERS, Draws, Engine
 from foretoken.bench import encode_item, load_suite
 from foretoken.engine import step as step_module
+from foretoken.tree import depths
 
 DEPTH = 4
+READERS = [rule.name for rule in VERIFIERS.values() if rule.exact and "noise" not in rule.reads]
+ON_TREES = [name for name in READERS if not VERIFIERS[name].chains_only]
+LOSSY = [rule.name for rule in VERIFIERS.values() if not rule.exact and "taps" not in rule.reads]
 
 
-def shape_of(drafts: int) -> str:
-    return "chain" if drafts == 1 else f"delayed/delay=0/width={drafts}/depth={DEPTH}"
+def groups(drafts: int, lossy: bool) -> dict[Draws, list[str]]:
+    """Ways of drawing, and the rules that are asked about such trees; the first of them decodes."""
+    if lossy:
+        matching = [name for name in LOSSY if VERIFIERS[name].draws == Draws.COUPLED]
+        return {
+            Draws.COUPLED: ["coupled", *matching],
+            Draws.WITHOUT_REPLACEMENT: ["rejection", "lenience", "divergence"],
+        }
+    if drafts == 1:
+        return {Draws.IID: READERS, Draws.COUPLED: ["coupled"], Draws.FIXED: ["exact"]}
+    return {
+        Draws.IID: ON_TREES,
+        Draws.WITHOUT_REPLACEMENT: ["rejection", "traversal"],
+        Draws.GREEDY: ["rejection", "traversal"],
+        Draws.COUPLED: ["coupled"],
+        Draws.LIST: ["gumbel_list"],
+        Draws.FIXED: ["exact"],
+    }
 
 
 def main() -> None:
@@ -33,58 +54,59 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--temperatures", default="0.6,1")
     parser.add_argument("--drafts", default="1,2,4,8")
-    parser.add_argument("--rules", default=",".join(VERIFIERS))
+    parser.add_argument("--lossy", action="store_true")
+    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    torch.set_num_threads(2)
+    torch.set_num_threads(args.threads)
     base = Engine.load("bundled", speculative="draft_model")
     suite = load_suite("bundled")
-    items = suite[:: max(1, len(suite) // args.prompts)][: args.prompts]
-    prompts = [encode_item(base, item) for item in items]
+    prompts = [encode_item(base, item) for item in suite[:: max(1, len(suite) // args.prompts)][: args.prompts]]
     prompts = [ids for ids in prompts if len(ids) + args.tokens < base.model.spec.max_positions]
-    seconds: list[float] = []
     draw = step_module.draw
+    rules: list[str] = []
+    lengths: dict[str, list[float]] = defaultdict(list)
+    times: dict[str, list[float]] = defaultdict(list)
 
-    def timed(*given: Any) -> Any:
-        begun = perf_counter()
-        verdict = draw(*given)
-        seconds.append(perf_counter() - begun)
-        return verdict
+    def asked(verifier: Any, evidence: Any) -> Any:
+        """The verdict of the rule that decodes, and what every rule of the group says of this tree."""
+        depth = depths(evidence.tree.parent)
+        for name in rules:
+            begun = perf_counter()
+            draw(VERIFIERS[name], evidence)
+            times[name].append(perf_counter() - begun)
+            lengths[name].append(1.0 + float((VERIFIERS[name].stops(evidence).stops * depth).sum()))
+        return draw(verifier, evidence)
 
-    step_module.draw = timed  # type: ignore[assignment]
-    rules = [name for name in args.rules.split(",") if name != "judge"]
-    print(f"{len(prompts)} prompts, {args.tokens} tokens each, lines of {DEPTH} guesses; torch {torch.__version__}")
-    print(f"{'T':>4} {'drafts':>6} {'rule':>14} {'kind':>6} {'length':>7} {'+-':>6} {'us/step':>8}")
-    for temperature, drafts in itertools.product(
-        map(float, args.temperatures.split(",")), map(int, args.drafts.split(","))
-    ):
-        engines: dict[str, Engine] = {}
-        for rule in rules:
-            config = {
-                "method": "draft_model",
-                "verify": rule,
-                "shape": shape_of(drafts),
-                "num_speculative_tokens": DEPTH,
-            }
-            try:
-                engines[rule] = base.with_method(config)
-            except ValueError:
-                continue  # refused: block branches nowhere
-        lengths, times = defaultdict(list), defaultdict(list)
-        for index, ids in enumerate(prompts):
-            params = SamplingParams(temperature=temperature, max_new_tokens=args.tokens, seed=index, ignore_eos=True)
-            for rule, engine in engines.items():
-                seconds.clear()
-                completion = engine.generate(ids, params)
-                lengths[rule].append(completion.mean_acceptance_length)
-                times[rule] += seconds
-        for rule in engines:
-            spread = torch.tensor(lengths[rule]).std() / len(prompts) ** 0.5
-            kind = "exact" if VERIFIERS[rule].exact else "LOSSY"
-            print(
-                f"{temperature:4.1f} {drafts:6d} {rule:>14} {kind:>6} {mean(lengths[rule]):7.3f} {float(spread):6.3f} "
-                f"{1e6 * median(times[rule]):8.0f}",
-                flush=True,
-            )
+    step_module.draw = asked
+    print(
+        f"{len(prompts)} prompts of {args.tokens} tokens, lines of {DEPTH} guesses, {args.threads} threads; times in us"
+    )
+    print(
+        f"{'T':>4} {'drafts':>6} {'draws':>20} {'rule':>14} {'length':>7} {'+-':>6} {'- first':>8} {'+-':>6} {'us':>6}"
+    )
+    numbers = map(int, args.drafts.split(","))
+    for temperature, drafts in itertools.product(list(map(float, args.temperatures.split(","))), list(numbers)):
+        shape = "chain" if drafts == 1 else f"delayed/delay=0/width={drafts}/depth={DEPTH}"
+        for draws, rules in groups(drafts, args.lossy).items():
+            config = {"method": "draft_model", "verify": rules[0], "shape": shape, "draws": draws.value,
+                      "num_speculative_tokens": DEPTH}  # fmt: skip
+            engine = base.with_method(config)
+            means: dict[str, list[float]] = defaultdict(list)
+            times.clear()
+            for index, ids in enumerate(prompts):
+                lengths.clear()
+                engine.generate(ids, temperature=temperature, max_new_tokens=args.tokens, seed=index, ignore_eos=True)
+                for name in rules:
+                    means[name].append(mean(lengths[name]))
+            for name in rules:
+                gain = [mine - first for mine, first in zip(means[name], means[rules[0]], strict=True)]
+                root = len(prompts) ** 0.5
+                print(
+                    f"{temperature:4.1f} {drafts:6d} {draws.value:>20} {name:>14} {mean(means[name]):7.3f} "
+                    f"{stdev(means[name]) / root:6.3f} {mean(gain):+8.3f} {stdev(gain) / root:6.3f} "
+                    f"{1e6 * median(times[name]):6.0f}",
+                    flush=True,
+                )
 
 
 if __name__ == "__main__":

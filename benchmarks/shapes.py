@@ -68,6 +68,7 @@ def main() -> None:
     parser.add_argument("--target", default="bundled")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--limit", type=int, default=1, help="prompts of each category")
+    parser.add_argument("--prompts", type=int, default=100, help="at most so many in all")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--verify", default="coupled")
     parser.add_argument("--temperatures", default="0,0.6,1")
@@ -79,7 +80,7 @@ def main() -> None:
     small = Engine.load("bundled", speculative=draft)  # the same function as the inflated target, faster
     suite = load_suite("bundled")
     names = list(dict.fromkeys(item.category for item in suite))
-    ours = [item for name in names for item in [i for i in suite if i.category == name][: args.limit]]
+    ours = [item for name in names for item in [i for i in suite if i.category == name][: args.limit]][: args.prompts]
     others = [item for name in names for item in [i for i in suite if i.category == name][-6:]]
     for temperature in map(float, args.temperatures.split(",")):
         rates = acceptance_by_child(small, others, temperature, args.verify, 64)

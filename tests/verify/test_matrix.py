@@ -12,8 +12,10 @@ from dataclasses import replace
 import pytest
 import torch
 
+from foretoken.noise import Noise
 from foretoken.tree import Law
-from foretoken.verify import VERIFIERS, Evidence, Verifier
+from foretoken.verify import VERIFIERS, Evidence, Verifier, draw
+from foretoken.verify import law as law_module
 from tests.verify.enumerate import (
     Case,
     chains,
@@ -189,3 +191,18 @@ def test_inputs_are_not_changed(verifier: Verifier) -> None:
 def test_lossy_rules_do_not_pass(verifier: Verifier) -> None:
     laws = tables(3, 3, 0)
     assert max(error(verifier, case, laws) for case in chains(2)) > 1e-3
+
+
+@pytest.mark.parametrize("name", ["rejection", "coupled", "traversal", "transport"])
+def test_rows_in_turn_are_rows_at_once(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """A batch too large for one call of a verifier is drawn in parts, with the same outcome."""
+    verifier = VERIFIERS[name]
+    out = drafts(Case((-1, 0, 0, 1), (F, I, I, W)), tables(3, 3, 0))
+    noise = Noise(torch.arange(len(out.weight)), torch.zeros(len(out.weight), dtype=torch.int64))
+    evidence = Evidence(out.tree, out.p, noise)
+    whole = draw(verifier, evidence)
+    monkeypatch.setattr(law_module, "MAX_ELEMENTS", 5 * out.p[0].numel())
+    parts = draw(verifier, evidence)
+    assert len(out.weight) > 11
+    for column in ("path", "count", "bonus", "sound"):
+        assert torch.equal(getattr(whole, column), getattr(parts, column))

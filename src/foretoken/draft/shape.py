@@ -15,7 +15,7 @@ from typing import ClassVar
 from foretoken.errors import ConfigError
 from foretoken.spec import parse_spec, spec_of
 
-MAX_DEPTH, MAX_SIZE = 64, 512
+MAX_DEPTH, MAX_SIZE, MAX_WIDTH = 64, 512, 64
 
 
 @dataclass(frozen=True)
@@ -64,6 +64,10 @@ def _max_read(size: int, width: int, depth: int) -> int:
         level = min(level * width, size)
         total += min(level, max(size - at + 1, 1))
     return max(size, total)
+
+
+def _require_width(width: int) -> None:
+    require(1 <= width <= MAX_WIDTH, "width", width, f"between 1 and {MAX_WIDTH}")
 
 
 @dataclass(frozen=True)
@@ -141,7 +145,7 @@ class Delayed(Shape):
         """Refuse values that cannot be."""
         super().__post_init__()
         require(0 <= self.delay < MAX_DEPTH, "delay", self.delay, f"between 0 and {MAX_DEPTH - 1}")
-        require(1 <= self.width <= 64, "width", self.width, "between 1 and 64")
+        _require_width(self.width)
         require(
             not self.depth or self.delay < self.depth,
             "delay", self.delay, f"below the depth ({self.depth}), else nothing branches",
@@ -159,27 +163,15 @@ class Delayed(Shape):
 
 
 @dataclass(frozen=True)
-class Sequoia(Shape):
-    """The tree of ``size`` guesses that accepts most if the k-th child is the right one with probability acceptance[k].
-
-    Chen et al. 2402.12374: a dynamic program over a measured vector (``foretoken theory shape`` measures it). The default
-    is a placeholder that halves from child to child.
-    """
-
-    name = "sequoia"
-    summary = "the best fixed tree for a measured acceptance of first, second, ... children"
+class Sized(Shape):
+    """Shapes of at most ``size`` guesses."""
 
     size: int = 16
-    acceptance: tuple[float, ...] = (0.5, 0.15, 0.07, 0.04)
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be."""
         super().__post_init__()
         require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
-        require(
-            len(self.acceptance) >= 1 and all(a >= 0 for a in self.acceptance) and 0 < sum(self.acceptance) <= 1 + 1e-9,
-            "acceptance", self.acceptance, "probabilities that sum to at most 1",
-        )  # fmt: skip
 
     @property
     def max_guesses(self) -> int:
@@ -188,7 +180,29 @@ class Sequoia(Shape):
 
 
 @dataclass(frozen=True)
-class DySpec(Shape):
+class Sequoia(Sized):
+    """The tree of ``size`` guesses that accepts most if the k-th child is the right one with probability acceptance[k].
+
+    Chen et al. 2402.12374: a dynamic program over a measured vector (``foretoken theory shape`` measures it). The default
+    is about that of the bundled pair under ``coupled`` at temperature 0.6 to 1.
+    """
+
+    name = "sequoia"
+    summary = "the best fixed tree for a measured acceptance of first, second, ... children"
+
+    acceptance: tuple[float, ...] = (0.6, 0.11, 0.06, 0.04, 0.02)
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        require(
+            len(self.acceptance) >= 1 and all(a >= 0 for a in self.acceptance) and 0 < sum(self.acceptance) <= 1 + 1e-9,
+            "acceptance", self.acceptance, "probabilities that sum to at most 1",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DySpec(Sized):
     """Grown greedily by draft probability, every admission decided before the token is seen (2410.11744).
 
     A place for a child is worth the probability, under q, that the walk comes to it; the most valuable places are filled
@@ -200,7 +214,6 @@ class DySpec(Shape):
     summary = "the places most likely to be reached, each admitted before its token is drawn"
     template = False
 
-    size: int = 16
     threshold: float = 0.0
     width: int = 8  # most children of a node
     heap: bool = False
@@ -208,14 +221,8 @@ class DySpec(Shape):
     def __post_init__(self) -> None:
         """Refuse values that cannot be."""
         super().__post_init__()
-        require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
         require(0 <= self.threshold < 1, "threshold", self.threshold, "in [0, 1)")
-        require(1 <= self.width <= 64, "width", self.width, "between 1 and 64")
-
-    @property
-    def max_guesses(self) -> int:
-        """Size."""
-        return self.size
+        _require_width(self.width)
 
     @property
     def max_grown(self) -> int:
@@ -224,7 +231,7 @@ class DySpec(Shape):
 
 
 @dataclass(frozen=True)
-class Eagle2(Shape):
+class Eagle2(Sized):
     """Expand the ``width`` best nodes of each depth by their ``width`` best children, then keep the ``size`` best of all.
 
     Li et al. 2406.16858. Ranked after they were found: FIXED.
@@ -235,19 +242,12 @@ class Eagle2(Shape):
     fixed = True
     template = False
 
-    size: int = 16
     width: int = 4
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be."""
         super().__post_init__()
-        require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
-        require(1 <= self.width <= 64, "width", self.width, "between 1 and 64")
-
-    @property
-    def max_guesses(self) -> int:
-        """Size."""
-        return self.size
+        _require_width(self.width)
 
     @property
     def max_grown(self) -> int:
@@ -256,7 +256,7 @@ class Eagle2(Shape):
 
 
 @dataclass(frozen=True)
-class OptTree(Shape):
+class OptTree(Sized):
     """The ``size`` nodes of largest path probability, deepened while a depth adds at least ``threshold`` to their sum.
 
     Wang et al. 2406.17276: threshold is what one more pass of the drafter costs, in passes of the target. FIXED.
@@ -267,21 +267,14 @@ class OptTree(Shape):
     fixed = True
     template = False
 
-    size: int = 16
     threshold: float = 0.02
     width: int = 8  # most children of a node that are looked at
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be."""
         super().__post_init__()
-        require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
         require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
-        require(1 <= self.width <= 64, "width", self.width, "between 1 and 64")
-
-    @property
-    def max_guesses(self) -> int:
-        """Size."""
-        return self.size
+        _require_width(self.width)
 
     @property
     def max_grown(self) -> int:

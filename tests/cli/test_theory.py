@@ -1,0 +1,66 @@
+"""``foretoken theory``: numbers without models, and figures of the bundled pair."""
+
+import csv
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Invoke
+
+SMALL = ("--limit", "1", "--contexts", "1", "--max-new-tokens", "4", "--threads", "1")
+
+
+def test_length(invoke: Invoke) -> None:
+    found = json.loads(invoke("theory", "length", "--acceptance", "0.8", "--cost", "0.05", "--json").stdout)
+    assert found["best_num_speculative_tokens"] == 8
+    assert found["lengths"][2]["expected_tokens"] == pytest.approx((1 - 0.8**3) / 0.2)
+    assert found["lengths"][2]["speedup"] == pytest.approx((1 - 0.8**3) / 0.2 / 1.1)
+    shown = invoke("theory", "length", "--acceptance", "0.9,0.5", "--cost", "2").stdout
+    assert "no guesses" in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("length", "--acceptance", "x"), "--acceptance 'x' must be numbers"),
+        (("length", "--acceptance", "1.5"), "probability in [0, 1]"),
+        (("length", "--cost", "-1"), "cost"),
+        (("lenght",), "did you mean 'length'"),
+        (("optimum", "--drafts", "1.5"), "whole numbers"),
+        (("optimum", "--plot", "x.txt"), "must end in .png"),
+        (("optimum", "--csv", "/nowhere/x.csv"), "cannot be written"),
+        (("shape", "--verify", "rejectoin"), "did you mean 'rejection'"),
+        (("shape", "--draws", "idd"), "did you mean 'iid'"),
+        (("optimum", "--target", "some/model"), "needs --draft"),
+    ],
+)
+def test_mistakes(invoke: Invoke, arguments: tuple[str, ...], said: str) -> None:
+    result = invoke("theory", *arguments)
+    assert result.exit_code == 2
+    assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_optimum_as_json_csv_and_plot(invoke: Invoke, tmp_path: Path) -> None:
+    files = {name: tmp_path / f"table.{name}" for name in ("csv", "png")}
+    result = invoke(
+        "theory", "optimum", *SMALL, "--temperatures", "0,1", "--drafts", "1,2", "--json",
+        "--csv", str(files["csv"]), "--plot", str(files["png"]),
+    )  # fmt: skip
+    found = json.loads(result.stdout)
+    assert found["target"] == "bundled/target"
+    rows = list(csv.DictReader(files["csv"].open()))
+    assert len(rows) == len(found["cells"]) > 10
+    assert all(float(row["acceptance"]) <= 1 for row in rows)
+    assert files["png"].read_bytes().startswith(b"\x89PNG")
+
+
+def test_shape(invoke: Invoke) -> None:
+    result = invoke("theory", "shape", *SMALL, "--temperatures", "1", "--max-size", "4", "--json")
+    (choice,) = json.loads(result.stdout)
+    assert choice["verifier"] == "coupled"
+    assert len(choice["acceptance"]) == 8
+    assert choice["num_guesses"] <= 4
+    assert (choice["spec"] == "") == (choice["num_guesses"] == 0)
+    assert choice["cost_target"]["1"] == 1.0
