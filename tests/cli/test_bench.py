@@ -135,3 +135,12 @@ def test_a_narrow_terminal_gets_a_narrow_table(
         assert max(map(len, text.splitlines()[:10])) <= width
         assert ("outside" in text.splitlines()[2]) == shown
         assert "…" not in text
+
+
+def test_lossy_rules_are_named_so(bench: Invoke) -> None:
+    result = bench("--methods", "ngram:4:typical,ngram:3:gumbel_list", "--limit", 1, "--temperature", 1)
+    assert result.exit_code == 0
+    assert "ngram:4:typical: LOSSY" in result.stdout
+    assert "ngram:3:gumbel_list: another text of the same law" in result.stdout
+    found = json.loads(bench("--methods", "ngram:4:typical", "--limit", 1, "--json").stdout)
+    assert [method["exact"] for method in found["temperatures"][0]["methods"]] == [True, False]

@@ -49,8 +49,9 @@ def test_optimum_as_json_csv_and_plot(invoke: Invoke, tmp_path: Path) -> None:
         "--csv", str(files["csv"]), "--plot", str(files["png"]),
     )  # fmt: skip
     found = json.loads(result.stdout)
-    assert found["target"] == "bundled/target"
-    rows = list(csv.DictReader(files["csv"].open()))
+    assert found["target"] == "bundled"
+    with files["csv"].open() as file:
+        rows = list(csv.DictReader(file))
     assert len(rows) == len(found["cells"]) > 10
     assert all(float(row["acceptance"]) <= 1 for row in rows)
     assert files["png"].read_bytes().startswith(b"\x89PNG")

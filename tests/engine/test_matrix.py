@@ -21,7 +21,7 @@ from tests.engine.test_rejection import ALPHA, chi_square, joint, toy
 SIZES = {"static": "static/branching=2x2x1", "sequoia": "sequoia/size=5", "dyspec": "dyspec/size=5/width=3"}
 SIZES |= {"eagle2": "eagle2/size=5/width=2", "opt_tree": "opt_tree/size=5/threshold=0", "delayed": "delayed/width=2"}
 DRAWS = [None, *Draws]
-INVARIANT = {name for name, rule in VERIFIERS.items() if rule.exact and "noise" in rule.reads} - {"gumbel_list"}
+INVARIANT = {name for name, rule in VERIFIERS.items() if rule.invariant}
 READS_Q = [name for name, rule in VERIFIERS.items() if rule.exact and "q" in rule.reads]
 NEEDS_MORE = {"judge"}  # refused until a head is trained
 SAMPLES = 2000
@@ -34,6 +34,10 @@ def engine_of(method: str, verify: str, shape: str, draws: Draws | None) -> Engi
     }  # fmt: skip
     loaded: Method | None = DraftModel(table(2)) if method == "draft_model" else None
     return Engine(table(), ToyTokenizer(), speculative=config, method=loaded)
+
+
+def test_what_is_invariant() -> None:
+    assert {"coupled", "exact"} == INVARIANT
 
 
 def requests() -> list[Request]:

@@ -120,6 +120,10 @@ def test_equal_laws_accept_all_and_disjoint_ones_nothing(verifier: Verifier) -> 
         cases += [Case((-1, 0, 0), (F, I, I)), Case((-1, 0, 0, 1), (F, W, W, I))]
     for case in cases:
         stops = verifier.stops(Evidence((out := drafts(case, same)).tree, out.p)).stops
+        if verifier.name == "greedy_block" and case.parent.count(0) > 1 and I in case.laws[1:3]:
+            # The best of several draws does not have the law of one: where p = q the rule loses by choosing.
+            assert float(stops[:, 0].max()) > 0.1
+            continue
         assert float(stops[:, 0].abs().max()) < 1e-12, "the first child is always right"
     split = torch.tensor([[0.0, 0.0, 1.0]], dtype=torch.float64)
     other = torch.tensor([[0.5, 0.5, 0.0]], dtype=torch.float64)

@@ -44,7 +44,8 @@ class MethodReport:
 
     label: str
     config: dict[str, Any]
-    identical_expected: bool  # False: the rule gives another text of the same law (or is lossy)
+    exact: bool  # False: lossy, the text has another law than plain decoding's
+    identical_expected: bool  # False: another text, of the same law where the rule is exact
     overall: Figures
     categories: list[Figures]
 
@@ -117,9 +118,10 @@ def assemble(
                 for name in names
             ]
             overall = _figures(session, "overall", list(counted.values()))
-            # Rules that read the stream COUPLED give one text; at temperature 0 every exact rule does.
-            one_text = config.verifier.exact and ("noise" in config.verifier.reads or temperature == 0)
-            reports.append(MethodReport(label, config.resolved(), one_text, overall, figures))
+            # At temperature 0 every exact rule gives one text.
+            rule = config.verifier
+            one_text = rule.invariant or (rule.exact and temperature == 0)
+            reports.append(MethodReport(label, config.resolved(), rule.exact, one_text, overall, figures))
             for index, prompt in counted.items():
                 key = {"temperature": temperature, "method": label, "seed": session.seed + index}
                 prompts.append({**key, **prompt.record()})

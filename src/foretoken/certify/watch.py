@@ -195,7 +195,7 @@ class Witness(Verifier):
 
     def __init__(self, inner: Verifier, watch: Watch) -> None:
         self.inner, self.watch = inner, watch
-        for declared in ("name", "exact", "reads", "draws", "summary", "chains_only", "counts_children", "distance"):
+        for declared in ("name", "exact", "reads", "draws", "summary", "invariant", "chains_only", "counts_children", "distance"):
             setattr(self, declared, getattr(inner, declared))
 
     def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor] | None:

@@ -54,10 +54,13 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
                 console.print(
                     f"{method.label}: accepted by position, given the one before it: {listed}", soft_wrap=True
                 )
-    different = [method.label for at in report.temperatures for method in at.methods if not method.identical_expected]
+    methods = [method for at in report.temperatures for method in at.methods]
+    different = dict.fromkeys(method.label for method in methods if method.exact and not method.identical_expected)
+    lossy = dict.fromkeys(method.label for method in methods if not method.exact)
     if different:
-        names = ", ".join(dict.fromkeys(different))
-        console.print(f"{names}: another text of the same law is expected, not the same tokens.")
+        console.print(f"{', '.join(different)}: another text of the same law is expected, not the same tokens.")
+    if lossy:
+        console.print(f"{', '.join(lossy)}: LOSSY, the text has another law than the target's.", style="bold")
     console.print(NOTES if wide else "A wider terminal (128 columns) or --json shows all figures, and what they mean.")
     for line in _about(report):
         console.print(line, soft_wrap=True)

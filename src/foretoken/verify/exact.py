@@ -74,6 +74,7 @@ class Exact(Verifier):
     draws = Draws.FIXED
     summary = "accept iff equal to the target's own draw; greedy at temperature 0; the drafter proposes its argmax"
 
+    invariant: ClassVar[bool] = True
     lazy: ClassVar[bool] = True  # choices are target_draws: where reading is free, nodes off the path need none
 
     def choices(self, evidence: Evidence) -> Tensor:

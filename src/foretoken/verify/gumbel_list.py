@@ -78,6 +78,7 @@ class GumbelList(Exact):
     name = "gumbel_list"
     draws = Draws.LIST
     summary = "exact match with an independent noise for each child; the target's law, another text per tree"
+    invariant: ClassVar[bool] = False
     lazy: ClassVar[bool] = False
     counts_children = frozenset({Draws.LIST, Draws.COUPLED})  # drawn from the very noises that are counted
 

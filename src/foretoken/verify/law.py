@@ -61,6 +61,7 @@ class Verifier(ABC):
     reads: ClassVar[frozenset[str]] = frozenset()  # of "q", "noise", "taps"
     draws: ClassVar[Draws]  # how a drafter that can choose should draw for this rule
     summary: ClassVar[str]
+    invariant: ClassVar[bool] = False  # the text is a function of target and seed alone: one for all drafters and trees
     chains_only: ClassVar[bool] = False  # has no meaning on a node with two children
     counts_children: ClassVar[frozenset[Draws]] = (
         frozenset()
