@@ -190,12 +190,18 @@ class WatchedDrafter(Drafter):
         self.inner.keep(rows)
 
 
+DECLARED = (
+    "name", "exact", "reads", "draws", "summary", "invariant", "chains_only", "counts_children", "distance",
+)  # fmt: skip
+"""What a verifier says of itself."""
+
+
 class Witness(Verifier):
     """A verifier that shows a watch what it is given, and answers as the inner one does."""
 
     def __init__(self, inner: Verifier, watch: Watch) -> None:
         self.inner, self.watch = inner, watch
-        for declared in ("name", "exact", "reads", "draws", "summary", "invariant", "chains_only", "counts_children", "distance"):
+        for declared in DECLARED:
             setattr(self, declared, getattr(inner, declared))
 
     def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
