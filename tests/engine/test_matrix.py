@@ -114,7 +114,12 @@ def test_draws_without_replacement_at_length(verify: str) -> None:
     critical = chi2.isf(ALPHA, size - 1)
     assert ncx2.sf(critical, size - 1, many * wanted**2) > 0.99
     target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8))
-    config = {"method": "draft_model", "verify": verify, "shape": "static/branching=2x2", "draws": "without_replacement"}
+    config = {
+        "method": "draft_model",
+        "verify": verify,
+        "shape": "static/branching=2x2",
+        "draws": "without_replacement",
+    }
     engine = Engine(target, None, speculative=config, method=draft)
     expected = joint(target, [1, 0])
     counts = expected.new_zeros([3, 3, 3])
