@@ -20,6 +20,12 @@ def test_length(invoke: Invoke) -> None:
     assert "no guesses" in shown
 
 
+def test_alone_it_shows_its_help(invoke: Invoke) -> None:
+    result = invoke("theory")
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "optimum" in result.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

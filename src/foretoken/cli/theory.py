@@ -21,9 +21,16 @@ theory = typer.Typer(
     name="theory",
     cls=OneLineGroup,
     help="What speculation could do: from numbers alone (length), or on a real pair of models (optimum, shape).",
-    no_args_is_help=True,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+@theory.callback(invoke_without_command=True)
+def overview(ctx: typer.Context) -> None:
+    """What speculation could do: from numbers alone (length), or on a real pair of models (optimum, shape)."""
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())
+
 
 Temperatures = Annotated[
     str,
