@@ -19,6 +19,7 @@ FLOORS = {
     "theory": 1,
     "model": 2,
     "bundled": 2,
+    "heads": 2,
     "draft": 3,
     "engine": 4,
     "train": 5,

@@ -13,6 +13,7 @@ from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.draft.shape import Shape
 from foretoken.engine.engine import Engine
 from foretoken.model.table import TableLM
+from foretoken.model.target import Target
 from foretoken.noise import Noise
 from foretoken.tree import Draws, Law, TokenTree
 
@@ -62,7 +63,7 @@ class Spoilt(Method):
     def __init__(self, kind: Callable[..., Drafter], model: Any = DRAFT) -> None:
         self.kind, self.model = kind, model
 
-    def open(self, context: Context, capacity: int) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         return self.kind(self.model, context, capacity)
 
 

@@ -151,7 +151,7 @@ class TreeMethod(Method):
     name = "tree"
     capabilities = Capabilities("test double", draws=False)
 
-    def open(self, context: Context, capacity: int) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         return TreeDrafter(self.guess)
 
 

@@ -137,7 +137,7 @@ def test_a_lagging_draft_model_catches_up(target: CausalModel, draft: CausalMode
             return super().propose(replace(context, room=room), shape, law, noise)
 
     class LazyMethod(DraftModel):
-        def open(self, context: Any, capacity: int) -> Any:
+        def open(self, context: Any, capacity: int, target: Any) -> Any:
             return Lazy(self.model, context, capacity)
 
     def check(state: State, target: Target, drafter: Any, report: Any) -> None:

@@ -75,7 +75,7 @@ def test_width_must_hold_the_guesses() -> None:
     with pytest.raises(ConfigError, match="width = -1"):
         Engine(table(), width=-1)
     assert draft_engine(table(), table(), 7, width=8).width == 8
-    assert Engine(table(), width=1).generate([1], max_new_tokens=3).num_tokens == 3
+    assert Engine(table(), width=1).generate([1], max_new_tokens=3, ignore_eos=True).num_tokens == 3
 
 
 def test_sampling_options_by_name() -> None:

@@ -152,7 +152,7 @@ def test_a_sampled_tree_under_the_wrong_label_is_caught_by_the_same_test() -> No
     target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8))
     config = {"method": "draft_model", "verify": "rejection", "shape": "static/branching=3x1"}
     engine = Engine(target, None, speculative=config, method=draft)
-    engine.speculative.__dict__["verifier"] = Mislabelled()
+    engine.verifier = Mislabelled()
     expected = joint(target, [1, 0])
     counts = expected.new_zeros([3, 3, 3])
     asked = [Request([1, 0], SamplingParams(max_new_tokens=5, seed=seed)) for seed in range(SAMPLES)]

@@ -17,7 +17,7 @@ from foretoken.draft.base import Context, Drafter, Method
 from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.draft.shape import Shape
 from foretoken.model.table import TableLM
-from foretoken.model.target import CausalModel
+from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
 from foretoken.sampling import warp
 from foretoken.tree import Draws, Law, TokenTree
@@ -104,7 +104,7 @@ class Spoilt(Method):
     def __init__(self, model: CausalModel, drafter: type[ModelDrafter]) -> None:
         self.model, self.drafter = model, drafter
 
-    def open(self, context: Context, capacity: int) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         return self.drafter(self.model, context, capacity)
 
 

@@ -11,6 +11,7 @@ from foretoken import Completion, ConfigError, Engine, Request, SamplingParams, 
 from foretoken.draft.recycling import Recycling, RecyclingDrafter
 from foretoken.draft.suffix import Suffix
 from foretoken.engine.candidates import candidates
+from foretoken.engine.method import Loader
 from foretoken.model.table import TableLM
 from foretoken.tree import depths
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
@@ -213,7 +214,7 @@ def test_candidates_are_asked_for_by_few(audited: list[Callable[..., None]]) -> 
 
 def test_the_matrix_is_kept_between_requests_and_made_anew_for_another_vocabulary() -> None:
     config = {"method": "recycling", "num_candidates": 6}
-    method = speculative_config(config).load(lambda name: TARGET)
+    method = speculative_config(config).load(Loader(TARGET, lambda name: TARGET))
     assert isinstance(method, Recycling)
     first = Engine(TARGET, ToyTokenizer(), speculative=config, method=method)
     steps = [first.generate([1, 2], max_new_tokens=30, temperature=0.0).num_steps for _ in range(2)]

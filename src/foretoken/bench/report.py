@@ -8,7 +8,7 @@ from foretoken.bench import stats
 from foretoken.bench.stats import Costs, Interval, Pair
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Cut, Run, cut, identical
-from foretoken.engine.config import MethodConfig
+from foretoken.engine.method import MethodConfig
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ from foretoken.bench.report import BenchReport, Session, assemble
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Run
 from foretoken.draft.shape import SHAPES
-from foretoken.engine.config import MethodConfig, speculative_config
+from foretoken.engine.config import speculative_config
 from foretoken.engine.engine import Engine
+from foretoken.engine.method import MethodConfig
 from foretoken.engine.result import Timing
 from foretoken.errors import ConfigError
 from foretoken.model.target import CausalModel

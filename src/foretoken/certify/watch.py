@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.draft.base import Commit, Context, Drafter, Method
+from foretoken.draft.base import Commit, Context, Drafter, Method, PromptChunk
 from foretoken.draft.shape import Shape
-from foretoken.engine.config import MethodConfig
 from foretoken.engine.engine import Engine
+from foretoken.engine.method import MethodConfig
+from foretoken.model.target import Target
 from foretoken.noise import Noise, derive_seed
 from foretoken.sampling import SamplingParams
 from foretoken.tree import Draws, TokenTree
@@ -165,9 +166,19 @@ class Watched(Method):
         self.name, self.capabilities = inner.name, inner.capabilities
         self.inner, self.watch = inner, watch
 
-    def open(self, context: Context, capacity: int) -> Drafter:
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The inner method's."""
+        return self.inner.taps
+
+    @property
+    def prompt_taps(self) -> tuple[int, ...]:
+        """The inner method's."""
+        return self.inner.prompt_taps
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """The inner method's drafter, wrapped."""
-        return WatchedDrafter(self.inner.open(context, capacity), self.watch)
+        return WatchedDrafter(self.inner.open(context, capacity, target), self.watch)
 
 
 class WatchedDrafter(Drafter):
@@ -175,11 +186,16 @@ class WatchedDrafter(Drafter):
 
     def __init__(self, inner: Drafter, watch: Watch) -> None:
         self.inner, self.watch = inner, watch
+        self.num_candidates = inner.num_candidates
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """The inner drafter's tree."""
         self.watch.proposed(context)
         return self.inner.propose(context, shape, draws, noise)
+
+    def read_prompt(self, chunk: PromptChunk) -> None:
+        """Told on."""
+        self.inner.read_prompt(chunk)
 
     def observe(self, commit: Commit) -> None:
         """Told on."""
@@ -203,6 +219,11 @@ class Witness(Verifier):
         self.inner, self.watch = inner, watch
         for declared in DECLARED:
             setattr(self, declared, getattr(inner, declared))
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The inner rule's."""
+        return self.inner.taps
 
     def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
         """The inner rule's."""

@@ -28,7 +28,7 @@ def catalogue() -> dict[str, Any]:
     for name, config in METHODS.items():
         can = config.capabilities
         needs = ["a draft model"] * can.needs_draft + ["a prediction"] * can.needs_prediction
-        needs += ["hidden states"] * bool(can.taps)
+        needs += ["a trained head"] * can.needs_head + ["hidden states"] * can.reads_target
         proposals = "none" if name == "none" else "drawn" if can.draws else "fixed"
         shapes = [] if name == "none" else list(can.shapes)
         ways[name] = {"summary": can.summary, "proposals": proposals, "needs": needs, "shapes": shapes}

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft.shape import Shape
+from foretoken.model.target import Target
 from foretoken.noise import Noise, race
 from foretoken.sampling import History, Processors, invert_cdf
 from foretoken.tree import Draws, Law, TokenTree
@@ -25,7 +26,8 @@ class Capabilities:
     draws: bool  # can draw from a law (COUPLED, IID); False: every proposal is FIXED
     needs_draft: bool = False  # needs a model of its own
     needs_prediction: bool = False  # needs the caller's guess of the output
-    taps: tuple[int, ...] = ()  # hidden states of the target that observe() must be given
+    reads_target: bool = False  # observe() must be given hidden states of the target: ``Method.taps`` says which
+    needs_head: bool = False  # needs a trained head
     candidates: int = 0  # the target's most probable tokens after each node that observe() must be given
     shapes: tuple[str, ...] = ("chain",)  # names of the shapes it can grow; rows may always get fewer nodes
 
@@ -54,6 +56,15 @@ class Context:
 
 
 @dataclass(frozen=True)
+class PromptChunk:
+    """Known text that the target has just read: valid during ``read_prompt`` only."""
+
+    start: list[int]  # of each row: the position of its first token of this chunk
+    count: list[int]  # of each row: how many of its tokens the chunk holds; the rest is padding
+    taps: Tensor  # [B, n, T * H], n = max(count)
+
+
+@dataclass(frozen=True)
 class Commit:
     """What became of a proposal: valid during ``observe`` only."""
 
@@ -78,6 +89,9 @@ class Drafter(ABC):
         proposes FIXED nodes whatever is asked. Rows may get fewer nodes than the shape allows, or none; none of row b
         is deeper than ``context.room[b]``."""
 
+    def read_prompt(self, chunk: PromptChunk) -> None:  # noqa: B027
+        """Told, before the first proposal, the hidden states of known text, where ``Method.prompt_taps`` asks for some."""
+
     def observe(self, commit: Commit) -> None:  # noqa: B027 - many drafters have nothing to remember
         """Told after every step, also after steps in which nothing was proposed."""
 
@@ -91,9 +105,22 @@ class Method(ABC):
     name: str
     capabilities: Capabilities
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs ``Commit.taps`` must hold, concatenated in this order."""
+        return ()
+
+    @property
+    def prompt_taps(self) -> tuple[int, ...]:
+        """... and ``PromptChunk.taps``. Others only where a drafter runs lower layers itself in each step."""
+        return self.taps
+
     @abstractmethod
-    def open(self, context: Context, capacity: int) -> Drafter:
-        """A drafter for the rows of context, none of which will use more than capacity slots."""
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        """A drafter for the rows of context, none of which will use more than capacity slots.
+
+        target is the one being decoded: self-drafters run its lower layers, others must leave it alone.
+        """
 
 
 def choose(law: Tensor, how: Law, noise: Noise, *, depth: int, node: int) -> Tensor:

@@ -116,6 +116,6 @@ class DraftModel(Method):
     def __init__(self, model: CausalModel) -> None:
         self.model = model
 
-    def open(self, context: Context, capacity: int) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
         return ModelDrafter(self.model, context, capacity)

@@ -10,6 +10,7 @@ import torch
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.shape import Shape
 from foretoken.errors import ConfigError
+from foretoken.model.target import Target
 from foretoken.noise import Noise
 from foretoken.tree import Draws, TokenTree, chain_tree
 
@@ -90,6 +91,6 @@ class Ngram(Method):
             )
         self.min_ngram, self.max_ngram = min_ngram, max_ngram
 
-    def open(self, context: Context, capacity: int) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Index the prompts."""
         return NgramDrafter(context, self.min_ngram, self.max_ngram)

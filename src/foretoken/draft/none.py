@@ -2,6 +2,7 @@
 
 from foretoken.draft.base import Capabilities, Context, Drafter, Method
 from foretoken.draft.shape import Shape
+from foretoken.model.target import Target
 from foretoken.noise import Noise
 from foretoken.tree import Draws, TokenTree, root_tree
 
@@ -20,6 +21,6 @@ class NoMethod(Method):
     name = "none"
     capabilities = Capabilities("plain decoding: one token a pass", draws=False)
 
-    def open(self, context: Context, capacity: int) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Nothing to remember."""
         return NoDrafter()

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.ngram import chain_of
 from foretoken.draft.shape import Shape
+from foretoken.model.target import Target
 from foretoken.noise import Noise
 from foretoken.tree import Draws, TokenTree
 
@@ -82,6 +83,6 @@ class Prediction(Method):
     name = "prediction"
     capabilities = Capabilities("the caller's guess of the output text", draws=False, needs_prediction=True)
 
-    def open(self, context: Context, capacity: int) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Index the predictions."""
         return PredictionDrafter(context)

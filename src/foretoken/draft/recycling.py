@@ -16,6 +16,7 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.host import depth_first
 from foretoken.draft.shape import Delayed, Sequoia, Shape, Static
 from foretoken.errors import ConfigError
+from foretoken.model.target import Target
 from foretoken.noise import Noise
 from foretoken.theory.shape import best_tree
 from foretoken.tree import Draws, Law, TokenTree, root_tree
@@ -170,7 +171,7 @@ class Recycling(Method):
         self.capabilities = replace(type(self).capabilities, candidates=num_candidates)
         self._matrix: Matrix | None = None
 
-    def open(self, context: Context, capacity: int) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """The matrix; made at the first batch, when vocabulary and device are known, and anew if these are others."""
         vocab_size, device = context.processors.vocab_size, context.device
         num_candidates = min(self.capabilities.candidates, vocab_size)

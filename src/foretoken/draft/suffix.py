@@ -17,6 +17,7 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.host import Node, depth_first, tree_of
 from foretoken.draft.shape import OptTree, Shape
 from foretoken.errors import ConfigError
+from foretoken.model.target import Target
 from foretoken.noise import Noise
 from foretoken.tree import Draws, TokenTree
 
@@ -206,6 +207,6 @@ class Suffix(Method):
         self.options = options or SuffixOptions()
         self.library = Library(self.options.max_cached_tokens, self.options.max_match)
 
-    def open(self, context: Context, capacity: int) -> Drafter:
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Read the prompts."""
         return SuffixDrafter(context, self.options, self.library)

@@ -5,77 +5,19 @@ Key names are those that vLLM's users know. An unknown key is refused with the n
 
 import dataclasses
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, ClassVar
+from typing import Any
 
-from foretoken.draft.base import Capabilities, Method
+from foretoken.draft.base import Method
 from foretoken.draft.model import DraftModel
 from foretoken.draft.ngram import Ngram
 from foretoken.draft.none import NoMethod
 from foretoken.draft.prediction import Prediction
 from foretoken.draft.recycling import Recycling
-from foretoken.draft.shape import Shape, parse_shape
 from foretoken.draft.suffix import Suffix, SuffixOptions
-from foretoken.engine.legality import check_combination, parse_draws
+from foretoken.engine.method import Loader, MethodConfig
 from foretoken.errors import ConfigError, nearest
-from foretoken.model.target import CausalModel
-from foretoken.tree import Draws
-from foretoken.verify import Verifier, parse_verifier
-
-DraftLoader = Callable[[str], CausalModel]
-"""Loads the draft model of a name or directory, its vocabulary already compared with the target's."""
-
-
-@dataclass(frozen=True)
-class MethodConfig:
-    """What all methods share."""
-
-    method: ClassVar[str]
-    capabilities: ClassVar[Capabilities]
-
-    num_speculative_tokens: int = 5  # most tokens guessed in a line
-    verify: str = "coupled"  # how guesses are checked, with options: "typical/epsilon=0.1"
-    shape: str = "chain"  # of a proposal, with options: "sequoia/size=16"
-    draws: str = "auto"  # how children are drawn; "auto": as the verifier asks for
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot be, and parts that do not compose."""
-        if not 1 <= self.num_speculative_tokens <= 64:
-            raise ConfigError(f"num_speculative_tokens = {self.num_speculative_tokens} must be between 1 and 64")
-        if self.method != NoMethod.name:
-            check_combination(
-                self.method, self.capabilities, self.verifier, self.proposal_shape, parse_draws(self.draws)
-            )
-
-    @cached_property
-    def verifier(self) -> Verifier:
-        """The verifier that ``verify`` names."""
-        return parse_verifier(self.verify)
-
-    @cached_property
-    def proposal_shape(self) -> Shape:
-        """The shape that ``shape`` names, its depth resolved."""
-        return parse_shape(self.shape, self.num_speculative_tokens)
-
-    @property
-    def proposal_draws(self) -> Draws:
-        """How the method is asked to draw."""
-        return parse_draws(self.draws) or self.verifier.draws
-
-    @property
-    def max_nodes(self) -> int:
-        """Most nodes of a step's tree, the root included."""
-        return 1 if self.method == NoMethod.name else self.proposal_shape.max_guesses + 1
-
-    def load(self, load_draft: DraftLoader) -> Method:
-        """The method, with its weights where it has some."""
-        raise RuntimeError(f"{type(self).__name__} has no load")  # every configuration in METHODS overrides it
-
-    def resolved(self) -> dict[str, Any]:
-        """The configuration as ``speculative_config`` would read it."""
-        return {"method": self.method, **dataclasses.asdict(self)}
 
 
 @dataclass(frozen=True)
@@ -85,7 +27,7 @@ class NoneConfig(MethodConfig):
     method = NoMethod.name
     capabilities = NoMethod.capabilities
 
-    def load(self, load_draft: DraftLoader) -> Method:
+    def load(self, loader: Loader) -> Method:
         """Nothing to load."""
         return NoMethod()
 
@@ -99,9 +41,9 @@ class DraftModelConfig(MethodConfig):
 
     model: str | None = None  # hub id, directory, or None for the bundled draft (of the bundled target alone)
 
-    def load(self, load_draft: DraftLoader) -> Method:
+    def load(self, loader: Loader) -> Method:
         """Load the draft model."""
-        return DraftModel(load_draft(self.model or "bundled/draft"))
+        return DraftModel(loader.draft(self.model or "bundled/draft"))
 
 
 @dataclass(frozen=True)
@@ -114,7 +56,7 @@ class NgramConfig(MethodConfig):
     prompt_lookup_min: int = 2  # one matching token is chance: it costs a wider pass and rarely hits
     prompt_lookup_max: int = 5
 
-    def load(self, load_draft: DraftLoader) -> Method:
+    def load(self, loader: Loader) -> Method:
         """Nothing to load."""
         return Ngram(min_ngram=self.prompt_lookup_min, max_ngram=self.prompt_lookup_max)
 
@@ -133,7 +75,7 @@ class PredictionConfig(MethodConfig):
 
     num_speculative_tokens: int = 7
 
-    def load(self, load_draft: DraftLoader) -> Method:
+    def load(self, loader: Loader) -> Method:
         """Nothing to load."""
         return Prediction()
 
@@ -160,7 +102,7 @@ class SuffixConfig(MethodConfig):
         given = {name: getattr(self, prefix + name) for name in SuffixOptions.__dataclass_fields__}
         return SuffixOptions(**given)
 
-    def load(self, load_draft: DraftLoader) -> Method:
+    def load(self, loader: Loader) -> Method:
         """Nothing to load."""
         return Suffix(self.options)
 
@@ -179,7 +121,7 @@ class RecyclingConfig(MethodConfig):
 
     num_candidates: int = Recycling.capabilities.candidates
 
-    def load(self, load_draft: DraftLoader) -> Method:
+    def load(self, loader: Loader) -> Method:
         """Nothing to load."""
         return Recycling(num_candidates=self.num_candidates)
 

@@ -8,11 +8,13 @@ from typing import Any
 
 import torch
 
-from foretoken.draft.base import Method
-from foretoken.engine.config import MethodConfig, speculative_config
+from foretoken.draft.base import Method, PromptChunk
+from foretoken.engine.config import speculative_config
+from foretoken.engine.method import Loader, MethodConfig
 from foretoken.engine.result import Completion, Timing
 from foretoken.engine.state import Piece, Row, State
 from foretoken.engine.step import step
+from foretoken.engine.tapping import Tapping
 from foretoken.engine.text import TextStream, Tokenizer
 from foretoken.engine.vocabulary import check_vocabulary
 from foretoken.errors import ConfigError, PromptError, nearest
@@ -58,7 +60,8 @@ class Engine:
             raise ConfigError(
                 f"width = {width} must be 0 (off) or at least {needed}: the root and as many guesses as a step may make"
             )
-        self.method = method if method is not None else self.speculative.load(self._load_draft)
+        self.method = method if method is not None else self.speculative.load(Loader(model, self._load_draft))
+        self.verifier = self.speculative.load_verifier(model)
         self.timing = Timing()
 
     @classmethod
@@ -180,7 +183,8 @@ class Engine:
         """Decode rows together until all have ended; yields after every step."""
         spec = self.model.spec
         speculative = self.speculative
-        shape, draws, verifier = speculative.proposal_shape, speculative.proposal_draws, speculative.verifier
+        shape, draws, verifier = speculative.proposal_shape, speculative.proposal_draws, self.verifier
+        tapping = Tapping(self.method.taps, verifier.taps)
         grown = max(speculative.max_nodes, shape.max_grown + 1)
         need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)
         capacity = round_up(need, 512 if self.width else 64)
@@ -194,17 +198,25 @@ class Engine:
             begun = perf_counter()
             target = Target(self.model, len(rows), capacity)
             state = State.open(rows, processors, capacity, self.method.name)
+            drafter = self.method.open(state, capacity, target)
             if any(state.lengths):
                 span_multiple = 512 if self.width else 64
                 known = [row.prompt_ids[:-1] for row in rows]
-                feed(target, known, [0] * len(rows), head=False, span_multiple=span_multiple)
-            drafter = self.method.open(state, capacity)
+                feed(
+                    target,
+                    known,
+                    [0] * len(rows),
+                    head=False,
+                    span_multiple=span_multiple,
+                    taps=self.method.prompt_taps,
+                    on_chunk=lambda start, count, taps: drafter.read_prompt(PromptChunk(start, count, taps)),
+                )
             decoding = perf_counter()
             for row in rows:
                 row.seconds_prefill = decoding - begun
         while True:
             with torch.inference_mode():
-                report = step(state, target, drafter, verifier, shape, draws, width=self.width)
+                report = step(state, target, drafter, verifier, shape, draws, width=self.width, tapping=tapping)
             self.timing.add(report)
             now = perf_counter()
             for row in state.rows:

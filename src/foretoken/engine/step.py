@@ -11,6 +11,7 @@ from foretoken.draft.base import Commit, Drafter
 from foretoken.draft.shape import Shape
 from foretoken.engine.candidates import candidates
 from foretoken.engine.state import State
+from foretoken.engine.tapping import Tapping
 from foretoken.model.target import Target
 from foretoken.noise import Noise
 from foretoken.sampling import Paths, warp
@@ -38,6 +39,7 @@ def step(
     draws: Draws,
     *,
     width: int = 0,
+    tapping: Tapping = Tapping(),  # noqa: B008 (frozen)
 ) -> StepReport:
     """Advance every row by at least one token.
 
@@ -55,14 +57,14 @@ def step(
     plan = layout(tree.parent, state.length, state.capacity, span=state.span(tree.num_nodes, 512 if width else 64))
     layers = (tree.hidden_layer, spec.num_layers)
     ready = perf_counter()
-    output = target.forward(tree.tokens, plan, layers=layers, hidden=tree.hidden)
+    output = target.forward(tree.tokens, plan, layers=layers, hidden=tree.hidden, taps=tapping.layers)
     forwarded = perf_counter()
     assert output.logits is not None
 
     p = warp(output.logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent))
-    verdict = draw(verifier, Evidence(tree, p, noise, output.taps))
+    verdict = draw(verifier, Evidence(tree, p, noise, tapping.for_verifier(output.taps)))
     likely = candidates(output.logits, drafter.num_candidates)
-    commit, moves = state.advance(tree, verdict, output.taps, likely)
+    commit, moves = state.advance(tree, verdict, tapping.for_drafter(output.taps), likely)
     if moves is not None:
         target.commit(*moves)
     drafter.observe(commit)

@@ -18,7 +18,7 @@ from foretoken.model.attention import LayerMemory, SlotCache, mask_recipe
 from foretoken.model.cache import KVCache
 from foretoken.model.probe import check_tree, first_line, inspect_layers
 from foretoken.model.refusals import check_config, context_length
-from foretoken.model.split import find_layers, layer_range
+from foretoken.model.split import answering, find_layers, layer_range
 from foretoken.model.taps import capture
 from foretoken.model.target import CausalModel, ModelSpec, Output
 from foretoken.tree import Plan
@@ -135,17 +135,40 @@ class TransformersModel(CausalModel):
         The whole model runs with every layer skipped: the final norm, the head and whatever scales or caps its logits
         (Gemma 2, Cohere, Granite) are the model's own code, and no list of architectures is kept here.
         """
-        num_rows, num_nodes = hidden.shape[:2]
-        anything = torch.zeros(num_rows, num_nodes, dtype=torch.int64, device=self._device)
+        logits: Tensor = self._without_layers(self.module, hidden).logits
+        return logits.to(self._device)
+
+    def _without_layers(self, runner: Any, hidden: Tensor) -> Any:
+        """What runner (the model, or its decoder) makes of a residual stream, every layer skipped."""
+        anything = _zeros(hidden)
         num_layers = self.spec.num_layers
         with layer_range(self._layers, num_layers, num_layers, hidden, tuples=self._tuples):
-            result: Any = self.module(
+            return runner(
                 input_ids=anything,
                 attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),
                 position_ids=anything,
                 use_cache=False,
             )
-        logits: Tensor = result.logits
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``CausalModel.embed``; scaled where the model's own embedding module scales."""
+        model: Any = self.module
+        embedded: Tensor = model.get_input_embeddings()(tokens)
+        return embedded.to(self._device)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.normed``. Follows the caller's grad mode, as ``logits`` does."""
+        normed: Tensor = self._without_layers(self._decoder, hidden).last_hidden_state
+        return normed.to(self._device)
+
+    def head(self, normed: Tensor) -> Tensor:
+        """See ``CausalModel.head``. Follows the caller's grad mode.
+
+        The whole model runs, without its layers and with ``normed`` in the place of what its final norm returns, so that
+        what scales or caps the logits stays its own.
+        """
+        with answering(self._decoder, normed):
+            logits: Tensor = self._without_layers(self.module, normed).logits
         return logits.to(self._device)
 
     def _range(self, layers: tuple[int, int] | None, hidden: Tensor | None, taps: Sequence[int]) -> tuple[int, int]:
@@ -158,6 +181,11 @@ class TransformersModel(CausalModel):
             if not first <= tap < stop:
                 raise ConfigError(f"tap {tap} is not among the layers {first, stop} that run")
         return first, stop
+
+
+def _zeros(hidden: Tensor) -> Tensor:
+    """[B, n] int64 for a stream [B, n, H]: token ids and positions that nothing reads."""
+    return torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
 
 
 def refuse_mismatch(info: dict[str, Any], *, name: str) -> None:

@@ -144,6 +144,25 @@ class LeanModel(CausalModel):
             padding = -(-_MIN_ROWS // hidden.shape[0]) - num_nodes
         return self._logits(F.pad(hidden.to(self.spec.dtype), (0, 0, 0, padding)))[:, :num_nodes]
 
+    @torch.no_grad()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``CausalModel.embed``."""
+        return F.embedding(tokens, self._embedding)
+
+    @torch.no_grad()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.normed``."""
+        return self._norm(hidden.to(self.spec.dtype), self._final_norm)
+
+    @torch.no_grad()
+    def head(self, normed: Tensor) -> Tensor:
+        """See ``CausalModel.head``."""
+        num_nodes = normed.shape[1]
+        padding = 0
+        if normed.device.type == "cpu" and normed.shape[0] * num_nodes < _MIN_ROWS:
+            padding = -(-_MIN_ROWS // normed.shape[0]) - num_nodes
+        return self._head(F.pad(normed.to(self.spec.dtype), (0, 0, 0, padding)))[:, :num_nodes]
+
     def _logits(self, x: Tensor) -> Tensor:
         return self._head(self._norm(x, self._final_norm))
 

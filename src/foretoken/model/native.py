@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foretoken.build import cpu_flags
 from foretoken.errors import ModelError
@@ -130,6 +131,7 @@ class NativeModel(CausalModel):
         self.native = native_functions()
         self.shape = shape
         self.spec = shape.spec(name, "native", dtype, torch.device("cpu"))
+        self._matrices: dict[str, Tensor] = {}  # embedding and head, for those who share them
         self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -221,6 +223,19 @@ class NativeModel(CausalModel):
             )  # fmt: skip
         return logits
 
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``CausalModel.embed``."""
+        return F.embedding(tokens, self._matrices[llama.EMBEDDING])
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.normed``; in float32."""
+        return F.rms_norm(hidden.float(), self._final_norm.shape, self._final_norm, self.shape.norm_eps)
+
+    def head(self, normed: Tensor) -> Tensor:
+        """See ``CausalModel.head``. By torch, in the weights' dtype: only drafters read this."""
+        weight = self._matrices.get(llama.HEAD, self._matrices[llama.EMBEDDING])
+        return F.linear(normed.to(weight.dtype), weight)
+
     def _scratch_address(self, rows: int, threads: int, cache: NativeCache | None) -> int:
         capacity = 0 if cache is None else cache.capacity
         had = self._scratch_for
@@ -257,10 +272,12 @@ class NativeModel(CausalModel):
             for key in ("input_norm", "mlp_norm", *(("q_norm", "k_norm") if shape.qk_norm else ())):
                 setattr(layer, key, vector(names[key]))
             layer.window = shape.windows[index] or 0
+        final_norm = vector(llama.FINAL_NORM)
+        self._final_norm = self._tensors[-1]
         return _Model(
             dtype == torch.bfloat16, shape.num_layers, shape.vocab_size, shape.hidden_size, shape.intermediate_size,
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.norm_eps,
-            address[llama.EMBEDDING], address[llama.EMBEDDING if tied else llama.HEAD], vector(llama.FINAL_NORM), layers,
+            address[llama.EMBEDDING], address[llama.EMBEDDING if tied else llama.HEAD], final_norm, layers,
         )  # fmt: skip
 
     def _read_matrices(self, source: WeightSource, names: Sequence[str]) -> dict[str, int]:
@@ -271,6 +288,8 @@ class NativeModel(CausalModel):
             if own is not None and own.dtype == dtype and own.device.type == "cpu" and own.is_contiguous():
                 self._tensors.append(own)
                 address[name] = own.data_ptr()
+                if name in (llama.EMBEDDING, llama.HEAD):
+                    self._matrices[name] = own
             else:
                 copied.append(name)
         sizes = [-(-prod(source.shape(name)) * dtype.itemsize // 64) * 64 for name in copied]
@@ -280,8 +299,11 @@ class NativeModel(CausalModel):
         self._tensors.append(arena)
         for name, part in zip(copied, torch.split(arena, sizes), strict=True):
             shape = source.shape(name)
-            source.read_into(name, part[: prod(shape) * dtype.itemsize].view(dtype).view(shape))
+            place = part[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            source.read_into(name, place)
             address[name] = part.data_ptr()
+            if name in (llama.EMBEDDING, llama.HEAD):
+                self._matrices[name] = place
         return address
 
 

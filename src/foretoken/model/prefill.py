@@ -1,6 +1,6 @@
 """Feeding known text: a prompt is a chain like any other tree, read in chunks, rows ragged."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -24,11 +24,14 @@ def feed(
     *,
     head: bool,
     span_multiple: int = 64,
+    taps: Sequence[int] = (),
+    on_chunk: Callable[[list[int], list[int], Tensor], None] | None = None,
 ) -> Tensor | None:
     """Compute KV of known tokens: missing[b] go to slots filled[b], filled[b] + 1, ... of row b.
 
     Returns the logits [B, 1, V] after each row's last token (None with head=False; meaningless for a row that had
-    nothing to feed). Chunks start at the same places whatever the batch, as long as the cache has a chunk of room.
+    nothing to feed). With taps, on_chunk is told of each chunk: positions of the rows' first tokens, how many each has,
+    and the outputs [B, n, T * H] of those layers. Chunks start at the same places whatever the batch, as long as the cache has a chunk of room.
     """
     device = target.spec.device
     capacity = target.cache.capacity
@@ -50,7 +53,9 @@ def feed(
             parent = chain_parent(width, device).expand_as(tokens)
         span = min(capacity, round_up(max(start) + width, span_multiple))
         plan = layout(parent, torch.tensor(start, device=device), capacity, span=span)
-        out = target.forward(tokens, plan, head=head and width == 1)
+        out = target.forward(tokens, plan, taps=taps, head=head and width == 1)
+        if on_chunk is not None and out.taps is not None:
+            on_chunk(start, [len(piece) for piece in pieces], out.taps)
         if head:
             here = out.logits
             if here is None:

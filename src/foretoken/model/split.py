@@ -61,6 +61,23 @@ def layer_range(layers: nn.ModuleList, first: int, stop: int, hidden: Tensor | N
                 layers[index].__dict__["forward"] = forward
 
 
+@contextmanager
+def answering(decoder: nn.Module, normed: Tensor) -> Iterator[None]:
+    """Let a decoder return normed [B, n, H] for what comes after its final norm, all else as it is, while open."""
+
+    def put(module: nn.Module, args: Any, output: Any) -> Any:
+        if isinstance(output, tuple):
+            return (normed, *output[1:])
+        output.last_hidden_state = normed
+        return output
+
+    handle = decoder.register_forward_hook(put)
+    try:
+        yield
+    finally:
+        handle.remove()
+
+
 def _answer(given: Tensor | None, tuples: bool) -> Callable[..., Any]:
     """A forward that returns ``given``, or else what it was given."""
 

@@ -94,8 +94,7 @@ class TableLM(CausalModel):
         """See ``CausalModel.forward``."""
         first, stop = layers or (0, self.spec.num_layers)
         if first == 0:
-            hidden = torch.full((*tokens.shape, self.spec.hidden_size), -1.0, dtype=self.spec.dtype)
-            hidden[..., 0], hidden[..., 1:3] = tokens.to(hidden.dtype), 0.0
+            hidden = self.embed(tokens)
         assert hidden is not None, "layers that do not start at 0 need hidden"
         tapped: dict[int, Tensor] = {}
         for layer in range(first, stop):
@@ -108,6 +107,20 @@ class TableLM(CausalModel):
     def logits(self, hidden: Tensor) -> Tensor:
         """[B, n, V] log law of a residual stream."""
         return self.law(hidden).log().to(self.spec.dtype)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[B, n, H] the stream before any layer: the token, and no context."""
+        hidden = torch.full((*tokens.shape, self.spec.hidden_size), -1.0, dtype=self.spec.dtype)
+        hidden[..., 0], hidden[..., 1:3] = tokens.to(hidden.dtype), 0.0
+        return hidden
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """There is no norm."""
+        return hidden
+
+    def head(self, normed: Tensor) -> Tensor:
+        """See ``logits``."""
+        return self.logits(normed)
 
     def law(self, hidden: Tensor) -> Tensor:
         """[B, n, V] float64 law of a residual stream; contradictions in the cache lead to another table."""

@@ -75,6 +75,18 @@ class CausalModel(ABC):
     def logits(self, hidden: Tensor) -> Tensor:
         """[B, n, V]: final norm and head on a residual stream [B, n, H]: the exit of ``forward``, and early exits."""
 
+    @abstractmethod
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[B, n, H]: the embeddings that layer 0 reads for tokens [B, n], for drafters that share them."""
+
+    @abstractmethod
+    def normed(self, hidden: Tensor) -> Tensor:
+        """[B, n, H]: the final norm alone of a residual stream [B, n, H]."""
+
+    @abstractmethod
+    def head(self, normed: Tensor) -> Tensor:
+        """[B, n, V]: the head alone, on what ``normed`` returned or a drafter predicts of it."""
+
 
 class Target:
     """One causal LM with the KV cache of the rows being decoded. (The draft model's pair is one of these too.)"""

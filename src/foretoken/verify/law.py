@@ -69,6 +69,11 @@ class Verifier(ABC):
     # depend on any token: the rule treats them jointly
     distance: ClassVar[str] = ""  # of a lossy rule: what is known of its distance from p, in one line
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs ``Evidence.taps`` must hold, concatenated in this order."""
+        return ()
+
     @abstractmethod
     def stops(self, evidence: Evidence) -> Walk:
         """The law of the node at which the walk stops."""

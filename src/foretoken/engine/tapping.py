@@ -1,0 +1,37 @@
+"""Which hidden states of the target a step must keep, and who gets which of them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Tapping:
+    """Layers tapped in every step: the drafter's and the verifier's, each layer once."""
+
+    drafter: tuple[int, ...] = ()
+    verifier: tuple[int, ...] = ()
+
+    @property
+    def layers(self) -> tuple[int, ...]:
+        """What ``Target.forward`` is asked for."""
+        return tuple(dict.fromkeys((*self.drafter, *self.verifier)))
+
+    def for_drafter(self, taps: Tensor | None) -> Tensor | None:
+        """[B, N, T * H] of the drafter's layers, in its order."""
+        return self._pick(taps, self.drafter)
+
+    def for_verifier(self, taps: Tensor | None) -> Tensor | None:
+        """[B, N, T * H] of the verifier's layers, in its order."""
+        return self._pick(taps, self.verifier)
+
+    def _pick(self, taps: Tensor | None, wanted: Sequence[int]) -> Tensor | None:
+        if taps is None or not wanted:
+            return None
+        layers = self.layers
+        if tuple(wanted) == layers:
+            return taps
+        parts = taps.view(*taps.shape[:2], len(layers), -1)  # [B, N, T, H]
+        chosen: Tensor = parts[:, :, [layers.index(layer) for layer in wanted]].flatten(2)
+        return chosen
