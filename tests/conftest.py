@@ -2,7 +2,6 @@
 
 import itertools
 import secrets
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -21,8 +20,7 @@ settings.load_profile("foretoken")
 
 
 @pytest.fixture(autouse=True)
-def fresh_seeds(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def fresh_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request without a seed gets a fresh one: still another each time, but the same in every run of a test."""
     counter = itertools.count(1)
     monkeypatch.setattr(secrets, "randbits", lambda bits: (next(counter) * 0x9E3779B97F4A7C15) % (1 << bits))
-    yield

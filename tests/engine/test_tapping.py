@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 import pytest
 import torch
@@ -102,9 +103,8 @@ def test_every_position_is_told_once_and_rightly(shape: str) -> None:
         known = len(ids) - 1  # the last token emitted was never read
         chunks: list[Tensor] = []
         fresh = Target(target, 1, len(ids))
-        feed(
-            fresh, [ids[:known]], [0], head=False, taps=LAYERS, on_chunk=lambda start, count, taps: chunks.append(taps)
-        )
+        on_chunk = partial(lambda keep, start, count, taps: keep(taps), chunks.append)
+        feed(fresh, [ids[:known]], [0], head=False, taps=LAYERS, on_chunk=on_chunk)
         assert sorted(told) == list(range(known))
         assert torch.equal(torch.stack([told[at] for at in range(known)]), torch.cat(chunks, 1)[0])
 

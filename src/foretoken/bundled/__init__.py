@@ -1,16 +1,25 @@
-"""The models that travel inside the package: a small target, its draft, and a suite of prompts (see README.md).
+"""The models that travel inside the package: a small target, drafters for it, and a suite of prompts (see README.md).
 
-Nothing is loaded here: `path` names a file or folder that any Hugging Face loader opens.
+Nothing is loaded here: `path` names a file or folder. "target" and "draft" are folders that any Hugging Face loader
+opens; the heads are folders in their own formats (`foretoken.heads.formats`).
 """
 
 from pathlib import Path
 
 _HERE = Path(__file__).parent
-_PATHS = {"target": _HERE / "target", "draft": _HERE / "draft", "suite": _HERE / "suite.jsonl"}
+HEADS = ("medusa", "eagle1", "eagle3", "kangaroo", "dflash", "acceptance", "judge")
+_ALIASES = {"eagle2": "eagle1"}  # the same weights on another tree
+_PATHS = {
+    "target": _HERE / "target",
+    "draft": _HERE / "draft",
+    "suite": _HERE / "suite.jsonl",
+    **{name: _HERE / name for name in HEADS},
+    **{name: _HERE / head for name, head in _ALIASES.items()},
+}
 
 
 def path(name: str) -> Path:
-    """Where `name` lies: "target" or "draft" (Hugging Face folders), or "suite" (prompts, one JSON object a line)."""
+    """Where `name` lies: "target" or "draft", a head of HEADS ("eagle2": eagle1's), or "suite" (a prompt a line)."""
     try:
         return _PATHS[name]
     except KeyError:
