@@ -7,7 +7,8 @@
     ├── ModelError                     a model that cannot be loaded or cannot be decoded by this engine
     │   └── VocabularyMismatchError    target and drafter do not speak the same tokens
     ├── PromptError                    a prompt that is empty or does not fit the context (also a ValueError)
-    └── CapacityError                  more slots or rows asked for than were opened
+    ├── CapacityError                  more slots or rows asked for than were opened
+    └── TrainError                     a training that cannot go on: loss not finite, disk full
 
 Broken promises inside the library are plain ``assert`` and ``RuntimeError``: they are ours to mend.
 """
@@ -38,6 +39,10 @@ class PromptError(ForetokenError, ValueError):
 
 class CapacityError(ForetokenError):
     """More cache slots or rows were asked for than were opened."""
+
+
+class TrainError(ForetokenError):
+    """A training that cannot go on: a loss that is no finite number, a disk that is full."""
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

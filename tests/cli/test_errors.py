@@ -32,7 +32,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     ),
     (["hi", "--method", "ngram", "--width", "3"], "width = 3 must be 0 (off) or at least 6"),
     (["hi", "--method", "draft_model"], "needs --draft NAME_OR_DIR"),
-    (["hi", "--method", "ngram", "--draft", "x"], "--draft x is read by --method draft_model alone"),
+    (["hi", "--method", "ngram", "--draft", "x"], "--draft x is read by methods with weights"),
     (["hi", "--method", "prediction"], "give --prediction TEXT"),
     (["hi", "--method", "ngram", "--prediction", "x"], "--prediction is read by --method prediction alone"),
     (["hi", "--speculative-config", "{"], "--speculative-config is not JSON"),

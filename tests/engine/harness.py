@@ -13,6 +13,7 @@ from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.draft.shape import Shape
 from foretoken.engine.state import State
 from foretoken.engine.step import StepReport
+from foretoken.heads.acceptance import AcceptanceConfig, AcceptanceHead
 from foretoken.model.table import TableLM
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
@@ -79,6 +80,19 @@ def restless(ids: Tensor, logits: Tensor) -> Tensor:
     out[ids[-1]] = -torch.inf
     out[int(ids.sum()) % len(logits)] += 1.5
     return out
+
+
+def foresight(model: CausalModel, *, drafter: str = "draft_model") -> AcceptanceHead:
+    """A random acceptance head on a draft model's hidden states: sure of some guesses, doubtful of others."""
+    spec = model.spec
+    config = AcceptanceConfig(spec.hidden_size, spec.vocab_size, num_layers=2, normalize=True, drafter=drafter)
+    with torch.random.fork_rng():
+        torch.manual_seed(11)
+        head = AcceptanceHead(config)
+        for parameter in head.parameters():
+            torch.nn.init.normal_(parameter, std=0.7)
+    head.shift.fill_(1.5)
+    return head
 
 
 def prompts(vocab_size: int = VOCAB) -> list[list[int]]:

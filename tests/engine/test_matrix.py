@@ -15,7 +15,7 @@ from foretoken import METHODS, SHAPES, VERIFIERS, ConfigError, Draws, Engine, Re
 from foretoken.draft.base import Method
 from foretoken.draft.model import DraftModel
 from foretoken.engine.legality import refusal
-from tests.engine.harness import ToyTokenizer, outcome, plain, prompts, table
+from tests.engine.harness import ToyTokenizer, foresight, outcome, plain, prompts, table
 from tests.engine.test_rejection import ALPHA, chi_square, joint, toy
 
 SIZES = {"static": "static/branching=2x2x1", "sequoia": "sequoia/size=5", "dyspec": "dyspec/size=5/width=3"}
@@ -32,7 +32,7 @@ def engine_of(method: str, verify: str, shape: str, draws: Draws | None) -> Engi
         "method": method, "verify": verify, "shape": SIZES.get(shape, shape), "draws": draws or "auto",
         "num_speculative_tokens": 3,
     }  # fmt: skip
-    loaded: Method | None = DraftModel(table(2)) if method == "draft_model" else None
+    loaded: Method | None = DraftModel(table(2), foresight(table(2))) if method == "draft_model" else None
     return Engine(table(), ToyTokenizer(), speculative=config, method=loaded)
 
 
@@ -82,7 +82,7 @@ def test_legal_ones_run_and_the_others_are_refused(method: str, expected: list[A
 @pytest.mark.parametrize("verify", READS_Q)
 def test_rules_that_read_q_keep_the_joint_law(verify: str) -> None:
     """On the shapes that draw, as the rule asks; under ``rejection`` on every shape, and drawn in every way on one."""
-    target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8))
+    target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8), foresight(toy(3, seed=8)))
     expected = joint(target, [1, 0])
     rule = VERIFIERS[verify]
     cases: list[tuple[str, Draws | None]] = [(shape, None) for shape in ("chain", "adaptive", "static", "dyspec")]

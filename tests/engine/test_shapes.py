@@ -13,11 +13,12 @@ from foretoken.engine.legality import refusal
 from foretoken.model.table import TableLM
 from foretoken.tree import Draws
 from foretoken.verify import parse_verifier
-from tests.engine.harness import EOS, VOCAB, ToyTokenizer, mixed_requests, outcome, plain, prompts, table
+from tests.engine.harness import EOS, VOCAB, ToyTokenizer, foresight, mixed_requests, outcome, plain, prompts, table
 
 TARGET, NEAR = table(), table(blur=0.3)
 CONFIGS = [
-    "chain", "adaptive", "adaptive/rule=svip/threshold=1.2", "adaptive/rule=adaedl/threshold=0.4", "static",
+    "chain", "adaptive", "adaptive/rule=svip/threshold=1.2", "adaptive/rule=adaedl/threshold=0.4",
+    "specdec", "specdec/threshold=0.6/min=2", "static",
     "static/branching=2x2x2x2x1", "delayed", "sequoia", "dyspec", "dyspec/heap=true/size=6", "dyspec/threshold=0.05",
     "eagle2", "eagle2/size=24/width=6", "opt_tree", "opt_tree/size=7/threshold=0.3",
 ]  # fmt: skip
@@ -38,7 +39,7 @@ def engine(
         "shape": shape,
         "draws": draws,
     }
-    return Engine(target, ToyTokenizer(), speculative=config, method=DraftModel(draft))
+    return Engine(target, ToyTokenizer(), speculative=config, method=DraftModel(draft, foresight(draft)))
 
 
 @pytest.fixture(scope="module")

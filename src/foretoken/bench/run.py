@@ -11,7 +11,7 @@ from foretoken.bench.report import BenchReport, Session, assemble
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Run
 from foretoken.draft.shape import SHAPES
-from foretoken.engine.config import speculative_config
+from foretoken.engine.config import METHODS, speculative_config
 from foretoken.engine.engine import Engine
 from foretoken.engine.method import MethodConfig
 from foretoken.engine.result import Timing
@@ -49,7 +49,7 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
             options[key] = part
         else:
             raise ConfigError(f"method {text!r}: expected METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. 'draft_model:5'")
-    if draft is not None and name == "draft_model":
+    if draft is not None and hasattr(METHODS.get(name), "model"):
         options["model"] = draft
     return BenchMethod(text.strip(), speculative_config(options))
 

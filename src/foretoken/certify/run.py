@@ -98,6 +98,8 @@ def certify(
         for temperature in dict.fromkeys(temperatures)
         for request in requests(ids, temperature, max_new_tokens, seed)
     ]
+    for pair in pairs:
+        pair.config.load_verifier(engine.model)  # a head that is missing is told now
     total = len(pairs) + 1
     say = progress or (lambda done, total, what: None)
 

@@ -154,7 +154,7 @@ class Watch:
         """engine's target and method under another configuration, watched."""
         watched = dataclasses.replace(config)
         # ``verifier`` is a cached property: what stands here is what the engine asks for.
-        watched.__dict__["verifier"] = Witness(config.verifier, self)
+        watched.__dict__["verifier"] = Witness(config.load_verifier(engine.model), self)
         method = Watched(engine.method, self)
         return Engine(engine.model, engine.tokenizer, speculative=watched, method=method, width=engine.width)
 

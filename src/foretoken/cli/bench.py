@@ -158,9 +158,9 @@ def _methods(
             raise ConfigError(
                 "--methods prediction needs prompts with a 'prediction', and none of the chosen ones has any"
             )
-    if draft is not None and not any(method.config.method == "draft_model" for method in methods):
+    if draft is not None and not any(hasattr(method.config, "model") for method in methods):
         raise ConfigError(
-            f"--draft {draft} is read by the method draft_model alone: add it to --methods or drop --draft"
+            f"--draft {draft} is read by methods with weights alone, e.g. draft_model: add one to --methods or drop --draft"
         )
     return methods
 

@@ -92,8 +92,11 @@ def check_method(config: dict[str, Any], target: str) -> None:
     from foretoken import METHODS, speculative_config
 
     name = config["method"]
-    if name in METHODS and name != "draft_model" and config.get("model") is not None:
-        raise ConfigError(f"--draft {config['model']} is read by --method draft_model alone, not by {name!r}: drop one")
+    if name in METHODS and not hasattr(METHODS[name], "model") and config.get("model") is not None:
+        having = ", ".join(known for known, kind in METHODS.items() if hasattr(kind, "model"))
+        raise ConfigError(
+            f"--draft {config['model']} is read by methods with weights ({having}), not by {name!r}: drop one"
+        )
     speculative_config(config)
     if name == "draft_model" and config.get("model") is None and target not in BUNDLED:
         raise ConfigError(

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft.base import Context
+from foretoken.errors import ConfigError
 from foretoken.model.prefill import round_up
 from foretoken.tree import Law, Plan, TokenTree
 
@@ -23,6 +24,31 @@ class Expander(Protocol):
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] logits after W new nodes, tokens [B, W]; ``plan`` covers those nodes of the tree being grown."""
+
+
+class Foreseeing(Expander, Protocol):
+    """An ``Expander`` that can tell how its guesses will fare: what the shape ``specdec`` asks of it."""
+
+    @property
+    def chance(self) -> Tensor | None:
+        """[B, W] predicted probability that the target keeps each node read by the last call of ``logits``, given that it
+        keeps the nodes above it: ``heads.acceptance.predicted``. None where no acceptance head is loaded. Asked once, right
+        after that call."""
+
+
+def chance_of(expander: Expander) -> Tensor:
+    """[B, W] what a ``Foreseeing`` expander says of the nodes it just read. Raises ConfigError where it cannot."""
+    chance: Tensor | None = getattr(expander, "chance", None)
+    if chance is None:
+        raise ConfigError(NO_FORESIGHT)
+    return chance
+
+
+NO_FORESIGHT = (
+    "shape 'specdec' stops where a trained acceptance head expects a rejection, and none is loaded: give one as "
+    "'acceptance', or choose shape 'adaptive', which needs no training"
+)
+"""Why a drafter without acceptance head cannot grow ``specdec``."""
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Tree shapes, each written once for every drafter that can tell the logits of a frontier. Chains are grown here."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -8,8 +9,8 @@ from torch import Tensor
 
 from foretoken.draft.base import Context, choose
 from foretoken.draft.dynamic import grow_dyspec, grow_eagle2, grow_opt_tree
-from foretoken.draft.frontier import Expander, Grown
-from foretoken.draft.shape import Adaptive, Chain, Delayed, DySpec, Eagle2, OptTree, Sequoia, Shape, Static
+from foretoken.draft.frontier import Expander, Grown, chance_of
+from foretoken.draft.shape import Adaptive, Chain, Delayed, DySpec, Eagle2, OptTree, Sequoia, Shape, SpecDec, Static
 from foretoken.draft.template import grow_template
 from foretoken.noise import Noise
 from foretoken.sampling import Paths, warp
@@ -26,18 +27,45 @@ CHAIN_LAWS = {
 """What each way of drawing is where a node has one child."""
 
 
+Stop = Callable[[int, Callable[[], Tensor]], Tensor]
+"""(node, law) -> [B] bool: rows that are to stop before this node, the second guess or a later one, is drawn. law() is the
+[B, V] law that it would be drawn from (a row at temperature 0 is as unsure as at temperature 1)."""
+
+
 def grow(
     expander: Expander, context: Context, limits: Sequence[int], shape: Shape, draws: Draws, noise: Noise
 ) -> Grown:
     """A tree of this shape behind each row's pending token, none of row b's nodes deeper than limits[b] (of which the
-    largest is at least 1). The drafter's law goes through the same ``warp`` as the target's."""
+    largest is at least 1). The drafter's law goes through the same ``warp`` as the target's.
+
+    Raises ConfigError where the shape asks of the expander what it cannot tell.
+    """
     return _GROWERS[type(shape)](expander, context, limits, shape, draws, noise)
 
 
 def _grow_adaptive(
     expander: Expander, context: Context, limits: Sequence[int], shape: Adaptive, draws: Draws, noise: Noise
 ) -> Grown:
-    return Grown.of_chain(chain(expander, context, limits, CHAIN_LAWS[draws], noise, stop=shape), max(limits))
+    def stop(node: int, law: Callable[[], Tensor]) -> Tensor:
+        return unsure(law(), shape)
+
+    return Grown.of_chain(chain(expander, context, limits, CHAIN_LAWS[draws], noise, stop=stop), max(limits))
+
+
+def _grow_specdec(
+    expander: Expander, context: Context, limits: Sequence[int], shape: SpecDec, draws: Draws, noise: Noise
+) -> Grown:
+    all_kept: Tensor | None = None  # [B] predicted probability that the target keeps every guess so far
+
+    def stop(node: int, law: Callable[[], Tensor]) -> Tensor:
+        nonlocal all_kept
+        chance = chance_of(expander)[:, 0]
+        all_kept = chance if all_kept is None else all_kept * chance
+        if node <= shape.min:
+            return torch.zeros_like(chance, dtype=torch.bool)
+        return 1.0 - all_kept > shape.threshold
+
+    return Grown.of_chain(chain(expander, context, limits, CHAIN_LAWS[draws], noise, stop=stop), max(limits))
 
 
 def unsure(law: Tensor, shape: Adaptive) -> Tensor:
@@ -71,10 +99,11 @@ def chain(
     law: Law,
     noise: Noise,
     *,
-    stop: Adaptive | None = None,
+    stop: Stop | None = None,
 ) -> TokenTree:
     """limits[b] guesses one after the other, each drawn by ``law`` from the expander's processed law; fewer where the
-    rule ``stop`` finds the drafter unsure before it draws (a row at temperature 0 is as unsure as at temperature 1).
+    rule ``stop`` says so. It is asked before each guess but the first, which is always made: what it reads is q and the
+    guesses before this one, so whether a guess stands never depends on its own token.
 
     The drafter's law goes through the same ``warp`` as the target's: same temperature, same penalties, same path. For
     IID the tree carries q, the very tensors the tokens were drawn from.
@@ -99,11 +128,8 @@ def chain(
         paths = Paths(tokens, plan.ancestry[:, node - 1 : node])
         drawn_from = warp(logits, context.processors, context.history, paths)[:, 0]  # [B, V]
         if stop is not None and node > 1:
-            softened = context.processors.softened
-            told = drawn_from
-            if softened is not context.processors:
-                told = warp(logits, softened, context.history, paths)[:, 0]
-            going = going & (room >= node) & ~unsure(told, stop)
+            told = partial(_softened, logits, context, paths, drawn_from)
+            going = going & (room >= node) & ~stop(node, told)
             if device.type == "cpu" and not bool(going.any()):
                 tokens = tokens[:, :node]
                 break
@@ -121,10 +147,17 @@ def chain(
     return chain_tree(tokens, count, law=law, q=q)
 
 
+def _softened(logits: Tensor, context: Context, paths: Paths, law: Tensor) -> Tensor:
+    """[B, V] law, but for rows at temperature 0 as at temperature 1."""
+    softened = context.processors.softened
+    return law if softened is context.processors else warp(logits, softened, context.history, paths)[:, 0]
+
+
 _Grower = Callable[[Expander, Context, Sequence[int], Any, Draws, Noise], Grown]
 _GROWERS: dict[type[Shape], _Grower] = {
     Chain: _grow_chain,
     Adaptive: _grow_adaptive,
+    SpecDec: _grow_specdec,
     Static: grow_template,
     Delayed: grow_template,
     Sequoia: grow_template,

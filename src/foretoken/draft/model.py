@@ -8,6 +8,7 @@ from torch import Tensor
 from foretoken.draft import grow
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.shape import SHAPES, Shape
+from foretoken.heads.acceptance import AcceptanceHead, predicted
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
@@ -23,8 +24,12 @@ class ModelDrafter(Drafter):
     drafters): ``begin`` feeds whatever is missing up to the pending token, however much that is.
     """
 
-    def __init__(self, model: CausalModel, context: Context, capacity: int) -> None:
+    def __init__(
+        self, model: CausalModel, context: Context, capacity: int, acceptance: AcceptanceHead | None = None
+    ) -> None:
         self.capacity = capacity
+        self.acceptance = acceptance
+        self.hidden: Tensor | None = None  # [B, W, H] after the nodes read by the last ``logits``: see Output.hidden
         self.target = Target(model, context.num_rows, capacity)
         self.num_tokens = model.spec.vocab_size  # a token beyond them (the target may have more) is fed as the last one
         self.knows_all = self.num_tokens >= context.processors.vocab_size
@@ -73,7 +78,15 @@ class ModelDrafter(Drafter):
         """[B, W, V] after W new nodes."""
         out = self.target.forward(tokens if self.knows_all else tokens.clamp(max=self.num_tokens - 1), plan)
         assert out.logits is not None
+        self.hidden = out.hidden
         return out.logits
+
+    @property
+    def chance(self) -> Tensor | None:
+        """See ``Foreseeing``."""
+        if self.acceptance is None or self.hidden is None:
+            return None
+        return predicted(self.acceptance, self.hidden)
 
     def observe(self, commit: Commit) -> None:
         """Move what was fed and kept behind the text, and count it as filled; the rest is fed at the next begin."""
@@ -113,9 +126,13 @@ class DraftModel(Method):
         "a smaller model of the same vocabulary", draws=True, needs_draft=True, shapes=tuple(SHAPES)
     )
 
-    def __init__(self, model: CausalModel) -> None:
+    def __init__(self, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
+        """acceptance: what the shape ``specdec`` asks. Raises ModelError where it reads other hidden states."""
+        if acceptance is not None:
+            acceptance.check_drafter(self.name, model.spec.hidden_size, name="acceptance")
         self.model = model
+        self.acceptance = None if acceptance is None else acceptance.eval()
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
-        return ModelDrafter(self.model, context, capacity)
+        return ModelDrafter(self.model, context, capacity, self.acceptance)

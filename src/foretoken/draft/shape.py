@@ -103,6 +103,29 @@ class Adaptive(Shape):
 
 
 @dataclass(frozen=True)
+class SpecDec(Shape):
+    """A chain that stops where some guess of it was probably rejected, as a trained acceptance head sees it.
+
+    SpecDec++ (2405.19715): stop when 1 - (product of the guesses' predicted acceptances) > threshold, after at least
+    ``min`` guesses. The guess that tips it was drawn already, so it stays: to drop it for what it is would bias the text.
+    Needs a drafter that says how it sees the guess it just read: see ``frontier.Foreseeing``.
+    """
+
+    name = "specdec"
+    summary = "a chain that stops where a trained head expects a rejection; the guess that tipped it stays"
+    is_chain = True
+
+    threshold: float = 0.3
+    min: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        require(0 <= self.threshold <= 1, "threshold", self.threshold, "between 0 and 1")
+        require(1 <= self.min <= MAX_DEPTH, "min", self.min, f"between 1 and {MAX_DEPTH}")
+
+
+@dataclass(frozen=True)
 class Static(Shape):
     """branching[d] children for every node at depth d (SpecInfer 2305.09781)."""
 
@@ -283,7 +306,8 @@ class OptTree(Sized):
 
 
 SHAPES: dict[str, Shape] = {
-    shape.name: shape for shape in (Chain(), Adaptive(), Static(), Delayed(), Sequoia(), DySpec(), Eagle2(), OptTree())
+    shape.name: shape
+    for shape in (Chain(), Adaptive(), SpecDec(), Static(), Delayed(), Sequoia(), DySpec(), Eagle2(), OptTree())
 }
 """Names, as the CLI and JSON configurations spell them, to shapes with their default options."""
 

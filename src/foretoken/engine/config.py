@@ -15,9 +15,12 @@ from foretoken.draft.ngram import Ngram
 from foretoken.draft.none import NoMethod
 from foretoken.draft.prediction import Prediction
 from foretoken.draft.recycling import Recycling
+from foretoken.draft.shape import SpecDec
 from foretoken.draft.suffix import Suffix, SuffixOptions
+from foretoken.engine.learned import LEARNED
 from foretoken.engine.method import Loader, MethodConfig
 from foretoken.errors import ConfigError, nearest
+from foretoken.heads.load import load_acceptance
 
 
 @dataclass(frozen=True)
@@ -40,10 +43,19 @@ class DraftModelConfig(MethodConfig):
     capabilities = DraftModel.capabilities
 
     model: str | None = None  # hub id, directory, or None for the bundled draft (of the bundled target alone)
+    acceptance: str | None = None  # directory of the head that shape "specdec" asks; None: the bundled draft's
 
     def load(self, loader: Loader) -> Method:
-        """Load the draft model."""
-        return DraftModel(loader.draft(self.model or "bundled/draft"))
+        """Load the draft model, and its acceptance head where the shape asks it."""
+        draft = loader.draft(self.model or "bundled/draft")
+        if not isinstance(self.proposal_shape, SpecDec):
+            return DraftModel(draft)
+        if self.acceptance is None and self.model not in (None, "bundled/draft"):
+            raise ConfigError(
+                f"shape 'specdec' asks an acceptance head, and none is given for the draft {self.model}: train one with "
+                "'foretoken train acceptance' and give its directory as 'acceptance', or choose shape 'adaptive'"
+            )
+        return DraftModel(draft, load_acceptance(self.acceptance or "bundled/acceptance", draft.spec))
 
 
 @dataclass(frozen=True)
@@ -131,10 +143,10 @@ class RecyclingConfig(MethodConfig):
         Recycling(num_candidates=self.num_candidates)
 
 
-METHODS: dict[str, type[MethodConfig]] = {
-    config.method: config
-    for config in (NoneConfig, DraftModelConfig, NgramConfig, PredictionConfig, SuffixConfig, RecyclingConfig)
-}
+_ALL: tuple[type[MethodConfig], ...] = (
+    NoneConfig, DraftModelConfig, *LEARNED, NgramConfig, PredictionConfig, SuffixConfig, RecyclingConfig,
+)  # fmt: skip
+METHODS: dict[str, type[MethodConfig]] = {config.method: config for config in _ALL}
 """Names, as the CLI and JSON configurations spell them, to configurations."""
 
 

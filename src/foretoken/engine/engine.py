@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from foretoken.draft.base import Method, PromptChunk
+from foretoken.draft.shape import SpecDec
+from foretoken.draft.stopping import acceptance_of, check_stop
 from foretoken.engine.config import speculative_config
 from foretoken.engine.method import Loader, MethodConfig
 from foretoken.engine.result import Completion, Timing
@@ -61,6 +63,7 @@ class Engine:
                 f"width = {width} must be 0 (off) or at least {needed}: the root and as many guesses as a step may make"
             )
         self.method = method if method is not None else self.speculative.load(Loader(model, self._load_draft))
+        check_stop(self.method, self.speculative.proposal_shape)
         self.verifier = self.speculative.load_verifier(model)
         self.timing = Timing()
 
@@ -92,9 +95,11 @@ class Engine:
             and config.method == mine.method
             and getattr(config, "model", None) == getattr(mine, "model", None)
         ):
-            reload = {"num_speculative_tokens", "verify", "shape", "draws"}
+            reload = {"num_speculative_tokens", "verify", "shape", "draws", "judge"}
             changed = {key for key, value in config.resolved().items() if mine.resolved()[key] != value}
             method = self.method if changed <= reload else None
+            if isinstance(config.proposal_shape, SpecDec) and acceptance_of(self.method) is None:
+                method = None  # loaded for a shape that asks no acceptance head
         return Engine(self.model, self.tokenizer, speculative=config, method=method, width=self.width)
 
     def _load_draft(self, name: str) -> CausalModel:

@@ -57,11 +57,6 @@ def refusal(
             f"shape {shape.name!r} ranks its nodes after they were found, so none is a draw of law {asked.value!r} "
             "(verified as one, the text would be biased): choose draws 'fixed' or 'auto', or shape 'dyspec'"
         )
-    if "taps" in verifier.reads:
-        return (
-            f"verifier {verifier.name!r} reads hidden states of the target through a trained head, and none is loaded: "
-            "choose verifier 'divergence' (no training), or another"
-        )
     # A shape that ranks afterwards asks for FIXED where a sampled law was wanted: nothing is drawn that could be counted.
     drawn = capabilities.draws and not (shape.fixed and asked in SAMPLED)
     if drawn and not shape.template and asked in verifier.counts_children:

@@ -6,14 +6,18 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, ClassVar
 
+import torch
+
 from foretoken.draft.base import Capabilities, Method
 from foretoken.draft.none import NoMethod
 from foretoken.draft.shape import Shape, parse_shape
 from foretoken.engine.legality import check_combination, parse_draws
 from foretoken.errors import ConfigError
+from foretoken.heads.judge import JudgeWeights
+from foretoken.heads.load import load_head
 from foretoken.model.target import CausalModel
 from foretoken.tree import Draws
-from foretoken.verify import Verifier, parse_verifier
+from foretoken.verify import Judge, Verifier, parse_verifier
 
 
 @dataclass(frozen=True)
@@ -37,6 +41,7 @@ class MethodConfig:
     verify: str = "coupled"  # how guesses are checked, with options: "typical/epsilon=0.1"
     shape: str = "chain"  # of a proposal, with options: "sequoia/size=16"
     draws: str = "auto"  # how children are drawn; "auto": as the verifier asks for
+    judge: str | None = None  # directory of the head that verifier "judge" reads; None: the one of the bundled target
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be, and parts that do not compose."""
@@ -73,7 +78,13 @@ class MethodConfig:
 
     def load_verifier(self, target: CausalModel) -> Verifier:
         """The verifier, with its head where it reads one. Raises ModelError."""
-        return self.verifier
+        verifier = self.verifier
+        if not isinstance(verifier, Judge):
+            return verifier
+        if self.method == NoMethod.name:  # guesses nothing: there is nothing to judge
+            return dataclasses.replace(verifier, threshold=1.0)
+        head = load_head(self.judge or "bundled/judge", target.spec, JudgeWeights, dtype=torch.float32)
+        return head.verifier(verifier)
 
     def resolved(self) -> dict[str, Any]:
         """The configuration as ``speculative_config`` would read it."""

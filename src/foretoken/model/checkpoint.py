@@ -24,11 +24,11 @@ class Weights:
 
 
 def resolve(name: str) -> Path:
-    """The directory of a model: bundled, local, or fetched from (or found in the cache of) the Hugging Face hub.
+    """The directory of a model or head: bundled, local, or fetched from (or found in the cache of) the Hugging Face hub.
 
     Raises ModelError for a directory or hub id that does not exist, and where the hub cannot be reached.
     """
-    if name in ("bundled", "bundled/target", "bundled/draft"):
+    if name == "bundled" or name.startswith("bundled/"):
         return _bundled(name)
     path = Path(name).expanduser()
     if path.is_dir():
@@ -43,7 +43,12 @@ def resolve(name: str) -> Path:
 def _bundled(name: str) -> Path:
     from foretoken import bundled  # here, since it need not be there to load anything else
 
-    path: Path = Path(bundled.path("draft" if name.endswith("draft") else "target"))
+    try:
+        path: Path = Path(bundled.path(name.removeprefix("bundled").removeprefix("/") or "target"))
+    except KeyError as error:
+        raise ModelError(f"{name}: {error.args[0]}") from None
+    if not path.is_dir():
+        raise ModelError(f"{name} is no directory of this installation; expected {path}")
     return path
 
 
@@ -60,7 +65,7 @@ def _from_hub(name: str) -> Path:
     try:
         path = Path(snapshot_download(name, allow_patterns=[*small, "*.safetensors"]))
         if not any(path.glob("*.safetensors")):
-            path = Path(snapshot_download(name, allow_patterns=[*small, "*.bin"]))
+            path = Path(snapshot_download(name, allow_patterns=[*small, "*.bin", "*.pt"]))
     except HFValidationError as error:
         raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id (owner/name)") from error
     except GatedRepoError as error:
@@ -93,7 +98,7 @@ def check_files(path: Path, *, name: str) -> Weights:
         raise ModelError(f"{name}: no weights in {path}; expected model.safetensors or model.safetensors.index.json")
     keys: list[str] = []
     if not files:
-        shard_of: dict[str, str] = _read_json(indices[0], name=name).get("weight_map", {})
+        shard_of: dict[str, str] = read_json(indices[0], name=name).get("weight_map", {})
         keys = list(shard_of)
         shards = sorted(set(shard_of.values()))
         absent = [shard for shard in shards if not (path / shard).is_file()]
@@ -106,7 +111,7 @@ def check_files(path: Path, *, name: str) -> Weights:
     tensors: dict[str, Any] = {}
     for file in files:
         if file.suffix == ".safetensors":
-            tensors |= _read_header(file, name=name)
+            tensors |= read_header(file, name=name)
     dtypes = (DTYPES[tensor["dtype"]] for tensor in tensors.values() if tensor["dtype"] in DTYPES)
     return Weights(next(dtypes, None), _layer_counts([*keys, *tensors]))
 
@@ -137,7 +142,7 @@ def _layer_counts(keys: Iterable[str]) -> frozenset[int]:
     return frozenset(number + 1 for number in largest.values())
 
 
-def _read_header(file: Path, *, name: str) -> dict[str, Any]:
+def read_header(file: Path, *, name: str) -> dict[str, Any]:
     """The tensors a safetensors file lists; its size is checked: 8 bytes of length, JSON, data to the last offset."""
     size = file.stat().st_size
     with file.open("rb") as stream:
@@ -162,7 +167,8 @@ def _read_header(file: Path, *, name: str) -> dict[str, Any]:
     return header
 
 
-def _read_json(file: Path, *, name: str) -> dict[str, Any]:
+def read_json(file: Path, *, name: str) -> dict[str, Any]:
+    """A JSON file. Raises ModelError for anything else."""
     try:
         content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:

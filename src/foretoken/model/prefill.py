@@ -30,8 +30,9 @@ def feed(
     """Compute KV of known tokens: missing[b] go to slots filled[b], filled[b] + 1, ... of row b.
 
     Returns the logits [B, 1, V] after each row's last token (None with head=False; meaningless for a row that had
-    nothing to feed). With taps, on_chunk is told of each chunk: positions of the rows' first tokens, how many each has,
-    and the outputs [B, n, T * H] of those layers. Chunks start at the same places whatever the batch, as long as the cache has a chunk of room.
+    nothing to feed). With taps, on_chunk is told of each chunk: positions of the rows' first tokens, how many each row
+    has, and the outputs [B, n, T * H] of those layers. Chunks start at the same places whatever the batch, as long as
+    the cache has a chunk of room.
     """
     device = target.spec.device
     capacity = target.cache.capacity

@@ -1,10 +1,12 @@
 """Judge decoding (Bachmann et al. 2501.19309): a trained head on the target's hidden states says which guesses will do."""
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from foretoken.errors import ConfigError
 from foretoken.verify.lossy import Lossy, Mismatch, require
@@ -20,16 +22,21 @@ class JudgeHead:
     weight: Tensor  # [W]
     bias: float = 0.0
     start: int = 0  # where a layer's hidden states begin, if several layers are tapped
+    eps: float | None = None  # h is divided by sqrt(mean(h^2) + eps), over the W columns alone; None: h as it is
 
     def __call__(self, taps: Tensor) -> Tensor:
         """[B, N] logits, in the weight's dtype."""
-        stop = self.start + self.weight.shape[0]
+        width = self.weight.shape[0]
+        stop = self.start + width
         if taps.shape[-1] < stop:
             raise ConfigError(
                 f"the judge's head reads columns {self.start} to {stop - 1} of {taps.shape[-1]} tapped ones: tap the "
                 "layers of the target that it was trained on"
             )
-        return taps[..., self.start : stop].to(self.weight.dtype) @ self.weight + self.bias
+        h = taps[..., self.start : stop].to(self.weight.dtype)
+        if self.eps is not None:
+            h = F.rms_norm(h, (width,), eps=self.eps)
+        return h @ self.weight + self.bias
 
 
 @dataclass(frozen=True)
@@ -37,8 +44,10 @@ class Judge(Lossy):
     """Tolerate a mismatch iff sigmoid(head(h)) > threshold, h the target's hidden state of the drafted token itself.
 
     That is the child's own row of the taps: the state after the target has read the token, where an error shows. The
-    head comes from training (``dataclasses.replace(judge, head=...)``); there is none by default, and without one the
-    rule is refused with ConfigError. 0.5 is the usual threshold; 1 tolerates nothing.
+    head comes from training (``dataclasses.replace(judge, head=..., layers=...)``; an engine loads it where its
+    configuration says); there is none by default, and without one the rule is refused with ConfigError. 0.5 is the
+    usual threshold, and a trained head is shifted so that it has the recall chosen in training; 1 tolerates nothing
+    (and needs no head), 0 everything.
 
     The judge is most used greedily, but at temperature 0 p is one-hot, and every other token is impossible.
     ``off_support`` lets the judge accept such tokens: those that greedy decoding would not take, and with them those
@@ -53,10 +62,23 @@ class Judge(Lossy):
     threshold: float = 0.5
     off_support: bool = False
     head: Head | None = field(default=None, repr=False, metadata={"spec": False})
+    layers: tuple[int, ...] = field(default=(), repr=False, metadata={"spec": False})  # that the head reads
 
     def __post_init__(self) -> None:
         """Refuse values that cannot be."""
         require(0 <= self.threshold <= 1, "threshold", self.threshold, "between 0 and 1 (1: tolerate nothing)")
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers that the head reads."""
+        return self.layers
+
+    @property
+    def cut(self) -> float:
+        """The logit above which a token is tolerated: that of the threshold."""
+        if self.threshold in (0, 1):
+            return math.inf if self.threshold else -math.inf
+        return math.log(self.threshold / (1 - self.threshold))
 
     def possible(self, mismatch: Mismatch) -> Tensor:
         """Tokens that p gives a probability, or all."""
@@ -65,10 +87,12 @@ class Judge(Lossy):
     def tolerated(self, mismatch: Mismatch) -> Tensor:
         """By the head, from each child's own hidden state."""
         if self.head is None:
+            if self.threshold == 1:
+                return torch.zeros_like(mismatch.asked)
             raise ConfigError(
                 "verifier 'judge' has no head: train one for this target and give it, or choose 'typical'"
             )
         taps = mismatch.evidence.taps
         if taps is None:
             raise ConfigError("verifier 'judge' reads hidden states of the target, and none are tapped")
-        return torch.sigmoid(self.head(taps)) > self.threshold
+        return self.head(taps) > self.cut

@@ -1,0 +1,347 @@
+"""``foretoken train``: a drafter for your own model, from its own text."""
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretoken.cli import options as o
+from foretoken.cli import settings
+from foretoken.cli.output import as_json, has_color, waiting, write
+from foretoken.errors import ConfigError, nearest
+
+if TYPE_CHECKING:
+    from foretoken.train.metrics import Evaluation
+    from foretoken.train.responses import Responses
+    from foretoken.train.trainer import Report
+
+TRAINING, DATA = "Training", "Data"
+METHODS = ("eagle1", "eagle3", "medusa", "kangaroo", "dflash", "acceptance", "draft_model", "judge")
+Method = Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(METHODS)}.")]
+Data = Annotated[
+    str,
+    typer.Option("--data", metavar="FILE", rich_help_panel=DATA, show_default=False,
+                 help="Prompts (JSON lines with 'prompt', 'messages' or 'turns'; or plain text), which the target answers "
+                 "first; or the responses.safetensors of an earlier run. judge: the labels.jsonl that were mined."),
+]  # fmt: skip
+Out = Annotated[
+    str,
+    typer.Option("--out", metavar="DIR", rich_help_panel=o.OUTPUT, show_default=False,
+                 help="Where weights, checkpoints, log.jsonl and record.json go."),
+]  # fmt: skip
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", metavar="N", rich_help_panel=DATA, help="Only the first N prompts. Default: all."),
+]
+ResponseTokens = Annotated[
+    int,
+    typer.Option("--max-new-tokens", metavar="N", rich_help_panel=DATA, help="The most tokens of an answer."),
+]
+Temperatures = Annotated[
+    list[float] | None,
+    typer.Option("--temperature", metavar="T", rich_help_panel=DATA, show_default=False,
+                 help="At which prompts are answered, in turn; may be repeated. Default: 0 and 1."),
+]  # fmt: skip
+Init = Annotated[
+    str | None,
+    typer.Option("--init", metavar="NAME_OR_DIR", rich_help_panel=o.MODELS,
+                 help="draft_model: the model to begin from. acceptance: the draft model whose hidden states are read."),
+]  # fmt: skip
+ConfigFile = Annotated[
+    str | None,
+    typer.Option("--config", metavar="FILE", rich_help_panel=TRAINING,
+                 help="JSON with settings of the method and of training, e.g. '{\"lr\": 0.0005, \"num_slots\": 5}'."),
+]  # fmt: skip
+Steps = Annotated[int | None, typer.Option("--steps", metavar="N", rich_help_panel=TRAINING, help="How long.")]
+Epochs = Annotated[
+    float | None,
+    typer.Option(
+        "--epochs", metavar="N", rich_help_panel=TRAINING, help="How long, in passes over the data. Default: 1."
+    ),
+]
+Minutes = Annotated[
+    float | None,
+    typer.Option("--minutes", metavar="M", rich_help_panel=TRAINING,
+                 help="How long, by the clock: the learning rate then follows the clock, so two runs differ."),
+]  # fmt: skip
+Seed = Annotated[
+    int | None,
+    typer.Option("--seed", envvar="FORETOKEN_SEED", rich_help_panel=TRAINING, help="Of weights, answers and batches."),
+]
+Resume = Annotated[
+    bool, typer.Option("--resume", rich_help_panel=TRAINING, help="Go on with the run in DIR, if there is one.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", envvar="FORETOKEN_THREADS", metavar="N", rich_help_panel=o.MODELS, help="CPU threads."),
+]
+
+
+def train(
+    method: Method,
+    data: Data,
+    out: Out,
+    target: o.Target = "bundled",
+    init: Init = None,
+    device: o.Device = "cpu",
+    dtype: o.Dtype = None,
+    threads: Threads = None,
+    limit: Limit = None,
+    max_new_tokens: ResponseTokens = 160,
+    temperature: Temperatures = None,
+    config: ConfigFile = None,
+    steps: Steps = None,
+    epochs: Epochs = None,
+    minutes: Minutes = None,
+    seed: Seed = None,
+    resume: Resume = False,
+    json_: o.Json = False,
+    no_color: o.NoColor = False,
+) -> None:
+    """Train a drafter, or a small head around one, for a target, from text that the target itself writes.
+
+    Ctrl-C finishes the step and leaves a checkpoint; --resume goes on to the same loss curve. Several GPUs: accelerate
+    launch -m foretoken.cli.main train ...
+    """
+    if method not in METHODS:
+        raise ConfigError(f"method {method!r} cannot be trained{nearest(method, METHODS)}")
+    if threads is not None and threads < 1:
+        raise ConfigError(f"--threads {threads} must be at least 1")
+    if max_new_tokens < 1:
+        raise ConfigError(f"--max-new-tokens {max_new_tokens} must be at least 1")
+    given = read_config(config)
+    for key, value in (("steps", steps), ("epochs", epochs), ("minutes", minutes), ("seed", seed)):
+        if value is not None:
+            if key in given and given[key] != value:
+                raise ConfigError(f"--{key} {value} contradicts --config, where {key} = {given[key]!r}: drop one")
+            given[key] = value
+    check_out(out, resume=resume)
+    if not Path(data).is_file():
+        raise ConfigError(f"--data {data!r} cannot be read: no such file; expected prompts or responses")
+    settings.quiet()
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    if method == "judge":
+        figures = _judge(target, data, out, given, device, dtype, no_color)
+    else:
+        answering = {"limit": limit, "max_new_tokens": max_new_tokens, "temperatures": temperature or [0.0, 1.0]}
+        figures = _drafter(method, target, data, out, given, init, device, dtype, resume, answering, no_color)
+    if json_:
+        write(as_json(figures, pretty=sys.stdout.isatty()), None)
+    else:
+        write("".join(f"{line}\n" for line in summary(figures)), None)
+
+
+def read_config(file: str | None) -> dict[str, Any]:
+    """The settings of --config. Raises ConfigError."""
+    if file is None:
+        return {}
+    try:
+        found = json.loads(settings.read_text(file, "--config"))
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"--config {file!r} is not JSON ({error})") from None
+    if not isinstance(found, dict):
+        raise ConfigError(f"--config {file!r} must hold one JSON object, e.g. '{{\"lr\": 0.0005}}'")
+    return found
+
+
+def check_out(out: str, *, resume: bool) -> None:
+    """Refuse a folder in use, before anything is loaded."""
+    path = Path(out)
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"--out {out} is a file; expected a folder")
+    if not resume and path.is_dir() and any(path.iterdir()):
+        raise ConfigError(f"--out {out} is not empty: give --resume to go on with the run in it, or another folder")
+
+
+def _drafter(
+    method: str,
+    target: str,
+    data: str,
+    out: str,
+    given: dict[str, Any],
+    init: str | None,
+    device: str,
+    dtype: str | None,
+    resume: bool,
+    answering: dict[str, Any],
+    no_color: bool,
+) -> dict[str, Any]:
+    from foretoken.train import methods
+    from foretoken.train.trainer import TrainConfig, train
+
+    methods.check(method, given, init=init)  # mistakes are found before anything is loaded
+    given.setdefault("seed", TrainConfig.seed)
+    with waiting(f"loading {target}", no_color=no_color):
+        from foretoken.model.load import load_model
+        from foretoken.train.lesson import Teacher
+        from foretoken.train.responses import target_hash
+
+        model = load_model(target, dtype=dtype, device=local(device), implementation="transformers")
+    responses = responses_of(data, target, model, Path(out), dtype, local(device), given["seed"], answering, no_color)
+    prepared = methods.prepare(method, model, responses, given, init=init, target_name=target)
+    identity = {
+        "method": method,
+        "options": prepared.options,
+        "init": init,
+        "target": target,
+        "target_hash": target_hash(model),
+        "target_dtype": str(model.spec.dtype).removeprefix("torch."),
+    }
+    with _progress(no_color) as progress:
+        evaluation = train(
+            prepared.objective, Teacher(model), responses, out, prepared.config, resume=resume, identity=identity,
+            save=prepared.save, finish=prepared.finish, progress=progress,
+        )  # fmt: skip
+    return {"method": method, "target": target, "out": out, **evaluation.as_dict()}
+
+
+def local(device: str) -> str:
+    """The device of this process: of several on GPUs (``accelerate launch``), each has its own."""
+    import os
+
+    rank = os.environ.get("LOCAL_RANK")
+    return f"cuda:{rank}" if device == "cuda" and rank is not None else device
+
+
+def responses_of(
+    data: str,
+    target: str,
+    model: Any,
+    out: Path,
+    dtype: str | None,
+    device: str,
+    seed: int,
+    answering: dict[str, Any],
+    no_color: bool,
+) -> "Responses":
+    """The target's answers: read, if they are there (a file of them, or those of a run to be resumed), or written now.
+
+    They are kept beside the folder of weights, as DIR.responses.safetensors, so that another method can learn from them.
+    """
+    from accelerate import PartialState
+
+    from foretoken import Engine
+    from foretoken.train import responses as r
+
+    mine = r.target_hash(model)
+    if data.endswith(".safetensors"):
+        found = r.Responses.load(data)
+        found.check_target(mine, name=f"--data {data}")
+        return found
+    kept = out.with_name(f"{out.name}.{r.FILE}")
+    asked = {
+        "source_sha256": r.file_sha256(data) if Path(data).is_file() else None,
+        "seed": seed,
+        "max_new_tokens": answering["max_new_tokens"],
+        "temperatures": answering["temperatures"],
+        "limit": answering["limit"],
+        "target_hash": mine,
+    }
+    state = PartialState(cpu=device == "cpu")
+    with state.main_process_first():  # one process writes them, the others read
+        if kept.exists():
+            found = r.Responses.load(kept)
+            if {key: found.metadata.get(key) for key in asked} == asked:
+                return found
+        engine = Engine.load(target, speculative="none", device=device, dtype=dtype)
+        prompts = r.read_prompts(data, engine, limit=answering["limit"])
+        with _answering(no_color) as progress:
+            found = r.regenerate(
+                engine, prompts, temperatures=answering["temperatures"], max_new_tokens=answering["max_new_tokens"],
+                seed=seed, progress=progress, source=data, source_sha256=asked["source_sha256"],
+            )  # fmt: skip
+        found = r.Responses(found.tokens, found.length, found.start, {**found.metadata, "limit": answering["limit"]})
+        found.save(kept)
+    return found
+
+
+def _judge(
+    target: str, data: str, out: str, given: dict[str, Any], device: str, dtype: str | None, no_color: bool
+) -> dict[str, Any]:
+    import inspect
+
+    from foretoken.train.judge import train_judge
+
+    known = [
+        name
+        for name, parameter in inspect.signature(train_judge).parameters.items()
+        if parameter.kind is inspect.Parameter.KEYWORD_ONLY
+    ]
+    for key in given:
+        if key not in known:
+            raise ConfigError(f"unknown setting {key!r} of 'judge'{nearest(key, known)}")
+    from foretoken.model.load import load_model
+
+    with waiting(f"loading {target}", no_color=no_color):
+        model = load_model(target, dtype=dtype, device=device)
+    figures = train_judge(model, Path(data), Path(out), **given)
+    return {"method": "judge", "target": target, "out": out, **figures}
+
+
+def summary(figures: dict[str, Any]) -> list[str]:
+    """What a person wants to know of a run."""
+    lines = [f"{figures['method']} for {figures['target']}: {figures['out']}"]
+    slots = figures.get("conditional") or []
+    if slots:
+        lines += [
+            "slot                     " + " ".join(f"{slot:>6}" for slot in range(1, len(slots) + 1)),
+            "acceptance, sampled      " + " ".join(f"{value:6.3f}" for value in slots),
+            "acceptance, greedy       " + " ".join(f"{value:6.3f}" for value in figures["conditional_greedy"]),
+            "calibration error        " + " ".join(f"{value:6.3f}" for value in figures["ece"]),
+            f"expected length: {figures['expected_length']:.3f} sampled, {figures['expected_length_greedy']:.3f} greedy "
+            f"(held-out text, {figures['num_tokens']} tokens, chains of {len(slots)}; each slot given the one before)",
+        ]
+    else:
+        plain = {key: value for key, value in figures.items() if isinstance(value, float)}
+        lines += [f"{key}: {value:.4g}" for key, value in plain.items()]
+    return lines
+
+
+def bar_text(report: "Report") -> str:
+    """Beside the bar: loss, acceptance by slot and expected length of the newest evaluation."""
+    text = f"loss {report.loss:.3f} · {report.tokens_per_second:.0f} tok/s"
+    held: Evaluation | None = report.evaluation
+    if held is not None and held.slots:
+        slots = " ".join(f"{slot.conditional:.2f}" for slot in held.slots)
+        text += f" · held out: {slots} · length {held.expected_length:.2f}"
+    return text
+
+
+@contextmanager
+def _progress(no_color: bool) -> Iterator[Callable[["Report"], None] | None]:
+    """A bar on stderr while training; nothing where stderr is no terminal."""
+    with _bar("training", no_color) as update:
+        if update is None:
+            yield None
+            return
+        yield lambda report: update(min(1.0, report.share), 1.0, bar_text(report))
+
+
+@contextmanager
+def _answering(no_color: bool) -> Iterator[Callable[[int, int, int], None] | None]:
+    with _bar("answering", no_color) as update:
+        if update is None:
+            yield None
+            return
+        yield lambda done, total, written: update(done, total, f"{done}/{total} prompts · {written} tokens")
+
+
+@contextmanager
+def _bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], None] | None]:
+    if not sys.stderr.isatty():
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[note]}"), console=console) as bar:
+        task = bar.add_task(what, total=1.0, note="")
+        yield lambda done, total, note: bar.update(task, completed=done, total=total, note=note)

@@ -1,0 +1,134 @@
+"""Configurations of the methods that read a trained head. Without ``model`` each takes the head bundled for the bundled
+target."""
+
+from dataclasses import dataclass
+
+from foretoken.draft.base import Method
+from foretoken.draft.dflash import DFlash
+from foretoken.draft.eagle import Eagle1, Eagle2, Eagle3
+from foretoken.draft.kangaroo import EarlyExit, Kangaroo
+from foretoken.draft.medusa import Medusa
+from foretoken.engine.method import Loader, MethodConfig
+from foretoken.errors import ConfigError
+from foretoken.heads.dflash import DFlashHead
+from foretoken.heads.eagle1 import Eagle1Head
+from foretoken.heads.eagle3 import Eagle3Head
+from foretoken.heads.kangaroo import KangarooHead
+from foretoken.heads.load import load_head
+from foretoken.heads.medusa import MedusaHead
+
+
+@dataclass(frozen=True)
+class HeadMethodConfig(MethodConfig):
+    """What methods with a trained head share."""
+
+    model: str | None = None  # hub id or directory of the head; None: the bundled one (of the bundled target alone)
+
+    @property
+    def head_name(self) -> str:
+        """Where the head is."""
+        return self.model or f"bundled/{self.method}"
+
+
+@dataclass(frozen=True)
+class MedusaConfig(HeadMethodConfig):
+    """Heads on the last hidden state."""
+
+    method = Medusa.name
+    capabilities = Medusa.capabilities
+
+    num_speculative_tokens: int = 4  # the bundled one has as many heads; more than there are is as many as there are
+
+    def load(self, loader: Loader) -> Method:
+        """Load the heads."""
+        return Medusa(load_head(self.head_name, loader.target.spec, MedusaHead), loader.target)
+
+
+@dataclass(frozen=True)
+class Eagle1Config(HeadMethodConfig):
+    """One layer over the target's last features."""
+
+    method = Eagle1.name
+    capabilities = Eagle1.capabilities
+
+    def load(self, loader: Loader) -> Method:
+        """Load the head."""
+        return Eagle1(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
+
+
+@dataclass(frozen=True)
+class Eagle2Config(HeadMethodConfig):
+    """EAGLE-1's weights on a tree that follows the draft law."""
+
+    method = Eagle2.name
+    capabilities = Eagle2.capabilities
+
+    shape: str = "eagle2"
+
+    def load(self, loader: Loader) -> Method:
+        """Load EAGLE-1's head."""
+        return Eagle2(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
+
+
+@dataclass(frozen=True)
+class Eagle3Config(HeadMethodConfig):
+    """One layer over fused features of three target layers."""
+
+    method = Eagle3.name
+    capabilities = Eagle3.capabilities
+
+    def load(self, loader: Loader) -> Method:
+        """Load the head."""
+        return Eagle3(load_head(self.head_name, loader.target.spec, Eagle3Head), loader.target)
+
+
+@dataclass(frozen=True)
+class KangarooConfig(HeadMethodConfig):
+    """The target's own lower layers and an adapter."""
+
+    method = Kangaroo.name
+    capabilities = Kangaroo.capabilities
+
+    def load(self, loader: Loader) -> Method:
+        """Load the adapter."""
+        return Kangaroo(load_head(self.head_name, loader.target.spec, KangarooHead), loader.target)
+
+
+@dataclass(frozen=True)
+class EarlyExitConfig(MethodConfig):
+    """The target's own lower layers and its head, nothing trained."""
+
+    method = EarlyExit.name
+    capabilities = EarlyExit.capabilities
+
+    exit_layer: int = 0  # how many layers run; 0: half of them
+
+    def load(self, loader: Loader) -> Method:
+        """Nothing to load. Raises ConfigError for an exit that is none."""
+        num_layers = loader.target.spec.num_layers
+        exit_layer = self.exit_layer or max(1, num_layers // 2)
+        if not 0 < exit_layer < num_layers:
+            raise ConfigError(
+                f"exit_layer = {self.exit_layer} must be between 1 and {num_layers - 1}: {loader.target.spec.name!r} has "
+                f"{num_layers} layers"
+            )
+        return EarlyExit(loader.target, exit_layer)
+
+
+@dataclass(frozen=True)
+class DFlashConfig(HeadMethodConfig):
+    """A block of guesses in one pass."""
+
+    method = DFlash.name
+    capabilities = DFlash.capabilities
+
+    num_speculative_tokens: int = 7
+
+    def load(self, loader: Loader) -> Method:
+        """Load the head."""
+        return DFlash(load_head(self.head_name, loader.target.spec, DFlashHead), loader.target)
+
+
+LEARNED: tuple[type[MethodConfig], ...] = (
+    MedusaConfig, Eagle1Config, Eagle2Config, Eagle3Config, KangarooConfig, EarlyExitConfig, DFlashConfig,
+)  # fmt: skip

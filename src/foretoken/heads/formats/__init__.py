@@ -1,0 +1,201 @@
+"""Checkpoints of heads: Hugging Face directories (config.json and safetensors) in the layouts that others read.
+
+======================  ==================  ==========================  ===========================================
+head                    layout              "architectures"             names of tensors, where not the head's own
+======================  ==================  ==========================  ===========================================
+``Eagle3Head``          eagle3 (default)    LlamaForCausalLMEagle3      read too: layers.0.*, model.layers.0.*
+``Eagle3Head``          speculators         Eagle3DraftModel            midlayer.* is layers.0.*
+``Eagle1Head``          eagle1              LlamaForCausalLM            (known by the marker, or by fc.weight)
+``MedusaHead``          medusa (default)    none (medusa_num_heads)     in medusa_lm_head.safetensors
+``MedusaHead``          medusa_vllm         MedusaModel                 behind medusa_heads.
+``DFlashHead``          dflash (default)    DFlashDraftModel
+``DFlashHead``          dspark (default     DSparkDraftModel
+                        with its heads)
+``KangarooHead``        kangaroo            ForetokenKangaroo
+``AcceptanceHead``      acceptance          ForetokenAcceptance
+``JudgeWeights``        judge               ForetokenJudge
+======================  ==================  ==========================  ===========================================
+
+Whatever a head needs is always written, defaults too: layer ids, norm flags, mask token, the layer it reads. What is
+absent from others' files is filled in only where every engine would fill in the same.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from foretoken.errors import ConfigError, ModelError, nearest
+from foretoken.heads.base import Head
+from foretoken.heads.formats.dflash import DFlash, DSpark
+from foretoken.heads.formats.eagle import Eagle1Native, Eagle3Native, Eagle3Speculators, marker
+from foretoken.heads.formats.files import WEIGHT_FILES, as_json, read_config, read_tensors, replace
+from foretoken.heads.formats.keys import Keys
+from foretoken.heads.formats.layout import MARKER, Found, Layout, Target, architecture, check_layer_ids, fill
+from foretoken.heads.formats.medusa import MedusaAuthors, MedusaVLLM
+from foretoken.heads.formats.own import Acceptance, Judge, Kangaroo
+from foretoken.model.target import ModelSpec
+
+__all__ = [
+    "LAYOUTS",
+    "Layout",
+    "Target",
+    "default_layout",
+    "describe_extra",
+    "describe_target",
+    "detect",
+    "load",
+    "save",
+]
+
+LAYOUTS: dict[str, Layout] = {
+    layout.name: layout
+    for layout in (
+        Eagle3Native(), Eagle3Speculators(), Eagle1Native(), MedusaAuthors(), MedusaVLLM(), DFlash(), DSpark(),
+        Kangaroo(), Acceptance(), Judge(),
+    )
+}  # fmt: skip
+"""By name. Of two layouts for one head, the first that suits is the default."""
+
+
+def default_layout(head: Head) -> Layout:
+    """The layout that a head is written in where none is named. Raises ConfigError for a head that has none."""
+    for layout in LAYOUTS.values():
+        if layout.suits(head) is None:
+            return layout
+    raise ConfigError(f"{type(head).__name__} has no checkpoint layout")
+
+
+def save(
+    head: Head,
+    path: str | Path,
+    layout: str | None = None,
+    *,
+    target_name: str | None = None,
+    target: ModelSpec | Target | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a head to directory path, in the dtypes that it has. All or nothing: see ``files.replace``.
+
+    target (or its name alone) goes into the keys that layouts have for it; extra, anything JSON, under this library's
+    own key. Raises ConfigError for an unknown layout, one that cannot hold this head (with the reason), and a path
+    that holds a model not written here; ModelError where the head's layer ids are such that engines would order them
+    otherwise; OSError where the disk is full.
+    """
+    if layout is not None and layout not in LAYOUTS:
+        raise ConfigError(f"layout {layout!r} is unknown{nearest(layout, LAYOUTS)}")
+    chosen = default_layout(head) if layout is None else LAYOUTS[layout]
+    reason = chosen.suits(head)
+    if reason is not None:
+        raise ConfigError(f"layout {chosen.name!r} cannot hold this head: {reason}")
+    if head.taps:
+        check_layer_ids(head.taps, name=str(path), source="the head's configuration")
+    _check_ours(Path(path))
+    about = _about(target, target_name)
+    config = chosen.describe(head, about)
+    dtype = str(head.dtype).removeprefix("torch.")
+    said = {"layout": chosen.name, "method": head.method, "target": _known(about), **config.get(MARKER, {})}
+    config |= {"dtype": dtype, "torch_dtype": dtype, MARKER: {**said, **({"extra": dict(extra)} if extra else {})}}
+    tensors = {
+        chosen.outward(name, head.config): tensor.detach().cpu().contiguous().clone()  # stacked ones share memory
+        for name, tensor in head.state_dict().items()
+    }
+    files = {chosen.weights: to_bytes(tensors, metadata={"format": "pt"}), "config.json": as_json(config)}
+    replace(Path(path), files, stale=[file for file in WEIGHT_FILES if file != chosen.weights])
+
+
+def load(path: str | Path, *, num_layers: int | None = None, name: str | None = None) -> Head:
+    """Read a head from a directory in any of LAYOUTS; its weights keep the dtype that they were stored in.
+
+    num_layers: of the target, from which others' files leave something to follow. name: what messages call it. Raises
+    ModelError for a directory that is no head's, and for every tensor or key that is missing, superfluous or wrong.
+    """
+    called = str(path) if name is None else name
+    config, tensors, layout = _open(Path(path), called)
+    held = {layout.inward(key): tensor for key, tensor in tensors.items() if layout.inward(key) not in layout.ignored}
+    found = Found(called, Keys(config, called), held, num_layers)
+    try:
+        head = layout.build(layout.parse(found), found)
+    except (ConfigError, ModelError) as error:  # of the head's own configuration, which knows no directory
+        message = str(error)
+        raise ModelError(message if message.startswith(called) else f"{called}: {message}") from error
+    fill(head, found.tensors, name=called)
+    return head
+
+
+def detect(path: str | Path) -> Layout:
+    """The layout of a directory. Raises ModelError where it is none of them."""
+    return _open(Path(path), str(path))[2]
+
+
+def describe_target(path: str | Path) -> Target:
+    """What a directory says of the target that its head was trained for."""
+    keys = Keys(read_config(Path(path), name=str(path)), str(path))
+    said = keys.inner(MARKER).inner("target")
+    verifier = keys.inner("speculators_config").inner("verifier")
+    layer = keys.inner("transformer_layer_config")
+    architectures = verifier.values.get("architectures")
+    values = {
+        "name": verifier.values.get("name_or_path") or keys.values.get("base_model_name_or_path"),
+        "architecture": architectures[0] if isinstance(architectures, list) and architectures else None,
+        "num_layers": keys.values.get("num_target_layers"),
+        "max_positions": layer.values.get("max_position_embeddings", keys.values.get("max_position_embeddings")),
+        **said.values,
+    }
+    texts = {key: values[key] for key in ("name", "architecture") if isinstance(values[key], str)}
+    sizes = {key: values[key] for key in ("num_layers", "max_positions") if isinstance(values[key], int)}
+    return Target(**texts, **sizes)
+
+
+def describe_extra(path: str | Path) -> dict[str, Any]:
+    """What ``save`` was given as extra; empty where there was none."""
+    found = marker(read_config(Path(path), name=str(path))).get("extra")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Layout]:
+    config = read_config(path, name=name)
+    prefer = next((layout.weights for layout in LAYOUTS.values() if layout.claims(config, {})), "model.safetensors")
+    tensors = read_tensors(path, name=name, prefer=prefer)
+    for layout in LAYOUTS.values():
+        if layout.claims(config, tensors):
+            return config, tensors, layout
+    kind = config.get("speculators_model_type")
+    said = f"speculators_model_type {kind!r}" if kind else f"architecture {architecture(config)!r}"
+    known = sorted({name for layout in LAYOUTS.values() for name in layout.architectures})
+    whole = (
+        "; it looks like a whole model: use method 'draft_model'" if "lm_head.weight" in tensors and not kind else ""
+    )
+    raise ModelError(
+        f"{name}: config.json names {said}, which is no head known here (known: {', '.join(known)}, and Medusa "
+        f"directories with medusa_num_heads){whole}"
+    )
+
+
+def _check_ours(path: Path) -> None:
+    """Refuse to write over what was not written here: a wrong --out must not cost anybody a model."""
+    if not any((path / file).exists() for file in ("config.json", *WEIGHT_FILES)):
+        return
+    config = read_config(path, name=str(path)) if (path / "config.json").is_file() else {}
+    if not marker(config):
+        raise ConfigError(f"{path} holds a model that foretoken did not write; choose another directory for the head")
+
+
+def _about(target: ModelSpec | Target | None, name: str | None) -> Target:
+    if isinstance(target, ModelSpec):
+        return Target(name or target.name, target.architecture, target.num_layers, target.max_positions)
+    if target is None:
+        return Target(name)
+    return Target(name or target.name, target.architecture, target.num_layers, target.max_positions)
+
+
+def _known(target: Target) -> dict[str, Any]:
+    found = {
+        "name": target.name,
+        "architecture": target.architecture,
+        "num_layers": target.num_layers,
+        "max_positions": target.max_positions,
+    }
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,309 @@
+"""EAGLE heads: EAGLE-3 in both layouts in use, and EAGLE-1.
+
+Three ways of numbering the layers that EAGLE-3 reads are in use, and nobody's file says which one it means:
+
+==================================================  ====================================================
+here: output of layer i                             ``Eagle3Config.layer_ids``
+vLLM, speculators: hidden_states[j], j = i + 1      "eagle_aux_hidden_state_layer_ids" of the top level
+SGLang, SpecForge: i                                the same key inside "eagle_config"
+==================================================  ====================================================
+
+The native layout holds both, so that one directory is right in both engines.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ModelError
+from foretoken.heads.base import Head, HeadConfig
+from foretoken.heads.eagle1 import Eagle1Config, Eagle1Head
+from foretoken.heads.eagle3 import Eagle3Config, Eagle3Head
+from foretoken.heads.formats.keys import Keys, rope_theta
+from foretoken.heads.formats.layout import MARKER, Found, Layout, Target, architecture, check_layer_ids
+
+IDS = "eagle_aux_hidden_state_layer_ids"
+SPECULATIVE_TOKENS = 3  # in a line, where a file must name a number: the engines' own default
+
+
+class Eagle3Native(Layout):
+    """``LlamaForCausalLMEagle3``: a Llama configuration; the layer is called midlayer."""
+
+    name = "eagle3"
+    summary = "EAGLE-3, its authors' (vLLM, SGLang)"
+    head = Eagle3Head
+    architectures = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+
+    def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+        """The authors' own checkpoints call themselves LlamaForCausalLM: the layer's name tells."""
+        return super().claims(config, tensors) or (
+            architecture(config) == "LlamaForCausalLM" and any(key.startswith("midlayer.") for key in tensors)
+        )
+
+    def inward(self, name: str) -> str:
+        """NeMo writes model.layers.0., others layers.0."""
+        name = name.removeprefix("model.")
+        return f"midlayer.{name.removeprefix('layers.0.')}" if name.startswith("layers.0.") else name
+
+    def describe(self, head: Any, target: Target) -> dict[str, Any]:
+        """See the class."""
+        config: Eagle3Config = head.config
+        return {
+            "architectures": [self.architectures[0]],
+            **llama(config, target),
+            "draft_vocab_size": config.draft_vocab_size,
+            "norm_before_residual": config.norm_before_residual,
+            "norm_before_fc": False,
+            "fc_norm": config.fc_norm,
+            "norm_output": config.norm_output,
+            IDS: [layer + 1 for layer in config.layer_ids],
+            "eagle_config": {"use_aux_hidden_state": True, IDS: list(config.layer_ids)},
+        }
+
+    def parse(self, found: Found) -> HeadConfig:
+        """Norm flags that are absent are off, as in the authors' code."""
+        return self.config(found, found.keys, found.keys.flag("norm_before_residual", default=False))
+
+    def config(self, found: Found, layer: Keys, norm_before_residual: bool) -> Eagle3Config:
+        """Keys of the head from the top level, keys of its layer from ``layer``."""
+        keys = found.keys
+        keys.only("norm_before_fc", allowed=False)
+        sizes = llama_sizes(layer)
+        keys.only("target_hidden_size", sizes["hidden_size"])
+        return Eagle3Config(
+            **sizes,
+            draft_vocab_size=keys.size("draft_vocab_size", sizes["vocab_size"]),
+            layer_ids=self._layer_ids(found, sizes["hidden_size"]),
+            norm_before_residual=norm_before_residual,
+            fc_norm=keys.flag("fc_norm", default=False),
+            norm_output=keys.flag("norm_output", default=False),
+            own_embedding="embed_tokens.weight" in found.tensors,
+        )
+
+    def _layer_ids(self, found: Found, hidden: int) -> tuple[int, ...]:
+        keys, nested = found.keys, found.keys.inner("eagle_config")
+        ids, source = None, IDS
+        for key in (IDS, "aux_hidden_state_layer_ids"):
+            if keys.values.get(key):
+                ids, source = tuple(number - 1 for number in keys.integers(key)), f"{key} in config.json"
+                break
+        if nested.values.get(IDS):
+            inner = nested.integers(IDS)
+            if ids is not None and inner != ids:
+                raise ModelError(
+                    f"{found.name}: {IDS} is {[i + 1 for i in ids]} in config.json, which makes "
+                    f"eagle_config.{IDS} {list(ids)} (it counts one less), and it is {list(inner)}: mend the wrong one"
+                )
+            ids, source = inner, f"eagle_config.{IDS} in config.json"
+        if ids is None:
+            ids, source = self._default_ids(found, hidden), "the default ids"
+        check_layer_ids(ids, name=found.name, source=source)
+        return ids
+
+    def _default_ids(self, found: Found, hidden: int) -> tuple[int, ...]:
+        """hidden_states 2, L // 2 and L - 3, where every engine would take them: three different ones, of three."""
+        why = f"{found.name}: config.json has no {IDS}"
+        count = found.shape("fc.weight")[1] / hidden
+        if found.num_layers is None:
+            raise ModelError(
+                f"{why}, and the default (2, L/2, L-3) needs the number of the target's layers: name the target, or "
+                "write the ids into config.json"
+            )
+        ids = (1, found.num_layers // 2 - 1, found.num_layers - 4)
+        if count != 3 or not 0 <= ids[0] < ids[1] < ids[2]:
+            raise ModelError(
+                f"{why}, and for a target of {found.num_layers} layers the default is {[i + 1 for i in ids]}, which is "
+                f"not {count:g} different layers, as fc expects: write the ids that it was trained on into config.json"
+            )
+        return ids
+
+    def build(self, config: HeadConfig, found: Found) -> Head:
+        """Vocabulary maps that follow from others may be absent."""
+        assert isinstance(config, Eagle3Config)
+        complete_vocabulary(found.tensors, config, name=found.name)
+        return super().build(config, found)
+
+
+class Eagle3Speculators(Eagle3Native):
+    """``Eagle3DraftModel`` of speculators 0.9: the layer's own configuration inside; the layer is called layers.0."""
+
+    name = "speculators"
+    summary = "EAGLE-3, of the speculators library (vLLM)"
+    architectures = ("Eagle3DraftModel", "Eagle3Speculator")
+
+    def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+        """The type counts, whatever the architecture is called."""
+        return config.get("speculators_model_type") == "eagle3"
+
+    def outward(self, name: str, config: Any) -> str:
+        """See the class."""
+        return f"layers.0.{name.removeprefix('midlayer.')}" if name.startswith("midlayer.") else name
+
+    def describe(self, head: Any, target: Target) -> dict[str, Any]:
+        """See the class."""
+        config: Eagle3Config = head.config
+        proposal = {
+            "proposal_type": "greedy",
+            "speculative_tokens": SPECULATIVE_TOKENS,
+            "accept_tolerance": 0.0,
+            "verifier_accept_k": 1,
+        }
+        return {
+            "architectures": [self.architectures[0]],
+            "speculators_model_type": "eagle3",
+            "speculators_version": "0.9.0",
+            "draft_vocab_size": config.draft_vocab_size,
+            "norm_before_residual": config.norm_before_residual,
+            "norm_before_fc": False,
+            "fc_norm": config.fc_norm,
+            "norm_output": config.norm_output,
+            IDS: [layer + 1 for layer in config.layer_ids],
+            "target_hidden_size": None,
+            "tie_word_embeddings": False,
+            "transformer_layer_config": llama(config, target),
+            "speculators_config": {
+                "algorithm": "eagle3",
+                "default_proposal_method": "greedy",
+                "proposal_methods": [proposal],
+                "verifier": {
+                    "name_or_path": target.name,
+                    "architectures": [target.architecture] if target.architecture else [],
+                },
+            },
+        }
+
+    def parse(self, found: Found) -> HeadConfig:
+        """An absent norm_before_residual is refused: vLLM takes it for true, the speculators library for false."""
+        if "norm_before_residual" not in found.keys:
+            raise ModelError(
+                f"{found.name}: config.json has no 'norm_before_residual'; vLLM takes that for true and the speculators "
+                "library for false: write into it what the head was trained with"
+            )
+        layer = found.keys.inner("transformer_layer_config")
+        return self.config(found, layer, found.keys.flag("norm_before_residual"))
+
+
+class Eagle1Native(Layout):
+    """The authors' EAGLE-1 (and EAGLE-2): a Llama configuration, fc and layers.0, and nothing that names them.
+
+    vLLM needs "LlamaForCausalLM" as architecture, which is what a whole model says, too: the marker, or fc, tells.
+    """
+
+    name = "eagle1"
+    summary = "EAGLE-1 and EAGLE-2, their authors' (vLLM)"
+    head = Eagle1Head
+    architectures = ("LlamaForCausalLM", "LlamaForCausalLMEagle", "EagleLlamaForCausalLM")
+    ignored = ("lm_head.weight",)
+
+    def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+        """See the class."""
+        return super().claims(config, tensors) and (
+            marker(config).get("method") == "eagle1" or {"fc.weight", "model.fc.weight"} & tensors.keys() != set()
+        )
+
+    def inward(self, name: str) -> str:
+        """With or without the prefix of a whole model."""
+        return name.removeprefix("model.")
+
+    def describe(self, head: Any, target: Target) -> dict[str, Any]:
+        """See the class."""
+        config: Eagle1Config = head.config
+        return {
+            "architectures": [self.architectures[0]],
+            **llama(config, target),
+            "bias": config.fc_bias,
+            MARKER: {"tap_layer": config.tap_layer},
+        }
+
+    def parse(self, found: Found) -> HeadConfig:
+        """What the head reads is the target's last layer: said by the marker, or by the number of the target's layers."""
+        return Eagle1Config(
+            **llama_sizes(found.keys),
+            tap_layer=last_layer(found),
+            fc_bias="fc.bias" in found.tensors,
+            own_embedding="embed_tokens.weight" in found.tensors,
+        )
+
+
+def llama(config: Eagle1Config | Eagle3Config, target: Target) -> dict[str, Any]:
+    """The configuration of the one layer, as a Llama model's."""
+    out: dict[str, Any] = {
+        "model_type": "llama",
+        "attention_bias": False,
+        "head_dim": config.head_dim,
+        "hidden_act": "silu",
+        "hidden_size": config.hidden_size,
+        "intermediate_size": config.intermediate_size,
+        "mlp_bias": False,
+        "num_attention_heads": config.num_heads,
+        "num_hidden_layers": 1,
+        "num_key_value_heads": config.num_kv_heads,
+        "rms_norm_eps": config.rms_norm_eps,
+        "rope_theta": config.rope_theta,
+        "tie_word_embeddings": False,
+        "vocab_size": config.vocab_size,
+    }
+    if target.max_positions is not None:
+        out["max_position_embeddings"] = target.max_positions
+    return out
+
+
+def llama_sizes(keys: Keys) -> dict[str, Any]:
+    """The sizes of a Llama configuration, by the names that heads have for them. Raises where it is no such layer."""
+    keys.only("num_hidden_layers", 1)
+    keys.only("hidden_act", "silu")
+    for key in ("attention_bias", "mlp_bias"):
+        keys.only(key, allowed=False)
+    hidden, num_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    return {
+        "hidden_size": hidden,
+        "vocab_size": keys.size("vocab_size"),
+        "intermediate_size": keys.size("intermediate_size"),
+        "num_heads": num_heads,
+        "num_kv_heads": keys.size("num_key_value_heads", num_heads),
+        "head_dim": keys.size("head_dim", hidden // num_heads),
+        "rope_theta": rope_theta(keys),
+        "rms_norm_eps": keys.number("rms_norm_eps", 1e-6),
+    }
+
+
+def marker(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What this library wrote about a directory; empty where another did."""
+    found = config.get(MARKER)
+    return found if isinstance(found, Mapping) else {}
+
+
+def last_layer(found: Found) -> int:
+    """The layer that a head of the final hidden state reads. Raises ModelError where nothing tells."""
+    said = found.keys.inner(MARKER)
+    if "tap_layer" in said:
+        return said.integer("tap_layer")
+    if found.num_layers is None:
+        raise ModelError(
+            f"{found.name}: this head reads the target's last layer, and its files do not say which that is: name the "
+            "target"
+        )
+    return found.num_layers - 1
+
+
+def complete_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config, *, name: str) -> None:
+    """Add d2t and t2d where they follow; raise ModelError where they contradict each other or the sizes."""
+    size, total = config.draft_vocab_size, config.vocab_size
+    if "d2t" not in tensors and size == total:
+        tensors["d2t"] = torch.zeros(size, dtype=torch.int64)
+    if "d2t" not in tensors or tensors["d2t"].shape != (size,):
+        return  # missing, or of a wrong shape: said with all the others
+    ids = tensors["d2t"].long() + torch.arange(size)
+    if int(ids.min()) < 0 or int(ids.max()) >= total or len(set(ids.tolist())) != size:
+        raise ModelError(
+            f"{name}: d2t does not lead to {size} different ids of a vocabulary of {total}; it must hold offsets: the "
+            "target's id is i + d2t[i]"
+        )
+    if "t2d" not in tensors:
+        tensors["t2d"] = torch.zeros(total, dtype=torch.bool).index_fill_(0, ids, True)
+    if tensors["t2d"].shape == (total,):
+        known = tensors["t2d"].bool()
+        if int(known.sum()) != size or not bool(known[ids].all()):
+            raise ModelError(f"{name}: t2d and d2t name different draft vocabularies; both belong to one checkpoint")

@@ -1,0 +1,123 @@
+"""How to start other engines with a head: vLLM's ``--speculative-config`` and SGLang's flags, and what cannot run there.
+
+What is said of vLLM was checked with 0.32 (EAGLE-1, EAGLE-3, Medusa) or read in 0.32 and 0.33; of SGLang, read.
+"""
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretoken.errors import ConfigError
+from foretoken.heads.base import Head
+from foretoken.heads.dflash import DFlashHead
+from foretoken.heads.eagle1 import Eagle1Head
+from foretoken.heads.eagle3 import Eagle3Head
+from foretoken.heads.formats.layout import Layout, Target
+from foretoken.heads.medusa import MedusaHead
+
+DEFAULT_LENGTH = 3
+"""Guesses in a line where neither the caller nor the head says: what both engines' documentation uses for EAGLE."""
+
+
+@dataclass(frozen=True)
+class Serving:
+    """What to pass to each engine; None where it cannot run the head, and notes say why."""
+
+    vllm: dict[str, Any] | None  # of --speculative-config
+    sglang: list[str] | None  # flags
+    notes: list[str] = field(default_factory=list)  # a line each
+
+
+def serving(head: Head, layout: Layout, model: str, about: Target, length: int | None = None) -> Serving:
+    """What to pass for a head that lies in directory or hub id ``model``, in a layout, to draft ``length`` tokens.
+
+    Raises ConfigError for a length that the head, or the engine with it, does not draft rightly.
+    """
+    if length is not None and length < 1:
+        raise ConfigError(f"num_speculative_tokens = {length} must be at least 1")
+    if isinstance(head, Eagle3Head):
+        return _eagle3(head, layout, model, about, length or DEFAULT_LENGTH)
+    if isinstance(head, Eagle1Head):
+        return _eagle1(head, model, about, length or DEFAULT_LENGTH)
+    if isinstance(head, MedusaHead):
+        return _medusa(head, layout, model, length)
+    if isinstance(head, DFlashHead):
+        return _block(head, layout, model, about, length)
+    return Serving(None, None, [f"a head of kind {head.method!r} runs in foretoken alone: neither engine has it"])
+
+
+def _eagle3(head: Eagle3Head, layout: Layout, model: str, about: Target, length: int) -> Serving:
+    config, notes = head.config, _positions(about)
+    sglang: list[str] | None = _tree_flags("EAGLE3", model, length)
+    if layout.name == "speculators":
+        sglang = None
+        notes.append("SGLang does not read the speculators layout: 'foretoken export --to eagle3' first")
+        if about.name is None:
+            notes.append("no verifier is named, so 'vllm serve DIR' alone finds no target: export again with --target")
+    if config.draft_vocab_size < config.vocab_size:
+        notes.append(
+            f"only {config.draft_vocab_size} of {config.vocab_size} tokens are ever drafted: d2t maps them in both engines"
+        )
+    if len(config.layer_ids) != 3:
+        notes.append(f"it reads {len(config.layer_ids)} layers; engines may take three for granted")
+    flags = [name for name in ("norm_before_residual", "fc_norm", "norm_output") if getattr(config, name)]
+    if flags:
+        notes.append(f"it was trained with {', '.join(flags)}: vLLM reads that; see that your SGLang does")
+    return Serving({"method": "eagle3", "model": model, "num_speculative_tokens": length}, sglang, notes)
+
+
+def _eagle1(head: Eagle1Head, model: str, about: Target, length: int) -> Serving:
+    notes = _positions(about)
+    notes.append('SGLang knows EAGLE-1 as "LlamaForCausalLMEagle": put that into "architectures" of a copy for it')
+    if head.config.fc_bias:
+        notes.append("fc has a bias, as the authors' has; vLLM's layer was checked without one only")
+    config = {"method": "eagle", "model": model, "num_speculative_tokens": length}
+    return Serving(config, _tree_flags("EAGLE", model, length), notes)
+
+
+def _medusa(head: MedusaHead, layout: Layout, model: str, length: int | None) -> Serving:
+    count = head.config.num_heads
+    length = count if length is None else length
+    if length > count:
+        raise ConfigError(f"num_speculative_tokens = {length} must be at most {count}: each head guesses one token")
+    notes = ["vLLM reads Medusa up to 0.32 alone (a chain, no tree); 0.33 dropped it; SGLang has none"]
+    if layout.name != "medusa_vllm":
+        return Serving(None, None, [*notes, "for vLLM 0.32, 'foretoken export --to medusa_vllm' first"])
+    return Serving({"method": "medusa", "model": model, "num_speculative_tokens": length}, None, notes)
+
+
+def _block(head: DFlashHead, layout: Layout, model: str, about: Target, length: int | None) -> Serving:
+    config, notes = head.config, _positions(about)
+    most, spark = config.num_guesses, layout.name == "dspark"
+    length = most if length is None else length
+    if length > most:
+        raise ConfigError(f"num_speculative_tokens = {length} must be at most {most}: a block has no more guesses")
+    if config.sample_from_anchor != spark:
+        guess = "makes the first guess" if config.sample_from_anchor else "makes no guess"
+        both = "DSpark has it guess" if spark else "DFlash does not"
+        return Serving(
+            None, None, [f"the anchor of this head {guess}; in both engines, {both}: train it the other way"]
+        )
+    if spark and length != config.block_size:
+        raise ConfigError(
+            f"num_speculative_tokens = {length} must equal block_size = {config.block_size} for DSpark in vLLM, which "
+            "otherwise drafts wrongly"
+        )
+    if config.causal:
+        notes.append("its block is causal (dflash_config.causal_head): an engine that does not read that drafts worse")
+    name = "dspark" if spark else "dflash"
+    flags = ["--speculative-algorithm", name.upper(), "--speculative-draft-model-path", model]
+    return Serving({"method": name, "model": model, "num_speculative_tokens": length}, flags, notes)
+
+
+def _tree_flags(algorithm: str, model: str, length: int) -> list[str]:
+    """A chain, as vLLM drafts it: with one child each, length steps make length + 1 tokens to verify."""
+    return [
+        "--speculative-algorithm", algorithm, "--speculative-draft-model-path", model, "--speculative-num-steps",
+        str(length), "--speculative-eagle-topk", "1", "--speculative-num-draft-tokens", str(length + 1),
+    ]  # fmt: skip
+
+
+def _positions(about: Target) -> list[str]:
+    if about.max_positions is not None:
+        return []
+    return ["config.json has no max_position_embeddings, for which engines take 2048: export again with --target"]

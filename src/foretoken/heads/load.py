@@ -1,0 +1,42 @@
+"""Heads by name, checked against the target that they are to draft for."""
+
+from typing import TypeVar
+
+import torch
+
+from foretoken.errors import ModelError
+from foretoken.heads import formats
+from foretoken.heads.acceptance import AcceptanceHead
+from foretoken.heads.base import Head
+from foretoken.model.checkpoint import resolve
+from foretoken.model.target import ModelSpec
+
+AnyHead = TypeVar("AnyHead", bound=Head)
+
+
+def load_head(name: str, spec: ModelSpec, kind: type[AnyHead], *, dtype: torch.dtype | None = None) -> AnyHead:
+    """The head that name leads to: a directory, "bundled/<method>" or a Hugging Face id, ready to decode.
+
+    It lies on the target's device, its parameters in dtype (None: the target's), frozen, in eval mode. Raises ModelError
+    where there is none, where it is of another kind, and where it was not made for a target of this size.
+    """
+    head = formats.load(resolve(name), num_layers=spec.num_layers, name=name)
+    if not isinstance(head, kind):
+        raise ModelError(
+            f"{name} holds {_a(head.method)} head, and {_a(kind.method)} head is needed here: choose method "
+            f"{head.method!r}, or give {_a(kind.method)} head"
+        )
+    head.check_target(spec, name=name)
+    head.to(spec.device).eval().requires_grad_(requires_grad=False)
+    for parameter in head.parameters():  # buffers keep what they are: maps, and calibration in float32
+        parameter.data = parameter.data.to(dtype or spec.dtype)
+    return head
+
+
+def load_acceptance(name: str, draft: ModelSpec) -> AcceptanceHead:
+    """The acceptance head of a draft model, in float32; draft is the *drafter's* specification. Raises ModelError."""
+    return load_head(name, draft, AcceptanceHead, dtype=torch.float32)
+
+
+def _a(word: str) -> str:
+    return f"{'an' if word[:1] in 'aeiou' else 'a'} {word}"

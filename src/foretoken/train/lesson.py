@@ -1,0 +1,63 @@
+"""What training reads: texts of the target's own, and what the frozen target says about them, computed on the way.
+
+Nothing of it is stored: hidden states of three layers are a thousand times the size of the text they belong to.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from foretoken.model.target import CausalModel, Target
+from foretoken.tree import chain_tree, layout
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B texts, padded on the right: a prompt, and the target's own response to it."""
+
+    tokens: Tensor  # [B, T] int64
+    length: Tensor  # [B] int64 real tokens
+    start: Tensor  # [B] int64 index of the first token of the response
+
+    @cached_property
+    def supervised(self) -> Tensor:
+        """[B, T] bool: positions t whose *next* token, t + 1, belongs to the response: where p is worth imitating."""
+        index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return (index + 1 >= self.start[:, None]) & (index + 1 < self.length[:, None])
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch elsewhere."""
+        return Batch(self.tokens.to(device), self.length.to(device), self.start.to(device))
+
+
+@dataclass(frozen=True)
+class Lesson:
+    """A batch, and what the target computes on it. No gradient flows into any of it. float32 whatever the target is."""
+
+    batch: Batch
+    taps: Tensor  # [B, T, n * H] outputs of the tapped layers, concatenated
+    hidden: Tensor  # [B, T, H] residual stream after the last layer, before the final norm
+    logits: Tensor  # [B, T, V] position t: logits of token t + 1
+
+
+class Teacher:
+    """The frozen target."""
+
+    def __init__(self, model: CausalModel) -> None:
+        """model: ``model.embed``, ``model.normed`` and ``model.head`` must follow autograd, as ``transformers`` does."""
+        self.model = model
+
+    @torch.no_grad()
+    def teach(self, batch: Batch, taps: Sequence[int]) -> Lesson:
+        """Run the target over a batch. taps: layers whose outputs are wanted (may be empty, or repeat)."""
+        num_rows, num_tokens = batch.tokens.shape
+        target = Target(self.model, num_rows, num_tokens)
+        tree = chain_tree(batch.tokens, batch.length)
+        plan = layout(tree.parent, torch.zeros_like(batch.length), num_tokens)
+        out = target.forward(batch.tokens, plan, taps=tuple(taps))
+        assert out.logits is not None
+        tapped = out.taps if out.taps is not None else out.hidden[..., :0]
+        return Lesson(batch, tapped.float(), out.hidden.float(), out.logits.float())

@@ -1,0 +1,39 @@
+"""Distilling the target into an existing draft model (DistillSpec, 2310.08461), by any divergence of ``train.losses``.
+
+The paper finds text of the target's own nearly as good to learn from as the draft's own, and far cheaper.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretoken.train.lesson import Lesson, Teacher
+from foretoken.train.objective import Objective, Outcome, Slot
+
+
+class DraftModelObjective(Objective):
+    """One slot: a draft model reads nothing but the text, so every slot is the first, further on."""
+
+    stepwise = True
+
+    def __init__(self, module: nn.Module, *, divergence: str = "forward_kl") -> None:
+        """module: called as ``module(input_ids=[B, T], use_cache=False)``, it answers with ``.logits`` [B, T, Vd]."""
+        self.head, self.divergence = module, divergence
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: it reads tokens."""
+        return ()
+
+    def outcome(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator, *, training: bool) -> Outcome:
+        """Nothing is drawn. Texts are padded on the right, which a causal model does not see: no mask is needed.
+
+        Vocabularies of different size (padding, as a rule) are compared on the columns that both have.
+        """
+        row, at = lesson.batch.supervised.nonzero(as_tuple=True)
+        answer: Any = self.head(input_ids=lesson.batch.tokens, use_cache=False)
+        logits: Tensor = answer.logits[row, at]
+        wide, mine = lesson.logits.shape[-1], logits.shape[-1]
+        vocab = torch.arange(mine, device=logits.device) if mine < wide else None
+        return Outcome([Slot(logits[:, :wide].float(), row, at, vocab=vocab)])

@@ -1,0 +1,37 @@
+"""Training Kangaroo's adapter (2404.18911, equation 3): soft cross entropy to p, at every position of the response."""
+
+import torch
+
+from foretoken.heads.kangaroo import KangarooHead
+from foretoken.heads.layers import causal_mask
+from foretoken.train.lesson import Lesson, Teacher
+from foretoken.train.objective import Objective, Outcome, Slot
+
+
+class KangarooObjective(Objective):
+    """One slot. Cross entropy to p and forward KL differ by p's entropy, in which nothing is trained.
+
+    One is enough also to evaluate: the shallow state and the adapter at position t read tokens up to t and nothing guessed,
+    so slot k of a proposal, given that the guesses before it were right, has the law that slot 1 has k - 1 positions later.
+    """
+
+    divergence = "forward_kl"
+    stepwise = True
+
+    def __init__(self, head: KangarooHead) -> None:
+        self.head: KangarooHead = head
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The output of the last shallow layer."""
+        return self.head.taps
+
+    def outcome(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator, *, training: bool) -> Outcome:
+        """Slot 1. Nothing is drawn."""
+        batch = lesson.batch
+        row, at = batch.supervised.nonzero(as_tuple=True)
+        positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)[None]
+        mask = causal_mask(batch.length, batch.tokens.shape[1])
+        features = self.head(lesson.taps.to(self.head.dtype), positions, mask)  # [B, T, H]
+        chosen = features[row, at][None].to(teacher.model.spec.dtype)  # [1, M, H]
+        return Outcome([Slot(teacher.model.head(chosen)[0].float(), row, at)])

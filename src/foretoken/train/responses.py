@@ -1,0 +1,275 @@
+"""The target's own texts, which drafters learn from: made once, kept in one file, read again by every later run.
+
+A drafter imitates what the target writes, so the responses of a data set are thrown away and written anew by the target
+(every source of notes names this the largest single lever). On disk: ``responses.safetensors`` with ``tokens`` int32
+[N, L] padded with zeros on the right, ``length`` and ``start`` int64 [N], and as metadata what they were made by.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from foretoken import __version__
+from foretoken.engine.engine import Engine, Request
+from foretoken.errors import ConfigError
+from foretoken.model.target import CausalModel
+from foretoken.noise import derive_seed
+from foretoken.sampling import SamplingParams
+from foretoken.train.lesson import Batch
+
+FILE = "responses.safetensors"
+TEXT_PROMPT = 48
+"""Tokens of a prompt cut from plain text."""
+WINDOW = 2048
+"""Prompts among which those of like length are sought; results come in the prompts' order all the same."""
+
+
+@dataclass(frozen=True)
+class Responses:
+    """N texts: a prompt each, and what the target wrote after it."""
+
+    tokens: Tensor  # [N, L] int32
+    length: Tensor  # [N] int64
+    start: Tensor  # [N] int64 first token of the response
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return int(self.length.numel())
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all responses, prompts left out."""
+        return int((self.length - self.start).sum())
+
+    def text(self, index: int) -> list[int]:
+        """Token ids of one text, prompt and response."""
+        ids: list[int] = self.tokens[index, : self.length[index]].tolist()
+        return ids
+
+    def batch(self, index: Sequence[int]) -> Batch:
+        """Some of the texts, padded to the longest of them."""
+        chosen = torch.as_tensor(index, dtype=torch.int64)
+        length = self.length[chosen]
+        return Batch(self.tokens[chosen, : int(length.max())].long(), length, self.start[chosen])
+
+    def take(self, index: Sequence[int]) -> "Responses":
+        """Some of the texts, as a set of their own."""
+        chosen = torch.as_tensor(index, dtype=torch.int64)
+        width = int(self.length[chosen].max()) if len(index) else 0
+        return replace(self, tokens=self.tokens[chosen, :width], length=self.length[chosen], start=self.start[chosen])
+
+    def cut(self, most: int) -> "Responses":
+        """Texts cut to at most that many tokens; those left without a response are dropped."""
+        kept = (self.start < most).nonzero()[:, 0].tolist()
+        cut = replace(self, length=self.length.clamp(max=most))
+        return cut.take(kept)
+
+    def split(self, held_out: float = 0.05) -> tuple["Responses", "Responses"]:
+        """(to learn from, held out): by the hash of the prompt, so that no prompt is ever on both sides, and a set that
+        grows keeps its sides. At least one text is held out; with one text alone it is on both."""
+        marks = [
+            int.from_bytes(hashlib.sha256(json.dumps(self.text(i)[: int(self.start[i])]).encode()).digest()[:8], "big")
+            for i in range(len(self))
+        ]
+        bound = max(int(held_out * 2**64), min(marks) + 1)
+        out = [i for i, mark in enumerate(marks) if mark < bound]
+        learn = [i for i, mark in enumerate(marks) if mark >= bound]
+        return self.take(learn or out), self.take(out)
+
+    @property
+    def fingerprint(self) -> str:
+        """sha256 of all that is learned from."""
+        digest = hashlib.sha256()
+        for tensor in (self.tokens, self.length, self.start):
+            digest.update(str(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes())
+        return digest.hexdigest()
+
+    def save(self, file: Path) -> None:
+        """Write ``responses.safetensors``, whole or not at all. Raises OSError."""
+        file.parent.mkdir(parents=True, exist_ok=True)
+        part = file.with_name(f".{file.name}.part")
+        try:
+            tensors = {"tokens": self.tokens, "length": self.length, "start": self.start}
+            save_file(
+                {name: tensor.contiguous() for name, tensor in tensors.items()},
+                part,
+                metadata={key: json.dumps(value) for key, value in self.metadata.items()},
+            )
+            part.replace(file)
+        finally:
+            part.unlink(missing_ok=True)
+
+    @classmethod
+    def load(cls, file: Path | str) -> "Responses":
+        """Read one. Raises ConfigError where it is none."""
+        try:
+            with safe_open(str(file), framework="pt") as opened:
+                metadata = {key: _read(value) for key, value in (opened.metadata() or {}).items()}
+                found = {name: opened.get_tensor(name) for name in ("tokens", "length", "start")}
+        except Exception as error:  # safetensors raises its own kind, which is no OSError
+            raise ConfigError(
+                f"{file} is no file of responses ({error}); 'foretoken train' writes such files"
+            ) from None
+        return cls(**found, metadata=metadata)
+
+    def check_target(self, target: str, *, name: str) -> None:
+        """Raise ConfigError where another target wrote these. target: ``target_hash`` of the one to be trained for."""
+        wrote = self.metadata.get("target_hash")
+        if wrote != target:
+            raise ConfigError(
+                f"{name}: these responses were written by {self.metadata.get('target', 'an unknown model')!r} (hash "
+                f"{wrote}), not by this target (hash {target}), and a drafter learns its own target's text alone: give the "
+                "prompts, and they are answered by this target"
+            )
+
+
+def _read(value: str) -> Any:
+    try:
+        return json.loads(value)
+    except ValueError:
+        return value  # a plain text
+
+
+def pack(texts: Sequence[tuple[Sequence[int], int]], metadata: Mapping[str, Any] | None = None) -> Responses:
+    """Responses from (token ids, index of the response's first token)."""
+    length = torch.tensor([len(ids) for ids, _ in texts], dtype=torch.int64)
+    tokens = torch.zeros(len(texts), int(length.max()) if texts else 0, dtype=torch.int32)
+    for row, (ids, _) in enumerate(texts):
+        tokens[row, : len(ids)] = torch.tensor(ids, dtype=torch.int32)
+    return Responses(tokens, length, torch.tensor([start for _, start in texts], dtype=torch.int64), metadata or {})
+
+
+@torch.no_grad()
+def target_hash(model: CausalModel) -> str:
+    """What a target is told from others by, whatever its directory is called, whatever runs it and in which dtype.
+
+    sha256 of its sizes and of a few embeddings as bfloat16: cheap, and different for any two models that were trained.
+    """
+    spec = model.spec
+    digest = hashlib.sha256(f"{spec.vocab_size} {spec.num_layers} {spec.hidden_size}".encode())
+    ids = torch.arange(0, spec.vocab_size, max(1, spec.vocab_size // 64), device=spec.device)
+    embedded = model.embed(ids[None])[0].bfloat16()
+    digest.update(embedded.cpu().view(torch.int16).numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def read_prompts(file: Path | str, engine: Engine, *, limit: int | None = None) -> list[list[int]]:
+    """Token ids of the prompts in a JSONL file or a plain text file. Raises ConfigError that names the line.
+
+    A line of JSON has "prompt" (a text to continue), "messages" (a conversation, put into the chat template), or a
+    bench suite's "turns" and "format". Plain text is cut into prompts of 48 tokens.
+    """
+    try:
+        text = Path(file).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        what = error.strerror if isinstance(error, OSError) else f"not UTF-8 text (byte {error.start})"
+        raise ConfigError(f"data {str(file)!r} cannot be read: {what}; expected prompts as JSONL or as text") from None
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
+    if not lines:
+        raise ConfigError(f"data {str(file)!r} is empty: expected prompts, one JSON object a line, or text")
+    if not lines[0][1].lstrip().startswith("{"):
+        ids = _encode(engine, text)
+        prompts = [ids[at : at + TEXT_PROMPT] for at in range(0, len(ids), TEXT_PROMPT)]
+        return prompts[: limit if limit is not None else None]
+    return [_prompt(line, engine, f"data {str(file)!r}, line {number}") for number, line in lines[:limit]]
+
+
+def _prompt(line: str, engine: Engine, where: str) -> list[int]:
+    try:
+        record = json.loads(line)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{where}: not JSON ({error.msg}), as the first line is") from None
+    if isinstance(record, dict):
+        turns, prompt, messages = record.get("turns"), record.get("prompt"), record.get("messages")
+        if isinstance(turns, list) and turns and isinstance(turns[0], str):
+            chat = record.get("format", "chat") == "chat" and getattr(engine.tokenizer, "chat_template", None)
+            prompt, messages = (None, [{"role": "user", "content": turns[0]}]) if chat else (turns[0], None)
+        if isinstance(messages, list) and messages:
+            if messages[-1].get("role") == "assistant":
+                messages = messages[:-1]  # the target answers itself
+            return engine.chat_prompt(messages)
+        if isinstance(prompt, str) and prompt:
+            return _encode(engine, prompt)
+    raise ConfigError(f"{where}: expected an object with 'prompt' (a text), 'messages' (a list) or 'turns' (a list)")
+
+
+def _encode(engine: Engine, text: str) -> list[int]:
+    if engine.tokenizer is None:
+        raise ConfigError("prompts are texts, and this target has no tokenizer: give a file of responses")
+    return list(engine.tokenizer.encode(text, add_special_tokens=True))
+
+
+def regenerate(
+    engine: Engine,
+    prompts: Sequence[Sequence[int]],
+    *,
+    temperatures: Sequence[float] = (0.0, 1.0),
+    max_new_tokens: int = 160,
+    seed: int = 0,
+    batch_size: int = 48,
+    progress: Callable[[int, int, int], None] | None = None,
+    source: str | None = None,
+    source_sha256: str | None = None,
+) -> Responses:
+    """Let the target answer every prompt, prompt i at temperature i mod their number, with seed (seed, i).
+
+    engine: of the target alone (its drafter, if any, changes no token). Prompts of like length share a batch, which
+    changes no token either. Prompts that leave no room for a response are skipped and counted.
+    progress(done, total, tokens written) is called after each batch.
+    """
+    limit = engine.model.spec.max_positions - max_new_tokens
+    fit = [index for index, prompt in enumerate(prompts) if 0 < len(prompt) <= limit]
+    order = [
+        index
+        for at in range(0, len(fit), WINDOW)
+        for index in sorted(fit[at : at + WINDOW], key=lambda index: (len(prompts[index]), index))
+    ]
+    texts: dict[int, tuple[list[int], int]] = {}
+    written = 0
+    for at in range(0, len(order), batch_size):
+        chosen = order[at : at + batch_size]
+        requests = [
+            Request(
+                list(prompts[index]),
+                SamplingParams(
+                    temperature=temperatures[index % len(temperatures)],
+                    max_new_tokens=max_new_tokens,
+                    seed=derive_seed(seed, index) & (2**63 - 1),
+                ),
+            )
+            for index in chosen
+        ]
+        for index, completion in zip(chosen, engine.generate_batch(requests, batch_size=batch_size), strict=True):
+            texts[index] = ([*prompts[index], *completion.token_ids], len(prompts[index]))
+            written += completion.num_tokens
+        if progress is not None:
+            progress(min(at + batch_size, len(order)), len(order), written)
+    metadata = {
+        "target": engine.model.spec.name,
+        "target_hash": target_hash(engine.model),
+        "implementation": engine.model.spec.implementation,
+        "dtype": str(engine.model.spec.dtype).removeprefix("torch."),
+        "seed": seed,
+        "temperatures": list(temperatures),
+        "max_new_tokens": max_new_tokens,
+        "num_prompts": len(prompts),
+        "num_skipped": len(prompts) - len(fit),
+        "source": source,
+        "source_sha256": source_sha256,
+        "versions": {"foretoken": __version__, "torch": str(torch.__version__)},
+    }
+    return pack([texts[index] for index in fit], metadata)
+
+
+def file_sha256(file: Path | str) -> str:
+    """sha256 of a file's bytes."""
+    with Path(file).open("rb") as stream:
+        return hashlib.file_digest(stream, "sha256").hexdigest()

@@ -1,0 +1,406 @@
+"""The one trainer. A step: texts, what the frozen target says of them, what the head says of that, loss, AdamW.
+
+Everything random is a function of (seed, step, process), so a run that was cut goes on exactly as if it had not been.
+Several processes (``accelerate launch``) each take batches of their own and average gradients; the head is not wrapped, so
+objectives may call whatever of it they like.
+"""
+
+import json
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor
+
+from foretoken.errors import ConfigError, TrainError
+from foretoken.noise import derive_seed
+from foretoken.train import checkpoint
+from foretoken.train.data import Batches
+from foretoken.train.lesson import Teacher
+from foretoken.train.losses import parse_divergence
+from foretoken.train.metrics import Evaluation, divergence_of, evaluate
+from foretoken.train.objective import Objective
+from foretoken.train.record import origin
+from foretoken.train.responses import Responses
+from foretoken.train.schedule import Budget, rate
+
+LOG, RECORD = "log.jsonl", "record.json"
+PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train; which method and which head is the objective's business."""
+
+    steps: int | None = None  # exactly one of these three; none: one epoch
+    epochs: float | None = None
+    minutes: float | None = None
+    lr: float = 1e-3
+    warmup: float = 0.04  # share of training
+    final_lr: float = 0.0  # share of lr at the end
+    beta1: float = 0.9
+    beta2: float = 0.95
+    weight_decay: float = 0.01
+    clip: float = 1.0  # norm of the gradient
+    batch_tokens: int = 4096  # of a pass of one process, padding counted
+    accumulate: int = 1  # passes of a step
+    max_length: int = 1024  # texts are cut there
+    precision: str = "float32"  # of the head's arithmetic: "bfloat16" is autocast, the weights stay float32
+    divergence: str | None = None  # None: the objective's own
+    temperature: float = 1.0  # of both laws in the loss
+    held_out: float = 0.05  # share of the prompts
+    eval_every: int = 200  # steps; 0: at the end only
+    eval_tokens: int = 16384
+    checkpoint_every: int = 200  # steps
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        _ = self.budget
+        if self.divergence is not None:
+            parse_divergence(self.divergence)
+        for good, name, expected in (
+            (self.lr > 0, "lr", "positive"),
+            (0 <= self.warmup < 1, "warmup", "in [0, 1)"),
+            (0 <= self.final_lr <= 1, "final_lr", "in [0, 1]"),
+            (self.clip > 0, "clip", "positive"),
+            (self.batch_tokens >= 1, "batch_tokens", "at least 1"),
+            (self.accumulate >= 1, "accumulate", "at least 1"),
+            (self.max_length >= 2, "max_length", "at least 2"),
+            (self.temperature > 0, "temperature", "positive"),
+            (0 < self.held_out < 1, "held_out", "in (0, 1)"),
+            (self.eval_every >= 0, "eval_every", "0 (at the end only) or more"),
+            (self.checkpoint_every >= 1, "checkpoint_every", "at least 1"),
+            (self.precision in PRECISIONS, "precision", " or ".join(PRECISIONS)),
+        ):
+            if not good:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} must be {expected}")
+
+    @property
+    def budget(self) -> Budget:
+        """How long."""
+        none = self.steps is None and self.epochs is None and self.minutes is None
+        return Budget(self.steps, 1.0 if none else self.epochs, self.minutes)
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a step, or an evaluation, tells the caller."""
+
+    step: int
+    num_steps: int  # 0 where the clock decides
+    share: float  # of training done
+    loss: float
+    tokens_per_second: float  # positions of the batch, padding left out
+    evaluation: Evaluation | None = None  # the newest
+
+
+class Trainer:
+    """One run."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        teacher: Teacher,
+        responses: Responses,
+        out: Path | str,
+        config: TrainConfig,
+        *,
+        identity: Mapping[str, Any] | None = None,
+        save: Callable[[Path], None] | None = None,
+        finish: Callable[[Objective, Teacher, Responses], None] | None = None,
+        progress: Callable[[Report], None] | None = None,
+    ) -> None:
+        """identity: what a resumed run must agree on besides config and data (method, its options, target); it goes
+        into the record. finish is called with the held-out texts after the last step (calibration); save writes the
+        final weights into a folder. Raises ConfigError."""
+        self.objective, self.teacher, self.config, self.out = objective, teacher, config, Path(out)
+        self.device = teacher.model.spec.device
+        self.state = PartialState(cpu=self.device.type == "cpu")
+        self.responses = responses.cut(config.max_length)
+        if not len(self.responses):
+            raise ConfigError(f"no response begins within max_length = {config.max_length} tokens: raise it")
+        self.learned, self.held_out = self.responses.split(config.held_out)
+        self.batches = Batches(self.learned.length.tolist(), config.batch_tokens, seed=config.seed)
+        self.per_step = config.accumulate * self.state.num_processes
+        self.steps_per_epoch = len(self.batches.epoch(0)) / self.per_step
+        self.divergence = parse_divergence(config.divergence or objective.divergence)
+        self.identity = {
+            **(identity or {}),
+            "config": asdict(config),
+            "data": responses.fingerprint,
+            "num_processes": self.state.num_processes,
+        }
+        self.progress, self._save, self._finish = progress, save, finish
+        objective.head.to(self.device)
+        self.parameters = [p for p in objective.head.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+        )
+        self.step, self.seconds = 0, 0.0
+        self.evaluation: Evaluation | None = None
+        self.log: list[dict[str, Any]] = []
+
+    # -- a run -----------------------------------------------------------------------------------------------------
+
+    def run(self, *, resume: bool = False) -> Evaluation:
+        """Train to the end of the budget. Raises KeyboardInterrupt after a checkpoint where Ctrl-C asked for it, and
+        TrainError where it cannot go on; the last good checkpoint then is named, and stays."""
+        self._open(resume)
+        num_steps = self.config.budget.num_steps(self.steps_per_epoch)
+        self._write_record(finished=False)
+        self.objective.head.train()
+        with _patient() as interrupted, self._writing():
+            while (share := self.config.budget.share(self.step, self.seconds, self.steps_per_epoch)) < 1.0:
+                begun = perf_counter()
+                row = self._step(share, interrupted.is_set())
+                self.seconds += row.pop("seconds")
+                self.step += 1
+                stop = row.pop("stop")
+                row["seconds"] = round(self.seconds, 3)
+                self.log.append(row)
+                ended = self.config.budget.share(self.step, self.seconds, self.steps_per_epoch) >= 1.0
+                if not ended and self.config.eval_every and self.step % self.config.eval_every == 0:
+                    row["held_out"] = self._evaluate().as_dict()
+                if stop or ended or self.step % self.config.checkpoint_every == 0:
+                    self._checkpoint()
+                if self.progress is not None:
+                    speed = row["num_tokens"] / max(1e-9, perf_counter() - begun)
+                    self.progress(Report(self.step, num_steps, share, row["loss"], speed, self.evaluation))
+                if stop:
+                    raise KeyboardInterrupt
+            if self._finish is not None:
+                self._finish(self.objective, self.teacher, self.held_out)
+            final = self._evaluate()
+            if self.state.is_main_process:
+                self._append_log()
+                if self._save is not None:
+                    self._save(self.out)
+        self._write_record(finished=True)
+        self.state.wait_for_everyone()
+        return final
+
+    def _step(self, share: float, stop: bool) -> dict[str, Any]:
+        """One step: what the log says of it, ``seconds`` it took, and whether any process was asked to ``stop``."""
+        begun, config = perf_counter(), self.config
+        # By steps the middle of the step counts, so that neither the first nor the last has a rate of 0.
+        shift = 0.0 if config.minutes is not None else 0.5 / config.budget.num_steps(self.steps_per_epoch)
+        lr = config.lr * rate(share + shift, warmup=config.warmup, final=config.final_lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        loss_sum, num_tokens = 0.0, 0
+        figures: dict[str, float] = {}
+        for part in range(config.accumulate):
+            number = self.step * self.per_step + part * self.state.num_processes + self.state.process_index
+            batch = self.learned.batch(self.batches[number]).to(self.device)
+            generator = torch.Generator().manual_seed(derive_seed(config.seed, number, 1) & (2**63 - 1))
+            lesson = self.teacher.teach(batch, self.objective.taps)
+            with self._autocast():
+                outcome = self.objective.outcome(lesson, self.teacher, generator, training=True)
+            loss = divergence_of(lesson, outcome, self.divergence, config.temperature) / config.accumulate
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            loss_sum += float(loss.detach())
+            num_tokens += int(batch.length.sum())
+            for name, value in outcome.figures.items():
+                figures[name] = figures.get(name, 0.0) + float(value) / config.accumulate
+        loss_mean, stopped, seconds = self._mean(loss_sum, float(stop), perf_counter() - begun)
+        self._reduce_gradients()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.clip))
+        if not math.isfinite(loss_mean) or not math.isfinite(norm):
+            raise TrainError(
+                f"step {self.step + 1}: loss {loss_mean:g}, gradient norm {norm:g}: no finite numbers, so nothing was "
+                f"learned from it; {self._last()}: try a smaller lr or clip, or precision float32"
+            )
+        self.optimizer.step()
+        return {
+            "step": self.step + 1,
+            "loss": loss_mean,
+            "lr": lr,
+            "gradient_norm": norm,
+            "num_tokens": num_tokens * self.state.num_processes,
+            **figures,
+            "seconds": seconds,
+            "stop": stopped > 0,
+        }
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+
+    def _evaluate(self) -> Evaluation:
+        """On the held-out texts. Every process computes the same: it is short, and nothing need be sent."""
+        with self._autocast():
+            self.evaluation = evaluate(
+                self.objective, self.teacher, self.held_out, self.divergence,
+                batch_tokens=self.config.batch_tokens, max_tokens=self.config.eval_tokens,
+                temperature=self.config.temperature,
+            )  # fmt: skip
+        return self.evaluation
+
+    # -- several processes -------------------------------------------------------------------------------------------
+
+    def _mean(self, *values: float) -> list[float]:
+        if self.state.num_processes == 1:
+            return list(values)
+        both = torch.tensor(values, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(both)
+        return [float(value) for value in both / self.state.num_processes]
+
+    def _reduce_gradients(self) -> None:
+        if self.state.num_processes == 1:
+            return
+        for p in self.parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        flat: Tensor = torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None])
+        torch.distributed.all_reduce(flat)
+        flat /= self.state.num_processes
+        at = 0
+        for p in self.parameters:
+            assert p.grad is not None
+            p.grad.copy_(flat[at : at + p.numel()].view_as(p))
+            at += p.numel()
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _open(self, resume: bool) -> None:
+        """Find the last checkpoint where there is one; refuse a folder in use."""
+        there = checkpoint.found(self.out) if self.out.is_dir() else []
+        if self.out.exists() and not self.out.is_dir():
+            raise ConfigError(f"{self.out} is a file; expected a folder to write the head into")
+        if not resume and self.out.is_dir() and any(self.out.iterdir()):
+            hint = "give --resume to go on with it, or another folder" if there else "give another folder"
+            raise ConfigError(f"{self.out} is not empty: {hint}")
+        if resume and not there and self.out.is_dir() and any(self.out.iterdir()) and not (self.out / RECORD).exists():
+            raise ConfigError(f"{self.out} holds no run that could be resumed: give the folder of one, or an empty one")
+        self.state.wait_for_everyone()
+        if there:
+            state, about = checkpoint.load(there[-1], self.device)
+            check_same(about["identity"], self.identity)
+            self.objective.head.load_state_dict(state["head"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.seconds = about["step"], about["seconds"]
+            if self.state.is_main_process and (self.out / LOG).exists():
+                lines = (self.out / LOG).read_text(encoding="utf-8").splitlines()
+                kept = [line for line in lines if json.loads(line).get("step", 0) <= self.step]
+                checkpoint.write_bytes(self.out / LOG, "".join(line + "\n" for line in kept).encode())
+
+    def _checkpoint(self) -> None:
+        """Weights, optimizer and place; then the log up to there."""
+        if not self.state.is_main_process:
+            return
+        checkpoint.save(
+            self.out,
+            self.step,
+            {"head": self.objective.head.state_dict(), "optimizer": self.optimizer.state_dict()},
+            {"step": self.step, "seconds": self.seconds, "identity": self.identity},
+        )
+        self._append_log()
+
+    def _append_log(self) -> None:
+        text = "".join(json.dumps(row) + "\n" for row in self.log)
+        with (self.out / LOG).open("a", encoding="utf-8") as stream:
+            stream.write(text)
+        self.log.clear()
+
+    def _write_record(self, *, finished: bool) -> None:
+        if not self.state.is_main_process:
+            return
+        with self._writing():
+            self.out.mkdir(parents=True, exist_ok=True)
+            sizes = {"num_texts": len(self.learned), "num_tokens": self.learned.num_tokens}
+            held_out = {"num_texts": len(self.held_out), "num_tokens": self.held_out.num_tokens}
+            record = {
+                **self.identity,
+                "divergence": self.config.divergence or self.objective.divergence,
+                "responses": dict(self.responses.metadata),
+                "learned": sizes,
+                "held_out": held_out,
+                "num_parameters": sum(p.numel() for p in self.parameters),
+                "finished": finished,
+                "steps": self.step,
+                "seconds": round(self.seconds, 1),
+                "result": self.evaluation.as_dict() if finished and self.evaluation is not None else None,
+                **origin(),
+            }
+            checkpoint.write_json(self.out / RECORD, record)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """A disk that is full, or cannot be written to, is said in one sentence."""
+        try:
+            yield
+        except OSError as error:
+            raise TrainError(
+                f"step {self.step}: {self.out} cannot be written to: {error.strerror or error}; {self._last()}: make "
+                "room and go on with --resume"
+            ) from error
+
+    def _last(self) -> str:
+        there = checkpoint.found(self.out) if self.out.is_dir() else []
+        return f"the last good checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
+
+
+def train(
+    objective: Objective,
+    teacher: Teacher,
+    responses: Responses,
+    out: Path | str,
+    config: TrainConfig | None = None,
+    *,
+    resume: bool = False,
+    identity: Mapping[str, Any] | None = None,
+    save: Callable[[Path], None] | None = None,
+    finish: Callable[[Objective, Teacher, Responses], None] | None = None,
+    progress: Callable[[Report], None] | None = None,
+) -> Evaluation:
+    """Train a head and return what it is worth on held-out text. See ``Trainer`` for arguments and errors."""
+    trainer = Trainer(
+        objective, teacher, responses, out, config or TrainConfig(), identity=identity, save=save, finish=finish,
+        progress=progress,
+    )  # fmt: skip
+    return trainer.run(resume=resume)
+
+
+def check_same(was: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> None:
+    """Raise ConfigError where a run to be resumed was another one, naming the first difference."""
+    now = json.loads(json.dumps(now, default=str))
+    for key in sorted({*was, *now}):
+        old, new = was.get(key), now.get(key)
+        if isinstance(old, dict) and isinstance(new, dict):
+            check_same(old, new, f"{at}{key}.")
+        elif old != new:
+            raise ConfigError(
+                f"--resume: {at}{key} was {old!r} and now is {new!r}: a resumed run keeps all its arguments; give another "
+                "folder for a new run"
+            )
+
+
+@contextmanager
+def _patient() -> Iterator[threading.Event]:
+    """While inside, the first Ctrl-C sets an event (the step is finished first), the second interrupts at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_interrupt(number: int, frame: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -1,0 +1,153 @@
+"""``foretoken train`` on tiny models: a head that loads again, and every mistake in one line."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import Result
+
+from foretoken.cli import train as command
+from foretoken.train import methods
+from foretoken.train.responses import Responses
+from tests.cli.conftest import Invoke
+from tests.cli.test_errors import one_line
+
+CONFIG = {"batch_tokens": 128, "eval_every": 2, "checkpoint_every": 2, "held_out": 0.3, "eval_tokens": 64}
+
+
+def mistake(result: Result, said: str) -> None:
+    """Refused as a wrong option, in one line."""
+    assert said in one_line(result.stderr)
+    assert result.exit_code == 2
+
+
+@pytest.fixture(autouse=True)
+def without_bars() -> Iterator[None]:
+    """transformers decides at its import whether to draw bars: a process of its own is told by ``settings.quiet``."""
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    yield
+    logging.enable_progress_bar()
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    file = tmp_path / "prompts.jsonl"
+    words = ("the class", "def self", "import", "return the", "self", "class def")
+    records = [{"prompt": f"{word} {n}"} for n in range(2) for word in words]
+    file.write_text("".join(json.dumps(record) + "\n" for record in records))
+    return file
+
+
+@pytest.fixture
+def train(invoke: Invoke, models: dict[str, Path], data: Path, tmp_path: Path) -> Invoke:
+    """The command with the tiny target and four steps."""
+
+    def run(method: str, *args: object, **settings: object) -> Result:
+        config = tmp_path / "config.json"
+        config.write_text(json.dumps({**CONFIG, **settings}))
+        fixed = ["--target", models["target"], "--config", config, "--max-new-tokens", 8]
+        given = {"--data": data, "--out": tmp_path / "out", "--steps": 4}
+        for option in [option for option in given if option in args]:
+            del given[option]
+        return invoke("train", method, *fixed, *(part for pair in given.items() for part in pair), *args)
+
+    return run
+
+
+def test_eagle3(train: Invoke, tmp_path: Path) -> None:
+    result = train("eagle3", "--json", num_slots=2, draft_vocab_size=64)
+    assert (result.exit_code, result.stderr) == (0, "")
+    figures = json.loads(result.stdout)
+    assert len(figures["conditional"]) == 2
+    out = tmp_path / "out"
+    from foretoken.heads import formats
+
+    head = formats.load(out)
+    assert head.method == "eagle3"
+    assert head.config.as_dict()["draft_vocab_size"] == 64
+    record = json.loads((out / "record.json").read_text())
+    assert (record["method"], record["options"]["num_slots"], record["config"]["steps"]) == ("eagle3", 2, 4)
+    made = Responses.load(tmp_path / "out.responses.safetensors")
+    assert len(made) == 12
+    assert made.metadata["source_sha256"]
+    # The same texts teach another method, without being written again.
+    again = train("medusa", "--data", tmp_path / "out.responses.safetensors", "--out", tmp_path / "medusa", num_heads=2)
+    assert (again.exit_code, again.stderr) == (0, "")
+    assert "expected length" in again.stdout
+    assert json.loads((tmp_path / "medusa" / "record.json").read_text())["data"] == record["data"]
+
+
+def test_resume(train: Invoke, tmp_path: Path) -> None:
+    first = train("kangaroo", exit_layer=1)
+    assert (first.exit_code, first.stderr) == (0, "")
+    mistake(train("kangaroo", exit_layer=1), "--resume")
+    again = train("kangaroo", "--resume", "--json", exit_layer=1)
+    assert again.exit_code == 0
+    mistake(train("kangaroo", "--resume", exit_layer=1, lr=0.5), "config.lr was")
+    assert len((tmp_path / "out" / "log.jsonl").read_text().splitlines()) == 4
+
+
+def test_draft_model(train: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
+    result = train("draft_model", "--init", models["draft"], "--json", divergence="js/weight=0.3", lr=0.01)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert len(json.loads(result.stdout)["conditional"]) == 8
+    from foretoken.model.load import load_model, load_tokenizer
+
+    assert load_model(str(tmp_path / "out"), implementation="lean").spec.hidden_size == 32
+    assert load_tokenizer(str(tmp_path / "out"))
+
+
+def test_interrupted(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+    import signal
+
+    from foretoken.train.trainer import Trainer
+
+    step = Trainer._step
+
+    def interrupted(self: Trainer, *args: object) -> object:
+        if self.step == 1:
+            os.kill(os.getpid(), signal.SIGINT)
+        return step(self, *args)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(Trainer, "_step", interrupted)
+    result = train("kangaroo", exit_layer=1)
+    assert result.exit_code == 130
+    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()][-1:] != []
+    monkeypatch.setattr(Trainer, "_step", step)
+    assert train("kangaroo", "--resume", exit_layer=1).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("method", "args", "settings", "said"),
+    [
+        ("eagle4", [], {}, "did you mean 'eagle"),
+        ("eagle3", [], {"num_slot": 3}, "did you mean 'num_slots'"),
+        ("eagle3", [], {"lr": "fast"}, "lr = 'fast' must be a number"),
+        ("eagle3", [], {"steps": 5}, "contradicts --config"),
+        ("eagle3", ["--minutes", 1], {}, "one of steps, epochs and minutes"),
+        ("eagle3", ["--init", "x"], {}, "--init x is read by draft_model and acceptance alone"),
+        ("draft_model", [], {}, "needs --init"),
+        ("eagle3", ["--data", "absent.jsonl"], {}, "cannot be read"),
+        ("eagle3", [], {"save_dtype": "int4"}, "int4"),
+        ("eagle3", ["--threads", 0], {}, "--threads 0"),
+    ],
+)
+def test_mistakes(train: Invoke, method: str, args: list[object], settings: dict[str, object], said: str) -> None:
+    mistake(train(method, *args, **settings), said)
+
+
+def test_methods_agree() -> None:
+    assert list(command.METHODS) == list(methods.names())
+
+
+def test_strangers_text(train: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
+    assert train("kangaroo", exit_layer=1).exit_code == 0
+    other = train(
+        "kangaroo", "--data", tmp_path / "out.responses.safetensors", "--out", tmp_path / "b", "--target",
+        models["draft"], exit_layer=1,
+    )  # fmt: skip
+    mistake(other, "its own target's text")

@@ -1,0 +1,172 @@
+"""EAGLE objectives: which law stands at which slot, what is left out, and that following the gradient pays."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.errors import ConfigError
+from foretoken.heads.eagle1 import Eagle1Head
+from foretoken.heads.eagle3 import Eagle3Head
+from foretoken.model.hf import TransformersModel
+from foretoken.train.lesson import Batch, Lesson, Teacher
+from foretoken.train.objective import Objective, Outcome, Slot
+from foretoken.train.objectives.eagle1 import Eagle1Objective
+from foretoken.train.objectives.eagle3 import Eagle3Objective
+from tests.heads.eagles import EAGLE1, EAGLE3, random_head
+from tests.model.tiny import VOCAB, tiny_module
+
+MODULE = tiny_module("llama").requires_grad_(False)
+TEACHER = Teacher(TransformersModel(MODULE))
+
+
+def eagle3(**changes: object) -> Eagle3Head:
+    head = random_head(replace(EAGLE3, **changes))  # type: ignore[arg-type]
+    assert isinstance(head, Eagle3Head)
+    return head
+
+
+def eagle1(**changes: object) -> Eagle1Head:
+    head = random_head(replace(EAGLE1, **changes))  # type: ignore[arg-type]
+    assert isinstance(head, Eagle1Head)
+    return head
+
+
+def lesson_for(objective: Objective, lengths: tuple[int, ...] = (12, 7), start: int = 4) -> Lesson:
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(0, VOCAB, (len(lengths), max(lengths)), generator=generator)
+    length = torch.tensor(lengths)
+    return TEACHER.teach(Batch(tokens, length, torch.full_like(length, start)), objective.taps)
+
+
+def outcome(objective: Objective, lesson: Lesson, *, training: bool, seed: int = 0) -> Outcome:
+    return objective.outcome(lesson, TEACHER, torch.Generator().manual_seed(seed), training=training)
+
+
+def divergence(slot: Slot, lesson: Lesson) -> Tensor:
+    """Mean cross-entropy of q against p, restricted to the draft vocabulary and renormalised."""
+    wanted = lesson.logits[slot.row, slot.at]
+    if slot.vocab is not None:
+        wanted = wanted[:, slot.vocab]
+    return -(wanted.softmax(-1) * slot.logits.log_softmax(-1)).sum(-1).mean()
+
+
+def loss(given: Outcome, lesson: Lesson) -> Tensor:
+    total = torch.zeros(()) if given.extra is None else given.extra
+    for slot in given.slots:
+        total = total + slot.weight * divergence(slot, lesson)
+    return total
+
+
+def test_slots_cover_the_supervised_positions_that_have_an_anchor() -> None:
+    objective = Eagle3Objective(eagle3(), num_slots=6, decay=0.5)
+    lesson = lesson_for(objective)
+    given = outcome(objective, lesson, training=False)
+    assert [slot.weight for slot in given.slots] == [1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125]
+    for number, slot in enumerate(given.slots, start=1):
+        # Position t has the law of token t + 1: the response begins at token 4, and an anchor is 0 or more.
+        expected = [(0, at) for at in range(3, 11) if at >= number] + [(1, at) for at in range(3, 6) if at >= number]
+        assert list(zip(slot.row.tolist(), slot.at.tolist(), strict=True)) == expected
+        assert slot.logits.shape == (len(expected), EAGLE3.draft_vocab_size)
+        assert slot.vocab is not None
+
+
+def test_training_leaves_out_places_whose_token_the_head_cannot_say() -> None:
+    objective = Eagle3Objective(eagle3(), num_slots=2)
+    lesson = lesson_for(objective)
+    everywhere = outcome(objective, lesson, training=False).slots
+    given = outcome(objective, lesson, training=True).slots
+    for some, every in zip(given, everywhere, strict=True):
+        best = lesson.logits[every.row, every.at].argmax(-1)
+        known = objective.head.t2d[best]
+        assert 0 < int(known.sum()) < len(known)
+        assert torch.equal(some.at, every.at[known])
+        torch.testing.assert_close(some.logits, every.logits[known])
+
+
+def test_a_whole_draft_vocabulary_needs_no_columns() -> None:
+    objective = Eagle3Objective(eagle3(draft_vocab_size=VOCAB), num_slots=1)
+    lesson = lesson_for(objective)
+    slot = outcome(objective, lesson, training=True).slots[0]
+    assert slot.vocab is None
+    assert len(slot.at) == 8 + 3
+
+
+def test_no_slot_at_all_is_refused() -> None:
+    for objective in (lambda: Eagle3Objective(eagle3(), num_slots=0), lambda: Eagle1Objective(eagle1(), num_slots=0)):
+        with pytest.raises(ConfigError, match="num_slots"):
+            objective()
+
+
+def test_eagle1_trains_slot_1_with_noise_and_is_evaluated_on_all() -> None:
+    objective = Eagle1Objective(eagle1(), num_slots=3, weight_law=0.1)
+    lesson = lesson_for(objective)
+    noisy = [outcome(objective, lesson, training=True, seed=seed) for seed in (1, 1, 2)]
+    assert [len(one.slots) for one in noisy] == [1, 1, 1]
+    assert noisy[0].slots[0].weight == 0.1
+    assert torch.equal(noisy[0].slots[0].logits, noisy[1].slots[0].logits)
+    assert not torch.equal(noisy[0].slots[0].logits, noisy[2].slots[0].logits)
+    quiet = outcome(objective, lesson, training=False)
+    assert len(quiet.slots) == 3
+    unnoised = outcome(Eagle1Objective(eagle1(), num_slots=3, noise=0.0), lesson, training=True)
+    torch.testing.assert_close(unnoised.slots[0].logits, quiet.slots[0].logits)
+
+
+def test_the_feature_loss_compares_with_the_feature_of_the_next_position() -> None:
+    objective = Eagle1Objective(eagle1(), weight_feature=3.0)
+    lesson = lesson_for(objective)
+    given = outcome(objective, lesson, training=False)
+    true = TEACHER.model.normed(lesson.hidden)
+    with torch.no_grad():
+        embeds = TEACHER.model.embed(lesson.batch.tokens[:, 1:])
+        predicted = objective.head.unroll(embeds, true[:, :-1], 1)[0][0]
+    total, count = 0.0, 0
+    for row, at in zip(given.slots[0].row.tolist(), given.slots[0].at.tolist(), strict=True):
+        off = (predicted[row, at - 1] - true[row, at]).abs()
+        total += float(torch.where(off < 1, 0.5 * off**2, off - 0.5).sum())
+        count += len(off)
+    assert given.extra is not None
+    assert float(given.extra.detach()) == pytest.approx(3.0 * total / count, rel=1e-5)
+    assert given.figures["feature_loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_a_batch_without_a_response_is_no_loss() -> None:
+    objective = Eagle1Objective(eagle1())
+    lesson = lesson_for(objective, (5, 4), start=5)
+    given = outcome(objective, lesson, training=True)
+    assert given.extra is not None
+    assert float(given.extra.detach()) == 0.0
+    assert len(given.slots[0].at) == 0
+
+
+def objectives() -> dict[str, Objective]:
+    return {
+        "eagle1": Eagle1Objective(eagle1(own_embedding=True)),
+        "eagle3": Eagle3Objective(eagle3(own_embedding=True), num_slots=4),
+        "eagle3.1": Eagle3Objective(eagle3(fc_norm=True, norm_output=True), num_slots=4),
+        "eagle3-normed": Eagle3Objective(eagle3(norm_before_residual=True), num_slots=4),
+    }
+
+
+@pytest.mark.parametrize("name", objectives())
+def test_gradients_reach_every_parameter_and_steps_reduce_the_loss(name: str) -> None:
+    objective = objectives()[name]
+    lesson = TEACHER.teach(
+        Batch(torch.tensor([[5, 9, 11, 17] * 6] * 2), torch.tensor([24, 20]), torch.tensor([4, 2])), objective.taps
+    )
+    optimiser = torch.optim.AdamW(objective.head.parameters(), lr=3e-3)
+    before = [float(divergence(slot, lesson).detach()) for slot in outcome(objective, lesson, training=False).slots]
+    for step in range(30):
+        optimiser.zero_grad()
+        loss(outcome(objective, lesson, training=True, seed=step), lesson).backward()
+        for key, parameter in objective.head.named_parameters():
+            assert parameter.grad is not None, key
+            assert torch.isfinite(parameter.grad).all(), key
+            assert parameter.grad.abs().sum() > 0, key
+        optimiser.step()
+    after = [float(divergence(slot, lesson).detach()) for slot in outcome(objective, lesson, training=False).slots]
+    trained = 1 if name == "eagle1" else 4
+    assert len(after) >= trained
+    for slot in range(trained):
+        assert after[slot] < 0.9 * before[slot]

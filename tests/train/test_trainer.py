@@ -1,0 +1,235 @@
+"""The trainer: it learns, a cut run goes on bit for bit, and whatever goes wrong leaves the last good checkpoint."""
+
+import errno
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken.errors import ConfigError, TrainError
+from foretoken.train import checkpoint
+from foretoken.train.data import Batches, epoch_batches
+from foretoken.train.schedule import Budget, rate
+from foretoken.train.trainer import LOG, RECORD, Report, TrainConfig, Trainer, train
+from tests.train.harness import Linear, teacher, texts
+
+CONFIG: dict[str, Any] = {
+    "steps": 6, "batch_tokens": 64, "eval_every": 0, "eval_tokens": 100, "checkpoint_every": 3, "lr": 0.02,
+    "held_out": 0.2,
+}  # fmt: skip
+
+
+def run(
+    out: Path, objective: Linear | None = None, *, resume: bool = False, progress: Any = None, **changes: Any
+) -> Any:
+    config = TrainConfig(**{**CONFIG, **changes})
+    return train(objective or Linear(), teacher(), texts(), out, config, resume=resume, progress=progress)
+
+
+def rows(out: Path) -> list[dict[str, Any]]:
+    found = [json.loads(line) for line in (out / LOG).read_text().splitlines()]
+    return [{key: value for key, value in row.items() if key != "seconds"} for row in found]
+
+
+def test_it_learns(tmp_path: Path) -> None:
+    before, after = Linear(), Linear()
+    first = run(tmp_path / "a", before, steps=1, lr=1e-9)
+    last = run(tmp_path / "b", after, steps=60, weight_decay=0.0)
+    assert last.loss < 0.7 * first.loss
+    assert last.slots[0].acceptance > first.slots[0].acceptance + 0.1
+    assert last.expected_length > first.expected_length
+
+
+@pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"epochs": 2.0, "steps": None}, {"precision": "bfloat16"}])
+def test_resumed_is_the_same_run(tmp_path: Path, changes: dict[str, Any]) -> None:
+    whole, cut = Linear(), Linear()
+    at_once = run(tmp_path / "whole", whole, **changes)
+
+    class CutError(Exception):
+        pass
+
+    def stop(report: Report) -> None:
+        if report.step == 5:  # two steps after the checkpoint: they are lost, and done again
+            raise CutError
+
+    with pytest.raises(CutError):
+        run(tmp_path / "cut", cut, progress=stop, **changes)
+    again = Linear()
+    resumed = run(tmp_path / "cut", again, resume=True, **changes)
+    assert rows(tmp_path / "whole") == rows(tmp_path / "cut")
+    for one, other in zip(whole.head.parameters(), again.head.parameters(), strict=True):
+        assert torch.equal(one, other)
+    assert at_once == resumed
+
+
+def test_seed_decides(tmp_path: Path) -> None:
+    same = [run(tmp_path / name, steps=3) and rows(tmp_path / name) for name in ("a", "b")]
+    assert same[0] == same[1]
+    run(tmp_path / "c", steps=3, seed=1)
+    assert rows(tmp_path / "c") != same[0]
+
+
+def test_record_and_log(tmp_path: Path) -> None:
+    saved: list[Path] = []
+    calibrated: list[int] = []
+    config = TrainConfig(**{**CONFIG, "eval_every": 2})
+    evaluation = train(
+        Linear(), teacher(), texts(), tmp_path / "out", config, identity={"method": "linear"}, save=saved.append,
+        finish=lambda objective, teacher, held_out: calibrated.append(len(held_out)),
+    )  # fmt: skip
+    record = json.loads((tmp_path / "out" / RECORD).read_text())
+    assert record["method"] == "linear"
+    assert record["config"]["lr"] == 0.02
+    assert record["data"] == texts().fingerprint
+    assert (record["finished"], record["steps"]) == (True, 6)
+    assert record["result"]["expected_length"] == evaluation.expected_length
+    assert {"torch", "accelerate", "foretoken"} <= set(record["versions"])
+    assert "git_revision" in record
+    log = rows(tmp_path / "out")
+    assert [row["step"] for row in log] == [1, 2, 3, 4, 5, 6]
+    assert ["held_out" in row for row in log] == [False, True, False, True, False, False]
+    assert all(row["places"] > 0 for row in log)
+    assert saved == [tmp_path / "out"]
+    assert calibrated == [record["held_out"]["num_texts"]]
+    assert [path.name for path in checkpoint.found(tmp_path / "out")] == ["step-00000003", "step-00000006"]
+
+
+def test_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter(range(1000))
+    monkeypatch.setattr("foretoken.train.trainer.perf_counter", lambda: float(next(clock)))
+    shares: list[float] = []
+    run(tmp_path / "out", steps=None, minutes=0.1, progress=lambda report: shares.append(report.share))
+    assert shares == sorted(shares)
+    assert len(shares) == 6  # of a second each, of six seconds
+    assert rows(tmp_path / "out")[0]["lr"] < rows(tmp_path / "out")[1]["lr"]
+
+
+def poison(number: float) -> Linear:
+    """Steps 1 to 4 are sound, the fifth answers with number."""
+    objective = Linear()
+    sound, calls = objective.outcome, [0]
+
+    def outcome(*args: Any, training: bool) -> Any:
+        found = sound(*args, training=training)
+        calls[0] += training
+        if calls[0] > 4:
+            slot = found.slots[0]
+            object.__setattr__(slot, "logits", slot.logits * number)
+        return found
+
+    objective.outcome = outcome  # type: ignore[method-assign]
+    return objective
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+def test_no_finite_loss(tmp_path: Path, number: float) -> None:
+    with pytest.raises(TrainError, match=r"step 5: .*step-00000003"):
+        run(tmp_path / "out", poison(number))
+    assert [path.name for path in checkpoint.found(tmp_path / "out")] == ["step-00000003"]
+    resumed = Linear()
+    run(tmp_path / "out", resumed, resume=True)
+    whole = Linear()
+    run(tmp_path / "whole", whole)
+    assert all(map(torch.equal, whole.head.parameters(), resumed.head.parameters()))
+
+
+def test_full_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write = checkpoint.write_bytes
+
+    def full(file: Path, content: bytes | memoryview) -> None:
+        if "step-00000006" in str(file):
+            file.write_bytes(bytes(content)[:10])
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(file))
+        write(file, content)
+
+    monkeypatch.setattr(checkpoint, "write_bytes", full)
+    with pytest.raises(TrainError, match=r"No space left on device.*step-00000003"):
+        run(tmp_path / "out")
+    assert [path.name for path in (tmp_path / "out" / checkpoint.FOLDER).iterdir()] == ["step-00000003"]
+    monkeypatch.setattr(checkpoint, "write_bytes", write)
+    run(tmp_path / "out", resume=True)
+    assert len(rows(tmp_path / "out")) == 6
+
+
+def test_interrupt(tmp_path: Path) -> None:
+    def interrupt(report: Report) -> None:
+        if report.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path / "out", progress=interrupt)
+    assert signal.getsignal(signal.SIGINT) is before
+    assert checkpoint.found(tmp_path / "out")[-1].name == "step-00000005"  # the step under way was finished
+    run(tmp_path / "out", resume=True)
+    run(tmp_path / "whole")
+    assert rows(tmp_path / "out") == rows(tmp_path / "whole")
+
+
+def test_folder_in_use(tmp_path: Path) -> None:
+    run(tmp_path / "out", steps=1)
+    with pytest.raises(ConfigError, match="--resume"):
+        run(tmp_path / "out", steps=1)
+    with pytest.raises(ConfigError, match=r"config\.lr was 0\.02 and now is 0\.5"):
+        run(tmp_path / "out", steps=1, lr=0.5, resume=True)
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other" / "thesis.txt").write_text("mine")
+    with pytest.raises(ConfigError, match="no run"):
+        run(tmp_path / "other", resume=True)
+    (tmp_path / "file").write_text("mine")
+    with pytest.raises(ConfigError, match="is a file"):
+        run(tmp_path / "file")
+
+
+def test_damaged_checkpoint(tmp_path: Path) -> None:
+    run(tmp_path / "out")
+    (checkpoint.found(tmp_path / "out")[-1] / checkpoint.STATE).write_bytes(b"gone")
+    with pytest.raises(TrainError, match="step-00000006 cannot be read"):
+        run(tmp_path / "out", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"epochs": 1.0}, "one of steps, epochs and minutes"),
+        ({"steps": 0}, "steps = 0"),
+        ({"lr": 0.0}, "lr = 0"),
+        ({"precision": "int8"}, "float32 or bfloat16"),
+        ({"divergence": "kl"}, "divergence 'kl'"),
+        ({"held_out": 1.0}, "held_out"),
+    ],
+)
+def test_wrong_settings(changes: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        TrainConfig(**{**CONFIG, **changes})
+
+
+def test_texts_without_a_response(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="max_length = 2"):
+        Trainer(Linear(), teacher(), texts(), tmp_path / "out", TrainConfig(**{**CONFIG, "max_length": 2}))
+
+
+def test_batches() -> None:
+    lengths = [5, 9, 3, 30, 12, 7, 7, 2, 16]
+    for epoch in range(3):
+        batches = epoch_batches(lengths, 24, seed=1, epoch=epoch)
+        assert sorted(i for batch in batches for i in batch) == list(range(len(lengths)))
+        assert all(max(lengths[i] for i in batch) * len(batch) <= 24 or len(batch) == 1 for batch in batches)
+    in_turn = Batches(lengths, 24, seed=1)
+    forward = [in_turn[number] for number in range(12)]
+    assert forward == [Batches(lengths, 24, seed=1)[number] for number in range(12)]
+    assert in_turn[0] == forward[0]
+    assert epoch_batches(lengths, 24, seed=1, epoch=0) != epoch_batches(lengths, 24, seed=2, epoch=0)
+
+
+def test_rate() -> None:
+    assert rate(0.05, warmup=0.1, final=0.0) == pytest.approx(0.5)
+    assert rate(0.1, warmup=0.1, final=0.2) == pytest.approx(1.0)
+    assert rate(0.55, warmup=0.1, final=0.2) == pytest.approx(0.6)
+    assert rate(1.0, warmup=0.1, final=0.2) == pytest.approx(0.2)
+    assert Budget(epochs=1.5).num_steps(10.0) == 15
+    assert Budget(minutes=2.0).share(0, 30.0, 10.0) == 0.25
