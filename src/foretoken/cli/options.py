@@ -17,8 +17,8 @@ Draft = Annotated[
     str | None,
     typer.Option(
         "--draft", envvar="FORETOKEN_DRAFT", metavar="NAME_OR_DIR", rich_help_panel=MODELS,
-        help="The draft model, or the trained head, of --method: a directory or a hub id. Default: the bundled one's, for the "
-        "bundled target.",
+        help="The draft model, or the trained head, of --method: a directory or a hub id. Default: the bundled one, for "
+        "the bundled target.",
     ),
 ]  # fmt: skip
 Device = Annotated[
