@@ -160,7 +160,7 @@ def _methods(
             )
     if draft is not None and not any(hasattr(method.config, "model") for method in methods):
         raise ConfigError(
-            f"--draft {draft} is read by methods with weights alone, e.g. draft_model: add one to --methods or drop --draft"
+            f"--draft {draft} is read by methods with weights, e.g. draft_model: add it to --methods or drop --draft"
         )
     return methods
 
