@@ -1,0 +1,173 @@
+"""Put a trained head into the package: its weights, its run record without local paths, and a model card made from both.
+
+    python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretoken/bundled]
+
+RUN is a folder that ``foretoken train`` wrote. Every number of a card comes from its files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from foretoken.heads import formats
+
+WHAT = {
+    "eagle1": "EAGLE-1 head (2401.15077): one layer that predicts the target's next feature; also read by `eagle2`.",
+    "eagle3": "EAGLE-3 head (2503.01840): one layer over three fused layers of the target, with a vocabulary of its own.",
+    "medusa": "Medusa heads (2401.10774): each guesses one more token from the target's last hidden state.",
+    "kangaroo": "Kangaroo adapter (2404.18911): norm, attention and norm behind the target's own lower layers.",
+    "dflash": "DFlash-type block drafter (2602.06036) with DSpark's Markov and confidence heads: a block in one pass.",
+    "acceptance": "Acceptance head of SpecDec++ (2405.19715): will the target keep the guess that the drafter just read?",
+    "judge": "Judge (2501.19309, labels mined as in 2504.20039): does a wrong guess matter? **Lossy** by design.",
+}
+CARD = """---
+license: apache-2.0
+library_name: foretoken
+---
+# foretoken bundled {method}
+
+{what}
+
+For `bundled/target`, {parameters} parameters, {megabytes:.1f} MB. A demonstration head for a small model: for other targets train
+your own (`foretoken train`, docs/train.md). Licence: Apache-2.0, as the text it learned from (`../README.md`).
+
+## Data
+{data}
+
+## Training
+{training}
+
+## Held-out result
+{result}
+"""
+HIDDEN = ("argv",)  # says where files lay on one machine
+
+
+def learned(record: dict[str, Any]) -> str:
+    """What it learned from."""
+    source, seen, kept = record["responses"], record["learned"], record["held_out"]
+    temperatures = " and ".join(f"{t:g}" for t in source["temperatures"])
+    return (
+        f"{seen['num_texts']:,} answers of the bundled target itself ({seen['num_tokens']:,} tokens) to prompts of "
+        f"`{source['source']}`,\nat temperatures {temperatures} in turn, up to {source['max_new_tokens']} tokens each; "
+        f"{kept['num_texts']} further texts ({kept['num_tokens']:,} tokens) held out.\nData fingerprint "
+        f"`{record['data'][:16]}`, target weights `{source['target_hash']}`."
+    )
+
+
+def trained(record: dict[str, Any], losses: str) -> str:
+    """How it was trained."""
+    config = record["config"]
+    options = ", ".join(f"{key} {value}" for key, value in record["options"].items() if value is not None)
+    epochs = f"{config['epochs']:g} epochs" if config["epochs"] else f"{record['steps']} steps"
+    return (
+        f"{record['steps']:,} steps ({epochs}) of {config['batch_tokens']:,} positions in {record['seconds'] / 60:.0f} minutes "
+        f"on one core, AdamW, lr {config['lr']:g}\n(cosine to {config['final_lr']:g}), gradient norm clipped at "
+        f"{config['clip']:g}, divergence {config['divergence'] or record['divergence']}, seed {config['seed']}.\n"
+        f"Settings: {options}.\ntorch {record['versions']['torch']}, transformers {record['versions']['transformers']}.\n\n"
+        + losses
+    )
+
+
+def loss_table(log: Path, rows: int = 8) -> str:
+    """Mean training loss of so many equal parts of the run."""
+    losses = [json.loads(line)["loss"] for line in log.read_text(encoding="utf-8").splitlines()]
+    size = -(-len(losses) // rows)
+    parts = [losses[at : at + size] for at in range(0, len(losses), size)]
+    ends = [min(len(losses), (index + 1) * size) for index in range(len(parts))]
+    means = [f"{sum(part) / len(part):.3f}" for part in parts]
+    lines = ("up to step", *map(str, ends)), ("---", *["---:"] * len(ends)), ("mean loss", *means)
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def held_out(record: dict[str, Any]) -> str:
+    """Acceptance by slot, or what a head without slots is measured by."""
+    result = record["result"]
+    if not result["acceptance"]:
+        figures = {key: value for key, value in result.items() if isinstance(value, float) and "length" not in key}
+        return "\n".join(f"- {key}: {value:.3f}" for key, value in figures.items())
+    names = (
+        ("conditional", "kept at temperature 1, given the slots before"),
+        ("conditional_greedy", "same most probable token, given the same before"),
+        ("acceptance", "kept at temperature 1, every place alike"),
+        ("ece", "calibration error"),
+    )
+    slots = range(1, len(result["acceptance"]) + 1)
+    lines = ["| slot | " + " | ".join(map(str, slots)) + " |", "|---" + "|---:" * len(slots) + "|"]
+    lines += [f"| {words} | " + " | ".join(f"{x:.3f}" for x in result[key]) + " |" for key, words in names]
+    length = (
+        f"\n\nExpected length of a chain of {len(slots)} guesses, bonus included: {result['expected_length']:.2f} sampled, "
+        f"{result['expected_length_greedy']:.2f} greedy\n({result['num_tokens']:,} held-out tokens, teacher forcing)."
+    )
+    if len(slots) == 1:
+        length = f"\n\n{result['num_tokens']:,} held-out tokens, teacher forcing; the law is the same at every slot."
+    return "\n".join(lines) + length
+
+
+def judge_card(config: dict[str, Any]) -> tuple[str, str, str]:
+    """Data, training and result of a judge, which keeps them in its config."""
+    about = config["training"]
+    data = (
+        f"{about['labels']:,} tokens of {about['prompts']} worked problems, mined by `recipes.mine_judge`: one token was swapped "
+        f"for the draft's,\nthe rest written again, and the token called important where the final answer changed "
+        f"({about['important']:,} of them);\n{about['held_out_labels']} further labels held out."
+    )
+    training = (
+        f"Logistic regression on the output of layer {config['layer']}, ridge strength {about['strength']:g} "
+        "of seven by held-out AUC."
+    )
+    result = f"- AUC {about['auc']:.3f} held out, {about['auc_training']:.3f} on the training labels\n"
+    result += "- threshold by recall: see `thresholds` in config.json; docs/drafters.md shows what each does to answers"
+    return data, training, result
+
+
+def card(folder: Path, losses: str | None) -> str:
+    """The card of a head that lies in folder."""
+    head = formats.load(folder)
+    weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
+    if head.method == "judge":
+        data, training, result = judge_card(json.loads((folder / "config.json").read_text(encoding="utf-8")))
+    else:
+        record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
+        data, training, result = learned(record), trained(record, losses or ""), held_out(record)
+    return CARD.format(
+        method=head.method, what=WHAT[head.method], parameters=f"{head.num_parameters:,}", megabytes=weights / 1e6,
+        data=data, training=training.rstrip(), result=result,
+    )  # fmt: skip
+
+
+def put(run: Path, bundled: Path) -> Path:
+    """Copy one run's head and write its card; the folder."""
+    method = formats.load(run).method
+    folder = bundled / method
+    folder.mkdir(exist_ok=True)
+    for old in folder.iterdir():
+        old.unlink()
+    for file in sorted(run.iterdir()):
+        if file.name == "config.json" or file.suffix == ".safetensors":
+            shutil.copy(file, folder / file.name)
+    if (run / "record.json").exists():
+        record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+        kept = {key: value for key, value in record.items() if key not in HIDDEN}
+        (folder / "record.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+    losses = loss_table(run / "log.jsonl") if (run / "log.jsonl").exists() else None
+    (folder / "README.md").write_text(card(folder, losses), encoding="utf-8")
+    return folder
+
+
+def main() -> None:
+    """Command line."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
+    parser.add_argument("--bundled", type=Path, default=Path("src/foretoken/bundled"))
+    args = parser.parse_args()
+    for run in args.runs:
+        print(put(run, args.bundled))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,49 @@
+"""The bundled heads' folders: weights as they were trained, a card whose numbers are the record's, no local path."""
+
+import json
+from pathlib import Path
+
+import pytest
+from recipes.bundle_head import loss_table, put
+
+from foretoken.model.checkpoint import resolve
+
+
+@pytest.mark.parametrize("method", ["medusa", "acceptance", "judge"])
+def test_a_head_is_put_where_it_is_found(method: str, tmp_path: Path) -> None:
+    source = Path(resolve(f"bundled/{method}"))
+    run, bundled = tmp_path / "run", tmp_path / "bundled"
+    run.mkdir()
+    bundled.mkdir()
+    weights = [file for file in source.iterdir() if file.suffix == ".safetensors"]
+    assert weights
+    for file in [*weights, source / "config.json"]:
+        (run / file.name).write_bytes(file.read_bytes())
+    if method != "judge":
+        record = json.loads((source / "record.json").read_text())
+        (run / "record.json").write_text(json.dumps({**record, "argv": ["foretoken", "--data", "/somewhere/else"]}))
+        (run / "log.jsonl").write_text("".join(json.dumps({"step": n, "loss": 1.0 / n}) + "\n" for n in range(1, 21)))
+    (run / "checkpoints").mkdir()
+    folder = put(run, bundled)
+    for file in weights:
+        assert (folder / file.name).read_bytes() == file.read_bytes()
+    card = (folder / "README.md").read_text()
+    assert "/somewhere" not in card
+    if method != "judge":
+        kept = json.loads((folder / "record.json").read_text())
+        assert "argv" not in kept
+        assert f"{kept['learned']['num_texts']:,} answers" in card
+        assert "| up to step |" in card
+    if method == "medusa":
+        assert f"| {kept['result']['conditional'][0]:.3f} |" in card
+    assert {file.name for file in folder.iterdir()} - {file.name for file in run.iterdir()} == {"README.md"}
+
+
+def test_losses_are_means_of_parts(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"loss": float(n)}) + "\n" for n in range(5)))
+    assert loss_table(log, rows=2).splitlines() == [
+        "| up to step | 3 | 5 |",
+        "| --- | ---: | ---: |",
+        "| mean loss | 1.000 | 3.500 |",
+    ]
