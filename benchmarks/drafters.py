@@ -42,7 +42,7 @@ def method_of(text: str, guesses: int, heads: Path | None, draft: str | None) ->
     """One method with its number of guesses and its weights. Raises ForetokenError."""
     name, *rest = text.split(":")
     counted = text if name == "none" or any(part.isdecimal() for part in rest) else f"{text}:{guesses}"
-    found = parse_method(counted, draft=draft, verify=None)
+    found = parse_method(counted, draft=draft if name == "draft_model" else None)
     config = found.config
     takes_head = config.capabilities.needs_head and any(field.name == "model" for field in fields(config))
     if heads is not None and takes_head:

@@ -32,8 +32,8 @@ library_name: foretoken
 
 {what}
 
-For `bundled/target`, {parameters} parameters, {megabytes:.1f} MB. A demonstration head for a small model: for other targets train
-your own (`foretoken train`, docs/train.md). Licence: Apache-2.0, as the text it learned from (`../README.md`).
+For `bundled/target`, {parameters} parameters, {megabytes:.1f} MB. A demonstration head for a small model: for other
+targets train your own (`foretoken train`, docs/train.md). Licence: Apache-2.0, as the text it learned from (`../README.md`).
 
 ## Data
 {data}
@@ -65,8 +65,8 @@ def trained(record: dict[str, Any], losses: str) -> str:
     options = ", ".join(f"{key} {value}" for key, value in record["options"].items() if value is not None)
     epochs = f"{config['epochs']:g} epochs" if config["epochs"] else f"{record['steps']} steps"
     return (
-        f"{record['steps']:,} steps ({epochs}) of {config['batch_tokens']:,} positions in {record['seconds'] / 60:.0f} minutes "
-        f"on one core, AdamW, lr {config['lr']:g}\n(cosine to {config['final_lr']:g}), gradient norm clipped at "
+        f"{record['steps']:,} steps ({epochs}) of {config['batch_tokens']:,} positions in {record['seconds'] / 60:.0f} "
+        f"minutes on one core, AdamW, lr {config['lr']:g}\n(cosine to {config['final_lr']:g}), gradient norm clipped at "
         f"{config['clip']:g}, divergence {config['divergence'] or record['divergence']}, seed {config['seed']}.\n"
         f"Settings: {options}.\ntorch {record['versions']['torch']}, transformers {record['versions']['transformers']}.\n\n"
         + losses
@@ -112,8 +112,8 @@ def judge_card(config: dict[str, Any]) -> tuple[str, str, str]:
     """Data, training and result of a judge, which keeps them in its config."""
     about = config["training"]
     data = (
-        f"{about['labels']:,} tokens of {about['prompts']} worked problems, mined by `recipes.mine_judge`: one token was swapped "
-        f"for the draft's,\nthe rest written again, and the token called important where the final answer changed "
+        f"{about['labels']:,} tokens of {about['prompts']} worked problems, mined by `recipes.mine_judge`: one token was "
+        f"swapped for the draft's,\nthe rest written again, and the token called important where the final answer changed "
         f"({about['important']:,} of them);\n{about['held_out_labels']} further labels held out."
     )
     training = (

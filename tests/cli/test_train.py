@@ -80,6 +80,16 @@ def test_eagle3(train: Invoke, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "medusa" / "record.json").read_text())["data"] == record["data"]
 
 
+def test_lines(train: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where stderr is no terminal the bar is a line now and then."""
+    monkeypatch.setattr("foretoken.cli.train.LINE_SECONDS", 0.0)
+    result = train("eagle3", num_slots=2)
+    assert result.exit_code == 0
+    lines = result.stderr.splitlines()
+    assert any(line.startswith("answering 100% · ") for line in lines), lines
+    assert any(line.startswith("training ") and "loss" in line for line in lines), lines
+
+
 def test_resume(train: Invoke, tmp_path: Path) -> None:
     first = train("kangaroo", exit_layer=1)
     assert (first.exit_code, first.stderr) == (0, "")

@@ -217,6 +217,19 @@ def test_a_fresh_head_starts_from_the_targets_rows_and_is_reproducible() -> None
     assert not torch.equal(head.fc.weight, made(2).fc.weight)
 
 
+def test_a_fresh_head_brings_streams_of_any_size_to_one() -> None:
+    """Features begin near the last tapped layer's output over its scale."""
+    scale, generator = [3.0, 40.0, 11.0], torch.Generator().manual_seed(0)
+    head = Eagle3Head.fresh(EAGLE3, generator, tap_scale=scale, final_norm=torch.full((32,), 1.5))
+    streams = [size * torch.randn(500, 32, generator=generator) for size in scale]
+    features = head.fuse(torch.cat(streams, -1)).detach()
+    assert 0.9 < float(features.pow(2).mean().sqrt()) < 1.4
+    assert float(torch.cosine_similarity(features, streams[-1], -1).mean()) > 0.8
+    assert torch.equal(head.norm.weight.detach(), torch.full((32,), 1.5))
+    loud = Eagle3Head.fresh(EAGLE3, generator).fuse(torch.cat(streams, -1))
+    assert float(loud.detach().pow(2).mean().sqrt()) > 10
+
+
 def test_a_fresh_eagle1_head_may_bring_its_own_embedding() -> None:
     embedding = torch.randn(VOCAB, H)
     head = Eagle1Head.fresh(replace(EAGLE1, own_embedding=True), torch.Generator(), embedding=embedding)

@@ -5,7 +5,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.errors import ModelError
-from foretoken.heads.medusa import MedusaConfig, MedusaHead, head_weight
+from foretoken.heads.medusa import MedusaConfig, MedusaHead, head_weight, norm_weight
 from foretoken.model.hf import TransformersModel
 from tests.engine.harness import table
 from tests.model.tiny import tiny_module
@@ -106,6 +106,18 @@ def test_a_fresh_head_repeats_the_target() -> None:
         torch.testing.assert_close(small(x, index), expected[..., chosen], atol=1e-5, rtol=1e-5)
     assert torch.equal(MedusaHead.fresh(model, num_heads=2, own_lm_head=False)(x, 1), x)
     assert head.num_parameters == 2 * (2 * (H * H + H) + V * H)
+
+
+@pytest.mark.parametrize("name", ["qwen3", "gemma2", "gpt2"])
+def test_the_weight_of_a_final_norm(name: str) -> None:
+    """Whatever the norm is: weight of an RMS norm, one more than that (Gemma), weight of a layer norm with a shift."""
+    module = tiny_module(name)
+    norm: nn.Module = module.transformer.ln_f if name == "gpt2" else module.model.norm  # type: ignore[union-attr,assignment]
+    with torch.no_grad():
+        for parameter in norm.parameters():
+            parameter.uniform_(0.5, 1.5, generator=torch.Generator().manual_seed(3))
+    expected = norm.get_parameter("weight").detach() + (1.0 if name == "gemma2" else 0.0)
+    torch.testing.assert_close(norm_weight(TransformersModel(module)), expected, atol=1e-5, rtol=1e-4)
 
 
 def test_refusals() -> None:

@@ -19,6 +19,7 @@ from foretoken.train.objectives.acceptance import (
     rejection_label,
     weighted_bce,
 )
+from foretoken.train.objectives.reading import ModelReader, can_say
 from tests.engine.harness import VOCAB, foresight, table
 
 TARGET, DRAFT = table(), table(blur=0.4)
@@ -30,7 +31,7 @@ def batch(num_rows: int = 6, length: int = 40) -> Batch:
 
 
 def objective(**options: object) -> AcceptanceObjective:
-    return AcceptanceObjective(foresight(DRAFT), DRAFT, **options)  # type: ignore[arg-type]
+    return AcceptanceObjective(foresight(DRAFT), ModelReader(DRAFT), **options)  # type: ignore[arg-type]
 
 
 def test_places() -> None:
@@ -102,6 +103,12 @@ def test_labels() -> None:
     one_hot = law_of(torch.tensor([[0.1, 2.0, 0.3]]), 0.0)
     assert one_hot.tolist() == [[0.0, 1.0, 0.0]]
     torch.testing.assert_close(law_of(torch.tensor([[1.0, 2.0]]), 0.5), torch.tensor([[2.0, 4.0]]).softmax(-1))
+
+
+def test_what_can_be_said() -> None:
+    logits = torch.tensor([[0.0, -torch.inf, 3.0]]).expand(4, -1)
+    assert can_say(logits, torch.tensor([0, 1, 2, 3])).tolist() == [True, False, True, False]
+    assert can_say(logits[:0], torch.tensor([], dtype=torch.int64)).tolist() == []
 
 
 def test_the_coupled_label_is_how_often_races_agree() -> None:

@@ -1,10 +1,12 @@
 """``foretoken train``: a drafter for your own model, from its own text."""
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from foretoken.train.trainer import Report
 
 TRAINING, DATA = "Training", "Data"
+LINE_SECONDS = 30.0
 METHODS = ("eagle1", "eagle3", "medusa", "kangaroo", "dflash", "acceptance", "draft_model", "judge")
 Method = Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(METHODS)}.")]
 Data = Annotated[
@@ -49,7 +52,8 @@ Temperatures = Annotated[
 Init = Annotated[
     str | None,
     typer.Option("--init", metavar="NAME_OR_DIR", rich_help_panel=o.MODELS,
-                 help="draft_model: the model to begin from. acceptance: the draft model whose hidden states are read."),
+                 help="draft_model: the model to begin from. acceptance: the draft model, or the head of eagle1, "
+                 "eagle3 or kangaroo, whose hidden states are read."),
 ]  # fmt: skip
 ConfigFile = Annotated[
     str | None,
@@ -132,6 +136,8 @@ def train(
     else:
         answering = {"limit": limit, "max_new_tokens": max_new_tokens, "temperatures": temperature or [0.0, 1.0]}
         figures = _drafter(method, target, data, out, given, init, device, dtype, resume, answering, no_color)
+    if os.environ.get("RANK", "0") != "0":
+        return  # one of several processes speaks
     if json_:
         write(as_json(figures, pretty=sys.stdout.isatty()), None)
     else:
@@ -204,8 +210,6 @@ def _drafter(
 
 def local(device: str) -> str:
     """The device of this process: of several on GPUs (``accelerate launch``), each has its own."""
-    import os
-
     rank = os.environ.get("LOCAL_RANK")
     return f"cuda:{rank}" if device == "cuda" and rank is not None else device
 
@@ -315,28 +319,23 @@ def bar_text(report: "Report") -> str:
 
 
 @contextmanager
-def _progress(no_color: bool) -> Iterator[Callable[["Report"], None] | None]:
-    """A bar on stderr while training; nothing where stderr is no terminal."""
+def _progress(no_color: bool) -> Iterator[Callable[["Report"], None]]:
+    """A bar on stderr while training."""
     with _bar("training", no_color) as update:
-        if update is None:
-            yield None
-            return
         yield lambda report: update(min(1.0, report.share), 1.0, bar_text(report))
 
 
 @contextmanager
-def _answering(no_color: bool) -> Iterator[Callable[[int, int, int], None] | None]:
+def _answering(no_color: bool) -> Iterator[Callable[[int, int, int], None]]:
     with _bar("answering", no_color) as update:
-        if update is None:
-            yield None
-            return
         yield lambda done, total, written: update(done, total, f"{done}/{total} prompts · {written} tokens")
 
 
 @contextmanager
-def _bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], None] | None]:
+def _bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], None]]:
+    """A bar on stderr, or, where that is no terminal, a line of it every half minute: enough for a log."""
     if not sys.stderr.isatty():
-        yield None
+        yield _lines(what)
         return
     from rich.console import Console
     from rich.progress import Progress, TextColumn
@@ -345,3 +344,15 @@ def _bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], No
     with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[note]}"), console=console) as bar:
         task = bar.add_task(what, total=1.0, note="")
         yield lambda done, total, note: bar.update(task, completed=done, total=total, note=note)
+
+
+def _lines(what: str) -> Callable[[float, float, str], None]:
+    last = monotonic()
+
+    def update(done: float, total: float, note: str) -> None:
+        nonlocal last
+        if monotonic() - last >= LINE_SECONDS:
+            last = monotonic()
+            print(f"{what} {done / max(total, 1e-9):.0%} · {note}", file=sys.stderr, flush=True)
+
+    return update

@@ -15,6 +15,7 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method,
 from foretoken.draft.features import FeatureBuffer
 from foretoken.draft.shape import SHAPES, Shape
 from foretoken.errors import ModelError
+from foretoken.heads.acceptance import AcceptanceHead, predicted
 from foretoken.heads.eagle1 import Eagle1Head
 from foretoken.heads.eagle3 import Eagle3Head
 from foretoken.heads.pair import PairHead
@@ -35,8 +36,15 @@ class EagleDrafter(Drafter):
     hidden: Tensor
     """[B, W, H] the features put out at the nodes read last: what a head that judges guesses may read."""
 
-    def __init__(self, head: PairHead, model: CausalModel, context: Context, capacity: int) -> None:
-        self.head, self.model, self.capacity = head, model, capacity
+    def __init__(
+        self,
+        head: PairHead,
+        model: CausalModel,
+        context: Context,
+        capacity: int,
+        acceptance: AcceptanceHead | None = None,
+    ) -> None:
+        self.head, self.model, self.capacity, self.acceptance = head, model, capacity, acceptance
         self.cache = head.new_cache(context.num_rows, capacity)
         self.vocabulary = head.vocabulary
         self.buffer = FeatureBuffer(context.num_rows, lambda taps: head.features(taps, model))
@@ -98,6 +106,11 @@ class EagleDrafter(Drafter):
         self._outputs.scatter_(1, own[:, :, None].expand_as(out), out)
         self.hidden = out
         return self._logits(read)
+
+    @property
+    def chance(self) -> Tensor | None:
+        """See ``Foreseeing``."""
+        return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
 
     def run(self, tokens: Tensor, features: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         """One pass of the head over pairs: tokens [B, n], features [B, n, H]; returns what ``PairHead.leave`` does."""
@@ -162,10 +175,14 @@ class EagleDrafter(Drafter):
 class _Eagle(Method):
     """A head and the target whose features, embeddings and perhaps head it reads."""
 
-    def __init__(self, head: PairHead, model: CausalModel) -> None:
-        """head lies where the model does. Raises ModelError where it was made for a target of another size."""
+    def __init__(self, head: PairHead, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
+        """head lies where the model does. acceptance: what the shape ``specdec`` asks, trained on this kind of head. Raises
+        ModelError where the one was made for a target of another size, or the other reads other hidden states."""
         head.check_target(model.spec, name="the draft head")
+        if acceptance is not None:
+            acceptance.check_drafter(head.method, head.config.hidden_size, name="acceptance")
         self.head, self.model = head.eval(), model
+        self.acceptance = None if acceptance is None else acceptance.eval()
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -174,7 +191,7 @@ class _Eagle(Method):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
-        return EagleDrafter(self.head, self.model, context, capacity)
+        return EagleDrafter(self.head, self.model, context, capacity, self.acceptance)
 
 
 class Eagle1(_Eagle):
@@ -190,9 +207,9 @@ class Eagle1(_Eagle):
     )
     head: Eagle1Head
 
-    def __init__(self, head: Eagle1Head, model: CausalModel) -> None:
+    def __init__(self, head: Eagle1Head, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
         """See ``_Eagle``; the head must read the last layer. Raises ModelError."""
-        super().__init__(head, model)
+        super().__init__(head, model, acceptance)
         last = model.spec.num_layers - 1
         if head.config.tap_layer != last:
             raise ModelError(
@@ -220,6 +237,6 @@ class Eagle3(_Eagle):
     )
     head: Eagle3Head
 
-    def __init__(self, head: Eagle3Head, model: CausalModel) -> None:
+    def __init__(self, head: Eagle3Head, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
         """See ``_Eagle``."""
-        super().__init__(head, model)
+        super().__init__(head, model, acceptance)

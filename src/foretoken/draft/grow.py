@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretoken.draft.base import Context, choose
 from foretoken.draft.dynamic import grow_dyspec, grow_eagle2, grow_opt_tree
-from foretoken.draft.frontier import Expander, Grown, chance_of
+from foretoken.draft.frontier import Expander, Grown, chance_of, span_for
 from foretoken.draft.shape import Adaptive, Chain, Delayed, DySpec, Eagle2, OptTree, Sequoia, Shape, SpecDec, Static
 from foretoken.draft.template import grow_template
 from foretoken.noise import Noise
@@ -115,7 +115,7 @@ def chain(
         count = torch.tensor(limits, device=device) + 1
         parent = parent.masked_fill(torch.arange(num_tokens + 1, device=device) >= count[:, None], -1)
     logits, base = expander.begin(context, limits)
-    plan = layout(parent, base, expander.capacity)
+    plan = layout(parent, base, expander.capacity, span=span_for(expander, context, num_tokens + 1))
     tokens = torch.zeros(num_rows, num_tokens + 1, dtype=torch.int64, device=device)
     tokens[:, 0] = context.pending
     laws: list[Tensor] = []

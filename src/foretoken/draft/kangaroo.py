@@ -24,12 +24,11 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method,
 from foretoken.draft.frontier import Grown, pick, span_for
 from foretoken.draft.shape import SHAPES, Shape, SpecDec
 from foretoken.errors import ConfigError
+from foretoken.heads.acceptance import AcceptanceHead, predicted
 from foretoken.heads.kangaroo import KangarooHead
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
 from foretoken.tree import Draws, Plan, TokenTree, chain_parent, layout, root_tree
-
-_SHAPES = tuple(name for name in SHAPES if name != SpecDec.name)  # no acceptance head is trained on shallow states
 
 
 class EarlyExitDrafter(Drafter):
@@ -153,9 +152,19 @@ class KangarooDrafter(EarlyExitDrafter):
     next ``read_root`` reads both.
     """
 
-    def __init__(self, head: KangarooHead, target: Target, context: Context, capacity: int) -> None:
+    hidden: Tensor
+    """[B, W, H] the adapter's output at the nodes read last: what a head that judges guesses may read."""
+
+    def __init__(
+        self,
+        head: KangarooHead,
+        target: Target,
+        context: Context,
+        capacity: int,
+        acceptance: AcceptanceHead | None = None,
+    ) -> None:
         super().__init__(target, context, capacity, head.config.exit_layer)
-        self.head = head
+        self.head, self.acceptance = head, acceptance
         self.cache = head.new_cache(context.num_rows, capacity)
         self.last: Tensor | None = None  # [B, 1, H] shallow state at position length - 1, where some row lacks it
 
@@ -175,7 +184,13 @@ class KangarooDrafter(EarlyExitDrafter):
 
     def read(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, W, H] through the adapter."""
-        return self.head.step(hidden, plan, self.cache)
+        self.hidden = self.head.step(hidden, plan, self.cache)
+        return self.hidden
+
+    @property
+    def chance(self) -> Tensor | None:
+        """See ``Foreseeing``."""
+        return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
 
     def exit(self, features: Tensor) -> Tensor:
         """[B, W, V] by the target's head, without its final norm."""
@@ -217,13 +232,17 @@ class Kangaroo(Method):
 
     name = "kangaroo"
     capabilities = Capabilities(
-        "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=_SHAPES
+        "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=tuple(SHAPES)
     )
 
-    def __init__(self, head: KangarooHead, model: CausalModel) -> None:
-        """Raises ModelError where the head was made for a target of another size."""
+    def __init__(self, head: KangarooHead, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
+        """acceptance: what the shape ``specdec`` asks. Raises ModelError where the head was made for a target of another
+        size, or acceptance reads other hidden states."""
         head.check_target(model.spec, name="kangaroo")
+        if acceptance is not None:
+            acceptance.check_drafter(self.name, head.config.hidden_size, name="acceptance")
         self.head = head.eval()
+        self.acceptance = None if acceptance is None else acceptance.eval()
 
     @property
     def prompt_taps(self) -> tuple[int, ...]:
@@ -232,7 +251,7 @@ class Kangaroo(Method):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh adapter cache for these rows."""
-        return KangarooDrafter(self.head, target, context, capacity)
+        return KangarooDrafter(self.head, target, context, capacity, self.acceptance)
 
 
 class EarlyExit(Method):
@@ -240,7 +259,9 @@ class EarlyExit(Method):
 
     name = "early_exit"
     capabilities = Capabilities(
-        "the target's lower layers alone; for targets trained with early exits", draws=True, shapes=_SHAPES
+        "the target's lower layers alone; for targets trained with early exits",
+        draws=True,
+        shapes=tuple(name for name in SHAPES if name != SpecDec.name),  # no acceptance head is trained for it
     )
 
     def __init__(self, model: CausalModel, exit_layer: int) -> None:

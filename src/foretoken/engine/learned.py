@@ -8,13 +8,15 @@ from foretoken.draft.dflash import DFlash
 from foretoken.draft.eagle import Eagle1, Eagle2, Eagle3
 from foretoken.draft.kangaroo import EarlyExit, Kangaroo
 from foretoken.draft.medusa import Medusa
+from foretoken.draft.shape import SpecDec
 from foretoken.engine.method import Loader, MethodConfig
 from foretoken.errors import ConfigError
+from foretoken.heads.acceptance import AcceptanceHead
 from foretoken.heads.dflash import DFlashHead
 from foretoken.heads.eagle1 import Eagle1Head
 from foretoken.heads.eagle3 import Eagle3Head
 from foretoken.heads.kangaroo import KangarooHead
-from foretoken.heads.load import load_head
+from foretoken.heads.load import load_acceptance, load_head
 from foretoken.heads.medusa import MedusaHead
 
 
@@ -28,6 +30,25 @@ class HeadMethodConfig(MethodConfig):
     def head_name(self) -> str:
         """Where the head is."""
         return self.model or f"bundled/{self.method}"
+
+
+@dataclass(frozen=True)
+class StepwiseMethodConfig(HeadMethodConfig):
+    """What those share whose head reads its guesses one after the other, and so can be asked how they will fare."""
+
+    acceptance: str | None = None  # directory of the head that shape "specdec" asks; none is bundled
+
+    def load_acceptance(self, loader: Loader) -> AcceptanceHead | None:
+        """The acceptance head, where the shape asks it. Raises ConfigError where none is given."""
+        if not isinstance(self.proposal_shape, SpecDec):
+            return None
+        if self.acceptance is None:
+            raise ConfigError(
+                f"shape 'specdec' asks an acceptance head, and none is given for {self.head_name}: train one with "
+                f"'foretoken train acceptance --init {self.head_name}' and give its directory as 'acceptance', or choose "
+                "shape 'adaptive'"
+            )
+        return load_acceptance(self.acceptance, loader.target.spec)
 
 
 @dataclass(frozen=True)
@@ -45,7 +66,7 @@ class MedusaConfig(HeadMethodConfig):
 
 
 @dataclass(frozen=True)
-class Eagle1Config(HeadMethodConfig):
+class Eagle1Config(StepwiseMethodConfig):
     """One layer over the target's last features."""
 
     method = Eagle1.name
@@ -53,11 +74,12 @@ class Eagle1Config(HeadMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the head."""
-        return Eagle1(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
+        acceptance = self.load_acceptance(loader)
+        return Eagle1(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target, acceptance)
 
 
 @dataclass(frozen=True)
-class Eagle2Config(HeadMethodConfig):
+class Eagle2Config(StepwiseMethodConfig):
     """EAGLE-1's weights on a tree that follows the draft law."""
 
     method = Eagle2.name
@@ -67,11 +89,12 @@ class Eagle2Config(HeadMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load EAGLE-1's head."""
-        return Eagle2(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target)
+        acceptance = self.load_acceptance(loader)
+        return Eagle2(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target, acceptance)
 
 
 @dataclass(frozen=True)
-class Eagle3Config(HeadMethodConfig):
+class Eagle3Config(StepwiseMethodConfig):
     """One layer over fused features of three target layers."""
 
     method = Eagle3.name
@@ -79,11 +102,12 @@ class Eagle3Config(HeadMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the head."""
-        return Eagle3(load_head(self.head_name, loader.target.spec, Eagle3Head), loader.target)
+        acceptance = self.load_acceptance(loader)
+        return Eagle3(load_head(self.head_name, loader.target.spec, Eagle3Head), loader.target, acceptance)
 
 
 @dataclass(frozen=True)
-class KangarooConfig(HeadMethodConfig):
+class KangarooConfig(StepwiseMethodConfig):
     """The target's own lower layers and an adapter."""
 
     method = Kangaroo.name
@@ -91,7 +115,8 @@ class KangarooConfig(HeadMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the adapter."""
-        return Kangaroo(load_head(self.head_name, loader.target.spec, KangarooHead), loader.target)
+        acceptance = self.load_acceptance(loader)
+        return Kangaroo(load_head(self.head_name, loader.target.spec, KangarooHead), loader.target, acceptance)
 
 
 @dataclass(frozen=True)

@@ -5,6 +5,7 @@ of operations, and training and decoding must compute the same.
 """
 
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 from torch import Tensor, nn
@@ -123,10 +124,17 @@ def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -
 
     Angles are float32 whatever dtype is.
     """
-    half = head_dim // 2
-    frequency = theta ** (-torch.arange(half, device=positions.device, dtype=torch.float32) / half)
-    angle = positions[:, None, :, None].float() * frequency
+    angle = positions[:, None, :, None].float() * _frequency(head_dim // 2, theta, positions.device)
     return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+@cache
+def _frequency(half: int, theta: float, device: torch.device) -> Tensor:
+    """[half] float32 radians a position."""
+    with torch.inference_mode(
+        mode=False
+    ):  # it outlives the call, which may be in inference mode, and training reads it
+        return theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:

@@ -33,9 +33,10 @@ def load_head(name: str, spec: ModelSpec, kind: type[AnyHead], *, dtype: torch.d
     return head
 
 
-def load_acceptance(name: str, draft: ModelSpec) -> AcceptanceHead:
-    """The acceptance head of a draft model, in float32; draft is the *drafter's* specification. Raises ModelError."""
-    return load_head(name, draft, AcceptanceHead, dtype=torch.float32)
+def load_acceptance(name: str, drafter: ModelSpec) -> AcceptanceHead:
+    """An acceptance head, in float32; drafter is the specification of the draft model, or of the target where a head of its
+    own drafts. Raises ModelError."""
+    return load_head(name, drafter, AcceptanceHead, dtype=torch.float32)
 
 
 def _a(word: str) -> str:

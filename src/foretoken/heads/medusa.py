@@ -166,3 +166,13 @@ def head_weight(model: CausalModel) -> Tensor:
     units = torch.eye(size + 1, size, dtype=spec.dtype, device=spec.device)  # the last row is zero
     columns: Tensor = model.head(units[None])[0].float()  # [H + 1, V]
     return (columns[:-1] - columns[-1]).t().contiguous()
+
+
+def norm_weight(model: CausalModel) -> Tensor:
+    """[H] float32: by how much a target's final norm stretches each number, whatever runs it; of a layer norm without its
+    shift. A vector of +1 and -1 in turn has mean 0 and root mean square 1."""
+    size, spec = model.spec.hidden_size, model.spec
+    even = torch.ones(size, dtype=spec.dtype, device=spec.device)
+    even[1::2] = -1.0
+    both = model.normed(torch.stack((even, -even))[None])[0].float()
+    return (both[0] - both[1]) / 2.0 * even.float()

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretoken.model.target import CausalModel, Target
 from foretoken.tree import chain_tree, layout
@@ -47,8 +47,12 @@ class Teacher:
     """The frozen target."""
 
     def __init__(self, model: CausalModel) -> None:
-        """model: ``model.embed``, ``model.normed`` and ``model.head`` must follow autograd, as ``transformers`` does."""
+        """model: ``model.embed``, ``model.normed`` and ``model.head`` must follow autograd, as ``transformers`` does. Its
+        weights are frozen, so that no step computes a gradient for them on the way to the head's."""
         self.model = model
+        module = getattr(model, "module", None)
+        if isinstance(module, nn.Module):
+            module.requires_grad_(requires_grad=False)
 
     @torch.no_grad()
     def teach(self, batch: Batch, taps: Sequence[int]) -> Lesson:

@@ -77,6 +77,19 @@ class Making:
 
         return head_weight(self.model)
 
+    @property
+    def norm_weight(self) -> Tensor:
+        """[H] float32 of the target's final norm."""
+        from foretoken.heads.medusa import norm_weight
+
+        return norm_weight(self.model)
+
+    def tap_scale(self, layers: tuple[int, ...]) -> list[float]:
+        """Root mean square of what each of these layers puts out, over a few responses."""
+        batch = self.responses.batch(list(range(min(8, len(self.responses))))).to(self.model.spec.device)
+        taps = Teacher(self.model).teach(batch, layers).taps[batch.supervised]
+        return [float(part.pow(2).mean().sqrt()) for part in taps.chunk(len(layers), -1)]
+
 
 Build = Callable[[Making, Options], Objective]
 
@@ -137,7 +150,10 @@ def _eagle3(making: Making, options: Options) -> Objective:
         **_shaped(making, options, *LAYER), **flags,
     )  # fmt: skip
     vocabulary = draft_vocabulary(making.counts, size) if size < spec.vocab_size else None
-    head = Eagle3Head.fresh(config, making.generator, vocabulary=vocabulary, head=making.head_weight)
+    head = Eagle3Head.fresh(
+        config, making.generator, vocabulary=vocabulary, head=making.head_weight, final_norm=making.norm_weight,
+        tap_scale=making.tap_scale(config.layer_ids),
+    )  # fmt: skip
     return Eagle3Objective(head, num_slots=options["num_slots"], decay=options["decay"])
 
 
@@ -182,22 +198,23 @@ def _dflash(making: Making, options: Options) -> Objective:
 def _acceptance(making: Making, options: Options) -> Objective:
     from foretoken.heads.acceptance import AcceptanceConfig, AcceptanceHead
     from foretoken.train.objectives.acceptance import AcceptanceObjective
+    from foretoken.train.objectives.reading import open_reader
 
     spec = making.model.spec
     if making.init is None and spec.name not in ("bundled", "bundled/target"):
-        raise ConfigError("acceptance needs --init DIR: the draft model whose hidden states the head is to read")
-    draft = load_model(
-        making.init or "bundled/draft", dtype=spec.dtype, device=spec.device, implementation="transformers"
-    )
+        raise ConfigError(
+            "acceptance needs --init DIR: the draft model, or the head, whose hidden states are to be read"
+        )
+    reader = open_reader(making.init or "bundled/draft", making.model, num_slots=options["num_slots"])
     config = AcceptanceConfig(
-        draft.spec.hidden_size, spec.vocab_size, num_layers=options["num_layers"], normalize=options["normalize"],
-        drafter="draft_model",
+        reader.hidden_size, spec.vocab_size, num_layers=options["num_layers"], normalize=options["normalize"],
+        drafter=reader.drafter,
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(making.seed)
         head = AcceptanceHead(config)
     given = {name: options[name] for name in ("rule", "mixing", "everywhere", "weight_accepted", "weight_rejected")}
-    return AcceptanceObjective(head, draft, temperature=options["label_temperature"], **given)
+    return AcceptanceObjective(head, reader, temperature=options["label_temperature"], **given)
 
 
 @torch.no_grad()
@@ -213,7 +230,7 @@ def _calibrate(objective: Objective, teacher: Teacher, held_out: Responses) -> N
     for number, index in enumerate(sequential_batches(held_out.length.tolist(), 4096)[:64]):
         batch = held_out.batch(index).to(teacher.model.spec.device)
         generator = torch.Generator().manual_seed(10_000 + number)  # other places than ``evaluate`` draws
-        places = objective.places(teacher.teach(batch, ()), teacher, generator)
+        places = objective.places(teacher.teach(batch, objective.taps), teacher, generator)
         logits.append(objective.head(places.hidden))
         labels.append(places.labels)
     calibrate(objective.head, torch.cat(logits), torch.cat(labels))
@@ -257,7 +274,7 @@ RECIPES: dict[str, Recipe] = {
     "acceptance": Recipe(
         _acceptance,
         {"num_layers": 2, "normalize": True, "rule": "coupled", "label_temperature": 1.0, "mixing": 0.15,
-         "everywhere": False, "weight_accepted": 1.0, "weight_rejected": 6.0},
+         "everywhere": False, "weight_accepted": 1.0, "weight_rejected": 6.0, "num_slots": 5},
         finish=_calibrate,
     ),
     "draft_model": Recipe(_draft_model, {}, needs_init=True),

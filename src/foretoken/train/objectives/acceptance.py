@@ -1,8 +1,9 @@
 """How the acceptance head of SpecDec++ is trained (2405.19715, section 3.2), and calibrated.
 
-What it reads is a frozen draft model's hidden state after a guess, so texts must hold guesses: a share of the response's
-tokens is replaced by draws from the draft model, the rest stays the target's, and so do most prefixes, as in decoding
+What it reads is a frozen drafter's hidden state after a guess, so texts must hold guesses: a share of the response's
+tokens is replaced by draws from the drafter, the rest stays the target's, and so do most prefixes, as in decoding
 (*token mixing*). The label is the probability that the target would keep that token, from both laws on the mixed text.
+Which drafter it is, ``reading.Reader`` says.
 """
 
 from collections.abc import Callable
@@ -13,9 +14,9 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretoken.heads.acceptance import AcceptanceHead
-from foretoken.model.target import CausalModel
 from foretoken.train.lesson import Lesson, Teacher
 from foretoken.train.objective import Objective, Outcome
+from foretoken.train.objectives.reading import Reader, can_say
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class AcceptanceObjective(Objective):
     def __init__(
         self,
         head: AcceptanceHead,
-        draft: CausalModel,
+        reader: Reader,
         *,
         rule: str = "coupled",
         temperature: float = 1.0,
@@ -44,27 +45,31 @@ class AcceptanceObjective(Objective):
         weight_rejected: float = 6.0,
     ) -> None:
         """rule: the verifier whose acceptance is the label, a name of LABELS. mixing: share of the response's tokens that
-        are replaced. everywhere: learn from all tokens of the response, not from the replaced ones alone."""
+        are replaced. everywhere: learn from all tokens of the response that the drafter could have guessed, not from the
+        replaced ones alone."""
         if rule not in LABELS or not 0 < mixing <= 1 or temperature < 0:
             raise ValueError(f"rule {rule!r} of {sorted(LABELS)}, mixing {mixing} in (0, 1], temperature {temperature}")
-        self.head, self.draft = head, Teacher(draft)
+        self.head, self.reader = head, reader
         self.label, self.temperature = LABELS[rule], temperature
         self.mixing, self.everywhere = mixing, everywhere
         self.weight_accepted, self.weight_rejected = weight_accepted, weight_rejected
 
     @property
     def taps(self) -> tuple[int, ...]:
-        """None."""
-        return ()
+        """The drafter's."""
+        return self.reader.taps
 
     @torch.no_grad()
     def places(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator) -> Places:
-        """Mix, and read the mixed text with both models. The draft's tokens are drawn from its law on the text as it was,
-        all at once; labels and hidden states are those of the mixed text. Choices are made on the CPU, by generator."""
-        batch = lesson.batch
+        """Mix, and let target and drafter read the mixed text. What is mixed in are first guesses, drawn from the drafter's
+        law on the text as it was, all at once; labels and hidden states are those of the mixed text, at every depth that
+        the drafter tells apart. Choices are made on the CPU, by generator."""
+        batch, model = lesson.batch, teacher.model
+        (first,) = self.reader.read(lesson, model, first=True)
         rows, before = batch.supervised.nonzero(as_tuple=True)  # [R] positions whose next token may be replaced
+        rows, before = rows[before >= first.back], before[before >= first.back]
         drawn = torch.rand(len(rows), generator=generator).to(rows.device) < self.mixing
-        q = law_of(self.draft.teach(batch, ()).logits[rows[drawn], before[drawn]], self.temperature)
+        q = law_of(self.reader.logits(first.told[rows[drawn], before[drawn] - first.back], model), self.temperature)
         tokens = batch.tokens.clone()
         if len(q):
             tokens[rows[drawn], before[drawn] + 1] = torch.multinomial(q.cpu(), 1, generator=generator)[:, 0].to(
@@ -72,11 +77,18 @@ class AcceptanceObjective(Objective):
             )
         if not self.everywhere:
             rows, before = rows[drawn], before[drawn]
-        mixed = replace(batch, tokens=tokens)
-        target, draft = teacher.teach(mixed, ()), self.draft.teach(mixed, ())
-        p = law_of(target.logits[rows, before], self.temperature)
-        q = law_of(draft.logits[rows, before], self.temperature)
-        return Places(draft.hidden[rows, before + 1], self.label(p, q, tokens[rows, before + 1]))
+        mixed = teacher.teach(replace(batch, tokens=tokens), self.taps)
+        p, guesses = law_of(mixed.logits[rows, before], self.temperature), tokens[rows, before + 1]
+        hidden, labels = [], []
+        for reading in self.reader.read(mixed, model):
+            there = before >= reading.back
+            at = (rows[there], before[there] - reading.back)
+            logits = self.reader.logits(reading.told[at], model)
+            said = can_say(logits, guesses[there])
+            label = self.label(p[there], law_of(logits, self.temperature), guesses[there])
+            hidden.append(reading.hidden[at][said].float())
+            labels.append(label[said])
+        return Places(torch.cat(hidden), torch.cat(labels))
 
     def outcome(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator, *, training: bool) -> Outcome:
         """No slots: the loss is ``extra``. figures: of the calibrated prediction, how often it is on the label's side of

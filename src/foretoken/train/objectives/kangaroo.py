@@ -1,6 +1,7 @@
 """Training Kangaroo's adapter (2404.18911, equation 3): soft cross entropy to p, at every position of the response."""
 
 import torch
+from torch import Tensor
 
 from foretoken.heads.kangaroo import KangarooHead
 from foretoken.heads.layers import causal_mask
@@ -28,10 +29,15 @@ class KangarooObjective(Objective):
 
     def outcome(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator, *, training: bool) -> Outcome:
         """Slot 1. Nothing is drawn."""
-        batch = lesson.batch
-        row, at = batch.supervised.nonzero(as_tuple=True)
-        positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)[None]
-        mask = causal_mask(batch.length, batch.tokens.shape[1])
-        features = self.head(lesson.taps.to(self.head.dtype), positions, mask)  # [B, T, H]
-        chosen = features[row, at][None].to(teacher.model.spec.dtype)  # [1, M, H]
+        row, at = lesson.batch.supervised.nonzero(as_tuple=True)
+        chosen = adapted(self.head, lesson)[row, at][None].to(teacher.model.spec.dtype)  # [1, M, H]
         return Outcome([Slot(teacher.model.head(chosen)[0].float(), row, at)])
+
+
+def adapted(head: KangarooHead, lesson: Lesson) -> Tensor:
+    """[B, T, H] the adapter's output at every position of a lesson whose taps are the head's."""
+    batch = lesson.batch
+    positions = torch.arange(batch.tokens.shape[1], device=batch.tokens.device)[None]
+    mask = causal_mask(batch.length, batch.tokens.shape[1])
+    out: Tensor = head(lesson.taps.to(head.dtype), positions, mask)
+    return out
