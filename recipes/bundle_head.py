@@ -33,7 +33,7 @@ library_name: foretoken
 {what}
 
 For `bundled/target`, {parameters} parameters, {megabytes:.1f} MB. A demonstration head for a small model: for other
-targets train your own (`foretoken train`, docs/train.md). Licence: Apache-2.0, as the text it learned from (`../README.md`).
+targets train your own (`foretoken train`, docs/train.md). Licence: Apache-2.0, as that of its text (`../README.md`).
 
 ## Data
 {data}

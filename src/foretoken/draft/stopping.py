@@ -13,10 +13,15 @@ def acceptance_of(method: Method) -> AcceptanceHead | None:
     return head
 
 
-def check_stop(method: Method, shape: Shape) -> None:
-    """Raise ConfigError where the shape stops by a head that the method was not loaded with.
+def can_stop(method: Method, shape: Shape) -> bool:
+    """Whether the method, as it was loaded, has the head that the shape stops by, if it stops by one.
 
     A method whose own head foresees acceptance (DSpark's does) says so by an attribute ``foresees``.
     """
-    if isinstance(shape, SpecDec) and acceptance_of(method) is None and not getattr(method, "foresees", False):
+    return not isinstance(shape, SpecDec) or acceptance_of(method) is not None or getattr(method, "foresees", False)
+
+
+def check_stop(method: Method, shape: Shape) -> None:
+    """Raise ConfigError where ``can_stop`` says no."""
+    if not can_stop(method, shape):
         raise ConfigError(NO_FORESIGHT)

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from foretoken.draft.base import Method, PromptChunk
-from foretoken.draft.shape import SpecDec
-from foretoken.draft.stopping import acceptance_of, check_stop
+from foretoken.draft.stopping import can_stop, check_stop
 from foretoken.engine.config import speculative_config
 from foretoken.engine.method import Loader, MethodConfig
 from foretoken.engine.result import Completion, Timing
@@ -98,7 +97,7 @@ class Engine:
             reload = {"num_speculative_tokens", "verify", "shape", "draws", "judge"}
             changed = {key for key, value in config.resolved().items() if mine.resolved()[key] != value}
             method = self.method if changed <= reload else None
-            if isinstance(config.proposal_shape, SpecDec) and acceptance_of(self.method) is None:
+            if method is not None and not can_stop(method, config.proposal_shape):
                 method = None  # loaded for a shape that asks no acceptance head
         return Engine(self.model, self.tokenizer, speculative=config, method=method, width=self.width)
 

@@ -1,0 +1,147 @@
+"""What a stepwise drafter computes on a whole text at once: its law of each token, and its hidden state after reading it.
+
+The seam between drafters and the training of an acceptance head, a class a kind of drafter. Drafters are frozen here.
+"""
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretoken.errors import ConfigError, ModelError
+from foretoken.heads import formats
+from foretoken.heads.base import Head
+from foretoken.heads.eagle1 import Eagle1Head
+from foretoken.heads.eagle3 import Eagle3Head
+from foretoken.heads.kangaroo import KangarooHead
+from foretoken.heads.load import load_head
+from foretoken.heads.pair import PairHead
+from foretoken.model.checkpoint import resolve
+from foretoken.model.load import load_model
+from foretoken.model.target import CausalModel
+from foretoken.train.lesson import Lesson, Teacher
+from foretoken.train.objectives.eagle3 import require_slots, unrolled
+from foretoken.train.objectives.kangaroo import adapted
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text as it is read at one depth of proposals. The guess of token t + 1 stands at index t - back of both tensors;
+    the first ``back`` positions have none."""
+
+    told: Tensor  # [B, n, ...] before token t + 1 is read: what ``Reader.logits`` makes its law of
+    hidden: Tensor  # [B, n, H] after it is read: what an acceptance head reads
+    back: int
+
+
+class Reader(ABC):
+    """A drafter that reads its guesses one after the other."""
+
+    drafter: str
+    """The name by which ``AcceptanceHead.check_drafter`` knows it."""
+    hidden_size: int
+    """H of ``Reading.hidden``."""
+    taps: tuple[int, ...] = ()
+    """Target layers whose outputs it needs in ``lesson.taps``."""
+
+    @abstractmethod
+    def read(self, lesson: Lesson, model: CausalModel, *, first: bool = False) -> list[Reading]:
+        """The text of a lesson at every depth that tells it apart, at the shallowest alone where ``first`` says so. model
+        is the target."""
+
+    def logits(self, told: Tensor, model: CausalModel) -> Tensor:
+        """[M, V] of M places' ``told``, over the drafter's own vocabulary or the target's, by id."""
+        return told
+
+
+class ModelReader(Reader):
+    """A draft model: it computes from the text alone, so all depths are one."""
+
+    drafter = "draft_model"
+
+    def __init__(self, draft: CausalModel) -> None:
+        self.draft = Teacher(draft)
+        self.hidden_size = draft.spec.hidden_size
+
+    def read(self, lesson: Lesson, model: CausalModel, *, first: bool = False) -> list[Reading]:
+        """One reading."""
+        own = self.draft.teach(lesson.batch, ())
+        return [Reading(own.logits[:, :-1], own.hidden[:, 1:], back=0)]
+
+
+class AdapterReader(Reader):
+    """Kangaroo: as a draft model, of the target's lower layers and an adapter."""
+
+    drafter = KangarooHead.method
+
+    def __init__(self, head: KangarooHead) -> None:
+        self.head, self.hidden_size, self.taps = head, head.config.hidden_size, head.taps
+
+    def read(self, lesson: Lesson, model: CausalModel, *, first: bool = False) -> list[Reading]:
+        """One reading."""
+        out = adapted(self.head, lesson)
+        return [Reading(out[:, :-1], out[:, 1:], back=0)]
+
+    def logits(self, told: Tensor, model: CausalModel) -> Tensor:
+        """See ``Reader``: by the target's head."""
+        return model.head(told[None].to(model.spec.dtype))[0].float()
+
+
+class PairReader(Reader):
+    """EAGLE: a guess is read with the head's own output as feature, so its depth counts.
+
+    The j-th guess behind anchor t, token t + 1 + j, is told by step j - 1 of ``PairHead.unroll`` and read by step j.
+    """
+
+    def __init__(self, head: PairHead, num_slots: int) -> None:
+        """num_slots: depths that are read. Raises ConfigError."""
+        require_slots(num_slots)
+        self.head, self.num_slots, self.vocabulary = head, num_slots, head.vocabulary
+        self.drafter, self.hidden_size, self.taps = head.method, head.config.hidden_size, head.taps
+
+    def read(self, lesson: Lesson, model: CausalModel, *, first: bool = False) -> list[Reading]:
+        """A reading a depth."""
+        num_slots = 1 if first else self.num_slots
+        features = self.head.features(lesson.taps, model)
+        steps = unrolled(self.head, lesson.batch, features, model, num_slots + 1)
+        return [Reading(steps[j - 1][1], steps[j][0], back=j) for j in range(1, num_slots + 1)]
+
+    def logits(self, told: Tensor, model: CausalModel) -> Tensor:
+        """See ``Reader``: -inf outside the draft vocabulary."""
+        logits = self.head.logits(told[None], model)[0].float()
+        if self.vocabulary is None:
+            return logits
+        return logits.new_full((len(logits), model.spec.vocab_size), -torch.inf).index_copy_(1, self.vocabulary, logits)
+
+
+def can_say(logits: Tensor, tokens: Tensor) -> Tensor:
+    """[M] bool: which of tokens [M] have a chance by logits [M, V]; one outside a drafter's vocabulary is no guess."""
+    last = logits.shape[1] - 1
+    return (tokens <= last) & (logits.gather(1, tokens.clamp(max=last)[:, None])[:, 0] > -torch.inf)
+
+
+def open_reader(name: str, model: CausalModel, *, num_slots: int) -> Reader:
+    """The drafter that name leads to, for the target model: a head of EAGLE (num_slots depths of it) or of Kangaroo, else
+    a draft model. Raises ConfigError for a head that does not read its guesses, ModelError for what cannot be loaded."""
+    kind = head_kind(name)
+    spec = model.spec
+    if kind is None:
+        return ModelReader(load_model(name, dtype=spec.dtype, device=spec.device, implementation="transformers"))
+    if issubclass(kind, KangarooHead):
+        return AdapterReader(load_head(name, spec, kind))
+    if issubclass(kind, (Eagle1Head, Eagle3Head)):
+        return PairReader(load_head(name, spec, kind), num_slots)
+    raise ConfigError(
+        f"--init {name} holds a head of {kind.method!r}, which does not read its guesses one after the other: give a draft "
+        "model, or a head of 'eagle1', 'eagle3' or 'kangaroo'"
+    )
+
+
+def head_kind(name: str) -> type[Head] | None:
+    """The class of the head in a directory; None where it holds no head. Raises ModelError where there is no directory."""
+    path = resolve(name)
+    try:
+        return formats.detect(path).head
+    except ModelError:  # a whole model, or nothing that can be read: loading it as a model says which
+        return None
