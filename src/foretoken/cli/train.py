@@ -136,8 +136,8 @@ def train(
     else:
         answering = {"limit": limit, "max_new_tokens": max_new_tokens, "temperatures": temperature or [0.0, 1.0]}
         figures = _drafter(method, target, data, out, given, init, device, dtype, resume, answering, no_color)
-    if os.environ.get("RANK", "0") != "0":
-        return  # one of several processes speaks
+    if not speaks():
+        return
     if json_:
         write(as_json(figures, pretty=sys.stdout.isatty()), None)
     else:
@@ -206,6 +206,11 @@ def _drafter(
             save=prepared.save, finish=prepared.finish, progress=progress,
         )  # fmt: skip
     return {"method": method, "target": target, "out": out, **evaluation.as_dict()}
+
+
+def speaks() -> bool:
+    """Whether this process is the one of several that tells how it goes."""
+    return os.environ.get("RANK", "0") == "0"
 
 
 def local(device: str) -> str:
@@ -334,6 +339,9 @@ def _answering(no_color: bool) -> Iterator[Callable[[int, int, int], None]]:
 @contextmanager
 def _bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], None]]:
     """A bar on stderr, or, where that is no terminal, a line of it every half minute: enough for a log."""
+    if not speaks():
+        yield lambda done, total, note: None
+        return
     if not sys.stderr.isatty():
         yield _lines(what)
         return
