@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import Result
 
 from foretoken.cli import train as command
@@ -90,6 +91,39 @@ def test_lines(train: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(line.startswith("training ") and "loss" in line for line in lines), lines
 
 
+@pytest.mark.parametrize(
+    ("method", "size"),
+    [
+        ("eagle1", "intermediate_size"),
+        ("eagle3", "draft_vocab_size"),
+        ("medusa", "num_heads"),
+        ("kangaroo", "head_dim"),
+        ("dflash", "block_size"),
+    ],
+)
+def test_begin_from_a_head(train: Invoke, tmp_path: Path, method: str, size: str) -> None:
+    """A second run goes on with all weights of the first; sizes are its, and a setting that differs is refused."""
+    from foretoken.heads import formats
+
+    given: dict[str, object] = {size: 12, **({"exit_layer": 1} if method == "kangaroo" else {})}
+    first = train(method, "--out", tmp_path / "first", "--data", tmp_path / "prompts.jsonl", **given)
+    assert (first.exit_code, first.stderr) == (0, "")
+    texts = ["--data", tmp_path / "first.responses.safetensors"]
+    again = train(method, "--out", tmp_path / "out", *texts, "--init", tmp_path / "first", lr=1e-9)
+    assert (again.exit_code, again.stderr) == (0, "")
+    was, now = (formats.load(tmp_path / name) for name in ("first", "out"))
+    assert now.config == was.config
+    assert now.config.as_dict()[size] == given[size]
+    for (name, old), new in zip(was.named_parameters(), dict(now.named_parameters()).values(), strict=True):
+        torch.testing.assert_close(new, old, atol=1e-6, rtol=0.0, msg=name)
+    refused = train(method, "--out", tmp_path / "x", *texts, "--init", tmp_path / "first", **{size: 11})
+    mistake(refused, f"{size} = 11, but the head of --init")
+    other = "medusa" if method != "medusa" else "eagle1"
+    wrong = train(other, "--out", tmp_path / "y", *texts, "--init", tmp_path / "first")
+    assert wrong.exit_code != 0
+    assert f"head, and {'a medusa' if other == 'medusa' else 'an eagle1'} head is needed here" in one_line(wrong.stderr)
+
+
 def test_resume(train: Invoke, tmp_path: Path) -> None:
     first = train("kangaroo", exit_layer=1)
     assert (first.exit_code, first.stderr) == (0, "")
@@ -139,7 +173,6 @@ def test_interrupted(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: P
         ("eagle3", [], {"lr": "fast"}, "lr = 'fast' must be a number"),
         ("eagle3", [], {"steps": 5}, "contradicts --config"),
         ("eagle3", ["--minutes", 1], {}, "one of steps, epochs and minutes"),
-        ("eagle3", ["--init", "x"], {}, "--init x is read by draft_model and acceptance alone"),
         ("draft_model", [], {}, "needs --init"),
         ("eagle3", ["--data", "absent.jsonl"], {}, "cannot be read"),
         ("eagle3", [], {"save_dtype": "int4"}, "int4"),

@@ -17,6 +17,7 @@ from torch import Tensor
 from foretoken.errors import ConfigError, nearest
 from foretoken.heads import formats
 from foretoken.heads.base import Head
+from foretoken.heads.load import AnyHead, load_head
 from foretoken.model.load import load_model, load_tokenizer, parse_dtype
 from foretoken.model.target import CausalModel
 from foretoken.train.lesson import Teacher
@@ -34,12 +35,27 @@ class Making:
     model: CausalModel  # the target
     responses: Responses
     seed: int
-    init: str | None = None  # what to begin from: a directory, where a method begins from one
+    init: str | None = None  # what to begin from, or what to read: a directory
+    given: Mapping[str, Any] = field(default_factory=dict)  # settings that are no defaults
 
     @property
     def generator(self) -> torch.Generator:
         """Of the head's first weights."""
         return torch.Generator().manual_seed(self.seed)
+
+    def head(self, kind: type[AnyHead], fresh: Callable[[], AnyHead]) -> AnyHead:
+        """The head to be trained, in float32: a fresh one, or that of ``init`` with all its weights and sizes. Raises
+        ConfigError where a setting asks for another size than that one has, ModelError where it cannot be loaded."""
+        if self.init is None:
+            return fresh()
+        head = load_head(self.init, self.model.spec, kind, dtype=torch.float32)
+        for key, asked in self.given.items():
+            found = getattr(head.config, key, asked)
+            if asked is not None and found != (tuple(asked) if isinstance(asked, list) else asked):
+                raise ConfigError(
+                    f"{key} = {asked!r}, but the head of --init {self.init} has {found!r}: drop one of them"
+                )
+        return head.requires_grad_(requires_grad=True)
 
     def size(self, *names: str, default: Any = None) -> Any:
         """A number of the target's own configuration, by the first of its names that is there."""
@@ -134,7 +150,8 @@ def _eagle1(making: Making, options: Options) -> Objective:
         spec.hidden_size, spec.vocab_size, tap_layer=spec.num_layers - 1, **_shaped(making, options, *LAYER)
     )
     given = {name: options[name] for name in ("num_slots", "weight_feature", "weight_law", "noise")}
-    return Eagle1Objective(Eagle1Head.fresh(config, making.generator), **given)
+    head = making.head(Eagle1Head, lambda: Eagle1Head.fresh(config, making.generator))
+    return Eagle1Objective(head, **given)
 
 
 def _eagle3(making: Making, options: Options) -> Objective:
@@ -149,11 +166,15 @@ def _eagle3(making: Making, options: Options) -> Objective:
         layer_ids=tuple(options["layer_ids"] or three_layers(spec.num_layers)),
         **_shaped(making, options, *LAYER), **flags,
     )  # fmt: skip
-    vocabulary = draft_vocabulary(making.counts, size) if size < spec.vocab_size else None
-    head = Eagle3Head.fresh(
-        config, making.generator, vocabulary=vocabulary, head=making.head_weight, final_norm=making.norm_weight,
-        tap_scale=making.tap_scale(config.layer_ids),
-    )  # fmt: skip
+
+    def fresh() -> Eagle3Head:
+        vocabulary = draft_vocabulary(making.counts, size) if size < spec.vocab_size else None
+        return Eagle3Head.fresh(
+            config, making.generator, vocabulary=vocabulary, head=making.head_weight, final_norm=making.norm_weight,
+            tap_scale=making.tap_scale(config.layer_ids),
+        )  # fmt: skip
+
+    head = making.head(Eagle3Head, fresh)
     return Eagle3Objective(head, num_slots=options["num_slots"], decay=options["decay"])
 
 
@@ -164,7 +185,8 @@ def _medusa(making: Making, options: Options) -> Objective:
     size, wide = options["draft_vocab_size"] or 32000, making.model.spec.vocab_size
     ids = making.counts.argsort(descending=True, stable=True)[:size].sort().values if size < wide else None
     given = {name: options[name] for name in ("num_heads", "num_layers", "own_lm_head")}
-    return MedusaObjective(MedusaHead.fresh(making.model, draft_vocab=ids, **given), decay=options["decay"])
+    head = making.head(MedusaHead, lambda: MedusaHead.fresh(making.model, draft_vocab=ids, **given))
+    return MedusaObjective(head, decay=options["decay"])
 
 
 def _kangaroo(making: Making, options: Options) -> Objective:
@@ -174,7 +196,10 @@ def _kangaroo(making: Making, options: Options) -> Objective:
     given = _shaped(making, options, "num_heads", "num_kv_heads", "head_dim", "rope_theta", "rms_norm_eps")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(making.seed)
-        return KangarooObjective(KangarooHead.fresh(making.model, exit_layer=options["exit_layer"], **given))
+        head = making.head(
+            KangarooHead, lambda: KangarooHead.fresh(making.model, exit_layer=options["exit_layer"], **given)
+        )
+    return KangarooObjective(head)
 
 
 def _dflash(making: Making, options: Options) -> Objective:
@@ -191,7 +216,7 @@ def _dflash(making: Making, options: Options) -> Objective:
         layer_ids=tuple(options["layer_ids"] or spread_layers(spec.num_layers, options["num_features"])),
         **_shaped(making, options, *LAYER), **{name: options[name] for name in names},
     )  # fmt: skip
-    head = DFlashHead.fresh(config, seed=making.seed, model=making.model)
+    head = making.head(DFlashHead, lambda: DFlashHead.fresh(config, seed=making.seed, model=making.model))
     return DFlashObjective(head, num_anchors=options["num_anchors"], gamma=options["gamma"])
 
 
@@ -308,8 +333,6 @@ def check(method: str, given: Mapping[str, Any], *, init: str | None = None) -> 
         _check_kind(key, value, default)
     if recipe.needs_init and init is None:
         raise ConfigError(f"{method} needs --init DIR: the model to begin from")
-    if init is not None and not (recipe.needs_init or method == "acceptance"):
-        raise ConfigError(f"--init {init} is read by draft_model and acceptance alone, not by {method!r}: drop it")
     parse_dtype(given.get("save_dtype"))
     options = {**recipe.options, **{key: value for key, value in given.items() if key in recipe.options}}
     training = {**recipe.config, **{key: value for key, value in given.items() if key in config}}
@@ -338,7 +361,8 @@ def prepare(
     init: str | None = None,
     target_name: str | None = None,
 ) -> Prepared:
-    """A fresh head with its objective; model is the target, as ``implementation="transformers"``. Raises ConfigError.
+    """A head with its objective, fresh or (init) as an earlier run left it; model is the target, as
+    ``implementation="transformers"``. Raises ConfigError, ModelError.
 
     Where lr is not given it is 1e-3 for a hidden size of 256 and falls with its square root (the published recipes lie
     between 5e-5 and 6e-4 for 4096; small heads bear more).
@@ -348,7 +372,9 @@ def prepare(
     if "lr" not in training:
         training["lr"] = round(1e-3 * min(1.0, (256 / model.spec.hidden_size) ** 0.5), 8)
     config = TrainConfig(**training)
-    objective = RECIPES[method].build(Making(model, responses.cut(config.max_length), config.seed, init), options)
+    objective = RECIPES[method].build(
+        Making(model, responses.cut(config.max_length), config.seed, init, given), options
+    )
     dtype = parse_dtype(given.get("save_dtype")) or torch.float32
 
     def save(out: Path) -> None:
