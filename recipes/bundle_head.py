@@ -64,13 +64,31 @@ def trained(record: dict[str, Any], losses: str) -> str:
     config = record["config"]
     options = ", ".join(f"{key} {value}" for key, value in record["options"].items() if value is not None)
     epochs = f"{config['epochs']:g} epochs" if config["epochs"] else f"{record['steps']} steps"
-    return (
-        f"{record['steps']:,} steps ({epochs}) of {config['batch_tokens']:,} positions in {record['seconds'] / 60:.0f} "
-        f"minutes on one core, AdamW, lr {config['lr']:g}\n(cosine to {config['final_lr']:g}), gradient norm clipped at "
+    earlier = record.get("init")
+    before = f"{trained(earlier, '').rstrip()}\n\nThen, from there:\n" if isinstance(earlier, dict) else ""
+    positions = config["batch_tokens"] * config["accumulate"] * record["num_processes"]
+    return before + (
+        f"{record['steps']:,} steps ({epochs}) of {positions:,} positions in {record['seconds'] / 60:.0f} minutes on "
+        f"{cores(record)}, AdamW, lr {config['lr']:g}\n(cosine to {config['final_lr']:g} of it), gradient norm clipped at "
         f"{config['clip']:g}, divergence {config['divergence'] or record['divergence']}, seed {config['seed']}.\n"
         f"Settings: {options}.\ntorch {record['versions']['torch']}, transformers {record['versions']['transformers']}.\n\n"
         + losses
     )
+
+
+def cores(record: dict[str, Any]) -> str:
+    """How many it had."""
+    count = record["num_processes"] * record["machine"]["torch_threads"]
+    return "one core" if count == 1 else f"{count} cores"
+
+
+def read_record(run: Path) -> dict[str, Any]:
+    """A run's record without local paths; where it began from another run, that one's stands in the place of the path."""
+    record = json.loads((run / "record.json").read_text(encoding="utf-8"))
+    kept = {key: value for key, value in record.items() if key not in HIDDEN}
+    if kept.get("init") and (Path(kept["init"]) / "record.json").exists():
+        kept["init"] = read_record(Path(kept["init"]))
+    return kept
 
 
 def loss_table(log: Path, rows: int = 8) -> str:
@@ -151,9 +169,8 @@ def put(run: Path, bundled: Path) -> Path:
         if file.name == "config.json" or file.suffix == ".safetensors":
             shutil.copy(file, folder / file.name)
     if (run / "record.json").exists():
-        record = json.loads((run / "record.json").read_text(encoding="utf-8"))
-        kept = {key: value for key, value in record.items() if key not in HIDDEN}
-        (folder / "record.json").write_text(json.dumps(kept, indent=1) + "\n", encoding="utf-8")
+        kept = json.dumps(read_record(run), indent=1)
+        (folder / "record.json").write_text(kept + "\n", encoding="utf-8")
     losses = loss_table(run / "log.jsonl") if (run / "log.jsonl").exists() else None
     (folder / "README.md").write_text(card(folder, losses), encoding="utf-8")
     return folder
