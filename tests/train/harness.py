@@ -35,7 +35,7 @@ class Linear(Objective):
             if training:
                 hidden = hidden + self.noise * torch.randn(hidden.shape, generator=generator)
             slots.append(Slot(layer(hidden), row, at + index, 0.5**index, self.vocab))
-        return Outcome(slots, figures={"places": float(len(slots[0].row))})
+        return Outcome(slots, figures={"places": float(len(slots[0].row)), "told": self.share})
 
 
 def teacher() -> Teacher:

@@ -99,6 +99,24 @@ def test_no_slot_at_all_is_refused() -> None:
             objective()
 
 
+def test_slot_1_is_learned_alone_at_first() -> None:
+    """Until ``alone`` of training is done, and in training only; what it learns then is what slot 1 always is."""
+    objective = Eagle3Objective(eagle3(), num_slots=3, alone=0.5)
+    lesson = lesson_for(objective)
+    seen = []
+    for share in (0.0, 0.49, 0.5, 0.9):
+        objective.share = share
+        seen.append(len(outcome(objective, lesson, training=True).slots))
+        assert len(outcome(objective, lesson, training=False).slots) == 3
+    assert seen == [1, 1, 3, 3]
+    objective.share = 0.0
+    first = outcome(objective, lesson, training=True).slots[0]
+    objective.share = 0.9
+    torch.testing.assert_close(first.logits, outcome(objective, lesson, training=True).slots[0].logits)
+    with pytest.raises(ConfigError, match="alone = 1.5"):
+        Eagle3Objective(eagle3(), alone=1.5)
+
+
 def test_eagle1_trains_slot_1_with_noise_and_is_evaluated_on_all() -> None:
     objective = Eagle1Objective(eagle1(), num_slots=3, weight_law=0.1)
     lesson = lesson_for(objective)

@@ -42,6 +42,8 @@ def test_it_learns(tmp_path: Path) -> None:
     assert last.loss < 0.7 * first.loss
     assert last.slots[0].acceptance > first.slots[0].acceptance + 0.1
     assert last.expected_length > first.expected_length
+    # Before each step the objective is told how much of training is done.
+    assert [row["told"] for row in rows(tmp_path / "b")] == pytest.approx([step / 60 for step in range(60)])
 
 
 @pytest.mark.parametrize("changes", [{}, {"accumulate": 2}, {"epochs": 2.0, "steps": None}, {"precision": "bfloat16"}])

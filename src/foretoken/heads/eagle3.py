@@ -17,8 +17,6 @@ from foretoken.heads.layers import MLP, Attention, AttentionShape, RMSNorm
 from foretoken.heads.pair import PairHead
 from foretoken.model.target import CausalModel
 
-STREAM_SCALE = 0.1  # of fresh matrices that write into the residual stream
-
 
 @dataclass(frozen=True)
 class Eagle3Config(HeadConfig):
@@ -111,11 +109,9 @@ class Eagle3Head(PairHead):
         Matrices are normal with variance 1 / inputs, so that what they put out is as large as what they are given,
         whatever the size of the target; without ``head`` the head of the vocabulary is, too.
 
-        Two things make the first steps count. Residual streams grow with depth (to 11 in the bundled target), and fused
-        as they are they drown what the layer adds: with tap_scale features begin as the last tapped layer's output
-        divided by its scale, and a little of the others (acceptance of slot 1 there after 100 steps: 0.29 instead of
-        0.22). And the token reaches the residual by attention alone: queries begin as keys, so that each pair sees
-        itself first (0.31 instead of 0.30, at a higher rate).
+        Residual streams grow with depth (to 11 in the bundled target), and fused as they are they drown what the layer
+        adds: with tap_scale features begin as the last tapped layer's output divided by its scale, and a little of the
+        others (acceptance of slot 1 there after 100 steps: 0.29 instead of 0.22).
         """
         self = cls(config)
         if vocabulary is not None:
@@ -123,7 +119,6 @@ class Eagle3Head(PairHead):
             self.t2d.copy_(vocabulary[1])
         fresh_matrices(self, generator)
         with torch.no_grad():
-            _look_at_itself(self.attention)
             if head is not None:
                 self.lm_head.weight.copy_(head[self.target_ids.to(head.device)])
             if final_norm is not None:
@@ -187,15 +182,6 @@ class Eagle3Head(PairHead):
         return out
 
 
-def _look_at_itself(attention: Attention) -> None:
-    """Let fresh queries be the keys of their group, and what attention finds come out as large as it was."""
-    shape = attention.shape
-    keys = attention.k_proj.weight.view(shape.num_kv_heads, shape.head_dim, shape.inputs)
-    group = keys.repeat_interleave(shape.num_heads // shape.num_kv_heads, 0)
-    attention.q_proj.weight.copy_(group.flatten(0, 1))
-    attention.o_proj.weight.mul_(1.0 / STREAM_SCALE)
-
-
 def _calm(fusion: Tensor, scale: Sequence[float]) -> None:
     """Rescale a fresh fusion matrix [H, n * H], in place, to inputs of n layers of these root mean squares."""
     hidden = len(fusion)
@@ -210,7 +196,7 @@ def fresh_matrices(head: nn.Module, generator: torch.Generator) -> None:
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             if parameter.dim() == 2:
-                scale = STREAM_SCALE if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
+                scale = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(noise * (scale * parameter.shape[1] ** -0.5))
 

@@ -175,7 +175,9 @@ def _eagle3(making: Making, options: Options) -> Objective:
         )  # fmt: skip
 
     head = making.head(Eagle3Head, fresh)
-    return Eagle3Objective(head, num_slots=options["num_slots"], decay=options["decay"])
+    head.lm_head.requires_grad_(requires_grad=options["train_lm_head"])
+    given = {name: options[name] for name in ("num_slots", "decay", "alone")}
+    return Eagle3Objective(head, **given)
 
 
 def _medusa(making: Making, options: Options) -> Objective:
@@ -278,8 +280,8 @@ RECIPES: dict[str, Recipe] = {
     ),
     "eagle3": Recipe(
         _eagle3,
-        {**SIZES, "num_slots": 7, "decay": 0.8, "draft_vocab_size": None, "layer_ids": None,
-         "norm_before_residual": False, "fc_norm": False, "norm_output": False},
+        {**SIZES, "num_slots": 7, "decay": 0.8, "alone": 0.6, "train_lm_head": False, "draft_vocab_size": None,
+         "layer_ids": None, "norm_before_residual": False, "fc_norm": False, "norm_output": False},
         {"clip": 0.5, "batch_tokens": 2048},
     ),
     "medusa": Recipe(
@@ -364,13 +366,13 @@ def prepare(
     """A head with its objective, fresh or (init) as an earlier run left it; model is the target, as
     ``implementation="transformers"``. Raises ConfigError, ModelError.
 
-    Where lr is not given it is 1e-3 for a hidden size of 256 and falls with its square root (the published recipes lie
+    Where lr is not given it is 2e-3 for a hidden size of 256 and falls with its square root (the published recipes lie
     between 5e-5 and 6e-4 for 4096; small heads bear more).
     """
     given = dict(given or {})
     options, training = check(method, given, init=init)
     if "lr" not in training:
-        training["lr"] = round(1e-3 * min(1.0, (256 / model.spec.hidden_size) ** 0.5), 8)
+        training["lr"] = round(2e-3 * min(1.0, (256 / model.spec.hidden_size) ** 0.5), 8)
     config = TrainConfig(**training)
     objective = RECIPES[method].build(
         Making(model, responses.cut(config.max_length), config.seed, init, given), options

@@ -39,6 +39,8 @@ class Objective(ABC):
 
     head: nn.Module
     divergence: str = "forward_kl"  # a name of ``train.losses``
+    share: float = 0.0
+    """How much of training is done, 0 to 1: told by the trainer before each step."""
     stepwise: bool = False
     """Whether one slot says all: slot k of a proposal has the law that slot 1 has k - 1 positions later. True where the
     drafter computes its law from the text alone (draft models, early exits), False where it feeds on its own guesses."""

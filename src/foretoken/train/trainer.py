@@ -197,6 +197,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = lr
         self.optimizer.zero_grad(set_to_none=True)
+        self.objective.share = share
         loss_sum, num_tokens = 0.0, 0
         figures: dict[str, float] = {}
         for part in range(config.accumulate):

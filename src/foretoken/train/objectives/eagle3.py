@@ -13,16 +13,29 @@ from foretoken.train.objective import Objective, Outcome, Slot
 
 class Eagle3Objective(Objective):
     """Slot k behind anchor t: from the target's features up to position t, token t + 1 pending, the guess of token
-    t + 1 + k, whose law the target has at position t + k. Weights of the slots are decay ** (k - 1)."""
+    t + 1 + k, whose law the target has at position t + k. Weights of the slots are decay ** (k - 1).
+
+    The first ``alone`` of training learns slot 1 by itself: a head that cannot guess it has no use for the others, which
+    cost as much again each, and what it learns there they need too.
+    """
 
     head: Eagle3Head
 
     def __init__(
-        self, head: Eagle3Head, *, num_slots: int = 7, decay: float = 0.8, divergence: str = "forward_kl"
+        self,
+        head: Eagle3Head,
+        *,
+        num_slots: int = 7,
+        decay: float = 0.8,
+        alone: float = 0.0,
+        divergence: str = "forward_kl",
     ) -> None:
         """num_slots is how many guesses in a line are unrolled, in training and in evaluation. Raises ConfigError."""
         require_slots(num_slots)
+        if not 0 <= alone <= 1:
+            raise ConfigError(f"alone = {alone} must be a share of training, between 0 and 1")
         self.head, self.num_slots, self.decay, self.divergence = head, num_slots, decay, divergence
+        self.alone = alone
         self.vocabulary = head.vocabulary
 
     @property
@@ -34,7 +47,8 @@ class Eagle3Objective(Objective):
         """In training, places whose most probable token lies outside the draft vocabulary are left out (as published):
         there the law restricted to it is what little is left over. In evaluation none is."""
         features = self.head.features(lesson.taps, teacher.model)
-        reads = unrolled(self.head, lesson.batch, features, teacher.model, self.num_slots)
+        num_slots = 1 if training and self.share < self.alone else self.num_slots
+        reads = unrolled(self.head, lesson.batch, features, teacher.model, num_slots)
         slots = []
         for index, (_, read) in enumerate(reads):
             row, anchor = places(lesson.batch, index + 1)
