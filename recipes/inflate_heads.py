@@ -8,8 +8,8 @@ channels. What it computes stays the same (float32: within 1e-4), and so do its 
   stream are zero; columns that read idle channels are random, for they multiply zeros; added attention heads and MLP
   channels have random inputs and zero output columns.
 * A norm's weight is scaled by sqrt(h/H) and its epsilon by h/H.
-* The output of layer i is the output of the large model's layer ``real_layers(...)[i]``. Kangaroo's exit is placed in
-  proportion, which an exit between two real layers may be: idle layers add nothing.
+* The output of layer i is the output of the large model's layer ``real_layers(...)[i]``, the last one's that of its last.
+  Kangaroo's exit is placed in proportion, which an exit between two real layers may be: idle layers add nothing.
 
 A judge reads the first h columns in any case, and an acceptance head reads a draft model, which nobody inflated: both only
 change their numbers.
@@ -162,11 +162,13 @@ def widened(head: Head, small: PretrainedConfig, big: PretrainedConfig) -> Any:
         changes["intermediate_size"] = config.intermediate_size * ratio
     if isinstance(head, MedusaHead) and config.draft_vocab_size == config.vocab_size:
         changes["draft_vocab_size"] = big.vocab_size
+    # Idle layers behind the last real one add nothing, and who reads the last layer must still do so.
+    taps = [*place[:-1], big.num_hidden_layers - 1]
     for key in ("tap_layer", "layer"):
         if hasattr(config, key):
-            changes[key] = place[getattr(config, key)]
+            changes[key] = taps[getattr(config, key)]
     if hasattr(config, "layer_ids"):
-        changes["layer_ids"] = tuple(place[layer] for layer in config.layer_ids)
+        changes["layer_ids"] = tuple(taps[layer] for layer in config.layer_ids)
     if isinstance(head, KangarooHead):
         # Between the real layer before the exit and the one after it.
         exit_layer, share = config.exit_layer, big.num_hidden_layers / small.num_hidden_layers

@@ -11,6 +11,7 @@ from recipes.inflate_heads import inflate_head, main
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from foretoken.draft.eagle import Eagle1
 from foretoken.heads.acceptance import AcceptanceConfig, AcceptanceHead
 from foretoken.heads.base import Head
 from foretoken.heads.dflash import DFlashConfig, DFlashHead
@@ -136,6 +137,15 @@ def test_a_wrong_norm_is_seen(small: Qwen3ForCausalLM, big: Qwen3ForCausalLM) ->
         torch.testing.assert_close(
             says(large, TransformersModel(big)), says(head, TransformersModel(small)), atol=1e-4, rtol=1e-4
         )
+
+
+def test_who_reads_the_last_layer_still_does(small: Qwen3ForCausalLM, big: Qwen3ForCausalLM) -> None:
+    """The last real layer is number 6 of 0 to 7; an eagle1 head must read the last, and the engine refuses another."""
+    large = inflate_head(HEADS["eagle1"](), small.config, big.config)
+    assert isinstance(large, Eagle1Head)
+    assert Eagle1(large, TransformersModel(big)).taps == (7,)
+    three = inflate_head(HEADS["eagle3"](), small.config, big.config)
+    assert three.taps == (1, 4, 7)
 
 
 def test_an_exit_in_proportion(small: Qwen3ForCausalLM, big: Qwen3ForCausalLM) -> None:

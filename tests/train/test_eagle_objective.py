@@ -113,7 +113,7 @@ def test_slot_1_is_learned_alone_at_first() -> None:
     first = outcome(objective, lesson, training=True).slots[0]
     objective.share = 0.9
     torch.testing.assert_close(first.logits, outcome(objective, lesson, training=True).slots[0].logits)
-    with pytest.raises(ConfigError, match="alone = 1.5"):
+    with pytest.raises(ConfigError, match=r"alone = 1\.5"):
         Eagle3Objective(eagle3(), alone=1.5)
 
 
