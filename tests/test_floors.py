@@ -29,6 +29,7 @@ FLOORS = {
     "server": 6,
     "web": 6,
     "cli": 6,
+    "ray": 6,
 }
 PUBLIC = 5
 """The floor from which on the package itself (its public names) may be imported: what uses the engine."""

@@ -16,7 +16,9 @@ if TYPE_CHECKING:
     from foretoken.engine.config import METHODS, speculative_config
     from foretoken.engine.engine import Engine, Request, Stream
     from foretoken.engine.result import Completion
+    from foretoken.engine.service import Service, ServiceOptions
     from foretoken.engine.state import Piece
+    from foretoken.engine.submission import Submission, Update
     from foretoken.errors import ConfigError, ForetokenError, ModelError, PromptError
     from foretoken.sampling import SamplingParams
     from foretoken.tree import Draws, Law, TokenTree
@@ -37,8 +39,12 @@ __all__ = [
     "PromptError",
     "Request",
     "SamplingParams",
+    "Service",
+    "ServiceOptions",
     "Stream",
+    "Submission",
     "TokenTree",
+    "Update",
     "speculative_config",
 ]
 __version__ = "0.1.0"
@@ -58,8 +64,12 @@ _HOMES = {
     "PromptError": "errors",
     "Request": "engine.engine",
     "SamplingParams": "sampling",
+    "Service": "engine.service",
+    "ServiceOptions": "engine.service",
     "Stream": "engine.engine",
+    "Submission": "engine.submission",
     "TokenTree": "tree",
+    "Update": "engine.submission",
     "speculative_config": "engine.config",
 }
 

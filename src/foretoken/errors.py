@@ -8,6 +8,8 @@
     │   └── VocabularyMismatchError    target and drafter do not speak the same tokens
     ├── PromptError                    a prompt that is empty or does not fit the context (also a ValueError)
     ├── CapacityError                  more slots or rows asked for than were opened
+    │   └── QueueFullError             a service whose queue is full: try again later
+    ├── ServiceClosedError             a service that drains or has stopped
     └── TrainError                     a training that cannot go on: loss not finite, disk full
 
 Broken promises inside the library are plain ``assert`` and ``RuntimeError``: they are ours to mend.
@@ -39,6 +41,18 @@ class PromptError(ForetokenError, ValueError):
 
 class CapacityError(ForetokenError):
     """More cache slots or rows were asked for than were opened."""
+
+
+class QueueFullError(CapacityError):
+    """A service whose queue is full. ``retry_after_s`` is when a place is likely to be free."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ServiceClosedError(ForetokenError):
+    """A request to a service that is draining, has stopped, or has not started."""
 
 
 class TrainError(ForetokenError):

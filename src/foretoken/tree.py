@@ -220,6 +220,7 @@ class Plan:
     positions: Tensor  # [B, n] int64
     tree_positions: Tensor  # [B, N] int64 positions of all nodes, whose slots follow length[b]
     span: int  # S: slots attended to; every used slot is below it
+    real: Tensor | None = None  # [T] int64 b * n + j of the nodes that are not padding; None: all are worth running
 
     @property
     def num_nodes(self) -> int:
@@ -233,6 +234,7 @@ class Plan:
             ancestry=self.ancestry[:, start:stop],
             slots=self.slots[:, start:stop],
             positions=self.positions[:, start:stop],
+            real=None,
         )
 
     @cached_property
@@ -258,11 +260,13 @@ class Plan:
         return torch.arange(self.span, device=self.length.device) - self.length[:, None]  # [B, S]
 
 
-def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = None) -> Plan:
+def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = None, pack: bool = False) -> Plan:
     """Lay a tree behind the committed tokens of each row. Pure: a function of its arguments alone.
 
     parent [B, N], length [B] committed slots; capacity is the number of slots a row has. span (default capacity) is how
     many of them attention reads: any value >= max(length) + N gives the same mathematical result.
+    pack says which nodes are real, so that a model can leave the padding of ragged rows out of its products (a host read:
+    for the CPU, where it is free).
     Raises CapacityError from the caller's side only: here the bound is the caller's to keep (no host read).
     """
     num_nodes = parent.shape[1]
@@ -270,4 +274,13 @@ def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = 
     slots = length[:, None] + (chain_parent(num_nodes, parent.device) + 1 if num_nodes > 1 else 0)
     # A chain's depth is its index: no sum over a prompt's N x N matrix.
     positions = slots if is_chain(parent) else length[:, None] + (ancestry.sum(-1) - 1)
-    return Plan(length, ancestry, slots, positions, positions, capacity if span is None else span)
+    real = _real_nodes(parent) if pack and parent.shape[0] > 1 and num_nodes > 1 else None
+    return Plan(length, ancestry, slots, positions, positions, capacity if span is None else span, real)
+
+
+def _real_nodes(parent: Tensor) -> Tensor | None:
+    """[T] flat indices of the nodes that are not padding; None where there is too little padding to be worth it."""
+    valid = parent >= 0
+    valid[:, 0] = True
+    real = valid.flatten().nonzero()[:, 0]
+    return real if len(real) <= 0.9 * parent.numel() else None

@@ -78,7 +78,8 @@ class Commit:
 
 
 class Drafter(ABC):
-    """The memory of one batch. Calls alternate: propose, observe, propose, ...; ``keep`` may come between steps."""
+    """The memory of one batch. Calls alternate: propose, observe, propose, ...; ``keep``, ``join`` and ``warm`` may come
+    between steps."""
 
     num_candidates: int = 0
     """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
@@ -97,6 +98,21 @@ class Drafter(ABC):
 
     def keep(self, rows: Sequence[int]) -> None:  # noqa: B027
         """Drop all rows but these, in this order."""
+
+    def join(self, other: "Drafter", context: Context) -> None:
+        """Append another drafter's rows behind these: ``other`` was opened by the same method for other rows (usually one),
+        has read their prompts, and is not used afterwards. context is the joined one: these rows, then other's."""
+        raise NotImplementedError(f"rows cannot be added to a {type(self).__name__}: it has no join()")
+
+    def lag(self, context: Context) -> list[int]:
+        """[B] how many tokens of each row's known text the next proposal would read beside the pending one."""
+        return [0] * context.num_rows
+
+    def warm(self, context: Context, row: int, most: int) -> int:
+        """Read at most ``most`` tokens of the row's known text that the drafter would otherwise read in its next proposal;
+        returns how many are still unread (0: nothing to do). So that a long prompt, or a long time without guessing, does
+        not stall a step. Other rows are left as they are."""
+        return 0
 
 
 class Method(ABC):

@@ -52,7 +52,38 @@ class DFlashDrafter(Drafter):
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows of memory."""
         self.features.keep(rows)
-        self.cache.keep(torch.tensor(rows, device=self.mask_row.device))
+        self.cache.keep(torch.tensor(rows, device=self.mask_row.device), max(self.features.start, default=0))
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add rows of memory, and what waits for it. The last block is forgotten."""
+        assert isinstance(other, DFlashDrafter)
+        self.cache.join(other.cache, max(other.features.start, default=0))
+        self.features.join(other.features)
+        self.anchor = context.pending
+        self.fed.clear()
+
+    def lag(self, context: Context) -> list[int]:
+        """Features that are not in the memory."""
+        return list(self.features.count)
+
+    def warm(self, context: Context, row: int, most: int) -> int:
+        """Take features of one row into its memory. One masked row of a block goes with them, since no layer runs without;
+        it is written where nobody looks."""
+        start = self.features.start[row]
+        known = self.features.take_first(row, most)
+        if known is not None:
+            device, alone = known.device, self.cache.rows(row, row + 1)
+            slots = torch.cat(
+                (torch.arange(start, start + len(known), device=device), torch.tensor([self.spare], device=device))
+            )
+
+            def memory(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+                alone.write(layer, slots[None], keys, values)
+                return keys, values
+
+            mask = torch.ones(1, 1, 1, 1, dtype=torch.bool, device=device)
+            self.head.rows(self.mask_row, known[None], slots[None], mask, memory)
+        return self.features.count[row]
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """A tree no deeper than a block has guesses."""

@@ -118,10 +118,38 @@ class EagleDrafter(Drafter):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows of the cache and of what waits for it."""
-        self.cache.keep(torch.tensor(rows))
+        self.filled = [self.filled[row] for row in rows]
+        self.cache.keep(torch.tensor(rows), max(self.filled, default=0))
         self.buffer.keep(rows)
         self._outputs = self._outputs[: len(rows)].clone()  # nothing of it outlives a growth
-        self.filled = [self.filled[row] for row in rows]
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add rows to the cache and to what waits for it."""
+        assert isinstance(other, EagleDrafter)
+        self.cache.join(other.cache, max(other.filled, default=0))
+        self.buffer.join(other.buffer)
+        self._outputs = self._outputs.new_zeros(context.num_rows, *self._outputs.shape[1:])
+        self.filled += other.filled
+
+    def lag(self, context: Context) -> list[int]:
+        """What ``begin`` would read before the pending token's pair."""
+        return [max(0, count - 1) for count in self.buffer.count]
+
+    def warm(self, context: Context, row: int, most: int) -> int:
+        """Read pairs of one row by itself; never the pending token's, whose output ``begin`` needs."""
+        unread, start = self.lag(context)[row], self.filled[row]
+        features = self.buffer.take_first(row, min(most, unread))
+        if features is None:
+            return unread
+        count = len(features)
+        ids = context.history.ids[row][start + 1 : start + count + 1]
+        whole, self.cache = self.cache, self.cache.rows(row, row + 1)
+        try:
+            self._read(features[None], [ids], [start])
+        finally:
+            self.cache = whole
+        self.filled[row] += count
+        return unread - count
 
     def _read(self, features: Tensor, ids: list[list[int]], starts: list[int]) -> tuple[Tensor, Tensor]:
         """Feed known pairs, features [B, n, H], ids[b] to slots starts[b], ...; ``leave``'s outputs [B, 1, H] at each row's

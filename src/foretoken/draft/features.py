@@ -94,9 +94,35 @@ class FeatureBuffer:
         self._block = None
         return features, starts, counts
 
+    def take_first(self, row: int, most: int) -> Tensor | None:
+        """[n, F] the first n = min(most, count) features that are held of one row, which then holds the others; None where
+        n is 0."""
+        pieces, taken = self._pieces[row], []
+        wanted = num_taken = min(most, self.count[row])
+        if wanted <= 0:
+            return None
+        while wanted:
+            piece = pieces.pop(0)
+            if len(piece) > wanted:
+                pieces.insert(0, piece[wanted:])
+                piece = piece[:wanted]
+            taken.append(piece)
+            wanted -= len(piece)
+        self.start[row] += num_taken
+        self.count[row] -= num_taken
+        self._block = None
+        return torch.cat(taken)
+
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but these, in this order."""
         self._pieces = [self._pieces[row] for row in rows]
         self.start = [self.start[row] for row in rows]
         self.count = [self.count[row] for row in rows]
+        self._block = None
+
+    def join(self, other: "FeatureBuffer") -> None:
+        """Append the rows of another buffer, whose ``prepare`` is the same; it is not used afterwards."""
+        self._pieces += other._pieces
+        self.start += other.start
+        self.count += other.count
         self._block = None

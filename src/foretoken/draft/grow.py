@@ -1,6 +1,7 @@
 """Tree shapes, each written once for every drafter that can tell the logits of a frontier. Chains are grown here."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -12,6 +13,7 @@ from foretoken.draft.dynamic import grow_dyspec, grow_eagle2, grow_opt_tree
 from foretoken.draft.frontier import Expander, Grown, chance_of, span_for
 from foretoken.draft.shape import Adaptive, Chain, Delayed, DySpec, Eagle2, OptTree, Sequoia, Shape, SpecDec, Static
 from foretoken.draft.template import grow_template
+from foretoken.model.prefill import real_nodes
 from foretoken.noise import Noise
 from foretoken.sampling import Paths, warp
 from foretoken.tree import Draws, Law, TokenTree, chain_parent, chain_tree, layout
@@ -139,7 +141,10 @@ def chain(
         if law == Law.IID:
             laws.append(drawn_from)
         if node < num_tokens:
-            logits = expander.logits(tokens[:, node : node + 1], plan.nodes(node, node + 1))
+            here = plan.nodes(node, node + 1)
+            if count is not None and device.type == "cpu":  # rows without this node are left out of the products
+                here = replace(here, real=real_nodes([int(limit >= node) for limit in limits], 1))
+            logits = expander.logits(tokens[:, node : node + 1], here)
     q = torch.stack([*laws, torch.zeros_like(laws[0])], 1) if laws else None  # the leaf has no children
     if q is not None and count is not None:
         leaf = torch.arange(q.shape[1], device=device) + 1 >= count[:, None]  # or behind it

@@ -143,13 +143,20 @@ class EarlyExitDrafter(Drafter):
         """Fewer rows. (The engine drops those of the target's cache.)"""
         self.rows = self.rows[: len(rows)]
 
+    def join(self, other: Drafter, context: Context) -> None:
+        """More rows. (The engine adds those of the target's cache.)"""
+        assert isinstance(other, EarlyExitDrafter)
+        self.rows = torch.arange(context.num_rows, device=context.device)[:, None]
+        self.leaves = [[] for _ in context.room]
+        self.states = None
+
 
 class KangarooDrafter(EarlyExitDrafter):
     """The same with an adapter, which has a cache of its own.
 
     Invariant: its slots [0, length) hold the keys and values of all committed positions, but for the last one where a leaf
-    was kept: the adapter has not read that yet (the authors' code has the same gap). ``last`` is then its state, and the
-    next ``read_root`` reads both.
+    was kept: the adapter has not read that yet (the authors' code has the same gap). ``lacking`` says of which rows this is
+    so and ``last`` is then the state there; the next ``read_root`` reads both.
     """
 
     hidden: Tensor
@@ -166,21 +173,32 @@ class KangarooDrafter(EarlyExitDrafter):
         super().__init__(target, context, capacity, head.config.exit_layer)
         self.head, self.acceptance = head, acceptance
         self.cache = head.new_cache(context.num_rows, capacity)
-        self.last: Tensor | None = None  # [B, 1, H] shallow state at position length - 1, where some row lacks it
+        self.filled = [0] * context.num_rows  # committed positions that were read or are lacking
+        self.lacking = [False] * context.num_rows
+        self.last: Tensor | None = None  # [B, 1, H] shallow state at position length - 1; None where no row lacks it
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Keys and values of known text. Padding of short rows goes behind them, where the root will overwrite it."""
         device = chunk.taps.device
         start = torch.tensor(chunk.start, device=device)
+        self.filled = [begun + count for begun, count in zip(chunk.start, chunk.count, strict=True)]
         self.head.remember(chunk.taps, start[:, None] + torch.arange(chunk.taps.shape[1], device=device), self.cache)
 
     def read_root(self, hidden: Tensor, plan: Plan) -> Tensor:
-        """[B, 1, H], with the position before where that is missing (in other rows it is computed again)."""
+        """[B, 1, H], with the position before where that is missing."""
         if self.last is None:
             return self.head.step(hidden, plan, self.cache)
         parent = chain_parent(2, hidden.device).expand(len(hidden), 2)
-        both = layout(parent, plan.length - 1, self.capacity, span=plan.span)
-        return self.head.step(torch.cat((self.last, hidden), 1), both, self.cache)[:, 1:]
+        if all(self.lacking):
+            both = layout(parent, plan.length - 1, self.capacity, span=plan.span)
+            return self.head.step(torch.cat((self.last, hidden), 1), both, self.cache)[:, 1:]
+        # Other rows read the pending token first, and padding behind it: before it there may be nothing at all.
+        lacks = torch.tensor(self.lacking, device=hidden.device)[:, None]  # [B, 1]
+        parent = torch.where(lacks, parent, -1)
+        both = layout(parent, plan.length - lacks[:, 0].long(), self.capacity, span=plan.span)
+        first = torch.where(lacks[:, :, None], self.last, hidden)
+        out = self.head.step(torch.cat((first, hidden), 1), both, self.cache)
+        return torch.where(lacks[:, :, None], out[:, 1:], out[:, :1])
 
     def read(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, W, H] through the adapter."""
@@ -211,16 +229,35 @@ class KangarooDrafter(EarlyExitDrafter):
             self.cache.move(start + source, start + torch.arange(width, device=device))
         hidden = commit.tree.hidden
         assert hidden is not None
-        kept_leaf = any(path[-1] in leaves for path, leaves in zip(paths, self.leaves, strict=True))
+        self.filled = [filled + len(path) for filled, path in zip(self.filled, paths, strict=True)]
+        self.lacking = [path[-1] in leaves for path, leaves in zip(paths, self.leaves, strict=True)]
         ends = torch.tensor([path[-1:] for path in paths], device=hidden.device)  # [B, 1]
-        self.last = hidden[self.rows, ends] if kept_leaf else None
+        self.last = hidden[self.rows, ends] if any(self.lacking) else None
 
     def keep(self, rows: Sequence[int]) -> None:
         """Fewer rows."""
         super().keep(rows)
         chosen = torch.tensor(rows, device=self.rows.device)
-        self.cache.keep(chosen)
-        self.last = None if self.last is None else self.last[chosen]
+        self.filled = [self.filled[row] for row in rows]
+        self.lacking = [self.lacking[row] for row in rows]
+        self.cache.keep(chosen, max(self.filled, default=0))
+        self.last = self.last[chosen] if self.last is not None and any(self.lacking) else None
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """More rows; where only some lack the last position, the states of the others mean nothing."""
+        super().join(other, context)
+        assert isinstance(other, KangarooDrafter)
+        self.cache.join(other.cache, max(other.filled, default=0))
+        if self.last is not None or other.last is not None:
+            some = self.last if self.last is not None else other.last
+            assert some is not None
+            mine, theirs = (
+                side.last if side.last is not None else some.new_zeros(len(side.filled), *some.shape[1:])
+                for side in (self, other)
+            )
+            self.last = torch.cat((mine, theirs))
+        self.filled += other.filled
+        self.lacking += other.lacking
 
 
 class Kangaroo(Method):

@@ -81,6 +81,12 @@ class MedusaDrafter(Drafter):
         self.feature = self.feature[list(rows)]
         self.known = [self.known[row] for row in rows]
 
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add the hidden states of other rows."""
+        assert isinstance(other, MedusaDrafter)
+        self.feature = torch.cat([self.feature, other.feature])
+        self.known += other.known
+
 
 class Medusa(Method):
     """``--method medusa``: heads on the target's last hidden state."""

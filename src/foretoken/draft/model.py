@@ -1,6 +1,7 @@
 """A smaller language model of the same vocabulary as drafter (Leviathan et al. 2211.17192)."""
 
 from collections.abc import Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -36,6 +37,7 @@ class ModelDrafter(Drafter):
         self.filled = [0] * context.num_rows
         self.limits = [0] * context.num_rows  # of the last proposal: where it is 0 nothing was fed
         self.slots: Tensor | None = None  # [B, N] of the last proposal: see Grown
+        self.has_fed = False  # whether there was one since the last step was observed
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """A tree as deep as each row and the model's own context have room for."""
@@ -44,8 +46,8 @@ class ModelDrafter(Drafter):
             max(0, min(shape.depth, room, last - length))
             for room, length in zip(context.room, context.lengths, strict=True)
         ]
-        self.limits = limits
-        if not any(limits):
+        self.limits, self.has_fed = limits, any(limits)
+        if not self.has_fed:
             return root_tree(context.pending)
         grown = grow.grow(self, context, limits, shape, draws, noise)
         self.slots = grown.slots
@@ -90,8 +92,9 @@ class ModelDrafter(Drafter):
 
     def observe(self, commit: Commit) -> None:
         """Move what was fed and kept behind the text, and count it as filled; the rest is fed at the next begin."""
-        if not any(self.limits):
+        if not self.has_fed:
             return
+        self.has_fed = False
         assert self.slots is not None
         kept: list[list[int]] = []  # slots behind the root's, of each row's kept nodes as far as they were fed
         for limit, slots, path in zip(self.limits, self.slots.tolist(), commit.path, strict=True):
@@ -113,9 +116,36 @@ class ModelDrafter(Drafter):
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows of the cache."""
-        self.target.keep(torch.tensor(rows))
         self.filled = [self.filled[row] for row in rows]
         self.limits = [self.limits[row] for row in rows]
+        self.target.keep(torch.tensor(rows), max(self.filled, default=0))
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add rows to the cache, as far as it holds their text."""
+        assert isinstance(other, ModelDrafter)
+        self.target.cache.join(other.target.cache, max(other.filled, default=0))
+        self.filled += other.filled
+        self.limits += other.limits
+        self.slots = self.hidden = None
+
+    def lag(self, context: Context) -> list[int]:
+        """What ``begin`` would feed before the pending token; nothing where the draft model's context is at its end."""
+        last = self.target.spec.max_positions - 1
+        return [
+            length - filled if length < last else 0 for length, filled in zip(context.lengths, self.filled, strict=True)
+        ]
+
+    def warm(self, context: Context, row: int, most: int) -> int:
+        """Feed one row by itself; never the pending token, whose logits ``begin`` needs."""
+        unread, filled = self.lag(context)[row], self.filled[row]
+        count = max(0, min(most, unread))
+        if count:
+            text = [min(token, self.num_tokens - 1) for token in context.history.ids[row][filled : filled + count]]
+            alone = copy(self.target)
+            alone.cache = self.target.cache.rows(row, row + 1)
+            feed(alone, [text], [filled], head=False)
+            self.filled[row] += count
+        return unread - count
 
 
 class DraftModel(Method):

@@ -76,6 +76,11 @@ class NgramDrafter(Drafter):
         """Drop rows."""
         self.indices = [self.indices[row] for row in rows]
 
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add the indices of other rows."""
+        assert isinstance(other, NgramDrafter)
+        self.indices += other.indices
+
 
 class Ngram(Method):
     """``--method ngram``."""

@@ -14,6 +14,9 @@ class NoDrafter(Drafter):
         """One node a row."""
         return root_tree(context.pending)
 
+    def join(self, other: Drafter, context: Context) -> None:
+        """Nothing to remember."""
+
 
 class NoMethod(Method):
     """``--method none``."""

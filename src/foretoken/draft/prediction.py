@@ -76,6 +76,11 @@ class PredictionDrafter(Drafter):
         """Drop rows."""
         self.followers = [self.followers[row] for row in rows]
 
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add the followers of other rows."""
+        assert isinstance(other, PredictionDrafter)
+        self.followers += other.followers
+
 
 class Prediction(Method):
     """``--method prediction``."""

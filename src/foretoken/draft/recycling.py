@@ -152,6 +152,9 @@ class RecyclingDrafter(Drafter):
         assert commit.candidates is not None, "the engine gives what num_candidates asks for"
         self.matrix.update(commit.tree, commit.candidates)
 
+    def join(self, other: Drafter, context: Context) -> None:
+        """Nothing is remembered of rows; the matrix is the method's, and so theirs too."""
+
 
 class Recycling(Method):
     """``--method recycling``. All batches of one loaded method share the matrix, so a second request starts warm."""

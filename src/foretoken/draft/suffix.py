@@ -186,6 +186,11 @@ class SuffixDrafter(Drafter):
         """Drop rows."""
         self.rows = [self.rows[row] for row in rows]
 
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add rows. Their outputs will enter this drafter's library, which is the method's and so theirs too."""
+        assert isinstance(other, SuffixDrafter)
+        self.rows += other.rows
+
 
 class Suffix(Method):
     """``--method suffix``. The shape "opt_tree" reads size, width and depth; its threshold weighs a drafter's pass,

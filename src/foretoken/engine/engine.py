@@ -1,6 +1,5 @@
 """The engine: requests in, completions out. ``step.py`` is the decoding; this file is what surrounds it."""
 
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
@@ -76,11 +75,23 @@ class Engine:
         dtype: str | None = None,
         device_map: str | dict[str, Any] | None = None,
         implementation: str = "auto",
+        tensor_parallel: bool = False,
         width: int = 0,
     ) -> "Engine":
-        """Load a target by hub id or directory ("bundled": the one that comes with foretoken), and its drafter."""
+        """Load a target by hub id or directory ("bundled": the one that comes with foretoken), and its drafter.
+
+        tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
+        makes the same calls (docs/parallel.md).
+        """
         config = speculative_config(speculative)
-        model = load_model(target, dtype=dtype, device=device, device_map=device_map, implementation=implementation)
+        model = load_model(
+            target,
+            dtype=dtype,
+            device=device,
+            device_map=device_map,
+            implementation=implementation,
+            tensor_parallel=tensor_parallel,
+        )
         return cls(model, load_tokenizer(target), speculative=config, width=width)
 
     def with_method(
@@ -125,7 +136,7 @@ class Engine:
         whole = [request if isinstance(request, Request) else Request(request) for request in requests]
         completions: list[Completion] = []
         for start in range(0, len(whole), batch_size):
-            rows = [self._row(index, request) for index, request in enumerate(whole[start : start + batch_size], start)]
+            rows = [self.make_row(index, request) for index, request in enumerate(whole[start : start + batch_size], start)]
             for _ in self._decode(rows):
                 pass
             completions += [self._completion(row) for row in rows]
@@ -135,7 +146,7 @@ class Engine:
         self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None, **options: Any
     ) -> "Stream":
         """Complete one prompt, yielding a Piece a token; ``.completion`` is there at the end (and, partial, before)."""
-        return Stream(self, self._row(0, Request(prompt, _params(params, options), prediction)))
+        return Stream(self, self.make_row(0, Request(prompt, _params(params, options), prediction)))
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation by the model's chat template. Raises ConfigError where it has none."""
@@ -152,7 +163,8 @@ class Engine:
             raise ConfigError("a text was given to an engine without a tokenizer: give token ids")
         return list(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
 
-    def _row(self, index: int, request: Request) -> Row:
+    def make_row(self, index: int, request: Request) -> Row:
+        """A request as it is decoded: tokens, end tokens, seed, limits. Raises PromptError, ConfigError."""
         spec, params = self.model.spec, request.params
         ids = self._encode(request.prompt)
         guess = [] if request.prediction is None else self._encode(request.prediction, add_special_tokens=False)
@@ -168,7 +180,7 @@ class Engine:
                 f"the prompt has {len(ids)} tokens; {spec.name!r} has a context of {spec.max_positions}, and at least one "
                 "token of it must be left for the output: shorten the prompt"
             )
-        seed = secrets.randbits(63) if params.seed is None else params.seed
+        seed = self.model.fresh_seed() if params.seed is None else params.seed
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else spec.eos_token_ids)}
         return Row(
             index=index,

@@ -1,6 +1,6 @@
 """What a completion is and how its figures are defined."""
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
@@ -32,6 +32,10 @@ class Completion:
     acceptance_rate: float  # accepted / drafted; 0 where nothing was drafted
     pieces: list[Piece]  # every token with its text and where it came from
     config: dict[str, Any]  # the resolved configuration
+    steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
+    seconds_queue: float = 0.0  # of a service: from submission to the first pass
+    num_cached_tokens: int = 0  # of the prompt, whose KV was reused
+    num_preemptions: int = 0  # how often the request gave its memory up and began again where it was
 
     @classmethod
     def of(cls, row: Row, config: dict[str, Any]) -> "Completion":
@@ -55,12 +59,16 @@ class Completion:
             acceptance_rate=row.num_accepted_tokens / max(1, row.num_draft_tokens),
             pieces=list(row.pieces),
             config=config,
+            steps=list(row.steps),
+            seconds_queue=row.seconds_queue,
+            num_cached_tokens=row.num_cached_tokens,
+            num_preemptions=row.num_preemptions,
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """All fields but the pieces, ready for JSON."""
+        """All fields but the pieces and steps, ready for JSON."""
         fields = asdict(self)
-        del fields["pieces"]
+        del fields["pieces"], fields["steps"]
         return fields
 
 

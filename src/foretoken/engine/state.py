@@ -26,6 +26,8 @@ class Piece:
     token_id: int
     text: str  # whole characters only: "" while a character or a stop text may still be incomplete
     source: str  # "draft:<method>", "bonus" or "plain"
+    logprob: float | None = None  # natural log of the model's own probability, before temperature and processors
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the most probable ones, the best first
 
 
 @dataclass
@@ -42,15 +44,26 @@ class Row:
     prediction: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)  # one a token
-    finish_reason: str | None = None  # "stop" or "length"
+    finish_reason: str | None = None  # "stop" or "length"; of a service also "cancelled", "timeout" and "error"
+    error: ModelError | None = None  # why it ended, where it could not go on
+    draft_name: str = ""  # of its own method, where rows of one batch have several
+    steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
     num_steps: int = 0
     num_drafts: int = 0  # steps that proposed anything
     num_draft_tokens: int = 0
     num_accepted_tokens: int = 0
     drafted_per_pos: list[int] = field(default_factory=list)  # steps that proposed at least k + 1 tokens in a line
     accepted_per_pos: list[int] = field(default_factory=list)  # ... of which position k was accepted
+    seconds_queue: float = 0.0
     seconds_prefill: float = 0.0
     seconds_decode: float = 0.0
+    num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
+    num_preemptions: int = 0
+
+    @property
+    def known(self) -> list[int]:
+        """The text so far, the pending token last."""
+        return self.prompt_ids + self.token_ids
 
     @property
     def room(self) -> int:
@@ -89,18 +102,20 @@ class State(Context):
     seeds: Tensor  # [B] int64
     capacity: int  # cache slots a row
     draft_name: str
+    isolate: bool = False  # a row whose laws are unsound ends with an error of its own, instead of raising for all
 
     @classmethod
     def open(cls, rows: list[Row], processors: Processors, capacity: int, draft_name: str) -> "State":
-        """The state before the first step: each prompt's last token is pending, all before it are (to be) cached."""
+        """The state before a step: each text's last token is pending, all before it are (to be) cached."""
         device = processors.device
-        lengths = [len(row.prompt_ids) - 1 for row in rows]
+        texts = [row.known for row in rows]
+        lengths = [len(ids) - 1 for ids in texts]
         return cls(
-            history=History([list(row.prompt_ids) for row in rows], [len(row.prompt_ids) for row in rows]),
+            history=History(texts, [len(row.prompt_ids) for row in rows]),
             processors=processors,
             length=torch.tensor(lengths, device=device),
             lengths=lengths,
-            pending=torch.tensor([row.prompt_ids[-1] for row in rows], device=device),
+            pending=torch.tensor([ids[-1] for ids in texts], device=device),
             predictions=[row.prediction for row in rows],
             room=[row.room for row in rows],
             rows=rows,
@@ -120,21 +135,30 @@ class State(Context):
 
         The one place of a step where values are read from the device, all at once.
         """
-        paths, emitted = [], []
+        paths: list[list[int]] = []
+        emitted: list[list[int]] = []
         for row, count, bonus, sound, path, tokens, parent in zip(self.rows, *_read(tree, verdict), strict=True):
             path = path[:count]
+            drafted = _depth(parent)
             if not sound:
                 known = len(row.prompt_ids) + len(row.token_ids) + count - 1
-                raise ModelError(
+                row.error = ModelError(
                     f"request {row.index}: no token is possible after {known} tokens: "
                     "the model's logits are not finite, or its processors and banned ids leave nothing to choose"
                 )
-            drafted = _depth(parent)
+                if not self.isolate:
+                    raise row.error
+                row.finish_reason = "error"
+                paths.append([0])
+                emitted.append([])
+                continue
             row.num_draft_tokens += sum(at >= 0 for at in parent)
             row.num_accepted_tokens += count - 1
-            source = ["plain"] if drafted == 0 else [f"draft:{self.draft_name}"] * (count - 1) + ["bonus"]
+            name = row.draft_name or self.draft_name
+            source = ["plain"] if drafted == 0 else [f"draft:{name}"] * (count - 1) + ["bonus"]
             tokens = [tokens[node] for node in path[1:]] + [bonus]
             row.num_steps += 1
+            row.steps.append((drafted, count - 1))
             row.num_drafts += drafted > 0
             _count(row.drafted_per_pos, drafted)
             _count(row.accepted_per_pos, count - 1, len(row.drafted_per_pos))

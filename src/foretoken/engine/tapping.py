@@ -26,6 +26,12 @@ class Tapping:
         """[B, N, T * H] of the verifier's layers, in its order."""
         return self._pick(taps, self.verifier)
 
+    def pick(self, taps: Tensor, wanted: Sequence[int]) -> Tensor:
+        """[B, N, T * H] of some of ``layers``, from the outputs of all."""
+        picked = self._pick(taps, wanted)
+        assert picked is not None
+        return picked
+
     def _pick(self, taps: Tensor | None, wanted: Sequence[int]) -> Tensor | None:
         if taps is None or not wanted:
             return None

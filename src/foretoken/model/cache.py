@@ -1,9 +1,18 @@
 """The KV memory of some rows: written by slot, compacted by slot, never grown inside a step."""
 
+import contextlib
+import ctypes
+import mmap
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
+
+from foretoken.errors import CapacityError
+
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_PAGE = mmap.PAGESIZE
 
 
 class KVCache:
@@ -11,6 +20,10 @@ class KVCache:
 
     Slots are written where a ``Plan`` says. What lies behind a row's length is garbage by definition: a rejected node
     is undone by not counting it. Memory is zeroed at birth, since a masked slot must still be finite.
+
+    The rows in use are the first ``num_rows`` of a reserve, so that rows can come (``join``) and go (``keep``) while a
+    batch is being decoded. On a CPU a reserve beyond the first rows costs address space alone: pages come into being when
+    they are written, and ``release`` gives them back.
     """
 
     def __init__(
@@ -21,24 +34,51 @@ class KVCache:
         dtype: torch.dtype,
         devices: Sequence[torch.device],
         value_dims: Sequence[int] | None = None,
+        *,
+        reserve: int = 0,
     ) -> None:
         """shapes holds (kv heads, head_dim) of each layer, devices where each layer lives.
 
-        value_dims is given where values have another head_dim than keys (multi-head latent attention).
+        value_dims is given where values have another head_dim than keys (multi-head latent attention). reserve: how many
+        rows there is room for (at least num_rows).
         """
         self.num_rows = num_rows
         self.capacity = capacity
-        self.keys = [
-            torch.zeros(num_rows, heads, capacity, dim, dtype=dtype, device=device)
-            for (heads, dim), device in zip(shapes, devices, strict=True)
-        ]
         dims = [dim for _, dim in shapes] if value_dims is None else value_dims
-        self.values = [key.new_zeros(*key.shape[:3], dim) for key, dim in zip(self.keys, dims, strict=True)]
+        self._layouts = [
+            (heads, key_dim, value_dim, device)
+            for (heads, key_dim), value_dim, device in zip(shapes, dims, devices, strict=True)
+        ]
+        self._dtype = dtype
+        self._allocate(max(num_rows, reserve), lazy=reserve > num_rows)
+
+    def _allocate(self, reserve: int, *, lazy: bool) -> None:
+        self.reserve, self._lazy = reserve, lazy
+        make = _lazy_zeros if lazy else torch.zeros
+        self._all_keys = [
+            make(reserve, heads, self.capacity, key_dim, dtype=self._dtype, device=device)
+            for heads, key_dim, _, device in self._layouts
+        ]
+        self._all_values = [
+            make(reserve, heads, self.capacity, value_dim, dtype=self._dtype, device=device)
+            for heads, _, value_dim, device in self._layouts
+        ]
+        self._show()
+
+    def _show(self) -> None:
+        """Bind ``keys`` and ``values``, what the models read, to the rows in use."""
+        self.keys = [memory[: self.num_rows] for memory in self._all_keys]
+        self.values = [memory[: self.num_rows] for memory in self._all_values]
 
     @property
     def num_bytes(self) -> int:
-        """Bytes of keys and values together."""
+        """Bytes of keys and values of the rows in use."""
         return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values))
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes that one token's keys and values take, all layers together."""
+        return sum(heads * (key + value) for heads, key, value, _ in self._layouts) * self._dtype.itemsize
 
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [B, heads, n, head_dim] of one layer into slots [B, n]."""
@@ -52,6 +92,11 @@ class KVCache:
         self.keys[layer][rows, :, slots] = keys.transpose(1, 2).to(self.keys[layer].dtype)
         self.values[layer][rows, :, slots] = values.transpose(1, 2).to(self.values[layer].dtype)
 
+    def write_packed(self, layer: int, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """The same for T nodes of any rows: rows [T], slots [T], keys and values [T, heads, head_dim]."""
+        self.keys[layer][rows, :, slots] = keys.to(self.keys[layer].dtype)
+        self.values[layer][rows, :, slots] = values.to(self.values[layer].dtype)
+
     def move(self, src: Tensor, dst: Tensor) -> None:
         """Copy slots src [B, D] onto dst [B, D] in every layer; all are read before any is written."""
         if src.device.type == "cpu" and torch.equal(src, dst):
@@ -61,8 +106,90 @@ class KVCache:
             here = (rows.to(memory.device), src.to(memory.device), dst.to(memory.device))
             memory[here[0], :, here[2]] = memory[here[0], :, here[1]]
 
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but rows [B'], in that order."""
-        self.keys = [memory.index_select(0, rows.to(memory.device)) for memory in self.keys]
-        self.values = [memory.index_select(0, rows.to(memory.device)) for memory in self.values]
+    def keep(self, rows: Tensor, used: int | None = None) -> None:
+        """Drop all rows but rows [B'], in that order. Slots at or behind ``used`` (default: all) need not survive."""
+        used = self.capacity if used is None else used
+        moved = [(place, row) for place, row in enumerate(rows.tolist()) if place != row]
+        if moved:
+            places = torch.tensor([place for place, _ in moved])
+            sources = torch.tensor([row for _, row in moved])
+            for memory in (*self._all_keys, *self._all_values):
+                # All are read (a copy) before any is written: the order may be any permutation.
+                chosen = memory[:, :, :used].index_select(0, sources.to(memory.device))
+                memory[:, :, :used].index_copy_(0, places.to(memory.device), chosen)
         self.num_rows = len(rows)
+        self._show()
+
+    def join(self, other: "KVCache", used: int) -> None:
+        """Append the other's rows behind these, copying slots [0, used) of each. Raises CapacityError where they are too
+        long for this cache."""
+        if used > self.capacity:
+            raise CapacityError(f"{used} slots of a row join a cache whose rows have {self.capacity}")
+        start = self.num_rows
+        self.open_rows(other.num_rows)
+        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            mine[start:, :, :used] = theirs[:, :, :used]
+
+    def open_rows(self, count: int) -> None:
+        """Take count more rows into use, behind the others; what they hold is garbage, and finite."""
+        if self.num_rows + count > self.reserve:
+            keys, values = self._all_keys, self._all_values
+            self._allocate(max(self.num_rows + count, 2 * self.reserve), lazy=True)
+            for new, old in zip((*self._all_keys, *self._all_values), (*keys, *values), strict=True):
+                new[: self.num_rows] = old[: self.num_rows]
+        self.num_rows += count
+        self._show()
+
+    def set_reserve(self, rows: int) -> None:
+        """Room for so many rows, of a cache that has none yet."""
+        assert self.num_rows == 0, "memory that is in use cannot be laid out anew"
+        self._allocate(rows, lazy=True)
+
+    def rows(self, start: int, stop: int) -> "KVCache":
+        """Rows [start, stop) of the reserve as a cache of their own, sharing memory. It must not grow or be reordered."""
+        view = object.__new__(KVCache)
+        view.num_rows, view.capacity, view.reserve = stop - start, self.capacity, stop - start
+        view._layouts, view._dtype, view._lazy = self._layouts, self._dtype, False
+        view._all_keys = [memory[start:stop] for memory in self._all_keys]
+        view._all_values = [memory[start:stop] for memory in self._all_values]
+        view._show()
+        return view
+
+    def release(self, row: int) -> None:
+        """Give the memory of a row that is not in use back to the system, where that is possible; it is then zero."""
+        if not self._lazy:
+            return
+        for memory in (*self._all_keys, *self._all_values):
+            if memory.device.type == "cpu":
+                _give_back(memory[row])
+
+
+def _lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose pages come into being when they are first written, where the device can do so."""
+    if device.type != "cpu":
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    count = 1
+    for size in shape:
+        count *= size
+    memory = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)  # one written slot would claim 2 MiB
+    if not count:
+        return torch.zeros(*shape, dtype=dtype)
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)  # keeps the mapping alive
+
+
+def _give_back(memory: Tensor) -> None:
+    """Drop the whole pages of a contiguous piece of ``_lazy_zeros``: they read as zero afterwards."""
+    start, size = memory.data_ptr(), memory.numel() * memory.element_size()
+    first, stop = -(-start // _PAGE) * _PAGE, (start + size) // _PAGE * _PAGE
+    if stop > first:
+        _libc().madvise(first, stop - first, mmap.MADV_DONTNEED)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return library

@@ -7,7 +7,7 @@ off a configuration, so ``probe.py`` runs every model once over a small tree bef
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
@@ -67,22 +67,26 @@ class TransformersModel(CausalModel):
         dtype: torch.dtype,
         device: torch.device,
         device_map: str | dict[str, Any] | None = None,
+        sharding: Any = None,
         name: str | None = None,
-    ) -> "TransformersModel":
+    ) -> Self:
         """Load a checkpoint directory. With device_map (accelerate's) the layers may lie on several devices.
 
-        Raises ModelError where weights are missing, damaged or not those of the configuration.
+        sharding is transformers' DistributedConfig, for this process's part of a model (``parallel.py``). Raises
+        ModelError where weights are missing, damaged or not those of the configuration.
         """
         name = name or str(path)
         auto: Any = AutoModelForCausalLM
+        placed = {"device_map": device_map} if sharding is None else {"distributed_config": sharding}
         try:
             module, info = auto.from_pretrained(
-                str(path), dtype=dtype, device_map=device_map, output_loading_info=True, local_files_only=True
+                str(path), dtype=dtype, output_loading_info=True, local_files_only=True, **placed
             )
         except Exception as error:  # transformers, safetensors, accelerate and quantizers raise all kinds
             raise ModelError(f"{name}: transformers could not load it: {first_line(error)}") from error
         refuse_mismatch(info, name=name)
-        return cls(module if device_map is not None else module.to(device), name=name)
+        in_place = device_map is not None or sharding is not None
+        return cls(module if in_place else module.to(device), name=name)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """See ``CausalModel.new_cache``; each layer's memory lies on that layer's device."""
@@ -208,12 +212,14 @@ def weight_bytes(module: PreTrainedModel) -> int:
 
     Every parameter once. A tied embedding is read as the head; an untied one, and learned positions, are looked up row
     by row and cost nothing. All experts of a mixture are counted, though one token reads only its own few: a tree with
-    a batch soon reads them all.
+    a batch soon reads them all. Of a model that is divided among processes, the part that lies here.
     """
     model: Any = module
     head_weight = getattr(model.get_output_embeddings(), "weight", None)
     looked_up = {id(x.weight) for x in module.modules() if isinstance(x, nn.Embedding) and x.weight is not head_weight}
-    return sum(p.numel() * p.element_size() for p in module.parameters() if id(p) not in looked_up)
+    read: list[Any] = [p for p in module.parameters() if id(p) not in looked_up]
+    here = (p.to_local() if hasattr(p, "to_local") else p for p in read)  # a DTensor counts all parts as its own
+    return sum(p.numel() * p.element_size() for p in here)
 
 
 def eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:

@@ -7,6 +7,7 @@ never repeated), and nothing is read on the host, so that a step can be captured
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -49,13 +50,19 @@ class _Layer:
 
 @dataclass(frozen=True)
 class _Pass:
-    """What all layers of one pass share. n counts padded rows; r of them are real."""
+    """What all layers of one pass share. n counts padded rows; r of them are real.
 
-    cos: Tensor  # [B, n, 1, head_dim]
-    sin: Tensor  # [B, n, 1, head_dim], its first half negated
+    Packed, the stream is [1, T, H]: the real nodes of all rows, padded to a few; only attention sees [B, n].
+    """
+
+    cos: Tensor  # [B, n, 1, head_dim]; packed [1, T, 1, head_dim]
+    sin: Tensor  # the same, its first half negated
     masks: dict[int | None, Tensor]  # window -> [B, 1, G * n, S] additive
-    slots: Tensor  # [B, r]
+    slots: Tensor  # [B, r]; packed [T]
     span: int
+    real: Tensor | None = None  # packed: [T] flat indices of the real nodes in [B, n]
+    rows: Tensor | None = None  # packed: [T] their rows
+    shape: tuple[int, int] = (0, 0)  # packed: (B, n)
 
 
 class LeanModel(CausalModel):
@@ -116,6 +123,8 @@ class LeanModel(CausalModel):
     ) -> Output:
         """See ``CausalModel.forward``."""
         first, stop = llama.check_layers(self.shape.num_layers, layers, hidden, taps)
+        if plan.real is not None:
+            return self._forward_packed(tokens, plan, cache, first, stop, hidden, taps, head, plan.real)
         if hidden is None:
             x = F.embedding(tokens, self._embedding)  # [B, n, H]
         else:
@@ -134,6 +143,35 @@ class LeanModel(CausalModel):
         logits = self._logits(x)[:, :num_nodes] if head and stop == self.shape.num_layers else None
         tap = torch.cat([tapped[i] for i in taps], -1) if taps else None
         return Output(logits, x[:, :num_nodes], tap)
+
+    def _forward_packed(
+        self, tokens: Tensor, plan: Plan, cache: KVCache, first: int, stop: int, hidden: Tensor | None,
+        taps: Sequence[int], head: bool, real: Tensor,
+    ) -> Output:  # fmt: skip
+        """The same for ragged rows: products over the real nodes alone. What it returns of padding is zero."""
+        num_rows, num_nodes = plan.slots.shape
+        count = len(real)
+        if hidden is None:
+            x = F.embedding(tokens.flatten()[real], self._embedding)[None]  # [1, T, H]
+        else:
+            x = hidden.flatten(0, 1)[real][None].to(self.spec.dtype)
+        padding = max(0, _MIN_ROWS - count) if x.device.type == "cpu" else 0
+        x = F.pad(x, (0, 0, 0, padding))
+        shared = self._prepare(plan, padding, first, stop)
+
+        def spread(packed: Tensor) -> Tensor:
+            """[B, n, *] of packed [1, T, *]."""
+            out = packed.new_zeros(num_rows * num_nodes, packed.shape[-1])
+            return out.index_copy_(0, real, packed[0, :count]).view(num_rows, num_nodes, -1)
+
+        tapped: dict[int, Tensor] = {}
+        for index in range(first, stop):
+            x = self._run_layer(index, x, shared, cache)
+            if index in taps:
+                tapped[index] = spread(x)
+        logits = spread(self._logits(x)) if head and stop == self.shape.num_layers else None
+        tap = torch.cat([tapped[i] for i in taps], -1) if taps else None
+        return Output(logits, spread(x), tap)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -170,7 +208,11 @@ class LeanModel(CausalModel):
         return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
 
     def _prepare(self, plan: Plan, padding: int, first: int, stop: int) -> _Pass:
-        positions = F.pad(plan.positions, (0, padding))
+        real = plan.real
+        if real is None:
+            positions = F.pad(plan.positions, (0, padding))
+        else:
+            positions = F.pad(plan.positions.flatten()[real], (0, padding))[None]
         angles = positions[..., None, None].float() * self._frequencies  # [B, n, 1, head_dim]
         half = self.shape.head_dim // 2
         sin = angles.sin() * self.shape.rope_scale
@@ -184,10 +226,14 @@ class LeanModel(CausalModel):
             mask = torch.zeros(visible.shape, dtype=self.spec.dtype, device=visible.device)
             mask.masked_fill_(~visible, float("-inf"))
             # Padded rows see everything: any finite result will do, and a row that sees nothing would be NaN.
-            masks[window] = F.pad(mask, (0, 0, 0, padding)).repeat(1, 1, self._group, 1)
+            masks[window] = F.pad(mask, (0, 0, 0, padding if real is None else 0)).repeat(1, 1, self._group, 1)
         dtype = self.spec.dtype
-        cos = angles.cos() * self.shape.rope_scale
-        return _Pass(cos.to(dtype), sin.to(dtype), masks, plan.slots, plan.span)
+        cos, sin = (angles.cos() * self.shape.rope_scale).to(dtype), sin.to(dtype)
+        if real is None:
+            return _Pass(cos, sin, masks, plan.slots, plan.span)
+        num_rows, num_nodes = plan.slots.shape
+        rows, slots = real // num_nodes, plan.slots.flatten()[real]
+        return _Pass(cos, sin, masks, slots, plan.span, real, rows, (num_rows, num_nodes))
 
     def _run_layer(self, index: int, x: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         layer, shape = self._layers[index], self.shape
@@ -199,21 +245,38 @@ class LeanModel(CausalModel):
             qk = F.rms_norm(qk, (dim,), None, shape.norm_eps) * layer.qk_norm
         swapped = torch.cat((qk[..., dim // 2 :], qk[..., : dim // 2]), -1)
         qk = torch.addcmul(qk * shared.cos, swapped, shared.sin)
-        real = shared.slots.shape[1]
-        cache.write(index, shared.slots, qk[:, :real, heads:].transpose(1, 2), value[:, :real].transpose(1, 2))
+        query, key = qk[:, :, :heads], qk[:, :, heads:]
+        if shared.real is None:
+            written = shared.slots.shape[1]
+            cache.write(index, shared.slots, key[:, :written].transpose(1, 2), value[:, :written].transpose(1, 2))
+            mixed = self._attend(index, query, shared, cache)
+        else:
+            assert shared.rows is not None
+            count = len(shared.real)
+            cache.write_packed(index, shared.rows, shared.slots, key[0, :count], value[0, :count])
+            spread = query.new_zeros(prod(shared.shape), heads, dim)
+            spread = spread.index_copy_(0, shared.real, query[0, :count]).view(*shared.shape, heads, dim)
+            mixed = self._attend(index, spread, shared, cache).flatten(0, 1)[shared.real]
+            mixed = F.pad(mixed, (0, 0, 0, num_nodes - count))[None]
+        x = x + layer.out(mixed)
+        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
+        return x + layer.down(F.silu(gate).mul_(up))
+
+    def _attend(self, index: int, query: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
+        """[B, n, heads * head_dim] of queries [B, n, heads, head_dim] over the slots of one layer."""
+        num_rows, num_nodes, heads, dim = query.shape
+        kv_heads = self.shape.num_kv_heads
         # The queries of one key-value head stand below each other: [B, kv heads, G * n, dim].
-        query = qk[:, :, :heads].view(num_rows, num_nodes, kv_heads, self._group, dim)
+        query = query.reshape(num_rows, num_nodes, kv_heads, self._group, dim)
         query = query.permute(0, 2, 3, 1, 4).reshape(num_rows, kv_heads, self._group * num_nodes, dim)
         mixed = F.scaled_dot_product_attention(
             query,
             cache.keys[index][:, :, : shared.span],
             cache.values[index][:, :, : shared.span],
-            attn_mask=shared.masks[layer.window],
+            attn_mask=shared.masks[self._layers[index].window],
         )
         mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, dim).permute(0, 3, 1, 2, 4)
-        x = x + layer.out(mixed.reshape(num_rows, num_nodes, heads * dim))
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
-        return x + layer.down(F.silu(gate).mul_(up))
+        return mixed.reshape(num_rows, num_nodes, heads * dim)
 
     def _read_layer(self, source: WeightSource, index: int) -> _Layer:
         names = llama.layer_names(index)

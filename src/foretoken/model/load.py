@@ -10,6 +10,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from foretoken.errors import ConfigError, ModelError, nearest
 from foretoken.model.checkpoint import check_files, check_layers, resolve
 from foretoken.model.hf import TransformersModel
+from foretoken.model.parallel import Launch, ShardedModel, check_divides
 from foretoken.model.probe import first_line
 from foretoken.model.refusals import check_config
 from foretoken.model.target import CausalModel
@@ -35,12 +36,14 @@ def load_model(
     device: str | torch.device = "cpu",
     device_map: str | dict[str, Any] | None = None,
     implementation: str = "auto",
+    tensor_parallel: bool = False,
 ) -> CausalModel:
     """Load a decoder-only language model: "bundled/target", a directory, or a Hugging Face id.
 
     dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. By default (None) the checkpoint's own
     on accelerators and float32 on the CPU. device_map is accelerate's, for models larger than one device; it implies
-    ``implementation="transformers"``. implementation "auto" takes the fastest that supports the model.
+    ``implementation="transformers"``, and so does tensor_parallel: this process's shard, of as many as torchrun started
+    (docs/parallel.md). implementation "auto" takes the fastest that supports the model.
 
     Raises ConfigError for options that cannot be (with the reason, where a forced implementation does not support this
     model) and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
@@ -49,7 +52,8 @@ def load_model(
         raise ConfigError(f"implementation {implementation!r} is unknown{nearest(implementation, IMPLEMENTATIONS)}")
     if device_map is not None and implementation in FAST:
         raise ConfigError(f"device_map needs implementation='transformers', not {implementation!r}")
-    where = parse_device(device)
+    launch = _launch(implementation, device_map) if tensor_parallel else None
+    where = parse_device(device if launch is None else launch.device(device))
     wanted = parse_dtype(dtype)
     path = resolve(name)
     weights = check_files(path, name=name)
@@ -60,6 +64,9 @@ def load_model(
         checkpoint = getattr(config.get_text_config(), "dtype", None) or weights.dtype or torch.float32
         on_cpu = where.type == "cpu" and device_map is None
         wanted = torch.float32 if on_cpu and dtype is None else checkpoint
+    if launch is not None:
+        check_divides(config, launch.num_processes, name=name)
+        return ShardedModel.load_shard(path, launch, dtype=wanted, device=where, name=name)
     if implementation in FAST:
         reason = unsupported(implementation, config, wanted, where)
         if reason is not None:
@@ -128,6 +135,15 @@ def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device
     except Exception as error:  # no compiler, an operator that does not build: reasons like any other
         return first_line(error)
     return reason
+
+
+def _launch(implementation: str, device_map: Any) -> Launch:
+    """What started this process, for tensor_parallel. Raises ConfigError for options that contradict it."""
+    if device_map is not None:
+        raise ConfigError("device_map and tensor_parallel=True are two ways of doing one thing: give one of them")
+    if implementation in FAST:
+        raise ConfigError(f"tensor_parallel=True needs implementation='transformers', not {implementation!r}")
+    return Launch.find()
 
 
 def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str) -> CausalModel:

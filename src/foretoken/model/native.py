@@ -118,10 +118,20 @@ class NativeCache(KVCache):
         assert src.shape[0] == self.num_rows
         _check(self._model.native.move(self._model.address, self.address, src.shape[1], src.data_ptr(), dst.data_ptr()))
 
-    def keep(self, rows: Tensor) -> None:
-        """See ``KVCache.keep``."""
-        super().keep(rows)
-        self._bind()
+    def _show(self) -> None:
+        """See ``KVCache._show``; the rows in use begin where the reserve does, so their addresses are its."""
+        super()._show()
+        if hasattr(self, "_rope"):
+            self._bind()
+
+    def rows(self, start: int, stop: int) -> "NativeCache":
+        """See ``KVCache.rows``."""
+        view = super().rows(start, stop)
+        view.__class__ = NativeCache
+        assert isinstance(view, NativeCache)
+        view._model, view._rope = self._model, self._rope
+        view._bind()
+        return view
 
 
 class NativeModel(CausalModel):

@@ -1,6 +1,7 @@
 """Feeding known text: a prompt is a chain like any other tree, read in chunks, rows ragged."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -15,6 +16,13 @@ PREFILL_CHUNK = 512
 def round_up(x: int, multiple: int) -> int:
     """The smallest multiple of ``multiple`` that is at least x."""
     return -(-x // multiple) * multiple
+
+
+def real_nodes(counts: Sequence[int], width: int) -> Tensor | None:
+    """``Plan.real`` of chains of counts[b] nodes, padded to width; None where there is too little padding to matter."""
+    if sum(counts) > 0.9 * len(counts) * width:
+        return None
+    return torch.tensor([row * width + node for row, count in enumerate(counts) for node in range(count)])
 
 
 def feed(
@@ -54,6 +62,8 @@ def feed(
             parent = chain_parent(width, device).expand_as(tokens)
         span = min(capacity, round_up(max(start) + width, span_multiple))
         plan = layout(parent, torch.tensor(start, device=device), capacity, span=span)
+        if ragged and device.type == "cpu":
+            plan = replace(plan, real=real_nodes([len(piece) for piece in pieces], width))
         out = target.forward(tokens, plan, taps=taps, head=head and width == 1)
         if on_chunk is not None and out.taps is not None:
             on_chunk(start, [len(piece) for piece in pieces], out.taps)

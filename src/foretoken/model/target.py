@@ -5,6 +5,7 @@ the drafters call. Three implementations stand behind ``CausalModel``: ``hf.py``
 oracle), ``lean.py`` (the Llama family's fast twin) and ``native.py`` (the same, as one C operator).
 """
 
+import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -46,6 +47,10 @@ class CausalModel(ABC):
     """A decoder-only language model that can run any range of its layers over any tree."""
 
     spec: ModelSpec
+
+    def fresh_seed(self) -> int:
+        """A seed for a request that gives none; where several processes run one model, the same on all of them."""
+        return secrets.randbits(63)
 
     @abstractmethod
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
@@ -95,6 +100,13 @@ class Target:
         self.model = model
         self.cache = model.new_cache(num_rows, capacity)
 
+    @classmethod
+    def of(cls, model: CausalModel, cache: KVCache) -> "Target":
+        """The pair of a model and memory that is there already."""
+        made = object.__new__(cls)
+        made.model, made.cache = model, cache
+        return made
+
     @property
     def spec(self) -> ModelSpec:
         """The model's specification."""
@@ -117,6 +129,6 @@ class Target:
         """Move K and V of each row from slots src [B, D] to slots dst [B, D] (pad with src == dst)."""
         self.cache.move(src, dst)
 
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but rows [B'] (their order becomes the new one)."""
-        self.cache.keep(rows)
+    def keep(self, rows: Tensor, used: int | None = None) -> None:
+        """Drop all rows but rows [B'] (their order becomes the new one); slots at or behind ``used`` need not survive."""
+        self.cache.keep(rows, used)

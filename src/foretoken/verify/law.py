@@ -6,7 +6,9 @@ verifier can be enumerated exactly without drawing anything, and there is one pl
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any, ClassVar
 
 import torch
@@ -139,12 +141,25 @@ MAX_ELEMENTS = 1 << 25
 """Largest B * N * V that one call of a verifier sees (128 MiB a float32 copy of the laws): more rows come in turn."""
 
 
-def draw(verifier: Verifier, evidence: Evidence) -> Verdict:
+@dataclass(frozen=True)
+class Panel:
+    """Verifiers of a batch whose rows have several: the k-th judges rows [stops[k - 1], stops[k])."""
+
+    verifiers: tuple[Verifier, ...]
+    stops: tuple[int, ...]
+
+
+def draw(verifier: Verifier | Panel, evidence: Evidence) -> Verdict:
     """Draw one outcome of a verifier, from the streams STOP and BONUS. The only place in foretoken that does.
 
     Peak memory beside p and q, which the caller holds: what the verifier makes of at most MAX_ELEMENTS elements of them,
     or of one row where a row alone is larger.
     """
+    if isinstance(verifier, Panel):
+        starts = (0, *verifier.stops)
+        return _joined(
+            [draw(one, evidence.rows(*rows)) for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)]
+        )
     num_rows, num_nodes, vocab_size = evidence.p.shape
     at_once = max(1, MAX_ELEMENTS // (num_nodes * vocab_size))
     if num_rows <= at_once:
@@ -152,6 +167,13 @@ def draw(verifier: Verifier, evidence: Evidence) -> Verdict:
     parts = [
         _draw(verifier, evidence.rows(start, min(start + at_once, num_rows))) for start in range(0, num_rows, at_once)
     ]
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Verdict]) -> Verdict:
+    """The verdicts of one row after the other."""
+    if len(parts) == 1:
+        return parts[0]
     columns = zip(*((part.path, part.count, part.bonus, part.sound) for part in parts), strict=True)
     return Verdict(*(torch.cat(column) for column in columns))
 

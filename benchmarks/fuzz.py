@@ -1,0 +1,102 @@
+"""Schemathesis over /openapi.json: no 5xx, and nothing that the document does not say.
+
+    python benchmarks/fuzz.py [--minutes 5] [--url http://127.0.0.1:8000]
+
+Valid requests are left valid but made short, and ask for the model that is served: see ``before_call``. A valid request
+may still be refused (a prompt beyond the context), so that check alone is left out.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from served import Check, add_options, report, served
+
+MODEL_VARIABLE = "FORETOKEN_FUZZ_MODEL"
+HERE = Path(__file__).resolve()
+CAPS = {"max_tokens": 8, "max_completion_tokens": 8, "n": 3, "best_of": 3, "min_tokens": 4}
+LEFT_OUT = "positive_data_acceptance"
+
+
+def shorten(body: Any, model: str) -> Any:
+    """A body that is as valid, or as invalid, as it was; a valid one is quick and names the model that is served."""
+    if not isinstance(body, dict):
+        return body
+    out = dict(body)
+    if isinstance(out.get("model"), str) and len(out["model"]) <= 512:
+        out["model"] = model
+    for name, most in CAPS.items():
+        if type(out.get(name)) is int and most < out[name] < 2**31:
+            out[name] = most
+    if "max_tokens" not in out and "model" in out:
+        out["max_tokens"] = CAPS["max_tokens"]
+    return out
+
+
+if MODEL_VARIABLE in os.environ:  # schemathesis has imported this file for its hooks
+    import schemathesis
+
+    @schemathesis.hook
+    def before_call(context: Any, case: Any, kwargs: Any) -> None:
+        case.body = shorten(case.body, os.environ[MODEL_VARIABLE])
+
+
+def run_schemathesis(url: str, model: str, seconds: int, seed: int) -> dict[str, Any]:
+    """Its JSON report, with what it printed under "printed"."""
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "report.json"
+        program = str(Path(sys.executable).with_name("schemathesis"))
+        command = [
+            program, "run", f"{url}/openapi.json", "--max-time", str(seconds), "--seed", str(seed), "--checks", "all",
+            "--exclude-checks", LEFT_OUT, "--phases", "examples,coverage,fuzzing", "--continue-on-failure",
+            "--suppress-health-check", "all", "--request-timeout", "60", "--generation-database", "none", "--no-color",
+            "--exclude-path-regex", "^/debug", "--report", "json", "--report-json-path", str(file),
+        ]  # fmt: skip
+        paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
+        settings = {"SCHEMATHESIS_HOOKS": HERE.stem, MODEL_VARIABLE: model, "PYTHONPATH": paths}
+        done = subprocess.run(
+            command, cwd=folder, env=os.environ | settings, capture_output=True, text=True, timeout=seconds * 2 + 300
+        )
+        if not file.exists():
+            raise SystemExit(f"schemathesis made no report (exit status {done.returncode}):\n{done.stderr[-2000:]}")
+        return {**json.loads(file.read_text(encoding="utf-8")), "printed": done.stdout}
+
+
+def fuzz(args: argparse.Namespace) -> int:
+    with served(args) as server:
+        found = run_schemathesis(server.url, server.model(), round(60 * args.minutes), args.seed)
+        left = asyncio.run(server.idle()) if server.is_up() else "it is down"
+    kinds = [
+        Check(f"{kind['code']} {kind['title']}", False, f"{kind['count']}: {', '.join(kind['operations'])}")
+        for kind in found["failures"]
+    ]
+    operations, cases = found["operations"], found["test_cases"]
+    ran = cases["generated"] > 0 and operations["tested"] == operations["selected"] and not operations["errored"]
+    checks = [
+        Check("operations", ran, f"{operations['tested']} of {operations['selected']}, {cases['generated']} requests"),
+        Check("schemathesis itself", not found["errors"], f"{len(found['errors'])} errors"),
+        Check("as the document says", not kinds, f"{cases['unique_failures']} ways that it is not"),
+        *kinds,
+        Check("nothing left", left is None, left or "the server is up and idle"),
+    ]
+    if kinds or found["errors"]:
+        print(found["printed"])
+    return report(checks, {"test_cases": cases, "seconds": found["running_time"], "seed": args.seed})
+
+
+def main(argv: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add_options(parser)
+    parser.add_argument("--minutes", type=float, default=5.0)
+    parser.add_argument("--seed", type=int, default=1)
+    return fuzz(parser.parse_args(argv))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,242 @@
+"""Does planned speculation ever cost time? A simulation of the planner alone: no model, made-up machines and texts.
+
+    python benchmarks/planning.py [--steps 2000] [--seeds 3] [--batches 1 2 4 8 16 32] [--only WORDS]
+
+Two machines: "bundled" (a small model: a guess costs 0.4 passes, up to 8 nodes are free, then in proportion) and
+"inflated" (a guess costs 0.02 passes; 16 nodes cost 1.5, 32 cost 2.8). The planner is given a cost table measured with
+noise, starts from no knowledge of acceptance, and sees drawn acceptances and noisy times. Reported are expected tokens
+over true seconds, against plain decoding and against the best constant depth in hindsight: over the whole run, and
+over the first 300 steps; and the host's time for plan and observe. Last line: JSON.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretoken.engine.acceptance import Acceptance
+from foretoken.engine.costs import CostTable, StepSeconds, measure
+from foretoken.engine.planner import Planner, RowStep, RowView, StepObservation
+
+DEPTH = 8
+START = 300
+NOISE = 0.08
+AIMS = {"plain": 0.98, "best": 0.95, "start_plain": 0.98, "start_best": 0.95}
+
+
+@dataclass(frozen=True)
+class Machine:
+    """True seconds. wrong: what the table that the planner is given says of drafting, over the truth."""
+
+    name: str
+    plain_s: float
+    guess: float  # passes
+    points: dict[int, float]  # nodes -> passes, in proportion beyond
+    wrong: float = 1.0
+
+    def verify(self, nodes: float) -> float:
+        last = max(self.points)
+        passes = np.interp(nodes, list(self.points), list(self.points.values())) * max(1.0, nodes / last)
+        return float(passes) * self.plain_s
+
+    def draft(self, counts: list[int]) -> float:
+        """counts: rows that reach each depth."""
+        return sum(self.guess * max(1.0, rows / 8) for rows in counts if rows) * self.plain_s
+
+    def cost(self, caps: list[int], nodes: int | float | None = None) -> tuple[float, float]:
+        counts = [sum(cap > level for cap in caps) for level in range(max(caps, default=0))]
+        return self.draft(counts), self.verify(len(caps) + (sum(caps) if nodes is None else nodes))
+
+
+MACHINES = [
+    Machine("bundled", 0.005, 0.4, {1: 1.0, 8: 1.0}),
+    Machine("inflated", 0.05, 0.02, {1: 1.0, 2: 1.05, 4: 1.1, 8: 1.25, 16: 1.5, 32: 2.8}),
+    Machine("wrong table", 0.05, 0.3, {1: 1.0, 2: 1.05, 4: 1.1, 8: 1.25, 16: 1.5, 32: 2.8}, wrong=0.15),
+]
+
+
+@dataclass(frozen=True)
+class Text:
+    """Acceptance of row ``row``'s ``number``-th request, at a share of the run."""
+
+    name: str
+    rate: Callable[[int, int, float], float]
+    length: int = 10**9  # tokens of a request, after which another takes its row
+    found: float = 1.0  # P(a proposal at all)
+    two_halves: tuple[float, float] | None = None
+
+
+TEXTS = [
+    Text("nonsense", lambda row, number, at: 0.0),
+    Text("0.3", lambda row, number, at: 0.3),
+    Text("0.6", lambda row, number, at: 0.6),
+    Text("0.8", lambda row, number, at: 0.8),
+    Text("0.8 then 0", lambda row, number, at: 0.8 if at < 0.5 else 0.0, two_halves=(0.8, 0.0)),
+    Text("0 then 0.8", lambda row, number, at: 0.0 if at < 0.5 else 0.8, two_halves=(0.0, 0.8)),
+    Text("half 0.85 half 0", lambda row, number, at: 0.85 * (row % 2 == 0)),
+    Text("short, 0.85 or 0", lambda row, number, at: 0.85 * ((row + number) % 2 == 0), length=150),
+    Text("short nonsense", lambda row, number, at: 0.0, length=150),
+    Text("rarely found 0.8", lambda row, number, at: 0.8, found=0.15),
+]
+
+
+def table_of(machine: Machine, max_batch: int, rng: np.random.Generator) -> CostTable:
+    """What ``measure`` makes of this machine, with noise."""
+
+    def step(method: str, batch: int, depth: int) -> StepSeconds:
+        draft, verify = machine.cost([depth] * batch)
+        noise = np.exp(NOISE * rng.standard_normal(2))
+        return StepSeconds(draft * machine.wrong * noise[0], verify * noise[1], 0.0)
+
+    return measure(step, {"guess": DEPTH}, max_batch, time_limit_s=1e9)
+
+
+def expected(rate: float, cap: int, found: float) -> float:
+    return 1.0 + found * sum(rate**k for k in range(1, cap + 1))
+
+
+def fixed_rate(machine: Machine, rates: list[float], depth: int, found: float) -> float:
+    """Tokens a second at one constant depth."""
+    batch = len(rates)
+    tokens = sum(expected(rate, depth, found) for rate in rates)
+    if found == 1.0 or depth == 0:
+        return tokens / sum(machine.cost([depth] * batch))
+    ways = np.array([1.0])
+    for _ in range(batch):
+        ways = np.convolve(ways, [1 - found, found])
+    draft = machine.cost([depth] * batch)[0]
+    return tokens / (draft + sum(p * machine.verify(batch + n * depth) for n, p in enumerate(ways)))
+
+
+@dataclass
+class Outcome:
+    plain: float  # auto / plain
+    best: float  # auto / best fixed
+    start_plain: float
+    start_best: float
+    host_us: float
+    trial_share: float
+
+
+def simulate(machine: Machine, text: Text, batch: int, steps: int, seed: int) -> Outcome:
+    rng = np.random.default_rng(seed)
+    planner = Planner(table_of(machine, max(batch, 2), rng), Acceptance(DEPTH))
+    tokens = np.zeros(batch)
+    number = [0] * batch
+    done = seconds = host = plain_equal = 0.0
+    plain_s = machine.verify(batch)
+    work = steps * batch  # tokens, where a run has two halves of equal work
+    lag = [0] * batch
+    marks: list[tuple[float, float]] = []
+    step = 0
+    while (done < work) if text.two_halves else (step < steps):
+        rates = [text.rate(row, number[row], done / work if text.two_halves else 0.0) for row in range(batch)]
+        views = [RowView(f"{row}.{number[row]}", "guess", DEPTH, 100, lag[row]) for row in range(batch)]
+        began = time.thread_time()
+        caps = planner.plan(views)
+        host += time.thread_time() - began
+        drafted = [cap if rng.random() < text.found else 0 for cap in caps]
+        accepted = [
+            int(np.argmin(np.append(rng.random(count) < rate, False)))
+            for count, rate in zip(drafted, rates, strict=True)
+        ]
+        draft, verify = machine.cost(caps, sum(drafted))
+        noise = np.exp(NOISE * rng.standard_normal(2))
+        rows = [
+            RowStep(view.request_id, "guess", cap, count, kept)
+            for view, cap, count, kept in zip(views, caps, drafted, accepted, strict=True)
+        ]
+        began = time.thread_time()
+        planner.observe(StepObservation(batch, rows, draft * noise[0], verify * noise[1], 0.0))
+        host += time.thread_time() - began
+        got = [expected(rate, cap, text.found) for rate, cap in zip(rates, caps, strict=True)]
+        done += sum(got)
+        seconds += draft + verify
+        plain_equal += plain_s * sum(got) / batch
+        tokens += got
+        for row in range(batch):
+            lag[row] = 0 if caps[row] else lag[row] + 1
+            if tokens[row] >= text.length:
+                planner.forget(views[row].request_id)
+                tokens[row], number[row], lag[row] = 0.0, number[row] + 1, 0
+        step += 1
+        if step == START or (not marks and text.two_halves and done >= work / 2):  # the start is over where it changes
+            marks.append((done, seconds))
+    at_start = marks[0] if marks else (done, seconds)
+
+    def best(first: bool) -> float:
+        """The best fixed depth's tokens a second, over the start or the whole."""
+        choices = []
+        for depth in range(DEPTH + 1):
+            if text.two_halves:
+                halves = [fixed_rate(machine, [rate] * batch, depth, text.found) for rate in text.two_halves]
+                choices.append(halves[0] if first else 2.0 / (1 / halves[0] + 1 / halves[1]))
+            elif text.length < 10**6:  # rows spend in each kind of request the time that its tokens take: simulated
+                choices.append(_churn(machine, text, batch, depth, START if first else steps))
+            else:
+                choices.append(fixed_rate(machine, [text.rate(row, 0, 0.0) for row in range(batch)], depth, text.found))
+        return max(choices)
+
+    plain_rate = batch / plain_s
+    rate, start = done / seconds, at_start[0] / at_start[1]
+    return Outcome(
+        rate / plain_rate, rate / best(False), start / plain_rate, start / best(True), host / step * 1e6,
+        planner.trial_seconds / seconds,
+    )  # fmt: skip
+
+
+def _churn(machine: Machine, text: Text, batch: int, depth: int, steps: int) -> float:
+    tokens, number, done = [0.0] * batch, [0] * batch, 0.0
+    cost = sum(machine.cost([depth] * batch))
+    for _ in range(steps):
+        for row in range(batch):
+            got = expected(text.rate(row, number[row], 0.0), depth, text.found)
+            done += got
+            tokens[row] += got
+            if tokens[row] >= text.length:
+                tokens[row], number[row] = 0.0, number[row] + 1
+    return done / (steps * cost)
+
+
+def below(run: dict[str, float | int | str]) -> bool:
+    """Whether a run misses the aims: 0.98 of plain, 0.95 of the best fixed depth."""
+    return any(float(run[name]) < aim for name, aim in AIMS.items())
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--batches", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32])
+    parser.add_argument("--only", default="", help="runs whose machine or text holds this")
+    args = parser.parse_args()
+    print("machine      text               batch | /plain  /best | first 300: /plain  /best | host us  trials %")
+    worst: dict[str, float] = {}
+    records = []
+    for machine in MACHINES:
+        for text in TEXTS:
+            if args.only not in f"{machine.name}/{text.name}":
+                continue
+            for batch in args.batches:
+                outcomes = [simulate(machine, text, batch, args.steps, seed) for seed in range(args.seeds)]
+                means = {
+                    name: statistics.fmean(getattr(one, name) for one in outcomes) for name in Outcome.__annotations__
+                }
+                print(
+                    f"{machine.name:12} {text.name:18} {batch:5} | {means['plain']:6.3f} {means['best']:6.3f} |"
+                    f" {means['start_plain']:17.3f} {means['start_best']:6.3f} | {means['host_us']:7.1f}"
+                    f" {100 * means['trial_share']:9.2f}{'  <' if below(means) else ''}",
+                    flush=True,
+                )
+                records.append({"machine": machine.name, "text": text.name, "batch": batch, **means})
+                for name in AIMS:
+                    worst[name] = min(worst.get(name, 9.0), means[name])
+    print(json.dumps({"worst": worst, "below": [one for one in records if below(one)], "runs": len(records)}))
+
+
+if __name__ == "__main__":
+    main()

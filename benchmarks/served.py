@@ -1,0 +1,257 @@
+"""What soak.py, hostile.py and fuzz.py share: a server under test, its figures, and completions that can be compared."""
+
+import argparse
+import asyncio
+import json
+import shlex
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+from prometheus_client.parser import text_string_to_metric_families
+
+GAUGES = ("num_requests_running", "num_requests_prefilling", "num_requests_waiting", "kv_cache_used_tokens")
+TIMEOUT = httpx.Timeout(120.0)
+
+
+@dataclass
+class Served:
+    """A server that listens. ``pid`` None: it is not ours, and its memory is what it says itself."""
+
+    url: str
+    pid: int | None = None
+    log: Path | None = None
+
+    @property
+    def address(self) -> tuple[str, int]:
+        url = httpx.URL(self.url)
+        return url.host, url.port or 80
+
+    def figures(self) -> dict[str, float]:
+        """/metrics: sample name without prefix -> value, summed over labels."""
+        body = httpx.get(f"{self.url}/metrics", timeout=60).raise_for_status().text
+        figures: dict[str, float] = {}
+        for family in text_string_to_metric_families(body):
+            for sample in family.samples:
+                name = sample.name.removeprefix("foretoken:")
+                figures[name] = figures.get(name, 0.0) + sample.value
+        return figures
+
+    def rss_mib(self) -> float:
+        """Resident memory of the server's processes."""
+        if self.pid is None:
+            return self.figures().get("process_resident_memory_bytes", 0.0) / 2**20
+        process = psutil.Process(self.pid)
+        total = process.memory_info().rss
+        for child in process.children(recursive=True):
+            with suppress(psutil.NoSuchProcess):
+                total += child.memory_info().rss
+        return total / 2**20
+
+    def held(self) -> dict[str, int]:
+        """Threads and file descriptors, where the server is ours."""
+        if self.pid is None:
+            return {}
+        process = psutil.Process(self.pid)
+        return {"threads": process.num_threads(), "fds": process.num_fds()}
+
+    def integrity(self) -> dict[str, Any] | None:
+        """What GET /debug/integrity says; None where the server was not asked to have it."""
+        answer = httpx.get(f"{self.url}/debug/integrity", timeout=60)
+        return None if answer.status_code == 404 else {**_object(answer), "ok": answer.status_code == 200}
+
+    def model(self) -> str:
+        """The name to ask for."""
+        return str(httpx.get(f"{self.url}/v1/models", timeout=60).raise_for_status().json()["data"][0]["id"])
+
+    def is_up(self) -> bool:
+        """Whether it answers and takes requests."""
+        with suppress(httpx.HTTPError):
+            return httpx.get(f"{self.url}/ready", timeout=10).status_code == 200
+        return False
+
+    async def idle(self, timeout_s: float = 30.0) -> str | None:
+        """Wait until no request is left and none holds KV; the prefix store may. Returns what is left, or None."""
+        end = time.monotonic() + timeout_s
+        while True:
+            now = await asyncio.to_thread(self.figures)
+            left = {name: now[name] for name in GAUGES if now[name]}
+            if not left:
+                return None
+            if time.monotonic() > end:
+                return ", ".join(f"{name} {value:g}" for name, value in left.items())
+            await asyncio.sleep(0.25)
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """Where the server is."""
+    parser.add_argument("--url", help="a server that runs; default: 'foretoken serve' is started on a loopback port")
+    parser.add_argument(
+        "--serve-args", default="", help="further arguments of 'foretoken serve', as a shell reads them"
+    )
+
+
+@contextmanager
+def served(args: argparse.Namespace) -> Iterator[Served]:
+    """The server that the options name, up; one that was started here is stopped at the end."""
+    if args.url:
+        server = Served(args.url.rstrip("/"))
+        if not server.is_up():
+            raise SystemExit(f"nothing is ready at {args.url}")
+        yield server
+        return
+    port = free_port()
+    program = Path(sys.executable).with_name("foretoken")
+    options = ["--host", "127.0.0.1", "--port", str(port), "--debug", *shlex.split(args.serve_args)]
+    command = [str(program), "serve", *options]
+    with tempfile.NamedTemporaryFile("wb", prefix="foretoken-serve-", suffix=".log", delete=False) as log:
+        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
+    server = Served(f"http://127.0.0.1:{port}", process.pid, Path(log.name))
+    try:
+        wait_up(server, process)
+        yield server
+    finally:
+        process.terminate()
+        try:
+            process.wait(30)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            print(f"the server did not stop within 30 s of SIGTERM; its log: {log.name}", file=sys.stderr)
+
+
+def wait_up(server: Served, process: "subprocess.Popen[bytes]", timeout_s: float = 180.0) -> None:
+    """Until it answers. Raises SystemExit with the end of its log where it does not."""
+    end = time.monotonic() + timeout_s
+    while not server.is_up():
+        if process.poll() is not None or time.monotonic() > end:
+            tail = server.log.read_text(errors="replace")[-2000:] if server.log else ""
+            raise SystemExit(f"the server did not come up (exit status {process.poll()}):\n{tail}")
+        time.sleep(0.25)
+
+
+def free_port() -> int:
+    """A loopback port that nobody listens on now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+class RefusedError(Exception):
+    """An answer that is no completion."""
+
+    def __init__(self, status: int, body: str) -> None:
+        super().__init__(f"HTTP {status}: {body[:300]}")
+        self.status = status
+
+
+@dataclass
+class Choice:
+    """One completion as far as it was read."""
+
+    text: str = ""
+    ids: list[int] = field(default_factory=list)  # empty where the server tells none
+    finish_reason: str | None = None
+
+
+Answer = dict[int, Choice]
+"""By index."""
+
+
+async def complete(
+    client: httpx.AsyncClient, path: str, body: dict[str, Any], *, stop_after: int | None = None
+) -> Answer:
+    """One request, streaming or not. stop_after: hang up after so many chunks. Raises RefusedError."""
+    answer: Answer = {}
+    if not body.get("stream"):
+        done = await client.post(path, json=body)
+        if done.status_code != 200:
+            raise RefusedError(done.status_code, done.text)
+        for part in done.json()["choices"]:
+            _add(answer, part)
+        return answer
+    async with client.stream("POST", path, json=body) as done:
+        if done.status_code != 200:
+            raise RefusedError(done.status_code, (await done.aread()).decode(errors="replace"))
+        seen = 0
+        async for line in done.aiter_lines():
+            if not line.startswith("data: ") or line == "data: [DONE]":
+                continue
+            chunk = json.loads(line.removeprefix("data: "))
+            if "error" in chunk:
+                raise RefusedError(int(chunk["error"].get("status") or 500), line)
+            for part in chunk["choices"]:
+                _add(answer, part)
+            seen += 1
+            if stop_after is not None and seen >= stop_after:
+                break
+    return answer
+
+
+def difference(alone: Answer, got: Answer, *, whole: bool) -> str | None:
+    """Where got is not what the request gives alone (whole False: not a beginning of it); None where it is."""
+    if whole and set(alone) != set(got):
+        return f"choices {sorted(got)} instead of {sorted(alone)}"
+    for index, choice in got.items():
+        wanted = alone.get(index, Choice())
+        reason = f"finish reason {choice.finish_reason!r} instead of {wanted.finish_reason!r}"
+        if choice.finish_reason not in ({wanted.finish_reason} if whole else {None, wanted.finish_reason}):
+            return f"choice {index}: {reason}"
+        for name, mine, theirs in (("token", choice.ids, wanted.ids), ("character", choice.text, wanted.text)):
+            end = len(theirs) if whole else len(mine)
+            if mine != theirs[:end]:
+                at = next((k for k, pair in enumerate(zip(mine, theirs, strict=False)) if pair[0] != pair[1]), None)
+                at = min(len(mine), len(theirs)) if at is None else at
+                return f"choice {index}, {name} {at}: {mine[at : at + 5]!r} instead of {theirs[at : at + 5]!r}"
+    return None
+
+
+def _add(answer: Answer, part: dict[str, Any]) -> None:
+    choice = answer.setdefault(int(part.get("index", 0)), Choice())
+    said = part.get("message") or part.get("delta") or part
+    choice.text += said.get("content") or said.get("text") or ""
+    choice.ids += [int(token) for token in _ids(part)]
+    choice.finish_reason = part.get("finish_reason") or choice.finish_reason
+
+
+def _ids(part: dict[str, Any]) -> list[Any]:
+    """Token ids of a choice that was asked for with ``provenance``."""
+    told = part.get("provenance")
+    if isinstance(told, list):
+        return [token["token_id"] for token in told]
+    return part.get("token_ids") or []
+
+
+def _object(answer: httpx.Response) -> dict[str, Any]:
+    try:
+        body = answer.json()
+    except ValueError:
+        body = answer.text
+    return body if isinstance(body, dict) else {"body": body}
+
+
+@dataclass
+class Check:
+    """One line of a report."""
+
+    name: str
+    ok: bool
+    said: str
+
+
+def report(checks: list[Check], figures: dict[str, Any] | None = None) -> int:
+    """Print the table, and as the last line the same as JSON; the exit status."""
+    width = max(len(check.name) for check in checks)
+    for check in checks:
+        print(f"{'ok  ' if check.ok else 'FAIL'}  {check.name:<{width}}  {check.said}")
+    failed = [check.name for check in checks if not check.ok]
+    print(json.dumps({"ok": not failed, "failed": failed, **(figures or {})}))
+    return 1 if failed else 0

@@ -1,0 +1,225 @@
+"""Throughput at 1 to 32 concurrent requests: plain, the best fixed draft length, auto; all on one engine.
+
+    python benchmarks/serving.py --target bundled [--draft DIR] [--nonsense] [--rounds 7] [--loads 1,2,4,8,16,32]
+    python benchmarks/serving.py --target bundled --transformers
+
+For each load: the best fixed length is chosen on other prompts (one round of each), then ``--rounds`` paired rounds run
+plain, that length, and auto on the same prompts in rotating order. A round submits as many requests as the load at once
+and is timed until the last has ended, prefill included; tokens are those asked for (end tokens are ignored), at
+temperature 1 with fixed seeds, so all arms write the same tokens, which is checked. The figures are medians of the
+rounds' ratios with percentile bootstrap intervals of the median. --nonsense replaces the draft by one whose logits are
+shifted to other tokens. Prefix reuse is off: it would help later arms.
+"""
+
+import argparse
+import json
+import logging
+import random
+import statistics
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+import foretoken
+from foretoken.bench.suite import load_suite
+from foretoken.draft.model import DraftModel
+from foretoken.engine.service import Service, ServiceOptions
+from foretoken.engine.submission import Submission, Update
+from foretoken.model.target import CausalModel
+
+
+class Nonsense(CausalModel):
+    """A draft model that guesses other tokens than the ones it thinks of, at its full price."""
+
+    def __init__(self, model: CausalModel) -> None:
+        self.model, self.spec = model, model.spec
+
+    def new_cache(self, num_rows, capacity):
+        return self.model.new_cache(num_rows, capacity)
+
+    def forward(self, *args, **options):
+        out = self.model.forward(*args, **options)
+        return out if out.logits is None else replace(out, logits=out.logits.roll(out.logits.shape[-1] // 2, -1))
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        return self.model.logits(hidden).roll(self.spec.vocab_size // 2, -1)
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        return self.model.embed(tokens)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        return self.model.normed(hidden)
+
+    def head(self, normed: Tensor) -> Tensor:
+        return self.model.head(normed)
+
+
+class Arm:
+    """One service. All arms share the weights, and only one of them has work at a time."""
+
+    def __init__(self, name: str, engine: foretoken.Engine, mode: str, max_rows: int) -> None:
+        self.name = name
+        options = ServiceOptions(max_num_seqs=max_rows, speculation=mode, prefix_reuse=False, max_model_len=1024)
+        self.service = Service(engine, options)
+        self.service.start()
+
+    def run(self, prompts: Sequence[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
+        """Tokens a second, and the tokens."""
+        ended, made = threading.Event(), {}
+
+        def sink(update: Update) -> None:
+            if not update.is_last:
+                return
+            if update.completion is None:
+                raise SystemExit(f"{self.name}: {update.error}")
+            made[update.request_id] = update.completion.token_ids
+            if len(made) == len(prompts):
+                ended.set()
+
+        banned = tuple(self.service.engine.model.spec.eos_token_ids)
+        begun = time.perf_counter()
+        for index, prompt in enumerate(prompts):
+            params = foretoken.SamplingParams(
+                seed=index, max_new_tokens=tokens, ignore_eos=True, banned_token_ids=banned
+            )
+            self.service.submit(Submission(str(index), prompt, params), sink)
+        ended.wait()
+        seconds = time.perf_counter() - begun
+        self.service.check_integrity()
+        return len(prompts) * tokens / seconds, [made[str(index)] for index in range(len(prompts))]
+
+
+def interval(values: Sequence[float], resamples: int = 4000) -> tuple[float, float, float]:
+    """The median and its 95 % bootstrap interval."""
+    rng = random.Random(0)
+    medians = sorted(statistics.median(rng.choices(values, k=len(values))) for _ in range(resamples))
+    return statistics.median(values), medians[int(0.025 * resamples)], medians[int(0.975 * resamples)]
+
+
+def prompts_of(engine: foretoken.Engine, count: int, skip: int) -> list[list[int]]:
+    """Prompts of the bundled suite, chats in the model's template, from ``skip`` on and around again."""
+    items = load_suite()
+    random.Random(1).shuffle(items)
+    chosen = [items[(skip + index) % len(items)] for index in range(count)]
+    return [
+        engine.chat_prompt([{"role": "user", "content": item.prompt}])[:256]
+        if item.format == "chat"
+        else list(engine.tokenizer.encode(item.prompt))[:256]
+        for item in chosen
+    ]
+
+
+def transformers_throughput(target: str, prompts: list[list[int]], tokens: int) -> float:
+    """Tokens a second of transformers' own continuous batching on the same weights; its time, prompts included."""
+    from transformers import AutoModelForCausalLM, GenerationConfig
+
+    from foretoken.model.checkpoint import resolve
+
+    model = AutoModelForCausalLM.from_pretrained(str(resolve(target)), dtype=torch.float32)
+    config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+    begun = time.perf_counter()
+    out = model.generate_batch(inputs=prompts, generation_config=config)
+    seconds = time.perf_counter() - begun
+    return sum(len(one.generated_tokens) for one in out.values()) / seconds
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--target", default="bundled")
+    parser.add_argument("--draft", default=None)
+    parser.add_argument("--method", default="draft_model")
+    parser.add_argument("--nonsense", action="store_true")
+    parser.add_argument("--transformers", action="store_true", help="also its generate_batch, at each load")
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--loads", default="1,2,4,8,16,32")
+    parser.add_argument("--lengths", default="1,2,4,7")
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--implementation", default="auto")
+    options = parser.parse_args()
+    logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
+    loads = [int(load) for load in options.loads.split(",")]
+    lengths = [int(length) for length in options.lengths.split(",")]
+    base = {"method": options.method, "num_speculative_tokens": max(lengths)}
+    if options.draft:
+        base["model"] = options.draft
+    engine = foretoken.Engine.load(options.target, speculative=base, implementation=options.implementation)
+    if options.nonsense:
+        method = DraftModel(Nonsense(engine.method.model))
+        engine = foretoken.Engine(engine.model, engine.tokenizer, speculative=base, method=method)
+    most = max(loads)
+    plain = Arm("plain", engine, "off", most)
+    auto = Arm("auto", engine, "auto", most)
+    fixed = {
+        length: Arm(f"fixed {length}", engine.with_method({**base, "num_speculative_tokens": length}), "on", most)
+        for length in lengths
+    }
+    if options.nonsense:
+        fixed = {
+            length: Arm(
+                f"fixed {length}",
+                foretoken.Engine(
+                    engine.model, engine.tokenizer, speculative={**base, "num_speculative_tokens": length},
+                    method=engine.method,
+                ),
+                "on",
+                most,
+            )
+            for length in lengths
+        }  # fmt: skip
+    report = []
+    for load in loads:
+        other = prompts_of(engine, load, 1000)
+        for arm in (plain, auto):
+            arm.run(other, options.tokens)  # warm
+        tuned = {length: arm.run(other, options.tokens)[0] for length, arm in fixed.items()}
+        best = max(tuned, key=tuned.__getitem__)
+        arms = [plain, fixed[best], auto]
+        speeds: dict[str, list[float]] = {arm.name: [] for arm in arms}
+        equal = 0
+        for number in range(options.rounds):
+            prompts = prompts_of(engine, load, number * load)
+            made = {}
+            for turn in range(len(arms)):
+                arm = arms[(turn + number) % len(arms)]
+                speed, tokens = arm.run(prompts, options.tokens)
+                speeds[arm.name].append(speed)
+                made[arm.name] = tokens
+            equal += sum(a == b == c for a, b, c in zip(made["plain"], made[arms[1].name], made["auto"], strict=True))
+        ratios = {
+            "auto / plain": [a / b for a, b in zip(speeds["auto"], speeds["plain"], strict=True)],
+            "auto / best fixed": [a / b for a, b in zip(speeds["auto"], speeds[arms[1].name], strict=True)],
+        }
+        figures = {name: interval(values) for name, values in ratios.items()}
+        found = {
+            "load": load,
+            "plain": statistics.median(speeds["plain"]),
+            "best_length": best,
+            "best_fixed": statistics.median(speeds[arms[1].name]),
+            "auto": statistics.median(speeds["auto"]),
+            **{name: [round(x, 3) for x in values] for name, values in figures.items()},
+            "equal": f"{equal} of {load * options.rounds}",
+            "tuned": {length: round(speed, 1) for length, speed in tuned.items()},
+        }
+        if options.transformers:
+            found["transformers"] = transformers_throughput(options.target, prompts_of(engine, load, 0), options.tokens)
+        report.append(found)
+        print(
+            f"load {load:2d}  plain {found['plain']:7.1f}  fixed {best}: {found['best_fixed']:7.1f}  "
+            f"auto {found['auto']:7.1f} tok/s  "
+            + "  ".join(f"{name} {m:.3f} [{low:.3f}, {high:.3f}]" for name, (m, low, high) in figures.items())
+            + f"  equal {found['equal']}"
+            + (f"  transformers {found['transformers']:.1f}" if options.transformers else ""),
+            flush=True,
+        )
+    print(json.dumps(report))
+    for arm in (plain, auto, *fixed.values()):
+        arm.service.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,191 @@
+"""How likely guesses are kept, learned while serving: by method, by request, by position.
+
+The rate of position k is conditional: kept, given that it was drafted and all before it were kept. A second rate says
+how often a proposal that was allowed k positions and had all before k has one at k at all (n-gram drafters often find
+none). Both are counts that fade. A request's rates are shrunk towards its method's (beta-binomial), and a position's
+towards the one before it, so that a depth never tried is neither assumed nor ruled out.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+PRIOR_RATE, PRIOR_WEIGHT = 0.7, 2.0  # of a method never seen: worth a try, given up after a few misses
+PRIOR_FOUND, PRIOR_FOUND_WEIGHT = 0.9, 1.0
+CHAIN_WEIGHT = 3.0  # what the position before is worth, in proposals
+POOL_WEIGHT = 4.0  # what the method's rate is worth to a request, in proposals
+ROW_MEMORY, POOL_MEMORY = 40.0, 200.0  # proposals after which evidence has faded to 1 / e
+STALE_STEPS = 500.0  # steps without a proposal after which evidence counts for 1 / e in the optimistic curve
+QUANTILE = 1.3  # standard deviations: about nine in ten
+NEW_ROWS = 10.0  # proposals after which a request tells its method's pool half as much as at first
+LEAST_WEIGHT = 0.1
+
+
+@dataclass(frozen=True)
+class Curves:
+    """What to expect of proposals, [B, L]: column k - 1 is about the k-th position."""
+
+    kept: Array  # P(the k-th position is drafted and kept with all before it): their sum is the expected extra tokens
+    drafted: Array  # P(the proposal has a k-th position)
+    hopeful: Array  # kept, at an upper quantile of what is still possible
+    branching: Array  # [B] tree nodes for each position of depth; 1 for chains
+
+
+class _Counts:
+    """Faded counts. ``table`` [R, 4 L + 3]: of each position the times it was tried, kept, allowed, found; then the
+    proposals, their nodes and their depths. ``last`` [R]: the step of the latest proposal."""
+
+    def __init__(self, num_rows: int, max_depth: int) -> None:
+        self.table = np.zeros((num_rows, 4 * max_depth + 3))
+        self.last = np.zeros(num_rows)
+
+    def grow(self, num_rows: int) -> None:
+        more = num_rows - len(self.last)
+        self.table = np.concatenate([self.table, np.zeros((more, self.table.shape[1]))])
+        self.last = np.concatenate([self.last, np.zeros(more)])
+
+
+class Acceptance:
+    """Online estimates up to ``max_depth`` positions. Observations are queued, and counted together when asked for."""
+
+    def __init__(self, max_depth: int) -> None:
+        self.max_depth = depth = max(max_depth, 1)
+        self._slots: dict[str, int] = {}
+        self._free: list[int] = []
+        self._rows = _Counts(8, depth)
+        self._methods: dict[str, int] = {}
+        self._pools = _Counts(0, depth)
+        self._pool_rates: dict[int, tuple[Array, Array, float]] = {}
+        self._queue: list[tuple[int, int, int, int, int, int]] = []
+        self._step = 0
+        # What a proposal adds to the counts, by (drafted, accepted) and by (allowed, drafted).
+        at, one, two = np.arange(depth), np.arange(depth + 1)[:, None, None], np.arange(depth + 1)[None, :, None]
+        kept = np.concatenate([(two >= at) & (one > at), (two > at) & (one > at)], axis=2)
+        found = np.concatenate([(two >= at) & (one > at), (two > at) & (one > at)], axis=2)
+        self._adds_kept = kept.reshape(-1, 2 * depth).astype(np.float64)
+        self._adds_found = found.reshape(-1, 2 * depth).astype(np.float64)
+
+    def tick(self) -> None:
+        """A step has passed, whether it guessed or not."""
+        self._step += 1
+
+    def observe(
+        self, request_id: str, method: str, cap: int, drafted: int, accepted: int, nodes: int | None = None
+    ) -> None:
+        """One row's proposal: allowed ``cap`` deep, ``drafted`` deep with ``nodes`` nodes (None: a chain), and
+        ``accepted`` kept. A cap of 0 says nothing and is skipped."""
+        if cap < 1:
+            return
+        most = self.max_depth
+        seen = (min(cap, most), min(drafted, most), min(accepted, most), drafted if nodes is None else nodes)
+        self._queue.append((self._slot(request_id), self._method(method), *seen))
+        if len(self._queue) > 16 * len(self._slots):  # fading counts proposals, not turns: they must not pile up
+            self._count()
+
+    def forget(self, request_id: str) -> None:
+        """Drop a request; what it told about its method stays."""
+        if request_id in self._slots:
+            self._count()
+            slot = self._slots.pop(request_id)
+            self._free.append(slot)
+            self._rows.table[slot] = 0.0
+
+    def seen(self, method: str) -> float:
+        """Proposals that a method's rates rest on, faded."""
+        self._count()
+        return float(self._pools.table[self._methods[method], -3]) if method in self._methods else 0.0
+
+    def curve(self, method: str, request_id: str, depth: int) -> tuple[list[float], list[float], list[float]]:
+        """kept, expected nodes and hopeful, each up to ``depth``, of one request."""
+        curves = self.curves([request_id], [method])
+        nodes = curves.drafted[0, :depth] * curves.branching[0]
+        return curves.kept[0, :depth].tolist(), nodes.tolist(), curves.hopeful[0, :depth].tolist()
+
+    def curves(self, request_ids: Sequence[str], methods: Sequence[str]) -> Curves:
+        """What to expect of these requests, one row each."""
+        pools = [self._method(method) for method in methods]
+        slots = [self._slot(request_id) for request_id in request_ids]
+        self._count()
+        for pool in set(pools) - self._pool_rates.keys():
+            self._pool_rates[pool] = self._pool(pool)
+        rates, known, branching = zip(*[self._pool_rates[pool] for pool in pools], strict=True)
+        rate = np.array(rates)  # [B, 2, L]: kept, found
+        counts = self._rows.table[slots, :-3].reshape(len(slots), 2, 2, self.max_depth)
+        tries = counts[:, :, 0]
+        rate = (counts[:, :, 1] + POOL_WEIGHT * rate) / (tries + POOL_WEIGHT)
+        kept, drafted = np.cumprod(rate, axis=2).swapaxes(0, 1)
+        age = np.exp((self._rows.last[slots] - self._step) / STALE_STEPS)[:, None, None]
+        pool_age = np.exp((self._pools.last[pools] - self._step) / STALE_STEPS)[:, None, None]
+        weight = tries * age + np.minimum(POOL_WEIGHT, PRIOR_WEIGHT + np.array(known) * pool_age)
+        hopeful = np.cumprod(_upper(rate, weight), axis=2)
+        return Curves(kept * drafted, drafted, hopeful[:, 0] * hopeful[:, 1], np.array(branching))
+
+    def _slot(self, request_id: str) -> int:
+        slot = self._slots.get(request_id)
+        if slot is None:
+            slot = self._free.pop() if self._free else len(self._slots)
+            self._slots[request_id] = slot
+            if slot >= len(self._rows.last):
+                self._rows.grow(2 * slot)
+            self._rows.last[slot] = self._step
+        return slot
+
+    def _method(self, method: str) -> int:
+        index = self._methods.get(method)
+        if index is None:
+            index = self._methods[method] = len(self._methods)
+            self._pools.grow(index + 1)
+            self._pools.last[index] = self._step
+        return index
+
+    def _count(self) -> None:
+        """Count what is queued: rows fade by their own proposals, pools by all of theirs."""
+        if not self._queue:
+            return
+        queue = np.array(self._queue)
+        self._queue.clear()
+        self._pool_rates.clear()
+        slots, pools, cap, drafted, accepted, _ = queue.T
+        base, rows = self.max_depth + 1, self._rows
+        own = np.ones((len(queue), 3))
+        own[:, 1], own[:, 2] = queue[:, 5], drafted
+        new = np.concatenate(
+            [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], own], axis=1
+        )
+        # A long request must not outvote the many short ones, whose successors the pool is asked about.
+        weight = np.maximum(1.0 / (1.0 + rows.table[slots, -3] / NEW_ROWS), LEAST_WEIGHT)
+        rows.table *= np.exp(np.bincount(slots, minlength=len(rows.last)) / -ROW_MEMORY)[:, None]
+        np.add.at(rows.table, slots, new)
+        rows.last[slots] = self._step
+        for pool in set(pools.tolist()):
+            share = np.where(pools == pool, weight, 0.0)
+            faded = self._pools.table[pool] * np.exp(share.sum() / -POOL_MEMORY)
+            self._pools.table[pool] = faded + share @ new
+            self._pools.last[pool] = self._step
+
+    def _pool(self, pool: int) -> tuple[Array, Array, float]:
+        """Rates of a method [2, L] (kept, found), how many tries they rest on [2, L], and its branching."""
+        table = self._pools.table[pool]
+        counts = table[:-3].reshape(2, 2, self.max_depth)
+        rates = []
+        for kind, (rate, weight) in enumerate(((PRIOR_RATE, PRIOR_WEIGHT), (PRIOR_FOUND, PRIOR_FOUND_WEIGHT))):
+            line = []
+            for tried, hit in zip(counts[kind, 0].tolist(), counts[kind, 1].tolist(), strict=True):
+                rate = (hit + weight * rate) / (tried + weight)
+                line.append(rate)
+                weight = CHAIN_WEIGHT
+            rates.append(line)
+        depth = float(table[-1])
+        branching = max(float(table[-2]) / depth, 1.0) if depth > 0 else 1.0
+        return np.array(rates), counts[:, 0].copy(), branching
+
+
+def _upper(rate: Array, weight: Array) -> Array:
+    """Wilson's upper bound of a rate that rests on ``weight`` trials."""
+    z = QUANTILE * QUANTILE / weight
+    out: Array = (rate + z / 2 + np.sqrt(z * (rate * (1 - rate) + z / 4))) / (1 + z)
+    return out

@@ -1,0 +1,326 @@
+"""The rows that one pass decodes, and those whose prompts are still being read: who stands where in the KV pool.
+
+The pool's rows are ``[decoding, team by team | arriving]``. Rows come and go between steps; what moves is decided by
+``places``, which leaves a row where it is wherever that is possible.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from foretoken.draft.base import Drafter, PromptChunk
+from foretoken.engine.prefix import PrefixStore
+from foretoken.engine.state import Row, State
+from foretoken.engine.step import StepReport, step
+from foretoken.engine.tapping import Tapping
+from foretoken.engine.team import Choice, Ensemble, Team
+from foretoken.model.cache import KVCache
+from foretoken.model.prefill import round_up
+from foretoken.model.target import CausalModel, Target
+from foretoken.sampling import Processors
+from foretoken.tree import Draws, chain_tree, layout
+
+
+@dataclass
+class Arrival:
+    """A request that has a row of the pool and whose text is being read."""
+
+    row: Row
+    choice: Choice
+    target: Target  # its own row
+    state: State  # of this row alone: the context that its drafter is opened with
+    drafter: Drafter
+    filled: int = 0  # of ``state.lengths[0]`` tokens
+    unread: int = 0  # known tokens that its drafter would read in its next proposal
+    taps: list[Tensor] = field(default_factory=list)  # of what has been read, for the prefix store
+
+    @property
+    def missing(self) -> int:
+        """Tokens that the target has not read yet."""
+        return self.state.lengths[0] - self.filled
+
+
+@dataclass
+class Member:
+    """A row being decoded, and its team."""
+
+    row: Row
+    choice: Choice
+    team: Team
+
+
+class Batch:
+    """See the module's docstring. Not thread-safe: the engine's thread alone calls it."""
+
+    def __init__(
+        self, model: CausalModel, *, max_rows: int, capacity: int, prefixes: PrefixStore | None = None
+    ) -> None:
+        """Room for max_rows rows of capacity slots each."""
+        self.model, self.capacity, self.prefixes = model, capacity, prefixes
+        self.pool: KVCache = model.new_cache(0, capacity)
+        self.pool.set_reserve(max_rows)
+        self.target = Target.of(model, self.pool)
+        self.members: list[Member] = []
+        self.arrivals: list[Arrival] = []
+        self.teams: list[Team] = []
+        self.state: State | None = None
+        self.ensemble = Ensemble([])
+        self._pack = model.spec.device.type == "cpu"
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    def processors(self, rows: Sequence[Row]) -> Processors:
+        """The sampling parameters of some rows, stacked."""
+        spec = self.model.spec
+        return Processors(
+            [row.params for row in rows],
+            vocab_size=spec.vocab_size,
+            end_token_ids=spec.eos_token_ids,
+            device=spec.device,
+        )
+
+    def _open_state(self, rows: list[Row]) -> State:
+        state = State.open(rows, self.processors(rows), self.capacity, "")
+        state.isolate = True
+        return state
+
+    def arrive(self, row: Row, choice: Choice) -> Arrival:
+        """Give a request a row of the pool. What the prefix store knows of its text is not read again.
+
+        Raises ConfigError where its parameters name tokens that the model does not have.
+        """
+        state = self._open_state([row])
+        place = self.pool.num_rows
+        self.pool.open_rows(1)
+        target = Target.of(self.model, self.pool.rows(place, place + 1))
+        arrival = Arrival(row, choice, target, state, choice.method.open(state, self.capacity, target))
+        self.arrivals.append(arrival)
+        self._bind()
+        self._reuse(arrival)
+        return arrival
+
+    def _reuse(self, arrival: Arrival) -> None:
+        if self.prefixes is None:
+            return
+        layers = arrival.choice.method.prompt_taps
+        found = self.prefixes.find(arrival.row.known[:-1], layers)
+        if found is None:
+            return
+        prefix, count = found
+        prefix.copy_into(arrival.target.cache, count)
+        arrival.filled = arrival.row.num_cached_tokens = count
+        if prefix.taps is not None and layers:
+            taps = prefix.taps[:, :count]
+            arrival.drafter.read_prompt(PromptChunk([0], [count], taps))
+            arrival.taps.append(taps)
+
+    def read(self, most: int, *, warm: bool) -> tuple[int, float]:
+        """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Those whose text is read
+        then decode from the next step on. warm: drafters read it too, as far as they can."""
+        begun = perf_counter()
+        chosen: list[Arrival] = []
+        counts: list[int] = []
+        left = most
+        for arrival in self.arrivals:
+            count = min(arrival.missing, left)
+            if not count and arrival.missing:
+                break
+            chosen.append(arrival)
+            counts.append(count)
+            left -= count
+        if any(counts):
+            self._read(chosen, counts)
+        for arrival, count in zip(chosen, counts, strict=True):
+            arrival.filled += count
+            arrival.unread = arrival.drafter.warm(arrival.state, 0, max(count, most)) if warm else 0
+        ready = [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
+        if ready:
+            self._settle([index for index, _ in enumerate(self.members)], ready)
+        seconds = perf_counter() - begun
+        for arrival in chosen:
+            arrival.row.seconds_prefill += seconds
+        return sum(counts), seconds
+
+    def _read(self, chosen: list[Arrival], counts: list[int]) -> None:
+        device = self.model.spec.device
+        start = [arrival.filled for arrival in chosen]
+        # Padding of short rows is written behind them and must find room there too.
+        width = min(max(counts), self.capacity - max(start))
+        counts[:] = [min(count, width) for count in counts]
+        pieces = [
+            arrival.state.history.ids[0][at : at + count]
+            for arrival, at, count in zip(chosen, start, counts, strict=True)
+        ]
+        tokens = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces], device=device)
+        parent = chain_tree(tokens, torch.tensor(counts, device=device).clamp(min=1)).parent
+        span = min(self.capacity, round_up(max(start) + width, 64))
+        plan = layout(parent, torch.tensor(start, device=device), self.capacity, span=span, pack=self._pack)
+        place = len(self.members)
+        target = Target.of(self.model, self.pool.rows(place, place + len(chosen)))
+        layers = tuple(dict.fromkeys(layer for arrival in chosen for layer in arrival.choice.method.prompt_taps))
+        taps = target.forward(tokens, plan, taps=layers, head=False).taps
+        for index, (arrival, at, count) in enumerate(zip(chosen, start, counts, strict=True)):
+            wanted = arrival.choice.method.prompt_taps
+            if taps is None or not wanted or not count:
+                continue
+            own = Tapping(layers).pick(taps[index : index + 1, :count], wanted)
+            arrival.drafter.read_prompt(PromptChunk([at], [count], own))
+            if self.prefixes is not None:
+                arrival.taps.append(own.clone())
+
+    def leave(self, rows: Sequence[Row], *, remember: bool) -> None:
+        """Free the rows of requests that ended or must wait. remember: the prefix store may keep their text's KV."""
+        gone = {id(row) for row in rows}
+        for index, member in enumerate(self.members):
+            if remember and id(member.row) in gone and not member.choice.method.prompt_taps:
+                known = member.row.known
+                # The last token is pending: it was emitted, and its KV never computed.
+                self._remember(known[:-1], self.pool.rows(index, index + 1), (), [])
+        staying = [index for index, member in enumerate(self.members) if id(member.row) not in gone]
+        self._settle(staying, [], gone)
+
+    def _remember(self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor]) -> None:
+        if self.prefixes is not None:
+            self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None)
+
+    def _settle(self, staying: Sequence[int], ready: Sequence[Arrival], gone: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        """New membership: these members and these arrivals, each row in its place, every drafter told."""
+        first = len(self.members)
+        where = {id(arrival): first + index for index, arrival in enumerate(self.arrivals)}
+        for arrival in ready:
+            if self.prefixes is not None:
+                place = where[id(arrival)]
+                layers = arrival.choice.method.prompt_taps
+                known = arrival.row.known[:-1]
+                if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
+                    self._remember(known, self.pool.rows(place, place + 1), layers, arrival.taps)
+        rows_of: dict[int, list[tuple[int, Member]]] = {id(team): [] for team in self.teams}
+        for team in self.teams:  # those that leave, drafters first: a drafter's rows are the team's, in its order
+            kept = [index for index in staying if team.start <= index < team.stop]
+            if len(kept) < team.stop - team.start and kept:
+                team.drafter.keep([index - team.start for index in kept])
+            rows_of[id(team)] = [(index, self.members[index]) for index in kept]
+        self.teams = [team for team in self.teams if rows_of[id(team)]]
+        for arrival in ready:
+            found = next((team for team in self.teams if team.key == arrival.choice.key), None)
+            if found is None:
+                found = Team(arrival.choice, arrival.drafter, arrival.target)
+                self.teams.append(found)
+                rows_of[id(found)] = []
+            else:
+                rows = [member.row for _, member in rows_of[id(found)]] + [arrival.row]
+                found.drafter.join(arrival.drafter, self._open_state(rows))
+            member = Member(arrival.row, arrival.choice, found)
+            rows_of[id(found)].append((where[id(arrival)], member))
+        coming = {id(arrival) for arrival in ready}
+        self.arrivals = [
+            arrival for arrival in self.arrivals if id(arrival) not in coming and id(arrival.row) not in gone
+        ]
+        ranges, stop = [], 0
+        for team in self.teams:
+            old = [place for place, _ in rows_of[id(team)]]
+            ranges.append((stop, old))
+            stop += len(old)
+        waiting = [where[id(arrival)] for arrival in self.arrivals]
+        order: list[int] = []
+        self.members = []
+        for team, (start, old) in zip(self.teams, ranges, strict=True):
+            placed = places(start, old)
+            if placed != old:
+                team.drafter.keep([old.index(place) for place in placed])
+            order += placed
+            team.start, team.stop = start, start + len(old)
+            by_place = dict(rows_of[id(team)])
+            self.members += [by_place[place] for place in placed]
+        arriving = places(stop, waiting)
+        by_old = {where[id(arrival)]: arrival for arrival in self.arrivals}
+        self.arrivals = [by_old[place] for place in arriving]
+        order += arriving
+        before = self.pool.num_rows
+        used = max([len(member.row.known) for member in self.members] + [a.filled for a in self.arrivals], default=0)
+        self.pool.keep(torch.tensor(order, dtype=torch.int64), min(self.capacity, used))
+        for place in range(len(order), before):
+            self.pool.release(place)
+        self.state = self._open_state([member.row for member in self.members]) if self.members else None
+        self.ensemble = Ensemble(self.teams)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Every target sees its own rows of the pool."""
+        self.target.cache = self.pool.rows(0, len(self.members))
+        for team in self.teams:
+            team.target.cache = self.pool.rows(team.start, team.stop)
+        for place, arrival in enumerate(self.arrivals, len(self.members)):
+            arrival.target.cache = self.pool.rows(place, place + 1)
+
+    # -- decoding --------------------------------------------------------------------------------------------------
+
+    def step(self, caps: list[int]) -> StepReport:
+        """One step of all members, row b guessing at most caps[b] deep."""
+        assert self.state is not None
+        self.ensemble.caps = caps
+        team, ensemble = self.teams[0], self.ensemble
+        return step(
+            self.state, self.target, ensemble, ensemble.panel, team.shape, Draws.FIXED,
+            pack=self._pack, tapping=ensemble.tapping,
+        )  # fmt: skip
+
+    def lags(self) -> list[int]:
+        """Known tokens that each member's drafter has not read."""
+        assert self.state is not None
+        found: list[int] = []
+        for team in self.teams:
+            caps = [0] * (team.stop - team.start)
+            found += team.drafter.lag(team.context(self.state, caps))
+        return found
+
+    def check_integrity(self) -> None:
+        """Add the books up; RuntimeError where they do not."""
+        if self.pool.num_rows != len(self.members) + len(self.arrivals):
+            raise RuntimeError(
+                f"{self.pool.num_rows} rows of the pool for {len(self.members)} members, {len(self.arrivals)} arrivals"
+            )
+        stop = 0
+        for team in self.teams:
+            if team.start != stop or team.stop <= team.start:
+                raise RuntimeError(f"a team has rows [{team.start}, {team.stop}), and the one before it ends at {stop}")
+            stop = team.stop
+            for member in self.members[team.start : team.stop]:
+                if member.team is not team or member.choice.key != team.key:
+                    raise RuntimeError(f"request {member.row.index} stands in another team's rows")
+            if team.target.cache.num_rows != team.stop - team.start:
+                raise RuntimeError(
+                    f"a team of {team.stop - team.start} rows has {team.target.cache.num_rows} cache rows"
+                )
+        if stop != len(self.members):
+            raise RuntimeError(f"{len(self.members)} members, and the last team ends at {stop}")
+        if (self.state is None) != (not self.members):
+            raise RuntimeError("there must be a state iff there are members")
+        if self.state is not None:
+            if [id(row) for row in self.state.rows] != [id(member.row) for member in self.members]:
+                raise RuntimeError("the state's rows and the members differ")
+            self.state.check_integrity()
+        for arrival in self.arrivals:
+            if (
+                not 0 <= arrival.filled <= arrival.state.lengths[0]
+                or arrival.row.token_ids != arrival.state.history.ids[0][len(arrival.row.prompt_ids) :]
+            ):
+                raise RuntimeError(
+                    f"request {arrival.row.index}: {arrival.filled} tokens read of {arrival.state.lengths[0]}"
+                )
+        rows = [id(member.row) for member in self.members] + [id(arrival.row) for arrival in self.arrivals]
+        if len(set(rows)) != len(rows):
+            raise RuntimeError("a request has two rows")
+
+
+def places(start: int, old: Sequence[int]) -> list[int]:
+    """The order in which rows, now at places ``old``, take places [start, start + n): one that lies there already stays."""
+    stop = start + len(old)
+    placed = {place: place for place in old if start <= place < stop}
+    free = [place for place in range(start, stop) if place not in placed]
+    rest = [place for place in old if place not in placed]
+    placed.update(zip(free, rest, strict=True))
+    return [placed[place] for place in range(start, stop)]

@@ -1,0 +1,99 @@
+"""Costs of real steps: what ``costs.measure`` runs, on rows made up for it."""
+
+import itertools
+import logging
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from foretoken.engine.batch import Batch
+from foretoken.engine.costs import PLAIN, CostTable, StepSeconds, identity, load, measure, save
+from foretoken.engine.state import Row
+from foretoken.engine.team import Choice
+from foretoken.engine.text import TextStream
+from foretoken.model.target import CausalModel
+from foretoken.noise import derive_seed
+from foretoken.sampling import SamplingParams
+
+logger = logging.getLogger(__name__)
+PROMPT_TOKENS = 64  # of each row that steps are measured on
+TEXT_TOKENS = 256  # a row is begun anew when it has grown to so many
+
+
+class Bench:
+    """Runs single steps of any batch, method and depth. Rows are random texts: a step's cost does not depend on them, but
+    for methods that look guesses up, which find what a repetitive text holds."""
+
+    def __init__(self, model: CausalModel, plain: Choice, choices: Sequence[Choice]) -> None:
+        self.model = model
+        self.choices = {PLAIN: plain, **{choice.config.method: choice for choice in choices}}
+        self._batches: dict[tuple[str, int], Batch] = {}
+        self._numbers = itertools.count()
+
+    @torch.inference_mode()
+    def step(self, method: str, batch: int, depth: int) -> StepSeconds:
+        """One step of batch rows that each guess depth deep."""
+        opened = self._open(method, batch)
+        report = opened.step([depth] * batch)
+        tree = report.commit.tree
+        nodes = int((tree.parent >= 0).sum()) + batch
+        return StepSeconds(report.seconds_draft, report.seconds_target, report.seconds_rest, nodes)
+
+    def _open(self, method: str, batch: int) -> Batch:
+        key = (method, batch)
+        opened = self._batches.get(key)
+        if opened is not None and max(len(member.row.known) for member in opened.members) < TEXT_TOKENS:
+            return opened
+        if batch not in {size for _, size in self._batches}:
+            self._batches.clear()  # sizes come one after the other: hold the memory of one
+        choice = self.choices[method]
+        capacity = min(self.model.spec.max_positions, TEXT_TOKENS) + choice.num_nodes + 64
+        opened = Batch(self.model, max_rows=batch, capacity=capacity)
+        for _ in range(batch):
+            opened.arrive(self._row(), choice)
+        while opened.arrivals:
+            opened.read(512, warm=True)
+        self._batches[key] = opened
+        return opened
+
+    def _row(self) -> Row:
+        number = next(self._numbers)
+        spec = self.model.spec
+        length = max(2, min(PROMPT_TOKENS, spec.max_positions // 4))
+        generator = torch.Generator().manual_seed(number)
+        half = torch.randint(0, spec.vocab_size, (length // 2,), generator=generator).tolist()
+        params = replace(SamplingParams(seed=number, ignore_eos=True), max_new_tokens=1 << 20)
+        room = spec.max_positions - 2 * len(half)
+        return Row(number, half + half, params, derive_seed(number), frozenset(), room, TextStream(None))
+
+
+def measured_costs(
+    model: CausalModel, plain: Choice, choices: Sequence[Choice], *, max_batch: int, time_limit_s: float
+) -> CostTable:
+    """The cost table of this machine, model and methods: the one kept from an earlier start, or measured now."""
+    spec = model.spec
+    described: dict[str, Any] = {
+        "name": spec.name,
+        "architecture": spec.architecture,
+        "implementation": spec.implementation,
+        "dtype": str(spec.dtype),
+        "device": str(spec.device),
+        "weight_bytes": spec.weight_bytes,
+        "num_layers": spec.num_layers,
+        "vocab_size": spec.vocab_size,
+    }
+    methods = {choice.config.method: choice for choice in choices}
+    key = identity(
+        {**described, "max_batch": max_batch}, {name: choice.config.resolved() for name, choice in methods.items()}
+    )
+    known = load(key)
+    if known is not None:
+        logger.info("costs: as measured at an earlier start")
+        return known
+    bench = Bench(model, plain, list(methods.values()))
+    depths = {name: choice.depth for name, choice in methods.items()}
+    table = measure(bench.step, depths, max_batch, time_limit_s)
+    save(table, key)
+    return table

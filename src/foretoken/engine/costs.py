@@ -1,0 +1,433 @@
+"""What a whole step costs on this machine: measured when an engine starts, kept on disk, corrected while it runs.
+
+Two figures decide whether a guess pays: ``verify``, the target's pass with laws, verification and bookkeeping, over a
+batch of rows with so many tree nodes in all, and ``draft``, what a method takes to propose so deep for so many rows.
+Both are measured on a grid of real steps, smoothed so that a bigger step is never cheaper, and interpolated linearly.
+"""
+
+import bisect
+import hashlib
+import importlib.metadata
+import json
+import logging
+import math
+import os
+import platform
+import statistics
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from foretoken.errors import ConfigError
+
+log = logging.getLogger(__name__)
+
+PLAIN = "none"
+"""The method of a plain step, as ``measure`` asks for it."""
+MAX_NODES = 96
+"""Steps with more tree nodes than this are extrapolated, not measured: they never pay on the machines that need a table."""
+FORMAT = 1
+_FAR = 1e6
+_REPEATS, _MOST_REPEATS = 3, 9
+_CHEAP_S = 0.3  # a batch's cells are repeated up to _MOST_REPEATS times while they took less than this together
+
+Array = NDArray[np.float64]
+Cell = tuple[int, int]
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Where the time of one measured step went, and how many tree nodes it had, roots included (None: a full chain)."""
+
+    draft: float
+    target: float
+    rest: float
+    rows: int | None = None
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """The non-decreasing sequence nearest in least squares (pool adjacent violators)."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        total, count = float(value), 1
+        while blocks and blocks[-1][0] * count > total * blocks[-1][1]:  # by mean, without dividing
+            before, width = blocks.pop()
+            total, count = total + before, count + width
+        blocks.append((total, count))
+    return [total / count for total, count in blocks for _ in range(count)]
+
+
+class Surface:
+    """Seconds over (batch, x): a curve over x at each measured batch, linear between batches and beyond them.
+
+    Never falls in x nor in batch. Beyond its last point a curve goes on with its last slope or its mean slope,
+    whichever is steeper, so that what was not measured never looks free.
+    """
+
+    def __init__(self, cells: Mapping[Cell, float]) -> None:
+        self._batches = sorted({batch for batch, _ in cells})
+        first = isotonic([min((x, y) for (b, x), y in cells.items() if b == batch)[1] for batch in self._batches])
+        self._curves: dict[int, tuple[Array, Array]] = {}
+        self._points: dict[int, tuple[list[float], list[float]]] = {}
+        slope = 0.0
+        before: tuple[Array, Array] | None = None  # the batch below, as far as it was measured
+        for batch, lowest in zip(self._batches, first, strict=True):
+            measured = sorted(x for b, x in cells if b == batch)
+            xs, ys = np.array(measured, float), np.array(isotonic([lowest, *(cells[batch, x] for x in measured[1:])]))
+            if before is not None:
+                knots = np.union1d(xs, before[0][(before[0] > xs[0]) & (before[0] < xs[-1])])
+                xs, ys = knots, np.maximum(np.interp(knots, xs, ys), np.interp(knots, *before))
+            before = xs, ys
+            if len(xs) > 1:
+                slope = float(max((ys[-1] - ys[-2]) / (xs[-1] - xs[-2]), (ys[-1] - ys[0]) / (xs[-1] - xs[0])))
+            self._curves[batch] = (np.append(xs, _FAR), np.append(ys, ys[-1] + slope * (_FAR - xs[-1])))
+
+    def curve(self, batch: int) -> tuple[Array, Array]:
+        """(xs, seconds) of a batch, for ``numpy.interp``; kept once made."""
+        if batch not in self._curves:
+            self._curves[batch] = self._between(batch)
+        return self._curves[batch]
+
+    def _between(self, batch: int) -> tuple[Array, Array]:
+        if len(self._batches) == 1:  # nothing to tell rows from passes: in proportion, which flatters nobody
+            xs, ys = self._curves[self._batches[0]]
+            return xs, ys * (batch / self._batches[0])
+        after = min(max(bisect.bisect_left(self._batches, batch), 1), len(self._batches) - 1)
+        low, high = self._batches[after - 1], self._batches[after]
+        share = (batch - low) / (high - low)  # above 1 beyond the largest batch
+        xs = np.union1d(self._curves[low][0], self._curves[high][0])
+        below, above = np.interp(xs, *self._curves[low]), np.interp(xs, *self._curves[high])
+        return xs, np.maximum(below + share * (above - below), 0.0)
+
+    def __call__(self, batch: int, x: float) -> float:
+        """Seconds at one point."""
+        points = self._points.get(batch)
+        if points is None:
+            xs, ys = self.curve(batch)
+            points = self._points[batch] = (xs.tolist(), ys.tolist())
+        places, costs = points  # lists: numpy takes longer for one point than for a hundred
+        after = bisect.bisect_left(places, x)
+        if after == 0 or after == len(places):
+            return costs[min(after, len(costs) - 1)]
+        low, high = places[after - 1], places[after]
+        return costs[after - 1] + (x - low) / (high - low) * (costs[after] - costs[after - 1])
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Seconds of the parts of a step. Build it with ``of`` or ``measure``; queries are exact at measured cells that were
+    in order, linear between them."""
+
+    verify_cells: Mapping[Cell, float]  # (batch, tree nodes in all) -> seconds; nodes == batch is plain decoding
+    draft_cells: Mapping[str, Mapping[Cell, float]]  # method -> (drafting rows, depth) -> seconds
+    lag_seconds: Mapping[str, float] = field(default_factory=dict)  # method -> seconds a token it lags behind
+    _verify: Surface = field(init=False, repr=False, compare=False)
+    _draft: dict[str, Surface] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not any(batch == rows for batch, rows in self.verify_cells):
+            raise ConfigError("a cost table has at least one plain step; given none")
+        for name, cells in {"verify": self.verify_cells, **self.draft_cells}.items():
+            least = 0.0 if name != "verify" else 1e-12
+            bad = {cell: cost for cell, cost in cells.items() if not (math.isfinite(cost) and cost >= least)}
+            if bad or any(batch < 1 or x < 0 for batch, x in cells):
+                raise ConfigError(f"costs of {name} are positive seconds of cells (batch >= 1, size >= 0); given {bad}")
+        surface = Surface({(batch, rows - batch): cost for (batch, rows), cost in self.verify_cells.items()})
+        draft = {
+            method: Surface({**{(batch, 0): 0.0 for batch, _ in cells}, **cells})
+            for method, cells in self.draft_cells.items()
+            if cells
+        }
+        object.__setattr__(self, "_verify", surface)
+        object.__setattr__(self, "_draft", draft)
+
+    @property
+    def methods(self) -> list[str]:
+        """Methods with measured costs."""
+        return list(self._draft)
+
+    def verify(self, batch: int, rows: float) -> float:
+        """Seconds of a step without its proposing: batch rows with ``rows`` tree nodes in all, roots included."""
+        return self._verify(batch, rows - batch)
+
+    def verify_curve(self, batch: int) -> tuple[Array, Array]:
+        """(nodes beyond the roots, seconds) of one batch, for ``numpy.interp``."""
+        return self._verify.curve(batch)
+
+    def draft(self, method: str, batch: int, depth: int) -> float:
+        """Seconds to propose ``depth`` deep for ``batch`` rows. Raises ConfigError for a method that was not measured."""
+        if batch < 1 or depth < 1:
+            return 0.0
+        if method not in self._draft:
+            raise ConfigError(f"the costs of {method!r} were not measured; known: {', '.join(self._draft) or 'none'}")
+        return self._draft[method](batch, depth)
+
+    def catch_up(self, method: str, tokens: int) -> float:
+        """Seconds for a drafter to read ``tokens`` tokens that it lags behind."""
+        given = self.lag_seconds.get(method)
+        if given is None:  # a token more in a pass costs at most what a row more costs
+            given = (self.draft(method, 2, 1) - self.draft(method, 1, 1)) if method in self._draft else 0.0
+        return max(given, 0.0) * max(tokens, 0)
+
+    def best_case(self, method: str, batch: int, max_depth: int | None = None) -> float:
+        """Speed over plain if every guess were accepted, at the best depth and number of guessing rows; 1 at least."""
+        if method not in self._draft:
+            return 1.0
+        deepest = max_depth or max(depth for _, depth in self.draft_cells[method])
+        plain, best = self.verify(batch, batch), 1.0
+        for rows in {*(1 << power for power in range(batch.bit_length())), batch}:
+            for depth in range(1, deepest + 1):
+                cost = self.verify(batch, batch + rows * depth) + self.draft(method, rows, depth)
+                best = max(best, (batch + rows * depth) / batch * plain / cost)
+        return best
+
+    def verdict(self, method: str) -> str:
+        """One sentence for the log: where guessing can win at all."""
+        if method not in self._draft:
+            return f"{method}: not measured; --speculation auto will not guess with it"
+        passes = self.draft(method, 1, 1) / self.verify(1, 1)
+        batches = sorted({batch for batch, _ in self.verify_cells})
+        wins = [batch for batch in batches if self.best_case(method, batch) > 1.0]
+        said = f"{method}: a guess costs {passes:.2f} passes"
+        if not wins:
+            return f"{said}; it cannot win at any acceptance: --speculation auto will not guess"
+        gain = f"at best {self.best_case(method, wins[0]):.1f}x at batch {wins[0]}"
+        if wins == batches:
+            return f"{said}; it can win at every batch up to {batches[-1]}, {gain}"
+        if wins == batches[: len(wins)]:
+            return f"{said}; even if all were accepted it wins only up to batch {wins[-1]}, {gain}"
+        return f"{said}; even if all were accepted it wins only at batch {', '.join(map(str, wins))}, {gain}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As lists that JSON can hold."""
+        return {
+            "verify": [[*cell, cost] for cell, cost in self.verify_cells.items()],
+            "draft": {
+                name: [[*cell, cost] for cell, cost in cells.items()] for name, cells in self.draft_cells.items()
+            },
+            "lag": dict(self.lag_seconds),
+        }
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "CostTable":
+        """What ``to_json`` made. Raises ConfigError, KeyError, TypeError or ValueError where it is something else."""
+
+        def cells(rows: Iterable[Sequence[float]]) -> dict[Cell, float]:
+            return {(int(batch), int(size)): float(cost) for batch, size, cost in rows}
+
+        draft = {str(name): cells(rows) for name, rows in given["draft"].items()}
+        return cls(cells(given["verify"]), draft, {str(name): float(cost) for name, cost in given["lag"].items()})
+
+
+def grid(highest: int) -> list[int]:
+    """1, 2, 4, ... and the highest."""
+    return sorted({*(1 << power for power in range(highest.bit_length())), highest}) if highest > 0 else []
+
+
+def depths(highest: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... and the highest: passes bend where kernels do, so twice as dense as ``grid``."""
+    return sorted({*grid(highest), *(size * 3 // 2 for size in grid(highest) if 1 < size <= highest * 2 // 3)})
+
+
+def measure(
+    step: Callable[[str, int, int], StepSeconds],
+    methods: Mapping[str, int],
+    max_batch: int,
+    time_limit_s: float = 20.0,
+    *,
+    lag_seconds: Mapping[str, float] | None = None,
+    max_nodes: int = MAX_NODES,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostTable:
+    """Time real steps on a grid of batches and depths, smallest batch first, until the time is used.
+
+    step(method, batch, depth) runs one step; depth 0 of the method ``PLAIN`` is a plain one. methods: the deepest guess
+    of each. Plain and guessing cells of a batch take turns, so that a drift of the machine hits both alike; a cell's
+    figure is the median after one warm-up. Batch 1 is always measured once, whatever it takes.
+    """
+    begun = clock()
+    verify: dict[Cell, list[float]] = {}
+    draft: dict[str, dict[Cell, float]] = {method: {} for method in methods}
+    for batch in grid(max_batch):
+        cells = [(PLAIN, 0)]
+        for method, deepest in methods.items():
+            cells += [(method, depth) for depth in depths(deepest) if batch * (1 + depth) <= max_nodes]
+        seen: dict[tuple[str, int], list[StepSeconds]] = {cell: [] for cell in cells}
+        started = clock()
+        for round_ in range(1 + _MOST_REPEATS):  # the first is the warm-up
+            if round_ > _REPEATS and clock() - started > _CHEAP_S:
+                break
+            for method, depth in cells:
+                if (batch > 1 or round_ > 1) and clock() - begun > time_limit_s:
+                    break
+                measured = step(method, batch, depth)
+                if round_:
+                    seen[method, depth].append(measured)
+        for (method, depth), found in seen.items():
+            if len(found) < (2 if batch > 1 else 1):  # the time ran out under way: one figure alone is noise
+                continue
+            rows = statistics.median_low([_nodes(one, batch, depth) for one in found])
+            rest = statistics.median([one.target + one.rest + (0.0 if depth else one.draft) for one in found])
+            verify.setdefault((batch, rows), []).append(rest)
+            if depth:
+                draft[method][batch, depth] = statistics.median([one.draft for one in found])
+        if clock() - begun > time_limit_s:
+            log.info("costs: %.0f s used up at batch %d; larger steps are extrapolated", time_limit_s, batch)
+            break
+    return CostTable({cell: statistics.fmean(costs) for cell, costs in verify.items()}, draft, dict(lag_seconds or {}))
+
+
+def _nodes(measured: StepSeconds, batch: int, depth: int) -> int:
+    return batch * (1 + depth) if measured.rows is None else max(measured.rows, batch)
+
+
+def identity(model: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:
+    """What a saved table is valid for: this machine and torch, and the model (its name, weight_bytes, dtype,
+    implementation) and the resolved methods' settings, as the caller names them."""
+    accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else None
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    machine = {
+        "processor": _processor(),
+        "cores": cores,
+        "threads": torch.get_num_threads(),
+        "accelerator": accelerator,
+        "torch": str(torch.__version__),
+    }
+    known = {"format": FORMAT, "version": _version(), "machine": machine, "model": model, "methods": methods}
+    return dict(json.loads(json.dumps(known, sort_keys=True, default=str)))  # as it will compare when read back
+
+
+def cache_file(key: Mapping[str, Any]) -> Path:
+    """Where the table of an identity is kept: under $FORETOKEN_CACHE, else ~/.cache/foretoken."""
+    root = os.environ.get("FORETOKEN_CACHE")
+    folder = Path(root) if root else Path(os.path.expanduser("~")) / ".cache" / "foretoken"
+    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
+    return folder / "costs" / f"{digest[:24]}.json"
+
+
+def save(table: CostTable, key: Mapping[str, Any], path: Path | None = None) -> bool:
+    """Write whole or not at all; False, and one line in the log, where the disk will not have it."""
+    path = path or cache_file(key)
+    scratch = None
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
+            scratch = file.name
+            json.dump({"key": key, **table.to_json()}, file)
+        os.replace(scratch, path)
+    except OSError as error:
+        log.warning("costs: not kept in %s (%s); they will be measured again at the next start", path, error)
+        if scratch is not None:
+            Path(scratch).unlink(missing_ok=True)
+        return False
+    return True
+
+
+def load(key: Mapping[str, Any], path: Path | None = None) -> CostTable | None:
+    """The table kept for this identity; None where there is none or it cannot be used."""
+    path = path or cache_file(key)
+    try:
+        given = json.loads(path.read_text(encoding="utf-8"))
+        if given["key"] != key:
+            raise ValueError("it is of another machine, model or version")
+        return CostTable.from_json(given)
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
+        log.warning("costs: %s ignored (%s); measuring again", path, error)
+        return None
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _version() -> str:
+    try:
+        return importlib.metadata.version("foretoken")
+    except importlib.metadata.PackageNotFoundError:
+        return "source"
+
+
+class Corrections:
+    """How far live steps are from the table, as a factor for plain passes, for guessing passes and for each method's
+    drafting: longer contexts, a machine that is shared, a table that was wrong.
+
+    Logs of the factors follow a random walk that is mostly common to all of them (a slower machine, longer contexts)
+    and a little of each one's own; a Kalman filter holds them, so that what is not observed for long follows the others
+    and is known to be uncertain. Outliers are clipped.
+    """
+
+    _COMMON, _OWN = 0.2**2, 0.12**2  # variances at the start, of logs
+    _COMMON_STEP, _OWN_STEP = 0.01**2, 0.003**2  # ... added at each step
+    _NOISE = 0.15**2  # of one step's time
+    _CLIP = 2.5  # standard deviations
+    _MOST = math.log(50.0)
+    _STREAK, _SHAKEN = 4, 0.4**2  # so many clipped surprises of one sign in a row are no outliers: doubt that much more
+    _PLAIN, _GUESS = 0, 1
+
+    def __init__(self, methods: Sequence[str]) -> None:
+        self._index = {method: 2 + place for place, method in enumerate(methods)}
+        size = 2 + len(methods)
+        self._mean = [0.0] * size
+        self._cov = [[self._COMMON + (self._OWN if a == b else 0.0) for a in range(size)] for b in range(size)]
+        self._streak = [0] * size
+        self.plain, self.guess = 1.0, 1.0
+        self.draft: dict[str, float] = dict.fromkeys(methods, 1.0)
+
+    @property
+    def doubt(self) -> float:
+        """Standard deviation of log (guessing passes' factor / plain passes' factor)."""
+        (plain, both), guess = self._cov[0][:2], self._cov[1][1]
+        return math.sqrt(max(plain + guess - 2 * both, 0.0))
+
+    def tick(self) -> None:
+        """A step has passed."""
+        for place, row in enumerate(self._cov):
+            for other in range(len(row)):
+                row[other] += self._COMMON_STEP
+            row[place] += self._OWN_STEP
+            if row[place] > 4 * (self._COMMON + self._OWN):  # what nobody observes is not doubted without end
+                self._shrink()
+
+    def _shrink(self) -> None:
+        for row in self._cov:
+            for other in range(len(row)):
+                row[other] *= 0.5
+
+    def observe(self, kind: str, measured: float, predicted: float) -> None:
+        """kind: "plain", "guess" or a method, for its drafting. predicted: the table's figure, uncorrected."""
+        place = self._PLAIN if kind == "plain" else self._GUESS if kind == "guess" else self._index.get(kind, -1)
+        if place < 0 or measured <= 0.0 or predicted <= 0.0:
+            return
+        spread = self._cov[place][place] + self._NOISE
+        most = self._CLIP * math.sqrt(spread)
+        surprise = math.log(measured / predicted) - self._mean[place]
+        streak = self._streak[place]
+        self._streak[place] = 0 if abs(surprise) < most else max(streak, 0) + 1 if surprise > 0 else min(streak, 0) - 1
+        if abs(self._streak[place]) >= self._STREAK:
+            self._cov[place][place] += self._SHAKEN
+            spread += self._SHAKEN
+            most = self._CLIP * math.sqrt(spread)
+        surprise = min(max(surprise, -most), most)
+        gains = [row[place] / spread for row in self._cov]
+        known = list(self._cov[place])
+        for other, gain in enumerate(gains):
+            self._mean[other] = min(max(self._mean[other] + gain * surprise, -self._MOST), self._MOST)
+            row = self._cov[other]
+            for column, value in enumerate(known):
+                row[column] -= gain * value
+        self.plain, self.guess = math.exp(self._mean[0]), math.exp(self._mean[1])
+        for method, index in self._index.items():
+            self.draft[method] = math.exp(self._mean[index])

@@ -1,0 +1,52 @@
+"""How much memory is free for keys and values."""
+
+from pathlib import Path
+
+import torch
+
+from foretoken.errors import ConfigError
+from foretoken.model.target import CausalModel
+
+SHARE = 0.5
+"""Of what is free once the weights are loaded; the rest is for passes, drafters and other programs."""
+
+
+def free_bytes(device: torch.device) -> int:
+    """Bytes that a program may still take on a device: of the machine's, and of a container's limit where one is set."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[0])
+    free = _available()
+    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
+    return free if limit is None or used is None else max(0, min(free, limit - used))
+
+
+def _available() -> int:
+    try:
+        for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+            if line.startswith("MemAvailable:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return 4 << 30  # a system that does not tell: what any machine that runs models has
+
+
+def _number(path: str) -> int | None:
+    try:
+        return int(Path(path).read_text(encoding="ascii"))
+    except (OSError, ValueError):  # no such limit, or "max"
+        return None
+
+
+def kv_budget(
+    model: CausalModel, bytes_per_token: int, *, given_gib: float | None, row_tokens: int, max_rows: int
+) -> int:
+    """Tokens whose keys and values may be held at once: given_gib, or ``SHARE`` of what is free; no more than max_rows
+    rows of row_tokens can use. Raises ConfigError where not even one such row fits."""
+    budget = int(given_gib * 2**30) if given_gib is not None else int(free_bytes(model.spec.device) * SHARE)
+    tokens = min(budget // bytes_per_token, max_rows * row_tokens)
+    if tokens < row_tokens:
+        raise ConfigError(
+            f"{budget / 2**30:.2f} GiB of KV memory hold {tokens} tokens of {model.spec.name!r}, and one request may have "
+            f"{row_tokens}: give a smaller max_model_len, or more with kv_memory_gib"
+        )
+    return tokens

@@ -1,0 +1,159 @@
+"""Keys and values of texts that later requests may begin with: system prompts, and the turns of a conversation.
+
+A text's KV depends on its tokens and their positions alone, and a prefix stands at the same positions in every text that
+begins with it; so it is copied instead of computed again.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foretoken.model.cache import KVCache
+
+BLOCK = 16
+"""Prefixes are found by whole blocks of so many tokens; the rest of a match is found token by token."""
+
+
+@dataclass
+class Prefix:
+    """One text and its memory."""
+
+    ids: list[int]
+    keys: list[Tensor]  # of each layer [heads, n, head_dim]
+    values: list[Tensor]
+    layers: tuple[int, ...]  # tapped when the text was read ...
+    taps: Tensor | None  # ... [1, n, T * H]
+
+    @property
+    def num_bytes(self) -> int:
+        """What it takes."""
+        taps = [] if self.taps is None else [self.taps]
+        return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values, *taps))
+
+    def copy_into(self, row: KVCache, count: int) -> None:
+        """Write the first count tokens into slots [0, count) of a cache of one row."""
+        for memory, mine in zip((*row.keys, *row.values), (*self.keys, *self.values), strict=True):
+            memory[0, :, :count] = mine[:, :count]
+
+
+class PrefixStore:
+    """Prefixes by their blocks, the least recently used forgotten first."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.num_bytes = 0
+        self.num_queries = self.num_hits = 0  # tokens
+        self._prefixes: OrderedDict[int, Prefix] = OrderedDict()  # the most recently used last
+        self._blocks: dict[int, int] = {}  # hash of a text's first blocks -> the number of a prefix that begins so
+        self._next = 0
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens whose memory is held."""
+        return sum(len(prefix.ids) for prefix in self._prefixes.values())
+
+    def find(self, ids: list[int], layers: tuple[int, ...]) -> tuple[Prefix, int] | None:
+        """The prefix that shares most tokens with the beginning of ids, and how many; None where none shares a block.
+
+        layers: target layers whose outputs the asker needs of those tokens too; a prefix without them will not do.
+        """
+        self.num_queries += len(ids)
+        for key in reversed(_hashes(ids)):
+            number = self._blocks.get(key)
+            prefix = None if number is None else self._prefixes[number]
+            if prefix is None or (layers and prefix.layers != layers):
+                continue
+            count = _shared(ids, prefix.ids)
+            if not count:
+                continue  # a collision of hashes
+            assert number is not None
+            self._prefixes.move_to_end(number)
+            self.num_hits += count
+            return prefix, count
+        return None
+
+    def add(self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: Tensor | None) -> None:
+        """Keep a copy of slots [0, len(ids)) of a cache of one row. One that is known already is not copied again, and one
+        that this text continues gives way to it."""
+        keys = _hashes(ids)
+        if not keys:
+            return
+        number = self._blocks.get(keys[-1])
+        if number is not None:
+            known = self._prefixes[number]
+            if known.ids[: len(ids)] == ids and (not layers or known.layers == layers):
+                self._prefixes.move_to_end(number)
+                return
+        count = len(ids)
+        size = count * row.bytes_per_slot + (0 if taps is None else taps.numel() * taps.element_size())
+        if size > self.max_bytes:
+            return
+        for key in keys:
+            older = self._blocks.get(key)
+            if older is None:
+                continue
+            known = self._prefixes[older]
+            if len(known.ids) < count and known.ids == ids[: len(known.ids)] and (layers or not known.layers):
+                self._drop(older)
+        while self.num_bytes + size > self.max_bytes:
+            self._drop(next(iter(self._prefixes)))
+        prefix = Prefix(
+            list(ids),
+            [memory[0, :, :count].clone() for memory in row.keys],
+            [memory[0, :, :count].clone() for memory in row.values],
+            layers if taps is not None else (),
+            taps,
+        )
+        self._prefixes[self._next] = prefix
+        self.num_bytes += prefix.num_bytes
+        for key in keys:
+            self._blocks[key] = self._next
+        self._next += 1
+
+    def clear(self) -> None:
+        """Forget everything."""
+        self._prefixes.clear()
+        self._blocks.clear()
+        self.num_bytes = 0
+
+    def shrink(self, max_bytes: int) -> None:
+        """Forget until no more than max_bytes are held: others need the memory."""
+        while self._prefixes and self.num_bytes > max_bytes:
+            self._drop(next(iter(self._prefixes)))
+
+    def _drop(self, number: int) -> None:
+        prefix = self._prefixes.pop(number)
+        self.num_bytes -= prefix.num_bytes
+        for key in _hashes(prefix.ids):
+            if self._blocks.get(key) == number:
+                del self._blocks[key]
+                # A block that another prefix shares is found by it again when that one is next added.
+
+    def check_integrity(self) -> None:
+        """RuntimeError where the books do not add up."""
+        held = sum(prefix.num_bytes for prefix in self._prefixes.values())
+        if held != self.num_bytes or held > self.max_bytes:
+            raise RuntimeError(
+                f"prefixes hold {held} bytes, {self.num_bytes} are on the books, {self.max_bytes} allowed"
+            )
+        if any(number not in self._prefixes for number in self._blocks.values()):
+            raise RuntimeError("a block names a prefix that is gone")
+
+
+def _hashes(ids: list[int]) -> list[int]:
+    """A hash of the first 1, 2, ... whole blocks of a text."""
+    found, key = [], 0
+    for start in range(0, len(ids) // BLOCK * BLOCK, BLOCK):
+        key = hash((key, *ids[start : start + BLOCK]))
+        found.append(key)
+    return found
+
+
+def _shared(ids: list[int], other: list[int]) -> int:
+    count = 0
+    for mine, theirs in zip(ids, other, strict=False):
+        if mine != theirs:
+            break
+        count += 1
+    return count

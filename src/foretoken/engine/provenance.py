@@ -1,0 +1,46 @@
+"""What can be said of single tokens after a step: their log probabilities, and the tree they came from."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from foretoken.engine.state import Piece
+from foretoken.engine.step import StepReport
+from foretoken.engine.submission import StepTrace
+
+
+def with_logprobs(pieces: Sequence[Piece], logits: Tensor, path: Sequence[int], count: int) -> list[Piece]:
+    """Pieces of one step with the log probabilities of the model's own law, before temperature and processors.
+
+    logits [N, V] of the row's nodes; the k-th piece's token follows node path[k]. count: how many of the most probable
+    tokens are listed beside it.
+    """
+    laws = torch.log_softmax(logits[list(path[: len(pieces)])].float(), -1)  # [n, V]
+    best = laws.topk(min(count, laws.shape[-1]), -1) if count else None
+    out = []
+    for index, piece in enumerate(pieces):
+        top: tuple[tuple[int, float], ...] = ()
+        if best is not None:
+            top = tuple(zip(best.indices[index].tolist(), best.values[index].tolist(), strict=True))
+        out.append(replace(piece, logprob=float(laws[index, piece.token_id]), top_logprobs=top))
+    return out
+
+
+def trace_of(report: StepReport, row: int) -> StepTrace:
+    """The tree of one row of a step, its padding left out, and what became of it."""
+    tree = report.commit.tree
+    parent = tree.parent[row].tolist()
+    nodes = [node for node, above in enumerate(parent) if node == 0 or above >= 0]
+    number = {node: index for index, node in enumerate(nodes)}
+    tokens = tree.tokens[row].tolist()
+    chances = [1.0] + [float(report.p[row, parent[node], tokens[node]]) for node in nodes[1:]]
+    emitted = report.commit.tokens[row]
+    return StepTrace(
+        tokens=[tokens[node] for node in nodes],
+        parent=[-1] + [number[parent[node]] for node in nodes[1:]],
+        probability=chances,
+        path=[number[node] for node in report.commit.path[row]],
+        bonus=emitted[-1] if emitted else -1,
+    )

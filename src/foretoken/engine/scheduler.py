@@ -1,0 +1,320 @@
+"""Which request runs when: a bounded queue, admission by KV budget, prefill between decode steps, preemption, endings.
+
+``tick`` does one round: expire, admit, read a piece of a prompt, decode one step. It knows neither threads nor sockets;
+``service.py`` runs it on its thread.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from foretoken.engine.batch import Batch
+from foretoken.engine.books import Books
+from foretoken.engine.planner import Planner, RowStep, RowView, StepObservation
+from foretoken.engine.prefix import PrefixStore
+from foretoken.engine.provenance import trace_of, with_logprobs
+from foretoken.engine.result import Completion
+from foretoken.engine.state import Piece, Row
+from foretoken.engine.step import StepReport
+from foretoken.engine.submission import Sink, StepTrace, Submission, Update
+from foretoken.engine.team import Choice
+from foretoken.errors import ForetokenError, QueueFullError
+from foretoken.model.target import CausalModel
+
+HEADROOM = 16
+"""Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""
+MIN_CHUNK = 16
+"""A prefill pass reads at least so many tokens, whatever the stall target: else prompts would never be read."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a scheduler may use."""
+
+    max_rows: int  # decoded or read together
+    max_queue: int
+    kv_tokens: int  # whose keys and values may be held at once
+    capacity: int  # slots of a row
+    stall_target_s: float
+
+
+@dataclass
+class Job:
+    """A request on its way."""
+
+    submission: Submission
+    row: Row
+    choice: Choice
+    sink: Sink
+    arrived: float
+    deadline: float | None
+    since: float  # waiting, reading or decoding: since when
+    num_draft_tokens: int = 0  # of ``row`` before the last step
+    told: int = 0  # pieces that the sink has been given, or is given with the end
+    tail: str = ""  # see Update
+    unsaid: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, told with the end
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that its next step may use."""
+        return len(self.row.prompt_ids) + len(self.row.token_ids) + self.choice.num_nodes
+
+
+class Scheduler:
+    """See the module's docstring. One thread at a time."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        limits: Limits,
+        planner: Planner,
+        *,
+        prefixes: PrefixStore | None = None,
+        describe: Callable[[Choice], dict[str, Any]] = lambda choice: choice.config.resolved(),
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """describe makes ``Completion.config``; clock tells seconds."""
+        self.limits, self.planner, self.prefixes = limits, planner, prefixes
+        self.describe, self.clock = describe, clock
+        self.batch = Batch(model, max_rows=limits.max_rows, capacity=limits.capacity, prefixes=prefixes)
+        self.jobs: dict[str, Job] = {}  # all that have not ended
+        self.waiting: deque[Job] = deque()
+        self.running: dict[int, Job] = {}  # by id(row): those that have a row of the pool
+        self.books = Books()
+        self._seconds_per_token = 0.0  # of prefill, running mean
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def refuse(self) -> None:
+        """Count and raise QueueFullError."""
+        self.books.num_rejected += 1
+        raise QueueFullError(
+            f"{len(self.waiting)} requests are waiting, which is as many as the queue takes: try again later",
+            retry_after_s=max(1.0, self.books.seconds_per_request),
+        )
+
+    def submit(self, submission: Submission, row: Row, choice: Choice, sink: Sink) -> None:
+        """Put a request into the queue; how long that may be is for the caller to see to (``refuse``)."""
+        now = self.clock()
+        deadline = None if submission.timeout_s is None else now + submission.timeout_s
+        row.draft_name = choice.method.name
+        job = Job(submission, row, choice, sink, now, deadline, now)
+        self.jobs[submission.request_id] = job
+        self.waiting.append(job)
+        self.books.num_submitted += 1
+
+    def cancel(self, request_id: str) -> None:
+        """End a request, wherever it is; nothing where it has ended."""
+        job = self.jobs.get(request_id)
+        if job is not None:
+            self._cut([job], "cancelled")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``tick`` would do anything."""
+        return bool(self.jobs)
+
+    @property
+    def used_tokens(self) -> int:
+        """KV slots that running requests may use in their next step."""
+        return sum(job.num_slots for job in self.running.values())
+
+    # -- one round -------------------------------------------------------------------------------------------------
+
+    def tick(self) -> None:
+        """One round: see the module's docstring."""
+        self._expire()
+        self._admit()
+        if self.batch.arrivals:
+            self._read()
+        if self.batch.members:
+            self._make_room()
+            self._step()
+
+    def _expire(self) -> None:
+        now = self.clock()
+        late = [job for job in self.jobs.values() if job.deadline is not None and now >= job.deadline]
+        if late:
+            self._cut(late, "timeout")
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.limits.max_rows:
+            job = self.waiting[0]
+            others = self.used_tokens
+            if others and others + job.num_slots + HEADROOM > self.limits.kv_tokens:
+                return
+            self.waiting.popleft()
+            now = self.clock()
+            job.row.seconds_queue += now - job.since
+            job.since = now
+            try:
+                self.batch.arrive(job.row, job.choice)
+            except ForetokenError as error:
+                self._fail(job, error)
+                continue
+            self.running[id(job.row)] = job
+            if job.row.num_preemptions == 0:
+                self.books.num_prompt_tokens += len(job.row.prompt_ids)
+                self.books.num_cached_prompt_tokens += job.row.num_cached_tokens
+
+    def _read(self) -> None:
+        chunk = 512
+        if self.batch.members and self._seconds_per_token:
+            chunk = int(self.limits.stall_target_s / self._seconds_per_token)
+        chunk = min(max(chunk, MIN_CHUNK), 512)
+        before = len(self.batch.members)
+        count, seconds = self.batch.read(chunk, warm=self.books.guessed or self.planner.mode == "on")
+        self.books.seconds_prefill += seconds
+        if count >= MIN_CHUNK:
+            new = seconds / count
+            self._seconds_per_token = 0.8 * self._seconds_per_token + 0.2 * new if self._seconds_per_token else new
+        if len(self.batch.members) > before:
+            now = self.clock()
+            for member in self.batch.members:
+                job = self.running[id(member.row)]
+                job.since = now if not member.row.token_ids else job.since
+
+    def _make_room(self) -> None:
+        """Preempt the latest comers until what all others may write fits. One request alone always does."""
+        while self.used_tokens > self.limits.kv_tokens and len(self.running) > 1:
+            latest = max(self.running.values(), key=lambda job: (job.arrived, job.row.index))
+            self.batch.leave([latest.row], remember=False)
+            del self.running[id(latest.row)]
+            latest.row.num_preemptions += 1
+            latest.since = self.clock()
+            self.books.num_preemptions += 1
+            self.waiting.appendleft(latest)
+
+    def _step(self) -> None:
+        members = self.batch.members
+        jobs = [self.running[id(member.row)] for member in members]
+        views = [
+            RowView(job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.room, lag)
+            for job, lag in zip(jobs, self.batch.lags(), strict=True)
+        ]
+        caps = self.planner.plan(views)
+        report = self.batch.step(caps)
+        self._tell_planner(jobs, caps, report)
+        now = self.clock()
+        ended: list[Job] = []
+        for index, job in enumerate(jobs):
+            self._deliver(job, index, report)
+            if job.row.finish_reason is not None:
+                job.row.seconds_decode = now - job.since
+                ended.append(job)
+        self.books.add(report, caps)
+        if ended:
+            self.batch.leave([job.row for job in ended if job.row.error is None], remember=True)
+            failed = [job.row for job in ended if job.row.error is not None]
+            if failed:
+                self.batch.leave(failed, remember=False)
+            for job in ended:
+                self._end(job)
+
+    def _tell_planner(self, jobs: Sequence[Job], caps: Sequence[int], report: StepReport) -> None:
+        rows = []
+        for job, cap in zip(jobs, caps, strict=True):
+            drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
+            nodes, job.num_draft_tokens = job.row.num_draft_tokens - job.num_draft_tokens, job.row.num_draft_tokens
+            method = job.choice.method.name
+            rows.append(RowStep(job.submission.request_id, method, cap, drafted, accepted, nodes))
+            if drafted:
+                self.books.add_row(method, drafted, accepted, nodes)
+        self.planner.observe(
+            StepObservation(len(rows), rows, report.seconds_draft, report.seconds_target, report.seconds_rest)
+        )
+
+    def _deliver(self, job: Job, index: int, report: StepReport) -> None:
+        """Tell the news of one step, but for the end, which is told once its row is free."""
+        pieces = job.row.pieces[job.told :]
+        if job.submission.num_logprobs is not None and pieces:
+            path = report.commit.path[index]
+            pieces = with_logprobs(pieces, report.logits[index], path, job.submission.num_logprobs)
+            job.row.pieces[job.told :] = pieces
+        job.told = len(job.row.pieces)
+        trace = trace_of(report, index) if job.submission.trace and job.row.error is None else None
+        if job.row.finish_reason is None and (pieces or trace):
+            job.sink(Update(job.submission.request_id, tuple(pieces), trace))
+        else:
+            job.unsaid = (tuple(pieces), trace)
+
+    # -- endings ---------------------------------------------------------------------------------------------------
+
+    def _cut(self, jobs: Sequence[Job], reason: str) -> None:
+        """End requests that are in the middle of something."""
+        rows = [job.row for job in jobs if id(job.row) in self.running]
+        if rows:
+            self.batch.leave(rows, remember=False)
+        for job in jobs:
+            if job in self.waiting:
+                self.waiting.remove(job)
+                job.row.seconds_queue += self.clock() - job.since
+            elif job.row.token_ids:
+                job.row.seconds_decode = self.clock() - job.since
+            job.row.finish_reason = reason
+            job.row.text.finish()
+            tail = job.row.text.take()
+            if tail and job.row.pieces:  # what was held back in case a stop text went on
+                last = job.row.pieces[-1]
+                job.row.pieces[-1] = replace(last, text=last.text + tail)
+                job.tail = tail
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
+        request_id = job.submission.request_id
+        self.running.pop(id(job.row), None)
+        del self.jobs[request_id]
+        self.planner.forget(request_id)
+        self.books.finish(job.row, self.clock() - job.arrived)
+        pieces, trace = job.unsaid
+        if job.row.error is not None:
+            job.sink(Update(request_id, pieces, trace, error=job.row.error))
+        else:
+            completion = Completion.of(job.row, self.describe(job.choice))
+            job.sink(Update(request_id, pieces, trace, completion, tail=job.tail))
+
+    def _fail(self, job: Job, error: ForetokenError) -> None:
+        job.row.finish_reason = "error"
+        self.running.pop(id(job.row), None)
+        del self.jobs[job.submission.request_id]
+        self.books.finish(job.row, self.clock() - job.arrived)
+        job.sink(Update(job.submission.request_id, error=error))
+
+    def fail_all(self, error: ForetokenError) -> None:
+        """End every request with an error: the engine cannot go on."""
+        self.waiting.clear()
+        for job in list(self.jobs.values()):
+            self._fail(job, error)
+
+    # -- books -----------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Add the books up; RuntimeError where they do not."""
+        self.batch.check_integrity()
+        if self.prefixes is not None:
+            self.prefixes.check_integrity()
+        waiting = [job.submission.request_id for job in self.waiting]
+        running = [job.submission.request_id for job in self.running.values()]
+        if sorted(waiting + running) != sorted(self.jobs):
+            raise RuntimeError(f"{len(waiting)} wait and {len(running)} run, of {len(self.jobs)} that have not ended")
+        rows = {id(member.row) for member in self.batch.members} | {id(one.row) for one in self.batch.arrivals}
+        if rows != set(self.running):
+            raise RuntimeError("the pool's rows and the running requests differ")
+        if self.books.num_submitted != len(self.jobs) + sum(self.books.num_finished.values()):
+            raise RuntimeError(
+                f"{self.books.num_submitted} requests came, {len(self.jobs)} are here, "
+                f"{sum(self.books.num_finished.values())} have ended"
+            )
+        if len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens + sum(
+            job.choice.num_nodes for job in self.running.values()
+        ):
+            raise RuntimeError(f"{self.used_tokens} slots in use, {self.limits.kv_tokens} allowed")
+        for job in self.jobs.values():
+            if job.row.finish_reason is not None:
+                raise RuntimeError(f"request {job.submission.request_id} has ended and is still here")
+            if job.told > len(job.row.pieces):
+                raise RuntimeError(
+                    f"request {job.submission.request_id}: told {job.told} of {len(job.row.pieces)} pieces"
+                )

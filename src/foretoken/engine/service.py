@@ -1,0 +1,444 @@
+"""The engine as a service: one thread owns the device and decodes; everything else may call from any thread."""
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+
+from foretoken.draft.base import Method
+from foretoken.draft.none import NoMethod
+from foretoken.engine.acceptance import Acceptance
+from foretoken.engine.calibrate import measured_costs
+from foretoken.engine.config import METHODS, NoneConfig, speculative_config
+from foretoken.engine.costs import CostTable, grid
+from foretoken.engine.engine import Engine, Request
+from foretoken.engine.memory import SHARE, kv_budget
+from foretoken.engine.method import Loader, MethodConfig
+from foretoken.engine.planner import Planner
+from foretoken.engine.prefix import PrefixStore
+from foretoken.engine.scheduler import Limits, Scheduler
+from foretoken.engine.snapshot import Snapshot
+from foretoken.engine.submission import Sink, Submission
+from foretoken.engine.team import Choice, check_company
+from foretoken.errors import ConfigError, ModelError, PromptError, ServiceClosedError
+from foretoken.model.parallel import ShardedModel
+from foretoken.model.prefill import round_up
+from foretoken.sampling import LogitsProcessor
+
+logger = logging.getLogger(__name__)
+MODES = ("auto", "on", "off")
+MIN_DEPTH = 16  # depths that the planner knows of at least, for requests that ask for more than the default
+MARGIN = 64
+"""Cache slots of a row beyond its longest text: what a step may guess."""
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True)
+class ServiceOptions:
+    """How much a service takes on."""
+
+    max_num_seqs: int = 32  # rows decoded or read together
+    max_queue: int = 256  # waiting requests; more are refused with QueueFullError
+    max_model_len: int | None = None  # longest text, prompt and output; None: the model's own context
+    kv_memory_gib: float | None = None  # None: sized from free memory
+    stall_target_s: float = 0.1  # reading a prompt keeps decoding requests waiting for about so long at a time
+    speculation: str = "auto"  # "auto": when it pays; "on": always; "off": never
+    prefix_reuse: bool = True  # keep the KV of texts for requests that begin alike
+    cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        for name in ("max_num_seqs", "max_queue"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
+        if self.max_model_len is not None and self.max_model_len < 2:
+            raise ConfigError(f"max_model_len = {self.max_model_len} must be at least 2: a prompt and an output")
+        if self.kv_memory_gib is not None and not self.kv_memory_gib > 0:
+            raise ConfigError(f"kv_memory_gib = {self.kv_memory_gib} must be positive")
+        if not self.stall_target_s > 0:
+            raise ConfigError(f"stall_target_s = {self.stall_target_s} must be positive")
+        if self.speculation not in MODES:
+            raise ConfigError(f"speculation = {self.speculation!r} must be one of {', '.join(MODES)}")
+
+
+class Service:
+    """Requests in by ``submit``, news out by its sink, on the engine's thread. See ``ServiceOptions``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: ServiceOptions = ServiceOptions(),
+        *,
+        also: Sequence[MethodConfig] = (),
+    ) -> None:
+        """engine brings the target and the method that requests get by default; also are further ones that a request may
+        ask for (those without weights can always be asked for). Raises ConfigError, ModelError."""
+        if isinstance(engine.model, ShardedModel):
+            raise ConfigError(
+                "a service plans by the clock, so processes that share one model would part: tensor parallelism is for "
+                "Engine.generate and generate_batch; serve with device_map, or with an engine made for it"
+            )
+        if engine.width:
+            raise ConfigError(f"width = {engine.width}: a service runs batches of changing size, so give width = 0")
+        self.engine, self.options = engine, options
+        self._loader = Loader(engine.model, engine._load_draft)
+        self._methods: dict[tuple[Any, ...], Method] = {}
+        self._choices: dict[MethodConfig, Choice] = {}
+        self._plain = self._choice(NoneConfig())
+        self._default = self._plain
+        if options.speculation != "off":
+            self._methods[_weights(engine.speculative)] = engine.method
+            self._default = self._choice(engine.speculative, load=True)
+        self._also = [self._choice(config, load=True) for config in also] if options.speculation != "off" else []
+        exits = [getattr(choice.method, "exit_layer", 0) for choice in (self._default, *self._also)]
+        check_company([choice.method for choice in (self._default, *self._also)], exits)
+        self._scheduler: Scheduler | None = None
+        self._planner: Planner | None = None
+        self._inbox: deque[Callable[[], None]] = deque()
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._number = 0
+        self._known: set[str] = set()  # request ids that have not ended
+        self._hopeless: set[str] = set()  # methods that cannot win here at any acceptance: nobody pays for trying
+        self._draining = self._closed = self._failed = False
+        self.kv_tokens = 0
+
+    # -- what may be asked for -------------------------------------------------------------------------------------
+
+    def method(self, given: Mapping[str, Any] | str | None) -> MethodConfig:
+        """A request's speculation from vLLM-named keys, within what is loaded; "none" switches it off. Keys that are not
+        given are those of the service's own choice, where the method is the same. Raises ConfigError."""
+        if given is None:
+            return self._default.config
+        keys = {"method": given} if isinstance(given, str) else dict(given)
+        mine = next(
+            (
+                one.config
+                for one in (self._default, *self._also)
+                if one.config.method == keys.get("method", one.config.method)
+            ),
+            None,
+        )
+        if mine is not None and mine.method != NoMethod.name:
+            keys = {**mine.resolved(), **keys}
+        config = speculative_config(keys)
+        self._choice(config)
+        return config
+
+    @property
+    def default(self) -> MethodConfig:
+        """What a request gets that asks for nothing."""
+        return self._default.config
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods that a request may ask for."""
+        loaded = [choice.config.method for choice in (self._default, *self._also)]
+        return sorted({*loaded, *(name for name, kind in METHODS.items() if _is_light(kind))})
+
+    def _choice(self, config: MethodConfig, *, load: bool = False) -> Choice:
+        """Of a configuration; what it reads is loaded only with ``load``, else it must be there. Raises ConfigError."""
+        found = self._choices.get(config)
+        if found is not None:
+            return found
+        if config.method != NoMethod.name and self.options.speculation == "off":
+            raise ConfigError("speculation is off in this service: start it with --speculation auto or on")
+        if max(config.max_nodes, config.proposal_shape.max_grown + 1) > MARGIN and config.method != NoMethod.name:
+            raise ConfigError(
+                f"shape {config.shape!r} has more than {MARGIN - 1} guesses, the most that a service takes"
+            )
+        key = _weights(config)
+        method = self._methods.get(key)
+        if method is None:
+            if not load and not _is_light(type(config)):
+                names = ", ".join(self.methods)
+                raise ConfigError(
+                    f"method {config.method!r}, as it is asked for, is not loaded here: choose one of {names}, with the "
+                    "weights that the service was started with"
+                )
+            method = self._methods[key] = config.load(self._loader)
+        verifier = (
+            self.engine.verifier if config == self.engine.speculative else config.load_verifier(self.engine.model)
+        )
+        choice = Choice(config, method, verifier)
+        if len(self._choices) < 1024:  # requests choose freely: do not remember for ever
+            self._choices[config] = choice
+        return choice
+
+    # -- life ------------------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Allocate KV, measure costs (seconds; remembered for the next start), and begin to serve. Raises ConfigError."""
+        spec, options = self.engine.model.spec, self.options
+        longest = min(options.max_model_len or spec.max_positions, spec.max_positions)
+        capacity = round_up(longest + MARGIN, 64)
+        slot = self.engine.model.new_cache(0, 1).bytes_per_slot
+        draft = getattr(self._default.method, "model", None)
+        if draft is not None and draft is not self.engine.model:
+            slot += draft.new_cache(0, 1).bytes_per_slot
+        self.kv_tokens = kv_budget(
+            self.engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity, max_rows=options.max_num_seqs
+        )
+        rows = options.max_num_seqs
+        if spec.device.type != "cpu":  # a pool is allocated whole there
+            rows = max(1, min(rows, self.kv_tokens // capacity))
+        prefixes = PrefixStore(int(self.kv_tokens * slot * 0.25)) if options.prefix_reuse else None
+        logger.info(
+            "KV memory: %d tokens (%.2f GiB) for up to %d requests of up to %d tokens; %s of free memory",
+            self.kv_tokens, self.kv_tokens * slot / 2**30, rows, longest,
+            "as given" if options.kv_memory_gib is not None else f"{SHARE:.0%}",
+        )  # fmt: skip
+        self.max_model_len = longest
+        self._planner = self._plan(rows)
+        limits = Limits(rows, options.max_queue, self.kv_tokens, capacity, options.stall_target_s)
+        self._scheduler = Scheduler(
+            self.engine.model, limits, self._planner, prefixes=prefixes, describe=self._describe
+        )
+        self._thread = threading.Thread(target=self._run, name="foretoken-engine", daemon=True)
+        self._thread.start()
+
+    def _plan(self, rows: int) -> Planner:
+        """The planner of the mode that was asked for; costs are measured where it must choose."""
+        choices = [choice for choice in (self._default, *self._also) if choice is not self._plain]
+        acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in choices)]))
+        if self.options.speculation != "auto" or not choices:
+            return Planner(
+                CostTable({(1, 1): 1.0}, {}), acceptance, mode=self.options.speculation if choices else "off"
+            )
+        costs = measured_costs(
+            self.engine.model, self._plain, choices, max_batch=rows, time_limit_s=self.options.cost_time_limit_s
+        )
+        for choice in choices:
+            name = choice.config.method
+            logger.info("%s", costs.verdict(name))
+            if all(costs.best_case(name, batch) <= 1.0 for batch in grid(rows)):
+                self._hopeless.add(name)
+        return Planner(costs, acceptance, mode="auto")
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.healthy and not self._draining
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine's thread lives."""
+        return self._thread is not None and self._thread.is_alive() and not self._failed and not self._closed
+
+    def drain(self, timeout_s: float) -> bool:
+        """Take no new requests, and wait until all have ended; False where some had not in time."""
+        with self._news:
+            self._draining = True
+            return self._news.wait_for(lambda: not self._known or not self.healthy, timeout_s)
+
+    def close(self) -> None:
+        """Stop; requests that have not ended end with an error."""
+        with self._news:
+            self._draining = self._closed = True
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission, sink: Sink) -> None:
+        """Queue a request; its sink is told what becomes of it. Raises QueueFullError, ServiceClosedError, PromptError and
+        ConfigError at once, and then the sink is told nothing."""
+        if not self.ready or self._scheduler is None:
+            raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
+        choice = self._default if submission.speculative is None else self._choice(submission.speculative)
+        if choice.config.method in self._hopeless:
+            choice = self._plain
+        params = submission.params
+        if params.logits_processor is not None:
+            params = replace(params, logits_processor=_Guarded(params.logits_processor))
+        request = Request(list(submission.prompt_ids), params, list(submission.prediction_ids) or None)
+        self._check(submission)
+        with self._news:
+            self._number += 1
+            number = self._number
+            if submission.request_id in self._known:
+                raise ConfigError(f"request id {submission.request_id!r} is in use: ids must be unique")
+            row = self.engine.make_row(number, request)
+            row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids))
+            if len(self._known) - len(self._scheduler.running) >= self.options.max_queue:
+                self._scheduler.refuse()
+            self._known.add(submission.request_id)
+            self._inbox.append(lambda: self._enter(submission, row, choice, sink))
+            self._news.notify_all()
+
+    def _check(self, submission: Submission) -> None:
+        """What could only fail later, on the engine's thread."""
+        count = len(submission.prompt_ids)
+        if count >= self.max_model_len:
+            raise PromptError(
+                f"the prompt has {count} tokens, and this service takes texts of {self.max_model_len}, of which at least "
+                "one must be left for the output: shorten the prompt"
+            )
+        size = self.engine.model.spec.vocab_size
+        for token in (*submission.params.logit_bias, *submission.params.banned_token_ids):
+            if not 0 <= token < size:
+                raise ConfigError(f"token id {token} in logit_bias or banned_token_ids: ids are 0 to {size - 1}")
+        if submission.num_logprobs is not None and submission.num_logprobs < 0:
+            raise ConfigError(f"num_logprobs = {submission.num_logprobs} must be at least 0")
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at the next step; nothing where it is unknown or has ended."""
+        with self._news:
+            if request_id in self._known:
+                self._inbox.append(lambda: self._scheduler.cancel(request_id) if self._scheduler else None)
+                self._news.notify_all()
+
+    def snapshot(self) -> Snapshot:
+        """Counters and gauges now."""
+        if self._scheduler is None or self._planner is None:
+            return Snapshot()
+        scheduler, planner = self._scheduler, self._planner
+        books, prefixes = scheduler.books, scheduler.prefixes
+        return Snapshot(
+            num_running=len(scheduler.batch.members),
+            num_prefilling=len(scheduler.batch.arrivals),
+            num_waiting=len(scheduler.waiting) + len(self._inbox),
+            kv_used_tokens=sum(job.num_slots for job in list(scheduler.running.values())),
+            kv_capacity_tokens=self.kv_tokens,
+            prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
+            is_speculating=books.guessed,
+            num_speculative_tokens=books.planned,
+            speedup=planner.speedup,
+            num_steps=books.num_steps,
+            num_finished=dict(books.num_finished),
+            num_rejected=books.num_rejected,
+            num_preemptions=books.num_preemptions,
+            num_prompt_tokens=books.num_prompt_tokens,
+            num_cached_prompt_tokens=books.num_cached_prompt_tokens,
+            num_generated_tokens=books.num_generated_tokens,
+            seconds_draft=books.seconds_draft,
+            seconds_target=books.seconds_target,
+            seconds_rest=books.seconds_rest,
+            seconds_prefill=books.seconds_prefill,
+            methods={name: sums.figures() for name, sums in list(books.methods.items())},
+        )
+
+    def check_integrity(self) -> None:
+        """Add the books up between two steps; RuntimeError where they do not."""
+        self._call(self._check_books)
+
+    def _check_books(self) -> None:
+        assert self._scheduler is not None
+        self._scheduler.check_integrity()
+
+    # -- the engine's thread ---------------------------------------------------------------------------------------
+
+    def _call(self, function: Callable[[], _T]) -> _T:
+        """Run a function on the engine's thread, between steps, and return what it does."""
+        if not self.healthy:
+            raise ServiceClosedError("the service is not running")
+        done = threading.Event()
+        outcome: list[Any] = []
+
+        def run() -> None:
+            try:
+                outcome.append((function(), None))
+            except Exception as error:
+                outcome.append((None, error))
+            done.set()
+
+        with self._news:
+            self._inbox.append(run)
+            self._news.notify_all()
+        while not done.wait(0.5):
+            if not self.healthy:
+                raise ServiceClosedError("the service stopped")
+        value, error = outcome[0]
+        if error is not None:
+            raise error
+        result: _T = value
+        return result
+
+    def _enter(self, submission: Submission, row: Any, choice: Choice, sink: Sink) -> None:
+        assert self._scheduler is not None
+
+        def told(update: Any) -> None:
+            if update.is_last:
+                with self._news:
+                    self._known.discard(submission.request_id)
+                    self._news.notify_all()
+            try:
+                sink(update)
+            except Exception:
+                logger.exception("the sink of request %s failed", submission.request_id)
+
+        self._scheduler.submit(submission, row, choice, told)
+
+    def _run(self) -> None:
+        scheduler = self._scheduler
+        assert scheduler is not None
+        while True:
+            with self._news:
+                while not self._inbox and not scheduler.has_work and not self._closed:
+                    self._news.wait()
+                if self._closed:
+                    break
+                todo = list(self._inbox)
+                self._inbox.clear()
+            for one in todo:
+                one()
+            try:
+                if scheduler.has_work:
+                    with torch.inference_mode():
+                        scheduler.tick()
+            except Exception as error:
+                logger.exception("the engine failed")
+                self._failed = True
+                scheduler.fail_all(ModelError(f"the engine failed ({type(error).__name__}): restart the service"))
+                break
+        with self._news:
+            todo = list(self._inbox)
+            self._inbox.clear()
+        for one in todo:
+            one()
+        scheduler.fail_all(ServiceClosedError("the service stopped before the request ended"))
+        with self._news:
+            self._news.notify_all()
+
+    def _describe(self, choice: Choice) -> dict[str, Any]:
+        return {**self.engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}
+
+
+@dataclass(frozen=True)
+class _Guarded:
+    """A user's processor whose failure ends its own request, not the batch."""
+
+    processor: LogitsProcessor
+
+    def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        """What the processor returns; no token at all where it fails."""
+        try:
+            made = self.processor(ids, logits)
+            if isinstance(made, torch.Tensor) and made.shape == logits.shape:
+                return made
+            logger.error("a logits processor returned %s; expected logits of shape %s", type(made), tuple(logits.shape))
+        except Exception:
+            logger.exception("a logits processor failed")
+        return torch.full_like(logits, -torch.inf)
+
+
+def _is_light(kind: type[MethodConfig]) -> bool:
+    """Whether a method has no weights to load."""
+    capabilities = kind.capabilities
+    return not (capabilities.needs_draft or capabilities.needs_head) and kind.method != "early_exit"
+
+
+def _weights(config: MethodConfig) -> tuple[Any, ...]:
+    """Equal for configurations that one loaded method serves."""
+    shared = {"num_speculative_tokens", "verify", "shape", "draws", "judge"}
+    stops = config.proposal_shape.name == "specdec"
+    return (
+        config.method,
+        stops,
+        *((key, value) for key, value in sorted(config.resolved().items()) if key not in shared and key != "method"),
+    )

@@ -1,0 +1,56 @@
+"""What is said between the engine's thread and those who serve requests: submissions in, updates out."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from foretoken.engine.method import MethodConfig
+from foretoken.engine.result import Completion
+from foretoken.engine.state import Piece
+from foretoken.errors import ForetokenError
+from foretoken.sampling import SamplingParams
+
+
+@dataclass(frozen=True)
+class Submission:
+    """One request to a ``Service``."""
+
+    request_id: str  # unique among the requests that have not ended
+    prompt_ids: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    prediction_ids: Sequence[int] = ()  # the caller's guess of the output, for the method ``prediction``
+    speculative: MethodConfig | None = None  # from ``Service.method``; None: the service's own choice
+    num_logprobs: int | None = None  # None: none; k: every piece has its token's log probability and the k best ones
+    trace: bool = False  # updates carry the tree of each step
+    timeout_s: float | None = None  # from submission on; what was written until then is returned
+
+
+@dataclass(frozen=True)
+class StepTrace:
+    """One step of one row: its tree of guesses, and what became of it."""
+
+    tokens: list[int]  # [n] of the row's real nodes; node 0 is the pending token
+    parent: list[int]  # [n]; -1 for node 0
+    probability: list[float]  # [n] the target's law of each node's token after its path; 1 for node 0
+    path: list[int]  # kept nodes, 0 first
+    bonus: int  # the token that followed them
+
+
+@dataclass(frozen=True)
+class Update:
+    """News of one request, told on the engine's thread. The last one has a completion or an error, never both."""
+
+    request_id: str
+    pieces: tuple[Piece, ...] = ()
+    trace: StepTrace | None = None
+    completion: Completion | None = None  # finish_reason "stop", "length", "cancelled" or "timeout"
+    error: ForetokenError | None = None  # this request's own: others go on
+    tail: str = ""  # text of tokens told before, held back in case a stop text went on, of a request that was cut short
+
+    @property
+    def is_last(self) -> bool:
+        """Whether nothing more will come."""
+        return self.completion is not None or self.error is not None
+
+
+Sink = Callable[[Update], None]
+"""Called on the engine's thread, in order; it must not block and must not raise."""

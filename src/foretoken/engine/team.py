@@ -1,0 +1,183 @@
+"""Rows of one batch that have different drafters, shapes and verifiers: to ``step`` they are one of each.
+
+Rows of one kind stand beside each other in the batch and form a ``Team``; their trees are put below each other, and since
+a tree is data, that is all there is to it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretoken.draft.base import Commit, Context, Drafter, Method
+from foretoken.draft.shape import Shape
+from foretoken.engine.method import MethodConfig
+from foretoken.engine.state import State
+from foretoken.engine.tapping import Tapping
+from foretoken.errors import ConfigError
+from foretoken.model.target import Target
+from foretoken.noise import Noise
+from foretoken.sampling import History, Processors
+from foretoken.tree import Draws, TokenTree, layout, pad_tree
+from foretoken.verify.law import Panel, Verifier
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How the rows of one request are guessed and judged: a configuration and what was loaded for it."""
+
+    config: MethodConfig
+    method: Method
+    verifier: Verifier
+
+    @property
+    def depth(self) -> int:
+        """Most guesses in a line."""
+        return min(self.config.num_speculative_tokens, self.shape.depth) if self.config.max_nodes > 1 else 0
+
+    @property
+    def shape(self) -> Shape:
+        """The proposal's shape, its depth resolved."""
+        return self.config.proposal_shape
+
+    @property
+    def key(self) -> tuple[Any, ...]:
+        """Equal for rows that one drafter can guess for in one go: chains may differ in depth."""
+        shape = replace(self.shape, depth=0) if self.shape.is_chain else self.shape
+        return id(self.method), shape, self.config.proposal_draws, self.verifier
+
+    @property
+    def num_nodes(self) -> int:
+        """Cache slots behind the text that a step may write."""
+        return max(self.config.max_nodes, self.shape.max_grown + 1)
+
+
+class Team:
+    """Rows [start, stop) of the batch, guessed by one drafter and judged by one verifier."""
+
+    def __init__(self, choice: Choice, drafter: Drafter, target: Target) -> None:
+        """target's cache is bound anew to the rows whenever they move."""
+        self.key, self.method, self.verifier = choice.key, choice.method, choice.verifier
+        self.shape: Shape = choice.shape
+        self.draws: Draws = choice.config.proposal_draws
+        self.drafter, self.target = drafter, target
+        self.start = self.stop = 0
+        self._processors: tuple[Processors, Processors] | None = None
+
+    def shape_of(self, caps: Sequence[int]) -> Shape:
+        """The shape of a proposal whose row b is at most caps[b] deep."""
+        return replace(self.shape, depth=max(caps)) if self.shape.is_chain and any(caps) else self.shape
+
+    def context(self, state: State, caps: Sequence[int]) -> Context:
+        """What the drafter may read: the team's rows, with room for caps[b] guesses."""
+        rows = slice(self.start, self.stop)
+        room = [min(room, cap) for room, cap in zip(state.room[rows], caps, strict=True)]
+        if self.start == 0 and self.stop == state.num_rows:
+            return replace(state, room=room)
+        if self._processors is None or self._processors[0] is not state.processors:
+            self._processors = (state.processors, state.processors.keep(range(self.start, self.stop)))
+        return Context(
+            history=History(state.history.ids[rows], state.history.num_prompt[rows]),
+            processors=self._processors[1],
+            length=state.length[rows],
+            lengths=state.lengths[rows],
+            pending=state.pending[rows],
+            predictions=state.predictions[rows],
+            room=room,
+        )
+
+
+class Ensemble(Drafter):
+    """The drafters of all teams as one. ``caps`` says how deep each row's tree may be in the next step."""
+
+    def __init__(self, teams: Sequence[Team]) -> None:
+        self.teams = list(teams)
+        self.caps: list[int] = []
+        self.num_candidates = max((team.drafter.num_candidates for team in self.teams), default=0)
+        self.tapping = Tapping(
+            tuple(dict.fromkeys(layer for team in self.teams for layer in team.method.taps)),
+            next((team.verifier.taps for team in self.teams if team.verifier.taps), ()),
+        )
+        self.panel = Panel(tuple(team.verifier for team in self.teams), tuple(team.stop for team in self.teams))
+
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+        """Every team's own proposal, below each other. shape and draws are the teams' own."""
+        assert isinstance(context, State)
+        trees = []
+        for team in self.teams:
+            rows, caps = slice(team.start, team.stop), self.caps[team.start : team.stop]
+            own = Noise(noise.seeds[rows], noise.positions[rows]) if len(self.teams) > 1 else noise
+            trees.append(team.drafter.propose(team.context(context, caps), team.shape_of(caps), team.draws, own))
+        return trees[0] if len(trees) == 1 else self._merge(trees, context)
+
+    def observe(self, commit: Commit) -> None:
+        """Each team is told what became of its own rows."""
+        for team in self.teams:
+            team.drafter.observe(self._own(commit, team) if len(self.teams) > 1 else commit)
+
+    def _merge(self, trees: Sequence[TokenTree], state: State) -> TokenTree:
+        num_nodes = max(tree.num_nodes for tree in trees)
+        trees = [pad_tree(tree, num_nodes) for tree in trees]
+        layer = max(tree.hidden_layer for tree in trees)
+        hidden: Tensor | None = None
+        if layer:  # a self-drafter has run the lower layers for its rows: the others' are brought as far
+            hidden = torch.cat(
+                [self._lift(team, tree, layer, state) for team, tree in zip(self.teams, trees, strict=True)]
+            )
+        law = next((tree.q for tree in trees if tree.q is not None), None)
+        q = None
+        if law is not None:
+            q = torch.cat(
+                [law.new_zeros(*tree.tokens.shape, law.shape[-1]) if tree.q is None else tree.q for tree in trees]
+            )
+        widths = [tree.max_children for tree in trees]
+        return TokenTree(
+            torch.cat([tree.tokens for tree in trees]),
+            torch.cat([tree.parent for tree in trees]),
+            torch.cat([tree.law for tree in trees]),
+            q,
+            hidden,
+            layer,
+            None if any(width is None for width in widths) else max(width or 1 for width in widths),
+        )
+
+    def _lift(self, team: Team, tree: TokenTree, layer: int, state: State) -> Tensor:
+        """[b, N, H] what layer ``layer`` reads of a team's nodes."""
+        if tree.hidden_layer == layer:
+            assert tree.hidden is not None
+            return tree.hidden
+        plan = layout(
+            tree.parent, state.length[team.start : team.stop], state.capacity, span=state.span(tree.num_nodes, 64)
+        )
+        layers = (tree.hidden_layer, layer)
+        return team.target.forward(tree.tokens, plan, layers=layers, hidden=tree.hidden, head=False).hidden
+
+    def _own(self, commit: Commit, team: Team) -> Commit:
+        rows = slice(team.start, team.stop)
+        taps = None if commit.taps is None or not team.method.taps else commit.taps[rows]
+        if taps is not None and team.method.taps != self.tapping.drafter:
+            taps = Tapping(self.tapping.drafter, ()).pick(taps, team.method.taps)
+        wanted = team.drafter.num_candidates
+        return Commit(
+            tree=commit.tree.rows(team.start, team.stop),
+            length=commit.length[rows],
+            path=commit.path[rows],
+            tokens=commit.tokens[rows],
+            taps=taps,
+            candidates=None if commit.candidates is None or not wanted else commit.candidates[rows, :, :wanted],
+            ended=commit.ended[rows],
+        )
+
+
+def check_company(methods: Sequence[Method], exits: Sequence[int]) -> None:
+    """Raise ConfigError for methods that cannot guess in one batch: exits are the layers below which self-drafters run the
+    target themselves, so nobody else can be told those layers' outputs in a step."""
+    lowest = max(exits, default=0)
+    for method in methods:
+        if any(layer < lowest for layer in method.taps):
+            raise ConfigError(
+                f"method {method.name!r} reads target layers {method.taps}, and a self-drafter loaded beside it runs the "
+                f"layers below {lowest} itself: load one of the two"
+            )

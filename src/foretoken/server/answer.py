@@ -1,0 +1,138 @@
+"""What both ways of completing do alike: read a request, run its job, and put the parts of an answer together."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from time import perf_counter
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from foretoken import __version__
+from foretoken.engine.result import Completion
+from foretoken.engine.state import Piece
+from foretoken.engine.submission import StepTrace, Submission, Update
+from foretoken.server.backend import Backend
+from foretoken.server.errors import ApiError, bad, parse
+from foretoken.server.job import Job
+from foretoken.server.protocol import Sampling
+from foretoken.server.usage import metrics, usage
+
+Body = TypeVar("Body", bound=Sampling)
+Result = TypeVar("Result")
+JSON_TYPE = re.compile(r"application/(json|[\w.+-]+\+json)\s*(;.*)?", re.IGNORECASE | re.ASCII)
+
+
+async def read(request: Request, kind: type[Body], backend: Backend) -> Body:
+    """The request's body. Raises ApiError 400, 404 and 415."""
+    # A page of another site cannot send this type without asking first; so it cannot use a server on this machine.
+    if not JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
+        raise ApiError(415, "send JSON, with 'Content-Type: application/json'", code="unsupported_media_type")
+    body = parse(kind, await request.body())
+    backend.check_model(body.model)
+    if body.stream_options is not None and not body.stream:
+        raise bad("stream_options: only where stream is true", "stream_options")
+    return body
+
+
+async def in_worker(backend: Backend, work: Callable[[], Result]) -> Result:
+    """work's result, from the thread that reads texts."""
+    return await asyncio.get_running_loop().run_in_executor(backend.worker, work)
+
+
+class Answer:
+    """One answer: its id, what was asked to be in it, and the job that makes it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        body: Sampling,
+        submissions: Sequence[Submission],
+        *,
+        request: Request,
+        kind: str,
+        prefix: str,
+        num_predicted: int = 0,
+    ) -> None:
+        """kind: the object's name in the API; prefix: of its id. Raises ApiError where the job cannot be started."""
+        self.backend, self.body, self.kind, self.num_predicted = backend, body, kind, num_predicted
+        self.id, self.created = f"{prefix}-{uuid4().hex}", int(time.time())
+        self.wants_usage = bool(body.stream_options and body.stream_options.include_usage)
+        arrived = request.scope.get("foretoken.arrived") or perf_counter()
+        self.job = Job(backend, submissions, endpoint=request.url.path, stream=bool(body.stream), arrived=arrived)
+        self.job.start()
+
+    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer, or a chunk of it."""
+        return {
+            "id": self.id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.backend.name,
+            "system_fingerprint": f"foretoken-{__version__}",
+            "choices": choices,
+        }
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A chunk of a stream."""
+        data = self.envelope([choice])
+        if self.wants_usage:
+            data["usage"] = None  # as OpenAI has it: the last chunk alone tells
+        return data
+
+    def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Tokens."""
+        return usage(completions, num_choices=self.body.n or 1, num_predicted=self.num_predicted)
+
+    def figures(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """``metrics``, where they are wanted."""
+        asked = self.body.include_metrics
+        wanted = self.backend.options.include_metrics if asked is None else asked
+        return {"metrics": metrics(completions)} if wanted else {}
+
+    def shown(self, pieces: Sequence[Piece], completion: Completion | None) -> list[Piece]:
+        """Those that log probabilities tell of: without the end token. completion: where the last piece is among them."""
+        if completion is None or completion.finish_reason != "stop" or not pieces or pieces[-1].text:
+            return list(pieces)
+        ends = {*(self.body.stop_token_ids or ()), *(() if self.body.ignore_eos else self.backend.eos_token_ids)}
+        return list(pieces[:-1] if pieces[-1].token_id in ends else pieces)
+
+    def extras(self, pieces: Sequence[Piece], traces: Sequence[StepTrace]) -> dict[str, Any]:
+        """provenance and trace of a choice, where they are wanted."""
+        texts, found = self.backend.texts, dict[str, Any]()
+        if self.body.provenance:
+            found["provenance"] = texts.provenance(pieces)
+        if self.body.trace:
+            found["trace"] = [texts.tree(step) for step in traces]
+        return found
+
+    @staticmethod
+    def ending(completion: Completion, *, num_calls: int = 0) -> dict[str, Any]:
+        """How a choice ended."""
+        reason = completion.finish_reason
+        if reason == "timeout":
+            return {"finish_reason": "length", "stop_reason": "timeout", "seed": completion.seed}
+        if reason == "stop" and num_calls:
+            reason = "tool_calls"
+        return {"finish_reason": reason, "seed": completion.seed}
+
+
+def by_choice(news: Sequence[tuple[int, Update]]) -> list[tuple[int, list[Piece], list[StepTrace], Completion | None]]:
+    """News put together: of each choice that has any, its new pieces, its trees, and its completion if it has ended."""
+    found: dict[int, tuple[list[Piece], list[StepTrace], list[Completion]]] = {}
+    for index, update in news:
+        pieces, traces, ends = found.setdefault(index, ([], [], []))
+        pieces.extend(update.pieces)
+        if update.trace is not None:
+            traces.append(update.trace)
+        if update.completion is not None:
+            ends.append(update.completion)
+    return [(index, pieces, traces, ends[0] if ends else None) for index, (pieces, traces, ends) in found.items()]
+
+
+def as_given(model: BaseModel) -> dict[str, Any]:
+    """A part of a request as the client wrote it, without what was null."""
+    return model.model_dump(by_alias=True, exclude_none=True)

@@ -1,0 +1,109 @@
+"""The server's routes, put together."""
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+
+from foretoken import __version__
+from foretoken.server import models
+from foretoken.server.backend import Backend
+from foretoken.server.chat import chat_completions
+from foretoken.server.completions import completions
+from foretoken.server.errors import ApiError
+from foretoken.server.openapi import GOT, POSTED, errors, install, request_body, stream_of
+from foretoken.server.options import ServerOptions
+from foretoken.server.protocol import ChatRequest, CompletionRequest
+from foretoken.server.replies import ChatChunk, ChatReply, Model, ModelList, Status, TextReply
+from foretoken.server.security import Gate
+
+if TYPE_CHECKING:
+    from foretoken.engine.service import Service
+
+
+def build_app(service: "Service", options: ServerOptions | None = None) -> FastAPI:
+    """The ASGI app over a service, which the caller starts (before or after), drains and closes.
+
+    Several apps may share a service. Everything that is sent is described in ``/openapi.json``.
+    """
+    options = options or ServerOptions()
+    backend = Backend(service, options)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        backend.close()
+
+    app = FastAPI(
+        title="foretoken",
+        version=__version__,
+        docs_url=None,  # it would load its scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.backend = backend
+    app.add_middleware(Gate, options=options)
+    app.add_exception_handler(HTTPException, _http_error)
+    _add_routes(app, debug=options.debug)
+    install(app, backend)
+    return app
+
+
+def _add_routes(app: FastAPI, *, debug: bool) -> None:
+    app.post(
+        "/v1/chat/completions",
+        response_model=None,
+        operation_id="create_chat_completion",
+        openapi_extra=request_body(ChatRequest),
+        responses={
+            200: {"model": ChatReply, "content": stream_of(ChatChunk), "description": "A reply."},
+            **errors(*POSTED),
+        },
+    )(chat_completions)
+    app.post(
+        "/v1/completions",
+        response_model=None,
+        operation_id="create_completion",
+        openapi_extra=request_body(CompletionRequest),
+        responses={
+            200: {"model": TextReply, "content": stream_of(TextReply), "description": "Completions."},
+            **errors(*POSTED),
+        },
+    )(completions)
+    app.get("/v1/models", response_model=None, responses={200: {"model": ModelList}, **errors(*GOT)})(
+        models.list_models
+    )
+    app.get(
+        "/v1/models/{model:path}",
+        response_model=None,
+        responses={200: {"model": Model}, **errors(*GOT)},
+        openapi_extra={
+            "parameters": [
+                {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            ]
+        },
+    )(models.get_model)
+    probe = errors(405, 500, 503)
+    app.get("/health", response_model=None, responses={200: {"model": Status}, **probe})(models.health)
+    app.get("/ready", response_model=None, responses={200: {"model": Status}, **probe})(models.ready)
+    app.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=errors(400, 401, 405, 500))(
+        models.metrics
+    )
+    if debug:
+        app.get("/debug/integrity", response_model=None, include_in_schema=False)(models.integrity)
+    app.get("/", response_model=None, response_class=HTMLResponse, responses=errors(405, 500))(models.page)
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """What the framework refuses: a path or method that is none, in the shape of all errors."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return ApiError(404, f"there is nothing at {request.url.path[:200]}", code="not_found").response()
+    text = f"{request.method} is not for this path" if error.status_code == 405 else str(error.detail)
+    code = "method_not_allowed" if error.status_code == 405 else None
+    return ApiError(error.status_code, text, code=code, headers=error.headers).response()

@@ -1,0 +1,97 @@
+"""What all routes share: the service, its tokenizer, what constrains outputs, and the figures."""
+
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretoken.server.constraint import Constraints
+from foretoken.server.errors import ApiError, bad
+from foretoken.server.logs import log
+from foretoken.server.metrics import Metrics
+from foretoken.server.options import ServerOptions
+from foretoken.server.tokens import TokenTexts
+
+if TYPE_CHECKING:
+    from foretoken.engine.service import Service
+
+RESERVED = frozenset(
+    {"add_generation_prompt", "chat_template", "conversation", "documents", "messages", "tokenize", "tools"}
+)
+"""Names of a template that ``chat_template_kwargs`` may not give: they have fields of their own, or are nobody's."""
+
+
+class Backend:
+    """One a server. Methods that read texts are slow: they are for ``worker``, a thread of its own, never for the loop."""
+
+    def __init__(self, service: "Service", options: ServerOptions) -> None:
+        self.service, self.options = service, options
+        spec = service.engine.model.spec
+        # A model that was loaded from a folder is called by the folder's name: where it lies is nobody's business.
+        self.name = options.served_model_name or (Path(spec.name).name if Path(spec.name).is_dir() else spec.name)
+        self.created = int(time.time())
+        self.tokenizer: Any = service.engine.tokenizer
+        self.vocab_size, self.eos_token_ids = spec.vocab_size, frozenset(spec.eos_token_ids)
+        self.max_model_len = min(service.options.max_model_len or spec.max_positions, spec.max_positions)
+        self.texts = TokenTexts(self.tokenizer)
+        self.metrics = Metrics(service, self.name)
+        # One thread: tokenizers are not safe to share, and a huge prompt must not take every core.
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="foretoken-tokens")
+
+    def check_model(self, name: str) -> None:
+        """Raise ApiError 404 where another model is asked for."""
+        if name != self.name:
+            shown = name if len(name) <= 128 else name[:125] + "..."
+            message = f"the model {shown!r} does not exist; this server has {self.name!r}"
+            raise ApiError(404, message, param="model", code="model_not_found")
+
+    def encode(self, text: str, param: str, *, special: bool) -> list[int]:
+        """Token ids. special: with what the tokenizer puts around a text. Raises ApiError 400."""
+        if self.tokenizer is None:
+            raise bad("this model has no tokenizer: give token ids to /v1/completions", param)
+        try:
+            return list(self.tokenizer.encode(text, add_special_tokens=special))
+        except Exception as error:  # whatever a tokenizer raises for characters that it does not know
+            log("not tokenized", level="warning", error=error)
+            raise bad("the text cannot be put into tokens of this model", param) from None
+
+    def chat_text(
+        self,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        generate: bool,
+        extra: Mapping[str, Any],
+    ) -> str:
+        """A conversation by the model's chat template. Raises ApiError 400."""
+        template = getattr(self.tokenizer, "apply_chat_template", None)
+        if template is None or getattr(self.tokenizer, "chat_template", None) is None:
+            raise bad("this model has no chat template: use /v1/completions", "messages")
+        reserved = sorted(RESERVED & extra.keys())
+        if reserved:
+            raise bad(f"chat_template_kwargs may not give {reserved[0]!r}", "chat_template_kwargs")
+        try:
+            text = template(list(messages), tools=tools, tokenize=False, add_generation_prompt=generate, **dict(extra))
+        except Exception as error:  # a template refuses with its own exceptions, and stumbles with any
+            log("template refused", level="warning", error=error)
+            reason = str(error).splitlines()[0][:200] if type(error).__name__ == "TemplateError" and str(error) else ""
+            message = f"the model's chat template refuses these messages{': ' + reason if reason else ''}"
+            raise bad(message, "messages") from None
+        return str(text)
+
+    @property
+    def template(self) -> str:
+        """The text of the chat template, "" where there is none."""
+        template = getattr(self.tokenizer, "chat_template", None)
+        return template if isinstance(template, str) else ""
+
+    @cached_property
+    def constraints(self) -> Constraints:
+        """What makes constraints; reading the vocabulary takes up to a second. Raises ConfigError."""
+        return Constraints(self.tokenizer, self.vocab_size, sorted(self.eos_token_ids))
+
+    def close(self) -> None:
+        """Let the thread go."""
+        self.worker.shutdown(wait=False, cancel_futures=True)

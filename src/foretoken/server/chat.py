@@ -1,0 +1,234 @@
+"""``POST /v1/chat/completions``."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foretoken.engine.submission import Submission
+from foretoken.errors import ConfigError
+from foretoken.server.answer import Answer, as_given, by_choice, in_worker, read
+from foretoken.server.backend import Backend
+from foretoken.server.errors import bad, of_engine
+from foretoken.server.job import finish
+from foretoken.server.protocol import ChatRequest, Message, SchemaFormat, TextPart
+from foretoken.server.sampling import MakeProcessor, submissions
+from foretoken.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
+from foretoken.server.tools import (
+    ContentDelta,
+    ToolCallStream,
+    ToolUse,
+    knows_tools,
+    messages_with_tools,
+    parse_tool_calls,
+)
+
+OBJECT = "chat.completion"
+
+
+@dataclass(frozen=True)
+class _Plan:
+    submissions: list[Submission]
+    num_predicted: int
+    calls: bool  # whether the output may hold tool calls
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    backend: Backend = request.app.state.backend
+    body = await read(request, ChatRequest, backend)
+    plan = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body)))
+    kind = OBJECT + ".chunk" if body.stream else OBJECT
+    answer = Answer(
+        backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted
+    )
+    if body.stream:
+        return EventStream(answer.job, _events(answer, body, calls=plan.calls))
+    try:
+        return JsonReply(await while_connected(request.receive, _whole(answer, body, calls=plan.calls)))
+    finally:
+        answer.job.close()
+
+
+def _plan(backend: Backend, body: ChatRequest) -> _Plan:
+    """Everything that can be refused, and the tokens. Raises ApiError 400."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad("top_logprobs: only where logprobs is true", "top_logprobs")
+    given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
+    if len(set(given)) > 1:
+        raise bad("max_tokens and max_completion_tokens are one setting: give it once", "max_completion_tokens")
+    use, processor = _constrained(backend, body)
+    text = backend.chat_text(
+        _messages(backend, body, use),
+        tools=list(use.rendered) if use is not None and use.rendered and _renders_tools(backend) else None,
+        generate=body.add_generation_prompt is not False,
+        extra=body.chat_template_kwargs or {},
+    )
+    prediction = None
+    if body.prediction is not None:
+        prediction = backend.encode(_text(body.prediction.content), "prediction", special=False)
+    made = submissions(
+        backend,
+        body,
+        [backend.encode(text, "messages", special=False)],
+        max_tokens=given[0] if given else None,
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else 0 if body.provenance else None,
+        prediction=prediction,
+        processor=processor,
+    )
+    return _Plan(made, len(prediction or ()), use is not None and use.calls)
+
+
+def _constrained(backend: Backend, body: ChatRequest) -> tuple[ToolUse | None, MakeProcessor | None]:
+    """What the output is held to: tools, or a format."""
+    wanted = body.response_format is not None and body.response_format.type != "text"
+    use: ToolUse | None = None
+    try:
+        if body.tools is not None or body.tool_choice is not None:
+            choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
+            use = ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
+            if use.calls and wanted:
+                raise bad("response_format and tools exclude each other: drop one, or set tool_choice to 'none'")
+            constraint = use.constraint(backend.constraints) if use.calls else None
+            if constraint is not None:
+                return use, constraint.processor
+    except ConfigError as error:
+        raise of_engine(error, "tools") from None
+    if not wanted or body.response_format is None:
+        return use, None
+    try:
+        if isinstance(body.response_format, SchemaFormat):
+            schema = body.response_format.json_schema
+            made = backend.constraints.json_schema(schema.schema_ or {}, strict=bool(schema.strict))
+        else:
+            made = backend.constraints.json_object()
+    except ConfigError as error:
+        raise of_engine(error, "response_format") from None
+    return use, made.processor
+
+
+def _renders_tools(backend: Backend) -> bool:
+    return knows_tools(backend.template)
+
+
+def _messages(backend: Backend, body: ChatRequest, use: ToolUse | None) -> Sequence[Mapping[str, Any]]:
+    """The conversation as the model's template reads it."""
+    plain = [_message(place, message) for place, message in enumerate(body.messages)]
+    has_tools = (use is not None and use.calls) or any(
+        message.role == "tool" or message.tool_calls for message in body.messages
+    )
+    if has_tools and not _renders_tools(backend):
+        return messages_with_tools(plain, use.rendered if use is not None else ())
+    for message in plain:
+        if message["role"] == "developer" and "developer" not in backend.template:
+            message["role"] = "system"
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = _parsed(call["function"]["arguments"])
+    return plain
+
+
+def _message(place: int, message: Message) -> dict[str, Any]:
+    if message.content is None and not (message.role == "assistant" and message.tool_calls):
+        raise bad(f"messages.{place}.content is missing", f"messages.{place}.content", "missing_required_parameter")
+    made: dict[str, Any] = {"role": message.role, "content": _text(message.content or "")}
+    if message.name is not None:
+        made["name"] = message.name
+    if message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        made["tool_calls"] = [as_given(call) for call in message.tool_calls]
+    return made
+
+
+def _text(content: str | list[TextPart]) -> str:
+    return content if isinstance(content, str) else "".join(part.text for part in content)
+
+
+def _parsed(arguments: str) -> Any:
+    """As templates expect them: an object; a text that is none stays as it is."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+async def _whole(answer: Answer, body: ChatRequest, *, calls: bool) -> dict[str, Any]:
+    """The answer of a request without stream."""
+    traces = await finish(answer.job)
+    completions = answer.job.whole()
+    choices = []
+    for index, completion in enumerate(completions):
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
+        num_calls = 0
+        if calls:
+            message["content"], found = parse_tool_calls(completion.text)
+            num_calls = len(found)
+            if found:
+                message["tool_calls"] = [call.as_openai() for call in found]
+        shown = answer.shown(completion.pieces, completion)
+        choices.append(
+            {
+                "index": index,
+                "message": message,
+                "logprobs": answer.backend.texts.chat_logprobs(shown) if body.logprobs else None,
+                **answer.ending(completion, num_calls=num_calls),
+                **answer.extras(completion.pieces, traces[index]),
+            }
+        )
+    return {**answer.envelope(choices), "usage": answer.usage(completions), **answer.figures(completions)}
+
+
+async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIterator[bytes]:
+    """The answer of a request with stream: per choice its role, what it says, and how it ended; then the usage."""
+    job, texts = answer.job, answer.backend.texts
+    readers = [ToolCallStream() if calls else None for _ in job.submissions]
+    begun: set[int] = set()
+    num_ended = 0
+
+    def chunk(index: int, delta: dict[str, Any], **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        return event(answer.chunk(choice))
+
+    while not job.is_done:
+        out = []
+        for index, pieces, traces, completion in by_choice(await job.news(answer.backend.options.keepalive_s)):
+            if index not in begun:
+                begun.add(index)
+                out.append(chunk(index, {"role": "assistant", "content": ""}))
+            text = "".join(piece.text for piece in pieces)
+            deltas = _deltas(readers[index], text, final=completion is not None)
+            more = answer.extras(pieces, traces) if pieces or traces else {}
+            if body.logprobs and pieces:
+                more["logprobs"] = texts.chat_logprobs(answer.shown(pieces, completion))
+            if more and not deltas:
+                deltas = [{"content": ""}]
+            for delta in deltas:
+                out.append(chunk(index, delta, **more))
+                more = {}
+            if completion is not None:
+                reader = readers[index]
+                ending = answer.ending(completion, num_calls=reader.num_calls if reader is not None else 0)
+                data = answer.chunk({"index": index, "delta": {}, "logprobs": None, **ending})
+                num_ended += 1
+                if num_ended == len(readers) and not answer.wants_usage:
+                    data.update(answer.figures(job.whole()))
+                out.append(event(data))
+        yield b"".join(out) or KEEP_ALIVE
+    if answer.wants_usage:
+        completions = job.whole()
+        last = {**answer.envelope([]), "usage": answer.usage(completions), **answer.figures(completions)}
+        yield event(last)
+    yield DONE
+
+
+def _deltas(reader: ToolCallStream | None, text: str, *, final: bool) -> list[dict[str, Any]]:
+    """What a further piece of text says."""
+    if reader is None:
+        return [{"content": text}] if text else []
+    found = [*reader.push(text), *(reader.finish() if final else ())]
+    return [
+        {"content": one.text} if isinstance(one, ContentDelta) else {"tool_calls": [one.as_openai()]} for one in found
+    ]

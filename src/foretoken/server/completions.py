@@ -1,0 +1,147 @@
+"""``POST /v1/completions``."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foretoken.engine.result import Completion
+from foretoken.engine.state import Piece
+from foretoken.engine.submission import StepTrace, Submission
+from foretoken.server.answer import Answer, by_choice, in_worker, read
+from foretoken.server.backend import Backend
+from foretoken.server.errors import bad
+from foretoken.server.job import finish
+from foretoken.server.protocol import CompletionRequest
+from foretoken.server.sampling import submissions
+from foretoken.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI's
+
+
+async def completions(request: Request) -> Response:
+    """Go on with texts."""
+    backend: Backend = request.app.state.backend
+    body = await read(request, CompletionRequest, backend)
+    made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body)))
+    answer = Answer(backend, body, made, request=request, kind="text_completion", prefix="cmpl")
+    if body.stream:
+        return EventStream(answer.job, _events(answer, body, echoes))
+    try:
+        return JsonReply(await while_connected(request.receive, _whole(answer, body, echoes)))
+    finally:
+        answer.job.close()
+
+
+def _plan(backend: Backend, body: CompletionRequest) -> tuple[list[Submission], list[str]]:
+    """(submissions, what is echoed before each). Raises ApiError 400."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad("best_of must equal n: only as many completions as are returned are made", "best_of")
+    if body.echo and body.logprobs is not None:
+        raise bad("echo with logprobs: log probabilities of a prompt are not computed; drop one of the two", "echo")
+    given: Sequence[str | Sequence[int]]
+    if isinstance(body.prompt, str):
+        given = [body.prompt]
+    elif isinstance(body.prompt[0], int):
+        given = [[token for token in body.prompt if isinstance(token, int)]]
+    else:
+        given = [one for one in body.prompt if not isinstance(one, int)]
+    if len(given) * (body.n or 1) > backend.options.max_choices:
+        most = backend.options.max_choices
+        raise bad(
+            f"{len(given)} prompts with n = {body.n or 1}: this server makes at most {most} completions a request"
+        )
+    prompts = [backend.encode(one, "prompt", special=True) if isinstance(one, str) else list(one) for one in given]
+    for ids in prompts:
+        if not ids:
+            raise bad("prompt: the prompt is empty: at least one token is needed", "prompt", "invalid_prompt")
+        beyond = [token for token in ids if token >= backend.vocab_size]
+        if beyond:
+            raise bad(f"prompt: token id {beyond[0]} is not one of 0 to {backend.vocab_size - 1}", "prompt")
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = [_echo(backend, one) for one in given]
+    made = submissions(
+        backend,
+        body,
+        prompts,
+        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        num_logprobs=body.logprobs if body.logprobs is not None else 0 if body.provenance else None,
+    )
+    return made, [echo for echo in echoes for _ in range(body.n or 1)]
+
+
+def _echo(backend: Backend, prompt: str | Sequence[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if backend.tokenizer is None:
+        raise bad("echo: this model has no tokenizer, so token ids have no text", "echo")
+    return str(backend.tokenizer.decode(list(prompt)))
+
+
+async def _whole(answer: Answer, body: CompletionRequest, echoes: Sequence[str]) -> dict[str, Any]:
+    """The answer of a request without stream."""
+    traces = await finish(answer.job)
+    done = answer.job.whole()
+    choices = []
+    for index, (completion, echo) in enumerate(zip(done, echoes, strict=True)):
+        choice = _choice(answer, body, index, echo + completion.text, completion.pieces, traces[index], completion, 0)
+        choices.append({**choice, **answer.ending(completion)})
+    return {**answer.envelope(choices), "usage": answer.usage(done), **answer.figures(done)}
+
+
+async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]) -> AsyncIterator[bytes]:
+    """The answer of a request with stream: per choice its text, the end by itself; then the usage."""
+    job = answer.job
+    written = [0] * len(echoes)  # characters told of each choice
+    begun: set[int] = set()
+    num_ended = 0
+    while not job.is_done:
+        out = []
+        for index, pieces, traces, completion in by_choice(await job.news(answer.backend.options.keepalive_s)):
+            text = "".join(piece.text for piece in pieces)
+            offset, written[index] = written[index], written[index] + len(text)
+            if index not in begun:
+                begun.add(index)
+                text = echoes[index] + text
+            wanted = (pieces and (body.logprobs is not None or body.provenance)) or (traces and body.trace)
+            if text or wanted:
+                choice = _choice(answer, body, index, text, pieces, traces, completion, offset)
+                out.append(event(answer.chunk(choice)))
+            if completion is not None:
+                end = {"index": index, "text": "", "logprobs": None, **answer.ending(completion)}
+                data = answer.chunk(end)
+                num_ended += 1
+                if num_ended == len(echoes) and not answer.wants_usage:
+                    data.update(answer.figures(job.whole()))
+                out.append(event(data))
+        yield b"".join(out) or KEEP_ALIVE
+    if answer.wants_usage:
+        done = job.whole()
+        yield event({**answer.envelope([]), "usage": answer.usage(done), **answer.figures(done)})
+    yield DONE
+
+
+def _choice(
+    answer: Answer,
+    body: CompletionRequest,
+    index: int,
+    text: str,
+    pieces: Sequence[Piece],
+    traces: Sequence[StepTrace],
+    completion: Completion | None,
+    offset: int,
+) -> dict[str, Any]:
+    """A choice that has not ended. offset: characters of it that were told before."""
+    logprobs = None
+    if body.logprobs is not None:
+        shown = answer.shown(pieces, completion)
+        logprobs = answer.backend.texts.text_logprobs(shown, offset, top=body.logprobs > 0)
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": None,
+        **answer.extras(pieces, traces),
+    }

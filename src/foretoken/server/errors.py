@@ -1,0 +1,151 @@
+"""Every way a request can fail, in OpenAI's shape. No message has a path of this machine or a stack trace in it."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import from_json
+from starlette.responses import JSONResponse
+
+from foretoken.errors import (
+    ConfigError,
+    ForetokenError,
+    PromptError,
+    QueueFullError,
+    ServiceClosedError,
+    nearest,
+)
+
+Model = TypeVar("Model", bound=BaseModel)
+INVALID, SERVER = "invalid_request_error", "server_error"
+UNSUPPORTED = {
+    "audio": "this server writes text alone",
+    "best_of": "only as many completions as are returned are made: give n",
+    "draft_model": "the models are chosen where the server is started; 'speculative' chooses among their methods",
+    "echo": "it belongs to /v1/completions",
+    "function_call": "use tool_choice",
+    "functions": "use tools",
+    "guided_json": "use response_format",
+    "prompt_logprobs": "log probabilities are given of what is written, not of the prompt",
+    "reasoning_effort": "give the template's own switch in chat_template_kwargs",
+    "suffix": "the model continues texts, it does not fill gaps",
+    "use_beam_search": "texts are sampled; ask for several with n",
+    "verbosity": "give the template's own switch in chat_template_kwargs",
+    "web_search_options": "this server reaches nothing else",
+}
+"""Known fields of the API, or of other servers, that are refused; and why."""
+
+
+class ApiError(Exception):
+    """A response that is an error."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        kind: str | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.kind = kind or (SERVER if status >= 500 else INVALID)
+        self.headers = dict(headers or {})
+
+    @property
+    def body(self) -> dict[str, Any]:
+        """As the client reads it."""
+        return {"error": {"message": self.message, "type": self.kind, "param": self.param, "code": self.code}}
+
+    def response(self) -> JSONResponse:
+        """As it is sent."""
+        return JSONResponse(self.body, self.status, headers=self.headers)
+
+
+def internal() -> ApiError:
+    """A broken promise of ours: the log has it, the client learns nothing of the inside."""
+    return ApiError(500, "internal error: the server's log has it, under this response's x-request-id", code="internal")
+
+
+def bad(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
+    """A request that is the client's to mend."""
+    return ApiError(400, message, param=param, code=code)
+
+
+def of_engine(error: ForetokenError, param: str | None = None) -> ApiError:
+    """What the engine refused, or could not go on with."""
+    if isinstance(error, QueueFullError):
+        headers = {"retry-after": str(max(1, round(error.retry_after_s + 0.5)))}
+        return ApiError(429, str(error), code="rate_limit_exceeded", kind="rate_limit_error", headers=headers)
+    if isinstance(error, ServiceClosedError):
+        return ApiError(503, "the server is starting or stopping", code="unavailable", headers={"retry-after": "5"})
+    if isinstance(error, PromptError):
+        too_long = "shorten" in str(error)
+        return bad(str(error), param, "context_length_exceeded" if too_long else "invalid_prompt")
+    if isinstance(error, ConfigError):
+        return bad(str(error), param)
+    return internal()
+
+
+def parse(kind: type[Model], body: bytes) -> Model:
+    """A request of this kind from its JSON. Raises ApiError 400 naming the field, and the nearest known one."""
+    try:
+        return kind.model_validate_json(body)
+    except ValidationError as error:
+        raise _explain(kind, error, body) from None
+
+
+def _explain(kind: type[BaseModel], error: ValidationError, body: bytes) -> ApiError:
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    if found[0]["type"] == "json_invalid":
+        return bad(f"the body is not JSON: {found[0]['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
+    for trouble in found:
+        if trouble["type"] == "extra_forbidden":
+            return _unknown(kind, trouble["loc"], body)
+    where = [_path(trouble["loc"], body) for trouble in found]
+    if not where[0]:
+        return bad("the body must be a JSON object", code="invalid_json")
+    # Where a value may have several shapes, each says what is wrong with it. Those that came furthest with fewest faults
+    # are believed.
+    faults = Counter(trouble["loc"][:2] for trouble in found)
+    fit = [(-len(path), faults[trouble["loc"][:2]]) for trouble, path in zip(found, where, strict=True)]
+    best = min(range(len(found)), key=fit.__getitem__)
+    place = where[best]
+    said = dict.fromkeys(
+        trouble["msg"]
+        for trouble, path, how in zip(found, where, fit, strict=True)
+        if (path, how) == (place, fit[best])
+    )
+    param = ".".join(map(str, place))
+    code = "missing_required_parameter" if found[0]["type"] == "missing" else "invalid_value"
+    text = ", or ".join(message[:1].lower() + message[1:] for message in said)
+    return bad(f"{param}: {text}", param, code)
+
+
+def _unknown(kind: type[BaseModel], loc: Sequence[int | str], body: bytes) -> ApiError:
+    name, path = str(loc[-1]), _path(loc, body)
+    param = ".".join(map(str, path))
+    if name in UNSUPPORTED and len(path) == 1:
+        return bad(f"{name!r} is not supported: {UNSUPPORTED[name]}", param, "unsupported_parameter")
+    hint = nearest(name, kind.model_fields) if len(path) == 1 else ""
+    shown = name if len(name) <= 64 else name[:61] + "..."
+    return bad(f"unknown field {shown!r}{hint}", param[:200], "unknown_parameter")
+
+
+def _path(loc: Iterable[int | str], body: bytes) -> list[int | str]:
+    """The part of a location that lies in the body: names of the types that were tried are left out."""
+    path: list[int | str] = []
+    at: Any = from_json(body)
+    rest = list(loc)
+    for index, step in enumerate(rest):
+        is_key = isinstance(at, dict) and isinstance(step, str) and step in at
+        is_place = isinstance(at, list) and isinstance(step, int) and 0 <= step < len(at)
+        if is_key or is_place:
+            at = at[step]
+        elif not (isinstance(at, dict) and index == len(rest) - 1):  # the last one may be a field that is missing
+            continue
+        path.append(step)
+    return path

@@ -1,0 +1,173 @@
+"""The submissions of one HTTP request, and the bridge from the engine's thread to the event loop."""
+
+import asyncio
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from time import perf_counter
+
+from foretoken.engine.result import Completion
+from foretoken.engine.submission import Sink, StepTrace, Submission, Update
+from foretoken.errors import ForetokenError, ModelError
+from foretoken.server.backend import Backend
+from foretoken.server.errors import ApiError, bad, of_engine
+from foretoken.server.logs import log, log_request, request_id
+from foretoken.server.metrics import RequestRecord
+
+
+class Job:
+    """Starts all, hands their news on in order, and cancels those that still run when it is closed.
+
+    Memory is bounded: what waits to be read is at most what the submissions may write. Used on one event loop; ``sink``
+    alone is called elsewhere.
+    """
+
+    def __init__(
+        self, backend: Backend, submissions: Sequence[Submission], *, endpoint: str, stream: bool, arrived: float
+    ) -> None:
+        """arrived: perf_counter when the request came."""
+        self.backend, self.submissions = backend, list(submissions)
+        self.endpoint, self.stream, self.arrived = endpoint, stream, arrived
+        self.completions: list[Completion | None] = [None] * len(self.submissions)
+        self._loop = asyncio.get_running_loop()
+        self._context = copy_context()  # whose log lines carry the request's id
+        self._told: deque[tuple[int, Update]] = deque()  # by the engine's thread
+        self._is_woken = False
+        self._ready: deque[tuple[int, Update]] = deque()
+        self._news = asyncio.Event()
+        self._running: set[int] = set()
+        self._last: list[float | None] = [None] * len(self.submissions)  # when a choice last had tokens
+
+    def start(self) -> None:
+        """Submit all or none. Raises ApiError."""
+        for index, submission in enumerate(self.submissions):
+            try:
+                self.backend.service.submit(submission, self._sink(index))
+            except ForetokenError as error:
+                self.close()
+                raise of_engine(error) from None
+            self._running.add(index)
+
+    @property
+    def is_done(self) -> bool:
+        """Whether all have ended and been read."""
+        return not self._running and not self._ready
+
+    async def news(self, timeout_s: float | None = None) -> list[tuple[int, Update]]:
+        """All that has come since, at least one; none where the time was up. Raises ApiError where one has failed."""
+        if not self._ready and self._running:
+            self._news.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(timeout_s):
+                    await self._news.wait()
+        news = list(self._ready)
+        self._ready.clear()
+        for index, update in news:
+            self._check(index, update)
+        return news
+
+    def close(self) -> None:
+        """Cancel what still runs. Idempotent."""
+        for index in sorted(self._running):
+            self.backend.service.cancel(self.submissions[index].request_id)
+        self._running.clear()
+
+    def whole(self) -> list[Completion]:
+        """The completions, once all have come. Raises ApiError 408 where the time was up before anything was written."""
+        completions = [one for one in self.completions if one is not None]
+        if all(one.finish_reason == "timeout" and not one.num_tokens for one in completions):
+            limit = self.backend.options.request_timeout_s
+            raise ApiError(408, f"nothing was written within {limit} s", code="request_timeout", kind="timeout")
+        return completions
+
+    def _sink(self, index: int) -> Sink:
+        def tell(update: Update) -> None:
+            self._told.append((index, update))
+            if not self._is_woken:  # one wake-up for all that comes until the loop has time
+                self._is_woken = True
+                with suppress(RuntimeError):  # the loop is closed: there is nobody left to tell
+                    self._loop.call_soon_threadsafe(self._wake, context=self._context)
+
+        return tell
+
+    def _wake(self) -> None:
+        self._is_woken = False
+        while self._told:
+            index, update = self._told.popleft()
+            self._note(index, update)
+            if index in self._running:
+                self._ready.append((index, update))
+                if update.is_last:
+                    self.completions[index] = update.completion
+                    self._running.discard(index)
+        self._news.set()
+
+    def _note(self, index: int, update: Update) -> None:
+        """Times and the log's line, also of a choice that nobody waits for any more."""
+        now = perf_counter()
+        if update.pieces:
+            last = self._last[index]
+            if last is None:
+                self.backend.metrics.first_token(now - self.arrived)
+            else:
+                self.backend.metrics.next_tokens(now - last)
+            self._last[index] = now
+        if update.is_last:
+            record = self._record(update, now - self.arrived)
+            self.backend.metrics.observe(record)
+            prompt, text = None, None
+            if self.backend.options.log_prompts and self.backend.tokenizer is not None:
+                prompt = self.backend.tokenizer.decode(self.submissions[index].prompt_ids)
+                text = update.completion.text if update.completion is not None else None
+            log_request(record, prompt=prompt, text=text)
+
+    def _record(self, update: Update, seconds: float) -> RequestRecord:
+        known = request_id.get() or update.request_id
+        done = update.completion
+        if done is None:
+            status = 500 if update.error is None else of_engine(update.error).status
+            return RequestRecord(
+                known, "error", status, self.endpoint, self.stream, seconds_total=seconds, error=str(update.error)
+            )
+        return RequestRecord(
+            request_id=known,
+            finish_reason=done.finish_reason or "stop",
+            endpoint=self.endpoint,
+            stream=self.stream,
+            method=str((done.config.get("speculative") or {}).get("method", "none")),
+            num_prompt_tokens=done.num_prompt_tokens,
+            num_cached_tokens=done.num_cached_tokens,
+            num_tokens=done.num_tokens,
+            num_steps=done.num_steps,
+            num_draft_tokens=done.num_draft_tokens,
+            num_accepted_tokens=done.num_accepted_tokens,
+            num_preemptions=done.num_preemptions,
+            seconds_queue=done.seconds_queue,
+            seconds_prefill=done.seconds_prefill,
+            seconds_decode=done.seconds_decode,
+            seconds_total=seconds,
+        )
+
+    def _check(self, index: int, update: Update) -> None:
+        if update.error is not None:
+            params = self.submissions[index].params
+            constrained = bool(params.logit_bias) or params.logits_processor is not None
+            if isinstance(update.error, ModelError) and constrained:
+                raise bad("no token is possible any more: logit_bias or the grammar leave nothing to choose", None)
+            error = of_engine(update.error)
+            if error.status == 500:
+                log("request failed", level="error", error=update.error)
+            raise error
+        if update.completion is not None and update.completion.finish_reason == "cancelled":
+            raise ApiError(503, "the server is stopping", code="unavailable", headers={"retry-after": "5"})
+
+
+async def finish(job: Job) -> list[list[StepTrace]]:
+    """Wait for all completions; returns the traces of each. Raises ApiError."""
+    traces: list[list[StepTrace]] = [[] for _ in job.submissions]
+    while not job.is_done:
+        for index, update in await job.news():
+            if update.trace is not None:
+                traces[index].append(update.trace)
+    return traces

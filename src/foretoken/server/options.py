@@ -1,0 +1,48 @@
+"""What whoever runs the server decides: limits, keys, and what responses say by themselves."""
+
+from dataclasses import dataclass
+
+from foretoken.errors import ConfigError
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """See ``build_app``. A client can ask for less than a limit, never for more."""
+
+    served_model_name: str | None = None  # what clients call the model; None: the name it was loaded by
+    api_keys: tuple[str, ...] = ()  # any of them opens /v1 and /metrics; none: everything is open
+    allowed_hosts: tuple[str, ...] = ()  # Host headers that are answered; none: all
+    max_body_mib: float = 4.0  # of a request, counted while it is read
+    max_tokens_limit: int | None = None  # most tokens that a choice may ask for; None: the model's context
+    max_choices: int = 32  # completions of one request: n times its prompts
+    request_timeout_s: float | None = 600.0  # from arrival to the last token; what was written until then is returned
+    body_timeout_s: float = 30.0  # for a request's body to arrive
+    write_timeout_s: float = 30.0  # a stream whose client reads nothing for so long is cut
+    keepalive_s: float = 15.0  # a comment line is sent where a stream has had no news for so long
+    include_metrics: bool = True  # ``metrics.speculative_decoding`` in responses, unless a request says otherwise
+    log_prompts: bool = False  # texts in log lines
+    debug: bool = False  # /debug/integrity: the engine's books added up, for tests
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be, each with one clear ConfigError."""
+        for name in ("max_body_mib", "max_choices", "body_timeout_s", "write_timeout_s", "keepalive_s"):
+            _require_positive(name, getattr(self, name))
+        for name in ("max_tokens_limit", "request_timeout_s"):
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
+        if not all(self.api_keys):
+            raise ConfigError("an API key is empty: leave it out, or give one")
+        if not all(key.isascii() and key.isprintable() for key in self.api_keys):
+            raise ConfigError("an API key has characters that no HTTP header can carry: use printable ASCII")
+        if self.served_model_name == "":
+            raise ConfigError("served_model_name is empty: leave it out, or give a name")
+
+    @property
+    def max_body_bytes(self) -> int:
+        """``max_body_mib`` in bytes."""
+        return int(self.max_body_mib * 2**20)
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{name} = {value!r} must be positive")

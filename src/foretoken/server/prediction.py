@@ -1,0 +1,28 @@
+"""The client's own guess of the output: chosen as the way of guessing, and counted by itself."""
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from foretoken.draft.prediction import Prediction
+from foretoken.engine.method import MethodConfig
+from foretoken.engine.state import Piece
+from foretoken.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretoken.engine.service import Service
+
+SOURCE = f"draft:{Prediction.name}"
+
+
+def prediction_method(service: "Service") -> MethodConfig | None:
+    """The method that reads predictions; None, the service's own choice, where it is not loaded."""
+    try:
+        return service.method(Prediction.name)
+    except ConfigError:
+        return None
+
+
+def count_prediction(pieces: Iterable[Piece], num_predicted: int) -> tuple[int, int]:
+    """(accepted, rejected) tokens of the client's prediction. Tokens of other drafters count as neither."""
+    accepted = sum(piece.source == SOURCE for piece in pieces)
+    return accepted, max(0, num_predicted - accepted)

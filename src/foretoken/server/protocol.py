@@ -1,0 +1,227 @@
+"""What a client may send: OpenAI's fields, those that vLLM's users know, and our own. The OpenAPI document is made of it.
+
+A field that is not here is refused. Fields marked "ignored" change nothing: they are taken because clients send them.
+"""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+INT32, INT64 = 2**31 - 1, 2**63 - 1
+
+TokenId = Annotated[int, Field(ge=0, le=INT32)]
+Count = Annotated[int, Field(ge=1, le=INT32)]
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+JsonObject = dict[str, Any]
+
+
+class Strict(BaseModel):
+    """No value is bent into another type, and no unknown field is passed over."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class StreamOptions(Strict):
+    """How a stream ends."""
+
+    include_usage: bool | None = Field(None, description="A last chunk with usage and no choices.")
+    include_obfuscation: bool | None = Field(None, description="Ignored: nothing is padded.")
+
+
+class Speculative(BaseModel):
+    """How this request is guessed for. What is left out is as the server was started; the text does not depend on it
+    with the default way of checking."""
+
+    model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+
+    method: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
+        None, description="A method of those that the server has loaded, or 'none'."
+    )
+    num_speculative_tokens: int | None = Field(None, ge=1, le=64, description="Most tokens guessed in a line.")
+    num_draft_tokens: int | None = Field(None, ge=0, le=64, description="Another name of it; 0: no guesses.")
+    verify: str | None = Field(None, max_length=256, description="How guesses are checked, e.g. 'coupled'.")
+    shape: str | None = Field(None, max_length=256, description="The shape of a proposal, e.g. 'sequoia/size=16'.")
+    draws: str | None = Field(None, max_length=64, description="How children are drawn.")
+
+
+class Sampling(Strict):
+    """What both ways of completing share."""
+
+    model: str = Field(max_length=512, description="One of /v1/models.")
+    temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default 1.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Keep the likeliest tokens of this mass.")
+    top_k: int | None = Field(None, ge=-1, le=INT32, description="Keep the k likeliest tokens; -1 or 0: all.")
+    min_p: float | None = Field(None, ge=0, le=1, description="Drop tokens below this share of the likeliest one's.")
+    presence_penalty: float | None = Field(None, ge=-2, le=2)
+    frequency_penalty: float | None = Field(None, ge=-2, le=2)
+    repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="Over prompt and output; 1: off.")
+    logit_bias: (
+        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+    ) = Field(None, description="Token ids, and what is added to their logits.")
+    seed: int | None = Field(
+        None, ge=-(2**63), le=INT64, description="The same seed gives the same text. Choice i > 0 has its own, of it."
+    )
+    n: int | None = Field(None, ge=1, le=128, description="Completions of each prompt.")
+    max_tokens: Count | None = Field(None, description="Most tokens to write.")
+    min_tokens: int | None = Field(None, ge=0, le=INT32, description="No end before so many.")
+    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = Field(
+        None, description="Texts that end the output; they are not part of it."
+    )
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(None, description="More end tokens.")
+    ignore_eos: bool | None = Field(None, description="Go on behind the model's end token.")
+    stream: bool | None = Field(None, description="Server-sent events, ended by 'data: [DONE]'.")
+    stream_options: StreamOptions | None = None
+    user: str | None = Field(None, description="Ignored.")
+    speculative: Speculative | Literal[False] | None = Field(None, description="How to guess; false: not at all.")
+    num_draft_tokens: int | None = Field(
+        None, ge=0, le=64, description="Most tokens guessed in a line, as MLX and LM Studio call it; 0: none."
+    )
+    include_metrics: bool | None = Field(
+        None, description="metrics.speculative_decoding in the response, or in the last chunk. Default: the server's."
+    )
+    provenance: bool | None = Field(None, description="Where every token came from: a guess, or the model itself.")
+    trace: bool | None = Field(None, description="The tree of guesses of every step.")
+
+
+class TextPart(Strict):
+    """A part of a message."""
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(Strict):
+    """What was called."""
+
+    name: str
+    arguments: str = Field(description="JSON.")
+
+
+class ToolCall(Strict):
+    """A call that the assistant made."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class Message(Strict):
+    """A turn of the conversation."""
+
+    role: Literal["system", "developer", "user", "assistant", "tool"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = None
+    tool_call_id: str | None = None
+    refusal: str | None = Field(None, description="Ignored.")
+    annotations: list[JsonObject] | None = Field(None, description="Ignored.")
+    audio: None = None
+    function_call: None = None
+
+
+class Function(Strict):
+    """What can be called."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: JsonObject | None = Field(None, description="JSON schema of the arguments.")
+    strict: bool | None = Field(None, description="Arguments of a call always keep to the schema.")
+
+
+class Tool(Strict):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Strict):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class TextFormat(Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class ObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    """A schema and its name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, serialize_by_alias=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: JsonObject | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class SchemaFormat(Strict):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class Prediction(Strict):
+    """The client's guess of the output, e.g. the file to be edited."""
+
+    type: Literal["content"]
+    content: str | list[TextPart]
+
+
+class ChatRequest(Sampling):
+    """A conversation to go on with."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    response_format: ResponseFormat | None = None
+    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    add_generation_prompt: bool | None = Field(None, description="Default true: the template opens the reply.")
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further values for the model's template.")
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    metadata: dict[str, str] | None = Field(None, description="Ignored.")
+    store: bool | None = Field(None, description="Ignored: nothing is stored.")
+    service_tier: str | None = Field(None, description="Ignored.")
+    safety_identifier: str | None = Field(None, description="Ignored.")
+    prompt_cache_key: str | None = Field(None, description="Ignored: equal beginnings are found by themselves.")
+
+
+Prompt = (
+    str
+    | Annotated[list[str], Field(min_length=1)]
+    | Annotated[list[TokenId], Field(min_length=1)]
+    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+)
+
+
+class CompletionRequest(Sampling):
+    """Texts to go on with."""
+
+    prompt: Prompt = Field(description="A text, texts, token ids, or lists of them.")
+    echo: bool | None = Field(None, description="The prompt's text before the completion; not with logprobs.")
+    logprobs: int | None = Field(None, ge=0, le=5)
+    best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")

@@ -1,0 +1,250 @@
+"""What the server answers, as the OpenAPI document describes it. The answers themselves are plain dicts, made in
+``chat.py``, ``completions.py`` and ``usage.py``; the tests hold every one of them against these models."""
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from foretoken.server.protocol import ToolCall
+
+FinishReason = Literal["stop", "length", "tool_calls"]
+
+
+class Reply(BaseModel):
+    """Nothing is answered that is not described."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class ErrorDetail(Reply):
+    """What is wrong, and with which field."""
+
+    message: str
+    type: str
+    param: str | None
+    code: str | None
+
+
+class ErrorReply(Reply):
+    """Every error."""
+
+    error: ErrorDetail
+
+
+class PromptDetails(Reply):
+    """Of the prompt's tokens."""
+
+    cached_tokens: int = Field(description="Found in the prefix store.")
+
+
+class CompletionDetails(Reply):
+    """Of the client's prediction, never of drafters (see metrics)."""
+
+    accepted_prediction_tokens: int
+    rejected_prediction_tokens: int = Field(description="Tokens of the prediction that were not accepted.")
+
+
+class Usage(Reply):
+    """Tokens, summed over choices; a prompt counts once."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+    prompt_tokens_details: PromptDetails
+    completion_tokens_details: CompletionDetails
+
+
+class SpeculativeDecoding(Reply):
+    """How speculation went, in vLLM's shape; summed over choices."""
+
+    mean_acceptance_length: float = Field(description="1 + accepted / steps that guessed.")
+    draft_acceptance_rate: float = Field(description="Accepted / guessed; of a tree all nodes count.")
+    acceptance_histogram: list[int] = Field(description="[K + 1] steps that accepted so many tokens.")
+    acceptance_histogram_by_draft_length: dict[str, list[int]] = Field(
+        description="The same for each number k of tokens guessed in a line: [k + 1]."
+    )
+    num_spec_steps: int = Field(description="Steps that guessed.")
+    num_accepted_draft_tokens: int
+    num_draft_tokens: int
+    num_spec_tokens: int = Field(description="K: most tokens guessed in a line.")
+
+
+class Metrics(Reply):
+    """Figures of this request."""
+
+    speculative_decoding: SpeculativeDecoding
+
+
+class TopLogprob(Reply):
+    """One of the likeliest tokens."""
+
+    token: str
+    logprob: float = Field(description="Of the model itself, before temperature and processors; -9999 at least.")
+    bytes: list[int] | None
+
+
+class TokenLogprob(TopLogprob):
+    """A token that was written."""
+
+    top_logprobs: list[TopLogprob]
+
+
+class ChatLogprobs(Reply):
+    """One entry a token; the end token has none."""
+
+    content: list[TokenLogprob]
+    refusal: None
+
+
+class TextLogprobs(Reply):
+    """One entry a token; the end token has none."""
+
+    tokens: list[str]
+    token_logprobs: list[float]
+    top_logprobs: list[dict[str, float]] | None
+    text_offset: list[int]
+
+
+class Provenance(Reply):
+    """Where a token came from."""
+
+    token: str
+    token_id: int
+    source: Annotated[str, Field(pattern=r"^(draft:.+|bonus|plain)$")] = Field(
+        description="'draft:<method>': a guess that was accepted; 'bonus': the model's own after guesses; 'plain'."
+    )
+    logprob: float | None
+
+
+class StepTree(Reply):
+    """The guesses of one step. Node 0 is the token before them."""
+
+    tokens: list[str]
+    token_ids: list[int]
+    parent: list[int] = Field(description="-1 for node 0.")
+    probability: list[float] = Field(description="Of each node's token after its path, by the model.")
+    path: list[int] = Field(description="The nodes that were kept.")
+    bonus: int = Field(description="The token id that followed them.")
+
+
+class Choice(Reply):
+    """What all choices share; provenance, trace and seed are there where they were asked for or drawn."""
+
+    index: int
+    finish_reason: FinishReason | None
+    stop_reason: Literal["timeout"] | None = Field(None, description="There where the request's time was up.")
+    seed: int | None = Field(None, description="Given as 'seed' with n = 1, it gives this choice again.")
+    provenance: list[Provenance] | None = None
+    trace: list[StepTree] | None = None
+
+
+class AssistantMessage(Reply):
+    """The model's turn."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(Choice):
+    """One reply."""
+
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+
+
+class TextChoice(Choice):
+    """One completion, whole or a piece."""
+
+    text: str
+    logprobs: TextLogprobs | None
+
+
+class Envelope(Reply):
+    """What all answers share."""
+
+    id: str
+    created: int = Field(description="Unix time.")
+    model: str
+    system_fingerprint: str
+    metrics: Metrics | None = None
+
+
+class ChatReply(Envelope):
+    """A whole reply."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class FunctionDelta(Reply):
+    """A piece of a call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(Reply):
+    """A piece of a call; the first one has id, type and name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta | None = None
+
+
+class Delta(Reply):
+    """What was added."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChatChunkChoice(Choice):
+    """A piece of a reply."""
+
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatChunk(Envelope):
+    """An event of a stream."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | None = None
+
+
+class TextReply(Envelope):
+    """Whole completions; in a stream, a piece of one."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: Usage | None = None
+
+
+class Model(Reply):
+    """The model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    max_model_len: int = Field(description="Tokens of prompt and output together.")
+    speculative: dict[str, Any] = Field(description="How requests are guessed for that don't say how.")
+
+
+class ModelList(Reply):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Status(Reply):
+    """Of the server."""
+
+    status: Literal["ok", "ready"]

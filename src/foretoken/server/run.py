@@ -1,0 +1,106 @@
+"""The server as a process: a socket, signals, and an end that lets requests finish."""
+
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+
+from foretoken.engine.service import Service
+from foretoken.errors import ConfigError
+from foretoken.server.app import build_app
+from foretoken.server.options import ServerOptions
+
+LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """A socket of ours, so that a wrong address is found before a model is loaded. Raises ConfigError."""
+    try:
+        family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        made = socket.socket(family, kind, proto)
+    except (OSError, UnicodeError, OverflowError) as error:
+        raise ConfigError(f"--host {host} --port {port} is no address: {error}") from None
+    try:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        made.bind(address)
+    except OSError as error:
+        made.close()
+        raise ConfigError(f"cannot listen on {host} port {port}: {error.strerror}; choose another --port") from None
+    return made
+
+
+def url_of(made: socket.socket) -> str:
+    """Where a bound socket is reached."""
+    host, port = made.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def hosts_of(made: socket.socket, host: str) -> tuple[str, ...]:
+    """Host headers that a socket answers: on the loopback its own names, elsewhere all."""
+    address = str(made.getsockname()[0])
+    return (*LOOPBACK, host.lower()) if address.startswith("127.") or address == "::1" else ()
+
+
+class Server(uvicorn.Server):
+    """The first signal lets requests finish, the second one does not wait for them."""
+
+    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float) -> None:
+        super().__init__(config)
+        self.service, self.drain_s = service, drain_s
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Called by the signal, between two instructions of the main thread: it must not wait."""
+        if self.should_exit:
+            self.force_exit = True
+            return
+        self.should_exit = True
+        threading.Thread(target=self._drain, daemon=True).start()
+
+    def _drain(self) -> None:
+        if not self.service.drain(self.drain_s):
+            self.service.close()  # what has not ended is told so
+
+
+def serve(
+    service: Service,
+    options: ServerOptions,
+    made: socket.socket,
+    *,
+    drain_s: float,
+    on_ready: Callable[[], None] = lambda: None,
+) -> None:
+    """Serve until SIGINT or SIGTERM. The service is started meanwhile, so that probes are answered, and closed at the end.
+
+    drain_s: how long requests may take to finish then. Raises what the service's start raises.
+    """
+    config = uvicorn.Config(
+        build_app(service, options),
+        log_config=None,
+        timeout_graceful_shutdown=round(drain_s) + 5,
+        timeout_keep_alive=75,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+    )
+    server = Server(config, service, drain_s)
+    failures: list[Exception] = []
+
+    def start() -> None:
+        try:
+            service.start()
+            on_ready()
+        except Exception as error:
+            failures.append(error)
+            server.should_exit = True
+
+    starter = threading.Thread(target=start, name="foretoken-start")
+    starter.start()
+    try:
+        server.run(sockets=[made])
+    finally:
+        starter.join()
+        service.close()
+    if failures:
+        raise failures[0]

@@ -1,0 +1,138 @@
+"""From a request's fields to what the engine takes."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from foretoken.engine.method import MethodConfig
+from foretoken.engine.submission import Submission
+from foretoken.errors import ConfigError
+from foretoken.noise import derive_seed
+from foretoken.sampling import LogitsProcessor, SamplingParams
+from foretoken.server.backend import Backend
+from foretoken.server.errors import bad, of_engine
+from foretoken.server.prediction import prediction_method
+from foretoken.server.protocol import Sampling
+
+if TYPE_CHECKING:
+    from foretoken.engine.service import Service
+
+WEIGHTS = ("model", "judge", "acceptance")
+"""Keys of a configuration that name files: theirs to choose who start the server."""
+
+MakeProcessor = Callable[[int], LogitsProcessor]
+"""From the number of a prompt's tokens to the processor of one choice."""
+
+
+def submissions(
+    backend: Backend,
+    request: Sampling,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int | None,
+    num_logprobs: int | None,
+    prediction: Sequence[int] | None = None,
+    processor: MakeProcessor | None = None,
+) -> list[Submission]:
+    """n of each prompt, prompt by prompt. max_tokens None: all that the context has room for. Raises ApiError 400."""
+    n = request.n or 1
+    options = backend.options
+    if n * len(prompts) > options.max_choices:
+        raise bad(
+            f"{n * len(prompts)} completions were asked for; this server makes at most {options.max_choices} a request",
+            "n",
+        )
+    speculative = speculation(backend.service, request, has_prediction=prediction is not None)
+    base = secrets.randbits(63) if request.seed is None else request.seed
+    made = []
+    for prompt in prompts:
+        params = sampling(backend, request, len(prompt), max_tokens)
+        for index in range(n):
+            changes: dict[str, Any] = {"seed": base if index == 0 else derive_seed(base, index)}
+            if processor is not None:
+                changes["logits_processor"] = processor(len(prompt))
+            made.append(
+                Submission(
+                    request_id=uuid4().hex,
+                    prompt_ids=prompt,
+                    params=SamplingParams(**params, **changes),
+                    prediction_ids=tuple(prediction or ()),
+                    speculative=speculative,
+                    num_logprobs=num_logprobs,
+                    trace=bool(request.trace),
+                    timeout_s=options.request_timeout_s,
+                )
+            )
+    return made
+
+
+def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: int | None) -> dict[str, Any]:
+    """Fields of SamplingParams, the seed left out. Raises ApiError 400."""
+    limit = backend.options.max_tokens_limit
+    if limit is not None and max_tokens is not None and max_tokens > limit:
+        raise bad(f"max_tokens = {max_tokens} is more than this server allows, {limit}", "max_tokens")
+    room = backend.max_model_len - num_prompt
+    if room < 1:
+        raise bad(
+            f"the prompt has {num_prompt} tokens; the context is of {backend.max_model_len}, and at least one token of it "
+            "must be left for the output: shorten the prompt",
+            "prompt",
+            "context_length_exceeded",
+        )
+    most = min(room if max_tokens is None else max_tokens, room if limit is None else limit)
+    least = request.min_tokens or 0
+    if least > most:
+        raise bad(f"min_tokens = {least} is more than may be written, {most}", "min_tokens")
+    bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
+    for field, tokens in (("logit_bias", bias), ("stop_token_ids", request.stop_token_ids or ())):
+        beyond = [token for token in tokens if token >= backend.vocab_size]
+        if beyond:
+            raise bad(f"{field}: token id {beyond[0]} is not one of 0 to {backend.vocab_size - 1}", field)
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    return {
+        "temperature": _or(request.temperature, 1.0),
+        "top_k": max(0, request.top_k or 0),
+        "top_p": _or(request.top_p, 1.0),
+        "min_p": _or(request.min_p, 0.0),
+        "repetition_penalty": _or(request.repetition_penalty, 1.0),
+        "presence_penalty": _or(request.presence_penalty, 0.0),
+        "frequency_penalty": _or(request.frequency_penalty, 0.0),
+        "logit_bias": bias,
+        "min_new_tokens": least,
+        "max_new_tokens": most,
+        "stop": tuple(stop),
+        "stop_token_ids": tuple(request.stop_token_ids or ()),
+        "ignore_eos": bool(request.ignore_eos),
+    }
+
+
+def speculation(service: "Service", request: Sampling, *, has_prediction: bool) -> MethodConfig | None:
+    """How the request is guessed for; None: as the service chooses. Raises ApiError 400."""
+    asked, most = request.speculative, request.num_draft_tokens
+    try:
+        if asked is False:
+            return service.method("none")
+        given: dict[str, Any] = {} if asked is None else asked.model_dump(exclude_none=True)
+        numbers = [given.pop("num_draft_tokens", None), most, given.get("num_speculative_tokens")]
+        chosen = {number for number in numbers if number is not None}
+        if len(chosen) > 1:
+            raise ConfigError("num_draft_tokens and num_speculative_tokens are one setting: give it once")
+        if 0 in chosen:
+            return service.method("none")
+        if chosen:
+            given["num_speculative_tokens"] = chosen.pop()
+        weights = [key for key in WEIGHTS if key in given]
+        if weights:
+            raise ConfigError(f"{weights[0]!r} is chosen where the server is started, not by a request")
+        predicted = prediction_method(service) if has_prediction and "method" not in given else None
+        if not given:
+            return predicted
+        return service.method(given if predicted is None else {"method": predicted.method, **given})
+    except ConfigError as error:
+        param = "speculative" if asked is not None else "num_draft_tokens"
+        raise of_engine(error, param) from None
+
+
+def _or(value: float | None, default: float) -> float:
+    return default if value is None else float(value)

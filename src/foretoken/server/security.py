@@ -1,0 +1,147 @@
+"""The gate in front of all routes: request ids, hosts, keys, the size of bodies, and the last net under errors."""
+
+import asyncio
+import hmac
+import re
+from hashlib import sha256
+from time import perf_counter
+from uuid import uuid4
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from foretoken.server.errors import ApiError, internal
+from foretoken.server.logs import log, request_id
+from foretoken.server.options import ServerOptions
+from foretoken.server.stream import ClientGoneError
+
+REQUEST_ID = "x-request-id"
+SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+OPEN = frozenset({"/", "/health", "/ready", "/openapi.json"})
+"""Paths that need no key: probes have none, and neither the page nor the document tells a secret."""
+DISCARD_S = 2.0  # how long a body that is too large is still read, so that its sender sees the answer
+
+
+class Gate:
+    """ASGI middleware. It reads a request's body whole before the route is called, within limits of size and time."""
+
+    def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
+        self.app, self.options = app, options
+        self._keys = [_digest(key) for key in options.api_keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = Headers(scope=scope)
+        given = headers.get(REQUEST_ID, "")
+        name = given if SANE_ID.fullmatch(given) else uuid4().hex
+        started = False
+
+        async def tell(message: Message) -> None:
+            nonlocal started
+            if message["type"] == "http.response.start":
+                started = True
+                MutableHeaders(scope=message)[REQUEST_ID] = name
+            await send(message)
+
+        scope["foretoken.arrived"] = perf_counter()
+        token = request_id.set(name)
+        try:
+            self._check_host(headers)
+            self._check_key(scope["path"], headers)
+            if scope["method"] == "POST":
+                receive = await self._with_body(headers, receive)
+            await self.app(scope, receive, tell)
+        except ClientGoneError:
+            log("client gone", level="debug")
+        except asyncio.CancelledError:
+            log("cut off: the server stops now", level="warning")  # by a second signal; the connection is closed
+        except ApiError as error:
+            log("refused", level="debug", status=error.status, code=error.code, path=scope["path"])
+            if not started:
+                await error.response()(scope, receive, tell)
+        except Exception as error:
+            log("internal error", level="error", error=error)
+            if not started:
+                await internal().response()(scope, receive, tell)
+        finally:
+            request_id.reset(token)
+
+    def _check_host(self, headers: Headers) -> None:
+        """A page of another site that has its name point here must not reach a server that trusts its machine."""
+        if self.options.allowed_hosts:
+            host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
+            if host not in self.options.allowed_hosts:
+                raise ApiError(400, "this server is not known by that Host name", param="host", code="unknown_host")
+
+    def _check_key(self, path: str, headers: Headers) -> None:
+        if not self._keys or path in OPEN:
+            return
+        scheme, _, key = headers.get("authorization", "").partition(" ")
+        given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
+        # All are compared, and as digests: the time tells neither which key was near nor how long one is.
+        if not any([hmac.compare_digest(given, known) for known in self._keys]):  # noqa: C419
+            raise ApiError(
+                401,
+                "the API key is missing or not known: send it as 'Authorization: Bearer KEY'",
+                code="invalid_api_key",
+                headers={"www-authenticate": "Bearer"},
+            )
+
+    async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
+        """Read the body; the receive returned gives it at once, and then what comes after it."""
+        limit = self.options.max_body_bytes
+        length = headers.get("content-length", "")
+        if length.isdecimal() and (len(length) > 15 or int(length) > limit):
+            await self._refuse_size(receive)
+        chunks: list[bytes] = []
+        size, more = 0, True
+        try:
+            async with asyncio.timeout(self.options.body_timeout_s):
+                while more:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    chunks.append(message.get("body", b""))
+                    size, more = size + len(chunks[-1]), message.get("more_body", False)
+                    if size > limit:
+                        chunks.clear()
+                        if more:
+                            await self._refuse_size(receive)
+                        raise self._too_large()
+        except TimeoutError:
+            text = f"the body did not arrive within {self.options.body_timeout_s:g} s"
+            raise ApiError(408, text, code="request_timeout", headers={"connection": "close"}) from None
+        body: bytes | None = b"".join(chunks)
+
+        async def replay() -> Message:
+            nonlocal body
+            if body is not None:
+                message, body = {"type": "http.request", "body": body, "more_body": False}, None
+                return message
+            return await receive()
+
+        return replay
+
+    async def _refuse_size(self, receive: Receive) -> None:
+        try:
+            async with asyncio.timeout(DISCARD_S):
+                while True:
+                    message = await receive()
+                    if message["type"] == "http.disconnect":
+                        raise ClientGoneError
+                    if not message.get("more_body", False):
+                        break
+        except TimeoutError:
+            pass
+        raise self._too_large()
+
+    def _too_large(self) -> ApiError:
+        text = f"the body is larger than this server takes, {self.options.max_body_mib:g} MiB"
+        return ApiError(413, text, code="body_too_large", headers={"connection": "close"})
+
+
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogateescape")).digest()

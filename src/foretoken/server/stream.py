@@ -1,0 +1,117 @@
+"""Server-sent events: what is sent while it is made, as long as somebody reads it."""
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Coroutine, Mapping
+from typing import Any, TypeVar
+
+from starlette.responses import Response
+from starlette.types import Message, Receive, Scope, Send
+
+from foretoken.server.errors import ApiError, internal
+from foretoken.server.job import Job
+from foretoken.server.logs import log
+
+Result = TypeVar("Result")
+DONE = b"data: [DONE]\n\n"
+KEEP_ALIVE = b": keep-alive\n\n"
+HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+
+
+class ClientGoneError(Exception):
+    """The client has hung up: there is nobody to answer."""
+
+
+def event(data: Mapping[str, Any]) -> bytes:
+    """One event."""
+    return b"data: " + as_json(data) + b"\n\n"
+
+
+def as_json(data: Mapping[str, Any]) -> bytes:
+    """Compact JSON in UTF-8."""
+    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+
+
+class JsonReply(Response):
+    """A whole answer."""
+
+    media_type = "application/json"
+
+    def render(self, content: Any) -> bytes:
+        """The body."""
+        return as_json(content)
+
+
+async def until_gone(receive: Receive) -> None:
+    """Return when the client hangs up. The request's body must have been read."""
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -> Result:
+    """The result of work, which is cancelled when the client hangs up. Raises ClientGoneError then."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(until_gone(receive))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise ClientGoneError
+        return task.result()
+    finally:
+        await _stop(task, gone)
+
+
+class EventStream(Response):
+    """Sends a job's events. The job is closed at the end, when the client hangs up, and when it stops reading."""
+
+    media_type = "text/event-stream"
+
+    def __init__(self, job: Job, events: AsyncIterator[bytes]) -> None:
+        """The job is started; events are read once."""
+        super().__init__(headers=HEADERS)
+        del self.headers["content-length"]
+        self.job, self.events = job, events
+        self.write_timeout_s = job.backend.options.write_timeout_s
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send all of it."""
+        body, gone = asyncio.ensure_future(self._send_all(send)), asyncio.ensure_future(until_gone(receive))
+        try:
+            await asyncio.wait({body, gone}, return_when=asyncio.FIRST_COMPLETED)
+            if body.done():
+                body.result()
+        finally:
+            self.job.close()
+            await _stop(body, gone)
+
+    async def _send_all(self, send: Send) -> None:
+        async def tell(message: Message) -> None:
+            async with asyncio.timeout(self.write_timeout_s):
+                await send(message)
+
+        try:
+            await tell({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+            async for data in self._guarded():
+                await tell({"type": "http.response.body", "body": data, "more_body": True})
+            await tell({"type": "http.response.body", "body": b"", "more_body": False})
+        except TimeoutError:
+            # The response stays without its end, which makes the server close the connection.
+            log("cut: the client reads nothing", level="warning", seconds=self.write_timeout_s)
+
+    async def _guarded(self) -> AsyncIterator[bytes]:
+        """The events; an error becomes the last one but for the end."""
+        try:
+            async for data in self.events:
+                yield data
+            return
+        except ApiError as error:
+            failed = error
+        except Exception as error:
+            log("internal error", level="error", error=error)
+            failed = internal()
+        yield event(failed.body) + DONE
+
+
+async def _stop(*tasks: "asyncio.Future[Any]") -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)

@@ -1,0 +1,347 @@
+// The form, the two runs, and what is said about them.
+"use strict";
+
+const at = (id) => document.getElementById(id);
+const [form, runButton, stopButton] = [at("form"), at("run"), at("stop")];
+const guessed = new Pane(at("guessed"), (step) => {
+  follows = false;
+  showStep(step);
+});
+const plain = new Pane(at("plain"));
+let running = null; // the AbortController of the runs in progress
+let follows = true; // whether the tree shows the newest step
+let drawn = null; // the trace that is on the screen
+
+// ---- the step's tree
+
+/** Draw a step of the run with speculation, if it is not on the screen already, and tint its tokens. */
+function showStep(number) {
+  const step = guessed.steps[number];
+  if (!step?.trace) return;
+  guessed.mark(number);
+  at("step").value = number + 1;
+  if (drawn === step.trace) return;
+  drawn = step.trace;
+  const trace = guessed.tree(number);
+  const [guesses, kept] = [trace.tokens.length - 1, trace.path.length - 1];
+  const words = guesses ? `${guesses} ${guesses === 1 ? "guess" : "guesses"}, ${kept} accepted` : "nothing guessed";
+  const path = trace.path.slice(1).map((node) => visible(trace.tokens[node]));
+  const own = trace.bonus === null ? "" : `; the model’s own token: ${visible(trace.bonus)}`;
+  const then = own && ", then the model’s own token";
+  at("tree-caption").textContent = `Step ${number + 1} of ${lastTraced() + 1}: ${words}${then}.`;
+  at("tree-title").textContent = number === lastTraced() ? "The last step" : `Step ${number + 1}`;
+  const box = at("tree-scroll");
+  box.replaceChildren(drawTree(trace, `Step ${number + 1}: ${words}${path.length ? `: ${path.join(", ")}` : ""}${own}`));
+  box.style.minHeight = `${Math.max(parseFloat(box.style.minHeight) || 0, box.scrollHeight)}px`; // no jumping between steps
+}
+
+function lastTraced() {
+  return guessed.steps.findLastIndex((step) => step.trace);
+}
+
+function refresh() {
+  guessed.refresh();
+  plain.refresh();
+  const last = lastTraced();
+  at("step").max = Math.max(1, last + 1);
+  at("step-field").hidden = last < 1;
+  if (last >= 0 && follows) showStep(last);
+}
+
+// ---- requests
+
+/** The path and body of the request that the form describes, without `speculative`. */
+function requestOf() {
+  const isChat = form.elements.mode.value === "chat";
+  const number = (id) => at(id).valueAsNumber;
+  const fresh = crypto.getRandomValues(new Uint32Array(1))[0];
+  const seed = at("seed").value === "" ? fresh : number("seed"); // one for both runs
+  const body = {
+    ...(at("model").value && { model: at("model").value }),
+    ...(isChat ? { messages: [{ role: "user", content: at("prompt").value }] } : { prompt: at("prompt").value }),
+    temperature: number("temperature"),
+    top_p: number("top_p"),
+    max_tokens: number("max_tokens"),
+    seed,
+    stream: true,
+    stream_options: { include_usage: true },
+    provenance: true,
+    logprobs: isChat ? true : 1, // as OpenAI's two schemas have it
+  };
+  return { path: isChat ? "v1/chat/completions" : "v1/completions", body };
+}
+
+/** The `speculative` field that the form asks for; undefined leaves it to the server. */
+function speculation() {
+  const method = at("method").value;
+  const guesses = method === "none" ? NaN : at("guesses").valueAsNumber;
+  const asked = { ...(method && { method }), ...(guesses >= 1 && { num_speculative_tokens: guesses }) };
+  return Object.keys(asked).length ? asked : undefined;
+}
+
+const ENDINGS = { stop: "ended by itself", length: "cut at the limit", timeout: "cut when its time was up" };
+
+async function streamInto(pane, path, body) {
+  pane.clear();
+  pane.section.classList.add("live");
+  let words = "cut off";
+  let waits = false;
+  try {
+    for await (const chunk of chunks(path, body, at("key").value, running.signal)) {
+      pane.take(chunk);
+      if (!waits) {
+        waits = true;
+        setTimeout(() => { // drawing every chunk would be slower than reading it
+          waits = false;
+          refresh();
+        }, 50);
+      }
+    }
+    words = ENDINGS[pane.finish] ?? `ended: ${pane.finish}`;
+  } catch (error) {
+    if (error.name === "AbortError") words = "stopped";
+    throw error;
+  } finally {
+    pane.section.classList.remove("live");
+    pane.close(words);
+    refresh();
+  }
+}
+
+async function run() {
+  keepKey(); // the field tells of a change only when it is left
+  const { path, body } = requestOf();
+  const method = speculation();
+  const isCompared = at("compare").checked && method?.method !== "none";
+  begin(isCompared, method);
+  try {
+    say(method?.method === "none" ? "Running without speculation…" : "Running with speculation…");
+    await streamInto(guessed, path, { ...body, trace: true, ...(method && { speculative: method }) });
+    if (isCompared) {
+      say("Now the same without speculation…"); // after the other, so that neither takes the other's cores
+      await streamInto(plain, path, { ...body, speculative: { method: "none" } });
+    }
+    say(conclude(isCompared, body.seed));
+  } catch (error) {
+    if (error.name === "AbortError") {
+      say(`Stopped. ${conclude(isCompared, body.seed)}`);
+    } else {
+      conclude(isCompared, body.seed);
+      fail(error);
+    }
+  } finally {
+    finish();
+  }
+}
+
+function begin(isCompared, method) {
+  running = new AbortController();
+  follows = true;
+  drawn = null;
+  guessed.clear();
+  plain.clear();
+  at("tree-scroll").replaceChildren();
+  at("tree-scroll").style.minHeight = "";
+  at("error").hidden = true;
+  at("guessed-title").textContent = method?.method === "none" ? "Without speculation" : "With speculation";
+  at("plain").hidden = !isCompared;
+  at("panes").classList.toggle("single", !isCompared);
+  stopButton.disabled = false;
+  if (document.activeElement === runButton) stopButton.focus({ preventScroll: true });
+  runButton.disabled = true;
+  if (at("results").getBoundingClientRect().top > innerHeight * 0.7) at("results").scrollIntoView();
+}
+
+function finish() {
+  running = null;
+  runButton.disabled = false;
+  if (document.activeElement === stopButton) runButton.focus({ preventScroll: true });
+  stopButton.disabled = true;
+}
+
+function say(words) {
+  at("status").textContent = words;
+  if (words.endsWith("…")) verdict(words, "");
+}
+
+function verdict(line, note) {
+  at("verdict-line").textContent = line;
+  at("verdict-note").textContent = note;
+}
+
+/** Compare the two texts, show the outcome, and return it in one sentence. */
+function conclude(isCompared, seed) {
+  const [a, b] = [guessed.text, plain.text];
+  const seedWords = `Seed ${seed}.`;
+  if (!isCompared || !b) {
+    const line = guessed.numTokens ? `${guessed.numTokens} tokens in ${guessed.steps.length} steps.` : "No text.";
+    verdict(line, guessed.numTokens ? seedWords : "");
+    return line;
+  }
+  const isWhole = Boolean(guessed.finish && plain.finish);
+  const common = Math.min(a.length, b.length);
+  let offset = 0;
+  while (offset < common && a[offset] === b[offset]) offset += 1;
+  const isSame = isWhole ? a === b : offset === common;
+  const ratio = guessed.rate / plain.rate;
+  const times = Number.isFinite(ratio) ? `, ${ratio.toFixed(2)} × the tokens per second.` : ".";
+  const same = isWhole ? "Identical texts" : "Identical as far as both go";
+  const line = isSame ? `${same}${times}` : `The texts differ from character ${offset + 1} on${times}`;
+  const figures = ` ${guessed.rate.toFixed(1)} tokens/s against ${plain.rate.toFixed(1)}, after the first token.`;
+  const rates = Number.isFinite(ratio) ? figures : "";
+  const why = isSame ? "" : " The default rule keeps the text up to rounding; a rule that is not exact changes it.";
+  if (!isSame) for (const pane of [guessed, plain]) pane.markDifference(offset);
+  verdict(line, `${seedWords}${rates}${why}`);
+  return line;
+}
+
+function fail(error) {
+  const box = at("error");
+  box.textContent = error instanceof Refusal ? error.message : `The page failed: ${error.message}`;
+  box.hidden = false;
+  at("status").textContent = "Failed: see the message.";
+  if (!guessed.numTokens) verdict("No text.", "");
+  if (error.status === 401 || error.status === 403) {
+    at("key-details").open = true;
+    at("key").focus();
+  }
+  box.scrollIntoView({ block: "nearest" });
+}
+
+// ---- what the server tells about itself
+
+let served = {}; // how the server guesses where a request does not say
+
+async function loadModels() {
+  let found = [];
+  try {
+    found = await models(at("key").value);
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) fail(error);
+    return; // whatever else is wrong, a run will say
+  }
+  at("model").replaceChildren(...found.map(({ id }) => new Option(id, id)));
+  at("model-field").hidden = found.length < 2;
+  at("error").hidden = true;
+  if (!found.length) return;
+  document.title = `${found[0].id} · foretoken`;
+  served = found[0].speculative ?? {};
+  const methods = found[0].methods; // those a request may ask for, where the server tells
+  for (const option of methods ? [...at("method").options] : []) {
+    if (option.value && option.value !== "none" && !methods.includes(option.value)) option.remove();
+  }
+  showDefaults();
+}
+
+/** Name what is used where nothing is chosen. */
+function showDefaults() {
+  if (served.method) at("method").options[0].textContent = `default: ${served.method}`;
+  const isDefault = ["", served.method].includes(at("method").value);
+  at("guesses").placeholder = String((isDefault && served.num_speculative_tokens) || "default");
+}
+
+async function poll() {
+  if (document.hidden) return;
+  let found = null;
+  try {
+    found = await gauges(at("key").value);
+  } catch {
+    // Not served, or not to us: the line stays away.
+  }
+  at("gauges").hidden = !found;
+  if (!found) {
+    clearInterval(polling);
+    return;
+  }
+  for (const cell of document.querySelectorAll("[data-gauge]")) {
+    const value = found[cell.dataset.gauge];
+    cell.parentElement.hidden = !Number.isFinite(value);
+    cell.textContent = cell.dataset.gauge === "speedup" ? `${value?.toFixed(2)} ×` : value;
+  }
+}
+
+/** Remember the key for this tab; a new one may see what the old one could not. */
+function keepKey() {
+  const key = at("key").value;
+  if (key === keptKey) return;
+  keptKey = key;
+  stored(() => sessionStorage.setItem("foretoken-key", key));
+  watchServer();
+}
+
+let keptKey = "";
+let polling = 0;
+function watchServer() {
+  clearInterval(polling);
+  polling = setInterval(poll, 5000);
+  poll();
+  loadModels();
+}
+
+// ---- theme: the system's, until the user wants the other
+
+const system = matchMedia("(prefers-color-scheme: dark)");
+const stored = (store) => { // storage may be forbidden
+  try {
+    return store();
+  } catch {
+    return null;
+  }
+};
+
+function applyTheme() {
+  const theme = stored(() => localStorage.getItem("foretoken-theme")) ?? (system.matches ? "dark" : "light");
+  document.documentElement.dataset.theme = theme;
+  const other = theme === "dark" ? "light" : "dark";
+  at("theme").textContent = other === "dark" ? "Dark" : "Light";
+  at("theme").setAttribute("aria-label", `Switch to the ${other} theme`);
+  at("theme").dataset.other = other;
+}
+
+at("theme").addEventListener("click", () => {
+  const { other } = at("theme").dataset;
+  const isSystems = other === (system.matches ? "dark" : "light");
+  stored(() => (isSystems ? localStorage.removeItem("foretoken-theme") : localStorage.setItem("foretoken-theme", other)));
+  applyTheme();
+  document.documentElement.dataset.theme = other; // also where nothing can be stored
+});
+system.addEventListener("change", applyTheme);
+
+// ---- the form
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!running) run();
+});
+stopButton.addEventListener("click", () => running?.abort());
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    if (!running) form.requestSubmit();
+  } else if (event.key === "Escape") {
+    tip.hide();
+    running?.abort();
+  }
+});
+const examples = { text: at("prompt").value, chat: "Explain in three sentences how speculative decoding works." };
+form.addEventListener("change", (event) => {
+  const mode = form.elements.mode.value;
+  at("prompt-label").textContent = mode === "chat" ? "Message" : "Text to continue";
+  const isExample = Object.values(examples).includes(at("prompt").value);
+  if (event.target.name === "mode" && isExample) at("prompt").value = examples[mode];
+  const method = at("method").value;
+  at("guesses").disabled = method === "none";
+  showDefaults();
+  at("compare").disabled = method === "none";
+});
+at("step").addEventListener("input", () => {
+  const number = at("step").valueAsNumber - 1;
+  follows = number === lastTraced();
+  showStep(number);
+});
+at("key").addEventListener("change", keepKey);
+
+at("key").value = keptKey = stored(() => sessionStorage.getItem("foretoken-key")) ?? "";
+if (/Mac|iPhone|iPad/.test(navigator.platform)) runButton.querySelector("kbd").textContent = "⌘ ↵";
+applyTheme();
+watchServer();

@@ -1,0 +1,133 @@
+"""Estimates of acceptance: they find the truth, fade, shrink towards the method, and admit what they do not know."""
+
+import numpy as np
+import pytest
+
+from foretoken.engine.acceptance import PRIOR_FOUND, PRIOR_RATE, Acceptance
+
+DEPTH = 4
+
+
+def feed(
+    acceptance: Acceptance, request: str, rates: list[float], times: int, rng: np.random.Generator, found: float = 1.0
+) -> None:
+    """Proposals as deep as there are rates, each position kept with its rate."""
+    for _ in range(times):
+        drafted = len(rates) if rng.random() < found else 0
+        hits = [*(rng.random(drafted) < rates[:drafted]).tolist(), False]
+        acceptance.tick()
+        acceptance.observe(request, "m", len(rates), drafted, hits.index(False))
+
+
+def test_nothing_known_is_the_prior_and_its_upper_bound_is_above() -> None:
+    kept, nodes, hopeful = Acceptance(DEPTH).curve("m", "r", DEPTH)
+    assert kept[0] == pytest.approx(PRIOR_RATE * PRIOR_FOUND)
+    assert nodes == pytest.approx([PRIOR_FOUND**k for k in range(1, DEPTH + 1)])
+    assert all(low < high <= 1.0 for low, high in zip(kept, hopeful, strict=True))
+    assert kept == sorted(kept, reverse=True)
+
+
+def test_a_nonsense_drafter_is_given_up_within_a_few_proposals() -> None:
+    acceptance = Acceptance(DEPTH)
+    feed(acceptance, "r", [0.0] * DEPTH, 4, np.random.default_rng(0))
+    assert acceptance.curve("m", "r", 1)[0][0] < 0.2
+    feed(acceptance, "r", [0.0] * DEPTH, 100, np.random.default_rng(0))
+    assert acceptance.curve("m", "r", 1)[0][0] < 0.02
+    assert acceptance.curve("m", "r", 1)[2][0] < 0.1
+
+
+@pytest.mark.parametrize("rates", [[0.9, 0.8, 0.7, 0.6], [0.5, 0.9, 0.9, 0.9]])
+def test_conditional_rates_are_found_by_position(rates: list[float]) -> None:
+    rng, acceptance = np.random.default_rng(1), Acceptance(DEPTH)
+    for request in range(30):
+        feed(acceptance, str(request), rates, 40, rng)
+    curves = acceptance.curves([str(request) for request in range(30)], ["m"] * 30)
+    assert curves.kept.mean(axis=0) == pytest.approx(np.cumprod(rates), abs=0.06)
+    assert curves.drafted == pytest.approx(np.ones((30, DEPTH)), abs=0.03)
+
+
+def test_a_request_parts_from_its_method_as_evidence_grows() -> None:
+    rng, acceptance = np.random.default_rng(2), Acceptance(DEPTH)
+    for request in range(20):
+        feed(acceptance, str(request), [0.8] * DEPTH, 40, rng)
+    first = acceptance.curve("m", "odd", 1)[0][0]
+    feed(acceptance, "odd", [0.0] * DEPTH, 2, rng)
+    second = acceptance.curve("m", "odd", 1)[0][0]
+    feed(acceptance, "odd", [0.0] * DEPTH, 40, rng)
+    third = acceptance.curve("m", "odd", 1)[0][0]
+    assert first == pytest.approx(0.8, abs=0.08)  # the method's rate, before any of its own
+    assert first > second > 0.4
+    assert third < 0.1
+    assert acceptance.curve("m", "next", 1)[0][0] == pytest.approx(0.8, abs=0.12)  # one request does not spoil the pool
+
+
+def test_what_is_seldom_found_costs_few_nodes() -> None:
+    rng, acceptance = np.random.default_rng(3), Acceptance(DEPTH)
+    feed(acceptance, "r", [0.9] * DEPTH, 400, rng, found=0.25)
+    kept, nodes, _ = acceptance.curve("m", "r", DEPTH)
+    assert nodes == pytest.approx([0.25] * DEPTH, abs=0.12)
+    assert kept[0] / nodes[0] == pytest.approx(0.9, abs=0.1)
+
+
+def test_a_depth_never_allowed_follows_the_one_before_and_is_not_ruled_out() -> None:
+    rng, acceptance = np.random.default_rng(4), Acceptance(DEPTH)
+    feed(acceptance, "r", [0.5], 200, rng)
+    kept, nodes, _ = acceptance.curve("m", "r", DEPTH)
+    assert kept[1] / kept[0] == pytest.approx(kept[0], abs=0.1)
+    assert nodes == pytest.approx([1.0] * DEPTH, abs=0.05)
+
+
+def test_it_follows_a_change() -> None:
+    rng, acceptance = np.random.default_rng(5), Acceptance(DEPTH)
+    feed(acceptance, "r", [0.9] * DEPTH, 200, rng)
+    feed(acceptance, "r", [0.1] * DEPTH, 100, rng)
+    assert acceptance.curve("m", "r", 1)[0][0] == pytest.approx(0.1, abs=0.15)
+
+
+def test_hope_grows_back_while_nothing_is_tried() -> None:
+    acceptance = Acceptance(DEPTH)
+    feed(acceptance, "r", [0.0] * DEPTH, 60, np.random.default_rng(6))
+    before = acceptance.curve("m", "r", 1)
+    for _ in range(2000):
+        acceptance.tick()
+    after = acceptance.curve("m", "r", 1)
+    assert after[0] == before[0]  # the mean does not drift by itself
+    assert after[2][0] > before[2][0] + 0.2
+
+
+def test_trees_are_known_by_their_nodes() -> None:
+    acceptance = Acceptance(DEPTH)
+    for _ in range(10):
+        acceptance.observe("r", "m", 3, 3, 1, nodes=12)
+    assert acceptance.curves(["r"], ["m"]).branching[0] == pytest.approx(4.0)
+
+
+def test_forgotten_requests_leave_their_method_s_rate_and_their_place() -> None:
+    acceptance = Acceptance(DEPTH)
+    for request in range(50):
+        feed(acceptance, str(request), [0.0] * DEPTH, 3, np.random.default_rng(7))
+        acceptance.forget(str(request))
+    acceptance.forget("unknown")
+    assert acceptance.curve("m", "0", 1)[0][0] < 0.05
+    assert acceptance.seen("m") == pytest.approx(93.0, rel=0.2)
+    assert acceptance.seen("other") == 0.0
+    assert len(acceptance._rows.last) <= 8
+
+
+def test_methods_and_many_requests_stay_apart() -> None:
+    acceptance = Acceptance(DEPTH)
+    for request in range(40):  # more than the table starts with
+        good = request % 2 == 0
+        for _ in range(20):
+            acceptance.observe(str(request), "good" if good else "bad", 2, 2, 2 if good else 0)
+    rows = acceptance.curves(["0", "1", "new", "new too"], ["good", "bad", "good", "bad"])
+    assert (rows.kept[[0, 2], 0] > 0.9).all()
+    assert (rows.kept[[1, 3], 0] < 0.1).all()
+
+
+def test_deeper_than_it_counts_is_counted_at_its_deepest_and_no_cap_says_nothing() -> None:
+    acceptance = Acceptance(2)
+    acceptance.observe("r", "m", 0, 0, 0)
+    assert acceptance.seen("m") == 0.0
+    acceptance.observe("r", "m", 9, 9, 9)
+    assert acceptance.curve("m", "r", 2)[0][1] > PRIOR_RATE**2

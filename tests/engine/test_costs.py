@@ -1,0 +1,212 @@
+"""The cost table: what was measured comes back, in between is linear, bigger is never cheaper, and the disk may fail."""
+
+import json
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from foretoken.engine.costs import (
+    PLAIN,
+    Corrections,
+    CostTable,
+    StepSeconds,
+    cache_file,
+    depths,
+    grid,
+    identity,
+    isotonic,
+    load,
+    measure,
+    save,
+)
+from foretoken.errors import ConfigError
+
+
+def table(guess: float = 0.4, free: int = 8, batches: tuple[int, ...] = (1, 2, 4, 8)) -> CostTable:
+    """Passes of one second up to ``free`` nodes, in proportion beyond; ``guess`` seconds a depth."""
+    verify = {(b, b * (1 + d)): max(1.0, b * (1 + d) / free) for b in batches for d in (0, 1, 2, 4)}
+    draft = {(b, d): guess * d for b in batches for d in (1, 2, 4)}
+    return CostTable(verify, {"m": draft}, {"m": 0.01})
+
+
+class Machine:
+    """Steps of exact cost, with a clock that they move and a record of what was asked."""
+
+    def __init__(self, guess: float = 0.1) -> None:
+        self.now, self.guess, self.asked = 0.0, guess, []
+
+    def step(self, method: str, batch: int, depth: int) -> StepSeconds:
+        self.asked.append((method, batch, depth))
+        draft, target = self.guess * depth, 1.0 + 0.01 * batch * (1 + depth)
+        self.now += draft + target
+        return StepSeconds(draft, target * 0.75, target * 0.25)
+
+    def clock(self) -> float:
+        return self.now
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_isotonic_is_the_nearest_non_decreasing_sequence(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    values = rng.standard_normal(6)
+    smooth = np.array(isotonic(values.tolist()))
+    assert (np.diff(smooth) >= -1e-12).all()
+    others = np.sort(rng.standard_normal((3000, 6)) * 1.5, axis=1)
+    assert ((smooth - values) ** 2).sum() <= ((others - values) ** 2).sum(axis=1).min() + 1e-12
+    assert isotonic([1.0, 2.0, 2.0, 5.0]) == [1.0, 2.0, 2.0, 5.0]
+
+
+def test_measured_cells_come_back_and_between_is_linear() -> None:
+    costs = table()
+    assert costs.verify(1, 1) == 1.0
+    assert costs.verify(8, 16) == 2.0
+    assert costs.verify(8, 20) == pytest.approx(2.5)
+    assert costs.verify(6, 6) == pytest.approx(1.0)
+    assert costs.draft("m", 3, 3) == pytest.approx(1.2)
+    assert costs.draft("m", 0, 3) == costs.draft("m", 3, 0) == 0.0
+    assert costs.catch_up("m", 30) == pytest.approx(0.3)
+    xs, ys = costs.verify_curve(8)
+    assert np.interp(8, xs, ys) == costs.verify(8, 16)
+
+
+def test_beyond_the_grid_goes_on_and_is_never_free() -> None:
+    costs = table()
+    assert costs.verify(8, 80) == pytest.approx(10.0)
+    assert costs.draft("m", 4, 8) == pytest.approx(3.2)
+    assert costs.verify(32, 32) >= costs.verify(8, 8)
+    flat = CostTable({(1, 1): 1.0, (1, 2): 1.5, (1, 4): 1.5}, {})
+    assert flat.verify(1, 10) > 1.5
+
+
+def test_noise_never_makes_a_bigger_step_cheaper() -> None:
+    rng = np.random.default_rng(0)
+    noisy = table()
+    shaken = CostTable(
+        {cell: cost * math.exp(0.2 * rng.standard_normal()) for cell, cost in noisy.verify_cells.items()},
+        {"m": {cell: cost * math.exp(0.2 * rng.standard_normal()) for cell, cost in noisy.draft_cells["m"].items()}},
+    )
+    for batch in (1, 2, 3, 4, 6, 8):
+        verify = [shaken.verify(batch, batch + extra) for extra in range(40)]
+        draft = [shaken.draft("m", batch, depth) for depth in range(10)]
+        assert verify == sorted(verify)
+        assert draft == sorted(draft)
+    for extra in (0, 2, 3, 4):
+        by_batch = [shaken.verify(batch, batch + extra) for batch in (1, 2, 3, 4, 6, 8)]
+        assert by_batch == sorted(by_batch)
+
+
+def test_measuring_recovers_the_machine() -> None:
+    machine = Machine()
+    costs = measure(machine.step, {"m": 6}, 8, time_limit_s=1e9, clock=machine.clock)
+    assert costs.verify(4, 4) == pytest.approx(1.04)
+    assert costs.verify(8, 8 * 7) == pytest.approx(1.56)
+    assert costs.draft("m", 8, 6) == pytest.approx(0.6)
+    assert {batch for _, batch, _ in machine.asked} == {1, 2, 4, 8}
+    assert {depth for method, _, depth in machine.asked if method == "m"} == {1, 2, 3, 4, 6}
+    assert grid(6) == [1, 2, 4, 6]
+    assert depths(16) == [1, 2, 3, 4, 6, 8, 12, 16]
+    assert depths(1) == [1]
+    # plain and guessing cells take turns
+    assert [ask[0] for ask in machine.asked[:7]] == [PLAIN, "m", "m", "m", "m", "m", PLAIN]
+
+
+def test_measuring_keeps_to_its_time_and_to_small_trees() -> None:
+    machine = Machine()
+    costs = measure(machine.step, {"m": 16}, 32, time_limit_s=60.0, clock=machine.clock)
+    assert machine.now < 65.0
+    assert all(batch * (1 + depth) <= 96 for _, batch, depth in machine.asked)
+    assert max(batch for _, batch, _ in machine.asked) < 32
+    assert costs.verify(32, 32) >= costs.verify(1, 1)
+    slow = Machine()
+    only = measure(slow.step, {"m": 4}, 4, time_limit_s=0.0, clock=slow.clock)
+    assert only.draft("m", 1, 4) == pytest.approx(0.4)  # batch 1 always, each cell once after the warm-up
+    assert {batch for _, batch, _ in slow.asked} == {1}
+
+
+def test_a_step_that_found_less_is_measured_at_its_own_nodes() -> None:
+    costs = measure(lambda method, batch, depth: StepSeconds(0.1, 1.0, 0.0, rows=batch), {"m": 2}, 2, 1e9)
+    assert set(costs.verify_cells) == {(1, 1), (2, 2)}
+
+
+def test_verdicts_say_where_guessing_can_win() -> None:
+    assert "cannot win at any acceptance" in table(guess=6.0).verdict("m")
+    assert "wins only up to batch 4" in table().verdict("m")
+    assert "a guess costs 0.40 passes" in table().verdict("m")
+    assert "at every batch up to 8" in table(guess=0.01, free=64).verdict("m")
+    assert "not measured" in table().verdict("other")
+    assert table(guess=6.0).best_case("m", 1) == 1.0
+    assert table().best_case("m", 1) == pytest.approx(5 / 2.6)
+
+
+def test_a_table_survives_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    key = identity({"name": "t", "weight_bytes": 5}, {"m": {"depth": 4}})
+    assert load(key) is None
+    assert save(table(), key)
+    assert load(key) == table()
+    assert cache_file(key).parent == tmp_path / "costs"
+    assert [file.suffix for file in cache_file(key).parent.iterdir()] == [".json"]
+    assert cache_file(identity({"name": "t", "weight_bytes": 6}, {"m": {"depth": 4}})) != cache_file(key)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{", "[]", "null", '{"key": 1}', '{"key": KEY}', '{"key": KEY, "verify": [[1, 1, "x"]], "draft": {}}']
+)
+def test_broken_and_foreign_files_are_ignored(text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    key = identity({"name": "t"}, {})
+    path = tmp_path / "table.json"
+    path.write_text(text.replace("KEY", json.dumps(key)), encoding="utf-8")
+    assert load(key, path) is None
+    assert len(caplog.records) == 1
+    assert "measuring again" in caplog.text
+
+
+def test_a_disk_that_refuses_does_not_stop_serving(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert not save(table(), {}, tmp_path / "file" / "costs" / "x.json")
+    assert "not kept" in caplog.text
+
+
+def test_bad_tables_are_refused() -> None:
+    for verify in ({}, {(1, 2): 1.0}, {(1, 1): 0.0}, {(1, 1): math.nan}):
+        with pytest.raises(ConfigError):
+            CostTable(verify, {})
+    with pytest.raises(ConfigError, match="not measured"):
+        table().draft("other", 1, 1)
+
+
+def test_corrections_learn_a_drift_and_a_difference() -> None:
+    rng = np.random.default_rng(0)
+    found = Corrections(["m"])
+    for _ in range(150):  # all twice as slow; only plain steps seen
+        found.tick()
+        found.observe("plain", 2.0 * math.exp(0.1 * rng.standard_normal()), 1.0)
+    assert found.plain == pytest.approx(2.0, rel=0.1)
+    assert found.guess == pytest.approx(2.0, rel=0.35)  # unseen, it follows
+    assert found.draft["m"] == pytest.approx(2.0, rel=0.35)
+    doubt = found.doubt
+    for _ in range(150):
+        found.tick()
+        found.observe("guess", 3.0 * math.exp(0.1 * rng.standard_normal()), 1.0)
+        found.observe("m", 0.5, 1.0)
+    assert found.guess == pytest.approx(3.0, rel=0.1)
+    assert found.draft["m"] == pytest.approx(0.5, rel=0.1)
+    for _ in range(5):  # a few plain steps are enough to tell them apart again
+        found.tick()
+        found.observe("plain", 2.0, 1.0)
+    assert found.plain == pytest.approx(2.0, rel=0.2)
+    assert found.doubt < doubt
+
+
+def test_corrections_shrug_at_outliers() -> None:
+    found = Corrections([])
+    for step in range(200):
+        found.tick()
+        found.observe("plain", 100.0 if step % 20 == 0 else 1.0, 1.0)
+    assert found.plain == pytest.approx(1.0, rel=0.15)
+    before = found.plain
+    found.observe("plain", 0.0, 1.0)
+    found.observe("unknown", 1.0, 1.0)
+    assert found.plain == before

@@ -1,0 +1,257 @@
+"""The planner: its search against brute force, its decisions at the extremes, and what its trials may cost."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from foretoken.engine.acceptance import Acceptance
+from foretoken.engine.costs import CostTable
+from foretoken.engine.planner import BUDGET, Planner, Problem, RowStep, RowView, StepObservation, price, search
+from foretoken.errors import ConfigError
+
+
+def problem(
+    rng: np.random.Generator, batch: int, depth: int, *, methods: int = 1, seldom: bool = False, curved: bool = False
+) -> Problem:
+    """Random rates and costs. curved: drafting costs more or less for each further row, rather than in proportion."""
+    limits = rng.integers(0, depth + 1, batch)
+    allowed = np.arange(depth)[None] < limits[:, None]
+    drafted = np.cumprod(rng.uniform(0.3, 1.0, (batch, depth)), axis=1) if seldom else np.ones((batch, depth))
+    method = rng.integers(0, methods, batch)
+    draft = np.zeros((methods, depth, batch + 1))
+    draft[:, :, 1] = rng.uniform(0.0, 0.3, (methods, depth))  # the pass
+    further = rng.uniform(0.0, 0.1, (methods, depth, batch)) if curved else rng.uniform(0.0, 0.1, (methods, 1, 1))
+    draft[:, :, 2:] = further[:, :, 1:] if curved else further
+    draft[:, :, 1] += 0.0 if curved else further[:, :, 0]
+    nodes = np.sort(rng.uniform(0, batch * depth, 4))
+    ys = np.cumsum(rng.uniform(0.0, 0.5, 6)) + 1.0
+    return Problem(
+        kept=np.cumprod(rng.uniform(0.2, 1.0, (batch, depth)), axis=1) * drafted * allowed,
+        drafted=drafted,
+        branching=np.ones(batch),
+        method=method,
+        entry=np.zeros(batch),
+        draft=draft,
+        curve=(np.concatenate([[0.0], nodes, [100.0]]), ys),
+        plain=float(ys[0]),
+        guess_factor=1.0,
+    )
+
+
+def slow_price(given: Problem, caps: tuple[int, ...]) -> float:
+    """Tokens a second of one choice, by the definition: every outcome of who drafts how deep is not needed, as only
+    expected nodes and whether anybody drafted enter."""
+    tokens, nodes, draft, none = float(given.batch), 0.0, 0.0, 1.0
+    for row, cap in enumerate(caps):
+        tokens += sum(given.kept[row, :cap])
+        nodes += sum(given.drafted[row, :cap]) * given.branching[row]
+        draft += given.entry[row] if cap else 0.0
+        none *= 1.0 - given.drafted[row, 0] if cap else 1.0
+    for method, level in itertools.product(range(len(given.draft)), range(given.kept.shape[1])):
+        reach = sum(cap > level for row, cap in enumerate(caps) if given.method[row] == method)
+        draft += sum(given.draft[method, level, 1 : reach + 1])
+    if none < 1.0:
+        guessing = float(np.interp(nodes / (1 - none), *given.curve)) * given.guess_factor
+        return tokens / (draft + none * given.plain + (1 - none) * guessing)
+    return tokens / given.plain
+
+
+def best_by_force(given: Problem) -> float:
+    choices = [range(int((row > 0).sum()) + 1) for row in given.kept]
+    return max((slow_price(given, caps) for caps in itertools.product(*choices) if any(caps)), default=0.0)
+
+
+def gaps(count: int, seed: int, **kind: int | bool) -> list[float]:
+    """By how much the search falls short of the best, over random problems."""
+    rng, found = np.random.default_rng(seed), []
+    for _ in range(count):
+        given = problem(rng, int(rng.integers(1, 5)), int(rng.integers(1, 4)), **kind)  # type: ignore[arg-type]
+        result, best = search(given), best_by_force(given)
+        if result is None:
+            assert best == 0.0
+            continue
+        assert result.rate == pytest.approx(slow_price(given, tuple(result.caps)))
+        assert price(given, result.caps).rate == pytest.approx(result.rate)
+        assert all(cap <= (row > 0).sum() for cap, row in zip(result.caps, given.kept, strict=True))
+        found.append(1.0 - result.rate / best)
+    return found
+
+
+def test_the_search_is_exact_with_one_method_that_always_proposes() -> None:
+    assert max(gaps(150, 0)) < 1e-9
+
+
+@pytest.mark.parametrize(
+    ("kind", "mean", "most"),
+    [({"seldom": True}, 0.002, 0.08), ({"curved": True}, 0.002, 0.05), ({"methods": 2}, 0.005, 0.10)],
+)
+def test_the_search_is_near_the_best_elsewhere(kind: dict[str, int | bool], mean: float, most: float) -> None:
+    short = gaps(150, 1, **kind)
+    assert np.mean(short) < mean
+    assert max(short) < most
+
+
+def test_deeper_for_the_better_row_and_nothing_for_the_worst() -> None:
+    given = problem(np.random.default_rng(0), 3, 3)
+    rates = np.array([[0.95] * 3, [0.6] * 3, [0.02] * 3])
+    given = Problem(
+        kept=np.cumprod(rates, axis=1), drafted=np.ones((3, 3)), branching=np.ones(3), method=given.method * 0,
+        entry=np.zeros(3), draft=np.full((1, 3, 4), 0.01), curve=(np.array([0.0, 100.0]), np.array([1.0, 21.0])), plain=1.0,
+    )  # fmt: skip
+    result = search(given)
+    assert result is not None
+    assert result.caps[0] == 3 > result.caps[1] > result.caps[2] == 0
+
+
+# The planner, against a made-up machine.
+
+
+def table(guess: float, slope: float = 0.02, batches: tuple[int, ...] = (1, 2, 4, 8, 16)) -> CostTable:
+    """A pass of 1 s, and slope more for each node; ``guess`` seconds for each depth of drafting."""
+    verify = {(b, b * (1 + d)): 1.0 + slope * b * (1 + d) for b in batches for d in (0, 1, 2, 4)}
+    return CostTable(verify, {"m": {(b, d): guess * d for b in batches for d in (1, 2, 4)}}, {"m": 0.0})
+
+
+class Run:
+    """Steps of a planner with drawn acceptance, timed by the true table (the planner's own, or another)."""
+
+    def __init__(self, planner: Planner, rates: list[float], true: CostTable | None = None, seed: int = 0) -> None:
+        self.planner, self.rates, self.true = planner, rates, true or planner.costs
+        self.rng = np.random.default_rng(seed)
+        self.caps: list[list[int]] = []
+        self.seconds = self.tokens = 0.0
+
+    def step(self, room: int = 99, lag: int = 0, method: str = "m") -> list[int]:
+        batch = len(self.rates)
+        caps = self.planner.plan([RowView(str(row), method, 4, room, lag) for row in range(batch)])
+        kept = [
+            int(np.argmin([*(self.rng.random(cap) < rate), False])) for cap, rate in zip(caps, self.rates, strict=True)
+        ]
+        draft = self.true.draft("m", sum(cap > 0 for cap in caps), max(caps))
+        verify = self.true.verify(batch, batch + sum(caps))
+        rows = [RowStep(str(row), method, cap, cap, kept[row]) for row, cap in enumerate(caps)]
+        self.planner.observe(StepObservation(batch, rows, draft, verify * 0.9, verify * 0.1))
+        self.caps.append(caps)
+        self.seconds += draft + verify
+        self.tokens += batch + sum(kept)
+        return caps
+
+    def steps(self, count: int) -> "Run":
+        for _ in range(count):
+            self.step()
+        return self
+
+    def share(self, last: int) -> float:
+        """Of the last steps, those that guessed."""
+        return sum(any(caps) for caps in self.caps[-last:]) / last
+
+
+def planner(guess: float = 0.1, mode: str = "auto", slope: float = 0.02) -> Planner:
+    return Planner(table(guess, slope), Acceptance(4), mode=mode)
+
+
+def test_off_and_on_do_as_told() -> None:
+    rows = [RowView("a", "m", 4, 2), RowView("b", "m", 3, 9), RowView("c", "none", 0, 9), RowView("d", "m", 4, -1)]
+    assert planner(mode="off").plan(rows) == [0, 0, 0, 0]
+    assert planner(mode="on").plan(rows) == [2, 3, 0, 0]
+    with pytest.raises(ConfigError, match="sometimes"):
+        planner(mode="sometimes")
+
+
+def test_nobody_and_nothing_to_guess() -> None:
+    mute = planner()
+    assert mute.plan([]) == []
+    assert mute.plan([RowView("a", "none", 0, 9)]) == [0]
+    assert mute.plan([RowView("a", "unmeasured", 4, 9)]) == [0]
+    assert mute.plan([RowView("a", "m", 4, 0)]) == [0]
+    mute.observe(StepObservation(0, [], 0.0, 0.0, 0.0))
+    assert mute.speedup == 1.0
+
+
+def test_where_costs_rule_guessing_out_it_is_never_tried() -> None:
+    run = Run(planner(guess=3.0), [1.0]).steps(400)
+    assert run.share(400) == 0.0
+    assert run.planner.trials == 0
+
+
+def test_a_good_drafter_is_used_as_deep_as_it_pays() -> None:
+    run = Run(planner(), [0.95]).steps(60)
+    assert run.share(50) == 1.0
+    assert run.caps[-1] == [4]
+    assert run.planner.speedup > 2.0
+    assert run.planner.state["guessing"]
+    assert run.planner.state["mean_depth"] == 4.0
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_nonsense_stops_at_once_and_costs_next_to_nothing(batch: int) -> None:
+    run = Run(planner(), [0.0] * batch).steps(300)
+    plain = 300 * run.true.verify(batch, batch)
+    assert sum(any(caps) for caps in run.caps[:40]) <= 20
+    assert run.share(200) < 0.1
+    assert run.seconds < plain / 0.98
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_trials_keep_to_their_budget(batch: int) -> None:
+    run = Run(planner(guess=0.4), [0.2] * batch).steps(1500)
+    plain = run.true.verify(batch, batch)
+    assert run.planner.trials > 3
+    assert run.planner.trial_seconds <= BUDGET * run.seconds + 1.01 * plain
+    assert run.tokens / run.seconds > 0.985 * batch / plain
+
+
+def test_a_drafter_that_turns_good_is_found_again() -> None:
+    run = Run(planner(), [0.0]).steps(300)
+    run.rates = [0.95]
+    run.steps(500)
+    assert run.share(50) == 1.0
+
+
+def test_each_row_gets_what_its_own_guesses_are_worth() -> None:
+    run = Run(planner(slope=0.1), [0.95, 0.0, 0.95, 0.0]).steps(300)
+    depth = np.mean(run.caps[-100:], axis=0)
+    assert min(depth[0], depth[2]) > 1.9
+    assert max(depth[1], depth[3]) < 0.2
+
+
+def test_room_is_never_exceeded() -> None:
+    run = Run(planner(), [0.95]).steps(40)
+    assert run.step(room=2) == [2]
+    assert run.step(room=0) == [0]
+    assert run.step(room=-1) == [0]
+
+
+def test_a_table_that_flatters_guessing_is_seen_through() -> None:
+    run = Run(planner(guess=0.02), [0.3], true=table(0.6)).steps(400)
+    assert run.share(100) < 0.1
+    assert run.tokens / run.seconds > 0.97 / run.true.verify(1, 1)
+    assert run.planner.corrections.draft["m"] == pytest.approx(30.0, rel=0.3)
+
+
+def test_a_drafter_far_behind_is_not_tried_on_a_whim() -> None:
+    def lagging(seconds: float) -> int:
+        costs = table(0.1)
+        run = Run(Planner(CostTable(costs.verify_cells, costs.draft_cells, {"m": seconds}), Acceptance(4)), [0.0])
+        run.steps(20)
+        before = len([caps for caps in run.caps if any(caps)])
+        for _ in range(300):
+            run.step(lag=1000)
+        return len([caps for caps in run.caps if any(caps)]) - before
+
+    assert lagging(0.0) > 0
+    assert lagging(0.1) == 0  # 100 s to catch up
+
+
+def test_rows_that_join_are_planned_at_once() -> None:
+    run = Run(planner(), [0.95]).steps(40)
+    run.rates = [0.95, 0.95]
+    assert min(run.step()) > 0
+
+
+def test_speedup_is_that_of_the_clock() -> None:
+    run = Run(planner(), [0.8]).steps(1500)
+    assert run.planner.speedup == pytest.approx(run.tokens / run.seconds * run.true.verify(1, 1), rel=0.06)
+    assert math.isclose(Run(planner(), [0.8], seed=1).planner.speedup, 1.0)

@@ -1,0 +1,271 @@
+"""The engine's thread: many callers, one device; endings, refusals, failures, and what can be asked for."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken import Engine, SamplingParams, Service, ServiceOptions, Submission, Update, speculative_config
+from foretoken.draft.model import DraftModel
+from foretoken.errors import ConfigError, PromptError, QueueFullError, ServiceClosedError
+from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
+
+
+class Mailbox:
+    """Sinks by request, and waiting for their last word."""
+
+    def __init__(self) -> None:
+        self.updates: dict[str, list[Update]] = {}
+        self.condition = threading.Condition()
+
+    def hear(self, update: Update) -> None:
+        with self.condition:
+            self.updates.setdefault(update.request_id, []).append(update)
+            self.condition.notify_all()
+
+    def last(self, request_id: str, timeout_s: float = 30.0) -> Update:
+        def ended() -> bool:
+            return request_id in self.updates and self.updates[request_id][-1].is_last
+
+        with self.condition:
+            assert self.condition.wait_for(ended, timeout_s), f"{request_id} did not end"
+            return self.updates[request_id][-1]
+
+
+def service(**options: Any) -> Service:
+    """Over table models, with a draft model."""
+    config = speculative_config({"method": "draft_model", "num_speculative_tokens": 4})
+    engine = Engine(table(1), ToyTokenizer(), speculative=config, method=DraftModel(table(2, blur=0.3)))
+    settings = {"speculation": "on", "max_num_seqs": 4, "max_model_len": 200, **options}
+    made = Service(engine, ServiceOptions(**settings))
+    made.start()
+    return made
+
+
+@pytest.fixture
+def running() -> Iterator[Service]:
+    made = service()
+    yield made
+    made.close()
+
+
+ENDLESS = SamplingParams(max_new_tokens=150, ignore_eos=True, seed=3)
+
+
+def test_many_threads_each_get_their_solo_tokens(running: Service) -> None:
+    requests, box = mixed_requests(), Mailbox()
+    wanted = plain(running.engine.model, requests)
+
+    def send(index: int) -> None:
+        running.submit(Submission(str(index), requests[index].prompt, requests[index].params), box.hear)
+
+    threads = [threading.Thread(target=send, args=(index,)) for index in range(len(requests))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for index, want in enumerate(wanted):
+        completion = box.last(str(index)).completion
+        assert completion is not None
+        assert outcome(completion) == outcome(want)
+        told = [piece.token_id for update in box.updates[str(index)] for piece in update.pieces]
+        assert told == want.token_ids
+    running.check_integrity()
+    figures = running.snapshot()
+    assert sum(figures.num_finished.values()) == len(requests)
+    assert figures.num_generated_tokens == sum(want.num_tokens for want in wanted)
+    assert figures.methods["draft_model"].num_accepted_tokens > 0
+    assert figures.num_running == figures.num_waiting == figures.num_prefilling == figures.kv_used_tokens == 0
+
+
+def test_mixed_methods_in_one_batch(running: Service) -> None:
+    box = Mailbox()
+    requests = mixed_requests()
+    ways = ["none", "ngram", "draft_model", "suffix", "recycling", "draft_model", "none", "ngram"]
+    for index, (request, way) in enumerate(zip(requests, ways, strict=True)):
+        running.submit(
+            Submission(str(index), request.prompt, request.params, speculative=running.method({"method": way})), box.hear
+        )
+    for index, want in enumerate(plain(running.engine.model, requests)):
+        completion = box.last(str(index)).completion
+        assert completion is not None
+        assert outcome(completion) == outcome(want)
+        assert completion.config["speculative"]["method"] == ways[index]
+    running.check_integrity()
+
+
+def test_cancel_ends_a_request_and_frees_its_slots(running: Service) -> None:
+    box = Mailbox()
+    running.submit(Submission("a", [1, 2, 3], ENDLESS), box.hear)
+    with box.condition:
+        assert box.condition.wait_for(lambda: "a" in box.updates, 30)
+    running.cancel("a")
+    running.cancel("a")
+    running.cancel("never seen")
+    last = box.last("a")
+    assert last.completion is not None
+    assert last.completion.finish_reason == "cancelled"
+    running.check_integrity()
+    assert running.snapshot().kv_used_tokens == 0
+
+
+def test_a_timeout_returns_what_was_written(running: Service) -> None:
+    box = Mailbox()
+    running.submit(Submission("a", [1, 2, 3], ENDLESS, timeout_s=0.05), box.hear)
+    last = box.last("a")
+    assert last.completion is not None
+    assert last.completion.finish_reason == "timeout"
+    assert last.completion.num_tokens < 150
+
+
+def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
+    made, box = service(max_num_seqs=1, max_queue=2), Mailbox()
+    try:
+        with pytest.raises(QueueFullError, match="try again") as refused:
+            for index in range(10):
+                made.submit(Submission(str(index), [1, 2], ENDLESS), box.hear)
+        assert refused.value.retry_after_s > 0
+        assert made.snapshot().num_rejected == 1
+    finally:
+        made.close()
+    assert isinstance(box.last("0").error or box.last("0").completion, object)
+
+
+def test_draining_takes_nothing_new_and_finishes_the_rest() -> None:
+    made, box = service(), Mailbox()
+    made.submit(Submission("a", [1, 2], SamplingParams(max_new_tokens=20, seed=1, ignore_eos=True)), box.hear)
+    assert made.drain(30)
+    assert not made.ready
+    completion = box.last("a").completion
+    assert completion is not None
+    assert completion.num_tokens == 20
+    with pytest.raises(ServiceClosedError):
+        made.submit(Submission("b", [1, 2]), box.hear)
+    made.close()
+    assert not made.healthy
+
+
+def test_closing_tells_everybody() -> None:
+    made, box = service(), Mailbox()
+    for index in range(6):
+        made.submit(Submission(str(index), [1, 2], ENDLESS), box.hear)
+    made.close()
+    for index in range(6):
+        assert isinstance(box.last(str(index)).error, ServiceClosedError)
+
+
+@pytest.mark.parametrize(
+    ("submission", "error"),
+    [
+        (Submission("x", []), PromptError),
+        (Submission("x", [VOCAB]), PromptError),
+        (Submission("x", [1] * 200), PromptError),
+        (Submission("x", [1], SamplingParams(logit_bias={VOCAB: 1.0})), ConfigError),
+        (Submission("x", [1], num_logprobs=-1), ConfigError),
+    ],
+)
+def test_what_cannot_be_is_refused_at_once(running: Service, submission: Submission, error: type[Exception]) -> None:
+    box = Mailbox()
+    with pytest.raises(error):
+        running.submit(submission, box.hear)
+    running.check_integrity()
+    assert box.updates == {}
+
+
+def test_a_request_id_in_use_is_refused(running: Service) -> None:
+    box = Mailbox()
+    running.submit(Submission("a", [1, 2], ENDLESS), box.hear)
+    with pytest.raises(ConfigError, match="in use"):
+        running.submit(Submission("a", [1, 2]), box.hear)
+
+
+def test_one_request_that_cannot_go_on_ends_alone(running: Service) -> None:
+    def broken(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        if len(ids) > 6:
+            raise ValueError("a user's own mistake")
+        return logits
+
+    box = Mailbox()
+    running.submit(Submission("good", [1, 2], SamplingParams(max_new_tokens=20, seed=1, ignore_eos=True)), box.hear)
+    running.submit(Submission("bad", [1, 2], SamplingParams(max_new_tokens=20, seed=1, logits_processor=broken)), box.hear)
+    error = box.last("bad").error
+    assert error is not None
+    assert "no token is possible" in str(error)
+    completion = box.last("good").completion
+    assert completion is not None
+    assert completion.num_tokens == 20
+    running.check_integrity()
+    assert running.healthy
+
+
+def test_logprobs_are_plain_decodings_own(running: Service) -> None:
+    box, made = Mailbox(), {}
+    for way in ("none", "draft_model"):
+        running.submit(
+            Submission(way, [1, 2, 3], SamplingParams(max_new_tokens=25, seed=4, temperature=0.7, ignore_eos=True),
+                       num_logprobs=3, speculative=running.method(way)),
+            box.hear,
+        )  # fmt: skip
+        completion = box.last(way).completion
+        assert completion is not None
+        made[way] = completion
+    for one, other in zip(made["none"].pieces, made["draft_model"].pieces, strict=True):
+        assert one.token_id == other.token_id
+        assert one.logprob is not None
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-5)
+        assert [token for token, _ in one.top_logprobs] == [token for token, _ in other.top_logprobs]
+    ids = [1, 2, 3]
+    model = running.engine.model
+    for piece in made["none"].pieces:
+        law = model.law_after(ids)  # type: ignore[attr-defined]
+        assert piece.logprob == pytest.approx(float(law[piece.token_id].log()), abs=1e-5)
+        assert piece.top_logprobs[0][0] == int(law.argmax())
+        ids.append(piece.token_id)
+
+
+def test_a_trace_adds_up(running: Service) -> None:
+    box = Mailbox()
+    running.submit(Submission("a", [1, 2, 3], SamplingParams(max_new_tokens=25, seed=4, ignore_eos=True), trace=True), box.hear)
+    completion = box.last("a").completion
+    assert completion is not None
+    traces = [update.trace for update in box.updates["a"] if update.trace is not None]
+    assert len(traces) == completion.num_steps
+    emitted = []
+    for trace in traces:
+        assert len(trace.tokens) == len(trace.parent) == len(trace.probability)
+        assert all(0 <= chance <= 1 for chance in trace.probability)
+        emitted += [trace.tokens[node] for node in trace.path[1:]] + [trace.bonus]
+    assert emitted[: completion.num_tokens] == completion.token_ids
+
+
+def test_what_is_not_loaded_cannot_be_asked_for(running: Service) -> None:
+    with pytest.raises(ConfigError, match="not loaded"):
+        running.method({"method": "eagle3"})
+    with pytest.raises(ConfigError, match="not loaded"):
+        running.method({"method": "draft_model", "model": "another"})
+    assert running.method({"num_speculative_tokens": 2}).num_speculative_tokens == 2
+    assert running.method({"verify": "rejection"}).verify == "rejection"
+    assert set(running.methods) >= {"none", "ngram", "suffix", "prediction", "recycling", "draft_model"}
+    off = service(speculation="off")
+    with pytest.raises(ConfigError, match="off"):
+        off.method({"method": "ngram"})
+    assert off.method("none").method == "none"
+    off.close()
+
+
+def test_an_engine_that_fails_says_so_to_all(running: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(*_: object) -> None:
+        raise RuntimeError("out of memory")
+
+    box = Mailbox()
+    assert running._scheduler is not None
+    monkeypatch.setattr(running._scheduler, "tick", fail)
+    running.submit(Submission("a", [1, 2], ENDLESS), box.hear)
+    error = box.last("a").error
+    assert error is not None
+    assert "out of memory" not in str(error)
+    assert not running.healthy
+    with pytest.raises(ServiceClosedError):
+        running.submit(Submission("b", [1, 2], ENDLESS), box.hear)

@@ -1,0 +1,165 @@
+"""Random traffic on a scheduler over table models: arrivals, cancellations, preemptions, every kind of request."""
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+
+from foretoken import Engine, Request, SamplingParams, speculative_config
+from foretoken.draft.base import Method
+from foretoken.draft.model import DraftModel
+from foretoken.engine.acceptance import Acceptance
+from foretoken.engine.costs import CostTable
+from foretoken.engine.method import Loader
+from foretoken.engine.planner import Planner, RowView
+from foretoken.engine.prefix import PrefixStore
+from foretoken.engine.scheduler import Limits, Scheduler
+from foretoken.engine.submission import Submission, Update
+from foretoken.engine.team import Choice
+from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, table
+
+WAYS: tuple[dict[str, Any], ...] = (
+    {"method": "none"},
+    {"method": "draft_model", "num_speculative_tokens": 3},
+    {"method": "draft_model", "num_speculative_tokens": 5},
+    {"method": "draft_model", "num_speculative_tokens": 3, "shape": "static/branching=2x2x1"},
+    {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    {"method": "suffix", "num_speculative_tokens": 4},
+    {"method": "recycling", "num_speculative_tokens": 3},
+    {"method": "prediction", "num_speculative_tokens": 4},
+)
+
+
+class RandomPlanner(Planner):
+    """Caps at random, so that drafters lag, catch up and are asked for less than they could do."""
+
+    def __init__(self, rng: random.Random) -> None:
+        super().__init__(CostTable({(1, 1): 1.0}, {}), Acceptance(16), mode="on")
+        self.rng = rng
+
+    def plan(self, rows: Sequence[RowView]) -> list[int]:
+        super().plan(rows)
+        quiet = self.rng.random() < 0.2
+        return [0 if quiet else self.rng.randint(0, max(0, min(row.max_depth, row.room))) for row in rows]
+
+
+@dataclass
+class Told:
+    """What the sink of one request heard."""
+
+    request: Request
+    token_ids: list[int] = field(default_factory=list)
+    text: str = ""
+    last: Update | None = None
+
+    def hear(self, update: Update) -> None:
+        assert self.last is None, "nothing is told after the end"
+        self.token_ids += [piece.token_id for piece in update.pieces]
+        self.text += "".join(piece.text for piece in update.pieces) + update.tail
+        if update.is_last:
+            self.last = update
+
+
+class Traffic:
+    """Requests at random, from a pool of shared prompt beginnings, and the plain completion of each as the oracle."""
+
+    def __init__(
+        self,
+        seed: int,
+        *,
+        kv_tokens: int = 200,
+        max_rows: int = 6,
+        prefixes: bool = True,
+        max_new_tokens: Sequence[int] = (1, 8, 20, 45, 60),
+    ) -> None:
+        self.max_new_tokens = max_new_tokens
+        self.rng = random.Random(seed)
+        self.target, draft = table(1), table(2, blur=0.3)
+        self.engine = Engine(self.target, ToyTokenizer(), speculative="none")
+        methods: dict[str, Method] = {"draft_model": DraftModel(draft)}
+        loader = Loader(self.target, lambda name: draft)
+        self.choices = []
+        for way in WAYS:
+            config = speculative_config(way)
+            key = config.method if config.method == "draft_model" else str(way)
+            if key not in methods:
+                methods[key] = config.load(loader)
+            self.choices.append(Choice(config, methods[key], config.load_verifier(self.target)))
+        limits = Limits(max_rows, 1000, kv_tokens, 192, 0.05)
+        store = PrefixStore(1 << 20) if prefixes else None
+        self.scheduler = Scheduler(self.target, limits, RandomPlanner(self.rng), prefixes=store)
+        self.told: dict[str, Told] = {}
+        self.cancelled: set[str] = set()
+        self.heads = [[self.rng.randrange(EOS) for _ in range(self.rng.choice((16, 20, 40)))] for _ in range(4)]
+        self._number = 0
+
+    def arrive(self) -> None:
+        """One more request."""
+        rng, number = self.rng, self._number
+        self._number += 1
+        head = rng.choice(self.heads) if rng.random() < 0.5 else []
+        prompt = head + [rng.randrange(EOS) for _ in range(rng.choice((1, 2, 5, 12, 30)))]
+        params = SamplingParams(
+            seed=number,
+            max_new_tokens=rng.choice(self.max_new_tokens),
+            temperature=rng.choice((0.0, 0.7, 1.0)),
+            top_k=rng.choice((0, 0, 6)),
+            top_p=rng.choice((1.0, 0.9)),
+            presence_penalty=rng.choice((0.0, 0.4)),
+            logit_bias={3: 1.0} if rng.random() < 0.2 else {},
+            stop=("ab",) if rng.random() < 0.2 else (),
+            ignore_eos=rng.random() < 0.5,
+            logits_processor=restless if rng.random() < 0.1 else None,
+        )
+        guess = [rng.randrange(VOCAB) for _ in range(10)]
+        request = Request(prompt, params, guess)
+        request_id = f"r{number}"
+        self.told[request_id] = told = Told(request)
+        submission = Submission(request_id, prompt, params, guess)
+        row = self.engine.make_row(number, replace(request))
+        self.scheduler.submit(submission, row, rng.choice(self.choices), told.hear)
+
+    @torch.inference_mode()
+    def round(self) -> None:
+        """One tick, with what may happen before it, the books added up after it."""
+        rng, scheduler = self.rng, self.scheduler
+        while len(scheduler.jobs) < 12 and rng.random() < 0.25:
+            self.arrive()
+        if scheduler.jobs and rng.random() < 0.02:
+            request_id = rng.choice(list(scheduler.jobs))
+            self.cancelled.add(request_id)
+            scheduler.cancel(request_id)
+        scheduler.tick()
+        scheduler.check_integrity()
+
+    @torch.inference_mode()
+    def finish(self) -> None:
+        """No more arrivals: until all have ended."""
+        while self.scheduler.has_work:
+            self.scheduler.tick()
+            self.scheduler.check_integrity()
+
+    def check(self) -> int:
+        """Compare every request with its solo plain completion; how many were compared whole."""
+        plain = Engine(self.target, ToyTokenizer(), speculative="none")
+        whole = 0
+        for request_id, told in self.told.items():
+            assert told.last is not None, request_id
+            assert told.last.error is None, told.last.error
+            completion = told.last.completion
+            assert completion is not None
+            assert completion.token_ids == told.token_ids
+            assert completion.text == told.text
+            solo = plain.generate(told.request.prompt, told.request.params)
+            if completion.finish_reason == "cancelled":
+                assert request_id in self.cancelled
+                assert solo.token_ids[: len(told.token_ids)] == told.token_ids
+                continue
+            assert (told.token_ids, told.text) == (solo.token_ids, solo.text), request_id
+            assert completion.finish_reason == solo.finish_reason
+            whole += 1
+        return whole
+
+

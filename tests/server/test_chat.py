@@ -1,0 +1,305 @@
+"""Chat completions by OpenAI's own client over the bundled pair, and against a script."""
+
+import json
+from typing import Any
+
+import httpx
+import openai
+import pytest
+
+from foretoken import Engine
+from foretoken.engine.service import Service
+from foretoken.noise import derive_seed
+from foretoken.server.replies import ChatReply
+from tests.server.conftest import Serve
+from tests.server.fake import EOS, FakeService
+
+ASK: Any = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Say something about dogs."}]
+TOOL: Any = {
+    "type": "function",
+    "function": {
+        "name": "feed",
+        "parameters": {
+            "type": "object",
+            "properties": {"cups": {"type": "integer", "minimum": 1, "maximum": 9}},
+            "required": ["cups"],
+            "additionalProperties": False,
+        },
+    },
+}
+
+
+def ask(client: httpx.Client, **more: Any) -> httpx.Response:
+    return client.post("/v1/chat/completions", json={"model": "fake", "messages": ASK, **more})
+
+
+# -- the bundled pair ------------------------------------------------------------------------------------------------
+
+
+def test_the_text_is_the_engines(client: openai.OpenAI, bundled: Service) -> None:
+    plain = Engine(bundled.engine.model, bundled.engine.tokenizer)
+    for seed, temperature in ((3, 1.0), (4, 0.0)):
+        done = client.chat.completions.create(
+            model="bundled", messages=ASK, seed=seed, temperature=temperature, max_tokens=24
+        )
+        wanted = plain.generate(plain.chat_prompt(ASK), seed=seed, temperature=temperature, max_new_tokens=24)
+        assert done.choices[0].message.content == wanted.text
+        assert done.choices[0].finish_reason == wanted.finish_reason
+        assert done.usage is not None
+        assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (wanted.num_prompt_tokens, wanted.num_tokens)
+
+
+@pytest.mark.parametrize(
+    "speculative", [False, {"method": "ngram"}, {"num_speculative_tokens": 2}, {"method": "suffix"}]
+)
+def test_the_text_does_not_depend_on_how_it_is_guessed(client: openai.OpenAI, speculative: Any) -> None:
+    texts = [
+        client.chat.completions.create(model="bundled", messages=ASK, seed=8, max_tokens=16, extra_body=extra)
+        .choices[0]
+        .message.content
+        for extra in ({}, {"speculative": speculative})
+    ]
+    assert texts[0] == texts[1] != ""
+
+
+def test_a_stream_says_the_same_in_order(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="bundled", messages=ASK, seed=5, max_tokens=20)
+    stream = client.chat.completions.create(
+        model="bundled", messages=ASK, seed=5, max_tokens=20, stream=True, stream_options={"include_usage": True}
+    )
+    chunks = list(stream)
+    first, *middle, end, last = chunks
+    assert first.choices[0].delta.role == "assistant"
+    assert all(chunk.choices[0].finish_reason is None and chunk.usage is None for chunk in (first, *middle))
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in middle) == whole.choices[0].message.content
+    assert end.choices[0].finish_reason == whole.choices[0].finish_reason
+    assert end.choices[0].delta.content is None
+    assert last.choices == []
+    assert last.usage is not None
+    assert whole.usage is not None
+    assert last.usage.completion_tokens == whole.usage.completion_tokens
+    assert last.model_extra is not None
+    assert last.model_extra["metrics"]["speculative_decoding"]["num_spec_steps"] > 0
+    assert len({chunk.id for chunk in chunks}) == 1
+
+
+def test_choices_have_seeds_of_their_own_and_can_be_had_again(client: openai.OpenAI) -> None:
+    many = client.chat.completions.create(model="bundled", messages=ASK, seed=6, n=3, max_tokens=12)
+    assert [choice.index for choice in many.choices] == [0, 1, 2]
+    seeds = [choice.model_extra["seed"] for choice in many.choices if choice.model_extra]
+    assert seeds == [6, derive_seed(6, 1), derive_seed(6, 2)]
+    for choice, seed in zip(many.choices, seeds, strict=True):
+        again = client.chat.completions.create(model="bundled", messages=ASK, seed=seed, max_tokens=12)
+        assert again.choices[0].message.content == choice.message.content
+
+
+def test_stops_end_the_text(client: openai.OpenAI) -> None:
+    whole = client.chat.completions.create(model="bundled", messages=ASK, seed=5, max_tokens=20)
+    text = whole.choices[0].message.content or ""
+    stop = text[len(text) // 2 :][:3]
+    cut = client.chat.completions.create(model="bundled", messages=ASK, seed=5, max_tokens=20, stop=[stop])
+    assert cut.choices[0].message.content == text[: text.index(stop)]
+    assert cut.choices[0].finish_reason == "stop"
+
+
+def test_logprobs_tell_every_token(client: openai.OpenAI) -> None:
+    done = client.chat.completions.create(
+        model="bundled", messages=ASK, seed=5, max_tokens=8, logprobs=True, top_logprobs=3
+    )
+    content = done.choices[0].logprobs.content if done.choices[0].logprobs else None
+    assert content is not None
+    assert b"".join(bytes(entry.bytes or ()) for entry in content).decode() == done.choices[0].message.content
+    for entry in content:
+        best = [other.logprob for other in entry.top_logprobs]
+        assert len(best) == 3
+        assert best == sorted(best, reverse=True)
+        assert entry.logprob <= best[0] + 1e-6
+
+
+def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
+    schema = {
+        "type": "object",
+        "properties": {"name": {"enum": ["Rex", "Bello"]}, "age": {"type": "integer", "minimum": 1, "maximum": 20}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+    done = client.chat.completions.create(
+        model="bundled",
+        messages=ASK,
+        seed=1,
+        max_tokens=200,
+        response_format={"type": "json_schema", "json_schema": {"name": "dog", "schema": schema, "strict": True}},
+    )
+    made = json.loads(done.choices[0].message.content or "")
+    assert made["name"] in ("Rex", "Bello")
+    assert 1 <= made["age"] <= 20
+
+
+def test_a_tool_is_called_whole_and_in_a_stream(client: openai.OpenAI) -> None:
+    given: Any = {"model": "bundled", "messages": ASK, "seed": 2, "max_tokens": 120, "tools": [TOOL]}
+    done = client.chat.completions.create(**given, tool_choice="required", parallel_tool_calls=False)
+    (call,) = done.choices[0].message.tool_calls or ()
+    assert call.type == "function"
+    assert call.function.name == "feed"
+    assert 1 <= json.loads(call.function.arguments)["cups"] <= 9
+    assert done.choices[0].finish_reason == "tool_calls"
+    assert done.choices[0].message.content is None
+    arguments, names, reasons = "", [], []
+    for chunk in client.chat.completions.create(
+        **given, tool_choice="required", parallel_tool_calls=False, stream=True
+    ):
+        for part in chunk.choices[0].delta.tool_calls or ():
+            if part.function is not None:
+                names += [part.function.name] if part.function.name else []
+                arguments += part.function.arguments or ""
+        reasons.append(chunk.choices[0].finish_reason)
+    assert names == ["feed"]
+    assert arguments == call.function.arguments
+    assert reasons[-1] == "tool_calls"
+    after = client.chat.completions.create(
+        model="bundled",
+        messages=[*ASK, done.choices[0].message, {"role": "tool", "tool_call_id": call.id, "content": "fed"}],
+        max_tokens=4,
+    )
+    assert after.choices[0].finish_reason in ("stop", "length")
+
+
+def test_a_prediction_that_is_right_is_accepted(client: openai.OpenAI, bundled: Service) -> None:
+    asked: Any = {"model": "bundled", "messages": ASK, "seed": 7, "max_tokens": 30}
+    text = client.chat.completions.create(**asked).choices[0].message.content or ""
+    done = client.chat.completions.create(**asked, prediction={"type": "content", "content": text})
+    assert done.choices[0].message.content == text
+    details = done.usage.completion_tokens_details if done.usage else None
+    assert details is not None
+    assert details.accepted_prediction_tokens is not None
+    assert details.rejected_prediction_tokens is not None
+    size = len(bundled.engine.tokenizer.encode(text, add_special_tokens=False))  # type: ignore[union-attr]
+    assert details.accepted_prediction_tokens > size // 2
+    assert details.accepted_prediction_tokens + details.rejected_prediction_tokens == size
+    off = client.chat.completions.create(
+        **asked, prediction={"type": "content", "content": text}, extra_body={"speculative": False}
+    )
+    assert off.usage is not None
+    assert off.usage.completion_tokens_details is not None
+    assert off.usage.completion_tokens_details.accepted_prediction_tokens == 0
+
+
+def test_models(client: openai.OpenAI) -> None:
+    (model,) = client.models.list()
+    assert model.id == "bundled"
+    assert client.models.retrieve("bundled") == model
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.models.retrieve("some/other")
+    assert caught.value.code == "model_not_found"
+
+
+# -- a script --------------------------------------------------------------------------------------------------------
+
+
+def test_a_reply_is_as_described(serve: Serve) -> None:
+    body = ask(serve(), n=2, logprobs=True, top_logprobs=2, provenance=True, trace=True, seed=1).json()
+    reply = ChatReply.model_validate(body, strict=True)
+    assert [choice.index for choice in reply.choices] == [0, 1]
+    first = reply.choices[0]
+    assert first.message.content == "Grüße! 1 € and more"
+    assert first.finish_reason == "stop"
+    assert first.logprobs is not None
+    assert (
+        bytes(byte for entry in first.logprobs.content for byte in entry.bytes or ()).decode() == first.message.content
+    )
+    assert first.provenance is not None
+    assert first.trace is not None
+    sources = [token.source for token in first.provenance]
+    assert sources[:3] == ["draft:ngram", "draft:ngram", "bonus"]
+    assert len(sources) == len(first.logprobs.content) + 1  # the end token
+    assert [token for step in first.trace for token in [*step.token_ids[1:], step.bonus]][:3] == list(b"Gr\xc3")
+
+
+def test_figures_add_up(serve: Serve) -> None:
+    body = ask(serve(), n=2, seed=1).json()
+    figures = body["metrics"]["speculative_decoding"]
+    steps = figures["num_spec_steps"]
+    assert sum(figures["acceptance_histogram"]) == steps
+    accepted = sum(count * at for at, count in enumerate(figures["acceptance_histogram"]))
+    assert accepted == figures["num_accepted_draft_tokens"]
+    assert figures["acceptance_histogram_by_draft_length"] == {"2": figures["acceptance_histogram"]}
+    assert figures["num_spec_tokens"] == 2
+    assert figures["mean_acceptance_length"] == 1 + figures["num_accepted_draft_tokens"] / steps
+    assert figures["draft_acceptance_rate"] == figures["num_accepted_draft_tokens"] / figures["num_draft_tokens"]
+    usage = body["usage"]
+    assert usage["total_tokens"] == usage["prompt_tokens"] + usage["completion_tokens"]
+    assert usage["prompt_tokens"] == len("<system>Be brief.<user>Say something about dogs.<assistant>")  # once for two
+
+
+def test_figures_can_be_left_out(serve: Serve) -> None:
+    client = serve(include_metrics=False)
+    assert "metrics" not in ask(client).json()
+    assert "metrics" in ask(client, include_metrics=True).json()
+
+
+def test_predictions_are_counted_by_themselves(serve: Serve) -> None:
+    service = FakeService(lambda _: [*b"abcdefgh", EOS])
+    client = serve(service)
+    given = {"type": "content", "content": [{"type": "text", "text": "abcXefgh"}, {"type": "text", "text": "!!"}]}
+    details = ask(client, prediction=given).json()["usage"]["completion_tokens_details"]
+    assert service.submitted[0].prediction_ids == tuple(b"abcXefgh!!")
+    # Two guesses a step: a and b, then c; X is refused, d; e and f, g; h, and the end.
+    assert details == {"accepted_prediction_tokens": 5, "rejected_prediction_tokens": 5}
+    other = ask(client, prediction=given, speculative={"method": "ngram"}).json()["usage"]
+    assert other["completion_tokens_details"] == {"accepted_prediction_tokens": 0, "rejected_prediction_tokens": 10}
+
+
+def test_fields_reach_the_engine(serve: Serve) -> None:
+    service = FakeService(max_model_len=200)
+    ask(
+        serve(service), temperature=0.5, top_p=0.9, top_k=7, min_p=0.1, presence_penalty=0.3, frequency_penalty=-0.3,
+        repetition_penalty=1.1, logit_bias={"65": -3, "66": 2.5}, seed=-5, max_completion_tokens=50, min_tokens=2,
+        stop="zz", stop_token_ids=[9], ignore_eos=True, logprobs=True, top_logprobs=4, trace=True,
+        speculative={"method": "suffix", "num_speculative_tokens": 3},
+    )  # fmt: skip
+    (sent,) = service.submitted
+    params = sent.params
+    assert (params.temperature, params.top_p, params.top_k, params.min_p) == (0.5, 0.9, 7, 0.1)
+    assert (params.presence_penalty, params.frequency_penalty, params.repetition_penalty) == (0.3, -0.3, 1.1)
+    assert params.logit_bias == {65: -3.0, 66: 2.5}
+    assert (params.seed, params.max_new_tokens, params.min_new_tokens) == (-5, 50, 2)
+    assert (params.stop, params.stop_token_ids, params.ignore_eos) == (("zz",), (9,), True)
+    assert (sent.num_logprobs, sent.trace) == (4, True)
+    assert sent.speculative is not None
+    assert (sent.speculative.method, sent.speculative.num_speculative_tokens) == ("suffix", 3)
+
+
+def test_without_max_tokens_the_context_is_the_limit(serve: Serve) -> None:
+    service = FakeService(max_model_len=200)
+    client = serve(service, max_tokens_limit=100)
+    ask(client)
+    assert service.submitted[0].params.max_new_tokens == 100
+    refused = ask(client, max_tokens=101)
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("more", "text"),
+    [
+        ({"messages": [{"role": "developer", "content": "a"}]}, "<developer>a<assistant>"),
+        ({"messages": [{"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]}]},
+         "<user>ab<assistant>"),
+        ({"messages": [{"role": "user", "content": "a"}], "add_generation_prompt": False}, "<user>a"),
+        ({"messages": [{"role": "user", "content": "a"}], "chat_template_kwargs": {"shout": True}}, "<USER>A<assistant>"),
+        ({"messages": [{"role": "user", "content": "a", "name": "Ann"}], "user": "x", "metadata": {"a": "b"}},
+         "<user>a<assistant>"),
+    ],
+)  # fmt: skip
+def test_templates(serve: Serve, more: Any, text: str) -> None:
+    service = FakeService()
+    assert ask(serve(service), **more).status_code == 200
+    assert bytes(service.submitted[0].prompt_ids).decode() == text
+
+
+@pytest.mark.parametrize(
+    "given", [{"num_draft_tokens": 0}, {"speculative": False}, {"speculative": {"method": "none"}}]
+)
+def test_speculation_can_be_off(serve: Serve, given: Any) -> None:
+    body = ask(serve(), **given, provenance=True).json()
+    assert {token["source"] for token in body["choices"][0]["provenance"]} == {"plain"}
+    assert body["metrics"]["speculative_decoding"]["num_spec_steps"] == 0

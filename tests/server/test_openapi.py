@@ -1,0 +1,98 @@
+"""The document is true: its references lead somewhere, and whatever it admits is answered as it says."""
+
+import json
+from typing import Any
+
+import httpx
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from foretoken.server.app import build_app
+from foretoken.server.options import ServerOptions
+from foretoken.server.protocol import ChatRequest, CompletionRequest
+from tests.server.fake import FakeService
+
+POSTED = {"200", "400", "401", "404", "405", "408", "413", "415", "429", "500", "503"}
+
+
+@pytest.fixture(scope="module")
+def document(fake: httpx.Client) -> Any:
+    return fake.get("/openapi.json").json()
+
+
+def references(node: Any) -> set[str]:
+    if isinstance(node, dict):
+        mine = {node["$ref"]} if isinstance(node.get("$ref"), str) else set()
+        return mine.union(*(references(value) for value in node.values())) if node else mine
+    return set().union(*(references(value) for value in node)) if isinstance(node, list) and node else set()
+
+
+def test_every_reference_leads_somewhere(document: Any) -> None:
+    found = references(document)
+    assert {"#/components/schemas/ChatRequest", "#/components/schemas/ErrorReply"} <= found
+    for reference in found:
+        node = document
+        for step in reference.removeprefix("#/").split("/"):
+            node = node[step]
+        assert node
+
+
+def test_every_route_tells_its_answers(document: Any) -> None:
+    paths = document["paths"]
+    assert set(paths) == {
+        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/",
+    }  # fmt: skip
+    for path in ("/v1/chat/completions", "/v1/completions"):
+        responses = paths[path]["post"]["responses"]
+        assert set(responses) == POSTED
+        assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
+        assert paths[path]["post"]["requestBody"]["required"] is True
+        for code in POSTED - {"200"}:
+            schema = responses[code]["content"]["application/json"]["schema"]
+            assert schema == {"$ref": "#/components/schemas/ErrorReply"}
+    assert "422" not in json.dumps(paths)
+    assert set(paths["/metrics"]["get"]["responses"]["200"]["content"]) == {"text/plain"}
+    assert set(paths["/"]["get"]["responses"]["200"]["content"]) == {"text/html"}
+
+
+def test_every_field_is_in_it(document: Any) -> None:
+    schemas = document["components"]["schemas"]
+    for kind in (ChatRequest, CompletionRequest):
+        assert set(schemas[kind.__name__]["properties"]) == set(kind.model_fields)
+        assert schemas[kind.__name__]["additionalProperties"] is False
+        assert schemas[kind.__name__]["properties"]["model"]["enum"] == ["fake"]
+
+
+def test_keys_are_in_it_where_they_are_asked_for() -> None:
+    document = build_app(FakeService(), ServerOptions(api_keys=("a",))).openapi()  # type: ignore[arg-type]
+    assert document["components"]["securitySchemes"] == {"key": {"type": "http", "scheme": "bearer"}}
+    assert document["paths"]["/v1/completions"]["post"]["security"] == [{"key": []}]
+    assert "security" not in document["paths"]["/health"]["get"]
+
+
+SCALARS = (
+    st.none() | st.booleans() | st.integers() | st.integers(-(2**70), 2**70) | st.floats() | st.text(max_size=8)
+    | st.sampled_from(["\0", "none", "auto", "function", "json_schema", "text", "fake"])
+)  # fmt: skip
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=6), inner, max_size=3),
+    max_leaves=8,
+)
+BASES: dict[str, Any] = {
+    "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "a"}]}),
+    "/v1/completions": (CompletionRequest, {"prompt": "a"}),
+}
+
+
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@given(data=st.data(), path=st.sampled_from(sorted(BASES)))
+def test_no_value_breaks_it(fake: httpx.Client, data: st.DataObject, path: str) -> None:
+    kind, base = BASES[path]
+    names = st.sampled_from(sorted(set(kind.model_fields) - {"stream"})) | st.text(max_size=5)
+    body = {"model": "fake", **base, **data.draw(st.dictionaries(names, VALUES, max_size=3))}
+    content = json.dumps(body).encode("utf-8", "surrogatepass")
+    answer = fake.post(path, content=content, headers={"content-type": "application/json"})
+    assert str(answer.status_code) in POSTED - {"500", "503"}, answer.text
+    assert ("error" in answer.json()) == (answer.status_code != 200)

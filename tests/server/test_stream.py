@@ -1,0 +1,137 @@
+"""Streams: their form, and what becomes of a request whose client hangs up or stops reading."""
+
+import json
+import socket
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import httpx
+import pytest
+
+from foretoken.engine.service import Service
+from foretoken.server.replies import ChatChunk, TextReply
+from tests.server.conftest import Serve
+from tests.server.fake import EOS, FakeService
+
+CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
+WAIT_S = 60.0  # an upper bound: what is waited for has no time of its own
+ENDLESS: Any = {"model": "fake", "prompt": "a", "max_tokens": 3000}
+
+
+def events(response: httpx.Response) -> list[Any]:
+    """The JSON of a stream's events; its form is checked."""
+    assert response.headers["content-type"].startswith("text/event-stream")
+    blocks = response.text.split("\n\n")
+    assert blocks[-2:] == ["data: [DONE]", ""]
+    return [json.loads(block.removeprefix("data: ")) for block in blocks[:-2] if not block.startswith(":")]
+
+
+def begin(client: httpx.Client, body: dict[str, Any], path: str = TEXT) -> socket.socket:
+    """Send a request and leave the answer unread."""
+    made = socket.create_connection((client.base_url.host, client.base_url.port or 0))
+    data = json.dumps(body).encode()
+    head = f"POST {path} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    made.sendall(head.encode() + data)
+    return made
+
+
+@pytest.mark.parametrize("usage", [False, True])
+def test_a_chat_stream_is_as_described(fake: httpx.Client, usage: bool) -> None:
+    more: dict[str, Any] = {"stream_options": {"include_usage": True}} if usage else {}
+    messages = [{"role": "user", "content": "a"}]
+    body = {"model": "fake", "messages": messages, "stream": True, "n": 2, "seed": 3, "logprobs": True, **more}
+    chunks = [ChatChunk.model_validate(data, strict=True) for data in events(fake.post(CHAT, json=body))]
+    for index in range(2):
+        mine = [chunk.choices[0] for chunk in chunks if chunk.choices and chunk.choices[0].index == index]
+        assert mine[0].delta.role == "assistant"
+        assert mine[-1].finish_reason == "stop"
+        assert all(choice.finish_reason is None for choice in mine[:-1])
+        text = "".join(choice.delta.content or "" for choice in mine)
+        tokens = [entry for choice in mine if choice.logprobs is not None for entry in choice.logprobs.content]
+        assert bytes(byte for entry in tokens for byte in entry.bytes or ()).decode() == text
+        assert text.endswith("€ and more")
+    assert [chunk.metrics is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [True]
+    assert [chunk.usage is not None for chunk in chunks] == [False] * (len(chunks) - 1) + [usage]
+    assert bool(chunks[-1].choices) != usage
+
+
+def test_a_completion_stream_is_as_described(fake: httpx.Client) -> None:
+    body = {"model": "fake", "prompt": ["a", "b"], "stream": True, "max_tokens": 5, "stop": "zz"}
+    chunks = [TextReply.model_validate(data, strict=True) for data in events(fake.post(TEXT, json=body))]
+    reasons = {chunk.choices[0].index: chunk.choices[0].finish_reason for chunk in chunks}
+    assert reasons == {0: "length", 1: "length"}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_who_hangs_up_is_cancelled(serve: Serve, path: str, stream: bool) -> None:
+    service = FakeService(lambda _: [97] * 5000, held=True)
+    what: Any = {"messages": [{"role": "user", "content": "a"}]} if path == CHAT else {"prompt": "a"}
+    made = begin(serve(service), {"model": "fake", "n": 3, "stream": stream, **what}, path)
+    for _ in range(3):
+        assert service.begun.acquire(timeout=WAIT_S)
+    made.close()
+    for _ in range(3):
+        assert service.ended.acquire(timeout=WAIT_S)
+    assert sorted(service.cancelled) == sorted(sent.request_id for sent in service.submitted)
+
+
+def test_who_hangs_up_in_the_queue_is_cancelled(serve: Serve, bundled: Service) -> None:
+    """Of the real service, whose rows are taken: those that wait are let go without ever having run."""
+    client = serve(bundled)
+    body = {"model": "bundled", "prompt": "a", "max_tokens": 3000, "ignore_eos": True}
+    before = bundled.snapshot()
+    made = [begin(client, body) for _ in range(8)]
+    _until(lambda: bundled.snapshot().num_waiting > 0 and bundled.snapshot().num_running == 4)
+    for one in made:
+        one.close()
+    _until(lambda: bundled.snapshot().num_running + bundled.snapshot().num_waiting == 0)
+    ended = bundled.snapshot().num_finished.get("cancelled", 0) - before.num_finished.get("cancelled", 0)
+    assert ended == 8
+    bundled.check_integrity()
+
+
+def test_who_stops_reading_is_cut(serve: Serve) -> None:
+    service = FakeService(lambda _: list(b"word ") * 100_000, max_model_len=400_000)
+    client = serve(service, write_timeout_s=0.2)
+    made = begin(client, {**ENDLESS, "max_tokens": 300_000, "stream": True, "provenance": True})
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    assert service.ended.acquire(timeout=WAIT_S)  # it wrote all of it, or was cancelled
+    _until(lambda: service.cancelled or not service.submitted)
+    made.close()
+
+
+def test_a_stream_without_news_says_that_it_lives(serve: Serve) -> None:
+    service = FakeService(lambda _: [97, 97, 97, EOS], held=True)
+    client = serve(service, keepalive_s=0.05, request_timeout_s=2.0)
+    with client.stream("POST", TEXT, json={**ENDLESS, "stream": True}) as response:
+        lines = response.iter_lines()
+        assert any(line == ": keep-alive" for line in lines)
+
+
+def test_many_streams_at_once(serve: Serve) -> None:
+    service = FakeService(lambda sent: [*bytes(sent.prompt_ids), EOS])
+    client = serve(service)
+    texts: dict[int, str] = {}
+
+    def one(number: int) -> None:
+        body = {"model": "fake", "prompt": f"prompt {number}", "stream": True, "max_tokens": 50}
+        got = events(client.post(TEXT, json=body))
+        texts[number] = "".join(data["choices"][0]["text"] for data in got)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(24)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert texts == {number: f"prompt {number}" for number in range(24)}
+
+
+def _until(good: Callable[[], object]) -> None:
+    event = threading.Event()
+    for _ in range(int(WAIT_S / 0.02)):
+        if good():
+            return
+        event.wait(0.02)
+    raise AssertionError("it never came to be")

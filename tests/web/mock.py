@@ -1,0 +1,231 @@
+"""A server that streams what foretoken's would, without a model: the same text always, guessed well and less well.
+
+Words in the prompt choose what goes wrong: ``[busy]`` 429, ``[refused]`` 400, ``[lost]`` cut off, ``[slow]`` no end soon,
+``[other]`` another text without speculation, ``[markup]`` a text that is html, ``[chunks]`` no word of tokens,
+``[guessed]`` an accepted guess is the end.
+Run this file to look at the page by hand.
+"""
+
+import asyncio
+import json
+import re
+import socket
+import threading
+from collections.abc import AsyncIterator, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import uvicorn
+from fastapi import FastAPI, Request
+from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+
+from foretoken import web
+
+TEXT = """    if n <= 0:
+        return []
+    numbers = [0, 1]
+    while len(numbers) < n:
+        numbers.append(numbers[-1] + numbers[-2])
+    return numbers[:n]
+
+
+def test_fibonacci():
+    assert fibonacci(1) == [0]
+    assert fibonacci(6) == [0, 1, 1, 2, 3, 5]
+"""
+MARKUP = "a <img src=x onerror=\"document.title='owned'\"> & <script>document.title='owned'</script> b <b>c</b>\n" * 2
+ACCEPTED = (2, 4, 0, 3, 1, 4, 2)  # guesses accepted, step by step
+DEPTH = 4
+METRICS = """# HELP foretoken:speedup Tokens a second now, against speculation off.
+# TYPE foretoken:speedup gauge
+foretoken:speedup{model_name="mock"} 1.87
+foretoken:num_requests_running 1
+foretoken:num_requests_waiting{model_name="mock"} 0
+"""
+
+
+@dataclass
+class Mock:
+    """A running mock: where it is, what it was asked, and how it behaves."""
+
+    url: str = ""
+    key: str | None = None  # asked of every request, where set
+    bodies: list[dict[str, Any]] = field(default_factory=list)
+    cancelled: int = 0  # streams that the client closed
+    has_metrics: bool = True
+
+
+def cut(text: str) -> list[str]:
+    """Tokens of a text: words with the blanks before them, signs, line ends."""
+    return re.findall(r" *\w+| *[^\w\s]|\n| +", text)
+
+
+def token_id(token: str) -> int:
+    return sum(ord(character) * 31**place for place, character in enumerate(token)) % 32000
+
+
+def spread(*seed: object) -> float:
+    """A number in (0, 1) that depends on nothing but its arguments."""
+    return (token_id(repr(seed)) % 997 + 1) / 999
+
+
+def steps(
+    tokens: list[str], *, guesses: int, ends_guessed: bool
+) -> Iterator[tuple[list[tuple[str, str]], dict[str, Any]]]:
+    """(token, source) pairs and the trace of each step; ``guesses`` 0 is plain decoding."""
+    at, number, pending = 0, 0, "\n"
+    while at < len(tokens):
+        right = tokens[at : at + guesses]
+        kept = min(ACCEPTED[number % len(ACCEPTED)], len(right), max(0, len(tokens) - at - 1))
+        texts, parent, probability = [pending], [-1], [1.0]
+        for depth in range(guesses):
+            above = depth  # the chain of node 1, 2, ...: node 0 is the pending token
+            texts.append(right[depth] if depth < kept else f" maybe{number % 10}")
+            parent.append(above)
+            probability.append(0.55 + 0.44 * spread(number, depth) if depth < kept else 0.4 * spread(number, depth))
+        for above in (0, 0, 1)[: 3 if guesses else 0]:  # rivals beside the chain
+            texts.append(f" x{above}{len(texts)}")
+            parent.append(above)
+            probability.append(0.2 * spread(number, len(texts)))
+        sources = ["draft:draft_model"] * kept + ["bonus" if guesses else "plain"]
+        emitted = tokens[at : at + kept + 1]
+        if ends_guessed and guesses and at + kept + 1 == len(tokens):
+            texts[kept + 1], sources[-1] = (
+                tokens[-1],
+                sources[0],
+            )  # the path ends before it, and it is told as the bonus
+        yield (
+            list(zip(emitted, sources, strict=True)),
+            {
+                "tokens": texts,
+                "token_ids": [token_id(text) for text in texts],
+                "parent": parent,
+                "probability": probability,
+                "path": list(range(kept + 1)),
+                "bonus": token_id(emitted[-1]),
+            },
+        )
+        at, number, pending = at + len(emitted), number + 1, emitted[-1]
+
+
+def error(status: int, message: str, **headers: str) -> JSONResponse:
+    body = {"error": {"message": message, "type": "mock", "param": None, "code": None}}
+    return JSONResponse(body, status, {name.replace("_", "-"): value for name, value in headers.items()})
+
+
+def make_app(mock: Mock) -> FastAPI:
+    app = FastAPI()
+
+    @app.middleware("http")
+    async def keys(request: Request, go_on: Any) -> Response:
+        given = request.headers.get("authorization")
+        if mock.key and request.url.path != "/" and given != f"Bearer {mock.key}":
+            return error(401, "invalid API key")
+        return await go_on(request)
+
+    @app.get("/")
+    async def page() -> HTMLResponse:
+        return HTMLResponse(web.page(), headers={"Content-Security-Policy": web.csp()})
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        speculative = {"method": "draft_model", "num_speculative_tokens": DEPTH}
+        methods = ["draft_model", "ngram", "suffix"]
+        return {
+            "object": "list",
+            "data": [{"id": "mock", "object": "model", "speculative": speculative, "methods": methods}],
+        }
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(METRICS) if mock.has_metrics else error(404, "no metrics")
+
+    @app.post("/v1/chat/completions")
+    @app.post("/v1/completions")
+    async def complete(request: Request) -> Response:
+        body = await request.json()
+        mock.bodies.append(body)
+        is_chat = request.url.path.endswith("chat/completions")
+        prompt = body["messages"][0]["content"] if is_chat else body["prompt"]
+        if "[busy]" in prompt:
+            return error(429, "the queue is full", Retry_After="7")
+        if "[refused]" in prompt:
+            return error(400, "method 'eagle3' is not loaded")
+        return StreamingResponse(stream(mock, body, prompt, is_chat), media_type="text/event-stream")
+
+    return app
+
+
+async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -> AsyncIterator[str]:
+    is_plain = (body.get("speculative") or {}).get("method") == "none"
+    tokens = cut(MARKUP if "[markup]" in prompt else TEXT * (20 if "[slow]" in prompt else 1))[: body["max_tokens"]]
+    if is_plain and "[other]" in prompt:
+        tokens[7] = " other"
+    drafted = accepted = count = 0
+    pause = 0.05 if "[slow]" in prompt else 0.012
+
+    def chunk(choices: list[dict[str, Any]], **more: Any) -> str:
+        return f"data: {json.dumps({'id': 'mock', 'object': 'chunk', 'model': 'mock', 'choices': choices, **more})}\n\n"
+
+    try:
+        if is_chat:
+            yield chunk([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
+        for pieces, trace in steps(tokens, guesses=0 if is_plain else DEPTH, ends_guessed="[guessed]" in prompt):
+            await asyncio.sleep(pause)
+            count += 1
+            text = "".join(token for token, _ in pieces)
+            choice: dict[str, Any] = {"index": 0, "finish_reason": None}
+            choice |= {"delta": {"content": text}} if is_chat else {"text": text}
+            if body.get("provenance") and "[chunks]" not in prompt:
+                logprob = -3 * spread(count)
+                choice["provenance"] = [
+                    {"token": token, "token_id": token_id(token), "source": source, "logprob": logprob}
+                    for token, source in pieces
+                ]
+            if body.get("trace") and "[chunks]" not in prompt:
+                choice["trace"] = [trace]
+            yield chunk([choice])
+            drafted += len(trace["tokens"]) - 1
+            accepted += len(trace["path"]) - 1
+            if "[lost]" in prompt and count == 3:
+                raise ConnectionError("cut on purpose")
+        end = {"index": 0, "finish_reason": "length" if len(tokens) == body["max_tokens"] else "stop"}
+        yield chunk([end | ({"delta": {}} if is_chat else {"text": ""})])
+        figures = {
+            "mean_acceptance_length": 1 + accepted / count,
+            "draft_acceptance_rate": accepted / max(1, drafted),
+            "num_draft_tokens": drafted,
+            "num_accepted_draft_tokens": accepted,
+        }
+        usage = {"prompt_tokens": 9, "completion_tokens": len(tokens), "total_tokens": 9 + len(tokens)}
+        yield chunk([], usage=usage, metrics={"speculative_decoding": figures})
+        yield "data: [DONE]\n\n"
+    except (asyncio.CancelledError, GeneratorExit):
+        mock.cancelled += 1
+        raise
+
+
+@contextmanager
+def serve() -> Iterator[Mock]:
+    """The mock on a free port of 127.0.0.1, until the block ends."""
+    mock = Mock()
+    listener = socket.create_server(("127.0.0.1", 0))
+    mock.url = f"http://127.0.0.1:{listener.getsockname()[1]}/"
+    config = uvicorn.Config(
+        make_app(mock), log_config=None, log_level="critical", ws="none", timeout_graceful_shutdown=1
+    )
+    server = uvicorn.Server(config)
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
+    thread.start()
+    try:
+        yield mock
+    finally:
+        server.should_exit = True
+        thread.join(10)
+
+
+if __name__ == "__main__":
+    with serve() as running:
+        print(running.url, flush=True)
+        threading.Event().wait()

@@ -1,0 +1,523 @@
+"""The playground in a real browser, against a server that has no model: what a user sees, types and is told."""
+
+import base64
+import hashlib
+import io
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from foretoken import web
+
+pytest.importorskip("fastapi", reason="the mock server needs fastapi")
+pytest.importorskip("uvicorn", reason="the mock server needs uvicorn")
+playwright = pytest.importorskip("playwright.sync_api", reason="the playground is tested through Playwright")
+
+from tests.web.mock import TEXT, Mock, serve, token_id  # noqa: E402
+
+CHROMIUM = Path("/usr/bin/chromium")
+needs_chromium = pytest.mark.skipif(not CHROMIUM.exists(), reason=f"no browser: {CHROMIUM} is missing")
+expect = playwright.expect
+expect.set_options(timeout=20_000)  # a busy machine is no bug
+DESKTOP = {"width": 1280, "height": 900}
+PHONE = {"width": 360, "height": 740}
+
+
+@dataclass
+class Visit:
+    """An open page and all that it asked for and complained about."""
+
+    page: Any
+    mock: Mock
+    complaints: list[str] = field(default_factory=list)  # errors and warnings of the console, uncaught errors
+    requests: list[str] = field(default_factory=list)
+
+    def run(self, prompt: str, **fields: str) -> None:
+        """Fill the form and press Ctrl+Enter."""
+        self.page.fill("#prompt", prompt)
+        for name, value in fields.items():
+            self.page.fill(f"#{name}", value)
+        self.page.keyboard.press("Control+Enter")
+
+    def ends(self, words: str) -> None:
+        """Wait for what the status line says at the end."""
+        expect(self.page.locator("#status")).to_contain_text(words)
+
+    def style(self, selector: str, name: str) -> str:
+        return self.page.locator(selector).first.evaluate("(element, name) => getComputedStyle(element)[name]", name)
+
+    def focused(self) -> str:
+        """The id of what has the focus, or the id of the nearest element around it that has one."""
+        return self.page.evaluate("document.activeElement.closest('[id]')?.id ?? 'body'")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        opened = driver.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
+        yield opened
+        opened.close()
+
+
+@pytest.fixture
+def mock() -> Iterator[Mock]:
+    with serve() as running:
+        yield running
+
+
+@pytest.fixture
+def visit(browser: Any, mock: Mock) -> Iterator[Callable[..., Visit]]:
+    contexts = []
+
+    def opened(*, scheme: str = "light", size: dict[str, int] = DESKTOP) -> Visit:
+        context = browser.new_context(viewport=size, color_scheme=scheme)
+        context.set_default_timeout(20_000)
+        contexts.append(context)
+        visit = Visit(context.new_page(), mock)
+        visit.page.on("console", lambda said: said.type in ("error", "warning") and visit.complaints.append(said.text))
+        visit.page.on("pageerror", lambda error: visit.complaints.append(str(error)))
+        visit.page.on("request", lambda request: visit.requests.append(request.url))
+        visit.page.goto(mock.url)
+        return visit
+
+    yield opened
+    for context in contexts:
+        context.close()
+
+
+# ---- without a browser
+
+
+def test_page_is_one_text_without_other_addresses() -> None:
+    html = web.page()
+    assert not re.search(r"<(script|link)[^>]*\s(src|href)=(?!\"data:)", html), "a script or style that is not inside"
+    assert not re.search(r"https?://(?!www\.w3\.org/2000/svg)", html), "an address outside the server"
+    assert not re.search(r"\s(style|on\w+)=", re.sub(r"<script>.*?</script>", "", html, flags=re.S)), (
+        "inline, forbidden"
+    )
+    assert not re.search(r"innerHTML|outerHTML|insertAdjacentHTML|document\.write|\beval\(|new Function", html)
+
+
+def test_csp_allows_exactly_the_texts_of_the_page() -> None:
+    directives = dict(part.split(" ", 1) for part in web.csp().split("; "))
+    for tag in ("style", "script"):
+        texts = re.findall(f"<{tag}>(.*?)</{tag}>", web.page(), flags=re.S)
+        hashes = [base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for text in texts]
+        assert texts
+        assert directives[f"{tag}-src"].split() == [f"'sha256-{each}'" for each in hashes]
+    assert directives["default-src"] == "'none'"
+    assert "unsafe" not in web.csp()
+
+
+# ---- a run
+
+
+@needs_chromium
+def test_a_run_streams_both_texts_and_says_that_they_are_identical(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.run("def fibonacci(n):", seed="7")
+    seen.ends("Identical texts")
+    page = seen.page
+    assert page.locator("#guessed .output").text_content() == TEXT
+    assert page.locator("#plain .output").text_content() == TEXT
+    assert re.fullmatch(r"Identical texts, \d+\.\d\d × the tokens per second\.", page.inner_text("#verdict-line"))
+    assert "Seed 7." in page.inner_text("#verdict-note")
+    figure = {
+        name: page.inner_text(f"#guessed [data-figure={name}] dd") for name in ("rate", "length", "steps", "first")
+    }
+    assert float(figure["rate"]) > 0
+    assert figure["length"] == "3.29"
+    assert figure["steps"] == "28"
+    assert figure["first"].endswith(("ms", "s"))
+    assert page.inner_text("#guessed [data-figure=accepted] dd") == "33 %"
+    assert page.inner_text("#plain [data-figure=steps] dd") == page.inner_text("#plain .ended").split()[0]
+    first, second = seen.mock.bodies
+    assert first["prompt"] == second["prompt"] == "def fibonacci(n):"
+    assert first["seed"] == second["seed"] == 7
+    assert "speculative" not in first  # the server's own choice
+    assert second["speculative"] == {"method": "none"}
+    assert first["stream_options"] == {"include_usage": True}
+    assert first["provenance"]
+    assert first["trace"]
+    assert not seen.complaints
+    assert all(url.startswith((seen.mock.url, "data:")) for url in seen.requests)
+
+
+@needs_chromium
+def test_a_fresh_seed_is_the_same_in_both_runs(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.run("x", max_tokens="12")
+    seen.ends("Identical texts")
+    first, second = seen.mock.bodies
+    assert first["seed"] == second["seed"]
+    assert f"Seed {first['seed']}." in seen.page.inner_text("#verdict-note")
+    assert seen.page.inner_text("#guessed .ended") == "12 tokens, cut at the limit"
+
+
+@needs_chromium
+def test_chat_method_and_guesses_reach_the_server(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    page = seen.page
+    expect(page.locator("#guesses")).to_have_attribute("placeholder", "4")  # the server's default
+    assert page.locator("#method option").all_inner_texts() == [
+        "default: draft_model", "draft_model", "ngram", "suffix", "none: plain decoding",
+    ]  # fmt: skip
+    page.get_by_label("Chat").check()
+    expect(page.get_by_label("Message")).to_have_value(re.compile("speculative decoding"))
+    page.get_by_label("Method").select_option("suffix")
+    seen.run("hello", guesses="6", temperature="0", top_p="0.9", max_tokens="20")
+    seen.ends("Identical texts")
+    body = seen.mock.bodies[0]
+    assert body["messages"] == [{"role": "user", "content": "hello"}]
+    assert body["speculative"] == {"method": "suffix", "num_speculative_tokens": 6}
+    assert (body["temperature"], body["top_p"], body["max_tokens"], body["logprobs"]) == (0, 0.9, 20, True)
+    assert body["model"] == "mock"
+
+
+@needs_chromium
+def test_without_comparison_or_speculation_there_is_one_run(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.page.get_by_label("Method").select_option("none")
+    expect(seen.page.locator("#guesses")).to_be_disabled()
+    expect(seen.page.locator("#compare")).to_be_disabled()
+    seen.run("x", max_tokens="9")
+    seen.ends("9 tokens in 9 steps.")
+    assert len(seen.mock.bodies) == 1
+    assert seen.page.inner_text("#guessed-title") == "Without speculation"
+    expect(seen.page.locator("#plain")).to_be_hidden()
+    assert seen.page.locator("#guessed .token.plain").count() == 9
+
+
+@needs_chromium
+def test_texts_that_differ_are_said_and_marked(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.run("[other]")
+    seen.ends("The texts differ from character")
+    marked = [seen.page.locator(f"#{pane} .token.differs").text_content() for pane in ("guessed", "plain")]
+    assert marked[0] != marked[1]
+    assert marked[1] == " other"
+
+
+@needs_chromium
+def test_sources_differ_in_colour_and_in_line(visit: Callable[..., Visit]) -> None:
+    for scheme in ("light", "dark"):
+        seen = visit(scheme=scheme)
+        seen.run("x", max_tokens="40")
+        seen.ends("Identical texts")
+        tokens = ["#guessed .token.draft", "#guessed .token.bonus", "#plain .token.plain"]
+        assert len({seen.style(token, "color") for token in tokens}) == 3
+        lines = {
+            (seen.style(f"{t} span", "textDecorationLine"), seen.style(f"{t} span", "textDecorationStyle"))
+            for t in tokens
+        }
+        assert len(lines) == 3
+        assert seen.page.locator("#legend .token").count() == 3
+
+
+@needs_chromium
+def test_the_tree_shows_the_kept_path_and_follows_the_step_chosen(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.run("x")
+    seen.ends("Identical texts")
+    tree = seen.page.locator("#tree svg")
+    expect(tree.locator(".node.kept")).to_have_count(2)  # the 28th step accepts two
+    expect(tree.locator(".edge.kept")).to_have_count(2)
+    expect(tree.locator(".node.dropped")).to_have_count(5)
+    expect(tree.locator(".node.bonus")).to_have_count(1)
+    assert all("%" in text for text in tree.locator(".node.kept .amount, .node.dropped .amount").all_text_contents())
+    assert "Step 28: 7 guesses, 2 accepted" in (tree.get_attribute("aria-label") or "")
+    widths = {seen.style(f"#tree .edge.{kind}", "strokeWidth") for kind in ("kept", "dropped")}
+    assert len(widths) == 2
+    seen.page.locator("#step").press("Home")
+    expect(tree).to_have_attribute("aria-label", re.compile("^Step 1: 7 guesses, 2 accepted"))
+    assert seen.page.locator("#guessed .of-step").all_text_contents() == ["    if", " n", " <"]
+    seen.page.locator("#guessed .token").nth(4).click()  # the second step's
+    expect(tree).to_have_attribute("aria-label", re.compile("^Step 2: 7 guesses, 4 accepted"))
+    boxes = tree.locator(".node").evaluate_all("nodes => nodes.map(node => node.getAttribute('transform'))")
+    assert len(set(boxes)) == len(boxes), "boxes on top of each other"
+
+
+@needs_chromium
+def test_a_guess_that_ends_the_text_is_drawn_as_accepted(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.run("[guessed]")
+    seen.ends("Identical texts")
+    tree = seen.page.locator("#tree svg")
+    expect(tree).to_have_attribute("aria-label", "Step 28: 7 guesses, 3 accepted: ·5, ], ↵")
+    expect(tree.locator(".node.kept")).to_have_count(3)
+    expect(tree.locator(".node.bonus")).to_have_count(0)
+
+
+@needs_chromium
+def test_a_token_tells_about_itself(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.run("x", max_tokens="30")
+    seen.ends("Identical texts")
+    tip = seen.page.locator("#tip")
+    seen.page.hover("#guessed .token.draft >> nth=1")
+    for words in ("·n", f"id {token_id(' n')}", "accepted guess of draft_model", "log probability −", "step 1"):
+        expect(tip).to_contain_text(words)
+    seen.page.mouse.move(2, 2)
+    expect(tip).to_be_hidden()
+    seen.page.locator("#guessed .output").focus()
+    for _ in range(3):
+        seen.page.keyboard.press("ArrowRight")
+    expect(tip).to_contain_text("the model’s own, after the guesses")
+    expect(seen.page.locator("#guessed .token.cursor")).to_have_text(" <")
+    seen.page.keyboard.press("Escape")
+    expect(tip).to_be_hidden()
+
+
+@needs_chromium
+def test_html_that_a_model_writes_stays_text(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.run("[markup]")
+    seen.ends("Identical texts")
+    assert "<script>" in (seen.page.locator("#guessed .output").text_content() or "")
+    assert seen.page.locator("#results img, #results script, #results b").count() == 0
+    assert seen.page.title() != "owned"
+    assert not seen.complaints
+
+
+@needs_chromium
+def test_a_server_that_tells_no_tokens_still_streams(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.run("[chunks]")
+    seen.ends("Identical texts")
+    assert seen.page.locator("#guessed .output").text_content() == TEXT
+    assert not seen.complaints
+
+
+# ---- what goes wrong
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("prompt", "words"),
+    [
+        ("[busy]", "The server is busy and took no more requests (429). Try again in 7 s. The server says: the queue"),
+        ("[refused]", "The server refused the request (400). The server says: method 'eagle3' is not loaded"),
+        ("[lost]", "The connection was lost: the text ends where it was cut."),
+    ],
+)
+def test_errors_are_said_plainly(visit: Callable[..., Visit], prompt: str, words: str) -> None:
+    seen = visit()
+    seen.run(prompt)
+    seen.ends("Failed")
+    expect(seen.page.get_by_role("alert")).to_contain_text(words)
+    expect(seen.page.locator("#run")).to_be_enabled()
+    assert len(seen.mock.bodies) == 1, "after an error the second run makes no sense"
+    seen.run("fine now", max_tokens="9")
+    seen.ends("Identical texts")
+    expect(seen.page.locator("#error")).to_be_hidden()
+
+
+@needs_chromium
+def test_no_server_at_all(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.page.route("**/v1/completions", lambda route: route.abort("connectionrefused"))
+    seen.run("x")
+    seen.ends("Failed")
+    expect(seen.page.get_by_role("alert")).to_contain_text("There is no connection to the server.")
+
+
+@needs_chromium
+def test_the_key_is_asked_for_sent_and_kept_in_the_tab_alone(visit: Callable[..., Visit], mock: Mock) -> None:
+    mock.key = "sesame"
+    seen = visit()
+    page = seen.page
+    expect(page.get_by_role("alert")).to_contain_text("did not accept the API key (401)")
+    assert seen.focused() == "key"
+    page.keyboard.type("sesame")
+    page.keyboard.press("Control+Enter")
+    seen.ends("Identical texts")
+    expect(page.locator("#error")).to_be_hidden()
+    assert page.evaluate("sessionStorage.getItem('foretoken-key')") == "sesame"
+    assert "sesame" not in page.evaluate("JSON.stringify(localStorage)") + page.evaluate("document.cookie + location")
+    page.reload()
+    expect(page.locator("#key")).to_have_value("sesame")
+
+
+@needs_chromium
+def test_gauges_show_what_the_server_measures_and_hide_without(visit: Callable[..., Visit], mock: Mock) -> None:
+    seen = visit()
+    expect(seen.page.locator("#gauges")).to_be_visible()
+    assert " ".join(seen.page.inner_text("#gauges").split()) == "speedup 1.87 × running 1 waiting 0"
+    mock.has_metrics = False
+    seen.page.reload()
+    expect(seen.page.locator("#status")).to_have_text("")
+    expect(seen.page.locator("#gauges")).to_be_hidden()
+
+
+# ---- keyboard, looks
+
+
+@needs_chromium
+def test_everything_is_done_with_the_keyboard(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    page = seen.page
+    reached = []
+    for _ in range(30):
+        page.keyboard.press("Tab")
+        where = seen.focused()
+        if where == "body":
+            break  # past the last one, at the browser's own controls
+        reached.append(where)
+        if where == "prompt":
+            assert seen.style("#prompt", "outlineStyle") == "solid", "the focus is not seen"
+    expected = [
+        "skip",
+        "theme",
+        "form",
+        "prompt",
+        "method",
+        "guesses",
+        "compare",
+        "temperature",
+        "top_p",
+        "max_tokens",
+        "seed",
+    ]
+    expected += ["key-details", "run", "guessed", "plain", "tree-scroll"]
+    assert reached == expected
+
+
+@needs_chromium
+def test_the_skip_link_leads_to_the_result(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.page.keyboard.press("Tab")
+    expect(seen.page.get_by_role("link", name="Skip to the result")).to_be_focused()
+    seen.page.keyboard.press("Enter")
+    assert seen.focused() == "results"
+
+
+@needs_chromium
+def test_escape_stops_and_the_server_hears_of_it(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    page = seen.page
+    page.fill("#prompt", "[slow]")
+    page.fill("#max_tokens", "2000")
+    page.locator("#run").focus()
+    page.keyboard.press("Enter")
+    expect(page.locator("#stop")).to_be_focused()
+    expect(page.locator("#guessed .token").nth(5)).to_be_attached()
+    expect(page.locator("#status")).to_have_text("Running with speculation…")  # a reader hears this, not every token
+    assert page.locator("#guessed .output").get_attribute("aria-live") is None
+    page.keyboard.press("Escape")
+    seen.ends("Stopped.")
+    expect(page.locator("#guessed .ended")).to_contain_text("tokens, stopped")
+    expect(page.locator("#run")).to_be_focused()
+    assert len(seen.mock.bodies) == 1
+    for _ in range(100):
+        if seen.mock.cancelled:
+            break
+        page.wait_for_timeout(50)
+    assert seen.mock.cancelled == 1
+
+
+@needs_chromium
+def test_the_theme_follows_the_system_until_it_is_chosen(visit: Callable[..., Visit], tmp_path: Path) -> None:
+    seen = visit(scheme="dark")
+    page = seen.page
+    dark = brightness(page.screenshot(path=tmp_path / "dark.png"))
+    page.get_by_role("button", name="Switch to the light theme").click()
+    light = brightness(page.screenshot(path=tmp_path / "light.png"))
+    assert dark[0] < 60 < 190 < light[0]
+    assert min(dark[1], light[1]) > 5, "nothing is drawn"
+    page.reload()
+    expect(page.get_by_role("button", name="Switch to the dark theme")).to_be_visible()
+    assert page.evaluate("localStorage.getItem('foretoken-theme')") == "light"
+    page.get_by_role("button", name="Switch to the dark theme").click()
+    assert page.evaluate("localStorage.getItem('foretoken-theme')") is None, "the system's again"
+    page.emulate_media(color_scheme="light")
+    expect(page.get_by_role("button", name="Switch to the dark theme")).to_be_visible()
+    assert not seen.complaints
+
+
+@needs_chromium
+@pytest.mark.parametrize("width", [320, 360, 800, 1280])
+def test_no_width_scrolls_sideways(visit: Callable[..., Visit], width: int, tmp_path: Path) -> None:
+    seen = visit(size={"width": width, "height": 740})
+    seen.run("[markup]")
+    seen.ends("Identical texts")
+    seen.page.locator("#guessed .token.draft").last.hover()
+    assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    assert seen.page.evaluate(SPILLS) == []
+    assert brightness(seen.page.screenshot(path=tmp_path / "narrow.png", full_page=True))[1] > 5
+
+
+@needs_chromium
+def test_contrast_is_enough_in_both_themes(visit: Callable[..., Visit]) -> None:
+    for scheme in ("light", "dark"):
+        seen = visit(scheme=scheme)
+        seen.run("x", max_tokens="30")
+        seen.ends("Identical texts")
+        seen.page.fill("#prompt", "[refused]")
+        poor = [f"{scheme}: {found}" for found in seen.page.evaluate(POOR_CONTRAST)]
+        assert not poor, poor
+
+
+@needs_chromium
+def test_every_control_has_a_name(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    nameless = seen.page.evaluate(
+        "[...document.querySelectorAll('input, select, textarea, button')]"
+        ".filter(it => !(it.labels?.length || it.textContent.trim() || it.ariaLabel)).map(it => it.id)"
+    )
+    assert nameless == []
+
+
+# Ids or classes of elements that stand out of the window, those inside a box that scrolls excepted.
+SPILLS = """
+[...document.body.querySelectorAll("*")]
+  .filter((it) => !it.closest(".scroll, .skip, [hidden], details:not([open]) > :not(summary)"))
+  .filter((it) => it.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5)
+  .map((it) => it.id || it.getAttribute("class") || it.tagName)
+"""
+
+# Texts whose colour stands out from what is behind it by less than WCAG's 4.5 to 1.
+POOR_CONTRAST = """
+(() => {
+  const canvas = new OffscreenCanvas(1, 1).getContext("2d", { willReadFrequently: true });
+  const rgba = (colour) => {
+    canvas.clearRect(0, 0, 1, 1);
+    canvas.fillStyle = colour;
+    canvas.fillRect(0, 0, 1, 1);
+    return [...canvas.getImageData(0, 0, 1, 1).data];
+  };
+  const luminance = ([r, g, b]) => [r, g, b]
+    .map((v) => (v /= 255) <= 0.04045 ? v / 12.92 : ((v + 0.055) / 1.055) ** 2.4)
+    .reduce((sum, v, k) => sum + v * [0.2126, 0.7152, 0.0722][k], 0);
+  const behind = (it) => {
+    for (; it; it = it.parentElement) {
+      const box = it.matches("g.node") ? getComputedStyle(it.querySelector("rect")).fill : "none";
+      const found = rgba(box === "none" ? getComputedStyle(it).backgroundColor : box);
+      if (found[3] === 255) return found;
+    }
+    return [255, 255, 255];
+  };
+  const poor = [];
+  let seen = 0;
+  for (const it of document.body.querySelectorAll("*")) {
+    if (it.matches("script, noscript, title") || !it.checkVisibility()) continue;
+    if (![...it.childNodes].some((node) => node.nodeType === Node.TEXT_NODE && node.data.trim())) continue;
+    const style = getComputedStyle(it);
+    const [a, b] = [luminance(rgba(it.closest("svg") ? style.fill : style.color)), luminance(behind(it))];
+    const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+    seen += 1;
+    if (ratio < 4.5) poor.push(`${it.textContent.trim().slice(0, 20)}: ${ratio.toFixed(2)}`);
+  }
+  return seen > 60 ? poor : [`only ${seen} texts were found`];
+})()
+"""
+
+
+def brightness(png: bytes) -> tuple[float, float]:
+    """Mean and standard deviation of a picture's grey values, 0 to 255."""
+    image = pytest.importorskip("PIL.Image", reason="pictures are judged with Pillow")
+    statistics = pytest.importorskip("PIL.ImageStat").Stat(image.open(io.BytesIO(png)).convert("L"))
+    return statistics.mean[0], statistics.stddev[0]
