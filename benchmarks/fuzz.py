@@ -78,7 +78,15 @@ def fuzz(args: argparse.Namespace) -> int:
     ]
     operations, cases = found["operations"], found["test_cases"]
     ran = cases["generated"] > 0 and operations["tested"] == operations["selected"] and not operations["errored"]
+    served_none = [
+        name for name, rates in found["valid_rates"].items() if not sum(r["accepted"] for r in rates.values())
+    ]
     checks = [
+        Check(
+            "valid requests are served",
+            not served_none,
+            f"none of {', '.join(served_none)}" if served_none else "some of each",
+        ),
         Check("operations", ran, f"{operations['tested']} of {operations['selected']}, {cases['generated']} requests"),
         Check("schemathesis itself", not found["errors"], f"{len(found['errors'])} errors"),
         Check("as the document says", not kinds, f"{cases['unique_failures']} ways that it is not"),

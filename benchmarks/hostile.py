@@ -156,7 +156,7 @@ async def huge_prompt(scene: Scene) -> str:
     if status not in (None, 400, 413):
         raise WrongError(f"a body of many megabytes: HTTP {status}")
     # Bytes that are announced and never come must not be waited for where they would be too many.
-    status = await scene.told(f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-length: {10**12}\r\n\r\n".encode())
+    status = await scene.told(scene.raw(b"").replace(b"content-length: 0", b"content-length: 1000000000000"))
     if status not in (None, 400, 413):
         raise WrongError(f"a terabyte announced: HTTP {status}")
     return ", ".join(said)
@@ -220,7 +220,7 @@ async def endless_header(scene: Scene) -> str:
     reader, writer = await scene.open()
     sent = 0
     try:
-        writer.write(b"GET /v1/models HTTP/1.1\r\nhost: a\r\nx: ")
+        writer.write(b"GET /v1/models HTTP/1.1\r\nx: ")
         async with asyncio.timeout(LIMIT_S):
             while sent < most and not reader.at_eof():
                 writer.write(block)
@@ -285,7 +285,7 @@ def garbage(scene: Scene) -> dict[str, bytes]:
         return scene.raw(content)
 
     prompt = f'{{"model": "{scene.model}", "prompt": '.encode()
-    return {
+    told = {
         "nothing but noise": bytes(range(256)) * 4 + b"\r\n\r\n",
         "a TLS hello": bytes.fromhex("1603010200010001fc0303") + b"\0" * 64 + b"\r\n\r\n",
         "HTTP/2": b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n",
@@ -296,7 +296,7 @@ def garbage(scene: Scene) -> dict[str, bytes]:
         "a header of a megabyte": b"GET /nothing HTTP/1.1\r\nx: " + b"a" * 2**20 + b"\r\n\r\n",
         "ten thousand headers": b"GET /nothing HTTP/1.1\r\n" + b"x: y\r\n" * 10_000 + b"\r\n",
         "a broken header": b"GET / HTTP/1.1\r\nhost a\r\n\r\n",
-        "a null in a header": b"GET / HTTP/1.1\r\nhost: a\0b\r\n\r\n",
+        "a null in a header": b"GET / HTTP/1.1\r\nhost: \0b\r\n\r\n",
         "a negative length": head + b"content-length: -1\r\n\r\n",
         "two lengths": head + b"content-length: 5\r\ncontent-length: 6\r\n\r\nhello",
         "a length that is no number": head + b"content-length: ten\r\n\r\n",
@@ -316,6 +316,9 @@ def garbage(scene: Scene) -> dict[str, bytes]:
         "UTF-16": with_body((prompt + b'"a"}').decode().encode("utf-16")),
         "many stops": with_body(prompt + b'"a", "stop": [' + b'"x",' * 50_000 + b'"y"]}'),
     }  # fmt: skip
+    # A server may refuse a host that is not its own before it looks at the rest.
+    host = "{}:{}".format(*scene.server.address).encode()
+    return {name: data.replace(b"host: a\r\n", b"host: " + host + b"\r\n") for name, data in told.items()}
 
 
 async def malformed(scene: Scene) -> str:

@@ -58,11 +58,11 @@ class Served:
         return total / 2**20
 
     def held(self) -> dict[str, int]:
-        """Threads and file descriptors, where the server is ours."""
+        """Open files, and threads where the server is ours."""
         if self.pid is None:
-            return {}
+            return {"fds": int(self.figures().get("process_open_fds", 0))}
         process = psutil.Process(self.pid)
-        return {"threads": process.num_threads(), "fds": process.num_fds()}
+        return {"fds": process.num_fds(), "threads": process.num_threads()}
 
     def integrity(self) -> dict[str, Any] | None:
         """What GET /debug/integrity says; None where the server was not asked to have it."""
@@ -122,10 +122,14 @@ def served(args: argparse.Namespace) -> Iterator[Served]:
     finally:
         process.terminate()
         try:
-            process.wait(30)
+            status = process.wait(60)
         except subprocess.TimeoutExpired:
             process.kill()
-            print(f"the server did not stop within 30 s of SIGTERM; its log: {log.name}", file=sys.stderr)
+            status = process.wait()
+        if status == 0:
+            Path(log.name).unlink()
+        else:
+            print(f"the server ended with {status} on SIGTERM; its log: {log.name}", file=sys.stderr)
 
 
 def wait_up(server: Served, process: "subprocess.Popen[bytes]", timeout_s: float = 180.0) -> None:

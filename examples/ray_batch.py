@@ -1,8 +1,11 @@
 """A file of prompts, completed by two actors; run again, it goes on where it stopped. Needs ``foretoken[ray]``."""
 
 import json
+import logging
 import tempfile
 from pathlib import Path
+
+import ray.data
 
 import foretoken
 import foretoken.ray
@@ -13,7 +16,8 @@ def main() -> None:
     """Write prompts, complete them, and complete a few more."""
     params = foretoken.SamplingParams(max_new_tokens=16, temperature=0.7, seed=1)
     prompts = [{"id": f"f{i}", "prompt": f"def f{i}(x):\n"} for i in range(40)]
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
+    ray.data.DataContext.get_current().enable_progress_bars = False
     try:
         with tempfile.TemporaryDirectory() as folder:
             source, out = Path(folder, "prompts.jsonl"), Path(folder, "completions.jsonl")

@@ -1,6 +1,7 @@
 """Two replicas of the server on this machine, and sessions that stay with theirs. Needs ``foretoken[ray]``."""
 
 import json
+import logging
 import urllib.request
 
 import foretoken.ray
@@ -26,7 +27,7 @@ def complete(prompt: str, session: str) -> str:
 
 def main() -> None:
     """Deploy, ask, and take everything down again."""
-    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": PORT})
         serve.run(

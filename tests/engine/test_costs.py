@@ -190,7 +190,7 @@ def test_corrections_learn_a_drift_and_a_difference() -> None:
     for _ in range(150):
         found.tick()
         found.observe("guess", 3.0 * math.exp(0.1 * rng.standard_normal()), 1.0)
-        found.observe("m", 0.5, 1.0)
+        found.observe_draft("m", 0.5, 1.0)
     assert found.guess == pytest.approx(3.0, rel=0.1)
     assert found.draft["m"] == pytest.approx(0.5, rel=0.1)
     for _ in range(5):  # a few plain steps are enough to tell them apart again
@@ -208,5 +208,5 @@ def test_corrections_shrug_at_outliers() -> None:
     assert found.plain == pytest.approx(1.0, rel=0.15)
     before = found.plain
     found.observe("plain", 0.0, 1.0)
-    found.observe("unknown", 1.0, 1.0)
+    found.observe_draft("unknown", 1.0, 1.0)
     assert found.plain == before

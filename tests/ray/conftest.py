@@ -1,4 +1,7 @@
-"""One small Ray cluster on loopback for the tests of this folder, gone when they end, whatever happened."""
+"""One small Ray cluster of this machine for the tests of this folder, gone when they end, whatever happened.
+
+Serve listens on loopback; Ray's own ports cannot be kept to it, so a token that only this process knows guards them.
+"""
 
 import gc
 import logging
@@ -32,11 +35,11 @@ def cluster() -> Iterator[None]:
         logging.getLogger("ray.data").setLevel(logging.WARNING)
         try:
             ray.init(
+                address="local",
                 num_cpus=4,
                 include_dashboard=False,
                 object_store_memory=100 * 2**20,
                 _temp_dir=os.path.realpath(folder),  # short: the path of a Unix socket must fit 107 bytes
-                _node_ip_address="127.0.0.1",
                 log_to_driver=False,
                 logging_level=logging.WARNING,
             )

@@ -249,13 +249,23 @@ def test_nothing_left_to_choose_is_an_error_of_its_own(engine: Engine, constrain
         generate(engine, constraint, 1, banned_token_ids=openers)
 
 
-def test_a_matcher_that_gives_up_permits_nothing(constraints: Constraints) -> None:
-    grammar, limits = json_grammar(PERSON), LLParserLimits(step_max_items=1, precompute_large_lexemes=False)
-    processor = ConstraintProcessor(
-        lambda: LLMatcher(constraints._tokenizer, grammar, limits=limits, log_level=0), 8192, EOS, 0
+def test_a_matcher_that_gives_up_permits_nothing(constraints: Constraints, engine: Engine) -> None:
+    """... and the reason is kept; elsewhere in the text the processor is what it was."""
+    grammar, limits = (
+        json_grammar({"type": "object"}),
+        LLParserLimits(max_items_in_row=1, precompute_large_lexemes=False),
     )
-    assert allowed(processor, []) == set()
-    assert processor.error != ""
+
+    def fresh() -> LLMatcher:
+        return LLMatcher(constraints._tokenizer, grammar, limits=limits, log_level=0)
+
+    processor, opened = ConstraintProcessor(fresh, 8192, EOS, 0), encode(engine, "{")
+    before = allowed(processor, [])
+    assert set(opened) <= before
+    assert allowed(processor, opened) == set()
+    assert "max is 1" in processor.error
+    assert allowed(processor, []) == before
+    assert allowed(processor, [opened[0], 7]) in (set(), set(EOS))
 
 
 # -- bytes, recursion, vocabularies --------------------------------------------------------------------------------------

@@ -53,9 +53,9 @@ def error(response: httpx.Response) -> Any:
         ({"logprobs": True, "top_logprobs": 21}, "top_logprobs", "less than or equal to 20"),
         ({"stream_options": {"include_usage": True}}, "stream_options", "only where stream is true"),
         ({"messages": []}, "messages", "at least 1 item"),
-        ({"messages": [{"role": "user"}]}, "messages.0.content", "missing"),
-        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0.role", "'system'"),
-        ({"messages": [{"content": "a"}]}, "messages.0.role", "required"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "required"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages.0", "'system'"),
+        ({"messages": [{"content": "a"}]}, "messages.0", "'role'"),
         ({"messages": [{"role": "user", "content": 3}]}, "messages.0.content", "valid string"),
         ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, None, "image_url"),
         ({"response_format": {"type": "xml"}}, "response_format", "'json_schema'"),
@@ -81,7 +81,7 @@ def test_chat_requests_that_cannot_be(fake: httpx.Client, more: Any, param: str 
 @pytest.mark.parametrize(
     ("more", "param", "says"),
     [
-        ({"prompt": ""}, "prompt", "empty"),
+        ({"prompt": ""}, "prompt", "at least 1 character"),
         ({"prompt": []}, "prompt", "at least 1 item"),
         ({"prompt": [[]]}, "prompt.0", "at least 1 item"),
         ({"prompt": [97, -1]}, "prompt.1", "greater than or equal to 0"),

@@ -1,5 +1,6 @@
 """Hostile clients in small: benchmarks/hostile.py against servers that fail in known ways, and against ours."""
 
+import argparse
 import asyncio
 import json
 import sys
@@ -23,7 +24,7 @@ from foretoken.server.metrics import Metrics
 sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
 
 import hostile
-from served import Served, free_port
+from served import Served, free_port, served
 
 SMALL = 0.02
 
@@ -92,7 +93,8 @@ def refusal(status: int) -> Response:
 def listening(app: Any) -> Iterator[Served]:
     """The app on a loopback port, in a thread."""
     port = free_port()
-    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, log_config=None, access_log=False))
+    # h11, as httptools reads headers without end.
+    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, http="h11", log_config=None, access_log=False))
     thread = threading.Thread(target=server.run)
     thread.start()
     try:
@@ -135,3 +137,17 @@ def test_control_a_server_that_fails_is_found_out(
         (check,) = run(server, scenario, scale=0.1)
     assert not check.ok
     assert said in check.said
+
+
+@pytest.fixture(scope="module")
+def ours() -> Iterator[Served]:
+    """``foretoken serve`` with the bundled models, as a process of its own. It guesses, whether or not that pays here."""
+    with served(argparse.Namespace(url=None, serve_args="--speculation on --also ngram --max-num-seqs 8")) as server:
+        yield server
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scenario", hostile.SCENARIOS)
+def test_our_server_survives(ours: Served, scenario: str) -> None:
+    assert [check.said for check in run(ours, scenario) if not check.ok] == []
+    assert ours.integrity() == {"status": "ok", "ok": True}

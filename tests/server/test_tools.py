@@ -1,6 +1,7 @@
 """Tool calls: requests read, outputs held to the form, texts read back however they are cut."""
 
 import json
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -250,9 +251,10 @@ def counted() -> Any:
     return lambda: f"call_{next(numbers)}"
 
 
+HEADS = ['{"name": "x"', '{"name": "x", "arguments": {', '{"name": "</tool_call>", "arguments": {']
 PARTS = st.sampled_from(
-    [CALL, TIME, OPEN, "</tool_call>", "<", "<tool", " ", "\n", "text ☃", '{"name": "x"', '{"name": "x", "arguments": {', "}", '"', "\\"]
-)  # fmt: skip
+    [CALL, TIME, OPEN, "</tool_call>", "<", "<tool", " ", "\n", "text ☃", *HEADS, "}", '"', "\\"],
+)
 
 
 @given(parts=st.lists(PARTS, max_size=8), cuts=st.lists(st.integers(0, 300), max_size=12))
@@ -261,7 +263,7 @@ def test_any_text_cut_anywhere(parts: list[str], cuts: list[int]) -> None:
     text = "".join(parts)
     stream, deltas = ToolCallStream(counted()), list[ContentDelta | CallDelta]()
     places = sorted({0, len(text), *(cut for cut in cuts if cut < len(text))})
-    for start, end in zip(places, places[1:], strict=False):
+    for start, end in pairwise(places):
         deltas += stream.push(text[start:end])
     deltas += stream.finish()
     content, calls = joined(deltas)

@@ -1,6 +1,6 @@
 """``foretoken serve``: OpenAI's API over HTTP."""
 
-import sys
+import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -179,7 +179,7 @@ def _serve(options: dict[str, Any], speculative: dict[str, Any]) -> None:
             drain_s=options["drain_timeout"],
             on_ready=lambda: say(f"serving {options['target']} at {url} (API: {url}/v1, page: {url}/)"),
         )
-    sys.stderr.flush()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all has ended: one more Ctrl-C has nothing to interrupt
 
 
 def _also(given: str, options: dict[str, Any]) -> "MethodConfig":

@@ -370,6 +370,7 @@ class Corrections:
     """
 
     _COMMON, _OWN = 0.2**2, 0.12**2  # variances at the start, of logs
+    _OWN_DRAFT = 0.6**2  # a table wrong about drafting must say next to nothing about passes
     _COMMON_STEP, _OWN_STEP = 0.01**2, 0.003**2  # ... added at each step
     _NOISE = 0.15**2  # of one step's time
     _CLIP = 2.5  # standard deviations
@@ -381,7 +382,9 @@ class Corrections:
         self._index = {method: 2 + place for place, method in enumerate(methods)}
         size = 2 + len(methods)
         self._mean = [0.0] * size
-        self._cov = [[self._COMMON + (self._OWN if a == b else 0.0) for a in range(size)] for b in range(size)]
+        self._cov = [[self._COMMON] * size for _ in range(size)]
+        for place, row in enumerate(self._cov):
+            row[place] += self._OWN if place <= self._GUESS else self._OWN_DRAFT
         self._streak = [0] * size
         self.plain, self.guess = 1.0, 1.0
         self.draft: dict[str, float] = dict.fromkeys(methods, 1.0)
@@ -398,7 +401,7 @@ class Corrections:
             for other in range(len(row)):
                 row[other] += self._COMMON_STEP
             row[place] += self._OWN_STEP
-            if row[place] > 4 * (self._COMMON + self._OWN):  # what nobody observes is not doubted without end
+            if row[place] > 2 * (self._COMMON + self._OWN_DRAFT):  # what nobody observes is not doubted without end
                 self._shrink()
 
     def _shrink(self) -> None:
@@ -407,9 +410,16 @@ class Corrections:
                 row[other] *= 0.5
 
     def observe(self, kind: str, measured: float, predicted: float) -> None:
-        """kind: "plain", "guess" or a method, for its drafting. predicted: the table's figure, uncorrected."""
-        place = self._PLAIN if kind == "plain" else self._GUESS if kind == "guess" else self._index.get(kind, -1)
-        if place < 0 or measured <= 0.0 or predicted <= 0.0:
+        """kind: "plain" or "guess", for a pass. predicted: the table's figure, uncorrected."""
+        self._learn({"plain": self._PLAIN, "guess": self._GUESS}[kind], measured, predicted)
+
+    def observe_draft(self, method: str, measured: float, predicted: float) -> None:
+        """The same for a method's drafting; one that was not measured is skipped."""
+        if method in self._index:
+            self._learn(self._index[method], measured, predicted)
+
+    def _learn(self, place: int, measured: float, predicted: float) -> None:
+        if measured <= 0.0 or predicted <= 0.0:
             return
         spread = self._cov[place][place] + self._NOISE
         most = self._CLIP * math.sqrt(spread)

@@ -24,6 +24,7 @@ MARGIN = 0.015  # guessing starts when it promises this much more than plain dec
 SLIM = 0.05  # what perfect guesses must gain, or guessing is not even tried
 BUDGET = 0.005  # share of the time served that trials may lose
 CREDIT_PASSES, MOST_CREDIT_PASSES = 1.0, 12.0  # plain passes that the account starts with, and holds at most
+LEAST_CHARGE = 0.05  # passes that a plain step among guessing ones is charged at least, or near ties would try for ever
 LAG_STEPS = 32.0  # steps over which reading what a drafter lags behind is written off
 PERIOD = 8  # steps between plans while nothing joins or leaves; every step while much is unknown
 PERIOD_OFF = 64  # ... and while nothing guesses
@@ -406,7 +407,7 @@ class Planner:
         if credit <= 0.0:
             return standing
         hope = standing.plain_rate * float(np.exp(self.corrections.doubt))
-        loss = problem.plain - problem.batch / expected.rate
+        loss = max(problem.plain - problem.batch / expected.rate, LEAST_CHARGE * problem.plain)
         if hope > expected.rate and loss <= credit:
             self._charge(loss)
             return _Plan([0] * problem.batch, None, standing.plain_rate, trial=True)
@@ -464,7 +465,9 @@ class Planner:
             self.corrections.observe(kind, measured, self.costs.verify(step.batch, step.batch + nodes))
             if len(asked) == 1 and not self._lagging:  # catching up is no part of what the table says
                 ((method, caps),) = asked.items()
-                self.corrections.observe(method, step.seconds_draft, self._draft_seconds(method, caps, step.batch))
+                self.corrections.observe_draft(
+                    method, step.seconds_draft, self._draft_seconds(method, caps, step.batch)
+                )
         if self._account is not None:
             self._account += BUDGET * seconds
         plain = self.costs.verify(step.batch, step.batch) * self.corrections.plain

@@ -113,8 +113,6 @@ class ShardedModel(TransformersModel):
     Cache and ``spec.weight_bytes`` are those of the shard; logits, streams and taps are whole, the same in every process.
     """
 
-    num_processes = 1
-
     @classmethod
     def load_shard(
         cls, path: Path, launch: Launch, *, dtype: torch.dtype, device: torch.device, name: str

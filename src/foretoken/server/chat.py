@@ -14,7 +14,7 @@ from foretoken.server.answer import Answer, as_given, by_choice, in_worker, read
 from foretoken.server.backend import Backend
 from foretoken.server.errors import bad, of_engine
 from foretoken.server.job import finish
-from foretoken.server.protocol import ChatRequest, Message, SchemaFormat, TextPart
+from foretoken.server.protocol import AssistantTurn, ChatRequest, Message, SchemaFormat, TextPart, ToolMessage
 from foretoken.server.sampling import MakeProcessor, submissions
 from foretoken.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 from foretoken.server.tools import (
@@ -116,10 +116,9 @@ def _renders_tools(backend: Backend) -> bool:
 
 def _messages(backend: Backend, body: ChatRequest, use: ToolUse | None) -> Sequence[Mapping[str, Any]]:
     """The conversation as the model's template reads it."""
-    plain = [_message(place, message) for place, message in enumerate(body.messages)]
-    has_tools = (use is not None and use.calls) or any(
-        message.role == "tool" or message.tool_calls for message in body.messages
-    )
+    plain = [_message(message) for message in body.messages]
+    told = any(message["role"] == "tool" or "tool_calls" in message for message in plain)
+    has_tools = told or (use is not None and use.calls)
     if has_tools and not _renders_tools(backend):
         return messages_with_tools(plain, use.rendered if use is not None else ())
     for message in plain:
@@ -130,15 +129,13 @@ def _messages(backend: Backend, body: ChatRequest, use: ToolUse | None) -> Seque
     return plain
 
 
-def _message(place: int, message: Message) -> dict[str, Any]:
-    if message.content is None and not (message.role == "assistant" and message.tool_calls):
-        raise bad(f"messages.{place}.content is missing", f"messages.{place}.content", "missing_required_parameter")
+def _message(message: Message) -> dict[str, Any]:
     made: dict[str, Any] = {"role": message.role, "content": _text(message.content or "")}
     if message.name is not None:
         made["name"] = message.name
-    if message.tool_call_id is not None:
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
         made["tool_call_id"] = message.tool_call_id
-    if message.tool_calls:
+    if isinstance(message, AssistantTurn) and message.tool_calls:
         made["tool_calls"] = [as_given(call) for call in message.tool_calls]
     return made
 

@@ -75,9 +75,9 @@ class Constraints:
     ) -> "Constraint":
         """JSON that a schema permits. Its properties come in the schema's order.
 
-        strict: a keyword that cannot be enforced (``not``, ``uniqueItems``, look-around in a pattern, ...) is refused;
-        else it is left out and named in ``Constraint.warnings``. Raises ConfigError with the reason for a schema that is
-        malformed, that nothing satisfies, or that is too large.
+        strict: a keyword that cannot be enforced (``not``, for one) is refused; else it is left out and named in
+        ``Constraint.warnings``. Raises ConfigError with the reason for a schema that is malformed, that nothing
+        satisfies, that is too large, or whose pattern is no regular language (look-around, back references).
         """
         try:
             grammar = json_grammar(schema, strict=strict, compact=compact)
@@ -113,7 +113,8 @@ class Constraints:
         return f"<[{','.join(map(str, free))}]>" if free else ""
 
     def _ids(self, text: str) -> list[int]:
-        return self._tokenizer.tokenize_str(text, parse_special=True)
+        ids: list[int] = self._tokenizer.tokenize_str(text, parse_special=True)
+        return ids
 
     def _compile(self, grammar: str, what: str) -> "Constraint":
         with self._lock:
@@ -139,7 +140,9 @@ def json_grammar(schema: Mapping[str, Any] | bool, *, strict: bool = False, comp
     if not isinstance(schema, (Mapping, bool)):
         raise TypeError(f"a schema is an object, true or false; got {type(schema).__name__}")
     text = json.dumps(schema if isinstance(schema, bool) else dict(schema), allow_nan=False)
-    return LLMatcher.grammar_from_json_schema(text, overrides=json_options(strict=strict, compact=compact))  # type: ignore[arg-type]
+    options: Any = json_options(strict=strict, compact=compact)
+    grammar: str = LLMatcher.grammar_from_json_schema(text, overrides=options)
+    return grammar
 
 
 def json_options(*, strict: bool, compact: bool) -> dict[str, Any]:
@@ -164,7 +167,7 @@ class Constraint:
     def permits(self, token_ids: Sequence[int]) -> bool:
         """Whether an output, end tokens aside, is whole: for tests and for checking finished texts."""
         matcher = self._matcher.deep_copy()
-        return matcher.try_consume_tokens(list(token_ids)) == len(token_ids) and matcher.is_accepting()
+        return bool(matcher.try_consume_tokens(list(token_ids)) == len(token_ids) and matcher.is_accepting())
 
 
 class ConstraintProcessor:

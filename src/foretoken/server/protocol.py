@@ -105,18 +105,38 @@ class ToolCall(Strict):
     function: FunctionCall
 
 
-class Message(Strict):
-    """A turn of the conversation."""
+class GivenMessage(Strict):
+    """What the model is told."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
+    role: Literal["system", "developer", "user"]
+    content: str | list[TextPart]
+    name: str | None = None
+
+
+class ToolMessage(Strict):
+    """What a call returned."""
+
+    role: Literal["tool"]
+    content: str | list[TextPart]
+    tool_call_id: str | None = None
+    name: str | None = None
+
+
+class AssistantTurn(Strict):
+    """What the model said, as an answer of this server has it."""
+
+    role: Literal["assistant"]
     content: str | list[TextPart] | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = None
-    tool_call_id: str | None = None
     refusal: str | None = Field(None, description="Ignored.")
     annotations: list[JsonObject] | None = Field(None, description="Ignored.")
     audio: None = None
     function_call: None = None
+
+
+Message = Annotated[GivenMessage | ToolMessage | AssistantTurn, Field(discriminator="role")]
+"""A turn of the conversation."""
 
 
 class Function(Strict):
@@ -210,9 +230,10 @@ class ChatRequest(Sampling):
     prompt_cache_key: str | None = Field(None, description="Ignored: equal beginnings are found by themselves.")
 
 
+PromptText = Annotated[str, Field(min_length=1)]
 Prompt = (
-    str
-    | Annotated[list[str], Field(min_length=1)]
+    PromptText
+    | Annotated[list[PromptText], Field(min_length=1)]
     | Annotated[list[TokenId], Field(min_length=1)]
     | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
 )

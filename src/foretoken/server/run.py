@@ -4,6 +4,7 @@ import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 
@@ -43,19 +44,18 @@ def hosts_of(made: socket.socket, host: str) -> tuple[str, ...]:
     return (*LOOPBACK, host.lower()) if address.startswith("127.") or address == "::1" else ()
 
 
-class Server(uvicorn.Server):
-    """The first signal lets requests finish, the second one does not wait for them."""
+class _Exit:
+    """What signals do: the first one lets requests finish, the second one does not wait for them."""
 
-    def __init__(self, config: uvicorn.Config, service: Service, drain_s: float) -> None:
-        super().__init__(config)
-        self.service, self.drain_s = service, drain_s
+    def __init__(self, server: Any, service: Service, drain_s: float) -> None:
+        self.server, self.service, self.drain_s = server, service, drain_s
 
-    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
-        """Called by the signal, between two instructions of the main thread: it must not wait."""
-        if self.should_exit:
-            self.force_exit = True
+    def __call__(self, signal: int, frame: FrameType | None) -> None:
+        """Called between two instructions of the main thread: it must not wait."""
+        if self.server.should_exit:
+            self.server.force_exit = True
             return
-        self.should_exit = True
+        self.server.should_exit = True
         threading.Thread(target=self._drain, daemon=True).start()
 
     def _drain(self) -> None:
@@ -84,7 +84,8 @@ def serve(
         proxy_headers=False,
         ws="none",
     )
-    server = Server(config, service, drain_s)
+    server: Any = uvicorn.Server(config)
+    server.handle_exit = _Exit(server, service, drain_s)
     failures: list[Exception] = []
 
     def start() -> None:

@@ -141,8 +141,11 @@ function begin(isCompared, method) {
   guessed.clear();
   plain.clear();
   at("tree-scroll").replaceChildren();
+  at("tree-title").textContent = "The last step";
+  at("tree-caption").textContent = "";
   at("tree-scroll").style.minHeight = "";
   at("error").hidden = true;
+  at("verdict").hidden = false;
   at("guessed-title").textContent = method?.method === "none" ? "Without speculation" : "With speculation";
   at("plain").hidden = !isCompared;
   at("panes").classList.toggle("single", !isCompared);
@@ -200,7 +203,7 @@ function fail(error) {
   box.textContent = error instanceof Refusal ? error.message : `The page failed: ${error.message}`;
   box.hidden = false;
   at("status").textContent = "Failed: see the message.";
-  if (!guessed.numTokens) verdict("No text.", "");
+  at("verdict").hidden = running !== null && !guessed.numTokens; // the message says it all
   if (error.status === 401 || error.status === 403) {
     at("key-details").open = true;
     at("key").focus();

@@ -168,7 +168,7 @@ class Pane {
 
   /** Say how the run ended. */
   close(words) {
-    this.ended.textContent = `${this.numTokens} ${this.numTokens === 1 ? "token" : "tokens"}, ${words}`;
+    this.ended.textContent = this.numTokens ? `${this.numTokens} ${this.numTokens === 1 ? "token" : "tokens"}, ${words}` : "";
     this.refresh();
   }
 

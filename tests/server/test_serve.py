@@ -1,0 +1,187 @@
+"""``foretoken serve`` as a process: what it refuses before it loads, how it says where it is, and how it ends."""
+
+import json
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from typer.testing import CliRunner
+
+from foretoken.server import run
+from tests.server.fake import FakeService
+
+WAIT_S = 180.0
+OPTIONS = ("--speculation", "on", "--kv-memory-gib", "0.25", "--port", "0")
+
+
+@dataclass
+class Process:
+    """A server that has said where it is."""
+
+    handle: "subprocess.Popen[str]"
+    url: str
+
+
+@contextmanager
+def serving(*options: str) -> Iterator[Process]:
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("FORETOKEN_")}
+    handle = subprocess.Popen(
+        [sys.executable, "-m", "foretoken.cli.main", "serve", *OPTIONS, *options],
+        stderr=subprocess.PIPE, text=True, env={**kept, "OMP_NUM_THREADS": "1"},
+    )  # fmt: skip
+    assert handle.stderr is not None
+    reader: threading.Thread | None = None
+    watchdog = threading.Timer(WAIT_S, handle.kill)
+    watchdog.start()
+    try:
+        said = []
+        for line in handle.stderr:
+            said.append(line)
+            if found := re.search(r"serving \S+ at (http://\S+)", line):
+                break
+        else:
+            raise AssertionError("".join(said))
+        reader = threading.Thread(target=handle.stderr.read)  # so that logging never blocks
+        reader.start()
+        yield Process(handle, found[1])
+    finally:
+        watchdog.cancel()
+        if handle.poll() is None:
+            handle.kill()
+        handle.wait()
+        if reader is not None:
+            reader.join()
+        handle.stderr.close()
+
+
+@pytest.mark.slow
+def test_a_signal_lets_requests_finish() -> None:
+    with serving() as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
+        assert client.get("/ready").status_code == 200
+        body = {"model": "bundled", "prompt": "a", "max_tokens": 100, "ignore_eos": True, "stream": True, "seed": 1}
+        with client.stream("POST", "/v1/completions", json=body) as response:
+            lines = (line for line in response.iter_lines() if line)
+            first = next(lines)
+            server.handle.send_signal(signal.SIGTERM)
+            *rest, last = [first, *lines]
+        assert last == "data: [DONE]"
+        ends = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in rest]
+        assert ends[-1] == "length"
+        assert server.handle.wait(WAIT_S) == 0
+
+
+@pytest.mark.slow
+def test_a_second_signal_does_not_wait() -> None:
+    with serving() as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
+        body = {"model": "bundled", "prompt": "a", "max_tokens": 4000, "ignore_eos": True, "stream": True}
+        with suppress(httpx.HTTPError), client.stream("POST", "/v1/completions", json=body) as response:
+            lines = response.iter_lines()
+            next(lines)
+            server.handle.send_signal(signal.SIGINT)
+            with suppress(httpx.HTTPError):  # the port is closed once the first signal was heard
+                while True:
+                    httpx.get(server.url + "/ready", timeout=WAIT_S)
+            server.handle.send_signal(signal.SIGINT)
+            assert server.handle.wait(WAIT_S) == 0
+            assert "data: [DONE]" not in list(lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (("--method", "ngrma"), "did you mean 'ngram'"),
+        (("--method", "prediction"), "use it anyway"),
+        (("--also", "medsua"), "did you mean 'medusa'"),
+        (("--speculation", "maybe"), "auto, on, off"),
+        (("--max-num-seqs", "0"), "max_num_seqs"),
+        (("--api-key", ""), "API key is empty"),
+        (("--log-level", "loud"), "log level"),
+        (("--host", "256.0.0.1"), "no address"),
+        (("--max-body-mib", "-1"), "max_body_mib"),
+    ],
+)
+def test_what_is_refused_before_anything_is_loaded(
+    monkeypatch: pytest.MonkeyPatch, options: tuple[str, ...], says: str
+) -> None:
+    result = invoke(monkeypatch, *options)
+    assert result.exit_code == 2
+    (line,) = result.stderr.strip().splitlines()
+    assert line.startswith("foretoken: ")
+    assert says in line
+
+
+def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        result = invoke(monkeypatch, "--port", str(other.getsockname()[1]))
+    assert result.exit_code == 2
+    assert "choose another --port" in result.stderr
+
+
+def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    monkeypatch.delitem(sys.modules, "foretoken.server.run", raising=False)
+    monkeypatch.delattr("foretoken.server.run", raising=False)
+    result = invoke(monkeypatch)
+    assert result.exit_code == 2
+    assert result.stderr.strip().endswith('needs the package uvicorn: pip install "foretoken[serve]"')
+
+
+def test_loopback_has_hosts_and_the_world_has_not() -> None:
+    with run.bind("127.0.0.1", 0) as here, run.bind("0.0.0.0", 0) as there:
+        assert "localhost" in run.hosts_of(here, "127.0.0.1")
+        assert run.hosts_of(there, "0.0.0.0") == ()
+        assert re.fullmatch(r"http://127\.0\.0\.1:\d+", run.url_of(here))
+
+
+def test_signals_one_by_one() -> None:
+    class Server:
+        should_exit = force_exit = False
+
+    server, service = Server(), FakeService()
+    heard = run._Exit(server, service, 1.0)  # type: ignore[arg-type]
+    heard(signal.SIGTERM, None)
+    assert (server.should_exit, server.force_exit) == (True, False)
+    heard(signal.SIGTERM, None)
+    assert server.force_exit
+
+
+def test_a_start_that_fails_ends_the_server() -> None:
+    class Broken(FakeService):
+        def start(self) -> None:
+            raise MemoryError("no room")
+
+    service = Broken()
+    with run.bind("127.0.0.1", 0) as made, pytest.raises(MemoryError):
+        run.serve(service, run.ServerOptions(), made, drain_s=1.0)  # type: ignore[arg-type]
+    assert not service.healthy
+
+
+def invoke(monkeypatch: pytest.MonkeyPatch, *options: str) -> Any:
+    from foretoken.cli.app import app
+
+    for name in [name for name in os.environ if name.startswith("FORETOKEN_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setattr("foretoken.cli.settings.load_engine", lambda *_: pytest.fail("it was loaded"))
+    return CliRunner().invoke(app, ["serve", *options])
+
+
+def test_help_imports_nothing_heavy() -> None:
+    code = (
+        "import sys; from foretoken.cli.app import app\n"
+        "heavy = {'torch', 'transformers', 'fastapi', 'uvicorn', 'pydantic'} & set(sys.modules)\n"
+        "assert not heavy, heavy"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
