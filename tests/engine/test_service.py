@@ -111,6 +111,23 @@ def test_cancel_ends_a_request_and_frees_its_slots(running: Service) -> None:
     assert running.snapshot().kv_used_tokens == 0
 
 
+def test_cancelling_among_others_moves_rows_and_harms_nobody(running: Service) -> None:
+    box = Mailbox()
+    for name in "abcd":
+        running.submit(Submission(name, [1, 2, ord(name) % 20], ENDLESS), box.hear)
+    with box.condition:
+        assert box.condition.wait_for(lambda: set("abcd") <= set(box.updates), 30)
+    running.cancel("a")
+    running.cancel("c")
+    for name in "bd":
+        completion = box.last(name).completion
+        assert completion is not None
+        assert completion.token_ids == Engine(running.engine.model, ToyTokenizer()).generate(
+            [1, 2, ord(name) % 20], ENDLESS
+        ).token_ids
+    running.check_integrity()
+
+
 def test_a_timeout_returns_what_was_written(running: Service) -> None:
     box = Mailbox()
     running.submit(Submission("a", [1, 2, 3], ENDLESS, timeout_s=0.05), box.hear)
@@ -236,8 +253,9 @@ def test_a_trace_adds_up(running: Service) -> None:
     for trace in traces:
         assert len(trace.tokens) == len(trace.parent) == len(trace.probability)
         assert all(0 <= chance <= 1 for chance in trace.probability)
-        emitted += [trace.tokens[node] for node in trace.path[1:]] + [trace.bonus]
-    assert emitted[: completion.num_tokens] == completion.token_ids
+        emitted += [trace.tokens[node] for node in trace.path[1:]]
+        emitted += [] if trace.bonus is None else [trace.bonus]
+    assert emitted == completion.token_ids
 
 
 def test_what_is_not_loaded_cannot_be_asked_for(running: Service) -> None:

@@ -37,10 +37,13 @@ def trace_of(report: StepReport, row: int) -> StepTrace:
     tokens = tree.tokens[row].tolist()
     chances = [1.0] + [float(report.p[row, parent[node], tokens[node]]) for node in nodes[1:]]
     emitted = report.commit.tokens[row]
+    kept = report.verdict.path[row, : int(report.verdict.count[row])].tolist()
+    if len(emitted) < len(kept):  # the text ended with a guess: what came after it was never said
+        kept, emitted = kept[: len(emitted) + 1], []
     return StepTrace(
         tokens=[tokens[node] for node in nodes],
         parent=[-1] + [number[parent[node]] for node in nodes[1:]],
         probability=chances,
-        path=[number[node] for node in report.commit.path[row]],
-        bonus=emitted[-1] if emitted else -1,
+        path=[number[node] for node in kept],
+        bonus=emitted[-1] if emitted else None,
     )

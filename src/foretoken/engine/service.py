@@ -259,6 +259,8 @@ class Service:
         request = Request(list(submission.prompt_ids), params, list(submission.prediction_ids) or None)
         self._check(submission)
         with self._news:
+            if self._closed:
+                raise ServiceClosedError("the service has stopped")
             self._number += 1
             number = self._number
             if submission.request_id in self._known:
@@ -385,11 +387,11 @@ class Service:
                     break
                 todo = list(self._inbox)
                 self._inbox.clear()
-            for one in todo:
-                one()
             try:
-                if scheduler.has_work:
-                    with torch.inference_mode():
+                with torch.inference_mode():
+                    for one in todo:
+                        one()
+                    if scheduler.has_work:
                         scheduler.tick()
             except Exception as error:
                 logger.exception("the engine failed")
@@ -397,10 +399,15 @@ class Service:
                 scheduler.fail_all(ModelError(f"the engine failed ({type(error).__name__}): restart the service"))
                 break
         with self._news:
+            self._closed = True  # nothing is taken from here on
             todo = list(self._inbox)
             self._inbox.clear()
         for one in todo:
-            one()
+            try:
+                with torch.inference_mode():
+                    one()
+            except Exception:
+                logger.exception("a request was lost in a stopping engine")
         scheduler.fail_all(ServiceClosedError("the service stopped before the request ended"))
         with self._news:
             self._news.notify_all()

@@ -32,7 +32,7 @@ class StepTrace:
     parent: list[int]  # [n]; -1 for node 0
     probability: list[float]  # [n] the target's law of each node's token after its path; 1 for node 0
     path: list[int]  # kept nodes, 0 first
-    bonus: int  # the token that followed them
+    bonus: int | None  # the token that followed them; None where the text ended with a guess
 
 
 @dataclass(frozen=True)

@@ -88,7 +88,7 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
             ]
         },
     )(models.get_model)
-    probe = errors(405, 500, 503)
+    probe = errors(400, 405, 500, 503)
     app.get("/health", response_model=None, responses={200: {"model": Status}, **probe})(models.health)
     app.get("/ready", response_model=None, responses={200: {"model": Status}, **probe})(models.ready)
     app.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=errors(400, 401, 405, 500))(
@@ -96,7 +96,7 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
     )
     if debug:
         app.get("/debug/integrity", response_model=None, include_in_schema=False)(models.integrity)
-    app.get("/", response_model=None, response_class=HTMLResponse, responses=errors(405, 500))(models.page)
+    app.get("/", response_model=None, response_class=HTMLResponse, responses=errors(400, 405, 500))(models.page)
 
 
 async def _http_error(request: Request, error: Exception) -> Response:

@@ -105,7 +105,7 @@ def _explain(kind: type[BaseModel], error: ValidationError, body: bytes) -> ApiE
     for trouble in found:
         if trouble["type"] == "extra_forbidden":
             return _unknown(kind, trouble["loc"], body)
-    where = [_path(trouble["loc"], body) for trouble in found]
+    where = [_path(trouble["loc"], body, is_missing=trouble["type"] == "missing") for trouble in found]
     if not where[0]:
         return bad("the body must be a JSON object", code="invalid_json")
     # Where a value may have several shapes, each says what is wrong with it. Those that came furthest with fewest faults
@@ -135,7 +135,7 @@ def _unknown(kind: type[BaseModel], loc: Sequence[int | str], body: bytes) -> Ap
     return bad(f"unknown field {shown!r}{hint}", param[:200], "unknown_parameter")
 
 
-def _path(loc: Iterable[int | str], body: bytes) -> list[int | str]:
+def _path(loc: Iterable[int | str], body: bytes, *, is_missing: bool = False) -> list[int | str]:
     """The part of a location that lies in the body: names of the types that were tried are left out."""
     path: list[int | str] = []
     at: Any = from_json(body)
@@ -145,7 +145,7 @@ def _path(loc: Iterable[int | str], body: bytes) -> list[int | str]:
         is_place = isinstance(at, list) and isinstance(step, int) and 0 <= step < len(at)
         if is_key or is_place:
             at = at[step]
-        elif not (isinstance(at, dict) and index == len(rest) - 1):  # the last one may be a field that is missing
+        elif not (is_missing and index == len(rest) - 1):
             continue
         path.append(step)
     return path

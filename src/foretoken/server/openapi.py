@@ -45,17 +45,15 @@ def request_body(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def stream_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The content of a stream: each event is 'data: ' and JSON of the kind, or an error's."""
-    return {
-        "text/event-stream": {
-            "schema": {
-                "type": "string",
-                "description": f"Events 'data: {{...}}' whose JSON is a {kind.__name__}, or an ErrorReply where the rest "
-                "failed; at last 'data: [DONE]'. Lines that begin with ':' are to be passed over.",
-                "x-event-schema": {"$ref": REF.format(model=kind.__name__)},
-            }
-        }
+    """The content of a stream, told as one of its events."""
+    data = {
+        "type": "string",
+        "description": f"JSON of a {kind.__name__}, or of an ErrorReply where the rest failed; at last '[DONE]'.",
+        # No contentSchema: the last event is no JSON.
+        "x-json-schema": {"anyOf": [{"$ref": REF.format(model=name)} for name in (kind.__name__, "ErrorReply")]},
     }
+    event = {"type": "object", "properties": {"data": data}, "required": ["data"], "description": "One event."}
+    return {"text/event-stream": {"schema": event}}
 
 
 def install(app: FastAPI, backend: Backend) -> None:

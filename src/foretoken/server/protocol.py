@@ -13,6 +13,14 @@ TokenId = Annotated[int, Field(ge=0, le=INT32)]
 Count = Annotated[int, Field(ge=1, le=INT32)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 JsonObject = dict[str, Any]
+Option = (
+    bool
+    | Annotated[int, Field(ge=-INT32, le=INT32)]
+    | Annotated[float, Field(ge=-1e6, le=1e6)]
+    | Annotated[str, Field(max_length=256)]
+    | None
+)
+"""A value of a method's own option."""
 
 
 class Strict(BaseModel):
@@ -30,9 +38,10 @@ class StreamOptions(Strict):
 
 class Speculative(BaseModel):
     """How this request is guessed for. What is left out is as the server was started; the text does not depend on it
-    with the default way of checking."""
+    with the default way of checking. Further keys are the method's own options, as in ``--speculative-config``."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
+    __pydantic_extra__: dict[str, Option] = Field(init=False)
 
     method: Annotated[str, Field(min_length=1, max_length=64)] | None = Field(
         None, description="A method of those that the server has loaded, or 'none'."
@@ -72,7 +81,7 @@ class Sampling(Strict):
     stream: bool | None = Field(None, description="Server-sent events, ended by 'data: [DONE]'.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Ignored.")
-    speculative: Speculative | Literal[False] | None = Field(None, description="How to guess; false: not at all.")
+    speculative: Speculative | bool | None = Field(None, description="How to guess; false: not at all.")
     num_draft_tokens: int | None = Field(
         None, ge=0, le=64, description="Most tokens guessed in a line, as MLX and LM Studio call it; 0: none."
     )

@@ -13,7 +13,7 @@ from foretoken.sampling import LogitsProcessor, SamplingParams
 from foretoken.server.backend import Backend
 from foretoken.server.errors import bad, of_engine
 from foretoken.server.prediction import prediction_method
-from foretoken.server.protocol import Sampling
+from foretoken.server.protocol import Sampling, Speculative
 
 if TYPE_CHECKING:
     from foretoken.engine.service import Service
@@ -113,7 +113,7 @@ def speculation(service: "Service", request: Sampling, *, has_prediction: bool) 
     try:
         if asked is False:
             return service.method("none")
-        given: dict[str, Any] = {} if asked is None else asked.model_dump(exclude_none=True)
+        given: dict[str, Any] = asked.model_dump(exclude_none=True) if isinstance(asked, Speculative) else {}
         numbers = [given.pop("num_draft_tokens", None), most, given.get("num_speculative_tokens")]
         chosen = {number for number in numbers if number is not None}
         if len(chosen) > 1:
