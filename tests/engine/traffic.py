@@ -161,5 +161,3 @@ class Traffic:
             assert completion.finish_reason == solo.finish_reason
             whole += 1
         return whole
-
-

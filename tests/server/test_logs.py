@@ -137,7 +137,13 @@ def test_the_request_of_a_task_is_on_all_its_lines() -> None:
     assert "request_id" not in told[-1]
 
 
+def alone() -> None:
+    """Take pytest's own handlers off: what they catch is sent between processes, and half a character cannot be."""
+    logging.getLogger().handlers.clear()
+
+
 def test_nothing_written_can_break_a_line() -> None:
+    alone()
     stream = io.StringIO()
     configure_logs("info", True, True, stream=stream)
     log(NASTY, prompt=NASTY, **{NASTY: NASTY})
@@ -146,6 +152,7 @@ def test_nothing_written_can_break_a_line() -> None:
 
 
 def test_a_terminal_is_never_sent_control_characters() -> None:
+    alone()
     stream = Terminal()
     configure_logs("info", None, True, stream=stream)
     log(NASTY, prompt=NASTY, path="/v1/models", seconds=0.123456, count=3, rest=["a b", 1.0], **{NASTY: 1})

@@ -8,6 +8,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     (),
     ("generate",),
     ("bench",),
+    ("serve",),
     ("evaluate",),
     ("certify",),
     ("methods",),

@@ -171,6 +171,7 @@ def _serve(options: dict[str, Any], speculative: dict[str, Any]) -> None:
             say(f"warning: anybody who reaches {options['host']} may use this server; --api-key asks for a key")
         engine = settings.load_engine({**options, "width": 0}, speculative)
         service = Service(engine, service_options, also=also)
+        configure_logs(options["log_level"], log_prompts=options["log_prompts"])  # the libraries just loaded changed it
         url = run.url_of(made)
         run.serve(
             service,

@@ -38,8 +38,8 @@ class SuffixOptions:
         for good, name, expected in (
             (1 <= self.min_match <= self.max_match, "min_match", f"between 1 and max_match ({self.max_match})"),
             (self.max_match <= 1024, "max_match", "at most 1024"),
-            (0 <= self.max_spec_factor < float("inf"), "max_spec_factor", "a number of at least 0"),
-            (abs(self.max_spec_offset) < float("inf"), "max_spec_offset", "a finite number"),
+            (0 <= self.max_spec_factor <= 1e6, "max_spec_factor", "between 0 and 1e6"),
+            (abs(self.max_spec_offset) <= 1e6, "max_spec_offset", "between -1e6 and 1e6"),
             (0 <= self.min_token_prob <= 1, "min_token_prob", "between 0 and 1"),
             (self.max_cached_tokens >= 0, "max_cached_tokens", "at least 0"),
         ):

@@ -136,7 +136,9 @@ class Engine:
         whole = [request if isinstance(request, Request) else Request(request) for request in requests]
         completions: list[Completion] = []
         for start in range(0, len(whole), batch_size):
-            rows = [self.make_row(index, request) for index, request in enumerate(whole[start : start + batch_size], start)]
+            rows = [
+                self.make_row(index, request) for index, request in enumerate(whole[start : start + batch_size], start)
+            ]
             for _ in self._decode(rows):
                 pass
             completions += [self._completion(row) for row in rows]

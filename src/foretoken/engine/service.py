@@ -160,7 +160,9 @@ class Service:
                     f"method {config.method!r}, as it is asked for, is not loaded here: choose one of {names}, with the "
                     "weights that the service was started with"
                 )
-            method = self._methods[key] = config.load(self._loader)
+            method = config.load(self._loader)
+            if len(self._methods) < 64:  # requests choose freely: do not remember for ever
+                self._methods[key] = method
         verifier = (
             self.engine.verifier if config == self.engine.speculative else config.load_verifier(self.engine.model)
         )

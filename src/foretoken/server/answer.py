@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -120,17 +121,28 @@ class Answer:
         return {"finish_reason": reason, "seed": completion.seed}
 
 
-def by_choice(news: Sequence[tuple[int, Update]]) -> list[tuple[int, list[Piece], list[StepTrace], Completion | None]]:
-    """News put together: of each choice that has any, its new pieces, its trees, and its completion if it has ended."""
-    found: dict[int, tuple[list[Piece], list[StepTrace], list[Completion]]] = {}
+@dataclass
+class News:
+    """What has come for one choice."""
+
+    pieces: list[Piece] = field(default_factory=list)
+    text: str = ""  # theirs, and what was held back of those before
+    traces: list[StepTrace] = field(default_factory=list)
+    completion: Completion | None = None  # where it has ended
+
+
+def by_choice(news: Sequence[tuple[int, Update]]) -> dict[int, News]:
+    """News put together, of each choice that has any."""
+    found: dict[int, News] = {}
     for index, update in news:
-        pieces, traces, ends = found.setdefault(index, ([], [], []))
-        pieces.extend(update.pieces)
+        one = found.setdefault(index, News())
+        one.pieces.extend(update.pieces)
+        one.text += "".join(piece.text for piece in update.pieces) + update.tail
         if update.trace is not None:
-            traces.append(update.trace)
+            one.traces.append(update.trace)
         if update.completion is not None:
-            ends.append(update.completion)
-    return [(index, pieces, traces, ends[0] if ends else None) for index, (pieces, traces, ends) in found.items()]
+            one.completion = update.completion
+    return found
 
 
 def as_given(model: BaseModel) -> dict[str, Any]:

@@ -51,6 +51,12 @@ class Backend:
         """Token ids. special: with what the tokenizer puts around a text. Raises ApiError 400."""
         if self.tokenizer is None:
             raise bad("this model has no tokenizer: give token ids to /v1/completions", param)
+        # A token covers a bounded piece of text, so what is far too long is refused without tokenizing megabytes of it.
+        if len(text) > 2 * self.longest_token * self.max_model_len:
+            raise bad(
+                f"the text has {len(text)} characters, and this server takes {self.max_model_len} tokens: shorten it",
+                param,
+            )
         try:
             return list(self.tokenizer.encode(text, add_special_tokens=special))
         except Exception as error:  # whatever a tokenizer raises for characters that it does not know
@@ -91,6 +97,12 @@ class Backend:
     def constraints(self) -> Constraints:
         """What makes constraints; reading the vocabulary takes up to a second. Raises ConfigError."""
         return Constraints(self.tokenizer, self.vocab_size, sorted(self.eos_token_ids))
+
+    @cached_property
+    def longest_token(self) -> int:
+        """Characters of the longest token."""
+        known: dict[str, int] = getattr(self.tokenizer, "get_vocab", dict)()
+        return max(map(len, known), default=64)
 
     def close(self) -> None:
         """Let the thread go."""

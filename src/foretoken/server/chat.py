@@ -191,11 +191,11 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIte
 
     while not job.is_done:
         out = []
-        for index, pieces, traces, completion in by_choice(await job.news(answer.backend.options.keepalive_s)):
+        for index, one in by_choice(await job.news(answer.backend.options.keepalive_s)).items():
+            pieces, text, traces, completion = one.pieces, one.text, one.traces, one.completion
             if index not in begun:
                 begun.add(index)
                 out.append(chunk(index, {"role": "assistant", "content": ""}))
-            text = "".join(piece.text for piece in pieces)
             deltas = _deltas(readers[index], text, final=completion is not None)
             more = answer.extras(pieces, traces) if pieces or traces else {}
             if body.logprobs and pieces:

@@ -99,8 +99,8 @@ async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]
     num_ended = 0
     while not job.is_done:
         out = []
-        for index, pieces, traces, completion in by_choice(await job.news(answer.backend.options.keepalive_s)):
-            text = "".join(piece.text for piece in pieces)
+        for index, one in by_choice(await job.news(answer.backend.options.keepalive_s)).items():
+            pieces, text, traces, completion = one.pieces, one.text, one.traces, one.completion
             offset, written[index] = written[index], written[index] + len(text)
             if index not in begun:
                 begun.add(index)

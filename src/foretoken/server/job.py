@@ -130,24 +130,7 @@ class Job:
             return RequestRecord(
                 known, "error", status, self.endpoint, self.stream, seconds_total=seconds, error=str(update.error)
             )
-        return RequestRecord(
-            request_id=known,
-            finish_reason=done.finish_reason or "stop",
-            endpoint=self.endpoint,
-            stream=self.stream,
-            method=str((done.config.get("speculative") or {}).get("method", "none")),
-            num_prompt_tokens=done.num_prompt_tokens,
-            num_cached_tokens=done.num_cached_tokens,
-            num_tokens=done.num_tokens,
-            num_steps=done.num_steps,
-            num_draft_tokens=done.num_draft_tokens,
-            num_accepted_tokens=done.num_accepted_tokens,
-            num_preemptions=done.num_preemptions,
-            seconds_queue=done.seconds_queue,
-            seconds_prefill=done.seconds_prefill,
-            seconds_decode=done.seconds_decode,
-            seconds_total=seconds,
-        )
+        return RequestRecord.of(known, done, seconds_total=seconds, endpoint=self.endpoint, stream=self.stream)
 
     def _check(self, index: int, update: Update) -> None:
         if update.error is not None:

@@ -24,6 +24,7 @@ def _model(backend: Backend) -> dict[str, Any]:
         "speculative": {
             key: value for key, value in speculative.items() if key not in ("model", "judge", "acceptance")
         },
+        "methods": backend.service.methods,
     }
 
 

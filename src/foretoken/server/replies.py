@@ -124,7 +124,7 @@ class StepTree(Reply):
     parent: list[int] = Field(description="-1 for node 0.")
     probability: list[float] = Field(description="Of each node's token after its path, by the model.")
     path: list[int] = Field(description="The nodes that were kept.")
-    bonus: int = Field(description="The token id that followed them.")
+    bonus: int | None = Field(description="The token id that followed them; null where the text ended with a guess.")
 
 
 class Choice(Reply):
@@ -235,6 +235,7 @@ class Model(Reply):
     owned_by: str
     max_model_len: int = Field(description="Tokens of prompt and output together.")
     speculative: dict[str, Any] = Field(description="How requests are guessed for that don't say how.")
+    methods: list[str] = Field(description="What a request may ask for in `speculative.method`.")
 
 
 class ModelList(Reply):

@@ -78,6 +78,8 @@ def serve(
     config = uvicorn.Config(
         build_app(service, options),
         log_config=None,
+        http="h11",  # httptools reads a header of any length
+        h11_max_incomplete_event_size=65536,
         timeout_graceful_shutdown=round(drain_s) + 5,
         timeout_keep_alive=75,
         server_header=False,
