@@ -4,7 +4,8 @@
     python benchmarks/serving.py --target bundled --transformers
 
 For each load: the best fixed length is chosen on other prompts (one round of each), then ``--rounds`` paired rounds run
-plain, that length, and auto on the same prompts in rotating order. A round submits as many requests as the load at once
+plain, that length, and auto on the same prompts in rotating order, and (unless --once) once more in the reverse order, so
+that a drift of the machine hits all alike. A round submits as many requests as the load at once
 and is timed until the last has ended, prefill included; tokens are those asked for (end tokens are ignored), at
 temperature 1 with fixed seeds, so all arms write the same tokens, which is checked. The figures are medians of the
 rounds' ratios with percentile bootstrap intervals of the median. --nonsense replaces the draft by one whose logits are
@@ -31,6 +32,9 @@ from foretoken.draft.model import DraftModel
 from foretoken.engine.service import Service, ServiceOptions
 from foretoken.engine.submission import Submission, Update
 from foretoken.model.target import CausalModel
+
+MAX_PROMPT = 64
+"""Longer prompts of the suite are left out, so that decoding is most of the time."""
 
 
 class Nonsense(CausalModel):
@@ -62,6 +66,8 @@ class Nonsense(CausalModel):
 class Arm:
     """One service. All arms share the weights, and only one of them has work at a time."""
 
+    verbose = False
+
     def __init__(self, name: str, engine: foretoken.Engine, mode: str, max_rows: int) -> None:
         self.name = name
         options = ServiceOptions(max_num_seqs=max_rows, speculation=mode, prefix_reuse=False, max_model_len=1024)
@@ -82,6 +88,7 @@ class Arm:
                 ended.set()
 
         banned = tuple(self.service.engine.model.spec.eos_token_ids)
+        before = self.service.snapshot()
         begun = time.perf_counter()
         for index, prompt in enumerate(prompts):
             params = foretoken.SamplingParams(
@@ -91,6 +98,15 @@ class Arm:
         ended.wait()
         seconds = time.perf_counter() - begun
         self.service.check_integrity()
+        if self.verbose:
+            now = self.service.snapshot()
+            parts = {
+                part: getattr(now, f"seconds_{part}") - getattr(before, f"seconds_{part}")
+                for part in ("draft", "target", "rest", "prefill")
+            }
+            said = "  ".join(f"{part} {spent:.3f}" for part, spent in parts.items())
+            steps = now.num_steps - before.num_steps
+            print(f"  {self.name:8s} {seconds:.3f} s, {steps} steps: {said}", file=sys.stderr)
         return len(prompts) * tokens / seconds, [made[str(index)] for index in range(len(prompts))]
 
 
@@ -105,13 +121,14 @@ def prompts_of(engine: foretoken.Engine, count: int, skip: int) -> list[list[int
     """Prompts of the bundled suite, chats in the model's template, from ``skip`` on and around again."""
     items = load_suite()
     random.Random(1).shuffle(items)
-    chosen = [items[(skip + index) % len(items)] for index in range(count)]
-    return [
-        engine.chat_prompt([{"role": "user", "content": item.prompt}])[:256]
+    prompts = [
+        engine.chat_prompt([{"role": "user", "content": item.prompt}])
         if item.format == "chat"
-        else list(engine.tokenizer.encode(item.prompt))[:256]
-        for item in chosen
+        else list(engine.tokenizer.encode(item.prompt))
+        for item in items
     ]
+    short = [prompt for prompt in prompts if len(prompt) <= MAX_PROMPT]
+    return [short[(skip + index) % len(short)] for index in range(count)]
 
 
 def transformers_throughput(target: str, prompts: list[list[int]], tokens: int) -> float:
@@ -140,7 +157,10 @@ def main() -> None:
     parser.add_argument("--lengths", default="1,2,4,7")
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--implementation", default="auto")
+    parser.add_argument("--once", action="store_true", help="each arm once a round, where runs are long")
+    parser.add_argument("--verbose", action="store_true", help="where each run's time went")
     options = parser.parse_args()
+    Arm.verbose = options.verbose
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     loads = [int(load) for load in options.loads.split(",")]
     lengths = [int(length) for length in options.lengths.split(",")]
@@ -184,11 +204,13 @@ def main() -> None:
         for number in range(options.rounds):
             prompts = prompts_of(engine, load, number * load)
             made = {}
-            for turn in range(len(arms)):
-                arm = arms[(turn + number) % len(arms)]
-                speed, tokens = arm.run(prompts, options.tokens)
-                speeds[arm.name].append(speed)
-                made[arm.name] = tokens
+            turns = [arms[(turn + number) % len(arms)] for turn in range(len(arms))]
+            taken = dict.fromkeys(speeds, 0.0)
+            for arm in turns if options.once else turns + turns[::-1]:
+                speed, made[arm.name] = arm.run(prompts, options.tokens)
+                taken[arm.name] += load * options.tokens / speed
+            for name, seconds in taken.items():
+                speeds[name].append(load * options.tokens * (1 if options.once else 2) / seconds)
             equal += sum(a == b == c for a, b, c in zip(made["plain"], made[arms[1].name], made["auto"], strict=True))
         ratios = {
             "auto / plain": [a / b for a, b in zip(speeds["auto"], speeds["plain"], strict=True)],

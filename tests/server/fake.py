@@ -88,6 +88,7 @@ class FakeService:
             tokenizer=ByteTokenizer(), model=SimpleNamespace(spec=spec), speculative=self.default
         )
         self.options = ServiceOptions()
+        self.methods = sorted(LIGHT)
         self.ready = self.healthy = True
         self.submitted: list[Submission] = []
         self.cancelled: list[str] = []
