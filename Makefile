@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test lint check bench help-docs clean
+.PHONY: install demo test test-ray lint check bench help-docs clean
 
 install: $(STAMP)
 
@@ -20,6 +20,11 @@ demo: $(STAMP)
 
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
+
+# Two replicas and a file of a thousand prompts on this machine; installs Ray (0.7 GB) first.
+test-ray: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[dev,ray]"
+	$(BIN)/python -m pytest -m slow tests/ray
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

@@ -35,8 +35,9 @@ MAX_NODES = 96
 """Steps with more tree nodes than this are extrapolated, not measured: they never pay on the machines that need a table."""
 FORMAT = 1
 _FAR = 1e6
-_REPEATS, _MOST_REPEATS = 3, 9
-_CHEAP_S = 0.3  # a batch's cells are repeated up to _MOST_REPEATS times while they took less than this together
+_REPEATS, _MOST_REPEATS = 3, 12
+_CHEAP_S = 1.2  # a batch's cells are repeated up to _MOST_REPEATS times while they took less than this together
+_LONG_S = 0.1
 
 Array = NDArray[np.float64]
 Cell = tuple[int, int]
@@ -250,7 +251,7 @@ def measure(
 
     step(method, batch, depth) runs one step; depth 0 of the method ``PLAIN`` is a plain one. methods: the deepest guess
     of each. Plain and guessing cells of a batch take turns, so that a drift of the machine hits both alike; a cell's
-    figure is the median after one warm-up. Batch 1 is always measured once, whatever it takes.
+    figure is the least after one warm-up. Batch 1 is always measured once, whatever it takes.
     """
     begun = clock()
     verify: dict[Cell, list[float]] = {}
@@ -267,21 +268,29 @@ def measure(
             for method, depth in cells:
                 if (batch > 1 or round_ > 1) and clock() - begun > time_limit_s:
                     break
-                measured = step(method, batch, depth)
-                if round_:
-                    seen[method, depth].append(measured)
+                first = step(method, batch, depth)
+                if not round_:
+                    continue
+                # A step in the wake of another kind finds other weights in the caches: the second of two is what serving
+                # sees, where steps of one kind follow each other. Long steps stream their weights anyway.
+                seen[method, depth].append(first if _total(first) > _LONG_S else step(method, batch, depth))
         for (method, depth), found in seen.items():
             if len(found) < (2 if batch > 1 else 1):  # the time ran out under way: one figure alone is noise
                 continue
             rows = statistics.median_low([_nodes(one, batch, depth) for one in found])
-            rest = statistics.median([one.target + one.rest + (0.0 if depth else one.draft) for one in found])
+            # The least: on a shared machine a step takes longer than it must, never shorter.
+            rest = min(one.target + one.rest + (0.0 if depth else one.draft) for one in found)
             verify.setdefault((batch, rows), []).append(rest)
             if depth:
-                draft[method][batch, depth] = statistics.median([one.draft for one in found])
+                draft[method][batch, depth] = min(one.draft for one in found)
         if clock() - begun > time_limit_s:
             log.info("costs: %.0f s used up at batch %d; larger steps are extrapolated", time_limit_s, batch)
             break
     return CostTable({cell: statistics.fmean(costs) for cell, costs in verify.items()}, draft, dict(lag_seconds or {}))
+
+
+def _total(measured: StepSeconds) -> float:
+    return measured.draft + measured.target + measured.rest
 
 
 def _nodes(measured: StepSeconds, batch: int, depth: int) -> int:

@@ -28,6 +28,7 @@ LEAST_CHARGE = 0.05  # passes that a plain step among guessing ones is charged a
 LAG_STEPS = 32.0  # steps over which reading what a drafter lags behind is written off
 PERIOD = 8  # steps between plans while nothing joins or leaves; every step while much is unknown
 PERIOD_OFF = 64  # ... and while nothing guesses
+PLAIN_EVERY = 16  # guessing steps before a plain one is tried, to see what it costs now
 SURE = 24.0  # proposals of a method after which its rates no longer change by the step
 LIMITS = 6  # depths tried as a common limit of a batch, in a search
 MEMORY = 1.0 / 200.0  # of the live speedup, per step
@@ -244,6 +245,7 @@ class Planner:
         self._account: float | None = None
         self._need = math.inf  # credit at which a trial that was too dear before can be paid
         self._tokens = self._plain_seconds = self._seconds = 0.0
+        self._since_plain = PLAIN_EVERY
         self.trials = 0
         self.trial_seconds = 0.0
 
@@ -268,8 +270,9 @@ class Planner:
         }
 
     def forget(self, request_id: str) -> None:
-        """A request has ended."""
+        """A request has ended; what stood for it does not stand for another, even one of the same name."""
         self.acceptance.forget(request_id)
+        self._ids = []
 
     def plan(self, rows: Sequence[RowView]) -> list[int]:
         """The greatest depth each row may guess in the next step, 0 for none."""
@@ -408,7 +411,7 @@ class Planner:
             return standing
         hope = standing.plain_rate * float(np.exp(self.corrections.doubt))
         loss = max(problem.plain - problem.batch / expected.rate, LEAST_CHARGE * problem.plain)
-        if hope > expected.rate and loss <= credit:
+        if hope > expected.rate and loss <= credit and self._since_plain >= PLAIN_EVERY:
             self._charge(loss)
             return _Plan([0] * problem.batch, None, standing.plain_rate, trial=True)
         caps = np.array(expected.caps)
@@ -446,6 +449,7 @@ class Planner:
             return
         self.acceptance.tick()
         self.corrections.tick()
+        self._since_plain = self._since_plain + 1 if any(row.drafted for row in step.rows) else 0
         drafted = accepted = nodes = 0
         asked: dict[str, list[int]] = {}
         if any(self._caps) or any(row.cap for row in step.rows):

@@ -1,0 +1,84 @@
+"""The prefix store: what it finds, what it forgets, and that a copy is what was computed."""
+
+import pytest
+import torch
+
+from foretoken.engine.prefix import BLOCK, PrefixStore
+from foretoken.model.cache import KVCache
+
+
+def row(value: float, slots: int = 128) -> KVCache:
+    made = KVCache(1, slots, [(2, 4)] * 2, torch.float32, [torch.device("cpu")] * 2)
+    for memory in (*made.keys, *made.values):
+        memory[:] = value + torch.arange(slots)[:, None] / 1000
+    return made
+
+
+def test_the_longest_shared_beginning_is_found_token_by_token() -> None:
+    store = PrefixStore(1 << 20)
+    ids = list(range(50))
+    store.add(ids, row(1.0), (), None)
+    store.add([*ids[:20], *range(200, 240)], row(2.0), (), None)
+    found = store.find([*ids[:45], 99, 98], ())
+    assert found is not None
+    assert found[1] == 45
+    target = row(0.0)
+    found[0].copy_into(target, 45)
+    for memory, source in zip((*target.keys, *target.values), (*row(1.0).keys, *row(1.0).values), strict=True):
+        assert torch.equal(memory[0, :, :45], source[0, :, :45])
+        assert (memory[0, :, 45:] < 0.5).all()
+    assert store.find(list(range(300, 340)), ()) is None
+    assert store.find(ids[: BLOCK - 1], ()) is None
+    store.check_integrity()
+
+
+def test_a_text_that_goes_on_replaces_its_beginning() -> None:
+    store = PrefixStore(1 << 20)
+    store.add(list(range(32)), row(1.0), (), None)
+    size = store.num_bytes
+    store.add(list(range(64)), row(1.0), (), None)
+    assert store.num_tokens == 64
+    assert store.num_bytes == 2 * size
+    store.add(list(range(32)), row(1.0), (), None)
+    assert store.num_tokens == 64
+    store.check_integrity()
+
+
+def test_the_least_recently_used_is_forgotten() -> None:
+    one = PrefixStore(1 << 20)
+    one.add(list(range(32)), row(1.0), (), None)
+    store = PrefixStore(2 * one.num_bytes)
+    texts = [list(range(start, start + 32)) for start in (0, 1000, 2000)]
+    store.add(texts[0], row(1.0), (), None)
+    store.add(texts[1], row(2.0), (), None)
+    assert store.find(texts[0], ()) is not None
+    store.add(texts[2], row(3.0), (), None)
+    assert store.find(texts[1], ()) is None
+    assert store.find(texts[0], ()) is not None
+    assert store.num_bytes <= store.max_bytes
+    store.add(list(range(100)), row(1.0), (), None)  # larger than all that is allowed: not kept
+    assert store.find(texts[2], ()) is not None
+    store.check_integrity()
+
+
+def test_who_needs_hidden_states_gets_only_prefixes_with_them() -> None:
+    store = PrefixStore(1 << 20)
+    ids = list(range(32))
+    store.add(ids, row(1.0), (), None)
+    assert store.find(ids, (0, 2)) is None
+    taps = torch.ones(1, 32, 8)
+    store.add(ids, row(1.0), (0, 2), taps)
+    found = store.find(ids, (0, 2))
+    assert found is not None
+    assert found[0].taps is taps
+    assert store.find(ids, (1,)) is None
+    assert store.find(ids, ()) is not None
+    store.check_integrity()
+
+
+def test_books_that_do_not_add_up_are_found() -> None:
+    store = PrefixStore(1 << 20)
+    store.add(list(range(32)), row(1.0), (), None)
+    store.num_bytes += 1
+    with pytest.raises(RuntimeError, match="books"):
+        store.check_integrity()
