@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--nonsense", action="store_true")
     parser.add_argument("--transformers", action="store_true", help="also its generate_batch, at each load")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=0.0, help="go on with rounds for so long at each load")
     parser.add_argument("--loads", default="1,2,4,8,16,32")
     parser.add_argument("--lengths", default="1,2,4,7")
     parser.add_argument("--tokens", type=int, default=48)
@@ -201,7 +202,9 @@ def main() -> None:
         arms = [plain, fixed[best], auto]
         speeds: dict[str, list[float]] = {arm.name: [] for arm in arms}
         equal = 0
-        for number in range(options.rounds):
+        begun, number = time.perf_counter(), -1
+        while number + 1 < options.rounds or time.perf_counter() - begun < options.seconds:
+            number += 1
             prompts = prompts_of(engine, load, number * load)
             made = {}
             turns = [arms[(turn + number) % len(arms)] for turn in range(len(arms))]
@@ -224,7 +227,8 @@ def main() -> None:
             "best_fixed": statistics.median(speeds[arms[1].name]),
             "auto": statistics.median(speeds["auto"]),
             **{name: [round(x, 3) for x in values] for name, values in figures.items()},
-            "equal": f"{equal} of {load * options.rounds}",
+            "rounds": number + 1,
+            "equal": f"{equal} of {load * (number + 1)}",
             "tuned": {length: round(speed, 1) for length, speed in tuned.items()},
         }
         if options.transformers:
@@ -234,7 +238,7 @@ def main() -> None:
             f"load {load:2d}  plain {found['plain']:7.1f}  fixed {best}: {found['best_fixed']:7.1f}  "
             f"auto {found['auto']:7.1f} tok/s  "
             + "  ".join(f"{name} {m:.3f} [{low:.3f}, {high:.3f}]" for name, (m, low, high) in figures.items())
-            + f"  equal {found['equal']}"
+            + f"  {number + 1} rounds, equal {found['equal']}"
             + (f"  transformers {found['transformers']:.1f}" if options.transformers else ""),
             flush=True,
         )

@@ -7,20 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretoken.engine.costs import (
-    PLAIN,
-    Corrections,
-    CostTable,
-    StepSeconds,
-    cache_file,
-    depths,
-    grid,
-    identity,
-    isotonic,
-    load,
-    measure,
-    save,
-)
+from foretoken.engine.corrections import Corrections
+from foretoken.engine.costfile import cache_file, identity, load, save
+from foretoken.engine.costs import PLAIN, CostTable, StepSeconds, depths, grid, isotonic, measure
 from foretoken.errors import ConfigError
 
 

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 
 from foretoken.engine.acceptance import Acceptance
+from foretoken.engine.allocation import Problem, price, search
 from foretoken.engine.costs import CostTable
-from foretoken.engine.planner import BUDGET, Planner, Problem, RowStep, RowView, StepObservation, price, search
+from foretoken.engine.planner import BUDGET, Planner, RowStep, RowView, StepObservation
 from foretoken.errors import ConfigError
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft.base import Drafter, PromptChunk
+from foretoken.engine.deferred import open_drafter
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.state import Row, State
 from foretoken.engine.step import StepReport, step
@@ -96,7 +97,7 @@ class Batch:
         place = self.pool.num_rows
         self.pool.open_rows(1)
         target = Target.of(self.model, self.pool.rows(place, place + 1))
-        arrival = Arrival(row, choice, target, state, choice.method.open(state, self.capacity, target))
+        arrival = Arrival(row, choice, target, state, open_drafter(choice.method, state, self.capacity, target))
         self.arrivals.append(arrival)
         self._bind()
         self._reuse(arrival)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from foretoken.engine.batch import Batch
-from foretoken.engine.costs import PLAIN, CostTable, StepSeconds, identity, load, measure, save
+from foretoken.engine.costfile import identity, load, save
+from foretoken.engine.costs import PLAIN, CostTable, StepSeconds, measure
 from foretoken.engine.state import Row
 from foretoken.engine.team import Choice
 from foretoken.engine.text import TextStream

@@ -6,23 +6,15 @@ Both are measured on a grid of real steps, smoothed so that a bigger step is nev
 """
 
 import bisect
-import hashlib
-import importlib.metadata
-import json
 import logging
 import math
-import os
-import platform
 import statistics
-import tempfile
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from foretoken.errors import ConfigError
@@ -295,158 +287,3 @@ def _total(measured: StepSeconds) -> float:
 
 def _nodes(measured: StepSeconds, batch: int, depth: int) -> int:
     return batch * (1 + depth) if measured.rows is None else max(measured.rows, batch)
-
-
-def identity(model: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:
-    """What a saved table is valid for: this machine and torch, and the model (its name, weight_bytes, dtype,
-    implementation) and the resolved methods' settings, as the caller names them."""
-    accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    machine = {
-        "processor": _processor(),
-        "cores": cores,
-        "threads": torch.get_num_threads(),
-        "accelerator": accelerator,
-        "torch": str(torch.__version__),
-    }
-    known = {"format": FORMAT, "version": _version(), "machine": machine, "model": model, "methods": methods}
-    return dict(json.loads(json.dumps(known, sort_keys=True, default=str)))  # as it will compare when read back
-
-
-def cache_file(key: Mapping[str, Any]) -> Path:
-    """Where the table of an identity is kept: under $FORETOKEN_CACHE, else ~/.cache/foretoken."""
-    root = os.environ.get("FORETOKEN_CACHE")
-    folder = Path(root) if root else Path(os.path.expanduser("~")) / ".cache" / "foretoken"
-    digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    return folder / "costs" / f"{digest[:24]}.json"
-
-
-def save(table: CostTable, key: Mapping[str, Any], path: Path | None = None) -> bool:
-    """Write whole or not at all; False, and one line in the log, where the disk will not have it."""
-    path = path or cache_file(key)
-    scratch = None
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
-            scratch = file.name
-            json.dump({"key": key, **table.to_json()}, file)
-        os.replace(scratch, path)
-    except OSError as error:
-        log.warning("costs: not kept in %s (%s); they will be measured again at the next start", path, error)
-        if scratch is not None:
-            Path(scratch).unlink(missing_ok=True)
-        return False
-    return True
-
-
-def load(key: Mapping[str, Any], path: Path | None = None) -> CostTable | None:
-    """The table kept for this identity; None where there is none or it cannot be used."""
-    path = path or cache_file(key)
-    try:
-        given = json.loads(path.read_text(encoding="utf-8"))
-        if given["key"] != key:
-            raise ValueError("it is of another machine, model or version")
-        return CostTable.from_json(given)
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        log.warning("costs: %s ignored (%s); measuring again", path, error)
-        return None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("foretoken")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"
-
-
-class Corrections:
-    """How far live steps are from the table, as a factor for plain passes, for guessing passes and for each method's
-    drafting: longer contexts, a machine that is shared, a table that was wrong.
-
-    Logs of the factors follow a random walk that is mostly common to all of them (a slower machine, longer contexts)
-    and a little of each one's own; a Kalman filter holds them, so that what is not observed for long follows the others
-    and is known to be uncertain. Outliers are clipped.
-    """
-
-    _COMMON, _OWN = 0.2**2, 0.12**2  # variances at the start, of logs
-    _OWN_DRAFT = 0.6**2  # a table wrong about drafting must say next to nothing about passes
-    _COMMON_STEP, _OWN_STEP = 0.01**2, 0.003**2  # ... added at each step
-    _NOISE = 0.15**2  # of one step's time
-    _CLIP = 2.5  # standard deviations
-    _MOST = math.log(50.0)
-    _STREAK, _SHAKEN = 4, 0.4**2  # so many clipped surprises of one sign in a row are no outliers: doubt that much more
-    _PLAIN, _GUESS = 0, 1
-
-    def __init__(self, methods: Sequence[str]) -> None:
-        self._index = {method: 2 + place for place, method in enumerate(methods)}
-        size = 2 + len(methods)
-        self._mean = [0.0] * size
-        self._cov = [[self._COMMON] * size for _ in range(size)]
-        for place, row in enumerate(self._cov):
-            row[place] += self._OWN if place <= self._GUESS else self._OWN_DRAFT
-        self._streak = [0] * size
-        self.plain, self.guess = 1.0, 1.0
-        self.draft: dict[str, float] = dict.fromkeys(methods, 1.0)
-
-    @property
-    def doubt(self) -> float:
-        """Standard deviation of log (guessing passes' factor / plain passes' factor)."""
-        (plain, both), guess = self._cov[0][:2], self._cov[1][1]
-        return math.sqrt(max(plain + guess - 2 * both, 0.0))
-
-    def tick(self) -> None:
-        """A step has passed."""
-        for place, row in enumerate(self._cov):
-            for other in range(len(row)):
-                row[other] += self._COMMON_STEP
-            row[place] += self._OWN_STEP
-            if row[place] > 2 * (self._COMMON + self._OWN_DRAFT):  # what nobody observes is not doubted without end
-                self._shrink()
-
-    def _shrink(self) -> None:
-        for row in self._cov:
-            for other in range(len(row)):
-                row[other] *= 0.5
-
-    def observe(self, kind: str, measured: float, predicted: float) -> None:
-        """kind: "plain" or "guess", for a pass. predicted: the table's figure, uncorrected."""
-        self._learn({"plain": self._PLAIN, "guess": self._GUESS}[kind], measured, predicted)
-
-    def observe_draft(self, method: str, measured: float, predicted: float) -> None:
-        """The same for a method's drafting; one that was not measured is skipped."""
-        if method in self._index:
-            self._learn(self._index[method], measured, predicted)
-
-    def _learn(self, place: int, measured: float, predicted: float) -> None:
-        if measured <= 0.0 or predicted <= 0.0:
-            return
-        spread = self._cov[place][place] + self._NOISE
-        most = self._CLIP * math.sqrt(spread)
-        surprise = math.log(measured / predicted) - self._mean[place]
-        streak = self._streak[place]
-        self._streak[place] = 0 if abs(surprise) < most else max(streak, 0) + 1 if surprise > 0 else min(streak, 0) - 1
-        if abs(self._streak[place]) >= self._STREAK:
-            self._cov[place][place] += self._SHAKEN
-            spread += self._SHAKEN
-            most = self._CLIP * math.sqrt(spread)
-        surprise = min(max(surprise, -most), most)
-        gains = [row[place] / spread for row in self._cov]
-        known = list(self._cov[place])
-        for other, gain in enumerate(gains):
-            self._mean[other] = min(max(self._mean[other] + gain * surprise, -self._MOST), self._MOST)
-            row = self._cov[other]
-            for column, value in enumerate(known):
-                row[column] -= gain * value
-        self.plain, self.guess = math.exp(self._mean[0]), math.exp(self._mean[1])
-        for method, index in self._index.items():
-            self.draft[method] = math.exp(self._mean[index])

@@ -60,7 +60,7 @@ class Engine:
             raise ConfigError(
                 f"width = {width} must be 0 (off) or at least {needed}: the root and as many guesses as a step may make"
             )
-        self.method = method if method is not None else self.speculative.load(Loader(model, self._load_draft))
+        self.method = method if method is not None else self.speculative.load(Loader(model, self.load_draft))
         check_stop(self.method, self.speculative.proposal_shape)
         self.verifier = self.speculative.load_verifier(model)
         self.timing = Timing()
@@ -112,7 +112,8 @@ class Engine:
                 method = None  # loaded for a shape that asks no acceptance head
         return Engine(self.model, self.tokenizer, speculative=config, method=method, width=self.width)
 
-    def _load_draft(self, name: str) -> CausalModel:
+    def load_draft(self, name: str) -> CausalModel:
+        """A draft model by name or directory, its vocabulary compared with the target's. Raises ModelError."""
         spec = self.model.spec
         if self.tokenizer is not None:
             tokenizers: list[Any] = [self.tokenizer, load_tokenizer(name)]

@@ -9,21 +9,19 @@ from typing import Any, TypeVar
 
 import torch
 
-from foretoken.draft.base import Method
-from foretoken.draft.none import NoMethod
 from foretoken.engine.acceptance import Acceptance
 from foretoken.engine.calibrate import measured_costs
-from foretoken.engine.config import METHODS, NoneConfig, speculative_config
+from foretoken.engine.choices import MARGIN, Choices
 from foretoken.engine.costs import CostTable, grid
 from foretoken.engine.engine import Engine, Request
 from foretoken.engine.memory import SHARE, kv_budget
-from foretoken.engine.method import Loader, MethodConfig
+from foretoken.engine.method import MethodConfig
 from foretoken.engine.planner import Planner
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.snapshot import Snapshot
 from foretoken.engine.submission import Sink, Submission
-from foretoken.engine.team import Choice, check_company
+from foretoken.engine.team import Choice
 from foretoken.errors import ConfigError, ModelError, PromptError, ServiceClosedError
 from foretoken.model.parallel import ShardedModel
 from foretoken.model.prefill import round_up
@@ -32,8 +30,6 @@ from foretoken.sampling import LogitsProcessor
 logger = logging.getLogger(__name__)
 MODES = ("auto", "on", "off")
 MIN_DEPTH = 16  # depths that the planner knows of at least, for requests that ask for more than the default
-MARGIN = 64
-"""Cache slots of a row beyond its longest text: what a step may guess."""
 _T = TypeVar("_T")
 
 
@@ -85,17 +81,7 @@ class Service:
         if engine.width:
             raise ConfigError(f"width = {engine.width}: a service runs batches of changing size, so give width = 0")
         self.engine, self.options = engine, options
-        self._loader = Loader(engine.model, engine._load_draft)
-        self._methods: dict[tuple[Any, ...], Method] = {}
-        self._choices: dict[MethodConfig, Choice] = {}
-        self._plain = self._choice(NoneConfig())
-        self._default = self._plain
-        if options.speculation != "off":
-            self._methods[_weights(engine.speculative)] = engine.method
-            self._default = self._choice(engine.speculative, load=True)
-        self._also = [self._choice(config, load=True) for config in also] if options.speculation != "off" else []
-        exits = [getattr(choice.method, "exit_layer", 0) for choice in (self._default, *self._also)]
-        check_company([choice.method for choice in (self._default, *self._also)], exits)
+        self._choices = Choices(engine, also, off=options.speculation == "off")
         self._scheduler: Scheduler | None = None
         self._planner: Planner | None = None
         self._inbox: deque[Callable[[], None]] = deque()
@@ -110,66 +96,18 @@ class Service:
     # -- what may be asked for -------------------------------------------------------------------------------------
 
     def method(self, given: Mapping[str, Any] | str | None) -> MethodConfig:
-        """A request's speculation from vLLM-named keys, within what is loaded; "none" switches it off. Keys that are not
-        given are those of the service's own choice, where the method is the same. Raises ConfigError."""
-        if given is None:
-            return self._default.config
-        keys = {"method": given} if isinstance(given, str) else dict(given)
-        mine = next(
-            (
-                one.config
-                for one in (self._default, *self._also)
-                if one.config.method == keys.get("method", one.config.method)
-            ),
-            None,
-        )
-        if mine is not None and mine.method != NoMethod.name:
-            keys = {**mine.resolved(), **keys}
-        config = speculative_config(keys)
-        self._choice(config)
-        return config
+        """See ``Choices.method``."""
+        return self._choices.method(given)
 
     @property
     def default(self) -> MethodConfig:
         """What a request gets that asks for nothing."""
-        return self._default.config
+        return self._choices.default.config
 
     @property
     def methods(self) -> list[str]:
         """Names of the methods that a request may ask for."""
-        loaded = [choice.config.method for choice in (self._default, *self._also)]
-        return sorted({*loaded, *(name for name, kind in METHODS.items() if _is_light(kind))})
-
-    def _choice(self, config: MethodConfig, *, load: bool = False) -> Choice:
-        """Of a configuration; what it reads is loaded only with ``load``, else it must be there. Raises ConfigError."""
-        found = self._choices.get(config)
-        if found is not None:
-            return found
-        if config.method != NoMethod.name and self.options.speculation == "off":
-            raise ConfigError("speculation is off in this service: start it with --speculation auto or on")
-        if max(config.max_nodes, config.proposal_shape.max_grown + 1) > MARGIN and config.method != NoMethod.name:
-            raise ConfigError(
-                f"shape {config.shape!r} has more than {MARGIN - 1} guesses, the most that a service takes"
-            )
-        key = _weights(config)
-        method = self._methods.get(key)
-        if method is None:
-            if not load and not _is_light(type(config)):
-                names = ", ".join(self.methods)
-                raise ConfigError(
-                    f"method {config.method!r}, as it is asked for, is not loaded here: choose one of {names}, with the "
-                    "weights that the service was started with"
-                )
-            method = config.load(self._loader)
-            if len(self._methods) < 64:  # requests choose freely: do not remember for ever
-                self._methods[key] = method
-        verifier = (
-            self.engine.verifier if config == self.engine.speculative else config.load_verifier(self.engine.model)
-        )
-        choice = Choice(config, method, verifier)
-        if len(self._choices) < 1024:  # requests choose freely: do not remember for ever
-            self._choices[config] = choice
-        return choice
+        return self._choices.names
 
     # -- life ------------------------------------------------------------------------------------------------------
 
@@ -179,7 +117,7 @@ class Service:
         longest = min(options.max_model_len or spec.max_positions, spec.max_positions)
         capacity = round_up(longest + MARGIN, 64)
         slot = self.engine.model.new_cache(0, 1).bytes_per_slot
-        draft = getattr(self._default.method, "model", None)
+        draft = getattr(self._choices.default.method, "model", None)
         if draft is not None and draft is not self.engine.model:
             slot += draft.new_cache(0, 1).bytes_per_slot
         self.kv_tokens = kv_budget(
@@ -205,14 +143,14 @@ class Service:
 
     def _plan(self, rows: int) -> Planner:
         """The planner of the mode that was asked for; costs are measured where it must choose."""
-        choices = [choice for choice in (self._default, *self._also) if choice is not self._plain]
+        choices = self._choices.guessing
         acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in choices)]))
         if self.options.speculation != "auto" or not choices:
             return Planner(
                 CostTable({(1, 1): 1.0}, {}), acceptance, mode=self.options.speculation if choices else "off"
             )
         costs = measured_costs(
-            self.engine.model, self._plain, choices, max_batch=rows, time_limit_s=self.options.cost_time_limit_s
+            self.engine.model, self._choices.plain, choices, max_batch=rows, time_limit_s=self.options.cost_time_limit_s
         )
         for choice in choices:
             name = choice.config.method
@@ -252,9 +190,9 @@ class Service:
         ConfigError at once, and then the sink is told nothing."""
         if not self.ready or self._scheduler is None:
             raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
-        choice = self._default if submission.speculative is None else self._choice(submission.speculative)
+        choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
         if choice.config.method in self._hopeless:
-            choice = self._plain
+            choice = self._choices.plain
         params = submission.params
         if params.logits_processor is not None:
             params = replace(params, logits_processor=_Guarded(params.logits_processor))
@@ -434,20 +372,3 @@ class _Guarded:
         except Exception:
             logger.exception("a logits processor failed")
         return torch.full_like(logits, -torch.inf)
-
-
-def _is_light(kind: type[MethodConfig]) -> bool:
-    """Whether a method has no weights to load."""
-    capabilities = kind.capabilities
-    return not (capabilities.needs_draft or capabilities.needs_head) and kind.method != "early_exit"
-
-
-def _weights(config: MethodConfig) -> tuple[Any, ...]:
-    """Equal for configurations that one loaded method serves."""
-    shared = {"num_speculative_tokens", "verify", "shape", "draws", "judge"}
-    stops = config.proposal_shape.name == "specdec"
-    return (
-        config.method,
-        stops,
-        *((key, value) for key, value in sorted(config.resolved().items()) if key not in shared and key != "method"),
-    )

@@ -13,13 +13,14 @@ from torch import Tensor
 
 from foretoken.draft.base import Commit, Context, Drafter, Method
 from foretoken.draft.shape import Shape
+from foretoken.engine.deferred import part
 from foretoken.engine.method import MethodConfig
 from foretoken.engine.state import State
 from foretoken.engine.tapping import Tapping
 from foretoken.errors import ConfigError
 from foretoken.model.target import Target
 from foretoken.noise import Noise
-from foretoken.sampling import History, Processors
+from foretoken.sampling import Processors
 from foretoken.tree import Draws, TokenTree, layout, pad_tree
 from foretoken.verify.law import Panel, Verifier
 
@@ -78,15 +79,7 @@ class Team:
             return replace(state, room=room)
         if self._processors is None or self._processors[0] is not state.processors:
             self._processors = (state.processors, state.processors.keep(range(self.start, self.stop)))
-        return Context(
-            history=History(state.history.ids[rows], state.history.num_prompt[rows]),
-            processors=self._processors[1],
-            length=state.length[rows],
-            lengths=state.lengths[rows],
-            pending=state.pending[rows],
-            predictions=state.predictions[rows],
-            room=room,
-        )
+        return part(state, self.start, self.stop, processors=self._processors[1], room=room)
 
 
 class Ensemble(Drafter):

@@ -1,0 +1,117 @@
+"""How requests may be guessed and judged in one service: what was loaded, and what needs no loading."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from foretoken.draft.base import Method
+from foretoken.draft.none import NoMethod
+from foretoken.engine.config import METHODS, NoneConfig, speculative_config
+from foretoken.engine.engine import Engine
+from foretoken.engine.method import Loader, MethodConfig
+from foretoken.engine.team import Choice, check_company
+from foretoken.errors import ConfigError
+
+MARGIN = 64
+"""Cache slots of a row beyond its longest text: what a step may guess."""
+
+
+class Choices:
+    """Loaded methods by what they were loaded for, and the choices that requests have made of them."""
+
+    def __init__(self, engine: Engine, also: Sequence[MethodConfig], *, off: bool) -> None:
+        """engine brings the default; also are loaded beside it. off: nothing is loaded and nothing guesses.
+
+        Raises ConfigError, ModelError.
+        """
+        self.engine, self.off = engine, off
+        self._loader = Loader(engine.model, engine.load_draft)
+        self._methods: dict[tuple[Any, ...], Method] = {}
+        self._made: dict[MethodConfig, Choice] = {}
+        self.plain = self.of(NoneConfig())
+        self.default, self.also = self.plain, []
+        if off:
+            return
+        self._methods[_weights(engine.speculative)] = engine.method
+        self.default = self.of(engine.speculative, load=True)
+        self.also = [self.of(config, load=True) for config in also]
+        exits = [getattr(choice.method, "exit_layer", 0) for choice in (self.default, *self.also)]
+        check_company([choice.method for choice in (self.default, *self.also)], exits)
+
+    @property
+    def guessing(self) -> list[Choice]:
+        """The default and those beside it, as far as they guess."""
+        return [choice for choice in (self.default, *self.also) if choice is not self.plain]
+
+    def method(self, given: Mapping[str, Any] | str | None) -> MethodConfig:
+        """A request's speculation from vLLM-named keys, within what is loaded; "none" switches it off. Keys that are not
+        given are those of the service's own choice, where the method is the same. Raises ConfigError."""
+        if given is None:
+            return self.default.config
+        keys = {"method": given} if isinstance(given, str) else dict(given)
+        mine = next(
+            (
+                one.config
+                for one in (self.default, *self.also)
+                if one.config.method == keys.get("method", one.config.method)
+            ),
+            None,
+        )
+        if mine is not None and mine.method != NoMethod.name:
+            keys = {**mine.resolved(), **keys}
+        config = speculative_config(keys)
+        self.of(config)
+        return config
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the methods that a request may ask for."""
+        loaded = [choice.config.method for choice in (self.default, *self.also)]
+        return sorted({*loaded, *(name for name, kind in METHODS.items() if _is_light(kind))})
+
+    def of(self, config: MethodConfig, *, load: bool = False) -> Choice:
+        """Of a configuration; what it reads is loaded only with ``load``, else it must be there. Raises ConfigError."""
+        found = self._made.get(config)
+        if found is not None:
+            return found
+        if config.method != NoMethod.name and self.off:
+            raise ConfigError("speculation is off in this service: start it with --speculation auto or on")
+        if max(config.max_nodes, config.proposal_shape.max_grown + 1) > MARGIN and config.method != NoMethod.name:
+            raise ConfigError(
+                f"shape {config.shape!r} has more than {MARGIN - 1} guesses, the most that a service takes"
+            )
+        key = _weights(config)
+        method = self._methods.get(key)
+        if method is None:
+            if not load and not _is_light(type(config)):
+                names = ", ".join(self.names)
+                raise ConfigError(
+                    f"method {config.method!r}, as it is asked for, is not loaded here: choose one of {names}, with the "
+                    "weights that the service was started with"
+                )
+            method = config.load(self._loader)
+            if len(self._methods) < 64:  # requests choose freely: do not remember for ever
+                self._methods[key] = method
+        verifier = (
+            self.engine.verifier if config == self.engine.speculative else config.load_verifier(self.engine.model)
+        )
+        choice = Choice(config, method, verifier)
+        if len(self._made) < 1024:  # requests choose freely: do not remember for ever
+            self._made[config] = choice
+        return choice
+
+
+def _is_light(kind: type[MethodConfig]) -> bool:
+    """Whether a method has no weights to load."""
+    capabilities = kind.capabilities
+    return not (capabilities.needs_draft or capabilities.needs_head) and kind.method != "early_exit"
+
+
+def _weights(config: MethodConfig) -> tuple[Any, ...]:
+    """Equal for configurations that one loaded method serves."""
+    shared = {"num_speculative_tokens", "verify", "shape", "draws", "judge"}
+    stops = config.proposal_shape.name == "specdec"
+    return (
+        config.method,
+        stops,
+        *((key, value) for key, value in sorted(config.resolved().items()) if key not in shared and key != "method"),
+    )

@@ -1,0 +1,106 @@
+"""A drafter that is opened when it is first asked for a guess, and closed when it has not been for long.
+
+A draft model's memory, and reading every prompt with it, cost time that a service must not spend on rows that never guess.
+"""
+
+from collections.abc import Sequence
+
+from foretoken.draft.base import Commit, Context, Drafter, Method
+from foretoken.draft.shape import Shape
+from foretoken.model.target import Target
+from foretoken.noise import Noise
+from foretoken.sampling import History, Processors
+from foretoken.tree import Draws, TokenTree, root_tree
+
+IDLE_STEPS = 128
+"""Steps without a guess after which memory is given back. Opening again costs reading the texts, as catching up would."""
+
+
+class Deferred(Drafter):
+    """For methods that can be opened in the middle of a text: those that read no hidden states and learn from no row."""
+
+    def __init__(self, method: Method, num_rows: int, capacity: int, target: Target) -> None:
+        """Arguments as of ``Method.open``."""
+        self.method, self.capacity, self.target = method, capacity, target
+        self.drafter: Drafter | None = None
+        self.num_rows = num_rows
+        self.num_idle = 0
+
+    @staticmethod
+    def suits(method: Method) -> bool:
+        """Whether a method can be opened late, and is worth it."""
+        return method.capabilities.needs_draft and not method.taps and not method.prompt_taps
+
+    def _open(self, context: Context) -> Drafter:
+        if self.drafter is None:
+            self.drafter = self.method.open(context, self.capacity, self.target)
+        return self.drafter
+
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+        """The drafter's own proposal; the root alone, and nothing opened, where no row has room for a guess."""
+        if self.drafter is None and not any(room > 0 for room in context.room):
+            return root_tree(context.pending)
+        return self._open(context).propose(context, shape, draws, noise)
+
+    def observe(self, commit: Commit) -> None:
+        """Told to the drafter, if there is one."""
+        if self.drafter is None:
+            return
+        self.num_idle = 0 if commit.tree.num_nodes > 1 else self.num_idle + 1
+        if self.num_idle >= IDLE_STEPS:
+            self.drafter = None
+            return
+        self.drafter.observe(commit)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Told to the drafter, if there is one."""
+        self.num_rows = len(rows)
+        if self.drafter is not None:
+            self.drafter.keep(rows)
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """Where only one side is open, the other is opened for its rows first."""
+        assert isinstance(other, Deferred)
+        if self.drafter is None and other.drafter is None:
+            self.num_rows = context.num_rows
+            return
+        mine = context.num_rows - other.num_rows
+        first, last = part(context, 0, mine), part(context, mine, context.num_rows)
+        self._open(first).join(other._open(last), context)
+        self.num_rows = context.num_rows
+
+    def warm(self, context: Context, row: int, most: int) -> int:
+        """Told to the drafter, which is opened."""
+        return self._open(context).warm(context, row, most)
+
+    def lag(self, context: Context) -> list[int]:
+        """All of the text, as long as nothing is open."""
+        return list(context.lengths) if self.drafter is None else self.drafter.lag(context)
+
+
+def part(
+    context: Context,
+    start: int,
+    stop: int,
+    *,
+    processors: Processors | None = None,
+    room: list[int] | None = None,
+) -> Context:
+    """The context of rows [start, stop), as a drafter may read it; with their processors and room, where given."""
+    rows = slice(start, stop)
+    return Context(
+        history=History(context.history.ids[rows], context.history.num_prompt[rows]),
+        processors=processors or context.processors.keep(range(start, stop)),
+        length=context.length[rows],
+        lengths=context.lengths[rows],
+        pending=context.pending[rows],
+        predictions=context.predictions[rows],
+        room=context.room[rows] if room is None else room,
+    )
+
+
+def open_drafter(method: Method, context: Context, capacity: int, target: Target) -> Drafter:
+    """``Method.open``, now or when it is needed."""
+    if Deferred.suits(method):
+        return Deferred(method, context.num_rows, capacity, target)
+    return method.open(context, capacity, target)
