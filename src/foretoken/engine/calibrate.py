@@ -2,6 +2,7 @@
 
 import itertools
 import logging
+import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 from time import perf_counter
@@ -45,17 +46,25 @@ class Bench:
 
     @torch.inference_mode()
     def lag_seconds(self, method: str) -> float:
-        """Seconds a token for the method's drafter to read known text: 0 for drafters that read none."""
+        """Seconds a token for the method's drafter to be opened for a row and read its text, beyond what the guess itself
+        takes; 0 for drafters that read none."""
         choice, found = self.choices[method], []
-        for _ in range(4):  # the first warms up
+        for _ in range(5):
             batch = Batch(self.model, max_rows=1, capacity=PROMPT_TOKENS + choice.num_nodes + 64)
-            arrival = batch.arrive(self._row(), choice)
-            if not any(arrival.drafter.lag(arrival.state)):
+            batch.arrive(self._row(), choice)
+            while batch.arrivals:
+                batch.read(PROMPT_TOKENS, warm=False)
+            batch.step([0])
+            lag = batch.lags()[0]
+            if not lag:
                 return 0.0
-            begun = perf_counter()
-            arrival.drafter.warm(arrival.state, 0, PROMPT_TOKENS)
-            found.append((perf_counter() - begun) / max(1, arrival.state.lengths[0]))
-        return min(found[1:])
+            seconds = []
+            for _ in range(3):  # the first reads all that is behind
+                begun = perf_counter()
+                batch.step([1])
+                seconds.append(perf_counter() - begun)
+            found.append(max(0.0, seconds[0] - min(seconds[1:])) / lag)
+        return statistics.median(found)
 
     def _open(self, method: str, batch: int) -> Batch:
         key = (method, batch)

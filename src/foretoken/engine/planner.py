@@ -21,7 +21,10 @@ from foretoken.errors import ConfigError
 Array = NDArray[np.float64]
 
 MODES = ("auto", "on", "off")
-MARGIN = 0.015  # guessing starts when it promises this much more than plain decoding; it stops at none
+MARGIN, STAY = (
+    0.05,
+    0.02,
+)  # what guessing must promise beyond plain decoding to start, and to go on: costs are known no better
 SLIM = 0.05  # what perfect guesses must gain, or guessing is not even tried
 BUDGET = 0.005  # share of the time served that trials may lose
 CREDIT_PASSES, MOST_CREDIT_PASSES = 1.0, 12.0  # plain passes that the account starts with, and holds at most
@@ -66,6 +69,11 @@ class StepObservation:
     seconds_draft: float
     seconds_target: float
     seconds_rest: float
+
+
+def _steps(row: RowView) -> float:
+    """Steps over which reading what a row's drafter lags behind is written off: some half of those it may still have."""
+    return max(1.0, min(LAG_STEPS, row.room / 2))
 
 
 @dataclass
@@ -169,10 +177,10 @@ class Planner:
         assert len(ids) == batch
         problem = self._problem(rows, able, curves, plain)
         best = search(problem)
-        bar = off.plain_rate * (1.0 if self._guessing else 1.0 + MARGIN)
+        bar = off.plain_rate * (1.0 + (STAY if self._guessing else MARGIN))
         self._guessing = best is not None and best.rate > bar
         if best is None or not self._guessing:
-            return self._try_guessing(problem, curves, off)
+            return self._try_guessing(rows, problem, curves, off)
         return self._try_other(problem, curves, _Plan(best.caps, best, off.plain_rate))
 
     def _problem(self, rows: Sequence[RowView], able: list[bool], curves: Curves, plain: float) -> Problem:
@@ -187,11 +195,12 @@ class Planner:
         factors = self.corrections
         entry = np.array(
             [
-                self.costs.catch_up(row.method, row.lag) * factors.draft[row.method] / LAG_STEPS if row.lag > 1 and can
+                self.costs.catch_up(row.method, row.lag) * factors.draft[row.method] / _steps(row)
+                if row.lag > 1 and can
                 else 0.0
                 for row, can in zip(rows, able, strict=True)
             ]
-        )  # fmt: skip
+        )
         return Problem(
             kept=np.where(allowed, curves.kept[:, :depth], 0.0),
             drafted=curves.drafted[:, :depth],
@@ -225,7 +234,7 @@ class Planner:
 
     # Trials: what the optimistic curve says would win, a few rows at a time, while the account has credit.
 
-    def _try_guessing(self, problem: Problem, curves: Curves, off: _Plan) -> _Plan:
+    def _try_guessing(self, views: Sequence[RowView], problem: Problem, curves: Curves, off: _Plan) -> _Plan:
         """Nothing guesses: let one or a few rows, if they may yet turn out to pay."""
         credit = self._credit(problem.plain)
         depth = problem.kept.shape[1]
@@ -236,7 +245,8 @@ class Planner:
         if hope is None or hope.rate <= off.plain_rate * (1.0 + MARGIN):
             return off
         rows = np.argsort(-hopeful[:, 0], kind="stable")
-        problem = replace(problem, entry=problem.entry * LAG_STEPS)  # a trial that fails has read it all for nothing
+        spread = np.array([_steps(view) for view in views])
+        problem = replace(problem, entry=problem.entry * spread)  # a trial that fails has read it all for nothing
         best: tuple[float, Allocation, float] | None = None
         for count in (1, 4) if problem.batch >= 16 else (1,):
             for cap in sorted({1, 2, max(hope.caps)}):
