@@ -153,6 +153,7 @@ def main() -> None:
     parser.add_argument("--nonsense", action="store_true")
     parser.add_argument("--transformers", action="store_true", help="also its generate_batch, at each load")
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--extra", type=int, default=0, help="further rounds of plain and auto alone, at each load")
     parser.add_argument("--seconds", type=float, default=0.0, help="go on with rounds for so long at each load")
     parser.add_argument("--loads", default="1,2,4,8,16,32")
     parser.add_argument("--lengths", default="1,2,4,7")
@@ -215,9 +216,20 @@ def main() -> None:
             for name, seconds in taken.items():
                 speeds[name].append(load * options.tokens * (1 if options.once else 2) / seconds)
             equal += sum(a == b == c for a, b, c in zip(made["plain"], made[arms[1].name], made["auto"], strict=True))
+        for _ in range(options.extra):
+            number += 1
+            prompts = prompts_of(engine, load, number * load)
+            taken = {"plain": 0.0, "auto": 0.0}
+            turns = [plain, auto] if number % 2 else [auto, plain]
+            for arm in turns + turns[::-1]:
+                speed, made[arm.name] = arm.run(prompts, options.tokens)
+                taken[arm.name] += load * options.tokens / speed
+            for name, seconds in taken.items():
+                speeds[name].append(load * options.tokens * 2 / seconds)
+            equal += sum(a == b for a, b in zip(made["plain"], made["auto"], strict=True))
         ratios = {
             "auto / plain": [a / b for a, b in zip(speeds["auto"], speeds["plain"], strict=True)],
-            "auto / best fixed": [a / b for a, b in zip(speeds["auto"], speeds[arms[1].name], strict=True)],
+            "auto / best fixed": [a / b for a, b in zip(speeds["auto"], speeds[arms[1].name], strict=False)],
         }
         figures = {name: interval(values) for name, values in ratios.items()}
         found = {

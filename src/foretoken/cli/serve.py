@@ -63,6 +63,10 @@ KvMemory = Annotated[
     float | None, typer.Option("--kv-memory-gib", metavar="GIB", rich_help_panel=LIMITS,
                                help="Memory of the KV cache. Default: a share of what is free.")
 ]  # fmt: skip
+StallTarget = Annotated[
+    float, typer.Option("--stall-target", metavar="SECONDS", min=0.001, rich_help_panel=LIMITS,
+                        help="Reading a prompt keeps requests that decode waiting for about so long at a time.")
+]  # fmt: skip
 NoPrefixReuse = Annotated[
     bool, typer.Option("--no-prefix-reuse", rich_help_panel=LIMITS, help="Keep no KV for prompts that begin alike.")
 ]
@@ -112,6 +116,7 @@ def serve(
     max_queue: MaxQueue = 256,
     max_model_len: MaxModelLen = None,
     kv_memory_gib: KvMemory = None,
+    stall_target: StallTarget = 0.1,
     no_prefix_reuse: NoPrefixReuse = False,
     request_timeout: RequestTimeout = 600.0,
     max_body_mib: MaxBody = 4.0,
@@ -163,6 +168,7 @@ def _serve(options: dict[str, Any], speculative: dict[str, Any]) -> None:
         kv_memory_gib=options["kv_memory_gib"],
         speculation=options["speculation"],
         prefix_reuse=not options["no_prefix_reuse"],
+        stall_target_s=options["stall_target"],
     )
     made = run.bind(options["host"], options["port"])
     with made:
