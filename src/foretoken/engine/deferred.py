@@ -12,8 +12,9 @@ from foretoken.noise import Noise
 from foretoken.sampling import History, Processors
 from foretoken.tree import Draws, TokenTree, root_tree
 
-IDLE_STEPS = 128
-"""Steps without a guess after which memory is given back. Opening again costs reading the texts, as catching up would."""
+IDLE_STEPS = 16
+"""Steps without a guess after which it is closed: rows that come and go need not be kept up with. Opening again costs
+reading the texts, most of which catching up would cost too."""
 
 
 class Deferred(Drafter):

@@ -5,6 +5,7 @@ import ctypes
 import mmap
 from collections.abc import Sequence
 from functools import cache
+from math import prod
 
 import torch
 from torch import Tensor
@@ -13,6 +14,7 @@ from foretoken.errors import CapacityError
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _PAGE = mmap.PAGESIZE
+_WORTH = 1 << 18  # bytes
 
 
 class KVCache:
@@ -50,17 +52,16 @@ class KVCache:
             for (heads, key_dim), value_dim, device in zip(shapes, dims, devices, strict=True)
         ]
         self._dtype = dtype
-        self._allocate(max(num_rows, reserve), lazy=reserve > num_rows)
+        self._allocate(max(num_rows, reserve))
 
-    def _allocate(self, reserve: int, *, lazy: bool) -> None:
-        self.reserve, self._lazy = reserve, lazy
-        make = _lazy_zeros if lazy else torch.zeros
+    def _allocate(self, reserve: int) -> None:
+        self.reserve, self._is_view = reserve, False
         self._all_keys = [
-            make(reserve, heads, self.capacity, key_dim, dtype=self._dtype, device=device)
+            _lazy_zeros(reserve, heads, self.capacity, key_dim, dtype=self._dtype, device=device)
             for heads, key_dim, _, device in self._layouts
         ]
         self._all_values = [
-            make(reserve, heads, self.capacity, value_dim, dtype=self._dtype, device=device)
+            _lazy_zeros(reserve, heads, self.capacity, value_dim, dtype=self._dtype, device=device)
             for heads, _, value_dim, device in self._layouts
         ]
         self._show()
@@ -134,7 +135,7 @@ class KVCache:
         """Take count more rows into use, behind the others; what they hold is garbage, and finite."""
         if self.num_rows + count > self.reserve:
             keys, values = self._all_keys, self._all_values
-            self._allocate(max(self.num_rows + count, 2 * self.reserve), lazy=True)
+            self._allocate(max(self.num_rows + count, 2 * self.reserve))
             for new, old in zip((*self._all_keys, *self._all_values), (*keys, *values), strict=True):
                 new[: self.num_rows] = old[: self.num_rows]
         self.num_rows += count
@@ -143,13 +144,13 @@ class KVCache:
     def set_reserve(self, rows: int) -> None:
         """Room for so many rows, of a cache that has none yet."""
         assert self.num_rows == 0, "memory that is in use cannot be laid out anew"
-        self._allocate(rows, lazy=True)
+        self._allocate(rows)
 
     def rows(self, start: int, stop: int) -> "KVCache":
         """Rows [start, stop) of the reserve as a cache of their own, sharing memory. It must not grow or be reordered."""
         view = object.__new__(KVCache)
         view.num_rows, view.capacity, view.reserve = stop - start, self.capacity, stop - start
-        view._layouts, view._dtype, view._lazy = self._layouts, self._dtype, False
+        view._layouts, view._dtype, view._is_view = self._layouts, self._dtype, True
         view._all_keys = [memory[start:stop] for memory in self._all_keys]
         view._all_values = [memory[start:stop] for memory in self._all_values]
         view._show()
@@ -157,26 +158,22 @@ class KVCache:
 
     def release(self, row: int) -> None:
         """Give the memory of a row that is not in use back to the system, where that is possible; it is then zero."""
-        if not self._lazy:
+        if self._is_view:
             return
         for memory in (*self._all_keys, *self._all_values):
-            if memory.device.type == "cpu":
+            if memory.device.type == "cpu" and memory.numel() * memory.element_size() >= _WORTH:
                 _give_back(memory[row])
 
 
 def _lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose pages come into being when they are first written, where the device can do so."""
-    if device.type != "cpu":
+    """Zeros whose pages come into being when they are first written, where the device can do so and it is worth it."""
+    count = prod(shape)
+    if device.type != "cpu" or count * dtype.itemsize < _WORTH:
         return torch.zeros(*shape, dtype=dtype, device=device)
-    count = 1
-    for size in shape:
-        count *= size
     memory = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
     if hasattr(mmap, "MADV_NOHUGEPAGE"):
         with contextlib.suppress(OSError):
             memory.madvise(mmap.MADV_NOHUGEPAGE)  # one written slot would claim 2 MiB
-    if not count:
-        return torch.zeros(*shape, dtype=dtype)
     return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)  # keeps the mapping alive
 
 
