@@ -68,12 +68,12 @@ class Bench:
 
     def _open(self, method: str, batch: int) -> Batch:
         key = (method, batch)
-        opened = self._batches.get(key)
-        if opened is not None and max(len(member.row.known) for member in opened.members) < TEXT_TOKENS:
+        opened, choice = self._batches.get(key), self.choices[method]
+        longest = min(self.model.spec.max_positions, TEXT_TOKENS) - choice.num_nodes - 1
+        if opened is not None and max(len(member.row.known) for member in opened.members) < longest:
             return opened
         if batch not in {size for _, size in self._batches}:
             self._batches.clear()  # sizes come one after the other: hold the memory of one
-        choice = self.choices[method]
         capacity = min(self.model.spec.max_positions, TEXT_TOKENS) + choice.num_nodes + 64
         opened = Batch(self.model, max_rows=batch, capacity=capacity)
         for _ in range(batch):
