@@ -136,7 +136,7 @@ class Batch:
             self._read(chosen, counts)
         for arrival, count in zip(chosen, counts, strict=True):
             arrival.filled += count
-            arrival.unread = arrival.drafter.warm(arrival.state, 0, max(count, most)) if warm else 0
+            arrival.unread = arrival.drafter.warm(arrival.state, 0, most) if warm else 0
         ready = [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
         if ready:
             self._settle([index for index, _ in enumerate(self.members)], ready)

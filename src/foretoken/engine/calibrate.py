@@ -16,6 +16,7 @@ from foretoken.engine.costs import PLAIN, CostTable, StepSeconds, measure
 from foretoken.engine.state import Row
 from foretoken.engine.team import Choice
 from foretoken.engine.text import TextStream
+from foretoken.model.prefill import PREFILL_CHUNK
 from foretoken.model.target import CausalModel
 from foretoken.noise import derive_seed
 from foretoken.sampling import SamplingParams
@@ -79,7 +80,7 @@ class Bench:
         for _ in range(batch):
             opened.arrive(self._row(), choice)
         while opened.arrivals:
-            opened.read(512, warm=True)
+            opened.read(PREFILL_CHUNK, warm=True)
         self._batches[key] = opened
         return opened
 

@@ -21,6 +21,7 @@ from foretoken.engine.step import StepReport
 from foretoken.engine.submission import Sink, StepTrace, Submission, Update
 from foretoken.engine.team import Choice
 from foretoken.errors import ForetokenError, QueueFullError
+from foretoken.model.prefill import PREFILL_CHUNK
 from foretoken.model.target import CausalModel
 
 HEADROOM = 16
@@ -160,10 +161,10 @@ class Scheduler:
                 self.books.num_cached_prompt_tokens += job.row.num_cached_tokens
 
     def _read(self) -> None:
-        chunk = 512
+        chunk = PREFILL_CHUNK
         if self.batch.members and self._seconds_per_token:
             chunk = int(self.limits.stall_target_s / self._seconds_per_token)
-        chunk = min(max(chunk, MIN_CHUNK), 512)
+        chunk = min(max(chunk, MIN_CHUNK), PREFILL_CHUNK)
         before = len(self.batch.members)
         count, seconds = self.batch.read(chunk, warm=self.books.guessed or self.planner.mode == "on")
         self.books.seconds_prefill += seconds
