@@ -8,9 +8,10 @@ import torch
 from foretoken.errors import CapacityError
 from foretoken.model.cache import KVCache
 from foretoken.model.lean import LeanModel
+from foretoken.model.pack import PackedLinear, bucket
 from foretoken.model.prefill import feed, real_nodes
 from foretoken.model.target import Target
-from foretoken.tree import layout
+from foretoken.tree import chain_parent, layout
 from tests.model.llama_family import VOCABULARY, make_model
 
 PARENTS = torch.tensor([
@@ -79,6 +80,49 @@ def test_layers_apart_are_layers_together() -> None:
     assert whole is not None
     assert upper is not None
     assert torch.allclose(whole, upper, atol=1e-6)
+
+
+def test_buckets_hold_their_rows_and_are_few() -> None:
+    sizes = [bucket(count) for count in range(1, 513)]
+    assert all(size >= count for count, size in enumerate(sizes, 1))
+    assert sizes == sorted(sizes)
+    assert all(bucket(size) == size for size in sizes)
+    assert max(size / count for count, size in enumerate(sizes, 1)) < 1.125
+    assert len(set(sizes)) == 64
+
+
+@pytest.mark.parametrize(
+    ("num_rows", "num_nodes"), [(1, 1), (1, 2), (1, 17), (2, 1), (3, 1), (3, 7), (4, 5), (5, 7), (1, 50)]
+)
+@pytest.mark.parametrize("kind", ["mistral-window", "qwen3-tied"])
+def test_a_pass_of_any_size_runs_a_buckets_rows_and_gives_what_single_nodes_give(
+    kind: str, num_rows: int, num_nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = LeanModel.from_hf(make_model(kind), pack=True)
+    tokens = torch.randint(1, VOCABULARY, (num_rows, num_nodes), generator=torch.Generator().manual_seed(7))
+    alone = Target(model, num_rows, 64)
+    expected = []
+    for node in range(num_nodes):
+        plan = layout(chain_parent(1, torch.device("cpu")).expand(num_rows, 1), torch.full((num_rows,), node), 64)
+        expected.append(alone.forward(tokens[:, node : node + 1], plan, taps=(1,)))
+    seen: list[int] = []
+    run = PackedLinear.__call__
+    monkeypatch.setattr(PackedLinear, "__call__", lambda self, x: seen.append(x[..., 0].numel()) or run(self, x))
+    target = Target(model, num_rows, 64)
+    plan = layout(
+        chain_parent(num_nodes, torch.device("cpu")).expand(num_rows, -1), torch.zeros(num_rows, dtype=torch.int64), 64
+    )
+    out = target.forward(tokens, plan, taps=(1,))
+    for name in ("logits", "hidden", "taps"):
+        one = torch.cat([getattr(each, name) for each in expected], 1)
+        assert getattr(out, name).shape == one.shape
+        assert (getattr(out, name) - one).abs().max() < 1e-5
+    for memory, other in zip(alone.cache.values, target.cache.values, strict=True):
+        assert (memory - other).abs().max() < 1e-5
+    assert (model.logits(out.hidden) - out.logits).abs().max() < 1e-5
+    assert (model.head(model.normed(out.hidden)) - out.logits).abs().max() < 1e-5
+    assert seen
+    assert all(count == bucket(count) >= num_rows * num_nodes for count in seen)
 
 
 def test_real_nodes_of_chains() -> None:

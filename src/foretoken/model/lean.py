@@ -5,7 +5,7 @@ preallocated slots, attention reads ``plan.span`` of them, queries of one key-va
 never repeated), and nothing is read on the host, so that a step can be captured in a CUDA graph.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -19,7 +19,7 @@ from foretoken.model import llama
 from foretoken.model.cache import KVCache
 from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import LlamaShape
-from foretoken.model.pack import Linear, make_linear, packing_unsupported
+from foretoken.model.pack import Linear, bucket, make_linear, packing_unsupported
 from foretoken.model.target import CausalModel, Output
 from foretoken.model.weights import ModuleWeights, SafetensorsWeights, WeightSource
 from foretoken.tree import Plan
@@ -52,17 +52,18 @@ class _Layer:
 class _Pass:
     """What all layers of one pass share. n counts padded rows; r of them are real.
 
-    Packed, the stream is [1, T, H]: the real nodes of all rows, padded to a few; only attention sees [B, n].
+    The stream is [B, n, H]; or [1, T, H], flat, where T is more than the nodes (a bucket's) or fewer (the real nodes of all
+    rows, packed, and a bucket's): then only attention sees [B, n].
     """
 
-    cos: Tensor  # [B, n, 1, head_dim]; packed [1, T, 1, head_dim]
+    cos: Tensor  # [B, n, 1, head_dim]; flat [1, T, 1, head_dim]
     sin: Tensor  # the same, its first half negated
     masks: dict[int | None, Tensor]  # window -> [B, 1, G * n, S] additive
-    slots: Tensor  # [B, r]; packed [T]
+    slots: Tensor  # [B, r]; packed [r]
     span: int
-    real: Tensor | None = None  # packed: [T] flat indices of the real nodes in [B, n]
-    rows: Tensor | None = None  # packed: [T] their rows
-    shape: tuple[int, int] = (0, 0)  # packed: (B, n)
+    shape: tuple[int, int] | None = None  # flat: (B, n)
+    real: Tensor | None = None  # packed: [r] flat indices of the real nodes in [B, n]
+    rows: Tensor | None = None  # packed: [r] their rows
 
 
 class LeanModel(CausalModel):
@@ -123,64 +124,43 @@ class LeanModel(CausalModel):
     ) -> Output:
         """See ``CausalModel.forward``."""
         first, stop = llama.check_layers(self.shape.num_layers, layers, hidden, taps)
-        if plan.real is not None:
-            return self._forward_packed(tokens, plan, cache, first, stop, hidden, taps, head, plan.real)
         if hidden is None:
             x = F.embedding(tokens, self._embedding)  # [B, n, H]
         else:
             x = hidden.to(self.spec.dtype)
         num_rows, num_nodes = x.shape[:2]
-        padding = 0
-        if x.device.type == "cpu" and num_rows * num_nodes < _MIN_ROWS:
-            padding = -(-_MIN_ROWS // num_rows) - num_nodes
+        real, padding = plan.real, self._row_padding(num_rows, num_nodes) if plan.real is None else 0
+        if padding:
             x = F.pad(x, (0, 0, 0, padding))
-        shared = self._prepare(plan, padding, first, stop)
-        tapped: dict[int, Tensor] = {}
-        for index in range(first, stop):
-            x = self._run_layer(index, x, shared, cache)
-            if index in taps:
-                tapped[index] = x[:, :num_nodes]
-        logits = self._logits(x)[:, :num_nodes] if head and stop == self.shape.num_layers else None
-        tap = torch.cat([tapped[i] for i in taps], -1) if taps else None
-        return Output(logits, x[:, :num_nodes], tap)
+        count = num_rows * x.shape[1] if real is None else len(real)
+        more = self._bucket(count) - count
+        if flat := more > 0 or real is not None:
+            x = x.flatten(0, 1)
+            x = F.pad(x if real is None else x[real], (0, 0, 0, more))[None]  # [1, T, H]
+        shared = self._prepare(plan, padding, more, first, stop)
 
-    def _forward_packed(
-        self, tokens: Tensor, plan: Plan, cache: KVCache, first: int, stop: int, hidden: Tensor | None,
-        taps: Sequence[int], head: bool, real: Tensor,
-    ) -> Output:  # fmt: skip
-        """The same for ragged rows: products over the real nodes alone. What it returns of padding is zero."""
-        num_rows, num_nodes = plan.slots.shape
-        count = len(real)
-        if hidden is None:
-            x = F.embedding(tokens.flatten()[real], self._embedding)[None]  # [1, T, H]
-        else:
-            x = hidden.flatten(0, 1)[real][None].to(self.spec.dtype)
-        padding = max(0, _MIN_ROWS - count) if x.device.type == "cpu" else 0
-        x = F.pad(x, (0, 0, 0, padding))
-        shared = self._prepare(plan, padding, first, stop)
-
-        def spread(packed: Tensor) -> Tensor:
-            """[B, n, *] of packed [1, T, *]."""
-            out = packed.new_zeros(num_rows * num_nodes, packed.shape[-1])
-            return out.index_copy_(0, real, packed[0, :count]).view(num_rows, num_nodes, -1)
+        def shaped(stream: Tensor) -> Tensor:
+            """[B, n, *] of a stream's; zero where it had no node."""
+            if not flat:
+                return stream[:, :num_nodes]
+            if real is None:
+                return stream[0, :count].view(num_rows, num_nodes, -1)
+            out = stream.new_zeros(num_rows * num_nodes, stream.shape[-1])
+            return out.index_copy_(0, real, stream[0, :count]).view(num_rows, num_nodes, -1)
 
         tapped: dict[int, Tensor] = {}
         for index in range(first, stop):
             x = self._run_layer(index, x, shared, cache)
             if index in taps:
-                tapped[index] = spread(x)
-        logits = spread(self._logits(x)) if head and stop == self.shape.num_layers else None
+                tapped[index] = shaped(x)
+        logits = shaped(self._logits(x)) if head and stop == self.shape.num_layers else None
         tap = torch.cat([tapped[i] for i in taps], -1) if taps else None
-        return Output(logits, spread(x), tap)
+        return Output(logits, shaped(x), tap)
 
     @torch.no_grad()
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.logits``."""
-        num_nodes = hidden.shape[1]
-        padding = 0
-        if hidden.device.type == "cpu" and hidden.shape[0] * num_nodes < _MIN_ROWS:
-            padding = -(-_MIN_ROWS // hidden.shape[0]) - num_nodes
-        return self._logits(F.pad(hidden.to(self.spec.dtype), (0, 0, 0, padding)))[:, :num_nodes]
+        return self._padded(self._logits, hidden)
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -195,11 +175,24 @@ class LeanModel(CausalModel):
     @torch.no_grad()
     def head(self, normed: Tensor) -> Tensor:
         """See ``CausalModel.head``."""
-        num_nodes = normed.shape[1]
-        padding = 0
-        if normed.device.type == "cpu" and normed.shape[0] * num_nodes < _MIN_ROWS:
-            padding = -(-_MIN_ROWS // normed.shape[0]) - num_nodes
-        return self._head(F.pad(normed.to(self.spec.dtype), (0, 0, 0, padding)))[:, :num_nodes]
+        return self._padded(self._head, normed)
+
+    def _row_padding(self, num_rows: int, num_nodes: int) -> int:
+        """Nodes that each row of a small pass has too few."""
+        few = self.spec.device.type == "cpu" and num_rows * num_nodes < _MIN_ROWS
+        return -(-_MIN_ROWS // num_rows) - num_nodes if few else 0
+
+    def _bucket(self, count: int) -> int:
+        """Rows of the stream of a pass over count nodes."""
+        count = max(count, _MIN_ROWS) if self.spec.device.type == "cpu" else count
+        return bucket(count) if self.packed else count
+
+    def _padded(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """A function of each node's state, applied to states [B, n, H] as a pass would."""
+        flat = x.flatten(0, 1).to(self.spec.dtype)
+        count = len(flat)
+        out = function(F.pad(flat, (0, 0, 0, self._bucket(count) - count))[None])
+        return out[0, :count].view(*x.shape[:2], -1)
 
     def _logits(self, x: Tensor) -> Tensor:
         return self._head(self._norm(x, self._final_norm))
@@ -207,12 +200,16 @@ class LeanModel(CausalModel):
     def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
         return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
 
-    def _prepare(self, plan: Plan, padding: int, first: int, stop: int) -> _Pass:
+    def _prepare(self, plan: Plan, padding: int, more: int, first: int, stop: int) -> _Pass:
+        """padding: nodes added to each row; more: to the flat stream."""
+        num_rows, num_nodes = plan.slots.shape
         real = plan.real
-        if real is None:
-            positions = F.pad(plan.positions, (0, padding))
+        if real is not None:
+            positions = F.pad(plan.positions.flatten()[real], (0, more))[None]
+        elif more:
+            positions = F.pad(plan.positions.flatten(), (0, more))[None]
         else:
-            positions = F.pad(plan.positions.flatten()[real], (0, padding))[None]
+            positions = F.pad(plan.positions, (0, padding))
         angles = positions[..., None, None].float() * self._frequencies  # [B, n, 1, head_dim]
         half = self.shape.head_dim // 2
         sin = angles.sin() * self.shape.rope_scale
@@ -225,42 +222,47 @@ class LeanModel(CausalModel):
                 visible = visible & (distance < window)
             mask = torch.zeros(visible.shape, dtype=self.spec.dtype, device=visible.device)
             mask.masked_fill_(~visible, float("-inf"))
-            # Padded rows see everything: any finite result will do, and a row that sees nothing would be NaN.
-            masks[window] = F.pad(mask, (0, 0, 0, padding if real is None else 0)).repeat(1, 1, self._group, 1)
+            # Padded nodes see everything: any finite result will do, and a node that sees nothing would be NaN.
+            masks[window] = F.pad(mask, (0, 0, 0, padding)).repeat(1, 1, self._group, 1)
         dtype = self.spec.dtype
         cos, sin = (angles.cos() * self.shape.rope_scale).to(dtype), sin.to(dtype)
-        if real is None:
-            return _Pass(cos, sin, masks, plan.slots, plan.span)
-        num_rows, num_nodes = plan.slots.shape
-        rows, slots = real // num_nodes, plan.slots.flatten()[real]
-        return _Pass(cos, sin, masks, slots, plan.span, real, rows, (num_rows, num_nodes))
+        if real is not None:
+            rows, slots = real // num_nodes, plan.slots.flatten()[real]
+            return _Pass(cos, sin, masks, slots, plan.span, (num_rows, num_nodes), real, rows)
+        return _Pass(cos, sin, masks, plan.slots, plan.span, (num_rows, num_nodes) if more else None)
 
     def _run_layer(self, index: int, x: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         layer, shape = self._layers[index], self.shape
-        num_rows, num_nodes = x.shape[:2]
         heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
-        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(num_rows, num_nodes, heads + 2 * kv_heads, dim)
+        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(*x.shape[:2], heads + 2 * kv_heads, dim)
         qk, value = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
         if layer.qk_norm is not None:
             qk = F.rms_norm(qk, (dim,), None, shape.norm_eps) * layer.qk_norm
         swapped = torch.cat((qk[..., dim // 2 :], qk[..., : dim // 2]), -1)
         qk = torch.addcmul(qk * shared.cos, swapped, shared.sin)
-        query, key = qk[:, :, :heads], qk[:, :, heads:]
-        if shared.real is None:
-            written = shared.slots.shape[1]
-            cache.write(index, shared.slots, key[:, :written].transpose(1, 2), value[:, :written].transpose(1, 2))
-            mixed = self._attend(index, query, shared, cache)
-        else:
-            assert shared.rows is not None
-            count = len(shared.real)
-            cache.write_packed(index, shared.rows, shared.slots, key[0, :count], value[0, :count])
-            spread = query.new_zeros(prod(shared.shape), heads, dim)
-            spread = spread.index_copy_(0, shared.real, query[0, :count]).view(*shared.shape, heads, dim)
-            mixed = self._attend(index, spread, shared, cache).flatten(0, 1)[shared.real]
-            mixed = F.pad(mixed, (0, 0, 0, num_nodes - count))[None]
-        x = x + layer.out(mixed)
+        x = x + layer.out(self._mix(index, qk, value, shared, cache))
         gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
         return x + layer.down(F.silu(gate).mul_(up))
+
+    def _mix(self, index: int, qk: Tensor, value: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
+        """Write a stream's keys and values and return what its queries find: [B, n, heads * head_dim], or flat."""
+        heads, shape, real = self.shape.num_heads, shared.shape, shared.real
+        length = qk.shape[1]
+        if real is not None:
+            assert shape is not None
+            assert shared.rows is not None
+            count = len(real)
+            cache.write_packed(index, shared.rows, shared.slots, qk[0, :count, heads:], value[0, :count])
+            query = qk.new_zeros(prod(shape), heads, qk.shape[-1]).index_copy_(0, real, qk[0, :count, :heads])
+            mixed = self._attend(index, query.view(*shape, heads, -1), shared, cache).flatten(0, 1)[real]
+            return F.pad(mixed, (0, 0, 0, length - count))[None]
+        if shape is not None:
+            qk, value = (part[0, : prod(shape)].view(*shape, *part.shape[2:]) for part in (qk, value))
+        written = shared.slots.shape[1]
+        key = qk[:, :written, heads:]
+        cache.write(index, shared.slots, key.transpose(1, 2), value[:, :written].transpose(1, 2))
+        mixed = self._attend(index, qk[:, :, :heads], shared, cache)
+        return mixed if shape is None else F.pad(mixed.flatten(0, 1), (0, 0, 0, length - prod(shape)))[None]
 
     def _attend(self, index: int, query: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         """[B, n, heads * head_dim] of queries [B, n, heads, head_dim] over the slots of one layer."""
