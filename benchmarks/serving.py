@@ -131,18 +131,27 @@ def prompts_of(engine: foretoken.Engine, count: int, skip: int) -> list[list[int
     return [short[(skip + index) % len(short)] for index in range(count)]
 
 
-def transformers_throughput(target: str, prompts: list[list[int]], tokens: int) -> float:
-    """Tokens a second of transformers' own continuous batching on the same weights; its time, prompts included."""
-    from transformers import AutoModelForCausalLM, GenerationConfig
+class Transformers:
+    """transformers' own continuous batching on the same weights: greedy, its manager kept from call to call."""
 
-    from foretoken.model.checkpoint import resolve
+    def __init__(self, target: str, tokens: int) -> None:
+        from transformers import AutoModelForCausalLM, GenerationConfig
 
-    model = AutoModelForCausalLM.from_pretrained(str(resolve(target)), dtype=torch.float32)
-    config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
-    begun = time.perf_counter()
-    out = model.generate_batch(inputs=prompts, generation_config=config)
-    seconds = time.perf_counter() - begun
-    return sum(len(one.generated_tokens) for one in out.values()) / seconds
+        from foretoken.model.checkpoint import resolve
+
+        self.tokens = tokens
+        self.model = AutoModelForCausalLM.from_pretrained(str(resolve(target)), dtype=torch.float32)
+        self.config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
+
+    def run(self, prompts: list[list[int]]) -> float:
+        """Tokens a second, prompts included."""
+        begun = time.perf_counter()
+        out = self.model.generate_batch(inputs=prompts, generation_config=self.config, persistent_manager=True)
+        seconds = time.perf_counter() - begun
+        made = [len(one.generated_tokens) for one in out.values()]
+        if made != [self.tokens] * len(prompts):
+            raise SystemExit(f"transformers wrote {made} tokens instead of {self.tokens} each")
+        return sum(made) / seconds
 
 
 def main() -> None:
@@ -151,7 +160,7 @@ def main() -> None:
     parser.add_argument("--draft", default=None)
     parser.add_argument("--method", default="draft_model")
     parser.add_argument("--nonsense", action="store_true")
-    parser.add_argument("--transformers", action="store_true", help="also its generate_batch, at each load")
+    parser.add_argument("--transformers", action="store_true", help="in each round also its generate_batch")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--extra", type=int, default=0, help="further rounds of plain and auto alone, at each load")
     parser.add_argument("--seconds", type=float, default=0.0, help="go on with rounds for so long at each load")
@@ -194,6 +203,7 @@ def main() -> None:
             for length in lengths
         }  # fmt: skip
     report = []
+    peer = Transformers(options.target, options.tokens) if options.transformers else None
     for load in loads:
         other = prompts_of(engine, load, 1000)
         for arm in (plain, auto):
@@ -203,6 +213,9 @@ def main() -> None:
         arms = [plain, fixed[best], auto]
         speeds: dict[str, list[float]] = {arm.name: [] for arm in arms}
         equal = 0
+        theirs: list[float] = []
+        if peer is not None:
+            peer.run(other)  # warm
         begun, number = time.perf_counter(), -1
         while number + 1 < options.rounds or time.perf_counter() - begun < options.seconds:
             number += 1
@@ -215,6 +228,8 @@ def main() -> None:
                 taken[arm.name] += load * options.tokens / speed
             for name, seconds in taken.items():
                 speeds[name].append(load * options.tokens * (1 if options.once else 2) / seconds)
+            if peer is not None:
+                theirs.append(peer.run(prompts))
             equal += sum(a == b == c for a, b, c in zip(made["plain"], made[arms[1].name], made["auto"], strict=True))
         for _ in range(options.extra):
             number += 1
@@ -243,15 +258,17 @@ def main() -> None:
             "equal": f"{equal} of {load * (number + 1)}",
             "tuned": {length: round(speed, 1) for length, speed in tuned.items()},
         }
-        if options.transformers:
-            found["transformers"] = transformers_throughput(options.target, prompts_of(engine, load, 0), options.tokens)
+        if theirs:
+            found["transformers"] = statistics.median(theirs)
+            figures["plain / transformers"] = interval([a / b for a, b in zip(speeds["plain"], theirs, strict=False)])
+            found["plain / transformers"] = [round(x, 3) for x in figures["plain / transformers"]]
         report.append(found)
         print(
             f"load {load:2d}  plain {found['plain']:7.1f}  fixed {best}: {found['best_fixed']:7.1f}  "
             f"auto {found['auto']:7.1f} tok/s  "
             + "  ".join(f"{name} {m:.3f} [{low:.3f}, {high:.3f}]" for name, (m, low, high) in figures.items())
             + f"  {number + 1} rounds, equal {found['equal']}"
-            + (f"  transformers {found['transformers']:.1f}" if options.transformers else ""),
+            + (f"  transformers {found['transformers']:.1f} tok/s" if theirs else ""),
             flush=True,
         )
     print(json.dumps(report))

@@ -25,6 +25,7 @@ from foretoken.engine.team import Choice
 from foretoken.errors import ConfigError, ModelError, PromptError, ServiceClosedError
 from foretoken.model.parallel import ShardedModel
 from foretoken.model.prefill import round_up
+from foretoken.model.workers import release_workers
 from foretoken.sampling import LogitsProcessor
 
 logger = logging.getLogger(__name__)
@@ -92,6 +93,7 @@ class Service:
         self._hopeless: set[str] = set()  # methods that cannot win here at any acceptance: nobody pays for trying
         self._draining = self._closed = self._failed = False
         self.kv_tokens = 0
+        release_workers()  # of the thread that has loaded the engine: the engine's thread has its own
 
     # -- what may be asked for -------------------------------------------------------------------------------------
 
@@ -138,6 +140,7 @@ class Service:
         self._scheduler = Scheduler(
             self.engine.model, limits, self._planner, prefixes=prefixes, describe=self._describe
         )
+        release_workers()  # costs were measured here
         self._thread = threading.Thread(target=self._run, name="foretoken-engine", daemon=True)
         self._thread.start()
 
@@ -320,6 +323,8 @@ class Service:
         scheduler = self._scheduler
         assert scheduler is not None
         while True:
+            if not self._inbox and not scheduler.has_work:
+                release_workers()
             with self._news:
                 while not self._inbox and not scheduler.has_work and not self._closed:
                     self._news.wait()

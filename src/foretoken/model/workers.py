@@ -1,0 +1,34 @@
+"""OpenMP's workers: who holds them decides how fast everybody is.
+
+Under libgomp (PyTorch's wheels for Linux) every thread that computes has a pool of its own. Between two parallel regions
+workers spin for the next one, but only while all pools of the process together have no more threads than there are
+processors; beyond that they go to sleep at once, and waking them for each of the hundreds of regions of a pass takes longer
+than the pass: on two processors a thread beside one that had computed *before* took twice as long, 15 ms instead of 7.
+"""
+
+import ctypes
+from collections.abc import Callable
+from functools import cache
+
+_SOFT = 1  # omp_pause_soft: everything but the threads themselves is kept
+
+
+@cache
+def _pause() -> Callable[[], object]:
+    """libgomp's way to end the calling thread's pool; nothing where another runtime is loaded, or none."""
+    try:
+        library = ctypes.CDLL(None)
+        if hasattr(library, "__kmpc_fork_call"):  # LLVM's and Intel's: one pool for all threads
+            return lambda: None
+        pause, host = library.omp_pause_resource, library.omp_get_initial_device()
+    except (AttributeError, OSError, TypeError):
+        return lambda: None
+    return lambda: pause(_SOFT, host)
+
+
+def release_workers() -> None:
+    """End the calling thread's workers, until it computes again (which starts new ones, in a tenth of a millisecond).
+
+    For a thread that has computed and now leaves that to another: after loading a model, or while it waits for work.
+    """
+    _pause()()

@@ -1,0 +1,107 @@
+"""A thread that has computed gives its workers back."""
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from threading import Event, Thread
+
+import pytest
+import torch
+
+from foretoken import Engine, SamplingParams, Service, Submission, Update
+from foretoken.model import workers
+from foretoken.model.workers import release_workers
+
+TASKS = Path("/proc/self/task")
+
+
+def num_threads() -> int:
+    return len(list(TASKS.iterdir()))
+
+
+def comes_to(expected: int) -> bool:
+    """Whether so many are left soon: a thread ends a little after it was joined."""
+    deadline = time.monotonic() + 10
+    while num_threads() != expected and time.monotonic() < deadline:
+        time.sleep(0.01)
+    return num_threads() == expected
+
+
+def compute() -> float:
+    return float(torch.ones(2_000_000).exp().sum())  # long enough to be divided
+
+
+@pytest.fixture
+def two_threads() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(before)
+    release_workers()
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of a process as Linux tells them")
+@pytest.mark.usefixtures("two_threads")
+def test_workers_end_and_come_back() -> None:
+    counts: dict[str, int] = {}
+    results: list[float] = []
+
+    def run() -> None:
+        release_workers()
+        counts["before"] = num_threads()
+        results.append(compute())
+        counts["with"] = num_threads()
+        release_workers()
+        counts["after"] = num_threads()
+        results.append(compute())
+        counts["again"] = num_threads()
+        release_workers()
+
+    compute()  # this thread has workers too: they are none of the other's
+    thread = Thread(target=run)
+    thread.start()
+    thread.join()
+    assert counts["with"] == counts["again"] == counts["before"] + 1
+    assert counts["after"] == counts["before"]
+    assert results[0] == results[1]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads of a process as Linux tells them")
+@pytest.mark.usefixtures("two_threads")
+def test_an_idle_service_holds_no_workers() -> None:
+    release_workers()
+    before = num_threads()
+    service = Service(Engine.load("bundled", speculative="draft_model", implementation="lean"))
+    service.start()
+    assert num_threads() == before + 1  # its own
+    seen: list[int] = []
+    ended = Event()
+
+    def sink(update: Update) -> None:
+        seen.append(num_threads())
+        if update.is_last:
+            ended.set()
+
+    service.submit(Submission("a", list(range(5, 40)), SamplingParams(max_new_tokens=16)), sink)
+    assert ended.wait(60)
+    assert max(seen) == before + 2  # and a worker
+    assert comes_to(before + 1)
+    service.close()
+    assert comes_to(before)
+
+
+def test_without_libgomp_nothing_happens(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: list[object] = []
+
+    class Other:
+        def __getattr__(self, name: str) -> object:
+            called.append(name)
+            return lambda *_: called.append("call")
+
+    for library in (Other(), object()):
+        workers._pause.cache_clear()
+        monkeypatch.setattr(workers.ctypes, "CDLL", lambda _, library=library: library)
+        release_workers()
+    workers._pause.cache_clear()
+    assert called == ["__kmpc_fork_call"]
