@@ -170,6 +170,31 @@ def test_nobody_and_nothing_to_guess() -> None:
     assert mute.speedup == 1.0
 
 
+def test_guessing_is_not_begun_while_many_arrive() -> None:
+    rows = [RowView(name, "m", 4, 9) for name in "abcd"]
+    fresh = planner()
+    for _ in range(50):
+        assert fresh.plan(rows, arriving=2) == [0, 0, 0, 0]
+        fresh.observe(StepObservation(4, [], 0.0, 0.5, 0.0))
+    assert fresh.trials == 0
+    assert any(fresh.plan(rows, arriving=1))  # one in four is no reason
+    run = Run(planner(), [0.95] * 4).steps(60)
+    assert all(run.planner.plan([RowView(str(row), "m", 4, 100) for row in range(4)], arriving=9))  # nor to stop
+
+
+def test_prompts_are_read_ahead_where_guessing_stands_with_those_that_join() -> None:
+    def rows(count: int) -> list[RowView]:
+        return [RowView(f"r{row}", "m", 4, 100) for row in range(count)]
+
+    assert planner(mode="on").will_guess(rows(1))
+    assert not planner(mode="off").will_guess(rows(1))
+    assert not Run(planner(), [0.0]).steps(300).planner.will_guess(rows(1))  # it tries now and then, at most
+    run = Run(planner(slope=0.2), [0.8]).steps(100)
+    assert run.planner.state["guessing"]
+    assert run.planner.will_guess(rows(1))
+    assert not run.planner.will_guess(rows(8))  # where a guess costs a fifth of a pass, each
+
+
 def test_where_costs_rule_guessing_out_it_is_never_tried() -> None:
     run = Run(planner(guess=3.0), [1.0]).steps(400)
     assert run.share(400) == 0.0

@@ -39,8 +39,11 @@ class RandomPlanner(Planner):
         super().__init__(CostTable({(1, 1): 1.0}, {}), Acceptance(16), mode="on")
         self.rng = rng
 
-    def plan(self, rows: Sequence[RowView]) -> list[int]:
-        super().plan(rows)
+    def will_guess(self, rows: Sequence[RowView]) -> bool:
+        return self.rng.random() < 0.5
+
+    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
+        super().plan(rows, arriving)
         quiet = self.rng.random() < 0.2
         return [0 if quiet else self.rng.randint(0, max(0, min(row.max_depth, row.room))) for row in rows]
 

@@ -21,10 +21,9 @@ from foretoken.errors import ConfigError
 Array = NDArray[np.float64]
 
 MODES = ("auto", "on", "off")
-MARGIN, STAY = (
-    0.05,
-    0.02,
-)  # what guessing must promise beyond plain decoding to start, and to go on: costs are known no better
+MARGIN = 0.05  # what guessing must promise beyond plain decoding to start ...
+STAY = 0.02  # ... and to go on: costs are known no better
+MANY_ARRIVE = 0.25  # of those that decode
 SLIM = 0.05  # what perfect guesses must gain, or guessing is not even tried
 BUDGET = 0.005  # share of the time served that trials may lose
 CREDIT_PASSES, MOST_CREDIT_PASSES = 1.0, 12.0  # plain passes that the account starts with, and holds at most
@@ -134,12 +133,27 @@ class Planner:
         self.acceptance.forget(request_id)
         self._ids = []
 
-    def plan(self, rows: Sequence[RowView]) -> list[int]:
-        """The greatest depth each row may guess in the next step, 0 for none."""
+    def will_guess(self, rows: Sequence[RowView]) -> bool:
+        """Whether guessing stands, beyond a trial, and would for these rows too: for what is worth preparing."""
+        if self.mode != "auto" or not self._guessing:
+            return self.mode == "on"
+        plain = self._plain(len(rows))
+        found = self._problem(rows, plain)
+        best = None if found is None else search(found[0])
+        return best is not None and best.rate > len(rows) / plain * (1.0 + STAY)
+
+    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
+        """The greatest depth each row may guess in the next step, 0 for none.
+
+        arriving: rows that join soon. Where they are many, guessing is not begun: what pays now may not with them.
+        """
         if self.mode != "auto":
             on = self.mode == "on"
             self._caps = [max(min(row.max_depth, row.room), 0) if on else 0 for row in rows]
             self._guessing = any(self._caps)
+            return list(self._caps)
+        if arriving > MANY_ARRIVE * len(rows) and not self._guessing:
+            self._ids, self._caps = [], [0] * len(rows)
             return list(self._caps)
         ids = [row.request_id for row in rows]
         self._age += 1
@@ -162,20 +176,14 @@ class Planner:
         return PERIOD if sure else 1
 
     def _decide(self, rows: Sequence[RowView]) -> _Plan:
-        batch = len(rows)
-        plain = self.costs.verify(batch, batch) * self.corrections.plain if batch else 1.0
+        batch, plain = len(rows), self._plain(len(rows))
         off = _Plan([0] * batch, None, batch / plain)
         self._need = math.inf
-        able = [
-            row.max_depth > 0 and row.room > 0 and row.method in self.corrections.draft and self._can_win(row, batch)
-            for row in rows
-        ]
-        if not any(able):
+        found = self._problem(rows, plain)
+        if found is None:
             self._guessing = False
             return off
-        curves = self.acceptance.curves(ids := [row.request_id for row in rows], [row.method for row in rows])
-        assert len(ids) == batch
-        problem = self._problem(rows, able, curves, plain)
+        problem, curves = found
         best = search(problem)
         bar = off.plain_rate * (1.0 + (STAY if self._guessing else MARGIN))
         self._guessing = best is not None and best.rate > bar
@@ -183,7 +191,22 @@ class Planner:
             return self._try_guessing(rows, problem, curves, off)
         return self._try_other(problem, curves, _Plan(best.caps, best, off.plain_rate))
 
-    def _problem(self, rows: Sequence[RowView], able: list[bool], curves: Curves, plain: float) -> Problem:
+    def _plain(self, batch: int) -> float:
+        """Seconds of a step without guesses."""
+        return self.costs.verify(batch, batch) * self.corrections.plain if batch else 1.0
+
+    def _problem(self, rows: Sequence[RowView], plain: float) -> tuple[Problem, Curves] | None:
+        """What ``search`` is asked, and the rows' curves; None where no row can win."""
+        able = [
+            row.max_depth > 0
+            and row.room > 0
+            and row.method in self.corrections.draft
+            and self._can_win(row, len(rows))
+            for row in rows
+        ]
+        if not any(able):
+            return None
+        curves = self.acceptance.curves([row.request_id for row in rows], [row.method for row in rows])
         batch, depth = curves.kept.shape
         names = sorted({row.method for row, can in zip(rows, able, strict=True) if can})
         place = {name: index for index, name in enumerate(names)}
@@ -201,7 +224,7 @@ class Planner:
                 for row, can in zip(rows, able, strict=True)
             ]
         )
-        return Problem(
+        problem = Problem(
             kept=np.where(allowed, curves.kept[:, :depth], 0.0),
             drafted=curves.drafted[:, :depth],
             branching=curves.branching,
@@ -212,6 +235,7 @@ class Planner:
             plain=plain,
             guess_factor=factors.guess,
         )
+        return problem, curves
 
     def _grid(self, method: str, batch: int) -> Array:
         """[L, B + 1]: seconds that the r-th row to reach each depth adds to a method's drafting."""

@@ -166,7 +166,9 @@ class Scheduler:
             chunk = int(self.limits.stall_target_s / self._seconds_per_token)
         chunk = min(max(chunk, MIN_CHUNK), PREFILL_CHUNK)
         before = len(self.batch.members)
-        count, seconds = self.batch.read(chunk, warm=self.books.guessed or self.planner.mode == "on")
+        arriving = [self._view(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
+        warm = self.planner.will_guess([*self._views(), *arriving])
+        count, seconds = self.batch.read(chunk, warm=warm)
         self.books.seconds_prefill += seconds
         if count >= MIN_CHUNK:
             new = seconds / count
@@ -191,11 +193,8 @@ class Scheduler:
     def _step(self) -> None:
         members = self.batch.members
         jobs = [self.running[id(member.row)] for member in members]
-        views = [
-            RowView(job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.room, lag)
-            for job, lag in zip(jobs, self.batch.lags(), strict=True)
-        ]
-        caps = self.planner.plan(views)
+        coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
+        caps = self.planner.plan(self._views(), len(self.batch.arrivals) + coming)
         report = self.batch.step(caps)
         self._tell_planner(jobs, caps, report)
         now = self.clock()
@@ -213,6 +212,16 @@ class Scheduler:
                 self.batch.leave(failed, remember=False)
             for job in ended:
                 self._end(job)
+
+    def _view(self, job: Job, lag: int = 0) -> RowView:
+        return RowView(job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.room, lag)
+
+    def _views(self) -> list[RowView]:
+        """What the planner is told of those that decode."""
+        if not self.batch.members:
+            return []
+        lags = zip(self.batch.members, self.batch.lags(), strict=True)
+        return [self._view(self.running[id(member.row)], lag) for member, lag in lags]
 
     def _tell_planner(self, jobs: Sequence[Job], caps: Sequence[int], report: StepReport) -> None:
         rows = []
