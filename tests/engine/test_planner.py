@@ -189,10 +189,12 @@ def test_prompts_are_read_ahead_where_guessing_stands_with_those_that_join() -> 
     assert planner(mode="on").will_guess(rows(1))
     assert not planner(mode="off").will_guess(rows(1))
     assert not Run(planner(), [0.0]).steps(300).planner.will_guess(rows(1))  # it tries now and then, at most
-    run = Run(planner(slope=0.2), [0.8]).steps(100)
+    verify = {(b, b * (1 + d)): 1.0 if b == 1 else 1.0 * b * (1 + d) for b in (1, 8) for d in (0, 1, 2, 4)}
+    draft = {"m": {(b, d): 0.1 * d for b in (1, 8) for d in (1, 2, 4)}}
+    run = Run(Planner(CostTable(verify, draft, {"m": 0.0}), Acceptance(4)), [0.8]).steps(100)
     assert run.planner.state["guessing"]
     assert run.planner.will_guess(rows(1))
-    assert not run.planner.will_guess(rows(8))  # where a guess costs a fifth of a pass, each
+    assert not run.planner.will_guess(rows(8))  # where each guess costs as much as a row
 
 
 def test_where_costs_rule_guessing_out_it_is_never_tried() -> None:
