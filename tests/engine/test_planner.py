@@ -282,3 +282,22 @@ def test_speedup_is_that_of_the_clock() -> None:
     run = Run(planner(), [0.8]).steps(1500)
     assert run.planner.speedup == pytest.approx(run.tokens / run.seconds * run.true.verify(1, 1), rel=0.06)
     assert math.isclose(Run(planner(), [0.8], seed=1).planner.speedup, 1.0)
+
+
+def test_a_trial_that_turns_out_dearer_is_charged_what_it_cost() -> None:
+    def trials(dearer: float) -> tuple[float, int]:
+        """What trials are said to have cost, and how many there were, where catching up costs so much more than known."""
+        run = Run(planner(guess=0.4), [0.0]).steps(200)
+        spent, count = run.planner.trial_seconds, run.planner.trials
+        for _ in range(3000):
+            caps = run.planner.plan([RowView("0", "m", 4, 99, 50)])
+            rows = [RowStep("0", "m", caps[0], caps[0], 0)]
+            draft = run.true.draft("m", 1, caps[0]) + (dearer if caps[0] else 0.0)
+            run.planner.observe(StepObservation(1, rows, draft, run.true.verify(1, 1 + caps[0]), 0.0))
+        return run.planner.trial_seconds - spent, run.planner.trials - count
+
+    (spent, usual), (dear, few) = trials(0.0), trials(1.5)
+    assert usual >= 5
+    assert dear / few == pytest.approx(spent / usual + 1.5, abs=0.1)
+    assert 1 <= few <= usual
+    assert dear < BUDGET * 3000 * 1.03 + 3.0

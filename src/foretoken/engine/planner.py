@@ -27,6 +27,7 @@ MANY_ARRIVE = 0.25  # of those that decode
 SLIM = 0.05  # what perfect guesses must gain, or guessing is not even tried
 BUDGET = 0.005  # share of the time served that trials may lose
 CREDIT_PASSES, MOST_CREDIT_PASSES = 1.0, 12.0  # plain passes that the account starts with, and holds at most
+MOST_SURPRISE = 2.0  # plain passes that a trial may turn out dearer
 LEAST_CHARGE = 0.05  # passes that a plain step among guessing ones is charged at least, or near ties would try for ever
 LAG_STEPS = 32.0  # steps over which reading what a drafter lags behind is written off
 PERIOD = 8  # steps between plans while nothing joins or leaves; every step while much is unknown
@@ -81,6 +82,7 @@ class _Plan:
     expected: Allocation | None = None
     plain_rate: float = 0.0
     trial: bool = False
+    charged: float = 0.0  # for a trial of guesses, ahead of it
 
 
 class Planner:
@@ -286,7 +288,7 @@ class Planner:
         if best is None:
             return off
         self._charge(best[2])
-        return _Plan(best[1].caps, best[1], off.plain_rate, trial=True)
+        return _Plan(best[1].caps, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
     def _try_other(self, problem: Problem, curves: Curves, standing: _Plan) -> _Plan:
         """Some rows guess: try a row that does not, or a plain step, if that may yet turn out to pay."""
@@ -358,9 +360,16 @@ class Planner:
                 self.corrections.observe_draft(
                     method, step.seconds_draft, self._draft_seconds(method, caps, step.batch)
                 )
+        plain = self._plain(step.batch)
         if self._account is not None:
             self._account += BUDGET * seconds
-        plain = self.costs.verify(step.batch, step.batch) * self.corrections.plain
+            if self._standing.charged and drafted:
+                # What it really cost counts: opening a drafter is in no table. Not all of it, though: machines stand still.
+                lost = seconds - (step.batch + accepted) / step.batch * plain
+                more = min(max(lost - self._standing.charged, 0.0), MOST_SURPRISE * plain)
+                self._standing.charged = 0.0
+                self._account -= more
+                self.trial_seconds += more
         self._plain_seconds += MEMORY * ((step.batch + accepted) / step.batch * plain - self._plain_seconds)
         self._seconds += MEMORY * (seconds - self._seconds)
 
