@@ -10,6 +10,7 @@ import typer
 from foretoken.cli import options as o
 from foretoken.cli import settings
 from foretoken.cli.errors import INTERRUPTED
+from foretoken.cli.interrupt import interruptible
 from foretoken.cli.output import PieceWriter, as_json, check_writable, has_color, write
 from foretoken.errors import ConfigError
 
@@ -140,9 +141,11 @@ def _run(
     writer = PieceWriter(sys.stdout, tint=tint)
     interrupted = False
     try:
-        for piece in stream:
-            if not silent:
-                writer.write(piece.text, accepted=piece.source.startswith("draft"))
+        with interruptible() as check:
+            for piece in stream:
+                if not silent:
+                    writer.write(piece.text, accepted=piece.source.startswith("draft"))
+                check()
     except KeyboardInterrupt:
         interrupted = True
     finally:

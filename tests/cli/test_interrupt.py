@@ -1,0 +1,37 @@
+"""Ctrl-C, wherever it strikes."""
+
+import signal
+from itertools import count
+
+import pytest
+
+from foretoken.cli.interrupt import interruptible
+
+
+class Dropped:
+    """Something whose finalizer is interrupted, so that the exception goes nowhere."""
+
+    def __del__(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_an_interrupt_that_a_finalizer_swallowed_ends_the_loop() -> None:
+    before = signal.getsignal(signal.SIGINT)
+    turns = []
+    with pytest.raises(KeyboardInterrupt), interruptible() as check:  # noqa: PT012
+        for turn in count():
+            check()
+            turns.append(turn)
+            if turn == 2:
+                Dropped()
+            assert turn < 5
+    assert turns == [0, 1, 2]
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_interrupt_elsewhere_is_raised_at_once() -> None:
+    with pytest.raises(KeyboardInterrupt), interruptible() as check:
+        check()
+        signal.raise_signal(signal.SIGINT)
+        pytest.fail("it goes on")
