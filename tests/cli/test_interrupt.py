@@ -31,7 +31,7 @@ def test_an_interrupt_that_a_finalizer_swallowed_ends_the_loop() -> None:
 
 
 def test_an_interrupt_elsewhere_is_raised_at_once() -> None:
-    with pytest.raises(KeyboardInterrupt), interruptible() as check:
+    with pytest.raises(KeyboardInterrupt), interruptible() as check:  # noqa: PT012
         check()
         signal.raise_signal(signal.SIGINT)
         pytest.fail("it goes on")
