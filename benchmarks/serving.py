@@ -32,6 +32,7 @@ from foretoken.draft.model import DraftModel
 from foretoken.engine.service import Service, ServiceOptions
 from foretoken.engine.submission import Submission, Update
 from foretoken.model.target import CausalModel
+from foretoken.model.workers import release_workers
 
 MAX_PROMPT = 64
 """Longer prompts of the suite are left out, so that decoding is most of the time."""
@@ -141,6 +142,7 @@ class Transformers:
 
         self.tokens = tokens
         self.model = AutoModelForCausalLM.from_pretrained(str(resolve(target)), dtype=torch.float32)
+        release_workers()  # of this thread: they would slow its manager's thread, and ours
         self.config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
 
     def run(self, prompts: list[list[int]]) -> float:
