@@ -31,7 +31,7 @@ from foretoken.bench.stats import Pair, bootstrap
 from foretoken.bench.trace import Cut, cut
 from foretoken.cli.output import as_json
 from foretoken.engine.config import speculative_config
-from foretoken.engine.result import StepTime
+from foretoken.engine.recorder import StepTime
 from foretoken.theory.cost import CostTable
 from foretoken.theory.stopping import oracle_speed, policy_speed
 from foretoken.tune.costs import StepCosts, step_costs

@@ -43,6 +43,8 @@ class Context:
     pending: Tensor  # [B] int64
     predictions: list[list[int]]  # the caller's guess of each row's output, as tokens; empty where there is none
     room: list[int]  # guesses in a line that each row can use before its limit: no drafter gives a row deeper nodes
+    # Where a list: growing appends the draft's logits [B, n, V] after the root and after the nodes it reads, in order.
+    draft_logits: list[Tensor] | None = field(default=None, kw_only=True)
 
     @property
     def num_rows(self) -> int:
@@ -84,6 +86,16 @@ class Drafter(ABC):
     num_candidates: int = 0
     """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
 
+    @property
+    def seconds_model(self) -> float:
+        """Seconds that passes of a draft model have taken so far, on the host clock; 0 for drafters without one."""
+        return 0.0
+
+    @property
+    def can_join(self) -> bool:
+        """Whether rows can be added (``join``); where not, each row gets a drafter of its own."""
+        return type(self).join is not Drafter.join
+
     @abstractmethod
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """A tree whose root is ``context.pending``. draws is how to draw where the method can; a deterministic method
@@ -120,6 +132,8 @@ class Method(ABC):
 
     name: str
     capabilities: Capabilities
+    exit_layer: int = 0
+    """Layers [0, exit_layer) of the target that its drafters run themselves, in every step."""
 
     @property
     def taps(self) -> tuple[int, ...]:

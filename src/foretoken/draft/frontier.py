@@ -36,6 +36,12 @@ class Foreseeing(Expander, Protocol):
         after that call."""
 
 
+def note(context: Context, logits: Tensor) -> None:
+    """Keep a copy of the draft's logits where the context asks for them: an expander may use its buffers again."""
+    if context.draft_logits is not None:
+        context.draft_logits.append(logits.detach().clone())
+
+
 def chance_of(expander: Expander) -> Tensor:
     """[B, W] what a ``Foreseeing`` expander says of the nodes it just read. Raises ConfigError where it cannot."""
     chance: Tensor | None = getattr(expander, "chance", None)

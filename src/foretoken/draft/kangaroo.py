@@ -279,6 +279,7 @@ class Kangaroo(Method):
         if acceptance is not None:
             acceptance.check_drafter(self.name, head.config.hidden_size, name="acceptance")
         self.head = head.eval()
+        self.exit_layer = head.config.exit_layer
         self.acceptance = None if acceptance is None else acceptance.eval()
 
     @property

@@ -39,6 +39,11 @@ class ModelDrafter(Drafter):
         self.slots: Tensor | None = None  # [B, N] of the last proposal: see Grown
         self.has_fed = False  # whether there was one since the last step was observed
 
+    @property
+    def seconds_model(self) -> float:
+        """Of the draft model's passes."""
+        return self.target.seconds
+
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """A tree as deep as each row and the model's own context have room for."""
         last = self.target.spec.max_positions - 1

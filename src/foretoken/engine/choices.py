@@ -34,7 +34,7 @@ class Choices:
         self._methods[_weights(engine.speculative)] = engine.method
         self.default = self.of(engine.speculative, load=True)
         self.also = [self.of(config, load=True) for config in also]
-        exits = [getattr(choice.method, "exit_layer", 0) for choice in (self.default, *self.also)]
+        exits = [choice.method.exit_layer for choice in (self.default, *self.also)]
         check_company([choice.method for choice in (self.default, *self.also)], exits)
 
     @property

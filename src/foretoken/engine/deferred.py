@@ -32,6 +32,11 @@ class Deferred(Drafter):
         """Whether a method can be opened late, and is worth it."""
         return method.capabilities.needs_draft and not method.taps and not method.prompt_taps
 
+    @property
+    def seconds_model(self) -> float:
+        """Of the draft model's passes, since it was last opened."""
+        return 0.0 if self.drafter is None else self.drafter.seconds_model
+
     def _open(self, context: Context) -> Drafter:
         if self.drafter is None:
             self.drafter = self.method.open(context, self.capacity, self.target)
@@ -97,6 +102,7 @@ def part(
         pending=context.pending[rows],
         predictions=context.predictions[rows],
         room=context.room[rows] if room is None else room,
+        draft_logits=context.draft_logits,
     )
 
 

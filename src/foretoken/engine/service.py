@@ -243,7 +243,7 @@ class Service:
         if self._scheduler is None or self._planner is None:
             return Snapshot()
         scheduler, planner = self._scheduler, self._planner
-        books, prefixes = scheduler.books, scheduler.prefixes
+        recorder, prefixes = scheduler.recorder, scheduler.prefixes
         return Snapshot(
             num_running=len(scheduler.batch.members),
             num_prefilling=len(scheduler.batch.arrivals),
@@ -251,21 +251,21 @@ class Service:
             kv_used_tokens=sum(job.num_slots for job in list(scheduler.running.values())),
             kv_capacity_tokens=self.kv_tokens,
             prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
-            is_speculating=books.guessed,
-            num_speculative_tokens=books.planned,
+            is_speculating=recorder.guessed,
+            num_speculative_tokens=recorder.planned,
             speedup=planner.speedup,
-            num_steps=books.num_steps,
-            num_finished=dict(books.num_finished),
-            num_rejected=books.num_rejected,
-            num_preemptions=books.num_preemptions,
-            num_prompt_tokens=books.num_prompt_tokens,
-            num_cached_prompt_tokens=books.num_cached_prompt_tokens,
-            num_generated_tokens=books.num_generated_tokens,
-            seconds_draft=books.seconds_draft,
-            seconds_target=books.seconds_target,
-            seconds_rest=books.seconds_rest,
-            seconds_prefill=books.seconds_prefill,
-            methods={name: sums.figures() for name, sums in list(books.methods.items())},
+            num_steps=recorder.num_steps,
+            num_finished=dict(recorder.num_finished),
+            num_rejected=recorder.num_rejected,
+            num_preemptions=recorder.num_preemptions,
+            num_prompt_tokens=recorder.num_prompt_tokens,
+            num_cached_prompt_tokens=recorder.num_cached_prompt_tokens,
+            num_generated_tokens=recorder.num_generated_tokens,
+            seconds_draft=recorder.seconds_draft,
+            seconds_target=recorder.seconds_target,
+            seconds_rest=recorder.seconds_rest,
+            seconds_prefill=recorder.seconds_prefill,
+            methods={name: sums.figures() for name, sums in list(recorder.methods.items())},
         )
 
     def check_integrity(self) -> None:

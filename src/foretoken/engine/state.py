@@ -128,6 +128,10 @@ class State(Context):
         """Slots that attention must read for a tree of num_nodes, rounded up so that kernels see few shapes."""
         return min(self.capacity, round_up(max(self.lengths) + num_nodes, multiple))
 
+    def limit(self, caps: Sequence[int]) -> None:
+        """In the next step row b guesses at most caps[b] deep."""
+        self.room = [min(room, cap) for room, cap in zip(self.room, caps, strict=True)]
+
     def advance(
         self, tree: TokenTree, verdict: Verdict, taps: Tensor | None, candidates: Tensor | None = None
     ) -> tuple[Commit, tuple[Tensor, Tensor] | None]:

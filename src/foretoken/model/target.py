@@ -9,6 +9,7 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
 
 import torch
 from torch import Tensor
@@ -99,12 +100,13 @@ class Target:
     def __init__(self, model: CausalModel, num_rows: int, capacity: int) -> None:
         self.model = model
         self.cache = model.new_cache(num_rows, capacity)
+        self.seconds = 0.0  # of all passes so far, on the host clock
 
     @classmethod
     def of(cls, model: CausalModel, cache: KVCache) -> "Target":
         """The pair of a model and memory that is there already."""
         made = object.__new__(cls)
-        made.model, made.cache = model, cache
+        made.model, made.cache, made.seconds = model, cache, 0.0
         return made
 
     @property
@@ -123,7 +125,10 @@ class Target:
         head: bool = True,
     ) -> Output:
         """See ``CausalModel.forward``; the cache is this target's own."""
-        return self.model.forward(tokens, plan, self.cache, layers=layers, hidden=hidden, taps=taps, head=head)
+        begun = perf_counter()
+        output = self.model.forward(tokens, plan, self.cache, layers=layers, hidden=hidden, taps=taps, head=head)
+        self.seconds += perf_counter() - begun
+        return output
 
     def commit(self, src: Tensor, dst: Tensor) -> None:
         """Move K and V of each row from slots src [B, D] to slots dst [B, D] (pad with src == dst)."""

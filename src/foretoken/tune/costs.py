@@ -6,7 +6,7 @@ from statistics import median
 from typing import Any
 
 from foretoken.engine.engine import Engine, Request
-from foretoken.engine.result import StepTime, Timing
+from foretoken.engine.recorder import StepTime
 from foretoken.theory.cost import CostTable
 
 LEAST = 1e-9  # seconds: a clock that did not tick
@@ -53,9 +53,8 @@ def _mean(shares: Mapping[int, float], *tables: Mapping[int, float]) -> float | 
 
 def step_times(engine: Engine, request: Request) -> list[StepTime]:
     """Times of one decoding's steps but the first, in which a drafter may read the prompt (where there are others)."""
-    engine.timing = Timing(steps=[])
-    engine.generate_batch([request])
-    steps = engine.timing.steps or []
+    with engine.recorder.timing() as steps:
+        engine.generate_batch([request])
     return steps[1:] or steps
 
 
