@@ -85,7 +85,7 @@ class Scheduler:
         them up. describe makes
         ``Completion.config``; clock tells seconds."""
         self.limits, self.planner, self.prefixes = limits, planner, prefixes
-        self.describe, self.clock = describe, clock
+        self.describe, self.clock, self.share = describe, clock, model.share
         self.observers = list(observers)
         self.batch = Batch(
             model,
@@ -154,9 +154,11 @@ class Scheduler:
 
     def _expire(self) -> None:
         now = self.clock()
-        late = [job for job in self.jobs.values() if job.deadline is not None and now >= job.deadline]
+        late = [key for key, job in self.jobs.items() if job.deadline is not None and now >= job.deadline]
+        if any(job.deadline is not None for job in self.jobs.values()):
+            late = self.share(late)
         if late:
-            self._cut(late, "timeout")
+            self._cut([self.jobs[key] for key in late], "timeout")
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.limits.max_rows:
@@ -191,6 +193,7 @@ class Scheduler:
         if self.planner is not None:
             arriving = [self._view(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
             warm = self.planner.will_guess([*self._views(), *arriving])
+            chunk, warm = self.share((chunk, warm))
         count, seconds = self.batch.read(chunk, warm=warm)
         self.recorder.seconds_prefill += seconds
         if count >= MIN_CHUNK:
@@ -218,7 +221,7 @@ class Scheduler:
         caps = None
         if self.planner is not None:
             coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
-            caps = self.planner.plan(self._views(), len(self.batch.arrivals) + coming)
+            caps = self.share(self.planner.plan(self._views(), len(self.batch.arrivals) + coming))
         event = self.batch.step(caps)
         if self.observers:
             event = replace(event, parts=self.batch.parts(), draft_logits=self.batch.draft_logits)

@@ -10,12 +10,15 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from time import perf_counter
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from foretoken.model.cache import KVCache
 from foretoken.tree import Plan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,14 @@ class CausalModel(ABC):
     """A decoder-only language model that can run any range of its layers over any tree."""
 
     spec: ModelSpec
+    is_shared: bool = False
+    """Whether several processes run one model, so that all must make the same passes."""
+    is_leader: bool = True
+    """Whether what depends on a clock or on arrivals is decided in this process."""
+
+    def share(self, value: T) -> T:
+        """The leader's value, in every process that runs the model. All must call it, in the same order."""
+        return value
 
     def fresh_seed(self) -> int:
         """A seed for a request that gives none; where several processes run one model, the same on all of them."""
