@@ -22,6 +22,7 @@ from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.snapshot import Snapshot
 from foretoken.engine.submission import Sink, Submission
 from foretoken.engine.team import Choice
+from foretoken.engine.tenants import Tenants, check_shared
 from foretoken.errors import ConfigError, ModelError, PromptError, ServiceClosedError
 from foretoken.model.parallel import ShardedModel
 from foretoken.model.prefill import round_up
@@ -44,7 +45,8 @@ class ServiceOptions:
     kv_memory_gib: float | None = None  # None: sized from free memory
     stall_target_s: float = 0.1  # reading a prompt keeps decoding requests waiting for about so long at a time
     speculation: str = "auto"  # "auto": when it pays; "on": always; "off": never
-    prefix_reuse: bool = True  # keep the KV of texts for requests that begin alike
+    prefix_reuse: bool = True  # keep the KV of texts for requests of the same tenant that begin alike
+    shared_drafts: str = "off"  # methods that learn from texts: each request's own ("off"), its tenant's ("key"), "all"
     cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
 
     def __post_init__(self) -> None:
@@ -60,6 +62,7 @@ class ServiceOptions:
             raise ConfigError(f"stall_target_s = {self.stall_target_s} must be positive")
         if self.speculation not in MODES:
             raise ConfigError(f"speculation = {self.speculation!r} must be one of {', '.join(MODES)}")
+        check_shared(self.shared_drafts)
 
 
 class Service:
@@ -83,6 +86,7 @@ class Service:
             raise ConfigError(f"width = {engine.width}: a service runs batches of changing size, so give width = 0")
         self.engine, self.options = engine, options
         self._choices = Choices(engine, also, off=options.speculation == "off")
+        self._tenants = Tenants(options.shared_drafts)
         self._scheduler: Scheduler | None = None
         self._planner: Planner | None = None
         self._inbox: deque[Callable[[], None]] = deque()
@@ -146,7 +150,7 @@ class Service:
 
     def _plan(self, rows: int) -> Planner:
         """The planner of the mode that was asked for; costs are measured where it must choose."""
-        choices = self._choices.guessing
+        choices = [self._tenants.measured(choice) for choice in self._choices.guessing]
         acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in choices)]))
         if self.options.speculation != "auto" or not choices:
             return Planner(
@@ -196,6 +200,7 @@ class Service:
         choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
         if choice.config.method in self._hopeless:
             choice = self._choices.plain
+        choice = self._tenants.choice(choice, submission.tenant)
         params = submission.params
         if params.logits_processor is not None:
             params = replace(params, logits_processor=_Guarded(params.logits_processor))
@@ -209,6 +214,7 @@ class Service:
             if submission.request_id in self._known:
                 raise ConfigError(f"request id {submission.request_id!r} is in use: ids must be unique")
             row = self.engine.make_row(number, request)
+            row.tenant = submission.tenant
             row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids))
             if len(self._known) - len(self._scheduler.running) >= self.options.max_queue:
                 self._scheduler.refuse()
@@ -253,7 +259,7 @@ class Service:
             prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
             is_speculating=books.guessed,
             num_speculative_tokens=books.planned,
-            speedup=planner.speedup,
+            speedup=planner.speedup if scheduler.batch.members else None,
             num_steps=books.num_steps,
             num_finished=dict(books.num_finished),
             num_rejected=books.num_rejected,
