@@ -37,8 +37,8 @@ def clients(engine: Engine, **options: Any) -> Iterator[list[httpx.Client]]:
 def told(client: httpx.Client, method: str) -> dict[str, Any]:
     """All that an answer says, but for its id and time."""
     body = {
-        "model": "bundled", "prompt": PROMPT, "seed": 1, "max_tokens": 24, "temperature": 0, "trace": True, "provenance": True,
-        "ignore_eos": True, "speculative": {"method": method},
+        "model": "bundled", "prompt": PROMPT, "seed": 1, "max_tokens": 24, "temperature": 0, "trace": True,
+        "provenance": True, "ignore_eos": True, "speculative": {"method": method},
     }  # fmt: skip
     answer: dict[str, Any] = client.post(TEXT, json=body).raise_for_status().json()
     return {key: value for key, value in answer.items() if key not in ("id", "created")}

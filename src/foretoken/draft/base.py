@@ -134,7 +134,8 @@ class Method(ABC):
 
     @property
     def bytes_per_token(self) -> int:
-        """Bytes of keys and values that its drafters hold for each token of a row, beside the target's own."""
+        """Bytes that its drafters hold for each token of a row beside the target's keys and values: their own, and features
+        of tokens that they have not read yet. What a service plans its memory by."""
         return 0
 
     @property

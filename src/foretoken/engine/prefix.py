@@ -56,7 +56,7 @@ class PrefixStore:
         return sum(len(prefix.ids) for prefix in self._prefixes.values())
 
     def find(self, ids: list[int], layers: tuple[int, ...], tenant: str | None = None) -> tuple[Prefix, int] | None:
-        """The tenant's prefix that shares most tokens with the beginning of ids, and how many; None where no block is shared.
+        """The tenant's prefix that shares most tokens with the beginning of ids, and how many; None where none does.
 
         layers: target layers whose outputs the asker needs of those tokens too; a prefix without them will not do.
         tenant None is one like any other: those whom nobody tells apart.

@@ -14,7 +14,8 @@ from foretoken.engine.calibrate import measured_costs
 from foretoken.engine.choices import MARGIN, Choices
 from foretoken.engine.costs import CostTable, grid
 from foretoken.engine.engine import Engine, Request
-from foretoken.engine.memory import SHARE, kv_budget
+from foretoken.engine.heap import IDLE_S, HeapKeeper
+from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
 from foretoken.engine.method import MethodConfig
 from foretoken.engine.planner import Planner
 from foretoken.engine.prefix import PrefixStore
@@ -97,6 +98,7 @@ class Service:
         self._hopeless: set[str] = set()  # methods that cannot win here at any acceptance: nobody pays for trying
         self._draining = self._closed = self._failed = False
         self.kv_tokens = 0
+        self._heap = HeapKeeper()
         release_workers()  # of the thread that has loaded the engine: the engine's thread has its own
 
     # -- what may be asked for -------------------------------------------------------------------------------------
@@ -122,10 +124,7 @@ class Service:
         spec, options = self.engine.model.spec, self.options
         longest = min(options.max_model_len or spec.max_positions, spec.max_positions)
         capacity = round_up(longest + MARGIN, 64)
-        slot = self.engine.model.new_cache(0, 1).bytes_per_slot
-        draft = getattr(self._choices.default.method, "model", None)
-        if draft is not None and draft is not self.engine.model:
-            slot += draft.new_cache(0, 1).bytes_per_slot
+        slot = bytes_per_token(self.engine.model, [choice.method for choice in self._choices.guessing])
         self.kv_tokens = kv_budget(
             self.engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity, max_rows=options.max_num_seqs
         )
@@ -331,6 +330,7 @@ class Service:
         while True:
             if not self._inbox and not scheduler.has_work:
                 release_workers()
+                self._rest()
             with self._news:
                 while not self._inbox and not scheduler.has_work and not self._closed:
                     self._news.wait()
@@ -344,6 +344,7 @@ class Service:
                         one()
                     if scheduler.has_work:
                         scheduler.tick()
+                        self._heap.worked()
             except Exception as error:
                 logger.exception("the engine failed")
                 self._failed = True
@@ -362,6 +363,13 @@ class Service:
         scheduler.fail_all(ServiceClosedError("the service stopped before the request ended"))
         with self._news:
             self._news.notify_all()
+
+    def _rest(self) -> None:
+        """Wait for work; where none comes for a while, give freed memory back."""
+        with self._news:
+            came = self._news.wait_for(lambda: bool(self._inbox) or self._closed, IDLE_S)
+        if not came:
+            self._heap.rested()
 
     def _describe(self, choice: Choice) -> dict[str, Any]:
         return {**self.engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}
