@@ -30,6 +30,7 @@ class Capabilities:
     needs_head: bool = False  # needs a trained head
     candidates: int = 0  # the target's most probable tokens after each node that observe() must be given
     shapes: tuple[str, ...] = ("chain",)  # names of the shapes it can grow; rows may always get fewer nodes
+    learns: bool = False  # what it has seen of one request shows in its guesses for later ones: see ``Method.fresh``
 
 
 @dataclass
@@ -128,7 +129,7 @@ class Drafter(ABC):
 
 
 class Method(ABC):
-    """A way of drafting, loaded once. Holds no memory of any row."""
+    """A way of drafting, loaded once. Holds no memory of any row, unless its capabilities say that it ``learns``."""
 
     name: str
     capabilities: Capabilities
@@ -144,6 +145,27 @@ class Method(ABC):
     def prompt_taps(self) -> tuple[int, ...]:
         """... and ``PromptChunk.taps``. Others only where a drafter runs lower layers itself in each step."""
         return self.taps
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that its drafters hold for each token of a row beside the target's keys and values: their own, and features
+        of tokens that they have not read yet. What a service plans its memory by."""
+        return 0
+
+    @property
+    def learned_bytes(self) -> int:
+        """Bytes, about, that what it has learned takes; it may be asked from any thread."""
+        return 0
+
+    def fresh(self) -> "Method":
+        """The same weights and settings with an empty memory: what requests teach one of the two, the other never knows.
+        To be overridden where capabilities say ``learns``; other methods have nothing to keep apart."""
+        return self
+
+    def isolated(self) -> "Method":
+        """As ``fresh``, and its rows learn from their own text alone. By default a fresh method for each call; one that
+        keeps its rows apart by itself may return the same one each time, so that such rows are guessed for together."""
+        return self.fresh()
 
     @abstractmethod
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:

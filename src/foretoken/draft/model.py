@@ -168,6 +168,11 @@ class DraftModel(Method):
         self.model = model
         self.acceptance = None if acceptance is None else acceptance.eval()
 
+    @property
+    def bytes_per_token(self) -> int:
+        """The draft model's keys and values."""
+        return self.model.new_cache(0, 1).bytes_per_slot
+
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
         return ModelDrafter(self.model, context, capacity, self.acceptance)

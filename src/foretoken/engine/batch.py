@@ -120,7 +120,7 @@ class Batch:
         if self.prefixes is None:
             return
         layers = arrival.choice.method.prompt_taps
-        found = self.prefixes.find(arrival.row.known[:-1], layers)
+        found = self.prefixes.find(arrival.row.known[:-1], layers, arrival.row.tenant)
         if found is None:
             return
         prefix, count = found
@@ -201,13 +201,15 @@ class Batch:
             if remember and not self.width and id(member.row) in gone and not member.choice.method.prompt_taps:
                 known = member.row.known
                 # The last token is pending: it was emitted, and its KV never computed.
-                self._remember(known[:-1], self.pool.rows(index, index + 1), (), [])
+                self._remember(known[:-1], self.pool.rows(index, index + 1), (), [], member.row.tenant)
         staying = [index for index, member in enumerate(self.members) if id(member.row) not in gone]
         self._settle(staying, [], gone)
 
-    def _remember(self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor]) -> None:
+    def _remember(
+        self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], tenant: str | None
+    ) -> None:
         if self.prefixes is not None:
-            self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None)
+            self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None, tenant)
 
     def _settle(self, staying: Sequence[int], ready: Sequence[Arrival], gone: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """New membership: these members and these arrivals, each row in its place, every drafter told."""
@@ -219,7 +221,8 @@ class Batch:
                 layers = arrival.choice.method.prompt_taps
                 known = arrival.row.known[:-1]
                 if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
-                    self._remember(known, self.pool.rows(place, place + 1), layers, arrival.taps)
+                    taken = self.pool.rows(place, place + 1)
+                    self._remember(known, taken, layers, arrival.taps, arrival.row.tenant)
         rows_of: dict[int, list[tuple[int, Member]]] = {id(team): [] for team in self.teams}
         for team in self.teams:  # those that leave, drafters first: a drafter's rows are the team's, in its order
             kept = [index for index in staying if team.start <= index < team.stop]

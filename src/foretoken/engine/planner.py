@@ -111,12 +111,13 @@ class Planner:
         self.trial_seconds = 0.0
 
     @property
-    def speedup(self) -> float:
-        """Tokens a second now, over what plain decoding would bring by the costs as corrected; 1 before any step."""
-        return self._plain_seconds / self._seconds if self._seconds else 1.0
+    def speedup(self) -> float | None:
+        """Tokens a second now, over what plain decoding would bring by the costs as corrected. None before any step, and in
+        the modes that measure no costs."""
+        return self._plain_seconds / self._seconds if self._seconds and self.mode == "auto" else None
 
     @property
-    def state(self) -> dict[str, float | int | str | bool]:
+    def state(self) -> dict[str, float | int | str | bool | None]:
         """For logs and metrics."""
         return {
             "mode": self.mode,

@@ -16,7 +16,8 @@ from foretoken.engine.calibrate import measured_costs
 from foretoken.engine.choices import MARGIN, Choices
 from foretoken.engine.costs import CostTable, grid
 from foretoken.engine.engine import Engine, Request
-from foretoken.engine.memory import SHARE, kv_budget
+from foretoken.engine.heap import IDLE_S, HeapKeeper
+from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
 from foretoken.engine.method import MethodConfig
 from foretoken.engine.planner import Planner
 from foretoken.engine.prefix import PrefixStore
@@ -25,6 +26,7 @@ from foretoken.engine.snapshot import Snapshot
 from foretoken.engine.state import Row
 from foretoken.engine.submission import Sink, Submission, Update
 from foretoken.engine.team import Choice
+from foretoken.engine.tenants import Tenants, check_shared
 from foretoken.errors import ConfigError, ModelError, PromptError, ServiceClosedError
 from foretoken.model.prefill import round_up
 from foretoken.model.workers import release_workers
@@ -47,7 +49,8 @@ class ServiceOptions:
     kv_memory_gib: float | None = None  # None: sized from free memory
     stall_target_s: float = 0.1  # reading a prompt keeps decoding requests waiting for about so long at a time
     speculation: str = "auto"  # "auto": when it pays; "on": always; "off": never
-    prefix_reuse: bool = True  # keep the KV of texts for requests that begin alike
+    prefix_reuse: bool = True  # keep the KV of texts for requests of the same tenant that begin alike
+    shared_drafts: str = "off"  # methods that learn from texts: each request's own ("off"), its tenant's ("key"), "all"
     cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
 
     def __post_init__(self) -> None:
@@ -63,6 +66,7 @@ class ServiceOptions:
             raise ConfigError(f"stall_target_s = {self.stall_target_s} must be positive")
         if self.speculation not in MODES:
             raise ConfigError(f"speculation = {self.speculation!r} must be one of {', '.join(MODES)}")
+        check_shared(self.shared_drafts)
 
 
 class Service:
@@ -84,6 +88,7 @@ class Service:
             )
         self.engine, self.options = engine, options
         self._choices = Choices(engine, also, off=options.speculation == "off")
+        self._tenants = Tenants(options.shared_drafts)
         self._scheduler: Scheduler | None = None
         self._planner: Planner | None = None
         self._inbox: deque[_Command | Callable[[], None]] = deque()
@@ -94,6 +99,7 @@ class Service:
         self._hopeless: set[str] = set()  # methods that cannot win here at any acceptance: nobody pays for trying
         self._draining = self._closed = self._failed = False
         self.kv_tokens = 0
+        self._heap = HeapKeeper()
         release_workers()  # of the thread that has loaded the engine: the engine's thread has its own
 
     # -- what may be asked for -------------------------------------------------------------------------------------
@@ -124,10 +130,7 @@ class Service:
         longest = min(options.max_model_len or spec.max_positions, spec.max_positions)
         width = self.engine.width
         capacity = round_up(longest + max(MARGIN, width), 512 if width else 64)
-        slot = self.engine.model.new_cache(0, 1).bytes_per_slot
-        draft = getattr(self._choices.default.method, "model", None)
-        if draft is not None and draft is not self.engine.model:
-            slot += draft.new_cache(0, 1).bytes_per_slot
+        slot = bytes_per_token(self.engine.model, [choice.method for choice in self._choices.guessing])
         self.kv_tokens = kv_budget(
             self.engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity, max_rows=options.max_num_seqs
         )
@@ -156,7 +159,7 @@ class Service:
 
     def _plan(self, rows: int) -> Planner:
         """The planner of the mode that was asked for; costs are measured where it must choose."""
-        choices = self._choices.guessing
+        choices = [self._tenants.measured(choice) for choice in self._choices.guessing]
         acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in choices)]))
         if self.options.speculation != "auto" or not choices:
             return Planner(
@@ -206,6 +209,7 @@ class Service:
         choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
         if choice.config.method in self._hopeless:
             choice = self._choices.plain
+        choice = self._tenants.choice(choice, submission.tenant)
         params = submission.params
         if params.logits_processor is not None:
             params = replace(params, logits_processor=_Guarded(params.logits_processor))
@@ -231,6 +235,7 @@ class Service:
     def _row(self, number: int, submission: Submission) -> Row:
         request = Request(list(submission.prompt_ids), submission.params, list(submission.prediction_ids) or None)
         row = self.engine.make_row(number, request)
+        row.tenant = submission.tenant
         row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids))
         return row
 
@@ -286,7 +291,7 @@ class Service:
             prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
             is_speculating=recorder.guessed,
             num_speculative_tokens=recorder.planned,
-            speedup=planner.speedup,
+            speedup=planner.speedup if scheduler.batch.members else None,
             num_steps=recorder.num_steps,
             num_finished=dict(recorder.num_finished),
             num_rejected=recorder.num_rejected,
@@ -358,15 +363,16 @@ class Service:
         while True:
             if not self._inbox and not scheduler.has_work:
                 release_workers()
+                self._rest()
             with self._news:
                 while not self._inbox and not scheduler.has_work and not self._closed:
                     if not self._news.wait(HEARTBEAT_S) and model.is_shared:
                         break  # the others wait for word, and a process group's patience ends
-                todo = list(self._inbox)
+                todo, closed = list(self._inbox), self._closed
                 self._inbox.clear()
             if model.is_shared:
-                model.share([command.wire for command in todo if isinstance(command, _Command)] + [self._closed])
-            if self._closed:
+                model.share([command.wire for command in todo if isinstance(command, _Command)] + [closed])
+            if closed:
                 self._inbox.extendleft(reversed(todo))
                 break
             try:
@@ -375,6 +381,7 @@ class Service:
                         command()
                     if scheduler.has_work:
                         scheduler.tick()
+                        self._heap.worked()
             except Exception as error:
                 logger.exception("the engine failed")
                 self._failed = True
@@ -411,11 +418,17 @@ class Service:
                         self._cancel(rest[0])
                         continue
                     number, submission = rest
-                    scheduler.submit(
-                        submission, self._row(number, submission), self._choices.of(submission.speculative), _ignore
-                    )
+                    choice = self._tenants.choice(self._choices.of(submission.speculative), submission.tenant)
+                    scheduler.submit(submission, self._row(number, submission), choice, _ignore)
                 if scheduler.has_work:
                     scheduler.tick()
+
+    def _rest(self) -> None:
+        """Wait for work; where none comes for a while, give freed memory back."""
+        with self._news:
+            came = self._news.wait_for(lambda: bool(self._inbox) or self._closed, IDLE_S)
+        if not came:
+            self._heap.rested()
 
     def _describe(self, choice: Choice) -> dict[str, Any]:
         return {**self.engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}

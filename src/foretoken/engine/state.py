@@ -59,6 +59,7 @@ class Row:
     seconds_decode: float = 0.0
     num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
     num_preemptions: int = 0
+    tenant: str | None = None  # whose prefixes it may use
 
     @property
     def known(self) -> list[int]:
