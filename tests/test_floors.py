@@ -10,6 +10,7 @@ import foretoken
 ROOT = Path(foretoken.__path__[0])
 FLOORS = {
     "tree": 0,
+    "bounds": 0,
     "sampling": 0,
     "noise": 0,
     "errors": 0,

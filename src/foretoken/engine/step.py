@@ -9,6 +9,7 @@ from time import perf_counter
 
 from torch import Tensor
 
+from foretoken.bounds import check_tree
 from foretoken.draft.base import Commit, Drafter
 from foretoken.draft.shape import Shape
 from foretoken.engine.candidates import candidates
@@ -57,6 +58,7 @@ def step(
     spec = target.spec
     noise = Noise(state.seeds, state.length)
     tree = drafter.propose(state, shape, draws, noise)
+    check_tree(tree, spec.vocab_size)
     if width:
         tree = pad_tree(tree, width)
     proposed = perf_counter()
