@@ -12,7 +12,6 @@ from typing import Any
 
 from foretoken.engine.batch import Batch
 from foretoken.engine.event import Observer, StepEvent
-from foretoken.engine.planner import Planner, RowStep, RowView, StepObservation
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.provenance import trace_of, with_logprobs
 from foretoken.engine.recorder import Recorder
@@ -23,6 +22,7 @@ from foretoken.engine.team import Choice
 from foretoken.errors import ForetokenError, QueueFullError
 from foretoken.model.prefill import PREFILL_CHUNK
 from foretoken.model.target import CausalModel
+from foretoken.planner.planner import Planner, RowStep, RowView, StepObservation
 
 HEADROOM = 16
 """Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""

@@ -11,15 +11,12 @@ from typing import Any, TypeVar
 import torch
 
 from foretoken.draft.none import NoMethod
-from foretoken.engine.acceptance import Acceptance
 from foretoken.engine.calibrate import measured_costs
 from foretoken.engine.choices import MARGIN, Choices
-from foretoken.engine.costs import CostTable, grid
 from foretoken.engine.engine import Engine, Request
 from foretoken.engine.heap import IDLE_S, HeapKeeper
 from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
 from foretoken.engine.method import MethodConfig
-from foretoken.engine.planner import Planner
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.snapshot import Snapshot
@@ -30,6 +27,10 @@ from foretoken.engine.tenants import Tenants, check_shared
 from foretoken.errors import ConfigError, ModelError, PromptError, ServiceClosedError
 from foretoken.model.prefill import round_up
 from foretoken.model.workers import release_workers
+from foretoken.planner.acceptance import Acceptance
+from foretoken.planner.costs import CostTable
+from foretoken.planner.measure import grid
+from foretoken.planner.planner import Planner
 from foretoken.sampling import LogitsProcessor
 
 logger = logging.getLogger(__name__)

@@ -6,6 +6,7 @@ and the oracle of every test.
 
 from time import perf_counter
 
+from foretoken.bounds import check_tree
 from foretoken.draft.base import Drafter
 from foretoken.draft.shape import Shape
 from foretoken.engine.candidates import candidates
@@ -42,6 +43,7 @@ def step(
     rows, room, spec, seconds_model = state.rows, state.room, target.spec, drafter.seconds_model
     noise = Noise(state.seeds, state.length)
     tree = drafter.propose(state, shape, draws, noise)
+    check_tree(tree, spec.vocab_size)
     if width:
         tree = pad_tree(tree, width)
     proposed = perf_counter()

@@ -5,11 +5,11 @@ import itertools
 import numpy as np
 import pytest
 
-from foretoken.engine.acceptance import Acceptance
-from foretoken.engine.allocation import Problem, price, search
-from foretoken.engine.costs import CostTable
-from foretoken.engine.planner import BUDGET, Planner, RowStep, RowView, StepObservation
 from foretoken.errors import ConfigError
+from foretoken.planner.acceptance import Acceptance
+from foretoken.planner.allocation import Problem, price, search
+from foretoken.planner.costs import CostTable
+from foretoken.planner.planner import BUDGET, Planner, RowStep, RowView, StepObservation
 
 
 def problem(

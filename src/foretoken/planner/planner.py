@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.engine.acceptance import Acceptance, Curves
-from foretoken.engine.allocation import Allocation, Problem, price, search
-from foretoken.engine.corrections import Corrections
-from foretoken.engine.costs import CostTable
 from foretoken.errors import ConfigError
+from foretoken.planner.acceptance import Acceptance, Curves
+from foretoken.planner.allocation import Allocation, Problem, price, search
+from foretoken.planner.corrections import Corrections
+from foretoken.planner.costs import CostTable
 
 Array = NDArray[np.float64]
 
