@@ -49,7 +49,7 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
             options[key] = part
         else:
             raise ConfigError(f"method {text!r}: expected METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. 'draft_model:5'")
-    if draft is not None and hasattr(METHODS.get(name), "model"):
+    if draft is not None and name in METHODS and "model" in METHODS[name].key_names():
         options["model"] = draft
     return BenchMethod(text.strip(), speculative_config(options))
 
@@ -157,8 +157,7 @@ def run_bench(
 def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams, prediction: str | None = None) -> Run:
     """Decode one prompt, keeping the time of every step."""
     engine.timing = Timing(steps=[])
-    model = getattr(engine.method, "model", None)
-    with _clocked(model) as clock:
+    with _clocked(engine.method.draft) as clock:
         completion = engine.generate(prompt, params, prediction=prediction)
     assert engine.timing.steps is not None
     return Run(completion.token_ids, engine.timing.steps, completion.seconds_prefill, clock.seconds)
@@ -170,10 +169,10 @@ class _Clock:
 
 
 @contextmanager
-def _clocked(model: Any) -> Iterator[_Clock]:
+def _clocked(model: CausalModel | None) -> Iterator[_Clock]:
     """Sum the time of a draft model's passes, by standing in for its ``forward`` while a run lasts."""
     clock = _Clock()
-    if not isinstance(model, CausalModel):
+    if model is None:
         yield clock
         return
     own = vars(model).get("forward")  # somebody else's stand-in, if any
@@ -212,13 +211,9 @@ def _lanes(engine: Engine, methods: Sequence[BenchMethod]) -> list[_Lane]:
         raise ConfigError(f"method {twice[0]!r} is given twice")
     lanes = [_Lane(plain, engine.with_method(plain.config))]
     for method in named:
-        shares = [lane.engine for lane in lanes if _weights(lane.method.config) == _weights(method.config)]
+        shares = [lane.engine for lane in lanes if lane.method.config.weights == method.config.weights]
         lanes.append(_Lane(method, (shares[0] if shares else engine).with_method(method.config)))
     return lanes
-
-
-def _weights(config: MethodConfig) -> tuple[str, Any]:
-    return config.method, getattr(config, "model", None)
 
 
 def _turned(lanes: Sequence[_Lane], turn: int) -> list[_Lane]:

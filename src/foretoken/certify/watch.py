@@ -164,12 +164,18 @@ class Watched(Method):
 
     def __init__(self, inner: Method, watch: Watch) -> None:
         self.name, self.capabilities = inner.name, inner.capabilities
+        self.draft, self.exit_layer = inner.draft, inner.exit_layer
         self.inner, self.watch = inner, watch
 
     @property
     def taps(self) -> tuple[int, ...]:
         """The inner method's."""
         return self.inner.taps
+
+    @property
+    def foresees(self) -> bool:
+        """The inner method's."""
+        return self.inner.foresees
 
     @property
     def prompt_taps(self) -> tuple[int, ...]:
@@ -187,6 +193,11 @@ class WatchedDrafter(Drafter):
     def __init__(self, inner: Drafter, watch: Watch) -> None:
         self.inner, self.watch = inner, watch
         self.num_candidates = inner.num_candidates
+
+    @property
+    def chance(self) -> Tensor | None:
+        """The inner drafter's."""
+        return self.inner.chance
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """The inner drafter's tree."""

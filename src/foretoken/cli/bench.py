@@ -158,7 +158,7 @@ def _methods(
             raise ConfigError(
                 "--methods prediction needs prompts with a 'prediction', and none of the chosen ones has any"
             )
-    if draft is not None and not any(hasattr(method.config, "model") for method in methods):
+    if draft is not None and not any("model" in method.config.key_names() for method in methods):
         raise ConfigError(
             f"--draft {draft} is read by methods with weights, e.g. draft_model: add it to --methods or drop --draft"
         )

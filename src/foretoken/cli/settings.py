@@ -92,8 +92,8 @@ def check_method(config: dict[str, Any], target: str) -> None:
     from foretoken import METHODS, speculative_config
 
     name = config["method"]
-    if name in METHODS and not hasattr(METHODS[name], "model") and config.get("model") is not None:
-        having = ", ".join(known for known, kind in METHODS.items() if hasattr(kind, "model"))
+    if name in METHODS and "model" not in METHODS[name].key_names() and config.get("model") is not None:
+        having = ", ".join(known for known, kind in METHODS.items() if "model" in kind.key_names())
         raise ConfigError(
             f"--draft {config['model']} is read by methods with weights ({having}), not by {name!r}: drop one"
         )

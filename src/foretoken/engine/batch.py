@@ -207,7 +207,7 @@ class Batch:
         self.teams = [team for team in self.teams if rows_of[id(team)]]
         for arrival in ready:
             found = next((team for team in self.teams if team.key == arrival.choice.key), None)
-            if found is None:
+            if found is None or not arrival.drafter.can_join:  # then it guesses for its own row alone
                 found = Team(arrival.choice, arrival.drafter, arrival.target)
                 self.teams.append(found)
                 rows_of[id(found)] = []

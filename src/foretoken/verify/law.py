@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -55,6 +55,26 @@ class Verdict:
     sound: Tensor  # [B] bool: False where the laws were not finite or empty, so that bonus means nothing
 
 
+class VerifierLoader(Protocol):
+    """What ``Verifier.load`` is given."""
+
+    @property
+    def target(self) -> Any:
+        """The target: a ``foretoken.CausalModel``. ``target.spec`` has its sizes, dtype and device."""
+
+    @property
+    def guesses(self) -> bool:
+        """False: plain decoding, so that nothing will ever be verified and no weights are needed."""
+
+    @property
+    def name(self) -> str | None:
+        """Hub id or directory that the user gave for the verifier's weights (the key ``judge``); None: none was given."""
+
+    def head(self, kind: str) -> Any:
+        """A trained head of this kind, checked against the target, in float32: the one that the user named, else the
+        bundled one. Raises ModelError."""
+
+
 class Verifier(ABC):
     """A verification rule: a frozen dataclass whose fields are its options. ``stops`` and ``leftover`` are pure."""
 
@@ -75,6 +95,11 @@ class Verifier(ABC):
     def taps(self) -> tuple[int, ...]:
         """Target layers whose outputs ``Evidence.taps`` must hold, concatenated in this order."""
         return ()
+
+    def load(self, loader: VerifierLoader) -> "Verifier":
+        """The rule as it decodes one target: with its weights, where it reads some (``dataclasses.replace(self, ...)``).
+        The default reads none. Called once before anything is decoded. Raises ModelError, ConfigError."""
+        return self
 
     @abstractmethod
     def stops(self, evidence: Evidence) -> Walk:
