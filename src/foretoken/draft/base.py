@@ -101,6 +101,9 @@ class Drafter(ABC):
     can_join: ClassVar[bool] = False
     """Whether rows can be added to it. True goes with a ``join``. False: each row that comes gets a drafter of its own."""
 
+    expands: ClassVar[bool] = False
+    """Whether it is an ``Expander``: its trees are grown from its logits by ``grow``."""
+
     num_candidates: int = 0
     """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
 

@@ -39,6 +39,7 @@ class EarlyExitDrafter(Drafter):
     """
 
     can_join = True
+    expands = True
 
     def __init__(self, target: Target, context: Context, capacity: int, exit_layer: int) -> None:
         self.target, self.capacity, self.exit_layer = target, capacity, exit_layer

@@ -67,7 +67,7 @@ class Record:
     def opened(self, drafter: Drafter, *_: Any) -> None:
         """Listen to a fresh drafter. An expander's logits are the only trace of q at temperature 0."""
         self._logits = []
-        if callable(getattr(drafter, "begin", None)) and callable(getattr(drafter, "logits", None)):
+        if drafter.expands:
             _listen(drafter, "begin", lambda out, *_: self._grew(out[0]))
             _listen(drafter, "logits", lambda out, *_: self._grew(out))
         _listen(drafter, "propose", self._proposed)
