@@ -21,7 +21,7 @@ from foretoken.tree import Draws, TokenTree, ancestors, chain_parent, is_chain
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a verifier may read; it changes none of it."""
+    """All that a verifier may read. It changes none of it, and keeps none of it: tensors are valid during a call."""
 
     tree: TokenTree
     p: Tensor  # [B, N, V] target law of the token after each node, all processors applied
@@ -39,7 +39,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Walk:
-    """Where the walk stops, as a law."""
+    """Where the walk stops, as a law. ``stops`` makes one; ``leftover`` is given the same, its carry untouched."""
 
     stops: Tensor  # [B, N] sums to 1 along N, zero on padding
     carry: Any = None  # what leftover needs and would otherwise compute again
@@ -76,7 +76,12 @@ class VerifierLoader(Protocol):
 
 
 class Verifier(ABC):
-    """A verification rule: a frozen dataclass whose fields are its options. ``stops`` and ``leftover`` are pure."""
+    """A verification rule: a frozen dataclass whose fields are its options, each of type bool, int, float, str or a tuple
+    of int or float, with a default.
+
+    ``stops``, ``leftover`` and ``settle`` are pure: functions of their arguments alone, which they do not change. So a rule
+    can be enumerated exactly, and certified. Laws are float32 or the dtype of p (tests use float64), on its device.
+    """
 
     name: ClassVar[str]
     exact: ClassVar[bool]  # True: the emitted text has the target's law. False: lossy, and named so wherever it is used
