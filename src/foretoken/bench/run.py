@@ -46,7 +46,7 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
             options[key] = part
         else:
             raise ConfigError(f"method {text!r}: expected METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. 'draft_model:5'")
-    if draft is not None and hasattr(METHODS.get(name), "model"):
+    if draft is not None and name in METHODS and "model" in METHODS[name].key_names():
         options["model"] = draft
     return BenchMethod(text.strip(), speculative_config(options))
 
@@ -176,13 +176,9 @@ def _lanes(engine: Engine, methods: Sequence[BenchMethod]) -> list[_Lane]:
         raise ConfigError(f"method {twice[0]!r} is given twice")
     lanes = [_Lane(plain, engine.with_method(plain.config))]
     for method in named:
-        shares = [lane.engine for lane in lanes if _weights(lane.method.config) == _weights(method.config)]
+        shares = [lane.engine for lane in lanes if lane.method.config.weights == method.config.weights]
         lanes.append(_Lane(method, (shares[0] if shares else engine).with_method(method.config)))
     return lanes
-
-
-def _weights(config: MethodConfig) -> tuple[str, Any]:
-    return config.method, getattr(config, "model", None)
 
 
 def _turned(lanes: Sequence[_Lane], turn: int) -> list[_Lane]:

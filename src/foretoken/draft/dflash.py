@@ -27,6 +27,9 @@ class DFlashDrafter(Drafter):
     written behind them and never counted: the next features overwrite them. So nothing is ever moved or cropped.
     """
 
+    can_join = True
+    expands = True
+
     def __init__(self, head: DFlashHead, model: CausalModel, context: Context, capacity: int) -> None:
         config, device = head.config, model.spec.device
         self.head, self.model = head, model
@@ -125,7 +128,7 @@ class DFlashDrafter(Drafter):
 
     @property
     def chance(self) -> Tensor | None:
-        """See ``Foreseeing``. DSpark's head speaks of a guess when only the token before it is known: it does not feel the
+        """See ``Expander``. DSpark's head speaks of a guess when only the token before it is known: it does not feel the
         guess's own token."""
         if self.head.confidence_head is None or not self.fed:
             return None
@@ -172,7 +175,7 @@ class DFlash(Method):
         draws=True,
         reads_target=True,
         needs_head=True,
-        shapes=tuple(SHAPES),
+        shapes=SHAPES.builtin,
     )
 
     def __init__(self, head: DFlashHead, model: CausalModel) -> None:

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.host import Node, depth_first, tree_of
 from foretoken.draft.shape import Delayed, Sequoia, Shape, Static
 from foretoken.errors import ConfigError
@@ -131,6 +132,8 @@ class Matrix:
 class RecyclingDrafter(Drafter):
     """Remembers nothing of its rows: the matrix is the method's."""
 
+    can_join = True
+
     def __init__(self, matrix: Matrix, num_candidates: int) -> None:
         self.matrix, self.num_candidates = matrix, num_candidates
 
@@ -216,6 +219,7 @@ class Recycling(Method):
         shapes=("chain", "static", "delayed", "sequoia"),
         candidates=8,
         learns=True,
+        by_request=True,
     )
 
     def __init__(self, *, num_candidates: int = 8, by_row: bool = False) -> None:
@@ -254,3 +258,22 @@ class Recycling(Method):
         if held is None or held.entries.shape != (vocab_size + 2, num_candidates) or held.entries.device != device:
             self._matrix = held = Matrix(vocab_size, num_candidates, device)
         return RecyclingDrafter(held, num_candidates)
+
+
+@dataclass(frozen=True)
+class RecyclingConfig(MethodConfig):
+    """The target's own candidates of earlier passes."""
+
+    method = Recycling.name
+    capabilities = Recycling.capabilities
+
+    num_candidates: int = Recycling.capabilities.candidates
+
+    def load(self, loader: Loader) -> Method:
+        """Nothing to load."""
+        return Recycling(num_candidates=self.num_candidates)
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        Recycling(num_candidates=self.num_candidates)

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 
 from foretoken.draft.automaton import NOWHERE, Automaton, Place
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.host import Node, depth_first, tree_of
 from foretoken.draft.shape import OptTree, Shape
 from foretoken.errors import ConfigError
@@ -144,6 +145,8 @@ class SuffixDrafter(Drafter):
     its end never does.
     """
 
+    can_join = True
+
     def __init__(self, context: Context, options: SuffixOptions, library: Library) -> None:
         self.options, self.library = options, library
         self.rows = [
@@ -211,6 +214,7 @@ class Suffix(Method):
         draws=False,
         shapes=("chain", "opt_tree"),
         learns=True,
+        by_request=True,
     )
 
     def __init__(self, options: SuffixOptions | None = None) -> None:
@@ -238,3 +242,35 @@ class Suffix(Method):
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Read the prompts."""
         return SuffixDrafter(context, self.options, self.library)
+
+
+@dataclass(frozen=True)
+class SuffixConfig(MethodConfig):
+    """Suffix automata of the text and of earlier outputs."""
+
+    method = Suffix.name
+    capabilities = Suffix.capabilities
+
+    num_speculative_tokens: int = 15  # few matches are long enough to use them all, and those are nearly certain
+    suffix_decoding_min_match: int = 1
+    suffix_decoding_max_match: int = 64
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_max_spec_offset: float = 0.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_max_cached_tokens: int = 65536
+
+    @property
+    def options(self) -> SuffixOptions:
+        """What the method reads. Raises ConfigError."""
+        prefix = "suffix_decoding_"
+        given = {name: getattr(self, prefix + name) for name in SuffixOptions.__dataclass_fields__}
+        return SuffixOptions(**given)
+
+    def load(self, loader: Loader) -> Method:
+        """Nothing to load."""
+        return Suffix(self.options)
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot be."""
+        super().__post_init__()
+        _ = self.options

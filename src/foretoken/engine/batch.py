@@ -231,9 +231,8 @@ class Batch:
             rows_of[id(team)] = [(index, self.members[index]) for index in kept]
         self.teams = [team for team in self.teams if rows_of[id(team)]]
         for arrival in ready:
-            key, can_join = arrival.choice.key, arrival.drafter.can_join
-            found = next((team for team in self.teams if team.key == key), None) if can_join else None
-            if found is None:
+            found = next((team for team in self.teams if team.key == arrival.choice.key), None)
+            if found is None or not arrival.drafter.can_join:  # then it guesses for its own row alone
                 found = Team(arrival.choice, arrival.drafter, arrival.target)
                 self.teams.append(found)
                 rows_of[id(found)] = []

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 
 from foretoken.draft.base import Method
+from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.stopping import can_stop, check_stop
 from foretoken.engine.config import speculative_config
 from foretoken.engine.event import Observer
-from foretoken.engine.method import Loader, MethodConfig
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.recorder import Recorder
 from foretoken.engine.result import Completion
@@ -120,14 +120,10 @@ class Engine:
         mine = self.speculative
         if (
             method is None
-            and config.method == mine.method
-            and getattr(config, "model", None) == getattr(mine, "model", None)
+            and config.weights == mine.weights
+            and can_stop(self.method, config.proposal_shape)  # not where it was loaded without an acceptance head
         ):
-            reload = {"num_speculative_tokens", "verify", "shape", "draws", "judge"}
-            changed = {key for key, value in config.resolved().items() if mine.resolved()[key] != value}
-            method = self.method if changed <= reload else None
-            if method is not None and not can_stop(method, config.proposal_shape):
-                method = None  # loaded for a shape that asks no acceptance head
+            method = self.method
         return Engine(self.model, self.tokenizer, speculative=config, method=method, width=self.width)
 
     def load_draft(self, name: str) -> CausalModel:

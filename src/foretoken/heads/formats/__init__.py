@@ -27,16 +27,15 @@ from typing import Any
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from foretoken import builtin
 from foretoken.errors import ConfigError, ModelError, nearest
 from foretoken.heads.base import Head
-from foretoken.heads.formats.dflash import DFlash, DSpark
-from foretoken.heads.formats.eagle import Eagle1Native, Eagle3Native, Eagle3Speculators, marker
+from foretoken.heads.formats.eagle import marker
 from foretoken.heads.formats.files import WEIGHT_FILES, as_json, read_config, read_tensors, replace
 from foretoken.heads.formats.keys import Keys
 from foretoken.heads.formats.layout import MARKER, Found, Layout, Target, architecture, check_layer_ids, fill
-from foretoken.heads.formats.medusa import MedusaAuthors, MedusaVLLM
-from foretoken.heads.formats.own import Acceptance, Judge, Kangaroo
 from foretoken.model.target import ModelSpec
+from foretoken.registry import load_reference
 
 __all__ = [
     "LAYOUTS",
@@ -51,12 +50,8 @@ __all__ = [
 ]
 
 LAYOUTS: dict[str, Layout] = {
-    layout.name: layout
-    for layout in (
-        Eagle3Native(), Eagle3Speculators(), Eagle1Native(), MedusaAuthors(), MedusaVLLM(), DFlash(), DSpark(),
-        Kangaroo(), Acceptance(), Judge(),
-    )
-}  # fmt: skip
+    layout.name: layout for layout in (load_reference(reference)() for reference in builtin.LAYOUTS)
+}
 """By name. Of two layouts for one head, the first that suits is the default."""
 
 
