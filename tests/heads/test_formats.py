@@ -437,6 +437,70 @@ def test_absent_layer_ids_are_refused_where_engines_would_read_other_layers(tmp_
         formats.load(path)
 
 
+OLD = {
+    "_name_or_path": "x", "add_cross_attention": False, "bad_words_ids": None, "chunk_size_feed_forward": 0,
+    "diversity_penalty": 0.0, "do_sample": False, "early_stopping": False, "id2label": {"0": "LABEL_0"},
+    "is_decoder": False, "label2id": {"LABEL_0": 0}, "length_penalty": 1.0, "max_length": 20, "num_beams": 1,
+    "pruned_heads": {}, "repetition_penalty": 1.0, "return_dict": True, "temperature": 1.0, "tf_legacy_loss": False,
+    "top_k": 50, "top_p": 1.0, "torchscript": False, "typical_p": 1.0, "use_cache": True, "pretraining_tp": 1,
+}  # fmt: skip
+QWEN = {
+    "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 8,
+    "initializer_range": 0.02, "max_position_embeddings": 40960, "max_window_layers": 36, "rope_scaling": None,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.51.0",
+    "use_sliding_window": False, "target_model_type": "qwen3_vl_moe",
+}  # fmt: skip
+MODELOPT = {
+    "eagle_config": {
+        IDS: [1, 3, 4], "use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True, "use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1,
+        "parallel_draft_heads_num_layers": None,
+    },
+    "position_embedding_type": "rope", "mlp_bias": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", [OLD, QWEN, MODELOPT], ids=["transformers 4", "SpecForge", "modelopt"])
+def test_keys_that_change_nothing_are_read_over(tmp_path: Path, extra: dict[str, Any]) -> None:
+    plain = formats.load(lay(tmp_path / "x", native(**{IDS: [2, 4, 5]}), eagle3_files()))
+    same(plain, formats.load(lay(tmp_path / "y", {**native(**{IDS: [2, 4, 5]}), **extra}, eagle3_files())))
+    inside = {"transformer_layer_config": {**LLAMA, **{key: extra[key] for key in extra if key != "eagle_config"}}}
+    formats.load(lay(tmp_path / "z", speculators(**inside), eagle3_files("layers.0.")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"layer_types": ["full_attention"]}, ()),
+        ({"layer_types": ["full_attention"], "sliding_window": 8}, ()),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 8}, (8,)),
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True}, (8,)),
+        ({"sliding_window": 8, "use_sliding_window": False}, ()),
+        ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 36}, ()),
+    ],
+)  # fmt: skip
+def test_windows(tmp_path: Path, changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    for name, config in (
+        ("native", native(**{IDS: [2, 4, 5], **changes})),
+        ("speculators", speculators(transformer_layer_config={**LLAMA, **changes})),
+    ):
+        head = formats.load(lay(tmp_path / name, config, eagle3_files()))
+        assert isinstance(head, Eagle3Head)
+        assert head.config.windows == windows
+
+
+def test_a_reduced_vocabulary_by_its_other_name(tmp_path: Path) -> None:
+    config = native(draft_vocab_size=..., truncated_vocab_size=DV, **{IDS: [2, 4, 5]})
+    head = formats.load(lay(tmp_path / "x", config, eagle3_files()))
+    assert isinstance(head, Eagle3Head)
+    assert head.config.draft_vocab_size == DV
+
+
+def test_frozen_copies_of_the_target_are_left_out(tmp_path: Path) -> None:
+    extra = random({"verifier_lm_head.weight": [DV, H], "verifier_norm.weight": [H]})
+    formats.load(lay(tmp_path / "x", speculators(), {**eagle3_files("layers.0."), **extra}))
+
+
 def test_speculators_without_norm_before_residual_is_refused(tmp_path: Path) -> None:
     path = lay(tmp_path / "x", speculators(norm_before_residual=...), eagle3_files("layers.0."))
     with pytest.raises(ModelError, match="vLLM takes that for true and the speculators library for false"):
@@ -539,17 +603,18 @@ def test_reads_dflash_of_others(tmp_path: Path) -> None:
         formats.load(lay(tmp_path / "y", {**inside, "num_target_layers": None}, dflash_files()))
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_reads_dspark_of_others(tmp_path: Path, nested: bool) -> None:
+@pytest.mark.parametrize("nested", ["dflash_config", "dspark_config", ""])
+def test_reads_dspark_of_others(tmp_path: Path, nested: str) -> None:
     heads = {"markov_head.markov_w1.weight": [V, 3], "markov_head.markov_w2.weight": [V, 3]}
     tensors = {**dflash_files(), **random({**heads, "confidence_head.proj.weight": [1, H + 3]})}
     keys = {"markov_rank": 3, "markov_head_type": "vanilla", "enable_confidence_head": True}
     ids = {"mask_token_id": 39, "target_layer_ids": [1, 4]}
-    config = (
-        dflash_config(architectures=["DSparkDraftModel"], dflash_config={**ids, **keys, "projector_type": "dspark"})
-        if nested
-        else dflash_config(architectures=["Qwen3DSparkModel"], dflash_config=..., **ids, **keys)
-    )
+    places: dict[str, dict[str, Any]] = {"dflash_config": {**ids, "projector_type": "dspark"}}
+    if nested:
+        places[nested] = {**places.get(nested, {}), **keys}
+        config = dflash_config(architectures=["DSparkDraftModel"], **places)
+    else:
+        config = dflash_config(architectures=["Qwen3DSparkModel"], dflash_config=..., **ids, **keys)
     head = formats.load(lay(tmp_path / "x", config, tensors))
     assert isinstance(head, DFlashHead)
     assert (head.config.markov_rank, head.config.confidence, head.config.sample_from_anchor) == (3, True, True)
