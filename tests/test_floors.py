@@ -13,6 +13,7 @@ FLOORS = {
     "sampling": 0,
     "noise": 0,
     "errors": 0,
+    "journal": 0,
     "spec": 0,
     "build": 0,
     "verify": 1,

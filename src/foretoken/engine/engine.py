@@ -1,6 +1,6 @@
 """The engine: requests in, completions out. ``step.py`` is the decoding; this file is what surrounds it."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -130,8 +130,17 @@ class Engine:
         """Complete one prompt. options are fields of SamplingParams, e.g. ``temperature=0.7, seed=1``."""
         return self.generate_batch([Request(prompt, _params(params, options), prediction)])[0]
 
-    def generate_batch(self, requests: Sequence[Request | Prompt], *, batch_size: int = 8) -> list[Completion]:
-        """Complete many, at most batch_size at a time, in order. A request's tokens do not depend on company."""
+    def generate_batch(
+        self,
+        requests: Sequence[Request | Prompt],
+        *,
+        batch_size: int = 8,
+        on_completion: Callable[[int, Completion], None] | None = None,
+    ) -> list[Completion]:
+        """Complete many, at most batch_size at a time, in order. A request's tokens do not depend on company.
+
+        on_completion(index of the request, completion) is called for each as soon as it has ended.
+        """
         if batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size} must be at least 1")
         whole = [request if isinstance(request, Request) else Request(request) for request in requests]
@@ -140,9 +149,14 @@ class Engine:
             rows = [
                 self.make_row(index, request) for index, request in enumerate(whole[start : start + batch_size], start)
             ]
+            ended: dict[int, Completion] = {}
             for _ in self._decode(rows):
-                pass
-            completions += [self._completion(row) for row in rows]
+                for row in rows:
+                    if row.finish_reason is not None and row.index not in ended:
+                        ended[row.index] = self._completion(row)
+                        if on_completion is not None:
+                            on_completion(row.index, ended[row.index])
+            completions += [ended[row.index] for row in rows]
         return completions
 
     def stream(

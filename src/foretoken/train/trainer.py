@@ -21,6 +21,7 @@ from accelerate import PartialState
 from torch import Tensor
 
 from foretoken.errors import ConfigError, TrainError
+from foretoken.journal import first_difference
 from foretoken.noise import derive_seed
 from foretoken.train import checkpoint
 from foretoken.train.data import Batches
@@ -126,8 +127,6 @@ class Trainer:
         self.device = teacher.model.spec.device
         self.state = PartialState(cpu=self.device.type == "cpu")
         self.responses = responses.cut(config.max_length)
-        if not len(self.responses):
-            raise ConfigError(f"no response begins within max_length = {config.max_length} tokens: raise it")
         self.learned, self.held_out = self.responses.split(config.held_out)
         self.batches = Batches(self.learned.length.tolist(), config.batch_tokens, seed=config.seed)
         self.per_step = config.accumulate * self.state.num_processes
@@ -372,18 +371,15 @@ def train(
     return trainer.run(resume=resume)
 
 
-def check_same(was: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> None:
+def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise ConfigError where a run to be resumed was another one, naming the first difference."""
-    now = json.loads(json.dumps(now, default=str))
-    for key in sorted({*was, *now}):
-        old, new = was.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            check_same(old, new, f"{at}{key}.")
-        elif old != new:
-            raise ConfigError(
-                f"--resume: {at}{key} was {old!r} and now is {new!r}: a resumed run keeps all its arguments; give another "
-                "folder for a new run"
-            )
+    difference = first_difference(was, json.loads(json.dumps(now, default=str)))
+    if difference is not None:
+        key, old, new = difference
+        raise ConfigError(
+            f"--resume: {key} was {old!r} and now is {new!r}: a resumed run keeps all its arguments; give another "
+            "folder for a new run"
+        )
 
 
 @contextmanager
