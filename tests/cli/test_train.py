@@ -1,6 +1,7 @@
 """``foretoken train`` on tiny models: a head that loads again, and every mistake in one line."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -90,6 +91,27 @@ def test_lines(train: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     lines = result.stderr.splitlines()
     assert any(line.startswith("answering 100% · ") for line in lines), lines
     assert any(line.startswith("training ") and "loss" in line for line in lines), lines
+
+
+def test_loss_plot(train: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the log; without matplotlib training goes on, and how to install it is said once."""
+    assert train("eagle3", num_slots=2).exit_code == 0
+    assert (tmp_path / "out" / "loss.png").stat().st_size > 1000
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = train("kangaroo", "--out", tmp_path / "b", exit_layer=1)  # two checkpoints and the end
+    assert result.exit_code == 0
+    assert one_line(result.stderr) == "the loss plot needs matplotlib: pip install 'foretoken[plot]'"
+    assert not (tmp_path / "b" / "loss.png").exists()
+
+
+def test_bar_text() -> None:
+    from foretoken.train.trainer import Report
+
+    one = Report(5, 10, 0.5, 1.7, 100.0, None, (1.7,), 1.7)
+    seven = Report(6, 10, 0.6, 17.5, 100.0, None, (1.69, None, 4.5), 3.25)
+    assert command.bar_text(one) == "loss 1.700 · 100 tok/s"
+    assert command.bar_text(seven) == "loss 3.250 a slot (1.69 - 4.50) · 100 tok/s"
+    assert command.bar_text(Report(5, 10, 0.5, 0.4, 100.0)) == "loss 0.400 · 100 tok/s"
 
 
 @pytest.mark.parametrize(

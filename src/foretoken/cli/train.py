@@ -207,7 +207,7 @@ def _drafter(
     with _progress(no_color) as progress:
         evaluation = train(
             prepared.objective, Teacher(model), responses, out, prepared.config, resume=resume, identity=identity,
-            save=prepared.save, finish=prepared.finish, progress=progress,
+            save=prepared.save, finish=prepared.finish, progress=progress, plot=_plot(),
         )  # fmt: skip
     return {"method": method, "target": target, "out": out, **evaluation.as_dict()}
 
@@ -333,8 +333,15 @@ def summary(figures: dict[str, Any]) -> list[str]:
 
 
 def bar_text(report: "Report") -> str:
-    """Beside the bar: loss, acceptance by slot and expected length of the newest evaluation."""
-    text = f"loss {report.loss:.3f} · {report.tokens_per_second:.0f} tok/s"
+    """Beside the bar: mean loss of a slot, then of each, acceptance by slot and expected length of the newest evaluation.
+
+    The sum over slots, which is minimised, would jump where slots join.
+    """
+    text = f"loss {report.loss if report.loss_per_slot is None else report.loss_per_slot:.3f}"
+    if len(report.slot_losses) > 1:
+        slots = " ".join("-" if loss is None else f"{loss:.2f}" for loss in report.slot_losses)
+        text += f" a slot ({slots})"
+    text += f" · {report.tokens_per_second:.0f} tok/s"
     held: Evaluation | None = report.evaluation
     if held is not None and held.slots:
         slots = " ".join(f"{slot.conditional:.2f}" for slot in held.slots)
@@ -347,6 +354,24 @@ def _progress(no_color: bool) -> Iterator[Callable[["Report"], None]]:
     """A bar on stderr while training."""
     with _bar("training", no_color) as update:
         yield lambda report: update(min(1.0, report.share), 1.0, bar_text(report))
+
+
+def _plot() -> Callable[[Path], None]:
+    """Draws the loss plot; where matplotlib is not installed that is said once, and training goes on."""
+    told = False
+
+    def draw(out: Path) -> None:
+        nonlocal told
+        from foretoken.train.plot import draw_losses
+
+        try:
+            draw_losses(out)
+        except ConfigError as error:
+            if not told:
+                told = True
+                say(str(error))
+
+    return draw
 
 
 @contextmanager
