@@ -16,6 +16,7 @@ FLOORS = {
     "errors": 0,
     "registry": 0,
     "builtin": 0,
+    "journal": 0,
     "spec": 0,
     "build": 0,
     "verify": 1,
