@@ -18,6 +18,8 @@ FLOORS = {
     "builtin": 0,
     "journal": 0,
     "spec": 0,
+    "cachedir": 0,
+    "provenance": 0,
     "build": 0,
     "verify": 1,
     "planner": 1,

@@ -194,9 +194,9 @@ def open_runs(output: str | None, *, resume: bool) -> Path | None:
 
 def dram_read() -> float | None:
     """Bytes per second that this machine reads from memory; None where it cannot be measured."""
-    from foretoken.bench import dram_read_bytes_per_second
+    from foretoken.model.bandwidth import dram_read_bandwidth
 
-    return dram_read_bytes_per_second()
+    return dram_read_bandwidth()
 
 
 def _methods(
