@@ -26,7 +26,6 @@ __all__ = [
     "first_loop",
     "load_suite",
     "parse_method",
-    "provenance",
     "run_bench",
     "select",
 ]

@@ -192,8 +192,8 @@ def open_runs(output: str | None, *, resume: bool) -> Path | None:
     return file
 
 
-def dram_read() -> float | None:
-    """Bytes per second that this machine reads from memory; None where it cannot be measured."""
+def dram_read() -> float:
+    """Bytes per second that this machine reads from memory."""
     from foretoken.model.bandwidth import dram_read_bandwidth
 
     return dram_read_bandwidth()
