@@ -20,10 +20,10 @@ from foretoken.heads.base import Head
 from foretoken.heads.load import AnyHead, load_head
 from foretoken.model.load import load_model, load_tokenizer, parse_dtype
 from foretoken.model.target import CausalModel
+from foretoken.train.config import TrainConfig
 from foretoken.train.lesson import Teacher
 from foretoken.train.objective import Objective
 from foretoken.train.responses import Responses
-from foretoken.train.trainer import TrainConfig
 
 Options = dict[str, Any]
 
