@@ -267,3 +267,19 @@ def test_json_figures_are_plain_values() -> None:
     assert found["token_ids"] == completion.token_ids
     assert found["config"]["speculative"]["num_speculative_tokens"] == 4
     assert isinstance(DraftModel.capabilities.summary, str)
+
+
+def test_a_completion_is_told_as_soon_as_it_has_ended() -> None:
+    """Before the batch ends, once each, with the index that the request has among all batches."""
+    engine = Engine(table(), ToyTokenizer(), speculative="none")
+    requests = [
+        Request([index + 1], SamplingParams(seed=index, max_new_tokens=count, ignore_eos=True))
+        for index, count in enumerate((9, 2, 5, 3, 1))
+    ]
+    told: list[tuple[int, int]] = []
+    found = engine.generate_batch(
+        requests, batch_size=3, on_completion=lambda index, completion: told.append((index, completion.num_tokens))
+    )
+    assert told == [(1, 2), (2, 5), (0, 9), (4, 1), (3, 3)]
+    assert [completion.num_tokens for completion in found] == [9, 2, 5, 3, 1]
+    assert [one.token_ids for one in found] == [one.token_ids for one in engine.generate_batch(requests, batch_size=1)]
