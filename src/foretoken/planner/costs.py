@@ -39,7 +39,7 @@ class Surface:
     """Seconds over (batch, x): a curve over x at each measured batch, linear between batches and beyond them.
 
     Never falls in x nor in batch. Beyond its last point a curve goes on with its last slope or its mean slope,
-    whichever is steeper, so that what was not measured never looks free.
+    whichever is steeper, so that steps beyond the measured ones are not taken for free.
     """
 
     def __init__(self, cells: Mapping[Cell, float]) -> None:
@@ -67,7 +67,9 @@ class Surface:
         return self._curves[batch]
 
     def _between(self, batch: int) -> tuple[Array, Array]:
-        if len(self._batches) == 1:  # nothing to tell rows from passes: in proportion, which flatters nobody
+        if (
+            len(self._batches) == 1
+        ):  # one batch says nothing of others: in proportion, which underestimates no batch above it
             xs, ys = self._curves[self._batches[0]]
             return xs, ys * (batch / self._batches[0])
         after = min(max(bisect.bisect_left(self._batches, batch), 1), len(self._batches) - 1)
