@@ -21,9 +21,7 @@ POOL_WEIGHT = 4.0  # what the method's rate is worth to a request, in proposals
 ROW_MEMORY, POOL_MEMORY = 40.0, 200.0  # proposals after which evidence has faded to 1 / e
 STALE_STEPS = 500.0  # steps without a proposal after which evidence counts for 1 / e in the optimistic curve
 QUANTILE = 1.3  # standard deviations: about nine in ten
-HALF_WEIGHT_PROPOSALS = (
-    10.0  # proposals after which a request's proposal weighs half as much in its method's pool as its first
-)
+HALF_WEIGHT_PROPOSALS = 10.0  # of a request, after which one more weighs half as much in its method's pool as the first
 MIN_ROW_WEIGHT = 0.1
 
 

@@ -67,9 +67,7 @@ class Surface:
         return self._curves[batch]
 
     def _between(self, batch: int) -> tuple[Array, Array]:
-        if (
-            len(self._batches) == 1
-        ):  # one batch says nothing of others: in proportion, which underestimates no batch above it
+        if len(self._batches) == 1:  # in proportion: a larger batch is not underestimated
             xs, ys = self._curves[self._batches[0]]
             return xs, ys * (batch / self._batches[0])
         after = min(max(bisect.bisect_left(self._batches, batch), 1), len(self._batches) - 1)
