@@ -31,7 +31,7 @@ from foretoken.bench.stats import Pair, bootstrap
 from foretoken.bench.trace import Cut, cut
 from foretoken.cli.output import as_json
 from foretoken.engine.config import speculative_config
-from foretoken.engine.result import StepTime
+from foretoken.engine.recorder import StepTime
 from foretoken.planner.costs import PassCosts
 from foretoken.planner.observed import StepCosts, step_costs
 from foretoken.theory.stopping import oracle_speed, policy_speed

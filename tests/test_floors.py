@@ -14,6 +14,8 @@ FLOORS = {
     "sampling": 0,
     "noise": 0,
     "errors": 0,
+    "registry": 0,
+    "builtin": 0,
     "spec": 0,
     "build": 0,
     "verify": 1,

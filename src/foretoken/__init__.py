@@ -6,13 +6,21 @@
 >>> print(completion.text, completion.mean_acceptance_length)
 
 Names are imported when they are first used: torch and transformers take seconds, and ``foretoken --help`` needs neither.
+
+What a package needs to add a way of guessing or a rule of checking (Method, Drafter, Verifier, Shape, and all that they are
+given) is public too, and found by entry points: docs/extend.md.
 """
 
 import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretoken.draft.shape import SHAPES
+    from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk, choose
+    from foretoken.draft.config import Loader, MethodConfig
+    from foretoken.draft.frontier import Expander, Grown
+    from foretoken.draft.grow import grow
+    from foretoken.draft.ngram import chain_of
+    from foretoken.draft.shape import SHAPES, Shape
     from foretoken.engine.config import METHODS, speculative_config
     from foretoken.engine.engine import Engine, Request, Stream
     from foretoken.engine.result import Completion
@@ -20,32 +28,64 @@ if TYPE_CHECKING:
     from foretoken.engine.state import Piece
     from foretoken.engine.submission import Submission, Update
     from foretoken.errors import ConfigError, ForetokenError, ModelError, PromptError
-    from foretoken.sampling import SamplingParams
-    from foretoken.tree import Draws, Law, TokenTree
+    from foretoken.model.target import CausalModel, ModelSpec, Target
+    from foretoken.noise import Noise
+    from foretoken.sampling import History, Processors, SamplingParams
+    from foretoken.tree import Draws, Law, Plan, TokenTree, chain_tree, root_tree
     from foretoken.verify import VERIFIERS
+    from foretoken.verify.law import Evidence, Verdict, Verifier, VerifierLoader, Walk, stops_from_edges
 
 __all__ = [
     "METHODS",
     "SHAPES",
     "VERIFIERS",
+    "Capabilities",
+    "CausalModel",
+    "Commit",
     "Completion",
     "ConfigError",
+    "Context",
+    "Drafter",
     "Draws",
     "Engine",
+    "Evidence",
+    "Expander",
     "ForetokenError",
+    "Grown",
+    "History",
     "Law",
+    "Loader",
+    "Method",
+    "MethodConfig",
     "ModelError",
+    "ModelSpec",
+    "Noise",
     "Piece",
+    "Plan",
+    "Processors",
+    "PromptChunk",
     "PromptError",
     "Request",
     "SamplingParams",
     "Service",
     "ServiceOptions",
+    "Shape",
     "Stream",
     "Submission",
+    "Target",
     "TokenTree",
     "Update",
+    "Verdict",
+    "Verifier",
+    "VerifierLoader",
+    "Walk",
+    "chain_of",
+    "chain_tree",
+    "choose",
+    "grow",
+    "root_tree",
     "speculative_config",
+    "stops_from_edges",
 ]
 __version__ = "0.1.0"
 
@@ -53,24 +93,53 @@ _HOMES = {
     "METHODS": "engine.config",
     "SHAPES": "draft.shape",
     "VERIFIERS": "verify",
+    "Capabilities": "draft.base",
+    "CausalModel": "model.target",
+    "Commit": "draft.base",
     "Completion": "engine.result",
     "ConfigError": "errors",
+    "Context": "draft.base",
+    "Drafter": "draft.base",
     "Draws": "tree",
     "Engine": "engine.engine",
+    "Evidence": "verify.law",
+    "Expander": "draft.frontier",
     "ForetokenError": "errors",
+    "Grown": "draft.frontier",
+    "History": "sampling",
     "Law": "tree",
+    "Loader": "draft.config",
+    "Method": "draft.base",
+    "MethodConfig": "draft.config",
     "ModelError": "errors",
+    "ModelSpec": "model.target",
+    "Noise": "noise",
     "Piece": "engine.state",
+    "Plan": "tree",
+    "Processors": "sampling",
+    "PromptChunk": "draft.base",
     "PromptError": "errors",
     "Request": "engine.engine",
     "SamplingParams": "sampling",
     "Service": "engine.service",
     "ServiceOptions": "engine.service",
+    "Shape": "draft.shape",
     "Stream": "engine.engine",
     "Submission": "engine.submission",
+    "Target": "model.target",
     "TokenTree": "tree",
     "Update": "engine.submission",
+    "Verdict": "verify.law",
+    "Verifier": "verify.law",
+    "VerifierLoader": "verify.law",
+    "Walk": "verify.law",
+    "chain_of": "draft.ngram",
+    "chain_tree": "tree",
+    "choose": "draft.base",
+    "grow": "draft.grow",
+    "root_tree": "tree",
     "speculative_config": "engine.config",
+    "stops_from_edges": "verify.law",
 }
 
 

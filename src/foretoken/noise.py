@@ -250,7 +250,12 @@ def _largest(score: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of one step of B rows: nothing but keys, so a drafter and a verifier that ask for the same get the same."""
+    """The noise of one step of B rows: nothing but keys, so a drafter and a verifier that ask for the same get the same.
+
+    The only source of randomness that a drafter or a verifier may use: then a seed gives the same text again. Asking
+    changes nothing. A drafter uses ``coupled_keys`` and the streams DRAFT and RACE, a verifier COUPLED and COIN;
+    STOP and BONUS are ``verify.law.draw``'s own.
+    """
 
     seeds: Tensor  # [B] int64, one a request
     positions: Tensor  # [B] int64, position of the step's root

@@ -92,7 +92,10 @@ def _require(good: bool, name: str, value: object, expected: str) -> None:
 
 @dataclass
 class History:
-    """What processors may know of the text so far: B rows, the pending token included."""
+    """What processors may know of the text so far: B rows, the pending token included.
+
+    The engine appends to the lists between steps: whoever keeps one beyond a call copies it, and nobody else writes to it.
+    """
 
     ids: list[list[int]]  # prompt and output of each row
     num_prompt: list[int]  # how many of them are the prompt

@@ -76,6 +76,14 @@ def test_a_measured_run_adds_up(engine: Engine) -> None:
     assert "forward" not in vars(lane.method.model)  # type: ignore[attr-defined]
 
 
+def test_only_a_draft_models_own_passes_count_as_drafting() -> None:
+    """A head keeps the target beside it: the target's passes are no drafting."""
+    engine = Engine.load("bundled", speculative={"method": "medusa", "num_speculative_tokens": 2})
+    run = measure(engine, [1, 2, 3], SamplingParams(seed=1, max_new_tokens=3, ignore_eos=True))
+    assert run.token_ids
+    assert run.seconds_draft_forward == 0.0
+
+
 def test_plain_is_measured_even_if_not_named_and_only_once(engine: Engine) -> None:
     for methods in ([], ["none"], ["none", "none"]):
         found = run_bench(engine, ["hello"], methods, max_new_tokens=5)

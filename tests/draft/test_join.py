@@ -504,7 +504,7 @@ def test_a_drafter_that_cannot_take_rows_says_so() -> None:
     with torch.inference_mode():
         model, method = target(), TreeMethod(lambda ids, depth: [])
         lanes = [Lane(model, method, [row(name, 0)], CAPACITY) for name in "ab"]
-        with pytest.raises(NotImplementedError, match="TreeDrafter"):
+        with pytest.raises(RuntimeError, match="TreeDrafter was joined though its can_join is False"):
             lanes[0].join(lanes[1])
 
 

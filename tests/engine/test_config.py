@@ -6,8 +6,10 @@ from typing import Any
 import pytest
 
 from foretoken import METHODS, VERIFIERS, ConfigError, Engine, SamplingParams, speculative_config
-from foretoken.draft.model import DraftModel
-from foretoken.engine.config import DraftModelConfig, NgramConfig, NoneConfig, PredictionConfig
+from foretoken.draft.model import DraftModel, DraftModelConfig
+from foretoken.draft.ngram import NgramConfig
+from foretoken.draft.none import NoneConfig
+from foretoken.draft.prediction import PredictionConfig
 from tests.engine.harness import ToyTokenizer, draft_engine, table
 
 

@@ -38,7 +38,7 @@ def test_a_bad_request_spoils_nothing_before_it_runs() -> None:
     engine = Engine(table())
     with pytest.raises(PromptError):
         engine.generate_batch([[1, 2], []])
-    assert engine.timing.num_steps == 0
+    assert engine.recorder.num_steps == 0
     assert engine.generate([1, 2], seed=1, max_new_tokens=3).num_tokens == 3
 
 

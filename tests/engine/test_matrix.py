@@ -14,7 +14,6 @@ from scipy.stats import chi2, ncx2
 from foretoken import METHODS, SHAPES, VERIFIERS, ConfigError, Draws, Engine, Request, SamplingParams
 from foretoken.draft.base import Method
 from foretoken.draft.model import DraftModel
-from foretoken.engine.learned import LEARNED
 from foretoken.engine.legality import refusal
 from tests.engine.harness import ToyTokenizer, foresight, outcome, plain, prompts, table
 from tests.engine.test_rejection import ALPHA, chi_square, joint, toy
@@ -25,8 +24,8 @@ DRAWS = [None, *Draws]
 INVARIANT = {name for name, rule in VERIFIERS.items() if rule.invariant}
 READS_Q = [name for name, rule in VERIFIERS.items() if rule.exact and "q" in rule.reads]
 NEEDS_MORE = {"judge"}  # its head reads hidden states, and a table has none worth reading: test_judge.py
-READS_TARGET = {
-    config.method for config in LEARNED
+READS_TARGET = {name for name, kind in METHODS.items() if kind.capabilities.needs_head} | {
+    "early_exit"
 }  # the same of these: tests/draft has tiny models for each, all shapes
 SAMPLES = 2000
 

@@ -18,7 +18,7 @@ from foretoken.draft.medusa import Medusa
 from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.draft.shape import Shape
 from foretoken.engine.engine import Engine, Request
-from foretoken.engine.result import StepTime
+from foretoken.engine.recorder import StepTime
 from foretoken.errors import ConfigError
 from foretoken.heads.kangaroo import KangarooHead
 from foretoken.heads.medusa import MedusaHead

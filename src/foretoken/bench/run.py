@@ -1,7 +1,6 @@
 """All measuring: every prompt plainly and with each method, interleaved, in one process on one set of weights."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
@@ -14,9 +13,7 @@ from foretoken.draft.shape import SHAPES
 from foretoken.engine.config import METHODS, speculative_config
 from foretoken.engine.engine import Engine
 from foretoken.engine.method import MethodConfig
-from foretoken.engine.result import Timing
 from foretoken.errors import ConfigError
-from foretoken.model.target import CausalModel
 from foretoken.sampling import SamplingParams
 from foretoken.tree import Draws
 
@@ -49,7 +46,7 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
             options[key] = part
         else:
             raise ConfigError(f"method {text!r}: expected METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. 'draft_model:5'")
-    if draft is not None and hasattr(METHODS.get(name), "model"):
+    if draft is not None and name in METHODS and "model" in METHODS[name].key_names():
         options["model"] = draft
     return BenchMethod(text.strip(), speculative_config(options))
 
@@ -156,42 +153,9 @@ def run_bench(
 
 def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams, prediction: str | None = None) -> Run:
     """Decode one prompt, keeping the time of every step."""
-    engine.timing = Timing(steps=[])
-    model = getattr(engine.method, "model", None)
-    with _clocked(model) as clock:
+    with engine.recorder.timing() as steps:
         completion = engine.generate(prompt, params, prediction=prediction)
-    assert engine.timing.steps is not None
-    return Run(completion.token_ids, engine.timing.steps, completion.seconds_prefill, clock.seconds)
-
-
-@dataclass
-class _Clock:
-    seconds: float = 0.0
-
-
-@contextmanager
-def _clocked(model: Any) -> Iterator[_Clock]:
-    """Sum the time of a draft model's passes, by standing in for its ``forward`` while a run lasts."""
-    clock = _Clock()
-    if not isinstance(model, CausalModel):
-        yield clock
-        return
-    own = vars(model).get("forward")  # somebody else's stand-in, if any
-    forward = model.forward
-
-    def timed(*args: Any, **options: Any) -> Any:
-        begun = perf_counter()
-        output = forward(*args, **options)
-        clock.seconds += perf_counter() - begun
-        return output
-
-    model.forward = timed  # type: ignore[method-assign]
-    try:
-        yield clock
-    finally:
-        del model.forward  # the class's own again
-        if own is not None:
-            model.forward = own  # type: ignore[method-assign]
+    return Run(completion.token_ids, steps, completion.seconds_prefill, sum(step.seconds_draft_model for step in steps))
 
 
 def _bench_method(given: AnyMethod, *, draft: str | None, verify: str | None) -> BenchMethod:
@@ -212,13 +176,9 @@ def _lanes(engine: Engine, methods: Sequence[BenchMethod]) -> list[_Lane]:
         raise ConfigError(f"method {twice[0]!r} is given twice")
     lanes = [_Lane(plain, engine.with_method(plain.config))]
     for method in named:
-        shares = [lane.engine for lane in lanes if _weights(lane.method.config) == _weights(method.config)]
+        shares = [lane.engine for lane in lanes if lane.method.config.weights == method.config.weights]
         lanes.append(_Lane(method, (shares[0] if shares else engine).with_method(method.config)))
     return lanes
-
-
-def _weights(config: MethodConfig) -> tuple[str, Any]:
-    return config.method, getattr(config, "model", None)
 
 
 def _turned(lanes: Sequence[_Lane], turn: int) -> list[_Lane]:

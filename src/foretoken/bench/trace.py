@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from foretoken.bench.stats import first_loop
-from foretoken.engine.result import StepTime
+from foretoken.engine.recorder import StepTime
 
 
 @dataclass(frozen=True)

@@ -154,11 +154,11 @@ def _methods(
     methods = [parse_method(name, draft=draft, verify=verify) for name in names]
     for method in methods:
         settings.check_method(method.config.resolved(), target)
-        if method.config.method == "prediction" and not predictions:
+        if method.config.capabilities.needs_prediction and not predictions:
             raise ConfigError(
-                "--methods prediction needs prompts with a 'prediction', and none of the chosen ones has any"
+                f"--methods {method.config.method} needs prompts with a 'prediction', and none of the chosen ones has any"
             )
-    if draft is not None and not any(hasattr(method.config, "model") for method in methods):
+    if draft is not None and not any("model" in method.config.key_names() for method in methods):
         raise ConfigError(
             f"--draft {draft} is read by methods with weights, e.g. draft_model: add it to --methods or drop --draft"
         )

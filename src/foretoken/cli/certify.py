@@ -144,7 +144,7 @@ def speculation(target: str, draft: str | None, method: str | None, count: int |
     if count is not None:
         config["num_speculative_tokens"] = count
     settings.check_method(config, target)
-    if config["method"] in ("none", "prediction"):
+    if config["method"] == "none" or settings.reads_prediction(config["method"]):
         raise ConfigError(f"--method {config['method']} cannot be certified here: choose draft_model or ngram")
     return config
 

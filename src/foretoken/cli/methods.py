@@ -2,17 +2,23 @@
 
 import dataclasses
 import sys
-from typing import Any
+import warnings
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.output import as_json, has_color
 
+if TYPE_CHECKING:
+    from foretoken.registry import Registry
+
 
 def methods(json_: o.Json = False, no_color: o.NoColor = False) -> None:
     """List methods of guessing, ways of checking, and what each pair of them does."""
-    found = catalogue()
+    with warnings.catch_warnings():  # what is refused is listed
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = catalogue()
     if json_:
         typer.echo(as_json(found, pretty=sys.stdout.isatty()), nl=False)
     else:
@@ -20,7 +26,10 @@ def methods(json_: o.Json = False, no_color: o.NoColor = False) -> None:
 
 
 def catalogue() -> dict[str, Any]:
-    """Everything that METHODS, SHAPES and VERIFIERS declare, and every combination with the reason where it is refused."""
+    """Everything that METHODS, SHAPES and VERIFIERS declare, and every combination with the reason where it is refused.
+
+    "package" is where a name comes from; "not_used" are names that packages declare in vain, with the reason.
+    """
     from foretoken import METHODS, SHAPES, VERIFIERS, Draws
     from foretoken.engine.legality import refusal
 
@@ -31,7 +40,13 @@ def catalogue() -> dict[str, Any]:
         needs += ["a trained head"] * can.needs_head + ["hidden states"] * can.reads_target
         proposals = "none" if name == "none" else "drawn" if can.draws else "fixed"
         shapes = [] if name == "none" else list(can.shapes)
-        ways[name] = {"summary": can.summary, "proposals": proposals, "needs": needs, "shapes": shapes}
+        ways[name] = {
+            "summary": can.summary,
+            "proposals": proposals,
+            "needs": needs,
+            "shapes": shapes,
+            "package": _package(METHODS, name),
+        }
     rules = {
         name: {
             "summary": rule.summary,
@@ -40,11 +55,18 @@ def catalogue() -> dict[str, Any]:
             "draws": rule.draws.value,
             "distance": rule.distance,
             "options": _options(rule),
+            "package": _package(VERIFIERS, name),
         }
         for name, rule in VERIFIERS.items()
     }
     forms = {
-        name: {"summary": shape.summary, "chain": shape.is_chain, "fixed": shape.fixed, "options": _options(shape)}
+        name: {
+            "summary": shape.summary,
+            "chain": shape.is_chain,
+            "fixed": shape.fixed,
+            "options": _options(shape),
+            "package": _package(SHAPES, name),
+        }
         for name, shape in SHAPES.items()
     }
     # A method that cannot draw proposes FIXED nodes whatever a rule asks for, and FIXED is sound under every rule.
@@ -64,7 +86,16 @@ def catalogue() -> dict[str, Any]:
         for name, way in ways.items()
         if name != "none"
     }
-    return {"methods": ways, "verifiers": rules, "shapes": forms, "pairs": pairs}
+    not_used = {**METHODS.refused, **VERIFIERS.refused, **SHAPES.refused}
+    return {"methods": ways, "verifiers": rules, "shapes": forms, "pairs": pairs, "not_used": sorted(not_used.values())}
+
+
+def _package(known: "Registry[Any]", name: str) -> str:
+    """Where a name comes from."""
+    from foretoken import __version__
+
+    origin = known.origin(name)
+    return f"foretoken {__version__}" if origin is None else str(origin)
 
 
 def _options(value: Any) -> dict[str, Any]:
@@ -82,6 +113,8 @@ def show(found: dict[str, Any], *, no_color: bool) -> None:
     from rich.console import Console
     from rich.table import Table
 
+    from foretoken import SHAPES
+
     color = has_color(sys.stdout, no_color)
     width = None if sys.stdout.isatty() else 140
     console = Console(no_color=not color, highlight=False, width=width, soft_wrap=False)
@@ -92,20 +125,24 @@ def show(found: dict[str, Any], *, no_color: bool) -> None:
     def spell(name: str, options: dict[str, Any]) -> str:
         return name if not options else name + "".join(f" /{key}={_plain(value)}" for key, value in options.items())
 
-    ways = table("name", "guesses", "proposals", "needs", "shapes")
-    every = len(found["shapes"])
+    packages = {item["package"] for part in ("methods", "verifiers", "shapes") for item in found[part].values()}
+    source = ("package",) if len(packages) > 1 else ()  # a column where there is something to tell apart
+    ways = table("name", "guesses", "proposals", "needs", "shapes", *source)
+    every = len(SHAPES.builtin)
     for name, way in found["methods"].items():
         shapes = "all" if len(way["shapes"]) == every else ", ".join(way["shapes"]) or "-"
-        ways.add_row(name, way["summary"], way["proposals"], ", ".join(way["needs"]) or "nothing", shapes)
-    rules = table("name", "kind", "reads", "asks for", "rule")
+        needs = ", ".join(way["needs"]) or "nothing"
+        ways.add_row(name, way["summary"], way["proposals"], needs, shapes, *([way["package"]] if source else []))
+    rules = table("name", "kind", "reads", "asks for", "rule", *source)
     for name, rule in found["verifiers"].items():
         said = f"{rule['summary']} ({rule['distance']})" if rule["distance"] else rule["summary"]
         reads = ", ".join(rule["reads"]) or "p alone"
-        rules.add_row(spell(name, rule["options"]), "exact" if rule["exact"] else "LOSSY", reads, rule["draws"], said)
-    forms = table("name", "tree", "shape")
+        kind, origin = "exact" if rule["exact"] else "LOSSY", [rule["package"]] if source else []
+        rules.add_row(spell(name, rule["options"]), kind, reads, rule["draws"], said, *origin)
+    forms = table("name", "tree", "shape", *source)
     for name, form in found["shapes"].items():
         tree = "chain" if form["chain"] else "fixed" if form["fixed"] else "as drawn"
-        forms.add_row(spell(name, form["options"]), tree, form["summary"])
+        forms.add_row(spell(name, form["options"]), tree, form["summary"], *([form["package"]] if source else []))
     console.print("Methods (--method): how the next tokens are guessed", style="bold")
     console.print(ways)
     console.print("Shapes (--shape): how many guesses, and where they branch", style="bold")
@@ -122,6 +159,9 @@ def show(found: dict[str, Any], *, no_color: bool) -> None:
         if form in grown[name]
     ]
     console.print("\n".join(refused) or "  nothing")
+    if found["not_used"]:
+        console.print("Declared by installed packages, and not used:", style="bold red")
+        console.print("\n".join(f"  {message}" for message in found["not_used"]), markup=False)
     console.print(
         "\nHow children are drawn (--draws; by default as the rule asks): fixed: the most probable ones, sound under every "
         "rule. coupled: by the target's own noise. iid, without_replacement, greedy: from the draft's law q, which the "

@@ -73,9 +73,11 @@ def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str
             merged[key] = value
     merged.setdefault("method", default_method(options["target"], merged.get("model"), has_prediction=has_prediction))
     check_method(merged, options["target"])
-    if merged["method"] == "prediction" and not has_prediction:
-        raise ConfigError("--method prediction needs the guess: give --prediction TEXT or --prediction-file FILE")
-    if has_prediction and merged["method"] != "prediction":
+    if reads_prediction(merged["method"]) and not has_prediction:
+        raise ConfigError(
+            f"--method {merged['method']} needs the guess: give --prediction TEXT or --prediction-file FILE"
+        )
+    if has_prediction and not reads_prediction(merged["method"]):
         raise ConfigError(f"--prediction is read by --method prediction alone, not by {merged['method']!r}: drop one")
     return merged
 
@@ -87,13 +89,20 @@ def default_method(target: str, draft: str | None, *, has_prediction: bool = Fal
     return "draft_model" if draft is not None or target in BUNDLED else "none"
 
 
+def reads_prediction(method: str) -> bool:
+    """Whether a method guesses by the caller's own guess of the output."""
+    from foretoken import METHODS
+
+    return METHODS[method].capabilities.needs_prediction
+
+
 def check_method(config: dict[str, Any], target: str) -> None:
     """Refuse, before anything is loaded, what the method's configuration refuses, and drafts missing or not read."""
     from foretoken import METHODS, speculative_config
 
     name = config["method"]
-    if name in METHODS and not hasattr(METHODS[name], "model") and config.get("model") is not None:
-        having = ", ".join(known for known, kind in METHODS.items() if hasattr(kind, "model"))
+    if name in METHODS and "model" not in METHODS[name].key_names() and config.get("model") is not None:
+        having = ", ".join(known for known, kind in METHODS.items() if "model" in kind.key_names())
         raise ConfigError(
             f"--draft {config['model']} is read by methods with weights ({having}), not by {name!r}: drop one"
         )

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken import builtin
 from foretoken.cli import options as o
 from foretoken.cli import settings
 from foretoken.cli.output import as_json, has_color, waiting, write
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 
 TRAINING, DATA = "Training", "Data"
 LINE_SECONDS = 30.0
-METHODS = ("eagle1", "eagle3", "medusa", "kangaroo", "dflash", "acceptance", "draft_model", "judge")
+METHODS = tuple(builtin.TRAINING)
 Method = Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(METHODS)}.")]
 Data = Annotated[
     str,
@@ -131,8 +132,11 @@ def train(
         import torch
 
         torch.set_num_threads(threads)
-    if method == "judge":
-        figures = _judge(target, data, out, given, device, dtype, no_color)
+    from foretoken.train import methods
+
+    by_labels = methods.labelled(method)
+    if by_labels is not None:
+        figures = _from_labels(method, by_labels, target, data, out, given, device, dtype, no_color)
     else:
         answering = {"limit": limit, "max_new_tokens": max_new_tokens, "temperatures": temperature or [0.0, 1.0]}
         figures = _drafter(method, target, data, out, given, init, device, dtype, resume, answering, no_color)
@@ -271,27 +275,33 @@ def responses_of(
     return found
 
 
-def _judge(
-    target: str, data: str, out: str, given: dict[str, Any], device: str, dtype: str | None, no_color: bool
+def _from_labels(
+    method: str,
+    train_on: Callable[..., dict[str, Any]],
+    target: str,
+    data: str,
+    out: str,
+    given: dict[str, Any],
+    device: str,
+    dtype: str | None,
+    no_color: bool,
 ) -> dict[str, Any]:
     import inspect
 
-    from foretoken.train.judge import train_judge
-
     known = [
         name
-        for name, parameter in inspect.signature(train_judge).parameters.items()
+        for name, parameter in inspect.signature(train_on).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
     for key in given:
         if key not in known:
-            raise ConfigError(f"unknown setting {key!r} of 'judge'{nearest(key, known)}")
+            raise ConfigError(f"unknown setting {key!r} of {method!r}{nearest(key, known)}")
     from foretoken.model.load import load_model
 
     with waiting(f"loading {target}", no_color=no_color):
         model = load_model(target, dtype=dtype, device=device)
-    figures = train_judge(model, Path(data), Path(out), **given)
-    return {"method": "judge", "target": target, "out": out, **figures}
+    figures = train_on(model, Path(data), Path(out), **given)
+    return {"method": method, "target": target, "out": out, **figures}
 
 
 def summary(figures: dict[str, Any]) -> list[str]:

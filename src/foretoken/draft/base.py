@@ -2,17 +2,21 @@
 
 A ``Method`` is what is loaded once (weights, settings); ``Method.open`` makes a ``Drafter``, the memory of one batch of
 rows. Capabilities are declared, so that an illegal combination is refused when the configuration is read.
+
+These are public: packages add methods by them (docs/extend.md). Tensors that a drafter is given belong to the engine: a
+drafter changes none of them, and copies what it wants to keep beyond the call, since buffers are used again.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from foretoken.draft.shape import Shape
-from foretoken.model.target import Target
+from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise, race
 from foretoken.sampling import History, Processors, invert_cdf
 from foretoken.tree import Draws, Law, TokenTree
@@ -30,11 +34,21 @@ class Capabilities:
     needs_head: bool = False  # needs a trained head
     candidates: int = 0  # the target's most probable tokens after each node that observe() must be given
     shapes: tuple[str, ...] = ("chain",)  # names of the shapes it can grow; rows may always get fewer nodes
+    learns: bool = False  # what it has seen of one request shows in its guesses for later ones: see ``Method.fresh``
+    opens_late: bool = (
+        False  # can be opened in the middle of a text: it needs to be told no step before that. A service
+    )
+    # then opens it when it is first asked for a guess, and closes it when it has not been for long
+    by_request: bool = (
+        False  # a request to a service may ask for it, with keys of its own choice, where the service was
+    )
+    # not started with it: it loads nothing, and its keys name no file
 
 
 @dataclass
 class Context:
-    """What a drafter may read of the rows being decoded. The engine owns it and advances it between steps."""
+    """What a drafter may read of the rows being decoded. The engine owns it and advances it between steps: it is valid
+    during a call, and the next call is given another or the same with new values. A drafter changes nothing in it."""
 
     history: History  # prompt and output, the pending token last
     processors: Processors
@@ -43,6 +57,8 @@ class Context:
     pending: Tensor  # [B] int64
     predictions: list[list[int]]  # the caller's guess of each row's output, as tokens; empty where there is none
     room: list[int]  # guesses in a line that each row can use before its limit: no drafter gives a row deeper nodes
+    # Where a list: growing appends the draft's logits [B, n, V] after the root and after the nodes it reads, in order.
+    draft_logits: list[Tensor] | None = field(default=None, kw_only=True)
 
     @property
     def num_rows(self) -> int:
@@ -68,7 +84,7 @@ class PromptChunk:
 class Commit:
     """What became of a proposal: valid during ``observe`` only."""
 
-    tree: TokenTree
+    tree: TokenTree  # as it was proposed, with padding nodes where other rows had more
     length: Tensor  # [B] committed slots before the step
     path: list[list[int]]  # kept nodes of each row, the root first
     tokens: list[list[int]]  # emitted tokens of each row: those of path[1:], then the bonus; cut where the row ended
@@ -78,31 +94,58 @@ class Commit:
 
 
 class Drafter(ABC):
-    """The memory of one batch. Calls alternate: propose, observe, propose, ...; ``keep``, ``join`` and ``warm`` may come
-    between steps."""
+    """The memory of one batch of rows: those of the context that it was opened with, in that order.
+
+    Calls alternate: propose, observe, propose, ...; ``read_prompt`` comes before the first proposal, ``keep``, ``join`` and
+    ``warm`` between steps. All come from one thread, under ``torch.inference_mode``. Only ``propose`` must be there. A
+    drafter that computes its guesses from the context alone has no memory and needs nothing else.
+    """
+
+    can_join: ClassVar[bool] = False
+    """Whether rows can be added to it. True goes with a ``join``. False: each row that comes gets a drafter of its own."""
+
+    expands: ClassVar[bool] = False
+    """Whether it is an ``Expander``: its trees are grown from its logits by ``grow``."""
 
     num_candidates: int = 0
     """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
+
+    @property
+    def seconds_model(self) -> float:
+        """Seconds that passes of a draft model have taken so far, on the host clock; 0 for drafters without one."""
+        return 0.0
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        """Raise TypeError where ``can_join`` and ``join`` do not agree."""
+        super().__init_subclass__(**options)
+        if cls.can_join != (cls.join is not Drafter.join):
+            raise TypeError(
+                f"{cls.__name__} has can_join = {cls.can_join}, and {'no' if cls.can_join else 'a'} method join: a drafter "
+                "to which rows can be added has both, one to which they cannot has neither"
+            )
 
     @abstractmethod
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """A tree whose root is ``context.pending``. draws is how to draw where the method can; a deterministic method
         proposes FIXED nodes whatever is asked. Rows may get fewer nodes than the shape allows, or none; none of row b
-        is deeper than ``context.room[b]``."""
+        is deeper than ``context.room[b]``. All randomness comes from noise. The tree is the engine's until ``observe`` has
+        returned: the drafter does not change its tensors before that."""
 
     def read_prompt(self, chunk: PromptChunk) -> None:  # noqa: B027
-        """Told, before the first proposal, the hidden states of known text, where ``Method.prompt_taps`` asks for some."""
+        """Told, before the first proposal, the hidden states of known text, where ``Method.prompt_taps`` asks for some.
+        Long texts come in several chunks, in order."""
 
     def observe(self, commit: Commit) -> None:  # noqa: B027 - many drafters have nothing to remember
         """Told after every step, also after steps in which nothing was proposed."""
 
     def keep(self, rows: Sequence[int]) -> None:  # noqa: B027
-        """Drop all rows but these, in this order."""
+        """Drop all rows but these, in this order. A drafter that remembers anything by row must do it."""
 
     def join(self, other: "Drafter", context: Context) -> None:
         """Append another drafter's rows behind these: ``other`` was opened by the same method for other rows (usually one),
-        has read their prompts, and is not used afterwards. context is the joined one: these rows, then other's."""
-        raise NotImplementedError(f"rows cannot be added to a {type(self).__name__}: it has no join()")
+        has read their prompts, and is not used afterwards. context is the joined one: these rows, then other's. Called only
+        where ``can_join``."""
+        raise RuntimeError(f"{type(self).__name__} was joined though its can_join is False")
 
     def lag(self, context: Context) -> list[int]:
         """[B] how many tokens of each row's known text the next proposal would read beside the pending one."""
@@ -114,12 +157,28 @@ class Drafter(ABC):
         not stall a step. Other rows are left as they are."""
         return 0
 
+    @property
+    def chance(self) -> Tensor | None:
+        """What shapes with ``asks_acceptance`` ask of an ``Expander``: see there. None: it cannot tell."""
+        return None
+
 
 class Method(ABC):
-    """A way of drafting, loaded once. Holds no memory of any row."""
+    """A way of drafting, loaded once. Holds no memory of any row, unless its capabilities say that it ``learns``."""
 
     name: str
+    """As ``MethodConfig.method``: what metrics and stream pieces call it."""
     capabilities: Capabilities
+    draft: CausalModel | None = None
+    """A model of its own that drafts: its memory and its passes are counted as the drafter's."""
+    exit_layer: int = 0
+    """Lower layers of the target, [0, exit_layer), that its drafters run themselves: ``TokenTree.hidden_layer``."""
+
+    @property
+    def foresees(self) -> bool:
+        """Whether its drafters, as they were loaded, can say how likely their guesses are kept (``Drafter.chance``): what
+        shapes with ``asks_acceptance`` need."""
+        return False
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -130,6 +189,27 @@ class Method(ABC):
     def prompt_taps(self) -> tuple[int, ...]:
         """... and ``PromptChunk.taps``. Others only where a drafter runs lower layers itself in each step."""
         return self.taps
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that its drafters hold for each token of a row beside the target's keys and values: their own, and features
+        of tokens that they have not read yet. What a service plans its memory by."""
+        return 0
+
+    @property
+    def learned_bytes(self) -> int:
+        """Bytes, about, that what it has learned takes; it may be asked from any thread."""
+        return 0
+
+    def fresh(self) -> "Method":
+        """The same weights and settings with an empty memory: what requests teach one of the two, the other never knows.
+        To be overridden where capabilities say ``learns``; other methods have nothing to keep apart."""
+        return self
+
+    def isolated(self) -> "Method":
+        """As ``fresh``, and its rows learn from their own text alone. By default a fresh method for each call; one that
+        keeps its rows apart by itself may return the same one each time, so that such rows are guessed for together."""
+        return self.fresh()
 
     @abstractmethod
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:

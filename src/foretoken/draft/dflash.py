@@ -14,7 +14,6 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method,
 from foretoken.draft.features import FeatureBuffer
 from foretoken.draft.shape import SHAPES, Shape
 from foretoken.heads.dflash import DFlashHead
-from foretoken.model.cache import KVCache
 from foretoken.model.prefill import round_up
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
@@ -28,13 +27,15 @@ class DFlashDrafter(Drafter):
     written behind them and never counted: the next features overwrite them. So nothing is ever moved or cropped.
     """
 
+    can_join = True
+    expands = True
+
     def __init__(self, head: DFlashHead, model: CausalModel, context: Context, capacity: int) -> None:
         config, device = head.config, model.spec.device
         self.head, self.model = head, model
         self.capacity = capacity
         self.spare = capacity + config.block_size  # a slot that nobody attends to: padding is written there
-        shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
-        self.cache = KVCache(context.num_rows, self.spare + 1, shapes, head.dtype, [device] * config.num_layers)
+        self.cache = head.new_cache(context.num_rows, self.spare + 1)
         self.features = FeatureBuffer(context.num_rows, head.fuse)
         self.mask_row = model.embed(torch.tensor([[config.mask_token_id]], device=device)).to(head.dtype)  # [1, 1, H]
         self.laws = self.normed = torch.empty(0)  # [B, D, V] logits and [B, D, H]: of guess d + 1 of the block
@@ -127,7 +128,7 @@ class DFlashDrafter(Drafter):
 
     @property
     def chance(self) -> Tensor | None:
-        """See ``Foreseeing``. DSpark's head speaks of a guess when only the token before it is known: it does not feel the
+        """See ``Expander``. DSpark's head speaks of a guess when only the token before it is known: it does not feel the
         guess's own token."""
         if self.head.confidence_head is None or not self.fed:
             return None
@@ -174,7 +175,7 @@ class DFlash(Method):
         draws=True,
         reads_target=True,
         needs_head=True,
-        shapes=tuple(SHAPES),
+        shapes=SHAPES.builtin,
     )
 
     def __init__(self, head: DFlashHead, model: CausalModel) -> None:
@@ -191,6 +192,11 @@ class DFlash(Method):
     def foresees(self) -> bool:
         """Whether it can grow the shape ``specdec``: with a confidence head."""
         return self.head.config.confidence
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The head's keys and values, and a feature."""
+        return self.head.new_cache(0, 1).bytes_per_slot + self.head.config.hidden_size * self.head.dtype.itemsize
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """An empty memory for these rows."""

@@ -33,6 +33,9 @@ class EagleDrafter(Drafter):
     again from the true ones, as far as the pending token's. (2401.15077 and 2503.01840, whose caches do the same.)
     """
 
+    can_join = True
+    expands = True
+
     hidden: Tensor
     """[B, W, H] the features put out at the nodes read last: what a head that judges guesses may read."""
 
@@ -109,7 +112,7 @@ class EagleDrafter(Drafter):
 
     @property
     def chance(self) -> Tensor | None:
-        """See ``Foreseeing``."""
+        """See ``Expander``."""
         return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
 
     def run(self, tokens: Tensor, features: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
@@ -213,9 +216,19 @@ class _Eagle(Method):
         self.acceptance = None if acceptance is None else acceptance.eval()
 
     @property
+    def foresees(self) -> bool:
+        """With an acceptance head."""
+        return self.acceptance is not None
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """The head's."""
         return self.head.taps
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The head's keys and values, and a feature."""
+        return self.head.new_cache(0, 1).bytes_per_slot + self.head.config.hidden_size * self.head.dtype.itemsize
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
@@ -231,7 +244,7 @@ class Eagle1(_Eagle):
         draws=True,
         needs_head=True,
         reads_target=True,
-        shapes=tuple(SHAPES),
+        shapes=SHAPES.builtin,
     )
     head: Eagle1Head
 
@@ -261,7 +274,7 @@ class Eagle3(_Eagle):
         draws=True,
         needs_head=True,
         reads_target=True,
-        shapes=tuple(SHAPES),
+        shapes=SHAPES.builtin,
     )
     head: Eagle3Head
 

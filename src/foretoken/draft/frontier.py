@@ -25,20 +25,22 @@ class Expander(Protocol):
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] logits after W new nodes, tokens [B, W]; ``plan`` covers those nodes of the tree being grown."""
 
-
-class Foreseeing(Expander, Protocol):
-    """An ``Expander`` that can tell how its guesses will fare: what the shape ``specdec`` asks of it."""
-
     @property
     def chance(self) -> Tensor | None:
         """[B, W] predicted probability that the target keeps each node read by the last call of ``logits``, given that it
         keeps the nodes above it: ``heads.acceptance.predicted``. None where no acceptance head is loaded. Asked once, right
-        after that call."""
+        after that call, by shapes with ``asks_acceptance``; a ``Drafter`` has None by default."""
+
+
+def note(context: Context, logits: Tensor) -> None:
+    """Keep a copy of the draft's logits where the context asks for them: an expander may use its buffers again."""
+    if context.draft_logits is not None:
+        context.draft_logits.append(logits.detach().clone())
 
 
 def chance_of(expander: Expander) -> Tensor:
-    """[B, W] what a ``Foreseeing`` expander says of the nodes it just read. Raises ConfigError where it cannot."""
-    chance: Tensor | None = getattr(expander, "chance", None)
+    """[B, W] ``Expander.chance`` of the nodes it just read. Raises ConfigError where it cannot tell."""
+    chance = expander.chance
     if chance is None:
         raise ConfigError(NO_FORESIGHT)
     return chance

@@ -38,6 +38,9 @@ class EarlyExitDrafter(Drafter):
     those read lies in slot base + i, and ``states[:, i]`` is its shallow state.
     """
 
+    can_join = True
+    expands = True
+
     def __init__(self, target: Target, context: Context, capacity: int, exit_layer: int) -> None:
         self.target, self.capacity, self.exit_layer = target, capacity, exit_layer
         self.num_states = 0  # n: most nodes that the shape being grown reads
@@ -207,7 +210,7 @@ class KangarooDrafter(EarlyExitDrafter):
 
     @property
     def chance(self) -> Tensor | None:
-        """See ``Foreseeing``."""
+        """See ``Expander``."""
         return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
 
     def exit(self, features: Tensor) -> Tensor:
@@ -269,7 +272,7 @@ class Kangaroo(Method):
 
     name = "kangaroo"
     capabilities = Capabilities(
-        "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=tuple(SHAPES)
+        "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=SHAPES.builtin
     )
 
     def __init__(self, head: KangarooHead, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
@@ -278,13 +281,23 @@ class Kangaroo(Method):
         head.check_target(model.spec, name="kangaroo")
         if acceptance is not None:
             acceptance.check_drafter(self.name, head.config.hidden_size, name="acceptance")
-        self.head = head.eval()
+        self.head, self.exit_layer = head.eval(), head.config.exit_layer
         self.acceptance = None if acceptance is None else acceptance.eval()
+
+    @property
+    def foresees(self) -> bool:
+        """With an acceptance head."""
+        return self.acceptance is not None
 
     @property
     def prompt_taps(self) -> tuple[int, ...]:
         """Of the prompt; in steps the drafter has the shallow states itself."""
         return self.head.taps
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The adapter's keys and values."""
+        return self.head.new_cache(0, 1).bytes_per_slot
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh adapter cache for these rows."""
@@ -298,7 +311,7 @@ class EarlyExit(Method):
     capabilities = Capabilities(
         "the target's lower layers alone; for targets trained with early exits",
         draws=True,
-        shapes=tuple(name for name in SHAPES if name != SpecDec.name),  # no acceptance head is trained for it
+        shapes=tuple(name for name in SHAPES.builtin if name != SpecDec.name),  # no acceptance head is trained for it
     )
 
     def __init__(self, model: CausalModel, exit_layer: int) -> None:

@@ -21,6 +21,9 @@ from foretoken.tree import Draws, Plan, TokenTree, root_tree
 class MedusaDrafter(Drafter):
     """Invariant: ``feature[b]`` is the tapped hidden state of row b's last committed token, where ``known[b]``."""
 
+    can_join = True
+    expands = True
+
     def __init__(self, head: MedusaHead, stacked: Stacked, model: CausalModel, context: Context, capacity: int) -> None:
         self.capacity = capacity
         self.head, self.stacked, self.model = head, stacked, model
@@ -97,7 +100,7 @@ class Medusa(Method):
         draws=True,
         reads_target=True,
         needs_head=True,
-        shapes=tuple(name for name in SHAPES if name != SpecDec.name),
+        shapes=tuple(name for name in SHAPES.builtin if name != SpecDec.name),
     )
 
     def __init__(self, head: MedusaHead, model: CausalModel) -> None:

@@ -2,14 +2,18 @@
 
 from collections.abc import Sequence
 from copy import copy
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from foretoken.draft import grow
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.shape import SHAPES, Shape
+from foretoken.errors import ConfigError
 from foretoken.heads.acceptance import AcceptanceHead, predicted
+from foretoken.heads.load import load_acceptance
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
@@ -25,6 +29,9 @@ class ModelDrafter(Drafter):
     drafters): ``begin`` feeds whatever is missing up to the pending token, however much that is.
     """
 
+    can_join = True
+    expands = True
+
     def __init__(
         self, model: CausalModel, context: Context, capacity: int, acceptance: AcceptanceHead | None = None
     ) -> None:
@@ -38,6 +45,11 @@ class ModelDrafter(Drafter):
         self.limits = [0] * context.num_rows  # of the last proposal: where it is 0 nothing was fed
         self.slots: Tensor | None = None  # [B, N] of the last proposal: see Grown
         self.has_fed = False  # whether there was one since the last step was observed
+
+    @property
+    def seconds_model(self) -> float:
+        """Of the draft model's passes."""
+        return self.target.seconds
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """A tree as deep as each row and the model's own context have room for."""
@@ -85,7 +97,7 @@ class ModelDrafter(Drafter):
 
     @property
     def chance(self) -> Tensor | None:
-        """See ``Foreseeing``."""
+        """See ``Expander``."""
         if self.acceptance is None or self.hidden is None:
             return None
         return predicted(self.acceptance, self.hidden)
@@ -153,16 +165,53 @@ class DraftModel(Method):
 
     name = "draft_model"
     capabilities = Capabilities(
-        "a smaller model of the same vocabulary", draws=True, needs_draft=True, shapes=tuple(SHAPES)
+        "a smaller model of the same vocabulary",
+        draws=True,
+        needs_draft=True,
+        opens_late=True,
+        shapes=SHAPES.builtin,
     )
 
     def __init__(self, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
         """acceptance: what the shape ``specdec`` asks. Raises ModelError where it reads other hidden states."""
         if acceptance is not None:
             acceptance.check_drafter(self.name, model.spec.hidden_size, name="acceptance")
-        self.model = model
+        self.model = self.draft = model
         self.acceptance = None if acceptance is None else acceptance.eval()
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The draft model's keys and values."""
+        return self.model.new_cache(0, 1).bytes_per_slot
+
+    @property
+    def foresees(self) -> bool:
+        """With an acceptance head."""
+        return self.acceptance is not None
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
         return ModelDrafter(self.model, context, capacity, self.acceptance)
+
+
+@dataclass(frozen=True)
+class DraftModelConfig(MethodConfig):
+    """A smaller model of the same vocabulary."""
+
+    method = DraftModel.name
+    capabilities = DraftModel.capabilities
+
+    model: str | None = None  # hub id, directory, or None for the bundled draft (of the bundled target alone)
+    acceptance: str | None = None  # directory of the head that shape "specdec" asks; None: the bundled draft's
+
+    def load(self, loader: Loader) -> Method:
+        """Load the draft model, and its acceptance head where the shape asks it."""
+        draft = loader.draft(self.model or "bundled/draft")
+        if not self.proposal_shape.asks_acceptance:
+            return DraftModel(draft)
+        if self.acceptance is None and self.model not in (None, "bundled/draft"):
+            raise ConfigError(
+                f"shape 'specdec' asks an acceptance head, and none is given for the draft {self.model}: train one with "
+                "'foretoken train acceptance' and give its directory as 'acceptance', or choose shape 'adaptive'"
+            )
+        return DraftModel(draft, load_acceptance(self.acceptance or "bundled/acceptance", draft.spec))

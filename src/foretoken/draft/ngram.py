@@ -4,10 +4,12 @@ The longest suffix of the text that occurred before, at its most recent occurren
 """
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.shape import Shape
 from foretoken.errors import ConfigError
 from foretoken.model.target import Target
@@ -57,6 +59,8 @@ def chain_of(context: Context, guesses: Sequence[Sequence[int]]) -> TokenTree:
 class NgramDrafter(Drafter):
     """One index a row."""
 
+    can_join = True
+
     def __init__(self, context: Context, min_ngram: int, max_ngram: int) -> None:
         self.indices = [NgramIndex(min_ngram, max_ngram) for _ in range(context.num_rows)]
         for index, ids in zip(self.indices, context.history.ids, strict=True):
@@ -86,7 +90,9 @@ class Ngram(Method):
     """``--method ngram``."""
 
     name = "ngram"
-    capabilities = Capabilities("what followed the last tokens earlier in prompt and output", draws=False)
+    capabilities = Capabilities(
+        "what followed the last tokens earlier in prompt and output", draws=False, by_request=True
+    )
 
     def __init__(self, *, min_ngram: int = 1, max_ngram: int = 4) -> None:
         """Bounds of the suffix that is looked up, in tokens."""
@@ -99,3 +105,23 @@ class Ngram(Method):
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Index the prompts."""
         return NgramDrafter(context, self.min_ngram, self.max_ngram)
+
+
+@dataclass(frozen=True)
+class NgramConfig(MethodConfig):
+    """Prompt lookup."""
+
+    method = Ngram.name
+    capabilities = Ngram.capabilities
+
+    prompt_lookup_min: int = 2  # one matching token is chance: it costs a wider pass and rarely hits
+    prompt_lookup_max: int = 5
+
+    def load(self, loader: Loader) -> Method:
+        """Nothing to load."""
+        return Ngram(min_ngram=self.prompt_lookup_min, max_ngram=self.prompt_lookup_max)
+
+    def __post_init__(self) -> None:
+        """Refuse bounds that cannot be."""
+        super().__post_init__()
+        Ngram(min_ngram=self.prompt_lookup_min, max_ngram=self.prompt_lookup_max)

@@ -1,6 +1,9 @@
 """Plain decoding as a drafter: no guesses, one node a row. Baseline of every benchmark, oracle of every test."""
 
+from dataclasses import dataclass
+
 from foretoken.draft.base import Capabilities, Context, Drafter, Method
+from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.shape import Shape
 from foretoken.model.target import Target
 from foretoken.noise import Noise
@@ -9,6 +12,8 @@ from foretoken.tree import Draws, TokenTree, root_tree
 
 class NoDrafter(Drafter):
     """Proposes the root alone."""
+
+    can_join = True
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """One node a row."""
@@ -22,8 +27,21 @@ class NoMethod(Method):
     """``--method none``."""
 
     name = "none"
-    capabilities = Capabilities("plain decoding: one token a pass", draws=False)
+    capabilities = Capabilities("plain decoding: one token a pass", draws=False, by_request=True)
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Nothing to remember."""
         return NoDrafter()
+
+
+@dataclass(frozen=True)
+class NoneConfig(MethodConfig):
+    """Plain decoding."""
+
+    method = NoMethod.name
+    capabilities = NoMethod.capabilities
+    guesses = False
+
+    def load(self, loader: Loader) -> Method:
+        """Nothing to load."""
+        return NoMethod()

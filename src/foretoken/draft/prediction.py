@@ -1,8 +1,10 @@
 """The caller's guess of the output as draft, as in OpenAI's predicted outputs: an edit of a file mostly repeats it."""
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.ngram import chain_of
 from foretoken.draft.shape import Shape
 from foretoken.model.target import Target
@@ -59,6 +61,8 @@ class Follower:
 class PredictionDrafter(Drafter):
     """One follower a row."""
 
+    can_join = True
+
     def __init__(self, context: Context) -> None:
         self.followers = [Follower(prediction) for prediction in context.predictions]
 
@@ -86,8 +90,24 @@ class Prediction(Method):
     """``--method prediction``."""
 
     name = "prediction"
-    capabilities = Capabilities("the caller's guess of the output text", draws=False, needs_prediction=True)
+    capabilities = Capabilities(
+        "the caller's guess of the output text", draws=False, needs_prediction=True, by_request=True
+    )
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Index the predictions."""
         return PredictionDrafter(context)
+
+
+@dataclass(frozen=True)
+class PredictionConfig(MethodConfig):
+    """The caller's guess of the output."""
+
+    method = Prediction.name
+    capabilities = Prediction.capabilities
+
+    num_speculative_tokens: int = 7
+
+    def load(self, loader: Loader) -> Method:
+        """Nothing to load."""
+        return Prediction()

@@ -10,9 +10,10 @@ need that.
 """
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 from foretoken.errors import ConfigError
+from foretoken.registry import Registry, UnusableError
 from foretoken.spec import parse_spec, spec_of
 
 MAX_DEPTH, MAX_SIZE, MAX_WIDTH = 64, 512, 64
@@ -27,6 +28,7 @@ class Shape:
     is_chain: ClassVar[bool] = False
     fixed: ClassVar[bool] = False
     template: ClassVar[bool] = True
+    asks_acceptance: ClassVar[bool] = False  # stops where the drafter expects a rejection: see ``Method.foresees``
 
     depth: int = 0  # most guesses in a line; 0 in a configuration: its num_speculative_tokens
 
@@ -114,6 +116,7 @@ class SpecDec(Shape):
     name = "specdec"
     summary = "a chain that stops where a trained head expects a rejection; the guess that tipped it stays"
     is_chain = True
+    asks_acceptance = True
 
     threshold: float = 0.3
     min: int = 1
@@ -305,11 +308,26 @@ class OptTree(Sized):
         return _max_read(self.size, self.width, self.depth)
 
 
-SHAPES: dict[str, Shape] = {
-    shape.name: shape
-    for shape in (Chain(), Adaptive(), SpecDec(), Static(), Delayed(), Sequoia(), DySpec(), Eagle2(), OptTree())
-}
-"""Names, as the CLI and JSON configurations spell them, to shapes with their default options."""
+def _shape(name: str, found: Any) -> Shape:
+    """A shape with its default options, of a class of shapes or of a shape. Raises UnusableError."""
+    if isinstance(found, type) and issubclass(found, Shape):
+        try:
+            found = found()
+        except Exception as error:
+            raise UnusableError(
+                f"it cannot be made without options ({type(error).__name__}: {error}): give every field a default"
+            ) from error
+    if not isinstance(found, Shape):
+        raise UnusableError(f"it is {found!r}; expected a frozen dataclass that is a foretoken.Shape")
+    if found.name != name:
+        raise UnusableError(f"it calls itself {found.name!r}: the entry point and the attribute 'name' must agree")
+    return found
+
+
+_BUILTIN = (Chain(), Adaptive(), SpecDec(), Static(), Delayed(), Sequoia(), DySpec(), Eagle2(), OptTree())
+SHAPES: Registry[Shape] = Registry("shape", {shape.name: shape for shape in _BUILTIN}, "foretoken.shapes", _shape)
+"""Names, as the CLI and JSON configurations spell them, to shapes with their default options. Those of packages come from
+entry points of the group "foretoken.shapes"; only methods that name such a shape in their capabilities can grow it."""
 
 
 def parse_shape(text: str, num_speculative_tokens: int) -> Shape:

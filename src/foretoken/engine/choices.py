@@ -4,10 +4,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretoken.draft.base import Method
-from foretoken.draft.none import NoMethod
-from foretoken.engine.config import METHODS, NoneConfig, speculative_config
+from foretoken.draft.config import Loader, MethodConfig
+from foretoken.draft.none import NoneConfig
+from foretoken.engine.config import METHODS, speculative_config
 from foretoken.engine.engine import Engine
-from foretoken.engine.method import Loader, MethodConfig
 from foretoken.engine.team import Choice, check_company
 from foretoken.errors import ConfigError
 
@@ -34,7 +34,7 @@ class Choices:
         self._methods[_weights(engine.speculative)] = engine.method
         self.default = self.of(engine.speculative, load=True)
         self.also = [self.of(config, load=True) for config in also]
-        exits = [getattr(choice.method, "exit_layer", 0) for choice in (self.default, *self.also)]
+        exits = [choice.method.exit_layer for choice in (self.default, *self.also)]
         check_company([choice.method for choice in (self.default, *self.also)], exits)
 
     @property
@@ -56,7 +56,7 @@ class Choices:
             ),
             None,
         )
-        if mine is not None and mine.method != NoMethod.name:
+        if mine is not None and mine.guesses:
             keys = {**mine.resolved(), **keys}
         config = speculative_config(keys)
         self.of(config)
@@ -66,23 +66,23 @@ class Choices:
     def names(self) -> list[str]:
         """Names of the methods that a request may ask for."""
         loaded = [choice.config.method for choice in (self.default, *self.also)]
-        return sorted({*loaded, *(name for name, kind in METHODS.items() if _is_light(kind))})
+        return sorted({*loaded, *(name for name, kind in METHODS.items() if kind.capabilities.by_request)})
 
     def of(self, config: MethodConfig, *, load: bool = False) -> Choice:
         """Of a configuration; what it reads is loaded only with ``load``, else it must be there. Raises ConfigError."""
         found = self._made.get(config)
         if found is not None:
             return found
-        if config.method != NoMethod.name and self.off:
+        if config.guesses and self.off:
             raise ConfigError("speculation is off in this service: start it with --speculation auto or on")
-        if max(config.max_nodes, config.proposal_shape.max_grown + 1) > MARGIN and config.method != NoMethod.name:
+        if max(config.max_nodes, config.proposal_shape.max_grown + 1) > MARGIN and config.guesses:
             raise ConfigError(
                 f"shape {config.shape!r} has more than {MARGIN - 1} guesses, the most that a service takes"
             )
         key = _weights(config)
         method = self._methods.get(key)
         if method is None:
-            if not load and not _is_light(type(config)):
+            if not load and not config.capabilities.by_request:
                 names = ", ".join(self.names)
                 raise ConfigError(
                     f"method {config.method!r}, as it is asked for, is not loaded here: choose one of {names}, with the "
@@ -100,18 +100,6 @@ class Choices:
         return choice
 
 
-def _is_light(kind: type[MethodConfig]) -> bool:
-    """Whether a method has no weights to load."""
-    capabilities = kind.capabilities
-    return not (capabilities.needs_draft or capabilities.needs_head) and kind.method != "early_exit"
-
-
 def _weights(config: MethodConfig) -> tuple[Any, ...]:
     """Equal for configurations that one loaded method serves."""
-    shared = {"num_speculative_tokens", "verify", "shape", "draws", "judge"}
-    stops = config.proposal_shape.name == "specdec"
-    return (
-        config.method,
-        stops,
-        *((key, value) for key, value in sorted(config.resolved().items()) if key not in shared and key != "method"),
-    )
+    return *config.weights, config.proposal_shape.asks_acceptance

@@ -1,4 +1,4 @@
-"""Configuration: one frozen dataclass a method, read from the JSON that ``--speculative-config`` takes.
+"""A method's configuration by name, or read from the JSON that ``--speculative-config`` takes.
 
 Key names are those that vLLM's users know. An unknown key is refused with the nearest known one.
 """
@@ -6,148 +6,44 @@ Key names are those that vLLM's users know. An unknown key is refused with the n
 import dataclasses
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar, get_origin, get_type_hints
 
-from foretoken.draft.base import Method
-from foretoken.draft.model import DraftModel
-from foretoken.draft.ngram import Ngram
-from foretoken.draft.none import NoMethod
-from foretoken.draft.prediction import Prediction
-from foretoken.draft.recycling import Recycling
-from foretoken.draft.shape import SpecDec
-from foretoken.draft.suffix import Suffix, SuffixOptions
-from foretoken.engine.learned import LEARNED
-from foretoken.engine.method import Loader, MethodConfig
+from foretoken import builtin
+from foretoken.draft.base import Capabilities
+from foretoken.draft.config import MethodConfig
+from foretoken.draft.model import DraftModelConfig
+from foretoken.draft.none import NoneConfig
 from foretoken.errors import ConfigError, nearest
-from foretoken.heads.load import load_acceptance
+from foretoken.registry import Registry, UnusableError
 
 
-@dataclass(frozen=True)
-class NoneConfig(MethodConfig):
-    """Plain decoding."""
-
-    method = NoMethod.name
-    capabilities = NoMethod.capabilities
-
-    def load(self, loader: Loader) -> Method:
-        """Nothing to load."""
-        return NoMethod()
-
-
-@dataclass(frozen=True)
-class DraftModelConfig(MethodConfig):
-    """A smaller model of the same vocabulary."""
-
-    method = DraftModel.name
-    capabilities = DraftModel.capabilities
-
-    model: str | None = None  # hub id, directory, or None for the bundled draft (of the bundled target alone)
-    acceptance: str | None = None  # directory of the head that shape "specdec" asks; None: the bundled draft's
-
-    def load(self, loader: Loader) -> Method:
-        """Load the draft model, and its acceptance head where the shape asks it."""
-        draft = loader.draft(self.model or "bundled/draft")
-        if not isinstance(self.proposal_shape, SpecDec):
-            return DraftModel(draft)
-        if self.acceptance is None and self.model not in (None, "bundled/draft"):
-            raise ConfigError(
-                f"shape 'specdec' asks an acceptance head, and none is given for the draft {self.model}: train one with "
-                "'foretoken train acceptance' and give its directory as 'acceptance', or choose shape 'adaptive'"
-            )
-        return DraftModel(draft, load_acceptance(self.acceptance or "bundled/acceptance", draft.spec))
+def _method(name: str, found: Any) -> type[MethodConfig]:
+    """A class of configurations. Raises UnusableError."""
+    if not (isinstance(found, type) and issubclass(found, MethodConfig)):
+        raise UnusableError(f"it is {found!r}; expected a subclass of foretoken.MethodConfig")
+    if not isinstance(getattr(found, "capabilities", None), Capabilities):
+        raise UnusableError("it declares no capabilities; expected a foretoken.Capabilities")
+    if getattr(found, "method", None) != name:
+        raise UnusableError(
+            f"it calls itself {getattr(found, 'method', None)!r}: the entry point and the attribute 'method' must agree"
+        )
+    if found.__abstractmethods__:
+        raise UnusableError(f"it does not define {', '.join(sorted(found.__abstractmethods__))}")
+    for key, kind in get_type_hints(found).items():
+        if key not in found.key_names() and get_origin(kind) is not ClassVar:
+            raise UnusableError(f"its key {key!r} is no field: decorate the class with @dataclass(frozen=True)")
+        if key in found.key_names() and kind not in _KINDS:
+            raise UnusableError(f"its key {key!r} is none of bool, int, float, str and 'str | None'")
+    try:
+        found()
+    except Exception as error:
+        raise UnusableError(f"its defaults do not make a configuration ({type(error).__name__}: {error})") from error
+    return found
 
 
-@dataclass(frozen=True)
-class NgramConfig(MethodConfig):
-    """Prompt lookup."""
-
-    method = Ngram.name
-    capabilities = Ngram.capabilities
-
-    prompt_lookup_min: int = 2  # one matching token is chance: it costs a wider pass and rarely hits
-    prompt_lookup_max: int = 5
-
-    def load(self, loader: Loader) -> Method:
-        """Nothing to load."""
-        return Ngram(min_ngram=self.prompt_lookup_min, max_ngram=self.prompt_lookup_max)
-
-    def __post_init__(self) -> None:
-        """Refuse bounds that cannot be."""
-        super().__post_init__()
-        Ngram(min_ngram=self.prompt_lookup_min, max_ngram=self.prompt_lookup_max)
-
-
-@dataclass(frozen=True)
-class PredictionConfig(MethodConfig):
-    """The caller's guess of the output."""
-
-    method = Prediction.name
-    capabilities = Prediction.capabilities
-
-    num_speculative_tokens: int = 7
-
-    def load(self, loader: Loader) -> Method:
-        """Nothing to load."""
-        return Prediction()
-
-
-@dataclass(frozen=True)
-class SuffixConfig(MethodConfig):
-    """Suffix automata of the text and of earlier outputs."""
-
-    method = Suffix.name
-    capabilities = Suffix.capabilities
-
-    num_speculative_tokens: int = 15  # few matches are long enough to use them all, and those are nearly certain
-    suffix_decoding_min_match: int = 1
-    suffix_decoding_max_match: int = 64
-    suffix_decoding_max_spec_factor: float = 1.0
-    suffix_decoding_max_spec_offset: float = 0.0
-    suffix_decoding_min_token_prob: float = 0.1
-    suffix_decoding_max_cached_tokens: int = 65536
-
-    @property
-    def options(self) -> SuffixOptions:
-        """What the method reads. Raises ConfigError."""
-        prefix = "suffix_decoding_"
-        given = {name: getattr(self, prefix + name) for name in SuffixOptions.__dataclass_fields__}
-        return SuffixOptions(**given)
-
-    def load(self, loader: Loader) -> Method:
-        """Nothing to load."""
-        return Suffix(self.options)
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
-        super().__post_init__()
-        _ = self.options
-
-
-@dataclass(frozen=True)
-class RecyclingConfig(MethodConfig):
-    """The target's own candidates of earlier passes."""
-
-    method = Recycling.name
-    capabilities = Recycling.capabilities
-
-    num_candidates: int = Recycling.capabilities.candidates
-
-    def load(self, loader: Loader) -> Method:
-        """Nothing to load."""
-        return Recycling(num_candidates=self.num_candidates)
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
-        super().__post_init__()
-        Recycling(num_candidates=self.num_candidates)
-
-
-_ALL: tuple[type[MethodConfig], ...] = (
-    NoneConfig, DraftModelConfig, *LEARNED, NgramConfig, PredictionConfig, SuffixConfig, RecyclingConfig,
-)  # fmt: skip
-METHODS: dict[str, type[MethodConfig]] = {config.method: config for config in _ALL}
-"""Names, as the CLI and JSON configurations spell them, to configurations."""
+METHODS: Registry[type[MethodConfig]] = Registry("method", builtin.CONFIGS, "foretoken.methods", _method)
+"""Names, as the CLI and JSON configurations spell them, to configurations. Those of packages come from entry points of the
+group "foretoken.methods": a subclass of MethodConfig."""
 
 
 def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> MethodConfig:
@@ -167,32 +63,40 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
     options = dict(given)
     name = options.pop("method", None)
     if name is None:
-        name = DraftModel.name if options.get("model") else NoMethod.name
+        name = DraftModelConfig.method if options.get("model") else NoneConfig.method
     kind = _config_class(name)
     known = {field.name: field for field in dataclasses.fields(kind)}
+    hints = get_type_hints(kind)  # annotations may be texts
     for key, value in options.items():
         if key not in known:
             raise ConfigError(f"unknown key {key!r} for method {name!r}{nearest(key, known)}")
         if value is None and known[key].default is None:
             continue
-        options[key] = _value(key, value, known[key].type)
+        options[key] = _value(key, value, hints[key])
     return kind(**options)
 
 
-_KINDS: dict[type, str] = {bool: "true or false", int: "a whole number", float: "a number", str: "a text"}
+_KINDS: dict[Any, tuple[type, str]] = {
+    bool: (bool, "true or false"),
+    int: (int, "a whole number"),
+    float: (float, "a number"),
+    str: (str, "a text"),
+    str | None: (str, "a text"),
+}
+"""Kinds of keys: what a value is, and what it is called."""
 
 
 def _value(key: str, value: object, kind: object) -> object:
     """value as a field of this kind holds it: a whole number may stand for a number. Raises ConfigError."""
-    expected = next((known for known in _KINDS if known is kind), str)
+    expected, called = _KINDS[kind]
     if expected is float and type(value) is int:
         value = float(value)
     if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-        raise ConfigError(f"{key} = {value!r} must be {_KINDS[expected]}")
+        raise ConfigError(f"{key} = {value!r} must be {called}")
     return value
 
 
 def _config_class(name: object) -> type[MethodConfig]:
     if not isinstance(name, str) or name not in METHODS:
-        raise ConfigError(f"method = {name!r} is not a method{nearest(str(name), METHODS)}")
+        raise ConfigError(f"method = {name!r} is not a method{nearest(str(name), METHODS.names())}")
     return METHODS[name]

@@ -18,7 +18,9 @@ reading the texts, most of which catching up would cost too."""
 
 
 class Deferred(Drafter):
-    """For methods that can be opened in the middle of a text: those that read no hidden states and learn from no row."""
+    """For methods that can be opened in the middle of a text: ``Capabilities.opens_late``."""
+
+    can_join = True
 
     def __init__(self, method: Method, num_rows: int, capacity: int, target: Target) -> None:
         """Arguments as of ``Method.open``."""
@@ -27,10 +29,10 @@ class Deferred(Drafter):
         self.num_rows = num_rows
         self.num_idle = 0
 
-    @staticmethod
-    def suits(method: Method) -> bool:
-        """Whether a method can be opened late, and is worth it."""
-        return method.capabilities.needs_draft and not method.taps and not method.prompt_taps
+    @property
+    def seconds_model(self) -> float:
+        """Of the draft model's passes, since it was last opened."""
+        return 0.0 if self.drafter is None else self.drafter.seconds_model
 
     def _open(self, context: Context) -> Drafter:
         if self.drafter is None:
@@ -60,9 +62,13 @@ class Deferred(Drafter):
             self.drafter.keep(rows)
 
     def join(self, other: Drafter, context: Context) -> None:
-        """Where only one side is open, the other is opened for its rows first."""
+        """Where only one side is open, the other is opened for its rows first. A drafter that rows cannot be added to is
+        closed, and opened for all of them when it is next asked for a guess."""
         assert isinstance(other, Deferred)
-        if self.drafter is None and other.drafter is None:
+        opened = [side.drafter for side in (self, other) if side.drafter is not None]
+        if not all(drafter.can_join for drafter in opened):
+            self.drafter, opened = None, []
+        if not opened:
             self.num_rows = context.num_rows
             return
         mine = context.num_rows - other.num_rows
@@ -97,11 +103,12 @@ def part(
         pending=context.pending[rows],
         predictions=context.predictions[rows],
         room=context.room[rows] if room is None else room,
+        draft_logits=context.draft_logits,
     )
 
 
 def open_drafter(method: Method, context: Context, capacity: int, target: Target) -> Drafter:
     """``Method.open``, now or when it is needed."""
-    if Deferred.suits(method):
+    if method.capabilities.opens_late:
         return Deferred(method, context.num_rows, capacity, target)
     return method.open(context, capacity, target)

@@ -4,12 +4,11 @@ target."""
 from dataclasses import dataclass
 
 from foretoken.draft.base import Method
+from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.dflash import DFlash
 from foretoken.draft.eagle import Eagle1, Eagle2, Eagle3
 from foretoken.draft.kangaroo import EarlyExit, Kangaroo
 from foretoken.draft.medusa import Medusa
-from foretoken.draft.shape import SpecDec
-from foretoken.engine.method import Loader, MethodConfig
 from foretoken.errors import ConfigError
 from foretoken.heads.acceptance import AcceptanceHead
 from foretoken.heads.dflash import DFlashHead
@@ -40,7 +39,7 @@ class StepwiseMethodConfig(HeadMethodConfig):
 
     def load_acceptance(self, loader: Loader) -> AcceptanceHead | None:
         """The acceptance head, where the shape asks it. Raises ConfigError where none is given."""
-        if not isinstance(self.proposal_shape, SpecDec):
+        if not self.proposal_shape.asks_acceptance:
             return None
         if self.acceptance is None:
             raise ConfigError(
@@ -152,8 +151,3 @@ class DFlashConfig(HeadMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load the head."""
         return DFlash(load_head(self.head_name, loader.target.spec, DFlashHead), loader.target)
-
-
-LEARNED: tuple[type[MethodConfig], ...] = (
-    MedusaConfig, Eagle1Config, Eagle2Config, Eagle3Config, KangarooConfig, EarlyExitConfig, DFlashConfig,
-)  # fmt: skip

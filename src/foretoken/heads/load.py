@@ -4,7 +4,7 @@ from typing import TypeVar
 
 import torch
 
-from foretoken.errors import ModelError
+from foretoken.errors import ConfigError, ModelError, nearest
 from foretoken.heads import formats
 from foretoken.heads.acceptance import AcceptanceHead
 from foretoken.heads.base import Head
@@ -31,6 +31,15 @@ def load_head(name: str, spec: ModelSpec, kind: type[AnyHead], *, dtype: torch.d
     for parameter in head.parameters():  # buffers keep what they are: maps, and calibration in float32
         parameter.data = parameter.data.to(dtype or spec.dtype)
     return head
+
+
+def load_kind(name: str, spec: ModelSpec, kind: str, *, dtype: torch.dtype | None = None) -> Head:
+    """``load_head`` where only the kind's name is known: that of its layout. Raises ModelError, and ConfigError for a kind
+    that there is no layout of."""
+    known = {layout.head.method: layout.head for layout in formats.LAYOUTS.values()}
+    if kind not in known:
+        raise ConfigError(f"there is no kind of head called {kind!r}{nearest(kind, known)}")
+    return load_head(name, spec, known[kind], dtype=dtype)
 
 
 def load_acceptance(name: str, drafter: ModelSpec) -> AcceptanceHead:

@@ -62,9 +62,10 @@ class Planner:
         self._since_plain = PLAIN_TRIAL_PERIOD
 
     @property
-    def speedup(self) -> float:
-        """Tokens a second now, over what plain decoding would bring by the costs as corrected; 1 before any step."""
-        return self._plain_seconds / self._seconds if self._seconds else 1.0
+    def speedup(self) -> float | None:
+        """Tokens a second now, over what plain decoding would bring by the costs as corrected. None before any step, and in
+        the modes that measure no costs."""
+        return self._plain_seconds / self._seconds if self._seconds and self.mode == "auto" else None
 
     @property
     def trials(self) -> int:
@@ -77,7 +78,7 @@ class Planner:
         return self._account.seconds
 
     @property
-    def state(self) -> dict[str, float | int | str | bool]:
+    def state(self) -> dict[str, float | int | str | bool | None]:
         """For logs and metrics."""
         return {
             "mode": self.mode,

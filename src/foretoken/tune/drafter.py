@@ -17,7 +17,7 @@ import torch
 from foretoken.draft.base import Method
 from foretoken.engine.engine import Engine, Prompt, Request
 from foretoken.engine.method import MethodConfig
-from foretoken.engine.result import StepTime, Timing
+from foretoken.engine.recorder import StepTime
 from foretoken.errors import ConfigError
 from foretoken.planner.model import speedup
 from foretoken.planner.observed import StepCosts, step_costs
@@ -224,9 +224,8 @@ def _costs(
 
 def step_times(engine: Engine, request: Request) -> list[StepTime]:
     """Times of one decoding's steps but the first, in which a drafter may read the prompt (where there are others)."""
-    engine.timing = Timing(steps=[])
-    engine.generate_batch([request])
-    steps = engine.timing.steps or []
+    with engine.recorder.timing() as steps:
+        engine.generate_batch([request])
     return steps[1:] or steps
 
 

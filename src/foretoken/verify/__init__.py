@@ -1,5 +1,10 @@
 """Floor 1: verification rules. Pure functions from evidence to laws; no models, no state, no generators."""
 
+import dataclasses
+from typing import Any
+
+from foretoken import builtin
+from foretoken.registry import Registry, UnusableError
 from foretoken.spec import parse_spec
 from foretoken.verify.block import Block
 from foretoken.verify.divergence import Divergence
@@ -16,11 +21,29 @@ from foretoken.verify.rejection import Rejection
 from foretoken.verify.selection import Importance, Transport
 from foretoken.verify.traversal import Traversal
 
-_MATCHING = (Coupled(), Exact(), GumbelList())
-_READING_Q = (Rejection(), Block(), Traversal(), GreedyBlock(), KSeq(), Importance(), Transport())
-_LOSSY = (Typical(), Threshold(), TopN(), Lenience(), EntropyGated(), Divergence(), Judge())
-VERIFIERS: dict[str, Verifier] = {verifier.name: verifier for verifier in (*_MATCHING, *_READING_Q, *_LOSSY)}
-"""Names, as the CLI and JSON configurations spell them, to verifiers with their default options."""
+
+def _verifier(name: str, found: Any) -> Verifier:
+    """A rule with its default options, of a class of rules or of a rule. Raises UnusableError."""
+    if isinstance(found, type) and issubclass(found, Verifier) and dataclasses.is_dataclass(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise UnusableError(
+                f"it cannot be made without options ({type(error).__name__}: {error}): give every field a default"
+            ) from error
+    if not isinstance(found, Verifier) or not dataclasses.is_dataclass(found):
+        raise UnusableError(f"it is {found!r}; expected a frozen dataclass that is a foretoken.Verifier")
+    lacking = [declared for declared in ("name", "exact", "draws", "summary") if not hasattr(found, declared)]
+    if lacking:
+        raise UnusableError(f"it does not declare {', '.join(lacking)}")
+    if found.name != name:
+        raise UnusableError(f"it calls itself {found.name!r}: the entry point and the attribute 'name' must agree")
+    return found
+
+
+VERIFIERS: Registry[Verifier] = Registry("verifier", builtin.VERIFIERS, "foretoken.verifiers", _verifier)
+"""Names, as the CLI and JSON configurations spell them, to verifiers with their default options. Those of packages come
+from entry points of the group "foretoken.verifiers": a class that is a frozen dataclass and a Verifier."""
 
 
 def parse_verifier(text: str) -> Verifier:

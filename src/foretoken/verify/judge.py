@@ -2,13 +2,14 @@
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from foretoken.errors import ConfigError
+from foretoken.verify.law import Verifier, VerifierLoader
 from foretoken.verify.lossy import Lossy, Mismatch, require
 
 Head = Callable[[Tensor], Tensor]
@@ -72,6 +73,14 @@ class Judge(Lossy):
     def taps(self) -> tuple[int, ...]:
         """The layers that the head reads."""
         return self.layers
+
+    def load(self, loader: VerifierLoader) -> Verifier:
+        """With the head that the configuration names; where nothing is guessed there is nothing to judge, and none is
+        read. Raises ModelError."""
+        if not loader.guesses:
+            return replace(self, threshold=1.0)
+        rule: Verifier = loader.head("judge").verifier(self)
+        return rule
 
     @property
     def cut(self) -> float:

@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,10 @@ from foretoken.tree import Draws, TokenTree, ancestors, chain_parent, is_chain
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a verifier may read; it changes none of it. p and q get one dtype, the wider of theirs."""
+    """All that a verifier may read. It changes none of it, and keeps none of it: tensors are valid during a call.
+
+    p and q get one dtype, the wider of theirs.
+    """
 
     tree: TokenTree
     p: Tensor  # [B, N, V] target law of the token after each node, all processors applied
@@ -49,7 +52,7 @@ class Evidence:
 
 @dataclass(frozen=True)
 class Walk:
-    """Where the walk stops, as a law."""
+    """Where the walk stops, as a law. ``stops`` makes one; ``leftover`` is given the same, its carry untouched."""
 
     stops: Tensor  # [B, N] sums to 1 along N, zero on padding
     carry: Any = None  # what leftover needs and would otherwise compute again
@@ -65,8 +68,33 @@ class Verdict:
     sound: Tensor  # [B] bool: False where the laws were not finite or empty, so that bonus means nothing
 
 
+class VerifierLoader(Protocol):
+    """What ``Verifier.load`` is given."""
+
+    @property
+    def target(self) -> Any:
+        """The target: a ``foretoken.CausalModel``. ``target.spec`` has its sizes, dtype and device."""
+
+    @property
+    def guesses(self) -> bool:
+        """False: plain decoding, so that nothing will ever be verified and no weights are needed."""
+
+    @property
+    def name(self) -> str | None:
+        """Hub id or directory that the user gave for the verifier's weights (the key ``judge``); None: none was given."""
+
+    def head(self, kind: str) -> Any:
+        """A trained head of this kind, checked against the target, in float32: the one that the user named, else the
+        bundled one. Raises ModelError."""
+
+
 class Verifier(ABC):
-    """A verification rule: a frozen dataclass whose fields are its options. ``stops`` and ``leftover`` are pure."""
+    """A verification rule: a frozen dataclass whose fields are its options, each of type bool, int, float, str or a tuple
+    of int or float, with a default.
+
+    ``stops``, ``leftover`` and ``settle`` are pure: functions of their arguments alone, which they do not change. So a rule
+    can be enumerated exactly, and certified. Laws are float32 or the dtype of p (tests use float64), on its device.
+    """
 
     name: ClassVar[str]
     exact: ClassVar[bool]  # True: the emitted text has the target's law. False: lossy, and named so wherever it is used
@@ -85,6 +113,11 @@ class Verifier(ABC):
     def taps(self) -> tuple[int, ...]:
         """Target layers whose outputs ``Evidence.taps`` must hold, concatenated in this order."""
         return ()
+
+    def load(self, loader: VerifierLoader) -> "Verifier":
+        """The rule as it decodes one target: with its weights, where it reads some (``dataclasses.replace(self, ...)``).
+        The default reads none. Called once before anything is decoded. Raises ModelError, ConfigError."""
+        return self
 
     @abstractmethod
     def stops(self, evidence: Evidence) -> Walk:

@@ -3,7 +3,8 @@
 ======================  ==================  ==========================  ===========================================
 head                    layout              "architectures"             names of tensors, where not the head's own
 ======================  ==================  ==========================  ===========================================
-``Eagle3Head``          eagle3 (default)    LlamaForCausalLMEagle3      read too: layers.0.*, model.layers.0.*
+``Eagle3Head``          eagle3 (default)    LlamaForCausalLMEagle3,     read too: layers.0.*, model.layers.0.*
+                                            Eagle3Qwen3ForCausalLM
 ``Eagle3Head``          speculators         Eagle3DraftModel            midlayer.* is layers.0.*
 ``Eagle1Head``          eagle1              LlamaForCausalLM            (known by the marker, or by fc.weight)
 ``MedusaHead``          medusa (default)    none (medusa_num_heads)     in medusa_lm_head.safetensors
@@ -27,16 +28,15 @@ from typing import Any
 from safetensors.torch import save as to_bytes
 from torch import Tensor
 
+from foretoken import builtin
 from foretoken.errors import ConfigError, ModelError, nearest
 from foretoken.heads.base import Head
-from foretoken.heads.formats.dflash import DFlash, DSpark
-from foretoken.heads.formats.eagle import Eagle1Native, Eagle3Native, Eagle3Speculators, marker
+from foretoken.heads.formats.eagle import marker
 from foretoken.heads.formats.files import WEIGHT_FILES, as_json, read_config, read_tensors, replace
 from foretoken.heads.formats.keys import Keys
 from foretoken.heads.formats.layout import MARKER, Found, Layout, Target, architecture, check_layer_ids, fill
-from foretoken.heads.formats.medusa import MedusaAuthors, MedusaVLLM
-from foretoken.heads.formats.own import Acceptance, Judge, Kangaroo
 from foretoken.model.target import ModelSpec
+from foretoken.registry import load_reference
 
 __all__ = [
     "LAYOUTS",
@@ -51,12 +51,8 @@ __all__ = [
 ]
 
 LAYOUTS: dict[str, Layout] = {
-    layout.name: layout
-    for layout in (
-        Eagle3Native(), Eagle3Speculators(), Eagle1Native(), MedusaAuthors(), MedusaVLLM(), DFlash(), DSpark(),
-        Kangaroo(), Acceptance(), Judge(),
-    )
-}  # fmt: skip
+    layout.name: layout for layout in (load_reference(reference)() for reference in builtin.LAYOUTS)
+}
 """By name. Of two layouts for one head, the first that suits is the default."""
 
 
@@ -159,15 +155,17 @@ def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Lay
     config = read_config(path, name=name)
     prefer = next((layout.weights for layout in LAYOUTS.values() if layout.claims(config, {})), "model.safetensors")
     tensors = read_tensors(path, name=name, prefer=prefer)
-    for layout in LAYOUTS.values():
-        if layout.claims(config, tensors):
-            return config, tensors, layout
     kind = config.get("speculators_model_type")
+    for layout in LAYOUTS.values():
+        if layout.claims(config, tensors) and kind in (None, layout.speculators):
+            return config, tensors, layout
     said = f"speculators_model_type {kind!r}" if kind else f"architecture {architecture(config)!r}"
     known = sorted({name for layout in LAYOUTS.values() for name in layout.architectures})
-    whole = (
-        "; it looks like a whole model: use method 'draft_model'" if "lm_head.weight" in tensors and not kind else ""
-    )
+    whole = ""
+    if kind:
+        whole = "; of the speculators library, heads of type 'eagle3' are read"
+    elif "lm_head.weight" in tensors:
+        whole = "; it looks like a whole model: use method 'draft_model'"
     raise ModelError(
         f"{name}: config.json names {said}, which is no head known here (known: {', '.join(known)}, and Medusa "
         f"directories with medusa_num_heads){whole}"

@@ -1,0 +1,55 @@
+"""SpecDec++'s acceptance head: will the target keep this guess?"""
+
+import torch
+
+from foretoken.errors import ConfigError
+from foretoken.heads.acceptance import AcceptanceConfig, AcceptanceHead
+from foretoken.train.data import sequential_batches
+from foretoken.train.lesson import Teacher
+from foretoken.train.making import Making, Options, Recipe
+from foretoken.train.objective import Objective
+from foretoken.train.objectives.acceptance import AcceptanceObjective, calibrate
+from foretoken.train.objectives.reading import open_reader
+from foretoken.train.responses import Responses
+
+
+def build(making: Making, options: Options) -> Objective:
+    """A head on the hidden states of the drafter that ``init`` names. Raises ConfigError where none is named."""
+    spec = making.model.spec
+    if making.init is None and spec.name not in ("bundled", "bundled/target"):
+        raise ConfigError(
+            "acceptance needs --init DIR: the draft model, or the head, whose hidden states are to be read"
+        )
+    reader = open_reader(making.init or "bundled/draft", making.model, num_slots=options["num_slots"])
+    config = AcceptanceConfig(
+        reader.hidden_size, spec.vocab_size, num_layers=options["num_layers"], normalize=options["normalize"],
+        drafter=reader.drafter,
+    )  # fmt: skip
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(making.seed)
+        head = AcceptanceHead(config)
+    given = {name: options[name] for name in ("rule", "mixing", "everywhere", "weight_accepted", "weight_rejected")}
+    return AcceptanceObjective(head, reader, temperature=options["label_temperature"], **given)
+
+
+@torch.no_grad()
+def calibrate_head(objective: Objective, teacher: Teacher, held_out: Responses) -> None:
+    """Platt scaling of an acceptance head on held-out text, at most 64 batches of it."""
+    assert isinstance(objective, AcceptanceObjective)
+    assert isinstance(objective.head, AcceptanceHead)
+    logits, labels = [], []
+    for number, index in enumerate(sequential_batches(held_out.length.tolist(), 4096)[:64]):
+        batch = held_out.batch(index).to(teacher.model.spec.device)
+        generator = torch.Generator().manual_seed(10_000 + number)  # other places than ``evaluate`` draws
+        places = objective.places(teacher.teach(batch, objective.taps), teacher, generator)
+        logits.append(objective.head(places.hidden))
+        labels.append(places.labels)
+    calibrate(objective.head, torch.cat(logits), torch.cat(labels))
+
+
+RECIPE = Recipe(
+    build,
+    {"num_layers": 2, "normalize": True, "rule": "coupled", "label_temperature": 1.0, "mixing": 0.15,
+     "everywhere": False, "weight_accepted": 1.0, "weight_rejected": 6.0, "num_slots": 5},
+    finish=calibrate_head,
+)  # fmt: skip

@@ -1,0 +1,25 @@
+"""Kangaroo: an adapter behind the target's own lower layers."""
+
+import torch
+
+from foretoken.heads.kangaroo import KangarooHead
+from foretoken.train.making import Making, Options, Recipe, shaped
+from foretoken.train.objective import Objective
+from foretoken.train.objectives.kangaroo import KangarooObjective
+
+
+def build(making: Making, options: Options) -> Objective:
+    """An adapter behind the exit layer."""
+    given = shaped(making, options, "num_heads", "num_kv_heads", "head_dim", "rope_theta", "rms_norm_eps")
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(making.seed)
+        head = making.head(
+            KangarooHead, lambda: KangarooHead.fresh(making.model, exit_layer=options["exit_layer"], **given)
+        )
+    return KangarooObjective(head)
+
+
+RECIPE = Recipe(
+    build,
+    {"exit_layer": 2, **dict.fromkeys(("num_heads", "num_kv_heads", "head_dim", "rope_theta", "rms_norm_eps"))},
+)  # fmt: skip

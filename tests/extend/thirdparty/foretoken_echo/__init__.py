@@ -1,0 +1,1 @@
+"""A drafter and a verifier for foretoken, in a package of their own."""

@@ -1,0 +1,40 @@
+"""Guess that what followed the last token before will follow it again."""
+
+from dataclasses import dataclass
+
+import foretoken
+
+
+class EchoDrafter(foretoken.Drafter):
+    def __init__(self, window: int) -> None:
+        self.window = window
+
+    def propose(self, context, shape, draws, noise):
+        guesses = []
+        for ids, room in zip(context.history.ids, context.room, strict=True):
+            *before, pending = ids[-self.window :]
+            ends = [end for end, token in enumerate(before, 1) if token == pending]
+            guesses.append(before[ends[-1] :][: max(0, min(room, shape.depth))] if ends else [])
+        return foretoken.chain_of(context, guesses)
+
+
+class Echo(foretoken.Method):
+    name = "echo"
+    capabilities = foretoken.Capabilities("what followed the last token before", draws=False)
+
+    def __init__(self, window: int) -> None:
+        self.window = window
+
+    def open(self, context, capacity, target):
+        return EchoDrafter(self.window)
+
+
+@dataclass(frozen=True)
+class EchoConfig(foretoken.MethodConfig):
+    method = "echo"
+    capabilities = Echo.capabilities
+
+    echo_window: int = 256  # tokens that are looked through
+
+    def load(self, loader):
+        return Echo(self.echo_window)
