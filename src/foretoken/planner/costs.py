@@ -93,8 +93,8 @@ class Surface:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of the parts of a step. Build it with ``of`` or ``measure``; queries are exact at measured cells that were
-    in order, linear between them."""
+    """Seconds of the parts of a step; ``measure`` makes one. Queries are exact at measured cells that were in order, and
+    linear between them. Raises ConfigError for costs that are not positive, or without a plain step."""
 
     verify_cells: Mapping[Cell, float]  # (batch, tree nodes in all) -> seconds; nodes == batch is plain decoding
     draft_cells: Mapping[str, Mapping[Cell, float]]  # method -> (drafting rows, depth) -> seconds
