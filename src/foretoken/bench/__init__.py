@@ -7,26 +7,25 @@
 ``trace.py`` says what a run is, ``stats.py`` is all arithmetic, ``run.py`` all measuring, ``report.py`` puts them together.
 """
 
-from foretoken.bench.provenance import dram_read_bytes_per_second, provenance
 from foretoken.bench.report import BenchReport, Figures, MethodReport, TemperatureReport
-from foretoken.bench.run import BenchMethod, encode_item, parse_method, run_bench
+from foretoken.bench.run import BenchInterrupted, BenchMethod, PromptDone, encode_item, parse_method, run_bench
 from foretoken.bench.stats import Interval, first_loop
 from foretoken.bench.suite import Item, load_suite, select
 
 __all__ = [
+    "BenchInterrupted",
     "BenchMethod",
     "BenchReport",
     "Figures",
     "Interval",
     "Item",
     "MethodReport",
+    "PromptDone",
     "TemperatureReport",
-    "dram_read_bytes_per_second",
     "encode_item",
     "first_loop",
     "load_suite",
     "parse_method",
-    "provenance",
     "run_bench",
     "select",
 ]

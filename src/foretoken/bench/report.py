@@ -69,6 +69,7 @@ class BenchReport:
     prompts: list[dict[str, Any]]  # one record per prompt, method and temperature
     peak_rss_bytes: int
     provenance: dict[str, Any]
+    partial: bool = False  # interrupted: prompts that every method has decoded by then, as often as all of them have
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -99,6 +100,7 @@ def assemble(
     settings: dict[str, Any],
     provenance: dict[str, Any],
     peak_rss_bytes: int,
+    partial: bool = False,
 ) -> BenchReport:
     """The report of lanes, plain decoding the first of them."""
     plain = next(iter(lanes.values()))[1]
@@ -126,8 +128,9 @@ def assemble(
             for index, prompt in counted.items():
                 key = {"temperature": temperature, "method": label, "seed": session.seed + index}
                 prompts.append({**key, **prompt.record()})
-        temperatures.append(TemperatureReport(temperature, reports))
-    return BenchReport(settings, session.dram_read, temperatures, prompts, peak_rss_bytes, provenance)
+        if reports:
+            temperatures.append(TemperatureReport(temperature, reports))
+    return BenchReport(settings, session.dram_read, temperatures, prompts, peak_rss_bytes, provenance, partial)
 
 
 class _Prompt:

@@ -51,7 +51,6 @@ class Job:
     choice: Choice
     sink: Sink | None  # None: the caller reads ``row`` and is told by ``tick`` what has ended
     arrived: float
-    deadline: float | None
     since: float  # waiting, reading or decoding: since when
     num_draft_tokens: int = 0  # of ``row`` before the last step
     told: int = 0  # pieces that the sink has been given, or is given with the end
@@ -97,6 +96,7 @@ class Scheduler:
             draft_logits=draft_logits,
         )
         self.jobs: dict[str, Job] = {}  # all that have not ended
+        self._timed: dict[str, float] = {}  # deadlines of those that have one
         self.waiting: deque[Job] = deque()
         self.running: dict[int, Job] = {}  # by id(row): those that have a row of the pool
         self.recorder = Recorder() if recorder is None else recorder
@@ -117,8 +117,10 @@ class Scheduler:
         now = self.clock()
         deadline = None if submission.timeout_s is None else now + submission.timeout_s
         row.draft_name = choice.method.name
-        job = Job(submission, row, choice, sink, now, deadline, now)
+        job = Job(submission, row, choice, sink, now, now)
         self.jobs[submission.request_id] = job
+        if deadline is not None:
+            self._timed[submission.request_id] = deadline
         self.waiting.append(job)
         self.recorder.num_submitted += 1
 
@@ -154,10 +156,10 @@ class Scheduler:
         return self._step()
 
     def _expire(self) -> None:
+        if not self._timed:
+            return
         now = self.clock()
-        late = [key for key, job in self.jobs.items() if job.deadline is not None and now >= job.deadline]
-        if any(job.deadline is not None for job in self.jobs.values()):
-            late = self.share(late)
+        late = self.share([key for key, deadline in self._timed.items() if now >= deadline])
         if late:
             self._cut([self.jobs[key] for key in late], "timeout")
 
@@ -310,6 +312,7 @@ class Scheduler:
         request_id = job.submission.request_id
         self.running.pop(id(job.row), None)
         del self.jobs[request_id]
+        self._timed.pop(request_id, None)
         if self.planner is not None:
             self.planner.forget(request_id)
         self.recorder.finish(job.row, self.clock() - job.arrived)
@@ -326,6 +329,7 @@ class Scheduler:
         job.row.finish_reason = "error"
         self.running.pop(id(job.row), None)
         del self.jobs[job.submission.request_id]
+        self._timed.pop(job.submission.request_id, None)
         self.recorder.finish(job.row, self.clock() - job.arrived)
         if job.sink is not None:
             job.sink(Update(job.submission.request_id, error=error))
