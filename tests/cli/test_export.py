@@ -192,7 +192,8 @@ def test_medusa_of_a_reduced_vocabulary_is_not_for_vllm(invoke: Invoke, tmp_path
     ("changes", "vllm", "sglang", "note"),
     [
         ({"qk_norm": True}, True, False, "SGLang's LlamaForCausalLMEagle3, as read, has no norms of queries and keys"),
-        ({"num_layers": 2, "windows": (4, 0)}, True, False, "no several layers, no windows"),
+        ({"num_layers": 2, "windows": (4, 4)}, True, False, "no several layers, no windows"),
+        ({"num_layers": 2, "windows": (4, 0)}, False, False, "stops where a head's layers are not all of one kind"),
         ({"norm_before_fc": True}, True, False, "no norm_before_fc"),
         ({"attention_bias": True, "output_bias": True}, True, False, "no attention biases"),
         ({"attention_bias": True}, False, False, "in vLLM's Llama layers with attention_bias it has one"),
