@@ -93,7 +93,7 @@ def _eagle1(head: Eagle1Head, model: str, about: Target, length: int) -> Serving
     notes.append('SGLang knows EAGLE-1 as "LlamaForCausalLMEagle": put that into "architectures" of a copy for it')
     if head.config.fc_bias:
         notes.append(
-            "fc has a bias, as the authors' has: vLLM 0.32 has none there, drops it without a word, and may accept less"
+            "fc has a bias, as the authors' has: vLLM 0.32 has none there, drops it without a word, and guesses otherwise"
         )
     config: dict[str, Any] | None = {"method": "eagle", "model": model, "num_speculative_tokens": length}
     reason = _not_vllm(head.config)
