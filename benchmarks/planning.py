@@ -18,9 +18,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.engine.acceptance import Acceptance
-from foretoken.engine.costs import CostTable, StepSeconds, measure
-from foretoken.engine.planner import Planner, RowStep, RowView, StepObservation
+from foretoken.planner.acceptance import Acceptance
+from foretoken.planner.costs import CostTable
+from foretoken.planner.measure import StepSeconds, measure
+from foretoken.planner.planner import Planner, RowStep, RowView, StepObservation
 
 DEPTH = 8
 START = 300

@@ -31,10 +31,10 @@ from foretoken.bench.stats import Pair, bootstrap
 from foretoken.bench.trace import Cut, cut
 from foretoken.cli.output import as_json
 from foretoken.engine.config import speculative_config
-from foretoken.engine.result import StepTime
-from foretoken.theory.cost import CostTable
+from foretoken.engine.recorder import StepTime
+from foretoken.planner.costs import PassCosts
+from foretoken.planner.observed import StepCosts, step_costs
 from foretoken.theory.stopping import oracle_speed, policy_speed
-from foretoken.tune.costs import StepCosts, step_costs
 
 RULES = {
     "probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
@@ -140,14 +140,14 @@ class Model:
     """One table of costs for all policies."""
 
     draft: float  # c: a pass of the drafter, in plain passes
-    verify: CostTable
+    verify: PassCosts
 
     @classmethod
     def of(cls, costs: StepCosts) -> "Model":
         """From medians over the steps of the fixed lengths."""
         each = [cost / count for count, cost in costs.draft.items() if count]
         points = {1: 1.0, **{count + 1: cost for count, cost in costs.verify.items() if count}}
-        return cls(statistics.median(each), CostTable.of(points))
+        return cls(statistics.median(each), PassCosts.of(points))
 
     def speed(self, lane: Lane, prompts: Sequence[int], most: int) -> float:
         """Tokens a plain pass. A rule that stops early has read one guess more than it decided on."""

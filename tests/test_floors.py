@@ -10,14 +10,17 @@ import foretoken
 ROOT = Path(foretoken.__path__[0])
 FLOORS = {
     "tree": 0,
+    "bounds": 0,
     "sampling": 0,
     "noise": 0,
     "errors": 0,
     "registry": 0,
     "builtin": 0,
+    "journal": 0,
     "spec": 0,
     "build": 0,
     "verify": 1,
+    "planner": 1,
     "theory": 1,
     "model": 2,
     "bundled": 2,
@@ -83,6 +86,16 @@ FILES = sorted(path.relative_to(ROOT) for path in ROOT.rglob("*.py"))
 @pytest.mark.parametrize("path", FILES, ids=str)
 def test_imports_go_down(path: Path) -> None:
     assert faults((ROOT / path).read_text(encoding="utf-8"), path) == []
+
+
+def test_the_planner_knows_nothing_of_models_drafters_and_engines() -> None:
+    """Theory, tuning, benchmarks and the engine share its cost model, so it stands below all of them: errors alone."""
+    files = [path for path in FILES if path.parts[0] == "planner"]
+    assert len(files) > 5
+    for path in files:
+        for name in imports((ROOT / path).read_text(encoding="utf-8"), ("foretoken", "planner")):
+            if name.startswith("foretoken."):
+                assert name.split(".")[1] in ("planner", "errors"), f"{path}: {name}"
 
 
 def test_every_floor_has_files() -> None:

@@ -27,6 +27,7 @@ import torch
 from torch import Tensor
 
 from foretoken.build import BuildError, load_library
+from foretoken.errors import ConfigError
 
 _GOLDEN = 0x9E3779B97F4A7C15
 _MULTIPLIER_1 = 0xBF58476D1CE4E5B9
@@ -105,6 +106,10 @@ def stream_keys(seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor 
         )
     # A dozen torch operations on a handful of integers would cost more than the kernels of a small model.
     indices = index if isinstance(index, Tensor) else _index_tensor(index)
+    if not seeds.dtype == positions.dtype == indices.dtype == torch.int64:
+        raise ConfigError(
+            f"seeds, positions and index are int64; given {seeds.dtype}, {positions.dtype}, {indices.dtype}"
+        )
     seeds, positions, indices = (x.contiguous() for x in torch.broadcast_tensors(seeds, positions, indices))  # type: ignore[no-untyped-call]
     keys = torch.empty_like(positions)
     library.foretoken_stream_keys(
@@ -154,6 +159,15 @@ def _exponential(bits: Tensor) -> Tensor:
     return -torch.log1p(-w.clamp_(max=1.0 - 2.0**-24))
 
 
+def _check_keys(law: Tensor, keys: Tensor) -> None:
+    """One key for each row of law: the kernels read by address."""
+    if keys.shape != law.shape[:-1] or keys.dtype != torch.int64 or keys.device != law.device:
+        raise ConfigError(
+            f"a race over laws {tuple(law.shape)} on {law.device} takes int64 keys {tuple(law.shape[:-1])} there; "
+            f"given {keys.dtype} {tuple(keys.shape)} on {keys.device}"
+        )
+
+
 def race(law: Tensor, keys: Tensor) -> Tensor:
     """[...] int64: the token that wins ``argmax(law / E)`` in each row of law [..., V], E keyed by keys [...].
 
@@ -162,6 +176,7 @@ def race(law: Tensor, keys: Tensor) -> Tensor:
     25 times faster than the exponentials of a whole vocabulary, and equal to them up to the last bits of a logarithm.
     """
     library = _race_library() if law.device.type == "cpu" and law.dtype == torch.float32 else None
+    _check_keys(law, keys)
     if library is None:
         return (law / exponentials(keys, law.shape[-1])).argmax(-1)
     law, keys = law.contiguous(), keys.contiguous()
@@ -180,6 +195,7 @@ def race_top(law: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     Kool et al. 1903.06059). Where fewer tokens have mass, the rest have scores of at most 0 and mean nothing. Ties, of
     probability 0, go to the lower id. float32 rows on the CPU go through ``race.c``, as in ``race``.
     """
+    _check_keys(law, keys)
     native = _native_top(law, keys, count)
     return native if native is not None else _largest(law / exponentials(keys, law.shape[-1]), count)
 
@@ -197,6 +213,8 @@ def top(law: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def _native_top(law: Tensor, keys: Tensor | None, count: int) -> tuple[Tensor, Tensor] | None:
     """``race_top`` (``top`` without keys) by race.c; None where it does not apply."""
     library = _race_library() if law.device.type == "cpu" and law.dtype == torch.float32 else None
+    if count < 1:
+        raise ConfigError(f"count is at least 1; given {count}")
     if library is None:
         return None
     law, vocab_size = law.contiguous(), law.shape[-1]

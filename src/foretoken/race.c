@@ -25,11 +25,7 @@ void foretoken_stream_keys(int64_t count, const uint64_t *seeds, const uint64_t 
     }
 }
 
-/* table[x] = mix((x + 1) * GOLDEN) for all tokens: filled once by the caller. */
-void foretoken_token_table(int64_t vocab_size, uint64_t *table) {
-    for (int64_t x = 0; x < vocab_size; ++x) table[x] = mix((uint64_t)(x + 1) * GOLDEN);
-}
-
+/* table[x] = mix((x + 1) * GOLDEN), from noise._token_table. */
 void foretoken_race(int64_t num_rows, int64_t vocab_size, const float *law, const uint64_t *keys, const uint64_t *table,
                     int64_t *winners) {
     float w[BLOCK];

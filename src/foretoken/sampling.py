@@ -359,7 +359,13 @@ def invert_cdf(law: Tensor, uniform: Tensor) -> Tensor:
 
     Summed in float64, so a token of any representable mass can be drawn; ``torch.multinomial`` costs ten times as much.
     On the CPU ``cdf.c`` adds the same numbers in the same order, without writing the sums: the same token.
+    Raises ConfigError where law is not [B, V], V >= 1, or uniform not one float64 a row.
     """
+    if law.ndim != 2 or not law.shape[1] or uniform.shape != law.shape[:1] or uniform.dtype != torch.float64:
+        raise ConfigError(
+            f"invert_cdf takes laws [B, V], V >= 1, and float64 uniforms [B]; given {tuple(law.shape)} and "
+            f"{uniform.dtype} {tuple(uniform.shape)}"
+        )
     on_cpu = law.device.type == "cpu" and law.dtype in (torch.float32, torch.float64)
     library = _cdf_library() if on_cpu else None
     if library is not None:

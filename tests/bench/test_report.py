@@ -9,7 +9,7 @@ from foretoken.bench.suite import Item
 from foretoken.bench.trace import Run, cut, identical
 from foretoken.engine.config import speculative_config
 from foretoken.engine.method import MethodConfig
-from foretoken.engine.result import StepTime
+from foretoken.engine.recorder import StepTime
 
 UNIQUE = list(range(1000))
 

@@ -2,11 +2,15 @@
 
 import json
 from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 import pytest
 
-from foretoken.bench import Item, parse_method, run_bench
+from foretoken.bench import BenchInterrupted, BenchReport, Item, parse_method, run_bench
+from foretoken.bench import run as bench_run
 from foretoken.bench.run import measure
+from foretoken.bench.trace import Run
 from foretoken.cli.output import as_json
 from foretoken.draft.model import DraftModel
 from foretoken.engine.engine import Engine
@@ -59,7 +63,10 @@ def test_every_lane_decodes_every_prompt_and_agrees(engine: Engine) -> None:
         "prompts",
         "peak_rss_bytes",
         "provenance",
+        "partial",
     }
+    assert not parsed["partial"]
+    assert (parsed["settings"]["num_runs"], parsed["settings"]["num_runs_planned"]) == (runs, runs)
     assert parsed["provenance"].keys() >= {"argv", "time", "versions", "machine", "git_revision"}
     assert parsed["peak_rss_bytes"] > 1 << 20
 
@@ -82,6 +89,120 @@ def test_only_a_draft_models_own_passes_count_as_drafting() -> None:
     run = measure(engine, [1, 2, 3], SamplingParams(seed=1, max_new_tokens=3, ignore_eos=True))
     assert run.token_ids
     assert run.seconds_draft_forward == 0.0
+
+
+METHODS = ["ngram:3", "prediction"]
+PLANNED = 2 * 2 * (4 * 2 + 2)
+
+
+def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long each text is that is measured from here on, warm-up left out."""
+    lengths: list[int] = []
+    sound = bench_run.measure
+
+    def noted(engine: Engine, prompt: Sequence[int], params: SamplingParams, *rest: Any) -> Run:
+        if not params.ignore_eos:
+            lengths.append(len(prompt))
+        return sound(engine, prompt, params, *rest)
+
+    monkeypatch.setattr(bench_run, "measure", noted)
+    return lengths
+
+
+def interrupted(engine: Engine, at: int, **options: Any) -> BenchInterrupted:
+    def progress(done: int, total: int) -> None:
+        if done == at:
+            raise KeyboardInterrupt
+
+    with pytest.raises(BenchInterrupted) as caught:
+        run_bench(
+            engine, ITEMS, METHODS, temperatures=[0.0, 1.0], max_new_tokens=20, rounds=2, progress=progress, **options
+        )
+    return caught.value
+
+
+def whole(engine: Engine, **options: Any) -> BenchReport:
+    return run_bench(engine, ITEMS, METHODS, temperatures=[0.0, 1.0], max_new_tokens=20, rounds=2, **options)
+
+
+def test_an_interrupted_bench_reports_what_it_measured(engine: Engine) -> None:
+    # Prompts 0 and 1 are decoded by three methods, 2 and 3 by two: at run 7 two prompts are whole, and one is begun.
+    report = interrupted(engine, 7).report
+    assert report is not None
+    assert report.partial
+    assert (report.settings["num_runs"], report.settings["num_runs_planned"]) == (6, PLANNED)
+    assert [at.temperature for at in report.temperatures] == [0.0]
+    assert [method.overall.num_prompts for method in report.temperatures[0].methods] == [2, 2, 2]
+    assert [method.overall.num_identical for method in report.temperatures[0].methods] == [2, 2, 2]
+    assert interrupted(engine, 2).report is None
+    # In the second round of the second temperature: prompts with one run and with two.
+    late = interrupted(engine, PLANNED - 1).report
+    assert late is not None
+    assert [method.overall.num_prompts for method in late.temperatures[1].methods] == [4, 4, 2]
+    assert all(record["identical"] for record in late.prompts)
+
+
+def test_it_goes_on_where_it_was(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "runs.jsonl"
+    report = interrupted(engine, 7, runs_file=file).report
+    assert report is not None
+    with file.open("a") as stream:
+        stream.write('{"temperature":0.0,"index":2,"round":0,"meth')  # a line that was cut short is no run
+    lengths, seen, told = counted(monkeypatch), [], []
+    found = whole(
+        engine, runs_file=file, progress=lambda done, total: seen.append(done), on_prompt=lambda one: told.append(one)
+    )
+    assert len(lengths) == PLANNED - 7
+    assert seen == list(range(PLANNED + 1))
+    assert len(told) == 2 * 2 * 4 - 2  # not those that were whole already
+    assert not found.partial
+    assert found.settings["num_runs"] == PLANNED
+    before, after = (
+        {(r["question_id"], r["method"]): r for r in one.prompts if r["temperature"] == 0} for one in (report, found)
+    )
+    assert len(before) == 6
+    for key in ("seconds_prefill", "num_tokens", "num_steps", "identical"):  # those of the first round are kept
+        assert [after[one][key] for one in before] == [record[key] for record in before.values()]
+    fresh = whole(engine)
+    for mine, theirs in zip(found.temperatures, fresh.temperatures, strict=True):
+        for a, b in zip(mine.methods, theirs.methods, strict=True):
+            assert (a.label, a.overall.num_tokens, a.overall.num_steps) == (
+                b.label,
+                b.overall.num_tokens,
+                b.overall.num_steps,
+            )
+            assert a.overall.num_identical == b.overall.num_identical
+    lengths.clear()
+    assert whole(engine, runs_file=file).prompts == found.prompts  # nothing is left to be measured
+    assert lengths == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"rounds": 1}, "3 results that were made with rounds = 2, and now rounds is 1"),
+        ({"seed": 3}, "seed = 0, and now seed is 3"),
+        ({"max_new_tokens": 19}, "max_new_tokens = 20"),
+        ({"methods": ["ngram:4", "prediction"]}, r"methods\.ngram:3"),
+        ({"verify": "exact"}, r"methods\..*verify = 'coupled', and now .* is 'exact'"),
+        ({"temperatures": [0.0, 0.5]}, "temperatures = "),
+        ({"prompts": [Item(0, "a", "hallo", "text", "abcab"), *ITEMS[1:]]}, "prompts_sha256 = "),
+    ],
+)
+def test_runs_of_another_configuration_are_refused_by_name(
+    engine: Engine, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    file = tmp_path / "runs.jsonl"
+    interrupted(engine, 3, runs_file=file)
+    given = {"prompts": ITEMS, "methods": METHODS, "temperatures": [0.0, 1.0], "max_new_tokens": 20, "rounds": 2}
+    with pytest.raises(ConfigError, match=said):
+        run_bench(engine, **{**given, **changes, "runs_file": file})  # type: ignore[arg-type]
+    assert len(file.read_text().splitlines()) == 1 + 3
+
+
+def test_a_run_is_the_same_after_it_was_written(engine: Engine) -> None:
+    run = measure(engine.with_method("ngram"), [1, 2, 3], SamplingParams(seed=1, max_new_tokens=30))
+    assert Run.of(json.loads(json.dumps(run.record()))) == run
 
 
 def test_plain_is_measured_even_if_not_named_and_only_once(engine: Engine) -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretoken.bench import stats
-from foretoken.bench.stats import Costs, Pair
+from foretoken.bench.stats import Pair
 
 
 def test_loop_begins_at_the_second_occurrence_of_a_16_gram_seen_three_times() -> None:
@@ -93,11 +93,3 @@ def test_bootstrap_intervals_cover_the_truth() -> None:
     assert covered(random, truth) >= 0.86
     # Negative control: an interval around something else must not "cover" it.
     assert covered(random, truth * 1.15) < 0.6
-
-
-def test_cost_model() -> None:
-    free = Costs(draft=0.0, verify=1.0, overhead=0.0, plain_overhead=0.0)
-    assert stats.predicted_speedup(3.0, 5.0, free) == 3.0
-    costs = Costs(draft=0.1, verify=1.2, overhead=0.3, plain_overhead=0.1)
-    assert stats.predicted_speedup(3.4, 5.0, costs) == pytest.approx(3.4 / 1.7)
-    assert stats.predicted_speedup(3.4, 5.0, costs, overhead=True) == pytest.approx(3.4 * 1.1 / 2.0)

@@ -1,12 +1,17 @@
 """``foretoken bench`` on tiny models: the table, the JSON report, the mistakes."""
 
 import json
+import signal
+import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
+from tests.cli.test_process import PROGRAM, environment
 
 
 @pytest.fixture
@@ -49,7 +54,11 @@ def test_report(bench: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
         "--output",
         file,
     )
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0
+    lines = result.stderr.splitlines()  # a line a prompt, as it is done
+    assert len(lines) == 2 * 3
+    assert lines[0].startswith("bench 4/28 runs · temperature 0 · ")
+    assert all(part in lines[0] for part in (" · none ", "draft_model:3:rejection ", " tok/s ("))
     found = json.loads(result.stdout)
     assert json.loads(file.read_text())["prompts"] == found["prompts"]
     assert found["settings"]["implementation"] == "lean"
@@ -70,7 +79,7 @@ def test_report(bench: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
 
 def test_table(bench: Invoke) -> None:
     result = bench("--methods", "ngram:4", "--limit", 1)
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0
     for part in ("temperature 0", "none", "ngram:4", "code", "copy", "speedup", "2/2", "lean", "peak memory"):
         assert part in result.stdout
     assert "prediction" not in result.stdout
@@ -104,6 +113,7 @@ def test_default_methods(bench: Invoke, models: dict[str, Path]) -> None:
         (["--temperature", "-1"], "temperature = -1.0 must be at least 0"),
         (["--suite", "/nonexistent"], "suite '/nonexistent' cannot be read"),
         (["--output", "/nonexistent/x"], "cannot be written"),
+        (["--resume"], "--resume needs --output FILE"),
         (["--verify", "couple"], "did you mean 'coupled'?"),
     ],
 )
@@ -135,6 +145,103 @@ def test_a_narrow_terminal_gets_a_narrow_table(
         assert max(map(len, text.splitlines()[:10])) <= width
         assert ("outside" in text.splitlines()[2]) == shown
         assert "…" not in text
+
+
+def stopped(monkeypatch: pytest.MonkeyPatch, at: int, number: signal.Signals) -> None:
+    """A signal in the run with this number."""
+    from foretoken.bench import run
+
+    sound, runs = run.measure, []
+
+    def measure(engine: Any, prompt: Any, params: Any, *rest: Any) -> Any:
+        runs.extend([prompt] if not params.ignore_eos else [])
+        if len(runs) == at:
+            signal.raise_signal(number)
+        return sound(engine, prompt, params, *rest)
+
+    monkeypatch.setattr(run, "measure", measure)
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_interrupted(
+    bench: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, number: signal.Signals, status: int
+) -> None:
+    file, before = tmp_path / "report.json", signal.getsignal(number)
+    runs = tmp_path / "report.json.runs.jsonl"
+    given = ["--methods", "ngram", "--json", "--output", file]
+    with monkeypatch.context() as during:
+        stopped(during, 4, number)
+        result = bench(*given)
+    assert signal.getsignal(number) is before
+    assert result.exit_code == status
+    assert f"interrupted after 2 of 6 runs: the report is partial; runs are kept in {runs}" in result.stderr
+    found = json.loads(result.stdout)
+    assert found["partial"]
+    assert json.loads(file.read_text())["partial"]
+    assert found["temperatures"][0]["methods"][1]["overall"]["num_prompts"] == 1
+    refused = bench(*given)
+    assert refused.exit_code == 2
+    assert "holds 3 runs of an interrupted bench: give --resume" in one_line(refused.stderr)
+    refused = bench(*given, "--resume", "--rounds", 2)
+    assert refused.exit_code == 2
+    assert "3 results that were made with" in one_line(refused.stderr)
+    again = bench(*given, "--resume")
+    assert again.exit_code == 0
+    assert len(again.stderr.splitlines()) == 2
+    found = json.loads(again.stdout)
+    assert not found["partial"]
+    assert found["temperatures"][0]["methods"][1]["overall"]["num_prompts"] == 3
+    # Of a finished bench nothing is left: with --resume nothing is measured, without it everything, anew.
+    same = bench(*given, "--resume")
+    assert json.loads(same.stdout)["prompts"] == found["prompts"]
+    assert same.stderr == ""
+    fresh = bench(*given)
+    assert len(fresh.stderr.splitlines()) == 3
+    assert json.loads(fresh.stdout)["prompts"] != found["prompts"]
+
+
+def test_interrupted_table_and_nothing_measured(bench: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as during:
+        stopped(during, 3, signal.SIGINT)
+        result = bench("--methods", "ngram")
+    assert result.exit_code == 130
+    assert "PARTIAL: interrupted after 2 of 6 runs" in result.stdout
+    assert "with --output FILE runs would be kept" in result.stderr
+    stopped(monkeypatch, 1, signal.SIGINT)
+    result = bench("--methods", "ngram")
+    assert (result.exit_code, result.stdout) == (130, "")
+    assert "nothing to report" in one_line(result.stderr)
+
+
+def test_a_killed_bench_goes_on(bench: Invoke, models: dict[str, Path], suite: Path, tmp_path: Path) -> None:
+    """A real process says a line as it is done with a prompt, and is killed: what it had measured is not measured again."""
+    file = tmp_path / "report.json"
+    given = ["--methods", "ngram,ngram:2", "--rounds", "3", "--json", "--output", file, "--threads", "1", "--resume"]
+    command = [*PROGRAM, "bench", "--target", models["target"], "--implementation", "lean", "--suite", suite]
+    command += ["--no-bandwidth", "--max-new-tokens", "12", *given]
+    process = subprocess.Popen(
+        [*map(str, command)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
+    )
+    assert process.stderr is not None
+    first = process.stderr.readline()
+    process.kill()
+    out, rest = process.communicate(timeout=120)
+    assert first.startswith("bench 3/27 runs · "), first + rest
+    assert (process.returncode, out) == (-signal.SIGKILL, "")
+    threads = torch.get_num_threads()
+    again = bench(*given)
+    torch.set_num_threads(threads)
+    assert again.exit_code == 0, again.stderr
+    lines = again.stderr.splitlines()
+    assert 0 < len(lines) < 9
+    assert lines[-1].startswith("bench 27/27 runs")
+    assert json.loads(again.stdout)["settings"]["num_runs"] == 27
+
+
+def test_a_report_that_is_no_file_has_no_file_of_runs(bench: Invoke) -> None:
+    result = bench("--methods", "ngram", "--limit", 1, "--output", "/dev/null")
+    assert result.exit_code == 0
+    assert not Path("/dev/null.runs.jsonl").exists()
 
 
 def test_lossy_rules_are_named_so(bench: Invoke) -> None:

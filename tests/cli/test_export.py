@@ -159,7 +159,7 @@ def test_vllm_args_of_eagle1_and_medusa(invoke: Invoke, tmp_path: Path) -> None:
     assert sglang[:2] == ["--speculative-algorithm", "EAGLE"]
     assert "LlamaForCausalLMEagle" in notes
     assert "fc has a bias" in notes
-    medusa = MedusaHead(MedusaConfig(H, V, num_heads=2, num_layers=1, tap_layer=5, draft_vocab_size=30))
+    medusa = MedusaHead(MedusaConfig(H, V, num_heads=2, num_layers=1, tap_layer=5, draft_vocab_size=V))
     head = saved(tmp_path / "m", medusa, "medusa_vllm")
     vllm, sglang, notes = said(invoke, head, "--target", "bundled")
     assert vllm == {"method": "medusa", "model": head, "num_speculative_tokens": 2}

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from foretoken.cli.interrupt import interruptible
+from foretoken.cli.interrupt import Terminated, interruptible
 
 
 class Dropped:
@@ -35,3 +35,16 @@ def test_an_interrupt_elsewhere_is_raised_at_once() -> None:
         check()
         signal.raise_signal(signal.SIGINT)
         pytest.fail("it goes on")
+
+
+def test_sigterm_is_met_like_ctrl_c_where_that_is_asked_for() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with interruptible():
+        assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(Terminated), interruptible(terminable=True):  # noqa: PT012
+        signal.raise_signal(signal.SIGTERM)
+        pytest.fail("it goes on")
+    assert signal.getsignal(signal.SIGTERM) is before
+    with pytest.raises(KeyboardInterrupt) as caught, interruptible(terminable=True):
+        signal.raise_signal(signal.SIGINT)
+    assert not isinstance(caught.value, Terminated)

@@ -1,8 +1,10 @@
 """``foretoken train`` on tiny models: a head that loads again, and every mistake in one line."""
 
 import json
+import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,6 +93,27 @@ def test_lines(train: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     assert any(line.startswith("training ") and "loss" in line for line in lines), lines
 
 
+def test_loss_plot(train: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside the log; without matplotlib training goes on, and how to install it is said once."""
+    assert train("eagle3", num_slots=2).exit_code == 0
+    assert (tmp_path / "out" / "loss.png").stat().st_size > 1000
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    result = train("kangaroo", "--out", tmp_path / "b", exit_layer=1)  # two checkpoints and the end
+    assert result.exit_code == 0
+    assert one_line(result.stderr) == "the loss plot needs matplotlib: pip install 'foretoken[plot]'"
+    assert not (tmp_path / "b" / "loss.png").exists()
+
+
+def test_bar_text() -> None:
+    from foretoken.train.trainer import Report
+
+    one = Report(5, 10, 0.5, 1.7, 100.0, None, (1.7,), 1.7)
+    seven = Report(6, 10, 0.6, 17.5, 100.0, None, (1.69, None, 4.5), 3.25)
+    assert command.bar_text(one) == "loss 1.700 · 100 tok/s"
+    assert command.bar_text(seven) == "loss 3.250 a slot (1.69 - 4.50) · 100 tok/s"
+    assert command.bar_text(Report(5, 10, 0.5, 0.4, 100.0)) == "loss 0.400 · 100 tok/s"
+
+
 @pytest.mark.parametrize(
     ("method", "size"),
     [
@@ -163,6 +186,67 @@ def test_interrupted(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()][-1:] != []
     monkeypatch.setattr(Trainer, "_step", step)
     assert train("kangaroo", "--resume", exit_layer=1).exit_code == 0
+
+
+def test_interrupted_while_prompts_are_answered(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    from foretoken import Engine, Request
+
+    sound, asked = Engine.completions, []
+
+    def noted(self: Engine, requests: list[Request], **options: Any) -> Any:
+        asked.append(len(requests))
+        first = len(asked) == 1
+        for done, ended in enumerate(sound(self, requests, **options)):
+            if first and done == 5:
+                raise KeyboardInterrupt
+            yield ended
+
+    monkeypatch.setattr(Engine, "completions", noted)
+    result = train("kangaroo", exit_layer=1)
+    assert result.exit_code == 130
+    kept = tmp_path / "out.responses.jsonl"
+    assert f"5 of 12 answers are kept in {kept}: the same command goes on" in one_line(result.stderr)
+    mistake(train("kangaroo", "--seed", 3, exit_layer=1), "5 results that were made with seed = 0, and now seed is 3")
+    again = train("kangaroo", exit_layer=1)
+    assert (again.exit_code, again.stderr) == (0, "")
+    assert asked == [12, 7]
+    assert not kept.exists()
+    cut = Responses.load(tmp_path / "out.responses.safetensors")
+    train("kangaroo", "--out", tmp_path / "whole", exit_layer=1)
+    assert cut.fingerprint == Responses.load(tmp_path / "whole.responses.safetensors").fingerprint
+    mistake(
+        train("kangaroo", "--resume", "--seed", 3, exit_layer=1),
+        "12 answers that were made with seed = 0, and now seed is 3",
+    )
+
+
+def test_prompts_that_cannot_be_used(train: Invoke, tmp_path: Path) -> None:
+    """Messages without content, and prompts that are all too long for the context or for training."""
+
+    def refused(record: dict[str, object], **settings: object) -> Result:
+        file = tmp_path / "bad.jsonl"
+        file.write_text(json.dumps(record) + "\n")
+        return train("kangaroo", "--data", file, exit_layer=1, **settings)
+
+    mistake(
+        refused({"messages": [{"role": "user"}]}), "bad.jsonl', line 1: message 1 (user) has none: expected 'content'"
+    )
+    for record, settings, said in (
+        ({"prompt": "x" * 16380}, {"max_length": 20000}, "at most 16376 can be used (the context of"),
+        ({"prompt": "x" * 200}, {"max_length": 100}, "at most 99 can be used (max_length = 100"),
+    ):
+        result = refused(record, **settings)
+        assert result.exit_code == 1
+        assert "all 1 prompts are too long: the shortest, line 1, has" in one_line(result.stderr)
+        assert said in one_line(result.stderr)
+    assert not (tmp_path / "out.responses.jsonl").exists()
+
+
+def test_prompts_that_are_left_out_are_told(train: Invoke, data: Path) -> None:
+    data.write_text(data.read_text() + json.dumps({"prompt": "x" * 16384}) + "\n")
+    result = train("kangaroo", exit_layer=1)
+    assert result.exit_code == 0
+    assert "1 of 13 prompts of" in one_line(result.stderr)
 
 
 @pytest.mark.parametrize(

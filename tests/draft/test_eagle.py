@@ -21,6 +21,7 @@ from foretoken.errors import ModelError
 from foretoken.heads.eagle1 import Eagle1Config, Eagle1Head
 from foretoken.heads.eagle3 import Eagle3Config, Eagle3Head
 from foretoken.heads.pair import PairHead
+from foretoken.heads.rope import RopeScaling
 from foretoken.model.hf import TransformersModel
 from foretoken.model.lean import LeanModel
 from foretoken.model.prefill import feed
@@ -202,7 +203,12 @@ CONFIGS: dict[str, Eagle1Config | Eagle3Config] = {
     "eagle3": EAGLE3,
     "eagle3.1": replace(EAGLE3, fc_norm=True, norm_output=True, draft_vocab_size=VOCAB),
     "eagle3-normed": replace(EAGLE3, norm_before_residual=True, own_embedding=True),
-}
+    "eagle1-layers": replace(EAGLE1, num_layers=2, windows=(3, 0), attention_bias=True, output_bias=True),
+    "eagle3-layers": replace(
+        EAGLE3, num_layers=3, windows=(0, 4, 4), qk_norm=True, norm_before_fc=True,
+        rope_scaling=RopeScaling("yarn", 4.0, 16, attention_factor=1.2),
+    ),
+}  # fmt: skip
 STEPS = [
     ("chain", Draws.COUPLED),
     ("chain", Draws.IID),

@@ -5,8 +5,9 @@ from typing import Any
 
 import pytest
 
-import foretoken.engine.engine as engine_module
-from foretoken.engine.step import StepReport, step
+import foretoken.engine.batch as batch_module
+from foretoken.engine.event import StepEvent
+from foretoken.engine.step import step
 from tests.engine import harness
 
 
@@ -15,11 +16,11 @@ def audited(monkeypatch: pytest.MonkeyPatch) -> list[Callable[..., None]]:
     """Wraps ``step``. Tests may append further auditors, called as auditor(state, target, drafter, report)."""
     auditors: list[Callable[..., None]] = [harness.audit]
 
-    def wrapped(state: Any, target: Any, drafter: Any, *rest: Any, **options: Any) -> StepReport:
+    def wrapped(state: Any, target: Any, drafter: Any, *rest: Any, **options: Any) -> StepEvent:
         report = step(state, target, drafter, *rest, **options)
         for auditor in auditors:
             auditor(state, target, drafter, report)
         return report
 
-    monkeypatch.setattr(engine_module, "step", wrapped)
+    monkeypatch.setattr(batch_module, "step", wrapped)
     return auditors

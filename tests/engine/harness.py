@@ -11,8 +11,10 @@ from foretoken import Completion, Engine, Request, SamplingParams
 from foretoken.draft.base import Capabilities, Context, Drafter, Method
 from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.draft.shape import Shape
+from foretoken.engine.deferred import Deferred
+from foretoken.engine.event import StepEvent
 from foretoken.engine.state import State
-from foretoken.engine.step import StepReport
+from foretoken.engine.team import Ensemble
 from foretoken.heads.acceptance import AcceptanceConfig, AcceptanceHead
 from foretoken.model.table import TableLM
 from foretoken.model.target import CausalModel, Target
@@ -189,14 +191,18 @@ class TreeDrafter(Drafter):
 # -- the books -------------------------------------------------------------------------------------------------------
 
 
-def audit(state: State, target: Target, drafter: Drafter, report: StepReport) -> None:
+def audit(state: State, target: Target, drafter: Drafter, report: StepEvent) -> None:
     """After every step: integrity, a legal tree, a table model's cache (exactly the text), the draft model's lag."""
     state.check_integrity()
+    if isinstance(drafter, Ensemble):
+        drafter = drafter.teams[0].drafter if len(drafter.teams) == 1 else drafter
+    if isinstance(drafter, Deferred) and drafter.drafter is not None:
+        drafter = drafter.drafter
     report.commit.tree.check()
-    for path, tokens in zip(report.commit.path, report.commit.tokens, strict=True):
-        assert len(path) == len(tokens) >= 1
+    for row, path, tokens in zip(report.rows, report.commit.path, report.commit.tokens, strict=True):
+        assert len(path) == len(tokens) >= 1 or (row.error is not None and not tokens)
     audit_table(target, state, state.lengths)
-    if isinstance(drafter, ModelDrafter):
+    if isinstance(drafter, ModelDrafter) and not any(row.error for row in report.rows):  # a failed row leaves at once
         assert all(0 <= filled <= length for filled, length in zip(drafter.filled, state.lengths, strict=True))
         audit_table(drafter.target, state, drafter.filled)
     for row in state.rows:

@@ -393,15 +393,15 @@ def test_fixed_width_gives_equal_bits(dtype: torch.dtype, monkeypatch: pytest.Mo
         return out
 
     current: list[Any] = []
-    import foretoken.engine.engine as engine_module
+    import foretoken.engine.batch as batch_module
 
-    audited_step = engine_module.step
+    audited_step = batch_module.step
 
     def with_state(state: Any, *rest: Any, **options: Any) -> Any:
         current[:] = [state]
         return audited_step(state, *rest, **options)
 
-    monkeypatch.setattr(engine_module, "step", with_state)
+    monkeypatch.setattr(batch_module, "step", with_state)
     monkeypatch.setattr(LeanModel, "forward", spy)
     expected = plain(target, [Request(request.prompt, params)], tokenizer=NumberTokenizer(), width=8)[0]
     assert len(seen) >= 24

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken import ConfigError, Engine, ModelError, PromptError, Request, SamplingParams
+from foretoken.errors import VocabularyMismatchError
 from foretoken.model.table import TableLM
 from tests.engine.harness import VOCAB, TreeMethod, draft_engine, outcome, table
 
@@ -37,7 +38,7 @@ def test_a_bad_request_spoils_nothing_before_it_runs() -> None:
     engine = Engine(table())
     with pytest.raises(PromptError):
         engine.generate_batch([[1, 2], []])
-    assert engine.timing.num_steps == 0
+    assert engine.recorder.num_steps == 0
     assert engine.generate([1, 2], seed=1, max_new_tokens=3).num_tokens == 3
 
 
@@ -132,3 +133,16 @@ def test_a_bias_beyond_the_vocabulary() -> None:
     for options in ({"logit_bias": {VOCAB: 1.0}}, {"banned_token_ids": (VOCAB,)}, {"logit_bias": {-1: 1.0}}):
         with pytest.raises(ConfigError, match="logit_bias or banned_token_ids"):
             Engine(table()).generate([1], **options)
+
+
+@pytest.mark.parametrize("verify", ["coupled", "rejection", "traversal"])
+@pytest.mark.parametrize("token", [VOCAB, 10**6, -1])
+def test_a_drafter_that_guesses_outside_the_vocabulary_is_named(verify: str, token: int) -> None:
+    """Before the target reads the tree, so that no model or kernel indexes with it."""
+
+    def guess(ids: list[int], depth: int) -> list[tuple[int, int]]:
+        return [(0, 1), (0, token)] if depth else []
+
+    engine = Engine(table(), speculative={"method": "none", "verify": verify}, method=TreeMethod(guess))
+    with pytest.raises(VocabularyMismatchError, match=rf"row 0, node 2 of a tree has token id {token}"):
+        engine.generate([1, 2], seed=1)

@@ -18,7 +18,7 @@ def test_random_traffic_gives_every_request_its_solo_tokens(seed: int) -> None:
         traffic.round()
     traffic.finish()
     assert traffic.check() >= 20
-    books = traffic.scheduler.books
+    books = traffic.scheduler.recorder
     assert books.num_cached_prompt_tokens > 0
     assert traffic.scheduler.batch.pool.num_rows == 0
 
@@ -29,7 +29,7 @@ def test_preempted_requests_go_on_where_they_were() -> None:
         traffic.round()
     traffic.finish()
     assert traffic.check() > 5
-    assert traffic.scheduler.books.num_preemptions > 2
+    assert traffic.scheduler.recorder.num_preemptions > 2
     preempted = [told for told in traffic.told.values() if told.last and told.last.completion.num_preemptions]
     assert len(preempted) > 2
 
@@ -37,7 +37,7 @@ def test_preempted_requests_go_on_where_they_were() -> None:
 @pytest.mark.slow
 def test_ten_thousand_steps() -> None:
     traffic = Traffic(77)
-    while traffic.scheduler.books.num_steps < 10_000:
+    while traffic.scheduler.recorder.num_steps < 10_000:
         traffic.round()
     traffic.finish()
     assert traffic.check() > 1000
@@ -50,8 +50,8 @@ def test_without_prefix_reuse_the_same() -> None:
             traffic.round()
         traffic.finish()
         assert traffic.check() > 10
-    assert with_store.scheduler.books.num_cached_prompt_tokens > 0
-    assert without.scheduler.books.num_cached_prompt_tokens == 0
+    assert with_store.scheduler.recorder.num_cached_prompt_tokens > 0
+    assert without.scheduler.recorder.num_cached_prompt_tokens == 0
 
 
 @pytest.mark.parametrize(

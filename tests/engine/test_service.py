@@ -97,6 +97,28 @@ def test_mixed_methods_in_one_batch(running: Service) -> None:
     running.check_integrity()
 
 
+@pytest.mark.parametrize("speculation", ["on", "off", "auto"])
+def test_a_speedup_is_told_only_while_it_is_measured(speculation: str) -> None:
+    """With "on" it was once computed from a table that nobody had measured, and an idle service kept its last one."""
+    made, box = service(speculation=speculation), Mailbox()
+    try:
+        assert made.snapshot().speedup is None
+        seen: list[float | None] = []
+
+        def hear(update: Update) -> None:
+            seen.append(made.snapshot().speedup)  # on the engine's thread, with the row still there
+            box.hear(update)
+
+        made.submit(Submission("a", [1, 2, 3], ENDLESS), hear)
+        assert box.last("a").completion is not None
+        told = [figure for figure in seen[1:-1] if figure is not None]
+        assert bool(told) == (speculation == "auto")
+        assert all(0.01 < figure < 100 for figure in told)
+        assert made.snapshot().speedup is None, "it is idle"
+    finally:
+        made.close()
+
+
 def test_cancel_ends_a_request_and_frees_its_slots(running: Service) -> None:
     box = Mailbox()
     running.submit(Submission("a", [1, 2, 3], ENDLESS), box.hear)

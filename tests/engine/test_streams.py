@@ -50,9 +50,9 @@ def test_two_streams_interleaved() -> None:
 def test_pieces_come_while_decoding() -> None:
     shared = engine()
     stream = shared.stream([1, 2], seed=1, max_new_tokens=30, ignore_eos=True)
-    assert shared.timing.num_steps == 0
+    assert shared.recorder.num_steps == 0
     first = next(stream)
-    assert shared.timing.num_steps == 1
+    assert shared.recorder.num_steps == 1
     partial = stream.completion
     assert partial.finish_reason is None
     assert partial.token_ids[0] == first.token_id
@@ -63,11 +63,11 @@ def test_closing_early() -> None:
     request = mixed_requests()[0]
     stream = shared.stream(request.prompt, request.params)
     first = [next(stream) for _ in range(3)]
-    steps = shared.timing.num_steps
+    steps = shared.recorder.num_steps
     stream.close()
     rest = list(stream)
     assert [piece.token_id for piece in [*first, *rest]] == stream.completion.token_ids, "only what was made already"
-    assert shared.timing.num_steps == steps
+    assert shared.recorder.num_steps == steps
     stream.close()
     unused = shared.stream(request.prompt, request.params)
     unused.close()

@@ -253,3 +253,22 @@ def test_a_whole_number_stands_for_a_number() -> None:
     assert config.resolved()["suffix_decoding_max_spec_factor"] == 2.0
     assert isinstance(config.resolved()["suffix_decoding_max_spec_factor"], float)
     assert speculative_config(config.resolved()) == config
+
+
+@pytest.mark.parametrize("shape", ["chain", "static/branching=3x2x1", "delayed/delay=1/width=3", "sequoia/size=12"])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_table_a_row_guesses_what_a_matrix_of_its_own_does(shape: str, temperature: float) -> None:
+    """``Recycling.isolated`` on the host against the matrix on the device, which a single row uses alone."""
+    config = {"method": "recycling", "shape": shape, "num_candidates": 4}
+    params = SamplingParams(temperature=temperature, seed=3, max_new_tokens=60, ignore_eos=True)
+    matrix = Engine(TARGET, ToyTokenizer(), speculative=config, method=Recycling(num_candidates=4))
+    table_engine = Engine(TARGET, ToyTokenizer(), speculative=config, method=Recycling(num_candidates=4).isolated())
+    expected = matrix.generate([3, 4, 5], params)
+    assert expected.num_accepted_tokens > 0
+    for _ in range(2):  # nothing is left of the first
+        found = table_engine.generate([3, 4, 5], params)
+        assert (found.token_ids, found.steps, found.num_draft_tokens) == (
+            expected.token_ids, expected.steps, expected.num_draft_tokens,
+        )  # fmt: skip
+    apart = table_engine.generate_batch([Request([3, 4, 5], params)] * 3)
+    assert [one.steps for one in apart] == [expected.steps] * 3, "rows of one batch learn nothing from each other"

@@ -10,14 +10,14 @@ import torch
 from foretoken import Engine, Request, SamplingParams, speculative_config
 from foretoken.draft.base import Method
 from foretoken.draft.model import DraftModel
-from foretoken.engine.acceptance import Acceptance
-from foretoken.engine.costs import CostTable
 from foretoken.engine.method import Loader
-from foretoken.engine.planner import Planner, RowView
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.submission import Submission, Update
 from foretoken.engine.team import Choice
+from foretoken.planner.acceptance import Acceptance
+from foretoken.planner.costs import CostTable
+from foretoken.planner.planner import Planner, RowView
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, table
 
 WAYS: tuple[dict[str, Any], ...] = (

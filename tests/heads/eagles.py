@@ -44,5 +44,5 @@ def random_head(config: Eagle1Config | Eagle3Config, seed: int = 0) -> PairHead:
             if parameter.dim() == 1:
                 parameter.uniform_(0.5, 1.5, generator=generator)
             elif name.endswith(("o_proj.weight", "down_proj.weight")):
-                parameter *= 10.0
+                parameter *= 10.0 if config.num_layers == 1 else 3.0  # logits of a size at which float32 still tells
     return head

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from foretoken.errors import ModelError
 from foretoken.heads.eagle1 import Eagle1Config, Eagle1Head
 from foretoken.heads.eagle3 import Eagle3Config, Eagle3Head, draft_vocabulary
 from foretoken.heads.pair import PairHead
+from foretoken.tree import layout
 from tests.heads.eagles import EAGLE1, EAGLE3, random_head
 
 H, VOCAB = EAGLE3.hidden_size, EAGLE3.vocab_size
@@ -114,6 +116,35 @@ def test_unrolling_is_a_chain_behind_every_position(config: Eagle1Config | Eagle
     assert compared == 2 * (4 + 4 + 3 + 2 + 1)
 
 
+class Counted(TorchDispatchMode):
+    """Counts torch operations, views included."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.count += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(("config", "most"), [(EAGLE1, 64), (EAGLE3, 66)])
+def test_a_plain_pass_takes_no_more_operations_than_before_there_were_options(
+    config: Eagle1Config | Eagle3Config, most: int
+) -> None:
+    """A drafted token is worth few operations: their number is most of its cost."""
+    head = random_head(config)
+    cache = head.new_cache(1, 16)
+    plan = layout(torch.tensor([[-1]]), torch.tensor([5]), 16)
+    embeds, features = torch.randn(1, 1, H), torch.randn(1, 1, H)
+    with torch.inference_mode():
+        head.advance(embeds, features, plan, cache)  # frequencies are computed once
+        plan = layout(torch.tensor([[-1]]), torch.tensor([6]), 16)
+        with Counted() as counted:
+            head.advance(embeds, features, plan, cache)
+    assert 0 < counted.count <= most
+
+
 def test_padding_on_the_right_changes_nothing() -> None:
     head = random_head(EAGLE3)
     torch.manual_seed(1)
@@ -161,6 +192,25 @@ def test_shapes_are_those_of_the_published_checkpoints() -> None:
     assert state["lm_head.weight"].shape == (EAGLE3.draft_vocab_size, H)
     assert state["d2t"].dtype == torch.int64
     assert state["t2d"].dtype == torch.bool
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"num_layers": 0}, "num_layers = 0 must be at least 1"),
+        ({"head_dim": 7}, "head_dim = 7 even"),
+        ({"num_kv_heads": 3}, "a multiple of num_kv_heads = 3"),
+        ({"windows": (4, 4)}, r"windows = \[4, 4\] must be one size of at least 0 for each layer"),
+        ({"windows": (-1,)}, r"windows = \[-1\] must be"),
+        ({"windows": (4, 3), "num_layers": 2}, "all windows of a head are of one size"),
+    ],
+)
+@pytest.mark.parametrize("config", [EAGLE1, EAGLE3])
+def test_layers_that_cannot_be_are_refused(
+    config: Eagle1Config | Eagle3Config, changes: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ModelError, match=said):
+        replace(config, **changes)
 
 
 @pytest.mark.parametrize("ids", [(0, 1, 1), (), (-1, 0, 1)])

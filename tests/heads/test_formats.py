@@ -27,6 +27,7 @@ from foretoken.heads.judge import JudgeConfig, JudgeWeights
 from foretoken.heads.kangaroo import KangarooConfig, KangarooHead
 from foretoken.heads.load import load_head
 from foretoken.heads.medusa import MedusaConfig, MedusaHead
+from foretoken.heads.rope import RopeScaling
 from foretoken.model.target import ModelSpec
 
 H, V, DV, LAYERS = 16, 40, 12, 8
@@ -80,6 +81,17 @@ HEADS: dict[str, Callable[[], Head]] = {
     "eagle3": eagle3,
     "eagle3 with every option": lambda: eagle3(
         norm_before_residual=True, fc_norm=True, norm_output=True, own_embedding=True, layer_ids=(0, 2, 5, 7)
+    ),
+    "eagle3 of speculators": lambda: eagle3(
+        num_layers=3, norm_before_fc=True, qk_norm=True, attention_bias=True, output_bias=True, windows=(8, 0, 8),
+        rope_scaling=RopeScaling("yarn", 4.0, 64, beta_fast=16.0, truncate=False, attention_factor=1.25),
+    ),
+    "eagle3 of two Llama layers": lambda: eagle3(
+        num_layers=2, attention_bias=True, rope_theta=5e5, rope_scaling=RopeScaling("llama3", 8.0, 64, 1.0, 4.0)
+    ),
+    "eagle3 with linear rotary scaling": lambda: eagle3(rope_scaling=RopeScaling("linear", 2.5)),
+    "eagle1 of two layers": lambda: eagle1(
+        num_layers=2, attention_bias=True, output_bias=True, windows=(0, 4), rope_scaling=RopeScaling("linear", 2.0)
     ),
     "eagle3 of the whole vocabulary": lambda: eagle3(draft_vocab_size=V),
     "eagle1": eagle1,
@@ -237,6 +249,38 @@ def test_eagle1_is_marked(tmp_path: Path) -> None:
     assert not any("input_layernorm" in name for name in names)
 
 
+@pytest.mark.parametrize("fc_bias", [True, False])
+def test_eagle1_never_claims_an_attention_bias(tmp_path: Path, fc_bias: bool) -> None:
+    """vLLM 0.32 reads a true "bias" as the attention's, finds none in the file, and accepts nothing (1.003 tokens a step
+    instead of 2.34). SGLang takes an absent one for a true one, of fc."""
+    formats.save(eagle1(fc_bias=fc_bias), tmp_path / "head", target=spec())
+    config = written(tmp_path / "head")
+    assert config.get("bias", "absent") == ("absent" if fc_bias else False)
+    assert config["attention_bias"] is False
+    loaded = formats.load(tmp_path / "head")
+    assert isinstance(loaded, Eagle1Head)
+    assert loaded.config.fc_bias == fc_bias
+
+
+def test_eagle1_of_earlier_versions_is_read_and_a_wrong_bias_refused(tmp_path: Path) -> None:
+    """They wrote "bias": true for a bias of fc."""
+    for fc_bias in (True, False):
+        formats.save(eagle1(fc_bias=fc_bias), tmp_path / "head", target=spec())
+        config = written(tmp_path / "head")
+        (tmp_path / "head" / "config.json").write_text(json.dumps({**config, "bias": True}))
+        if fc_bias:
+            same(formats.load(tmp_path / "head"), eagle1())
+        else:
+            with pytest.raises(ModelError, match=r"bias is True in config.json, and the weights have no fc\.bias"):
+                formats.load(tmp_path / "head")
+
+
+def test_the_bundled_eagle1_runs_in_vllm() -> None:
+    from foretoken import bundled
+
+    assert "bias" not in written(bundled.path("eagle1"))
+
+
 def test_medusa_in_both_layouts(tmp_path: Path) -> None:
     formats.save(medusa(), tmp_path / "authors", target_name="some/target")
     config = written(tmp_path / "authors")
@@ -248,15 +292,15 @@ def test_medusa_in_both_layouts(tmp_path: Path) -> None:
         for head in range(3)
         for rest, shape in {"0.linear.weight": [H, H], "0.linear.bias": [H], "1.weight": [V, H]}.items()
     }
-    formats.save(medusa(draft_vocab_size=DV), tmp_path / "vllm", "medusa_vllm")
+    formats.save(medusa(), tmp_path / "vllm", "medusa_vllm")
     config = written(tmp_path / "vllm")
     assert {key: config[key] for key in ("architectures", "model_type", "num_heads", "num_hidden_layers")} == {
         "architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": 3, "num_hidden_layers": 1,
     }  # fmt: skip
-    assert (config["vocab_size"], config["truncated_vocab_size"], config["medusa_fc_bias"]) == (V, DV, True)
+    assert (config["vocab_size"], config["truncated_vocab_size"], config["medusa_fc_bias"]) == (V, V, True)
     names = stored(tmp_path / "vllm" / "model.safetensors")
-    assert names["medusa_heads.2.1.weight"] == [DV, H]
-    assert names["token_map"] == [DV]
+    assert names["medusa_heads.2.1.weight"] == [V, H]
+    assert "token_map" not in names
 
 
 def test_dflash_and_dspark_keys(tmp_path: Path) -> None:
@@ -393,6 +437,70 @@ def test_absent_layer_ids_are_refused_where_engines_would_read_other_layers(tmp_
         formats.load(path)
 
 
+OLD = {
+    "_name_or_path": "x", "add_cross_attention": False, "bad_words_ids": None, "chunk_size_feed_forward": 0,
+    "diversity_penalty": 0.0, "do_sample": False, "early_stopping": False, "id2label": {"0": "LABEL_0"},
+    "is_decoder": False, "label2id": {"LABEL_0": 0}, "length_penalty": 1.0, "max_length": 20, "num_beams": 1,
+    "pruned_heads": {}, "repetition_penalty": 1.0, "return_dict": True, "temperature": 1.0, "tf_legacy_loss": False,
+    "top_k": 50, "top_p": 1.0, "torchscript": False, "typical_p": 1.0, "use_cache": True, "pretraining_tp": 1,
+}  # fmt: skip
+QWEN = {
+    "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "head_dim": 8,
+    "initializer_range": 0.02, "max_position_embeddings": 40960, "max_window_layers": 36, "rope_scaling": None,
+    "sliding_window": None, "tie_word_embeddings": False, "torch_dtype": "bfloat16", "transformers_version": "4.51.0",
+    "use_sliding_window": False, "target_model_type": "qwen3_vl_moe",
+}  # fmt: skip
+MODELOPT = {
+    "eagle_config": {
+        IDS: [1, 3, 4], "use_aux_hidden_state": True, "use_input_layernorm_in_first_layer": True,
+        "use_last_layernorm": True, "use_mtp_layernorm": False, "next_layer_regular": True, "parallel_draft_step": 1,
+        "parallel_draft_heads_num_layers": None,
+    },
+    "position_embedding_type": "rope", "mlp_bias": False,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("extra", [OLD, QWEN, MODELOPT], ids=["transformers 4", "SpecForge", "modelopt"])
+def test_keys_that_change_nothing_are_read_over(tmp_path: Path, extra: dict[str, Any]) -> None:
+    plain = formats.load(lay(tmp_path / "x", native(**{IDS: [2, 4, 5]}), eagle3_files()))
+    same(plain, formats.load(lay(tmp_path / "y", {**native(**{IDS: [2, 4, 5]}), **extra}, eagle3_files())))
+    inside = {"transformer_layer_config": {**LLAMA, **{key: extra[key] for key in extra if key != "eagle_config"}}}
+    formats.load(lay(tmp_path / "z", speculators(**inside), eagle3_files("layers.0.")))
+
+
+@pytest.mark.parametrize(
+    ("changes", "windows"),
+    [
+        ({"layer_types": ["full_attention"]}, ()),
+        ({"layer_types": ["full_attention"], "sliding_window": 8}, ()),
+        ({"layer_types": ["sliding_attention"], "sliding_window": 8}, (8,)),
+        ({"layer_types": ["sliding_attention", "full_attention"], "sliding_window": 8, "use_sliding_window": True}, (8,)),
+        ({"sliding_window": 8, "use_sliding_window": False}, ()),
+        ({"sliding_window": 8, "use_sliding_window": True, "max_window_layers": 36}, ()),
+    ],
+)  # fmt: skip
+def test_windows(tmp_path: Path, changes: dict[str, Any], windows: tuple[int, ...]) -> None:
+    for name, config in (
+        ("native", native(**{IDS: [2, 4, 5], **changes})),
+        ("speculators", speculators(transformer_layer_config={**LLAMA, **changes})),
+    ):
+        head = formats.load(lay(tmp_path / name, config, eagle3_files()))
+        assert isinstance(head, Eagle3Head)
+        assert head.config.windows == windows
+
+
+def test_a_reduced_vocabulary_by_its_other_name(tmp_path: Path) -> None:
+    config = native(draft_vocab_size=..., truncated_vocab_size=DV, **{IDS: [2, 4, 5]})
+    head = formats.load(lay(tmp_path / "x", config, eagle3_files()))
+    assert isinstance(head, Eagle3Head)
+    assert head.config.draft_vocab_size == DV
+
+
+def test_frozen_copies_of_the_target_are_left_out(tmp_path: Path) -> None:
+    extra = random({"verifier_lm_head.weight": [DV, H], "verifier_norm.weight": [H]})
+    formats.load(lay(tmp_path / "x", speculators(), {**eagle3_files("layers.0."), **extra}))
+
+
 def test_speculators_without_norm_before_residual_is_refused(tmp_path: Path) -> None:
     path = lay(tmp_path / "x", speculators(norm_before_residual=...), eagle3_files("layers.0."))
     with pytest.raises(ModelError, match="vLLM takes that for true and the speculators library for false"):
@@ -495,17 +603,18 @@ def test_reads_dflash_of_others(tmp_path: Path) -> None:
         formats.load(lay(tmp_path / "y", {**inside, "num_target_layers": None}, dflash_files()))
 
 
-@pytest.mark.parametrize("nested", [True, False])
-def test_reads_dspark_of_others(tmp_path: Path, nested: bool) -> None:
+@pytest.mark.parametrize("nested", ["dflash_config", "dspark_config", ""])
+def test_reads_dspark_of_others(tmp_path: Path, nested: str) -> None:
     heads = {"markov_head.markov_w1.weight": [V, 3], "markov_head.markov_w2.weight": [V, 3]}
     tensors = {**dflash_files(), **random({**heads, "confidence_head.proj.weight": [1, H + 3]})}
     keys = {"markov_rank": 3, "markov_head_type": "vanilla", "enable_confidence_head": True}
     ids = {"mask_token_id": 39, "target_layer_ids": [1, 4]}
-    config = (
-        dflash_config(architectures=["DSparkDraftModel"], dflash_config={**ids, **keys, "projector_type": "dspark"})
-        if nested
-        else dflash_config(architectures=["Qwen3DSparkModel"], dflash_config=..., **ids, **keys)
-    )
+    places: dict[str, dict[str, Any]] = {"dflash_config": {**ids, "projector_type": "dspark"}}
+    if nested:
+        places[nested] = {**places.get(nested, {}), **keys}
+        config = dflash_config(architectures=["DSparkDraftModel"], **places)
+    else:
+        config = dflash_config(architectures=["Qwen3DSparkModel"], dflash_config=..., **ids, **keys)
     head = formats.load(lay(tmp_path / "x", config, tensors))
     assert isinstance(head, DFlashHead)
     assert (head.config.markov_rank, head.config.confidence, head.config.sample_from_anchor) == (3, True, True)
@@ -535,10 +644,60 @@ GOOD = native(**{IDS: [2, 4, 5]})
         ({**GOOD, IDS: [2, 4, 4]}, r"\[1, 3, 3\].*must be distinct and ascend"),
         ({**GOOD, IDS: [0, 4, 5]}, "name the embeddings"),
         ({**GOOD, "hidden_act": "gelu"}, "hidden_act is 'gelu' in config.json; only 'silu' is supported"),
-        ({**GOOD, "num_hidden_layers": 2}, "num_hidden_layers is 2 in config.json; only 1"),
-        ({**GOOD, "norm_before_fc": True}, "norm_before_fc is True in config.json; only False"),
-        ({**GOOD, "rope_scaling": {"rope_type": "llama3"}}, "rope_scaling.rope_type is 'llama3'"),
-        ({**GOOD, "rope_scaling": {"type": "linear"}}, "only plain rotary positions"),
+        ({**GOOD, "num_hidden_layers": 2}, r"missing: layers\.1\.input_layernorm\.weight, layers\.1\.mlp"),
+        ({**GOOD, "norm_before_fc": True}, r"missing: input_norm\.weight$"),
+        ({**GOOD, "norm_before_fc": True, "fc_norm": True}, "norm_before_fc and fc_norm are both true"),
+        ({**GOOD, "norm_before_fc": True, "eagle_config": {"norm_before_fc": False}}, "False in its eagle_config: mend"),
+        ({**GOOD, "attention_bias": True}, r"missing: midlayer\.self_attn\.k_proj\.bias"),
+        ({**GOOD, "architectures": ["Eagle3Qwen3ForCausalLM"], "head_dim": 8}, r"missing: midlayer\.self_attn\.k_norm"),
+        ({**GOOD, "rope_scaling": {"rope_type": "llama3"}}, r"no 'rope_scaling\.factor'"),
+        ({**GOOD, "rope_scaling": {"type": "linear"}}, r"no 'rope_scaling\.factor'"),
+        ({**GOOD, "rope_scaling": {"type": "linear", "factor": 0}}, r"factor = 0\.0 of the rotary scaling"),
+        ({**GOOD, "rope_scaling": {"type": "dynamic", "factor": 2}}, r"rope_scaling\.rope_type is 'dynamic'"),
+        ({**GOOD, "rope_parameters": {"rope_type": "longrope"}}, r"rope_parameters\.rope_type is 'longrope'"),
+        ({**GOOD, "rope_scaling": {"type": "mrope", "mrope_section": [1]}}, "rope_type is 'mrope' in config.json; only"),
+        ({**GOOD, "rope_scaling": {"type": "linear", "factor": 2, "twist": 3}}, r"rope_scaling\.twist is 3"),
+        (
+            {**GOOD, "rope_scaling": {"type": "yarn", "factor": 2, "attn_factor": 3}, "max_position_embeddings": 64},
+            r"rope_scaling\.attn_factor is 3 in config.json, which is not known here",
+        ),
+        ({**GOOD, "rope_scaling": {"type": "yarn", "factor": 2}}, "no 'max_position_embeddings'"),
+        ({**GOOD, "rope_parameters": {"sliding_attention": {}}}, r"rope_parameters\.sliding_attention in .* holds"),
+        (
+            {**GOOD, "rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": {"rope_type": "yarn"}},
+            "rope_scaling is of type 'linear' and rope_parameters of type 'yarn'",
+        ),
+        ({**GOOD, "partial_rotary_factor": 0.5}, r"partial_rotary_factor is 0\.5 in config.json; only 1\.0"),
+        ({**GOOD, "layer_types": ["sliding_attention"]}, r"sliding_window is None and use_sliding_window None"),
+        ({**GOOD, "layer_types": ["sliding_attention"], "sliding_window": 8, "use_sliding_window": False}, "8 and use_s"),
+        ({**GOOD, "layer_types": ["chunked_attention"]}, "layer_types has 'chunked_attention'"),
+        ({**GOOD, "layer_types": []}, "expected a list of 1 types or more"),
+        ({**GOOD, "sliding_window": 8}, "sliding_window is 8 in config.json, and nothing says which layers"),
+        ({**GOOD, "use_sliding_window": True}, "sliding_window is None in config.json, and nothing says which"),
+        ({**GOOD, "mlp_bias": True}, "mlp_bias is True in config.json; only False"),
+        ({**GOOD, "qkv_bias": True}, "qkv_bias is True in config.json; only False"),
+        ({**GOOD, "bias": True}, "bias is True in config.json; only False"),
+        ({**GOOD, "logit_scale": 0.5}, r"logit_scale is 0\.5 in config.json; only 1\.0"),
+        ({**GOOD, "is_causal": False}, "is_causal is False in config.json; only True"),
+        ({**GOOD, "target_hidden_size": 32}, "target_hidden_size is 32 in config.json; only 16"),
+        ({**GOOD, "num_aux_hidden_states": 4}, "num_aux_hidden_states is 4 in config.json; only 3"),
+        ({**GOOD, "quantization_config": {"bits": 4}}, "quantization_config is .* in config.json; only None"),
+        ({**GOOD, "eagle_config": {"use_aux_hidden_state": False}}, r"eagle_config\.use_aux_hidden_state is False"),
+        ({**GOOD, "eagle_config": {"use_mtp_layernorm": True}}, r"eagle_config\.use_mtp_layernorm is True"),
+        ({**GOOD, "eagle_config": {"spin": 1}}, r"eagle_config\.spin is 1 in config.json, which is not known here"),
+        ({**GOOD, "residual_multiplier": 0.22}, r"residual_multiplier is 0\.22 in config.json, which is not known here"),
+        (
+            speculators(transformer_layer_config={**LLAMA, "attn_logit_softcapping": 50.0}),
+            r"transformer_layer_config\.attn_logit_softcapping is 50\.0 in config.json, which is not known here",
+        ),
+        (
+            speculators(transformer_layer_config={**LLAMA, "model_type": "gpt_oss"}),
+            "transformer_layer_config.model_type is 'gpt_oss' in config.json; only layers of 'llama' and 'qwen3'",
+        ),
+        (
+            speculators(speculators_model_type="dflash", architectures=["DFlashDraftModel"]),
+            "speculators_model_type 'dflash', which is no head known .*of the speculators library, heads of type 'eagle3'",
+        ),
         ({**GOOD, "draft_vocab_size": 99}, "draft_vocab_size = 99 must be between 1 and vocab_size = 40"),
         ({**GOOD, "draft_vocab_size": 13}, r"lm_head\.weight is \[12, 16\], expected \[13, 16\]"),
         ({**GOOD, "intermediate_size": 25}, r"mlp\.down_proj\.weight is \[16, 24\], expected \[16, 25\]"),
@@ -612,6 +771,16 @@ def test_a_whole_model_is_told_so(tmp_path: Path) -> None:
     ("config", "said"),
     [
         (dflash_config(layer_types=["sliding_attention"] * 2), "layer_types is"),
+        (
+            dflash_config(layer_types=..., sliding_window=8, use_sliding_window=True, max_window_layers=1),
+            "sliding_window is 8 and use_sliding_window true",
+        ),
+        (dflash_config(layer_types=..., sliding_window=8, max_window_layers=1), "nothing says which layers"),
+        (dflash_config(residual_multiplier=0.5), "residual_multiplier is 0.5 in config.json, which is not known"),
+        (
+            dflash_config(dflash_config={"target_layer_ids": [1, 4], "mask_token_id": 3, "attention_mode": "mla"}),
+            r"dflash_config\.attention_mode is 'mla' in config.json; only 'gqa'",
+        ),
         (dflash_config(block_size=...), "has no 'block_size'"),
         (dflash_config(block_size=1), "block_size = 1 of a dflash head must be at least 2"),
         (dflash_config(dflash_config={"target_layer_ids": [1, 4]}), "has no 'mask_token_id'"),
@@ -651,6 +820,12 @@ def test_heads_that_a_layout_cannot_hold(tmp_path: Path) -> None:
         (dflash(**DSPARK), "dflash", "no place for a Markov head"),
         (dflash(), "dspark", "neither a Markov head nor"),
         (medusa(own_lm_head=False), "medusa_vllm", "end in the target's own head"),
+        (
+            medusa(draft_vocab_size=DV),
+            "medusa_vllm",
+            "guess 12 of 40 tokens, and vLLM 0.32 stops .*'draft_vocab_size' 40",
+        ),
+        (eagle1(qk_norm=True), "eagle1", "its layers are Qwen3's"),
     ):
         with pytest.raises(ConfigError, match=said):
             formats.save(head, tmp_path / "x", layout)

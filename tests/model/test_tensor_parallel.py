@@ -108,10 +108,36 @@ def main(folder: Path) -> None:
     except ConfigError as error:
         found["disagreement"] = str(error)
     found["afterwards"] = engine.generate(PROMPTS[0], temperature=0.0, max_new_tokens=4, ignore_eos=True).token_ids
+    found["served"] = served(engine, rank)
     torch.save(logits, folder / f"{rank}.pt")
     (folder / f"{rank}.json").write_text(json.dumps(found))
     torch.distributed.barrier()
     torch.distributed.destroy_process_group()
+
+
+def served(engine: Engine, rank: int) -> list[list[int]]:
+    """What a service over both processes writes: process 0 takes the requests, one of which is cut short and one late."""
+    service = Service(engine, ServiceOptions(max_num_seqs=2, max_model_len=64, speculation="on"))
+    service.start()
+    if rank:
+        service.follow()
+        return []
+    ended: queue.Queue[Update] = queue.Queue()
+    try:
+        endless = SamplingParams(max_new_tokens=50, ignore_eos=True, seed=9)
+        service.submit(Submission("endless", PROMPTS[0], endless), lambda u: ended.put(u) if u.is_last else None)
+        service.submit(
+            Submission("late", PROMPTS[1], endless, timeout_s=0.0), lambda u: ended.put(u) if u.is_last else None
+        )
+        for index, (prompt, params) in enumerate(zip(PROMPTS, sampled(1.0), strict=True)):
+            service.submit(Submission(str(index), prompt, params), lambda u: ended.put(u) if u.is_last else None)
+        service.cancel("endless")
+        found = {update.request_id: update.completion for update in (ended.get(timeout=60) for _ in range(5))}
+    finally:
+        service.close()
+    reasons = [completion.finish_reason for completion in (found["endless"], found["late"]) if completion is not None]
+    assert reasons == ["cancelled", "timeout"]
+    return [completion.token_ids for index in range(3) if (completion := found[str(index)]) is not None]
 
 
 class Made:
@@ -188,6 +214,12 @@ def test_fresh_seeds_are_agreed_on(made: Made) -> None:
     first, second = (found["seeds"] for found in made.found)
     assert first == second
     assert len(set(first)) == 3
+
+
+def test_a_service_over_both_processes_writes_the_same(made: Made) -> None:
+    """Arrivals, a cancellation and a time-out are decided in process 0, and both processes make the same passes."""
+    plain = engine_for(made.folder, KINDS[-1], None)
+    assert made.found[0]["served"] == [row["tokens"] for row in written(plain, 1.0)]
 
 
 def test_unlike_calls_are_refused_in_every_process(made: Made) -> None:

@@ -401,3 +401,23 @@ def test_what_constraints_need(engine: Engine) -> None:
 def test_the_same_schema_is_compiled_once(constraints: Constraints) -> None:
     assert constraints.json_schema(PERSON) is constraints.json_schema(dict(PERSON))
     assert constraints.json_schema(PERSON) is not constraints.json_schema(PERSON, compact=True)
+
+
+def test_compiled_grammars_that_are_kept_are_bounded(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By their size and not by their number alone: 64 of the largest would take more than a GiB."""
+    made = Constraints(engine.tokenizer, engine.model.spec.vocab_size, engine.model.spec.eos_token_ids)
+    schemas: list[dict[str, Any]] = [
+        {"type": "object", "properties": {f"{name}{index}": {"type": "null"} for index in range(40)}}
+        for name in "abcdefgh"
+    ]
+    size = len(json_grammar(schemas[0]))
+    monkeypatch.setattr("foretoken.server.constraint._COMPILED_CHARACTERS", 3 * size)
+    kept = [made.json_schema(schema) for schema in schemas]
+    assert made.json_schema(schemas[-1]) is kept[-1]
+    assert made.json_schema(schemas[-3]) is kept[-3]
+    assert made.json_schema(schemas[0]) is not kept[0], "the least recently used is dropped"
+    assert sum(map(len, made._made)) <= 3 * size
+    monkeypatch.setattr("foretoken.server.constraint._COMPILED_CHARACTERS", size // 2)
+    large = made.json_schema(schemas[1])
+    assert large.permits([]) is False
+    assert not made._made, "one that is larger than all that is kept is not kept"

@@ -6,7 +6,7 @@ import math
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.theory import CostTable
+from foretoken.planner.costs import PassCosts
 from foretoken.theory.length import best_length, expected_tokens, operations_factor, walltime_factor
 
 RATES = [0.0, 0.1, 0.5, 0.73, 0.9, 0.999999, 1.0]
@@ -56,11 +56,11 @@ def test_best_length_is_the_brute_force_best_and_stationary() -> None:
 
 
 def test_costs_of_wide_passes_shorten_the_draft() -> None:
-    flat, steep = CostTable.of({1: 1.0, 33: 1.0}), CostTable.of({1: 2.0, 4: 2.0, 5: 4.0, 33: 20.0})
+    flat, steep = PassCosts.of({1: 1.0, 33: 1.0}), PassCosts.of({1: 2.0, 4: 2.0, 5: 4.0, 33: 20.0})
     assert best_length(0.9, 0.02, flat) == best_length(0.9, 0.02)
     assert best_length(0.9, 0.02, steep) == 3
     assert walltime_factor(0.9, 3, 0.02, steep) == pytest.approx(expected_tokens(0.9, 3) / (0.06 + 1.0))
-    assert best_length(0.9, 0.0, CostTable.of({1: 1.0, 3: 1.0})) == 2  # never beyond what was measured
+    assert best_length(0.9, 0.0, PassCosts.of({1: 1.0, 3: 1.0})) == 2  # never beyond what was measured
     assert best_length([0.9, 0.9], 0.0) == 2  # nor beyond known rates
     assert best_length(0.0, 0.0) == 0  # of equals the least
     assert best_length(0.9, 0.02, max_length=1) == 1
@@ -74,9 +74,9 @@ def test_operations_factor() -> None:
 
 
 def test_cost_table() -> None:
-    table = CostTable.of({8: 1.5, 1: 1.0, 4: 0.9, 16: 3.1})
+    table = PassCosts.of({8: 1.5, 1: 1.0, 4: 0.9, 16: 3.1})
     assert [table(n) for n in (1, 2, 4, 6, 8, 12, 16)] == pytest.approx([1.0, 1.0, 1.0, 1.25, 1.5, 2.3, 3.1])
-    assert CostTable.of({4: 2.0})(1) == 2.0
+    assert PassCosts.of({4: 2.0})(1) == 2.0
     with pytest.raises(ConfigError, match="measured up to 16 nodes; asked for 17"):
         table(17)
 
@@ -84,7 +84,7 @@ def test_cost_table() -> None:
 @pytest.mark.parametrize("measured", [{}, {0: 1.0}, {1: 0.0}, {1: math.nan}, {1: math.inf}])
 def test_bad_tables(measured: dict[int, float]) -> None:
     with pytest.raises(ConfigError, match="given"):
-        CostTable.of(measured)
+        PassCosts.of(measured)
 
 
 def test_bad_input() -> None:

@@ -6,7 +6,8 @@ import math
 import pytest
 
 from foretoken.errors import ConfigError
-from foretoken.theory import CostTable, shape
+from foretoken.planner.costs import PassCosts
+from foretoken.theory import shape
 from foretoken.theory.length import best_length, expected_tokens, walltime_factor
 from tests.verify.enumerate import shapes
 
@@ -84,7 +85,7 @@ def test_siblings_stand_in_order_and_the_first_child_leads() -> None:
 @pytest.mark.parametrize("cost_draft", [0.0, 0.1, 0.6])
 def test_choose_size_is_the_best_of_all(rates: tuple[float, ...], cost_draft: float) -> None:
     table = {1: 1.0, 2: 1.0, 4: 1.3, 7: 2.6}
-    verify = CostTable.of(table)
+    verify = PassCosts.of(table)
     found = shape.choose_size(rates, cost_draft, table, 7, 6)
     truth = max(best_order(tree, rates) / (depth_of(tree) * cost_draft + verify(len(tree))) for tree in SMALL)
     check_form(found.parent, 7, 6)
@@ -96,7 +97,7 @@ def test_choose_size_is_the_best_of_all(rates: tuple[float, ...], cost_draft: fl
 
 
 def test_choose_size_of_a_chain_is_best_length() -> None:
-    table = CostTable.of({1: 2.0, 8: 2.4, 16: 4.0})
+    table = PassCosts.of({1: 2.0, 8: 2.4, 16: 4.0})
     for a, c in ((0.9, 0.05), (0.6, 0.1), (0.2, 0.3)):
         found = shape.choose_size([a], c * 2.0, table, 16, 15)
         assert found.depth == best_length(a, c, table)

@@ -7,7 +7,16 @@ from torch import Tensor
 
 from foretoken.train.lesson import Batch, Lesson
 from foretoken.train.losses import DIVERGENCES, forward_kl
-from foretoken.train.metrics import Meter, SlotFigures, compare, divergence_of, evaluate, expected_length
+from foretoken.train.metrics import (
+    Meter,
+    SlotFigures,
+    compare,
+    divergence_of,
+    evaluate,
+    expected_length,
+    loss_per_slot,
+    slot_losses,
+)
 from foretoken.train.objective import Outcome, Slot
 from tests.train.harness import Linear, teacher, texts
 
@@ -90,7 +99,7 @@ def test_draft_vocabulary_counts_what_it_misses() -> None:
     found = compare(perfect, known.logits)
     torch.testing.assert_close(found.acceptance, torch.minimum(p[:, ids], q).sum(-1))
     assert bool((found.acceptance < 1).all())  # measured against the whole of p
-    assert float(divergence_of(known, Outcome([perfect]), forward_kl)) == pytest.approx(
+    assert float(divergence_of(known, Outcome([perfect]), forward_kl).total) == pytest.approx(
         0.0, abs=1e-6
     )  # learned in part
 
@@ -125,13 +134,31 @@ def test_loss_is_the_weighted_sum_of_slots(name: str) -> None:
     values = [divergence(known.logits[one.row, one.at], one.logits) for one in slots]
     expected = 0.25 * values[0].mean() + (weights[1] * values[1]).mean() + 2.0
     found = divergence_of(known, Outcome([*slots, empty], torch.tensor(2.0)), divergence)
-    torch.testing.assert_close(found, expected)
+    torch.testing.assert_close(found.total, expected)
+    # The parts: a mean of a place of each slot, whatever its weight, and their mean by weight; not what is added.
+    means = [values[0].mean(), (weights[1] * values[1]).sum() / weights[1].sum(), None]
+    assert slot_losses(found.parts) == [None if one is None else pytest.approx(float(one), rel=1e-5) for one in means]
+    by_weight = (float(expected) - 2.0) / (0.25 + float(weights[1].mean()))
+    assert loss_per_slot(found.parts) == pytest.approx(by_weight, rel=1e-5)
+    nothing = divergence_of(known, Outcome([], torch.tensor(2.0)), divergence)
+    assert (float(nothing.total), slot_losses(nothing.parts), loss_per_slot(nothing.parts)) == (2.0, [], None)
+
+
+def test_a_loss_of_a_slot_does_not_grow_with_the_number_of_slots() -> None:
+    known = lesson(5)
+    one = slot(0, 31, known)
+    few, many = (divergence_of(known, Outcome([one] * count), forward_kl) for count in (1, 7))
+    assert float(many.total) == pytest.approx(7 * float(few.total), rel=1e-5)
+    assert loss_per_slot(many.parts) == pytest.approx(loss_per_slot(few.parts), rel=1e-6)
 
 
 def test_evaluate_does_not_depend_on_batches() -> None:
     objective = Linear()
     few, many = (evaluate(objective, teacher(), texts(), forward_kl, batch_tokens=size) for size in (32, 1024))
     assert few.num_tokens == many.num_tokens == int((texts().length - texts().start).sum())
+    assert len(many.slot_losses) == len(many.as_dict()["slot_losses"]) == 2
+    assert many.loss_per_slot == pytest.approx(many.loss / 1.5, rel=1e-5)  # weights 1 and 1/2
+    assert many.loss_per_slot == pytest.approx((many.slot_losses[0] + 0.5 * many.slot_losses[1]) / 1.5, rel=1e-5)
     assert isinstance(few.slots[0], SlotFigures)
     for mine, theirs in zip(few.slots, many.slots, strict=True):
         assert mine.num_places == theirs.num_places

@@ -1,14 +1,19 @@
 """Responses: written by the target, the same whatever the batch, kept on disk, split by prompt."""
 
 import json
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from foretoken import Engine
-from foretoken.errors import ConfigError
+from foretoken import Engine, Request
+from foretoken.errors import ConfigError, PromptError
+from foretoken.journal import read_journal
 from foretoken.train.responses import TEXT_PROMPT, Responses, pack, read_prompts, regenerate, target_hash
 from tests.engine.harness import VOCAB, ToyTokenizer, table
 
@@ -32,11 +37,167 @@ def test_regenerate(engine: Engine) -> None:
         if index % 2 == 0:  # the first temperature: greedy
             alone = engine.generate(prompt, temperature=0.0, max_new_tokens=6)
             assert text[start:] == alone.token_ids
-    assert [now[0] for now in seen] == [4, 8, 9]
+    assert [now[0] for now in seen] == list(range(1, 10))
     assert seen[-1] == (9, 9, made.num_tokens)
     other = regenerate(engine, prompts(), max_new_tokens=6, batch_size=2, seed=5)
     assert made.fingerprint == other.fingerprint  # batches change nothing
     assert made.fingerprint != regenerate(engine, prompts(), max_new_tokens=6, seed=6).fingerprint
+
+
+class KillError(Exception):
+    """In the middle of the work."""
+
+
+def asked(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """How long the prompts are that the engine is asked from here on: each of ``prompts`` below has its own length."""
+    lengths: list[int] = []
+    sound = Engine.completions
+
+    def noted(self: Engine, requests: list[Request], **options: Any) -> Any:
+        lengths.extend(len(request.prompt) for request in requests)
+        return sound(self, requests, **options)
+
+    monkeypatch.setattr(Engine, "completions", noted)
+    return lengths
+
+
+STAIRS = [[1 + (3 * i + j) % (VOCAB - 3) for j in range(1 + i)] for i in range(9)]
+
+
+def test_answers_are_kept_as_they_are_made_and_not_asked_for_again(
+    engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = regenerate(engine, STAIRS, max_new_tokens=6, batch_size=4, seed=5)
+    file = tmp_path / "answers.jsonl"
+
+    def kill(done: int, total: int, written: int) -> None:
+        if done == 6:  # those that were being decoded are lost
+            raise KillError
+
+    with pytest.raises(KillError):
+        regenerate(engine, STAIRS, max_new_tokens=6, batch_size=4, seed=5, journal=file, progress=kill)
+    found = read_journal(file)
+    assert found is not None
+    kept = {record["prompt"] for record in found[1]}
+    assert len(kept) == 6
+    file.write_bytes(file.read_bytes() + b'{"prompt":8,"tok')  # a line that was cut short is no answer
+    lengths, seen = asked(engine, monkeypatch), []
+    again = regenerate(
+        engine, STAIRS, max_new_tokens=6, batch_size=4, seed=5, journal=file, progress=lambda *now: seen.append(now)
+    )
+    assert sorted(lengths) == [1 + index for index in range(9) if index not in kept]
+    assert [now[0] for now in seen] == [6, 7, 8, 9]
+    assert seen[-1] == (9, 9, whole.num_tokens)
+    assert again.fingerprint == whole.fingerprint
+    assert dict(again.metadata) == dict(whole.metadata)
+    lengths.clear()
+    assert regenerate(engine, STAIRS, max_new_tokens=6, seed=5, journal=file).fingerprint == whole.fingerprint
+    assert lengths == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"seed": 6}, "seed = 5, and now seed is 6"),
+        ({"max_new_tokens": 7}, "max_new_tokens = 6"),
+        ({"temperatures": (0.5,)}, "temperatures = "),
+        ({"prompts": STAIRS[:4]}, "num_prompts = 9"),
+        ({"prompts": [[2], *STAIRS[1:]]}, "prompts_sha256 = "),
+        ({"engine": Engine(table(dtype=torch.float32), ToyTokenizer(), speculative="none")}, "dtype = 'float64'"),
+    ],
+)
+def test_answers_of_another_run_are_not_mixed_in(
+    engine: Engine, tmp_path: Path, changes: dict[str, Any], said: str
+) -> None:
+    given = {"engine": engine, "prompts": STAIRS, "max_new_tokens": 6, "seed": 5, "journal": tmp_path / "a.jsonl"}
+    regenerate(**given)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match=said):
+        regenerate(**{**given, **changes})  # type: ignore[arg-type]
+
+
+KILLED = """
+import os, signal, sys
+from foretoken import Engine
+from foretoken.train.responses import regenerate
+from tests.engine.harness import ToyTokenizer, table
+from tests.train.test_responses import STAIRS
+
+def kill(done, total, written):
+    if done == 6:
+        os.kill(os.getpid(), signal.SIGKILL)
+
+engine = Engine(table(), ToyTokenizer(), speculative="none")
+regenerate(engine, STAIRS, max_new_tokens=6, batch_size=4, seed=5, journal=sys.argv[1], progress=kill)
+"""
+
+
+def test_a_killed_process_loses_no_answer(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = tmp_path / "answers.jsonl"
+    path = os.pathsep.join([str(Path(__file__).parents[2]), *sys.path])
+    killed = subprocess.run(
+        [sys.executable, "-c", KILLED, str(file)],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        timeout=120,
+    )
+    assert killed.returncode == -signal.SIGKILL, killed.stderr
+    lengths = asked(engine, monkeypatch)
+    again = regenerate(engine, STAIRS, max_new_tokens=6, batch_size=4, seed=5, journal=file)
+    assert len(lengths) == 3
+    assert again.fingerprint == regenerate(engine, STAIRS, max_new_tokens=6, batch_size=4, seed=5).fingerprint
+
+
+def test_nothing_that_can_be_answered(engine: Engine, tmp_path: Path) -> None:
+    room = engine.model.spec.max_positions
+    with pytest.raises(PromptError, match=f"none of 2 prompts can be answered: expected 1 to {room - 4} tokens"):
+        regenerate(engine, [[1] * room, [2] * (room - 3)], max_new_tokens=4)
+    file = lines(tmp_path, {"prompt": "a" * room}, {"prompt": "a" * (room - 2)})
+    with pytest.raises(
+        PromptError, match=rf"data.jsonl': all 2 prompts are too long: the shortest, line 2, .* at most {room - 4}"
+    ):
+        read_prompts(file, engine, max_new_tokens=4)
+    with pytest.raises(PromptError, match=r"at most 19 can be used \(max_length = 20"):
+        read_prompts(file, engine, max_new_tokens=4, max_length=20)
+    assert len(read_prompts(file, engine, max_new_tokens=2)) == 2  # one of them fits
+    with pytest.raises(ConfigError, match="max_length = 3 tokens, and the shortest prompt has 4"):
+        pack([([1] * 9, 4), ([1] * 9, 7)]).cut(3)
+
+
+class Chatter(ToyTokenizer):
+    """With a template that needs every content to be a text."""
+
+    chat_template = "there is one"
+
+    def apply_chat_template(self, messages: list[Any], **options: Any) -> str:
+        if messages[0]["role"] == "system":
+            from jinja2 import TemplateError
+
+            raise TemplateError("no system messages")
+        return "".join("the " + message["content"] for message in messages)
+
+
+@pytest.mark.parametrize(
+    ("messages", "said"),
+    [
+        ([{"role": "user"}], r"line 2: message 1 \(user\) has none: expected 'content'"),
+        ([{"role": "user", "content": "a"}, {"role": "user", "content": None}], r"message 2 \(user\) has none"),
+        ([{"role": "user", "content": 7}], r"message 1 \(user\) has 7: expected 'content', a text"),
+        ([{"content": "a"}], "message 1 must be an object with 'role' and 'content'"),
+        (["a"], "message 1 must be an object"),
+        ([{"role": "assistant", "content": "a"}], "nothing to answer"),
+        ([{"role": "system", "content": "a"}], r"chat template refuses these messages \(no system messages\)"),
+        (
+            [{"role": "assistant", "content": None, "tool_calls": [1]}, {"role": "user", "content": "a"}],
+            "chat template",
+        ),
+    ],
+)
+def test_bad_messages(engine: Engine, tmp_path: Path, messages: list[Any], said: str) -> None:
+    engine.tokenizer = Chatter()
+    good = {"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}
+    assert read_prompts(lines(tmp_path, good), engine) == [ToyTokenizer().encode("the a")]
+    with pytest.raises(ConfigError, match=said):
+        read_prompts(lines(tmp_path, good, {"messages": messages}), engine)
 
 
 def test_prompts_without_room_are_skipped(engine: Engine) -> None:

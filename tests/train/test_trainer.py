@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import signal
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 from foretoken.errors import ConfigError, TrainError
 from foretoken.train import checkpoint
 from foretoken.train.data import Batches, epoch_batches
+from foretoken.train.plot import read_log
 from foretoken.train.schedule import Budget, rate
 from foretoken.train.trainer import LOG, RECORD, Report, TrainConfig, Trainer, train
 from tests.train.harness import Linear, teacher, texts
@@ -66,6 +68,50 @@ def test_resumed_is_the_same_run(tmp_path: Path, changes: dict[str, Any]) -> Non
     for one, other in zip(whole.head.parameters(), again.head.parameters(), strict=True):
         assert torch.equal(one, other)
     assert at_once == resumed
+
+
+class Joined(Linear):
+    """Slot 1 by itself in the first half of training, as EAGLE-3 is trained."""
+
+    def outcome(self, *args: Any, training: bool) -> Any:
+        found = super().outcome(*args, training=training)
+        return replace(found, slots=found.slots[:1]) if training and self.share < 0.5 else found
+
+
+def test_the_loss_of_a_slot_can_be_compared_where_slots_join(tmp_path: Path) -> None:
+    """Nothing is learned here (a tiny rate), and all slots are as hard: the sum jumps, the mean of a slot does not."""
+    reports: list[Report] = []
+    objective = Joined(num_slots=4)
+    for layer in objective.head:
+        layer.weight.data.zero_()
+    run(tmp_path / "out", objective, lr=1e-12, batch_tokens=10_000, progress=reports.append)
+    first, last = reports[2], reports[3]
+    assert [len(report.slot_losses) for report in reports] == [1, 1, 1, 4, 4, 4]
+    assert last.loss > 1.5 * first.loss
+    assert first.loss_per_slot == first.loss == first.slot_losses[0]
+    assert last.loss_per_slot == pytest.approx(first.loss_per_slot, rel=0.1)
+    assert last.slot_losses[0] == pytest.approx(first.slot_losses[0], rel=1e-3)  # every step sees all texts
+    row = rows(tmp_path / "out")[3]
+    assert (row["loss_per_slot"], tuple(row["slot_losses"])) == (last.loss_per_slot, last.slot_losses)
+    assert row["loss"] == pytest.approx(sum(0.5**k * loss for k, loss in enumerate(row["slot_losses"])), rel=1e-5)
+
+
+def test_passes_of_one_step_are_one_mean(tmp_path: Path) -> None:
+    run(tmp_path / "out", steps=2, accumulate=3)
+    for row in rows(tmp_path / "out"):
+        assert row["loss"] == pytest.approx(1.5 * row["loss_per_slot"], rel=1e-5)  # weights 1 and 1/2
+
+
+def test_the_plot_is_drawn_after_each_checkpoint_and_at_the_end(tmp_path: Path) -> None:
+    drawn: list[tuple[int, int]] = []
+
+    def plot(out: Path) -> None:
+        steps, held = read_log(out)
+        drawn.append((len(steps), len(held)))
+
+    config = TrainConfig(**{**CONFIG, "eval_every": 2})
+    train(Linear(), teacher(), texts(), tmp_path / "out", config, plot=plot)
+    assert drawn == [(3, 1), (6, 2), (6, 3)]  # the last with the final evaluation
 
 
 def test_seed_decides(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from foretoken.draft.medusa import Medusa
 from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.draft.shape import Shape
 from foretoken.engine.engine import Engine, Request
-from foretoken.engine.result import StepTime
+from foretoken.engine.recorder import StepTime
 from foretoken.errors import ConfigError
 from foretoken.heads.kangaroo import KangarooHead
 from foretoken.heads.medusa import MedusaHead
@@ -26,9 +26,9 @@ from foretoken.model.hf import TransformersModel
 from foretoken.model.table import TableLM
 from foretoken.model.target import Target
 from foretoken.noise import Noise
+from foretoken.planner.observed import StepCosts, step_costs
 from foretoken.theory.coupling import gumbel
 from foretoken.tree import Draws, TokenTree
-from foretoken.tune.costs import StepCosts, step_costs
 from foretoken.tune.drafter import DrafterReport, TemperatureReport, _report, calibration, evaluate, mean
 from foretoken.tune.looking import Laws, Slot, Step
 from tests.draft import test_dflash as blocks

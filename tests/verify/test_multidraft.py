@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.errors import ConfigError
 from foretoken.tree import Law, TokenTree
-from foretoken.verify import Evidence, Rejection, multidraft, selection
+from foretoken.verify import VERIFIERS, Evidence, Rejection, multidraft, selection
 from foretoken.verify.multidraft import Fit, KSeq, MultiDraft
 from foretoken.verify.selection import Importance, Selection, Transport, selection_gap
 from tests.verify.enumerate import (
@@ -260,6 +260,39 @@ def test_float32_laws_give_what_float64_laws_give(rule: MultiDraft) -> None:
         assert left.dtype == torch.float32
         reached = true.stops[:, 0] > 1e-3
         assert torch.allclose(left.double()[reached], expected[reached], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("narrow", ["p", "q"])
+@pytest.mark.parametrize(
+    "name", ["rejection", "traversal", "greedy_block", "lenience", "k_seq", "importance", "transport"]
+)
+def test_laws_of_two_dtypes_are_judged_in_the_wider(name: str, narrow: str) -> None:
+    """Where the narrow law is held in float64 too, everything is equal bit for bit."""
+    out = drafts(FORK, tables(4, 4, 3))
+    assert out.tree.q is not None
+    p, q = (law.float() if which == narrow else law for which, law in (("p", out.p), ("q", out.tree.q)))
+    mixed = Evidence(replace(out.tree, q=q), p)
+    wide = Evidence(replace(out.tree, q=q.double()), p.double())
+    rule = VERIFIERS[name]
+    mine, true = rule.stops(mixed), rule.stops(wide)
+    assert mine.stops.dtype == torch.float64
+    assert torch.equal(mine.stops, true.stops)
+    for node in range(out.tree.num_nodes):
+        at = torch.full((len(p),), node)
+        assert torch.equal(rule.leftover(mixed, mine, at), rule.leftover(wide, true, at))
+
+
+@selections
+@pytest.mark.parametrize("vocab_size", [5, 80])
+def test_the_law_of_the_choice_takes_laws_of_two_dtypes(rule: Selection, vocab_size: int) -> None:
+    """Within 1e-6 of float64, whichever of p and q is float32."""
+    p, q = random_laws(3, vocab_size, 1)
+    count = torch.tensor([2, 3, 4])
+    expected = rule.law_of_choice(rule.fit(p, q, count), p, q)
+    for mine in ((p.float(), q), (p, q.float())):
+        law = rule.law_of_choice(rule.fit(*mine, count), *mine)
+        assert law.dtype == torch.float64
+        assert torch.allclose(law, expected, atol=1e-6, rtol=0)
 
 
 # The law of the choice

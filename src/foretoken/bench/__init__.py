@@ -9,17 +9,19 @@
 
 from foretoken.bench.provenance import dram_read_bytes_per_second, provenance
 from foretoken.bench.report import BenchReport, Figures, MethodReport, TemperatureReport
-from foretoken.bench.run import BenchMethod, encode_item, parse_method, run_bench
+from foretoken.bench.run import BenchInterrupted, BenchMethod, PromptDone, encode_item, parse_method, run_bench
 from foretoken.bench.stats import Interval, first_loop
 from foretoken.bench.suite import Item, load_suite, select
 
 __all__ = [
+    "BenchInterrupted",
     "BenchMethod",
     "BenchReport",
     "Figures",
     "Interval",
     "Item",
     "MethodReport",
+    "PromptDone",
     "TemperatureReport",
     "dram_read_bytes_per_second",
     "encode_item",

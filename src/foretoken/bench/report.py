@@ -5,10 +5,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foretoken.bench import stats
-from foretoken.bench.stats import Costs, Interval, Pair
+from foretoken.bench.stats import Interval, Pair
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Cut, Run, cut, identical
 from foretoken.engine.method import MethodConfig
+from foretoken.planner.observed import MeanCosts, mean_costs
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class BenchReport:
     prompts: list[dict[str, Any]]  # one record per prompt, method and temperature
     peak_rss_bytes: int
     provenance: dict[str, Any]
+    partial: bool = False  # interrupted: prompts that every method has decoded by then, as often as all of them have
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -98,6 +100,7 @@ def assemble(
     settings: dict[str, Any],
     provenance: dict[str, Any],
     peak_rss_bytes: int,
+    partial: bool = False,
 ) -> BenchReport:
     """The report of lanes, plain decoding the first of them."""
     plain = next(iter(lanes.values()))[1]
@@ -125,8 +128,9 @@ def assemble(
             for index, prompt in counted.items():
                 key = {"temperature": temperature, "method": label, "seed": session.seed + index}
                 prompts.append({**key, **prompt.record()})
-        temperatures.append(TemperatureReport(temperature, reports))
-    return BenchReport(settings, session.dram_read, temperatures, prompts, peak_rss_bytes, provenance)
+        if reports:
+            temperatures.append(TemperatureReport(temperature, reports))
+    return BenchReport(settings, session.dram_read, temperatures, prompts, peak_rss_bytes, provenance, partial)
 
 
 class _Prompt:
@@ -181,8 +185,8 @@ def _figures(session: Session, category: str, prompts: Sequence[_Prompt]) -> Fig
     predicted = with_overhead = None
     if costs is not None:
         per_step = guessed / max(1, len(steps))
-        predicted = stats.predicted_speedup(length, per_step, costs)
-        with_overhead = stats.predicted_speedup(length, per_step, costs, overhead=True)
+        predicted = costs.speedup(length, per_step)
+        with_overhead = costs.speedup(length, per_step, overhead=True)
     return Figures(
         category=category,
         num_prompts=len(prompts),
@@ -210,26 +214,10 @@ def _figures(session: Session, category: str, prompts: Sequence[_Prompt]) -> Fig
     )
 
 
-def _costs(prompts: Sequence[_Prompt]) -> tuple[float | None, Costs | None]:
-    """The median plain pass, and costs in units of it; medians over all rounds' steps that count."""
+def _costs(prompts: Sequence[_Prompt]) -> tuple[float | None, MeanCosts | None]:
+    """The median plain pass, and costs in units of it; over all rounds' steps that count."""
     plain = [step for prompt in prompts for one in prompt.plain_cuts for step in one.steps]
-    steps = [step for prompt in prompts for one in prompt.cuts for step in one.steps]
-    unit = stats.median(step.seconds_target for step in plain)
-    if not unit or not steps:
-        return unit, None
-    guesses = [step.seconds_draft / step.num_draft_tokens for step in steps if step.num_draft_tokens]
-    # Steps differ in how many guesses they make (a lookup may find none): each number has its own median pass.
-    sizes = {step.num_draft_tokens for step in steps}
-    verify = 0.0
-    for size in sizes:
-        passes = [step.seconds_target for step in steps if step.num_draft_tokens == size]
-        verify += (stats.median(passes) or 0.0) * len(passes) / len(steps)
-    return unit, Costs(
-        draft=(stats.median(guesses) or 0.0) / unit,
-        verify=verify / unit,
-        overhead=(stats.median(step.seconds_rest for step in steps) or 0.0) / unit,
-        plain_overhead=(stats.median(step.seconds_rest for step in plain) or 0.0) / unit,
-    )
+    return mean_costs(plain, [step for prompt in prompts for one in prompt.cuts for step in one.steps])
 
 
 def _outside(runs: Sequence[Run]) -> float | None:

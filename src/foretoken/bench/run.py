@@ -1,8 +1,11 @@
 """All measuring: every prompt plainly and with each method, interleaved, in one process on one set of weights."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+import hashlib
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from time import perf_counter
 from typing import Any
 
@@ -14,9 +17,8 @@ from foretoken.draft.shape import SHAPES
 from foretoken.engine.config import METHODS, speculative_config
 from foretoken.engine.engine import Engine
 from foretoken.engine.method import MethodConfig
-from foretoken.engine.result import Timing
 from foretoken.errors import ConfigError
-from foretoken.model.target import CausalModel
+from foretoken.journal import Journal
 from foretoken.sampling import SamplingParams
 from foretoken.tree import Draws
 
@@ -58,13 +60,54 @@ AnyMethod = str | Mapping[str, Any] | MethodConfig | BenchMethod
 """As ``parse_method`` reads it, as ``speculative_config`` does, or ready."""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Lane:
     """One method's engine during a session."""
 
     method: BenchMethod
     engine: Engine
     runs: dict[tuple[float, int], list[Run]] = field(default_factory=dict)  # (temperature, item) -> one a round
+
+
+FINISHED = "finished"
+"""Key of the last line of a file of runs."""
+KEY = ("temperature", "index", "round", "method")
+RunKey = tuple[float, int, int, str]
+
+
+@dataclass(frozen=True)
+class _Turn:
+    """One prompt at one temperature, once by each method."""
+
+    temperature: float
+    round: int
+    index: int  # of the prompt
+    lanes: list[_Lane]
+
+    def key(self, lane: _Lane) -> RunKey:
+        """What a method's run is known by."""
+        return self.temperature, self.index, self.round, lane.method.label
+
+
+@dataclass(frozen=True)
+class PromptDone:
+    """One prompt, decoded once by every method at one temperature."""
+
+    num_runs: int  # done so far, this prompt's included
+    num_planned: int
+    temperature: float
+    round: int  # from 0
+    item: Item
+    runs: Mapping[str, Run]  # by the method's label, plain decoding among them
+
+
+class BenchInterrupted(KeyboardInterrupt):
+    """Ctrl-C, or whatever raised a KeyboardInterrupt, while ``run_bench`` measured."""
+
+    def __init__(self, report: BenchReport | None) -> None:
+        """report: of the prompts that every method had decoded by then; None where there is none."""
+        super().__init__("interrupted")
+        self.report = report
 
 
 def run_bench(
@@ -80,6 +123,8 @@ def run_bench(
     draft: str | None = None,
     dram_read: Callable[[], float | None] | None = None,
     progress: Callable[[int, int], None] | None = None,
+    on_prompt: Callable[[PromptDone], None] | None = None,
+    runs_file: Path | str | None = None,
 ) -> BenchReport:
     """Decode every prompt plainly and with each method, ``rounds`` times, and report.
 
@@ -88,9 +133,11 @@ def run_bench(
     from prompt to prompt, so that a machine that slows down slows all of them. A short run of each lane warms up and is
     not counted. Prompts are decoded one at a time.
 
-    dram_read measures the memory bandwidth in bytes per second; progress is called with (runs done, runs in all).
+    dram_read measures the memory bandwidth in bytes per second; progress is called with (runs done, runs in all),
+    on_prompt when all methods have decoded a prompt. runs_file: a file of JSON lines that every run is appended to as it
+    is made; the runs in it are not made again, if it comes from the same configuration and machine.
 
-    Raises ConfigError, ModelError.
+    Raises ConfigError, ModelError, BenchInterrupted.
     """
     if not isinstance(engine, Engine):
         engine = Engine.load(**engine)
@@ -105,40 +152,17 @@ def run_bench(
         raise ConfigError(f"none of {len(items)} prompts fits the context of {engine.model.spec.max_positions} tokens")
     sampling = [SamplingParams(temperature=t, max_new_tokens=max_new_tokens, seed=seed) for t in temperatures]
     given = {params.temperature: params for params in sampling}
-
-    def decode(lane: _Lane, temperature: float, index: int) -> None:
-        own = replace(given[temperature], seed=seed + index)
-        run = measure(lane.engine, encoded[index], own, items[index].prediction)
-        lane.runs.setdefault((temperature, index), []).append(run)
-
-    for temperature in given:
-        for lane in lanes:
-            warm = replace(given[temperature], max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
-            measure(lane.engine, encoded[fitting[0]], warm, items[fitting[0]].prediction)
-    jobs = [
-        (lane, temperature, index)
+    turns = [
+        _Turn(temperature, turn, index, [
+            lane for lane in _turned(lanes, index + turn)
+            if not lane.engine.method.capabilities.needs_prediction or items[index].prediction is not None
+        ])
         for temperature in given
         for turn in range(rounds)
         for index in fitting
-        for lane in _turned(lanes, index + turn)
-        if not lane.engine.method.capabilities.needs_prediction or items[index].prediction is not None
-    ]
-    begun = perf_counter()
-    for done, job in enumerate(jobs):
-        if progress is not None:
-            progress(done, len(jobs))
-        decode(*job)
-    if progress is not None:
-        progress(len(jobs), len(jobs))
-    session = Session(
-        items=items,
-        fitting=fitting,
-        temperatures=list(given),
-        weight_bytes=engine.model.spec.weight_bytes,
-        split_is_real=engine.model.spec.device.type == "cpu",
-        dram_read=dram_read() if dram_read is not None else None,
-        seed=seed,
-    )
+    ]  # fmt: skip
+    num_planned = sum(len(turn.lanes) for turn in turns)
+    origin = provenance()
     settings = {
         **{key: value for key, value in engine.resolved().items() if key not in ("speculative", "exact")},
         "weight_bytes": engine.model.spec.weight_bytes,
@@ -148,49 +172,87 @@ def run_bench(
         "seed": seed,
         "num_prompts": len(items),
         "num_prompts_too_long": len(items) - len(fitting),
-        "seconds_measuring": perf_counter() - begun,
     }
-    lanes_of = {lane.method.label: (lane.method.config, lane.runs) for lane in lanes}
-    return assemble(session, lanes_of, settings=settings, provenance=provenance(), peak_rss_bytes=peak_rss_bytes())
+
+    def report(begun: float, *, partial: bool) -> BenchReport:
+        session = Session(
+            items=items,
+            fitting=fitting,
+            temperatures=list(given),
+            weight_bytes=engine.model.spec.weight_bytes,
+            split_is_real=engine.model.spec.device.type == "cpu",
+            dram_read=dram_read() if dram_read is not None else None,
+            seed=seed,
+        )
+        measured = sum(len(runs) for lane in lanes for runs in lane.runs.values())
+        figures = {"num_runs": measured, "num_runs_planned": num_planned, "seconds_measuring": perf_counter() - begun}
+        lanes_of = {lane.method.label: (lane.method.config, lane.runs) for lane in lanes}
+        return assemble(
+            session, lanes_of, settings={**settings, **figures}, provenance=origin, peak_rss_bytes=peak_rss_bytes(),
+            partial=partial,
+        )  # fmt: skip
+
+    with ExitStack() as stack:
+        journal, known = None, {}
+        if runs_file is not None:
+            sha256 = hashlib.sha256(json.dumps([[encoded[i], items[i].prediction] for i in fitting]).encode())
+            identity = {
+                **settings,
+                "methods": {lane.method.label: lane.method.config.resolved() for lane in lanes},
+                "temperatures": list(given),
+                "prompts_sha256": sha256.hexdigest(),
+                "versions": origin["versions"],
+                "git_revision": origin["git_revision"],
+                "processor": origin["machine"]["processor"],
+                "accelerator": origin["machine"]["accelerator"],
+                "torch_threads": origin["torch_threads"],
+            }
+            journal = stack.enter_context(Journal(runs_file, identity))
+            known = {_key(record): Run.of(record) for record in journal.records if FINISHED not in record}
+        begun, num_runs = perf_counter(), 0
+        try:
+            for temperature in given:
+                left = [turn for turn in turns if turn.temperature == temperature]
+                for lane in lanes:
+                    if any(lane in turn.lanes and turn.key(lane) not in known for turn in left):
+                        warm = replace(given[temperature], max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
+                        measure(lane.engine, encoded[fitting[0]], warm, items[fitting[0]].prediction)
+            for turn in turns:
+                runs, is_new = {}, False
+                for lane in turn.lanes:
+                    if progress is not None:
+                        progress(num_runs, num_planned)
+                    key = turn.key(lane)
+                    if key not in known:
+                        own = replace(given[turn.temperature], seed=seed + turn.index)
+                        known[key] = measure(lane.engine, encoded[turn.index], own, items[turn.index].prediction)
+                        is_new = True
+                        if journal is not None:
+                            journal.append({**dict(zip(KEY, key, strict=True)), **known[key].record()})
+                    runs[lane.method.label] = known[key]
+                    num_runs += 1
+                for lane in turn.lanes:  # now, so that a partial report has the same prompts for every method
+                    lane.runs.setdefault((turn.temperature, turn.index), []).append(runs[lane.method.label])
+                if on_prompt is not None and is_new:
+                    on_prompt(PromptDone(num_runs, num_planned, turn.temperature, turn.round, items[turn.index], runs))
+            if progress is not None:
+                progress(num_planned, num_planned)
+            if journal is not None and not any(FINISHED in record for record in journal.records):
+                journal.append({FINISHED: True})
+        except KeyboardInterrupt as error:
+            raise BenchInterrupted(report(begun, partial=True) if any(lane.runs for lane in lanes) else None) from error
+    return report(begun, partial=False)
 
 
 def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams, prediction: str | None = None) -> Run:
     """Decode one prompt, keeping the time of every step."""
-    engine.timing = Timing(steps=[])
-    with _clocked(engine.method.draft) as clock:
+    with engine.recorder.timing() as steps:
         completion = engine.generate(prompt, params, prediction=prediction)
-    assert engine.timing.steps is not None
-    return Run(completion.token_ids, engine.timing.steps, completion.seconds_prefill, clock.seconds)
+    return Run(completion.token_ids, steps, completion.seconds_prefill, sum(step.seconds_draft_model for step in steps))
 
 
-@dataclass
-class _Clock:
-    seconds: float = 0.0
-
-
-@contextmanager
-def _clocked(model: CausalModel | None) -> Iterator[_Clock]:
-    """Sum the time of a draft model's passes, by standing in for its ``forward`` while a run lasts."""
-    clock = _Clock()
-    if model is None:
-        yield clock
-        return
-    own = vars(model).get("forward")  # somebody else's stand-in, if any
-    forward = model.forward
-
-    def timed(*args: Any, **options: Any) -> Any:
-        begun = perf_counter()
-        output = forward(*args, **options)
-        clock.seconds += perf_counter() - begun
-        return output
-
-    model.forward = timed  # type: ignore[method-assign]
-    try:
-        yield clock
-    finally:
-        del model.forward  # the class's own again
-        if own is not None:
-            model.forward = own  # type: ignore[method-assign]
+def _key(record: Mapping[str, Any]) -> RunKey:
+    return record["temperature"], record["index"], record["round"], record["method"]
 
 
 def _bench_method(given: AnyMethod, *, draft: str | None, verify: str | None) -> BenchMethod:

@@ -101,23 +101,3 @@ def bootstrap(pairs: Sequence[Pair], *, seed: int = 0, resamples: int = 2000, le
     values = (tokens / seconds) * (plain_seconds / plain_tokens)
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(low), float(high))
-
-
-@dataclass(frozen=True)
-class Costs:
-    """What a step costs, in plain passes of the target (medians of the run's own steps)."""
-
-    draft: float  # c: one guess, the drafter's bookkeeping included
-    verify: float  # v: the target's pass of a step, averaged over how many guesses the steps made
-    overhead: float  # laws, verification, commit and bookkeeping of a step
-    plain_overhead: float  # the same of a plain step
-
-
-def predicted_speedup(
-    tokens_per_step: float, guesses_per_step: float, costs: Costs, *, overhead: bool = False
-) -> float:
-    """The cost model: S = E[tokens per step] / (v + guesses per step * c), overheads of both sides counted if asked."""
-    step = costs.verify + guesses_per_step * costs.draft
-    if not overhead:
-        return tokens_per_step / step
-    return tokens_per_step * (1 + costs.plain_overhead) / (step + costs.overhead)

@@ -1,10 +1,11 @@
 """What one decoding left behind: its tokens, and step by step what it guessed, kept and spent."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import astuple, dataclass
+from typing import Any
 
 from foretoken.bench.stats import first_loop
-from foretoken.engine.result import StepTime
+from foretoken.engine.recorder import StepTime
 
 
 @dataclass(frozen=True)
@@ -20,6 +21,21 @@ class Run:
         """Wall time of each step: from the end of the one before it, so that nothing between steps is lost."""
         own = [step.seconds for step in self.steps[:1]]
         return own + [step.ended - before.ended for before, step in zip(self.steps, self.steps[1:], strict=False)]
+
+    def record(self) -> dict[str, Any]:
+        """As JSON; every step is a list of the fields of ``StepTime``."""
+        return {
+            "token_ids": self.token_ids,
+            "steps": [astuple(step) for step in self.steps],
+            "seconds_prefill": self.seconds_prefill,
+            "seconds_draft_forward": self.seconds_draft_forward,
+        }
+
+    @classmethod
+    def of(cls, record: Mapping[str, Any]) -> "Run":
+        """From ``record``; other keys are left alone."""
+        steps = [StepTime(*step) for step in record["steps"]]
+        return cls(record["token_ids"], steps, record["seconds_prefill"], record["seconds_draft_forward"])
 
 
 @dataclass(frozen=True)

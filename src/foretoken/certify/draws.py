@@ -33,7 +33,7 @@ ONE_HOT = 1.0 - 1e-6
 
 @dataclass
 class Draws:
-    """Collects the draws of a run, step by step: an observer of a ``Watch``."""
+    """Collects the draws of a run, step by step: a listener of a ``Watch``."""
 
     seed: int
     by_id: list[float] = field(default_factory=list)

@@ -1,10 +1,8 @@
 """Looking on while production decodes: every tree that was proposed, and the laws its verifier was given.
 
-A ``Watch`` stands at the two public seams: it wraps the drafter (which sees the text) and the verifier (which sees the
-tree and p). It changes nothing and draws nothing; the step that runs is the engine's own.
+A ``Watch`` is an observer of the engine's steps (``StepEvent``): it changes nothing and draws nothing.
 """
 
-import dataclasses
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -12,15 +10,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.draft.base import Commit, Context, Drafter, Method, PromptChunk
-from foretoken.draft.shape import Shape
 from foretoken.engine.engine import Engine
+from foretoken.engine.event import StepEvent
 from foretoken.engine.method import MethodConfig
-from foretoken.model.target import Target
-from foretoken.noise import Noise, derive_seed
+from foretoken.noise import derive_seed
 from foretoken.sampling import SamplingParams
-from foretoken.tree import Draws, TokenTree
-from foretoken.verify.law import Evidence, Verifier, Walk
+from foretoken.verify.law import Evidence
 
 MAX_BYTES = 2**28
 """Most bytes of laws that a watch keeps: with a vocabulary of 150,000 tokens a tree's rows are tens of megabytes."""
@@ -87,13 +82,14 @@ class Proposal:
         return node
 
 
-Observer = Callable[[Sequence[Text], Evidence], None]
+Listener = Callable[[Sequence[Text], Evidence], None]
+"""Told the texts before a step, and what its verifier read."""
 
 
 class Watch:
-    """Keeps some visits of every request, and hands every step to the observers."""
+    """Keeps some visits of every request, and hands every step to the listeners."""
 
-    def __init__(self, max_visits: int, seed: int, observers: Sequence[Observer] = ()) -> None:
+    def __init__(self, max_visits: int, seed: int, listeners: Sequence[Listener] = ()) -> None:
         """max_visits of each request are kept: the last with guesses in a line, which sees what all steps before it left
         in the cache, then a uniform sample. seed is the certificate's own, apart from the noise of production."""
         self.max_visits = max_visits
@@ -101,9 +97,7 @@ class Watch:
         self._last: dict[int, Visit] = {}  # by seed too
         self._sample: dict[int, list[Visit]] = {}
         self._random = random.Random(derive_seed(seed, 1))
-        self._observers = observers
-        self._texts: list[Text] = []  # of the step's rows that were not verified yet
-        self._seen: Evidence | None = None
+        self._listeners = listeners
 
     @property
     def visits(self) -> list[Visit]:
@@ -114,20 +108,11 @@ class Watch:
             for visit in (last, *(other for other in self._sample.get(key, []) if other is not last))
         ]
 
-    def proposed(self, context: Context) -> None:
-        """Remember the texts of the step that begins."""
-        history, params = context.history, context.processors.params
-        self._texts = [
-            Text(list(ids), start, row) for ids, start, row in zip(history.ids, history.num_prompt, params, strict=True)
-        ]
-
-    def verified(self, evidence: Evidence) -> None:
-        """Look at what the verifier was given: once, however often it is asked. Large batches come in parts, in order."""
-        if evidence is self._seen:
-            return
-        self._seen = evidence
+    def __call__(self, event: StepEvent) -> None:
+        """Look at one step."""
+        evidence = event.evidence
         tree, p = evidence.tree, evidence.p
-        texts, self._texts = self._texts[: len(p)], self._texts[len(p) :]
+        texts = [Text(event.text(index), len(row.prompt_ids), row.params) for index, row in enumerate(event.rows)]
         room = max(1, MAX_BYTES // max(1, 2 * p[0].numel() * p.element_size()))
         tokens, parents = tree.tokens.tolist(), tree.parent.tolist()
         for row, text in enumerate(texts):
@@ -147,105 +132,11 @@ class Watch:
                 self._last[key] = visit
             if place < num_sampled:
                 sample[place : place + 1] = [visit]
-        for observe in self._observers:
-            observe(texts, evidence)
+        for listen in self._listeners:
+            listen(texts, evidence)
 
     def engine(self, engine: Engine, config: MethodConfig) -> Engine:
         """engine's target and method under another configuration, watched."""
-        watched = dataclasses.replace(config)
-        # ``verifier`` is a cached property: what stands here is what the engine asks for.
-        watched.__dict__["verifier"] = Witness(config.load_verifier(engine.model), self)
-        method = Watched(engine.method, self)
-        return Engine(engine.model, engine.tokenizer, speculative=watched, method=method, width=engine.width)
-
-
-class Watched(Method):
-    """A method whose drafters tell a watch what text they were given."""
-
-    def __init__(self, inner: Method, watch: Watch) -> None:
-        self.name, self.capabilities = inner.name, inner.capabilities
-        self.draft, self.exit_layer = inner.draft, inner.exit_layer
-        self.inner, self.watch = inner, watch
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The inner method's."""
-        return self.inner.taps
-
-    @property
-    def foresees(self) -> bool:
-        """The inner method's."""
-        return self.inner.foresees
-
-    @property
-    def prompt_taps(self) -> tuple[int, ...]:
-        """The inner method's."""
-        return self.inner.prompt_taps
-
-    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
-        """The inner method's drafter, wrapped."""
-        return WatchedDrafter(self.inner.open(context, capacity, target), self.watch)
-
-
-class WatchedDrafter(Drafter):
-    """Passes everything on."""
-
-    def __init__(self, inner: Drafter, watch: Watch) -> None:
-        self.inner, self.watch = inner, watch
-        self.num_candidates = inner.num_candidates
-
-    @property
-    def chance(self) -> Tensor | None:
-        """The inner drafter's."""
-        return self.inner.chance
-
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
-        """The inner drafter's tree."""
-        self.watch.proposed(context)
-        return self.inner.propose(context, shape, draws, noise)
-
-    def read_prompt(self, chunk: PromptChunk) -> None:
-        """Told on."""
-        self.inner.read_prompt(chunk)
-
-    def observe(self, commit: Commit) -> None:
-        """Told on."""
-        self.inner.observe(commit)
-
-    def keep(self, rows: Sequence[int]) -> None:
-        """Told on."""
-        self.inner.keep(rows)
-
-
-DECLARED = (
-    "name", "exact", "reads", "draws", "summary", "invariant", "chains_only", "counts_children", "distance",
-)  # fmt: skip
-"""What a verifier says of itself."""
-
-
-class Witness(Verifier):
-    """A verifier that shows a watch what it is given, and answers as the inner one does."""
-
-    def __init__(self, inner: Verifier, watch: Watch) -> None:
-        self.inner, self.watch = inner, watch
-        for declared in DECLARED:
-            setattr(self, declared, getattr(inner, declared))
-
-    @property
-    def taps(self) -> tuple[int, ...]:
-        """The inner rule's."""
-        return self.inner.taps
-
-    def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
-        """The inner rule's."""
-        self.watch.verified(evidence)
-        return self.inner.settle(evidence)
-
-    def stops(self, evidence: Evidence) -> Walk:
-        """The inner rule's."""
-        self.watch.verified(evidence)
-        return self.inner.stops(evidence)
-
-    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
-        """The inner rule's."""
-        return self.inner.leftover(evidence, walk, at)
+        watched = Engine(engine.model, engine.tokenizer, speculative=config, method=engine.method, width=engine.width)
+        watched.observers.append(self)
+        return watched

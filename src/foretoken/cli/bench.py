@@ -3,17 +3,22 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from foretoken.cli import options as o
 from foretoken.cli import settings
+from foretoken.cli.errors import INTERRUPTED, TERMINATED, say
+from foretoken.cli.interrupt import Terminated, interruptible
 from foretoken.cli.output import as_json, check_writable, has_color, write
 from foretoken.errors import ConfigError
+from foretoken.journal import read_journal
 
 if TYPE_CHECKING:
-    from foretoken.bench import BenchMethod
+    from foretoken.bench import BenchMethod, BenchReport, PromptDone
+    from foretoken.bench.trace import Run
 
 PROMPTS = "Prompts"
 Suite = Annotated[
@@ -68,9 +73,15 @@ Bandwidth = Annotated[
 ReportFile = Annotated[
     str | None,
     typer.Option(
-        "--output", "-o", metavar="FILE", rich_help_panel=o.OUTPUT, help="Write the JSON report to FILE as well."
+        "--output", "-o", metavar="FILE", rich_help_panel=o.OUTPUT,
+        help="Write the JSON report to FILE as well, and every run, as it is made, to FILE.runs.jsonl.",
     ),
-]
+]  # fmt: skip
+Resume = Annotated[
+    bool,
+    typer.Option("--resume", rich_help_panel=o.OUTPUT,
+                 help="Go on with the runs in FILE.runs.jsonl of --output, if there are any: of the same configuration."),
+]  # fmt: skip
 
 
 def bench(
@@ -95,6 +106,7 @@ def bench(
     max_new_tokens: o.MaxNewTokens = 128,
     json_: o.Json = False,
     output: ReportFile = None,
+    resume: Resume = False,
     no_color: o.NoColor = False,
 ) -> None:
     """Measure each method against plain decoding: same prompts, same weights, same process, one after the other.
@@ -102,13 +114,17 @@ def bench(
     Figures: tokens/s; speedup with a 95 % interval (paired bootstrap over prompts); mean acceptance length; conditional
     acceptance rates by position; c and v, the cost of a guess and of a verifying pass in plain passes; the speedup that
     a cost model predicts from these; whether all tokens were identical. Texts are cut at their first loop.
+
+    Where stderr is no terminal each prompt is a line on it. Ctrl-C and SIGTERM end with a report of what was measured,
+    marked partial; --resume goes on.
     """
     check_writable(output)
+    runs_file = open_runs(output, resume=resume)
     draft = settings.draft_name(draft)
     if threads is not None and threads < 1:
         raise ConfigError(f"--threads {threads} must be at least 1")
     settings.quiet()
-    from foretoken.bench import load_suite, run_bench, select
+    from foretoken.bench import BenchInterrupted, load_suite, run_bench, select
 
     wanted = [name.strip() for name in categories.split(",")] if categories is not None else None
     items = select(load_suite(suite), categories=wanted, limit=limit)
@@ -118,11 +134,27 @@ def bench(
 
         torch.set_num_threads(threads)
     engine = settings.load_engine(ctx.params, None)
-    with _progress(no_color) as progress:
-        report = run_bench(
-            engine, items, chosen, temperatures=temperature or [0.0], max_new_tokens=max_new_tokens, rounds=rounds,
-            seed=seed, dram_read=dram_read if bandwidth and device == "cpu" else None, progress=progress,
-        )  # fmt: skip
+    if runs_file is not None and not resume:
+        runs_file.unlink(missing_ok=True)  # of a bench that had finished: its report is written over too
+    status = 0
+    try:
+        with interruptible(terminable=True) as check, _progress(no_color) as update:
+
+            def progress(done: int, total: int) -> None:
+                check()
+                update(done, total)
+
+            report = run_bench(
+                engine, items, chosen, temperatures=temperature or [0.0], max_new_tokens=max_new_tokens, rounds=rounds,
+                seed=seed, dram_read=dram_read if bandwidth and device == "cpu" else None, progress=progress,
+                on_prompt=None if sys.stderr.isatty() else _print_prompt, runs_file=runs_file,
+            )  # fmt: skip
+    except BenchInterrupted as stop:
+        status = TERMINATED if isinstance(stop.__cause__, Terminated) else INTERRUPTED
+        say(_interrupted(stop.report, runs_file))
+        if stop.report is None:
+            raise typer.Exit(status) from None
+        report = stop.report
     if output is not None:
         write(as_json(report.to_dict(), pretty=True), output)
     if json_:
@@ -131,6 +163,33 @@ def bench(
         from foretoken.cli.tables import show
 
         show(report, no_color=no_color)
+    if status:
+        raise typer.Exit(status)
+
+
+def open_runs(output: str | None, *, resume: bool) -> Path | None:
+    """The file of runs beside a report, whether or not it is there. None where there is no report, or where it is no file
+    (/dev/stdout).
+
+    Raises ConfigError where an interrupted bench would be lost, and for --resume without --output.
+    """
+    if output is None:
+        if resume:
+            raise ConfigError(
+                "--resume needs --output FILE: the report of the interrupted bench, beside which its runs are"
+            )
+        return None
+    if Path(output).exists() and not Path(output).is_file():
+        return None
+    file = Path(f"{output}.runs.jsonl")
+    found = read_journal(file)
+    _, runs = found if found is not None else ({}, [])
+    if runs and not resume and not any("finished" in run for run in runs):
+        raise ConfigError(
+            f"{file} holds {len(runs)} runs of an interrupted bench: give --resume to go on with it, another --output, "
+            "or delete it"
+        )
+    return file
 
 
 def dram_read() -> float | None:
@@ -165,6 +224,26 @@ def _methods(
     return methods
 
 
+def prompt_line(done: "PromptDone") -> str:
+    """A prompt that all methods have decoded: tokens a second of each, and the speedup against plain decoding."""
+    rates = {label: _rate(run) for label, run in done.runs.items()}
+    base = rates.get("none")
+    parts = [
+        f"bench {done.num_runs}/{done.num_planned} runs",
+        f"temperature {done.temperature:g}",
+        *([f"round {done.round + 1}"] if done.round else []),
+        f"{done.item.category} {done.item.question_id}",
+    ]
+    for label, rate in sorted(rates.items(), key=lambda pair: pair[0] != "none"):
+        ratio = f" ({rate / base:.2f})" if base and label != "none" else ""
+        parts.append(f"{label} {rate:.1f} tok/s{ratio}")
+    return " · ".join(parts)
+
+
+def _print_prompt(done: "PromptDone") -> None:
+    print(prompt_line(done), file=sys.stderr, flush=True)
+
+
 @contextmanager
 def _progress(no_color: bool) -> Iterator[Callable[[int, int], None]]:
     """A bar on stderr while runs are made; nothing where stderr is no terminal."""
@@ -179,3 +258,19 @@ def _progress(no_color: bool) -> Iterator[Callable[[int, int], None]]:
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("decoding", total=None)
         yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _rate(run: "Run") -> float:
+    seconds = sum(run.seconds_of())
+    return len(run.token_ids) / seconds if seconds else 0.0
+
+
+def _interrupted(report: "BenchReport | None", runs_file: Path | None) -> str:
+    """What is told where a bench was interrupted."""
+    if report is None:
+        told = "interrupted before all methods had decoded a prompt: there is nothing to report"
+    else:
+        counts = report.settings
+        told = f"interrupted after {counts['num_runs']} of {counts['num_runs_planned']} runs: the report is partial"
+    how = f"runs are kept in {runs_file}" if runs_file is not None else "with --output FILE runs would be kept"
+    return f"{told}; {how}, and --resume goes on with them"

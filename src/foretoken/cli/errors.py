@@ -14,9 +14,11 @@ from typing import Any
 import typer
 from typer.core import TyperGroup
 
+from foretoken.cli.interrupt import Terminated
 from foretoken.errors import ConfigError, ForetokenError, nearest
 
 BROKEN_PIPE, INTERRUPTED = 1, 130  # as typer has it for a closed pipe; what a shell reports after SIGINT
+TERMINATED = 143  # what a shell reports after SIGTERM
 
 
 class OneLineGroup(TyperGroup):
@@ -51,6 +53,8 @@ def explain(error: BaseException) -> tuple[str | None, int]:
         return str(error), 2 if isinstance(error, ConfigError) else 1
     if isinstance(error, typer.Exit):
         return None, error.exit_code
+    if isinstance(error, Terminated):
+        return None, TERMINATED
     if isinstance(error, (KeyboardInterrupt, typer.Abort)):
         return None, INTERRUPTED
     if isinstance(error, BrokenPipeError) or (isinstance(error, OSError) and error.errno == errno.EPIPE):

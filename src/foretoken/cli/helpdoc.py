@@ -9,6 +9,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("generate",),
     ("bench",),
     ("serve",),
+    ("train",),
     ("evaluate",),
     ("certify",),
     ("methods",),

@@ -1,4 +1,4 @@
-"""A Ctrl-C that cannot get lost."""
+"""A Ctrl-C that cannot get lost, and a SIGTERM (of ``timeout``, of a scheduler) that is met like one."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -6,25 +6,32 @@ from contextlib import contextmanager
 from types import FrameType
 
 
+class Terminated(KeyboardInterrupt):
+    """SIGTERM, where it is caught."""
+
+
 @contextmanager
-def interruptible() -> Iterator[Callable[[], None]]:
+def interruptible(*, terminable: bool = False) -> Iterator[Callable[[], None]]:
     """Yields what a loop calls once a turn: it raises KeyboardInterrupt where Ctrl-C was pressed and did not get through.
 
-    Python raises it wherever it happens to be, and in a finalizer it is printed and forgotten. For the main thread.
+    Python raises it wherever it happens to be, and in a finalizer it is printed and forgotten. terminable: SIGTERM raises
+    Terminated the same way. For the main thread.
     """
-    pressed = False
+    pressed: type[KeyboardInterrupt] | None = None
 
     def press(number: int, frame: FrameType | None) -> None:
         nonlocal pressed
-        pressed = True
-        raise KeyboardInterrupt
+        pressed = Terminated if number == signal.SIGTERM else KeyboardInterrupt
+        raise pressed
 
     def check() -> None:
-        if pressed:
-            raise KeyboardInterrupt
+        if pressed is not None:
+            raise pressed
 
-    before = signal.signal(signal.SIGINT, press)
+    caught = (signal.SIGINT, signal.SIGTERM) if terminable else (signal.SIGINT,)
+    before = {number: signal.signal(number, press) for number in caught}
     try:
         yield check
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in before.items():
+            signal.signal(number, handler)

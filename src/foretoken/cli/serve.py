@@ -70,6 +70,12 @@ StallTarget = Annotated[
 NoPrefixReuse = Annotated[
     bool, typer.Option("--no-prefix-reuse", rich_help_panel=LIMITS, help="Keep no KV for prompts that begin alike.")
 ]
+SharedDrafts = Annotated[
+    str, typer.Option("--shared-drafts", metavar="off|key|all", rich_help_panel=o.SPECULATION,
+                      help="What methods that learn from texts (suffix, recycling) guess from. off: each request's own "
+                      "text. key: that of all requests with the same API key. all: everybody's; clients can then see "
+                      "each other's texts in guesses.")
+]  # fmt: skip
 RequestTimeout = Annotated[
     float, typer.Option("--request-timeout", metavar="SECONDS", min=0, rich_help_panel=LIMITS,
                         help="A request that takes longer ends with what it has. 0: no limit.")
@@ -107,6 +113,7 @@ def serve(
     speculative_config: o.SpeculativeConfig = None,
     also: Also = None,
     speculation: Speculation = "auto",
+    shared_drafts: SharedDrafts = "off",
     host: Host = "127.0.0.1",
     port: Port = 8000,
     api_key: ApiKey = None,
@@ -167,9 +174,15 @@ def _serve(options: dict[str, Any], speculative: dict[str, Any]) -> None:
         max_model_len=options["max_model_len"],
         kv_memory_gib=options["kv_memory_gib"],
         speculation=options["speculation"],
+        shared_drafts=options["shared_drafts"],
         prefix_reuse=not options["no_prefix_reuse"],
         stall_target_s=options["stall_target"],
     )
+    if service_options.shared_drafts == "key" and not wanted.api_keys:
+        raise ConfigError(
+            "--shared-drafts key: no API key is given, so nobody can be told apart; give --api-key for each client, or "
+            "'--shared-drafts all' where all clients may see each other's texts"
+        )
     made = run.bind(options["host"], options["port"])
     with made:
         hosts = run.hosts_of(made, options["host"])

@@ -35,6 +35,9 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
     console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=_width())
     wide = console.width >= WIDE
     columns = {name: justify for name, justify in COLUMNS.items() if wide or name not in NOT_IF_NARROW}
+    if report.partial:
+        done = f"{report.settings['num_runs']} of {report.settings['num_runs_planned']} runs"
+        console.print(f"PARTIAL: interrupted after {done}; prompts that all methods had decoded.", style="bold")
     for at in report.temperatures:
         title = f"temperature {at.temperature:g}"
         table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))

@@ -5,6 +5,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,8 +15,10 @@ import typer
 from foretoken import builtin
 from foretoken.cli import options as o
 from foretoken.cli import settings
+from foretoken.cli.errors import say
 from foretoken.cli.output import as_json, has_color, waiting, write
 from foretoken.errors import ConfigError, nearest
+from foretoken.journal import first_difference
 
 if TYPE_CHECKING:
     from foretoken.train.metrics import Evaluation
@@ -186,7 +189,8 @@ def _drafter(
     from foretoken.train import methods
     from foretoken.train.trainer import TrainConfig, train
 
-    methods.check(method, given, init=init)  # mistakes are found before anything is loaded
+    _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
+    answering = {**answering, "max_length": TrainConfig(**training).max_length}
     given.setdefault("seed", TrainConfig.seed)
     with waiting(f"loading {target}", no_color=no_color):
         from foretoken.model.load import load_model
@@ -207,7 +211,7 @@ def _drafter(
     with _progress(no_color) as progress:
         evaluation = train(
             prepared.objective, Teacher(model), responses, out, prepared.config, resume=resume, identity=identity,
-            save=prepared.save, finish=prepared.finish, progress=progress,
+            save=prepared.save, finish=prepared.finish, progress=progress, plot=_plot(),
         )  # fmt: skip
     return {"method": method, "target": target, "out": out, **evaluation.as_dict()}
 
@@ -236,7 +240,8 @@ def responses_of(
 ) -> "Responses":
     """The target's answers: read, if they are there (a file of them, or those of a run to be resumed), or written now.
 
-    They are kept beside the folder of weights, as DIR.responses.safetensors, so that another method can learn from them.
+    They are kept beside the folder of weights, as DIR.responses.safetensors, so that another method can learn from them;
+    while they are made, in DIR.responses.jsonl, so that the same command goes on after a kill.
     """
     from accelerate import PartialState
 
@@ -261,17 +266,31 @@ def responses_of(
     with state.main_process_first():  # one process writes them, the others read
         if kept.exists():
             found = r.Responses.load(kept)
-            if {key: found.metadata.get(key) for key in asked} == asked:
+            difference = first_difference({key: found.metadata.get(key) for key in asked}, asked)
+            if difference is None:
                 return found
+            key, old, new = difference
+            raise ConfigError(
+                f"{kept} holds {len(found)} answers that were made with {key} = {old!r}, and now {key} is {new!r}: give it "
+                "as --data to learn from it, or another --out, or delete it"
+            )
         engine = Engine.load(target, speculative="none", device=device, dtype=dtype)
-        prompts = r.read_prompts(data, engine, limit=answering["limit"])
-        with _answering(no_color) as progress:
+        most = answering["max_new_tokens"]
+        prompts = r.read_prompts(
+            data, engine, limit=answering["limit"], max_new_tokens=most, max_length=answering["max_length"]
+        )
+        journal = kept.with_suffix(".jsonl")
+        journal.parent.mkdir(parents=True, exist_ok=True)
+        with _answering(no_color, journal) as progress:
             found = r.regenerate(
-                engine, prompts, temperatures=answering["temperatures"], max_new_tokens=answering["max_new_tokens"],
-                seed=seed, progress=progress, source=data, source_sha256=asked["source_sha256"],
+                engine, prompts, temperatures=answering["temperatures"], max_new_tokens=most, seed=seed,
+                progress=progress, journal=journal, source=data, source_sha256=asked["source_sha256"],
             )  # fmt: skip
-        found = r.Responses(found.tokens, found.length, found.start, {**found.metadata, "limit": answering["limit"]})
+        found = replace(found, metadata={**found.metadata, "limit": answering["limit"]})
         found.save(kept)
+        journal.unlink()
+        if skipped := found.metadata["num_skipped"]:
+            say(f"{skipped} of {len(prompts)} prompts of {data} were left out: no room for an answer of {most} tokens")
     return found
 
 
@@ -324,8 +343,15 @@ def summary(figures: dict[str, Any]) -> list[str]:
 
 
 def bar_text(report: "Report") -> str:
-    """Beside the bar: loss, acceptance by slot and expected length of the newest evaluation."""
-    text = f"loss {report.loss:.3f} · {report.tokens_per_second:.0f} tok/s"
+    """Beside the bar: mean loss of a slot, then of each, acceptance by slot and expected length of the newest evaluation.
+
+    The sum over slots, which is minimised, would jump where slots join.
+    """
+    text = f"loss {report.loss if report.loss_per_slot is None else report.loss_per_slot:.3f}"
+    if len(report.slot_losses) > 1:
+        slots = " ".join("-" if loss is None else f"{loss:.2f}" for loss in report.slot_losses)
+        text += f" a slot ({slots})"
+    text += f" · {report.tokens_per_second:.0f} tok/s"
     held: Evaluation | None = report.evaluation
     if held is not None and held.slots:
         slots = " ".join(f"{slot.conditional:.2f}" for slot in held.slots)
@@ -340,10 +366,41 @@ def _progress(no_color: bool) -> Iterator[Callable[["Report"], None]]:
         yield lambda report: update(min(1.0, report.share), 1.0, bar_text(report))
 
 
+def _plot() -> Callable[[Path], None]:
+    """Draws the loss plot; where matplotlib is not installed that is said once, and training goes on."""
+    told = False
+
+    def draw(out: Path) -> None:
+        nonlocal told
+        from foretoken.train.plot import draw_losses
+
+        try:
+            draw_losses(out)
+        except ConfigError as error:
+            if not told:
+                told = True
+                say(str(error))
+
+    return draw
+
+
 @contextmanager
-def _answering(no_color: bool) -> Iterator[Callable[[int, int, int], None]]:
+def _answering(no_color: bool, journal: Path) -> Iterator[Callable[[int, int, int], None]]:
+    """A bar on stderr while prompts are answered; where that is interrupted, what is kept, and where."""
+    done, total = 0, 0
     with _bar("answering", no_color) as update:
-        yield lambda done, total, written: update(done, total, f"{done}/{total} prompts · {written} tokens")
+
+        def progress(now: int, of: int, written: int) -> None:
+            nonlocal done, total
+            done, total = now, of
+            update(done, total, f"{done}/{total} prompts · {written} tokens")
+
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            if done and speaks():
+                say(f"{done} of {total} answers are kept in {journal}: the same command goes on with the others")
+            raise
 
 
 @contextmanager

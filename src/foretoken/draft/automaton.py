@@ -44,6 +44,11 @@ class Automaton:
         self._last = 0  # the state of the whole text being read
         self._tail = NOWHERE  # its suffix of at most window + 1 tokens
 
+    @property
+    def num_states(self) -> int:
+        """Classes of substrings, the empty one's too: at most two a token."""
+        return len(self.length)
+
     def begin(self) -> None:
         """A new text."""
         self._last, self._tail = 0, NOWHERE

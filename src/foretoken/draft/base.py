@@ -34,6 +34,7 @@ class Capabilities:
     needs_head: bool = False  # needs a trained head
     candidates: int = 0  # the target's most probable tokens after each node that observe() must be given
     shapes: tuple[str, ...] = ("chain",)  # names of the shapes it can grow; rows may always get fewer nodes
+    learns: bool = False  # what it has seen of one request shows in its guesses for later ones: see ``Method.fresh``
     opens_late: bool = (
         False  # can be opened in the middle of a text: it needs to be told no step before that. A service
     )
@@ -56,6 +57,8 @@ class Context:
     pending: Tensor  # [B] int64
     predictions: list[list[int]]  # the caller's guess of each row's output, as tokens; empty where there is none
     room: list[int]  # guesses in a line that each row can use before its limit: no drafter gives a row deeper nodes
+    # Where a list: growing appends the draft's logits [B, n, V] after the root and after the nodes it reads, in order.
+    draft_logits: list[Tensor] | None = field(default=None, kw_only=True)
 
     @property
     def num_rows(self) -> int:
@@ -107,6 +110,11 @@ class Drafter(ABC):
     num_candidates: int = 0
     """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
 
+    @property
+    def seconds_model(self) -> float:
+        """Seconds that passes of a draft model have taken so far, on the host clock; 0 for drafters without one."""
+        return 0.0
+
     def __init_subclass__(cls, **options: Any) -> None:
         """Raise TypeError where ``can_join`` and ``join`` do not agree."""
         super().__init_subclass__(**options)
@@ -156,7 +164,7 @@ class Drafter(ABC):
 
 
 class Method(ABC):
-    """A way of drafting, loaded once. Holds no memory of any row, unless all rows are to share it."""
+    """A way of drafting, loaded once. Holds no memory of any row, unless its capabilities say that it ``learns``."""
 
     name: str
     """As ``MethodConfig.method``: what metrics and stream pieces call it."""
@@ -181,6 +189,27 @@ class Method(ABC):
     def prompt_taps(self) -> tuple[int, ...]:
         """... and ``PromptChunk.taps``. Others only where a drafter runs lower layers itself in each step."""
         return self.taps
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Bytes that its drafters hold for each token of a row beside the target's keys and values: their own, and features
+        of tokens that they have not read yet. What a service plans its memory by."""
+        return 0
+
+    @property
+    def learned_bytes(self) -> int:
+        """Bytes, about, that what it has learned takes; it may be asked from any thread."""
+        return 0
+
+    def fresh(self) -> "Method":
+        """The same weights and settings with an empty memory: what requests teach one of the two, the other never knows.
+        To be overridden where capabilities say ``learns``; other methods have nothing to keep apart."""
+        return self
+
+    def isolated(self) -> "Method":
+        """As ``fresh``, and its rows learn from their own text alone. By default a fresh method for each call; one that
+        keeps its rows apart by itself may return the same one each time, so that such rows are guessed for together."""
+        return self.fresh()
 
     @abstractmethod
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:

@@ -14,7 +14,6 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method,
 from foretoken.draft.features import FeatureBuffer
 from foretoken.draft.shape import SHAPES, Shape
 from foretoken.heads.dflash import DFlashHead
-from foretoken.model.cache import KVCache
 from foretoken.model.prefill import round_up
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
@@ -36,8 +35,7 @@ class DFlashDrafter(Drafter):
         self.head, self.model = head, model
         self.capacity = capacity
         self.spare = capacity + config.block_size  # a slot that nobody attends to: padding is written there
-        shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
-        self.cache = KVCache(context.num_rows, self.spare + 1, shapes, head.dtype, [device] * config.num_layers)
+        self.cache = head.new_cache(context.num_rows, self.spare + 1)
         self.features = FeatureBuffer(context.num_rows, head.fuse)
         self.mask_row = model.embed(torch.tensor([[config.mask_token_id]], device=device)).to(head.dtype)  # [1, 1, H]
         self.laws = self.normed = torch.empty(0)  # [B, D, V] logits and [B, D, H]: of guess d + 1 of the block
@@ -194,6 +192,11 @@ class DFlash(Method):
     def foresees(self) -> bool:
         """Whether it can grow the shape ``specdec``: with a confidence head."""
         return self.head.config.confidence
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The head's keys and values, and a feature."""
+        return self.head.new_cache(0, 1).bytes_per_slot + self.head.config.hidden_size * self.head.dtype.itemsize
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """An empty memory for these rows."""

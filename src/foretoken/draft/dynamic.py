@@ -20,7 +20,7 @@ from torch import Tensor
 
 from foretoken.draft.base import Context
 from foretoken.draft.children import Children, Drawing, Nodes
-from foretoken.draft.frontier import Expander, Grown, span_for, with_q
+from foretoken.draft.frontier import Expander, Grown, note, span_for, with_q
 from foretoken.draft.shape import DySpec, Eagle2, OptTree
 from foretoken.noise import Noise, top
 from foretoken.sampling import Paths, warp
@@ -44,6 +44,7 @@ class Growth:
         self.expander, self.context, device = expander, context, context.device
         num_rows = context.num_rows
         self.logits, self.base = expander.begin(context, limits)
+        note(context, self.logits)
         self.limits = torch.tensor(limits, device=device)[:, None]  # [B, 1]
         zero = torch.zeros(num_rows, 1, dtype=torch.int64, device=device)
         # Fed nodes.
@@ -114,6 +115,7 @@ class Growth:
             span_for(self.expander, self.context, self.num_fed),
         )
         self.logits = self.expander.logits(tokens, plan)
+        note(self.context, self.logits)
 
     def best(self, size: int, threshold: float = 0.0) -> Tensor:
         """[B, min(size + 1, M)] the root and the size candidates of largest place, best first; M where there are fewer.

@@ -225,6 +225,11 @@ class _Eagle(Method):
         """The head's."""
         return self.head.taps
 
+    @property
+    def bytes_per_token(self) -> int:
+        """The head's keys and values, and a feature."""
+        return self.head.new_cache(0, 1).bytes_per_slot + self.head.config.hidden_size * self.head.dtype.itemsize
+
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
         return EagleDrafter(self.head, self.model, context, capacity, self.acceptance)

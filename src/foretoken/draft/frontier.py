@@ -32,6 +32,12 @@ class Expander(Protocol):
         after that call, by shapes with ``asks_acceptance``; a ``Drafter`` has None by default."""
 
 
+def note(context: Context, logits: Tensor) -> None:
+    """Keep a copy of the draft's logits where the context asks for them: an expander may use its buffers again."""
+    if context.draft_logits is not None:
+        context.draft_logits.append(logits.detach().clone())
+
+
 def chance_of(expander: Expander) -> Tensor:
     """[B, W] ``Expander.chance`` of the nodes it just read. Raises ConfigError where it cannot tell."""
     chance = expander.chance

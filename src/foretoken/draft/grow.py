@@ -10,7 +10,7 @@ from torch import Tensor
 
 from foretoken.draft.base import Context, choose
 from foretoken.draft.dynamic import grow_dyspec, grow_eagle2, grow_opt_tree
-from foretoken.draft.frontier import Expander, Grown, chance_of, span_for
+from foretoken.draft.frontier import Expander, Grown, chance_of, note, span_for
 from foretoken.draft.shape import Adaptive, Chain, Delayed, DySpec, Eagle2, OptTree, Sequoia, Shape, SpecDec, Static
 from foretoken.draft.template import grow_template
 from foretoken.model.prefill import real_nodes
@@ -117,6 +117,7 @@ def chain(
         count = torch.tensor(limits, device=device) + 1
         parent = parent.masked_fill(torch.arange(num_tokens + 1, device=device) >= count[:, None], -1)
     logits, base = expander.begin(context, limits)
+    note(context, logits)
     plan = layout(parent, base, expander.capacity, span=span_for(expander, context, num_tokens + 1))
     tokens = torch.zeros(num_rows, num_tokens + 1, dtype=torch.int64, device=device)
     tokens[:, 0] = context.pending
@@ -145,6 +146,7 @@ def chain(
             if count is not None and device.type == "cpu":  # rows without this node are left out of the products
                 here = replace(here, real=real_nodes([int(limit >= node) for limit in limits], 1))
             logits = expander.logits(tokens[:, node : node + 1], here)
+            note(context, logits)
     q = torch.stack([*laws, torch.zeros_like(laws[0])], 1) if laws else None  # the leaf has no children
     if q is not None and count is not None:
         leaf = torch.arange(q.shape[1], device=device) + 1 >= count[:, None]  # or behind it

@@ -294,6 +294,11 @@ class Kangaroo(Method):
         """Of the prompt; in steps the drafter has the shallow states itself."""
         return self.head.taps
 
+    @property
+    def bytes_per_token(self) -> int:
+        """The adapter's keys and values."""
+        return self.head.new_cache(0, 1).bytes_per_slot
+
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh adapter cache for these rows."""
         return KangarooDrafter(self.head, target, context, capacity, self.acceptance)

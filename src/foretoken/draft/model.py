@@ -46,6 +46,11 @@ class ModelDrafter(Drafter):
         self.slots: Tensor | None = None  # [B, N] of the last proposal: see Grown
         self.has_fed = False  # whether there was one since the last step was observed
 
+    @property
+    def seconds_model(self) -> float:
+        """Of the draft model's passes."""
+        return self.target.seconds
+
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """A tree as deep as each row and the model's own context have room for."""
         last = self.target.spec.max_positions - 1
@@ -173,6 +178,11 @@ class DraftModel(Method):
             acceptance.check_drafter(self.name, model.spec.hidden_size, name="acceptance")
         self.model = self.draft = model
         self.acceptance = None if acceptance is None else acceptance.eval()
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The draft model's keys and values."""
+        return self.model.new_cache(0, 1).bytes_per_slot
 
     @property
     def foresees(self) -> bool:

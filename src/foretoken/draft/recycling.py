@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.config import Loader, MethodConfig
-from foretoken.draft.host import depth_first
+from foretoken.draft.host import Node, depth_first, tree_of
 from foretoken.draft.shape import Delayed, Sequoia, Shape, Static
 from foretoken.errors import ConfigError
 from foretoken.model.target import Target
@@ -159,8 +159,58 @@ class RecyclingDrafter(Drafter):
         """Nothing is remembered of rows; the matrix is the method's, and so theirs too."""
 
 
+class RowDrafter(Drafter):
+    """One table a row, on the host: a row learns from its own text alone, and its table is as large as its text.
+
+    Its guesses are those of a matrix that only this row has used.
+    """
+
+    def __init__(self, num_rows: int, num_candidates: int) -> None:
+        self.num_candidates = num_candidates
+        self.tables: list[dict[int, list[int]]] = [{} for _ in range(num_rows)]  # token -> what is likely after it
+
+    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+        """FIXED trees of the shape, depth first, as far as they are known."""
+        rows = zip(self.tables, context.history.ids, context.room, strict=True)
+        return tree_of(context, [self._guess(table, ids[-1], shape, room) for table, ids, room in rows])
+
+    def _guess(self, table: dict[int, list[int]], pending: int, shape: Shape, room: int) -> list[Node]:
+        if room < 1 or pending not in table:
+            return []
+        form = template(shape, self.num_candidates, min(room, shape.depth))
+        nodes: list[Node] = []
+        known = {0: (0, pending)}  # node of the template -> (its number among the guesses, its token)
+        for node in range(1, len(form.parent)):
+            above = known.get(form.parent[node])
+            if above is None or above[1] not in table:
+                continue
+            token = table[above[1]][form.rank[node]]
+            nodes.append((above[0], token))
+            known[node] = (len(nodes), token)
+        return nodes
+
+    def observe(self, commit: Commit) -> None:
+        """Learn from every node that the target read, those rejected included."""
+        assert commit.candidates is not None, "the engine gives what num_candidates asks for"
+        valid, tokens = commit.tree.valid.tolist(), commit.tree.tokens.tolist()
+        for table, *rows in zip(self.tables, valid, tokens, commit.candidates.tolist(), strict=True):
+            for is_node, token, candidates in zip(*rows, strict=True):
+                if is_node:
+                    table[token] = candidates
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop rows."""
+        self.tables = [self.tables[row] for row in rows]
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add the tables of other rows."""
+        assert isinstance(other, RowDrafter)
+        self.tables += other.tables
+
+
 class Recycling(Method):
-    """``--method recycling``. All batches of one loaded method share the matrix, so a second request starts warm."""
+    """``--method recycling``. All batches of one loaded method share the matrix, so a second request starts warm;
+    ``isolated`` gives every row a table of its own."""
 
     name = "recycling"
     capabilities = Capabilities(
@@ -168,20 +218,42 @@ class Recycling(Method):
         draws=False,
         shapes=("chain", "static", "delayed", "sequoia"),
         candidates=8,
+        learns=True,
         by_request=True,
     )
 
-    def __init__(self, *, num_candidates: int = 8) -> None:
-        """num_candidates: K, the most children of a node."""
+    def __init__(self, *, num_candidates: int = 8, by_row: bool = False) -> None:
+        """num_candidates: K, the most children of a node. by_row: nothing is shared between rows."""
         if not 1 <= num_candidates <= 64:
             raise ConfigError(f"num_candidates = {num_candidates} must be between 1 and 64")
         self.capabilities = replace(type(self).capabilities, candidates=num_candidates)
+        self.by_row = by_row
         self._matrix: Matrix | None = None
+
+    @property
+    def learned_bytes(self) -> int:
+        """Of the matrix."""
+        held = self._matrix
+        return 0 if held is None else held.entries.numel() * held.entries.element_size()
+
+    def fresh(self) -> "Recycling":
+        """With an empty matrix."""
+        return Recycling(num_candidates=self.capabilities.candidates, by_row=self.by_row)
+
+    def isolated(self) -> "Recycling":
+        """A table a row: one method for all rows that share nothing."""
+        return self._isolated
+
+    @cached_property
+    def _isolated(self) -> "Recycling":
+        return Recycling(num_candidates=self.capabilities.candidates, by_row=True)
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """The matrix; made at the first batch, when vocabulary and device are known, and anew if these are others."""
         vocab_size, device = context.processors.vocab_size, context.device
         num_candidates = min(self.capabilities.candidates, vocab_size)
+        if self.by_row:
+            return RowDrafter(context.num_rows, num_candidates)
         held = self._matrix
         if held is None or held.entries.shape != (vocab_size + 2, num_candidates) or held.entries.device != device:
             self._matrix = held = Matrix(vocab_size, num_candidates, device)

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretoken.draft.base import Context
 from foretoken.draft.children import Drawing, Nodes
-from foretoken.draft.frontier import Expander, Grown, pick, span_for, with_q
+from foretoken.draft.frontier import Expander, Grown, note, pick, span_for, with_q
 from foretoken.draft.shape import Delayed, Sequoia, Static
 from foretoken.noise import Noise
 from foretoken.sampling import Paths, warp
@@ -55,6 +55,7 @@ def grow_template(
     inside = template.depth <= deepest  # [B, N]
     parent = torch.where(inside, template.parent, -1)
     logits, base = expander.begin(context, limits)
+    note(context, logits)
     plan = layout(parent, base, expander.capacity, span=span_for(expander, context, num_nodes))
     # One column more than nodes: where the numbers that stand for no child may write.
     tokens = torch.zeros(num_rows, num_nodes + 1, dtype=torch.int64, device=device)
@@ -68,6 +69,7 @@ def grow_template(
         here = pick(plan, level.parents)
         if level.nodes.depth:
             logits = expander.logits(tokens[:, level.parents], here)
+            note(context, logits)
         paths = Paths(tokens[:, :num_nodes], here.ancestry, alive.long() - 1)
         law = warp(logits, context.processors.softened, context.history, paths)  # [B, W, V]
         drawn = drawing.children(law, level.nodes)

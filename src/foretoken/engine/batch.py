@@ -13,16 +13,17 @@ from torch import Tensor
 
 from foretoken.draft.base import Drafter, PromptChunk
 from foretoken.engine.deferred import open_drafter
+from foretoken.engine.event import Part, StepEvent
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.state import Row, State
-from foretoken.engine.step import StepReport, step
+from foretoken.engine.step import step
 from foretoken.engine.tapping import Tapping
 from foretoken.engine.team import Choice, Ensemble, Team
 from foretoken.model.cache import KVCache
-from foretoken.model.prefill import round_up
+from foretoken.model.prefill import PREFILL_CHUNK, feed
 from foretoken.model.target import CausalModel, Target
 from foretoken.sampling import Processors
-from foretoken.tree import Draws, chain_tree, layout
+from foretoken.tree import Draws
 
 
 @dataclass
@@ -57,10 +58,22 @@ class Batch:
     """See the module's docstring. Not thread-safe: the engine's thread alone calls it."""
 
     def __init__(
-        self, model: CausalModel, *, max_rows: int, capacity: int, prefixes: PrefixStore | None = None
+        self,
+        model: CausalModel,
+        *,
+        max_rows: int,
+        capacity: int,
+        prefixes: PrefixStore | None = None,
+        width: int = 0,
+        draft_logits: bool = False,
     ) -> None:
-        """Room for max_rows rows of capacity slots each."""
-        self.model, self.capacity, self.prefixes = model, capacity, prefixes
+        """Room for max_rows rows of capacity slots each.
+
+        width: see ``step``; then prompts are read one by one, in chunks that begin at multiples of ``PREFILL_CHUNK``, so
+        that a request's passes are the same in any company. draft_logits: events carry the draft's logits.
+        """
+        self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
+        self._draft_logits = draft_logits
         self.pool: KVCache = model.new_cache(0, capacity)
         self.pool.set_reserve(max_rows)
         self.target = Target.of(model, self.pool)
@@ -69,7 +82,7 @@ class Batch:
         self.teams: list[Team] = []
         self.state: State | None = None
         self.ensemble = Ensemble([])
-        self._pack = model.spec.device.type == "cpu"
+        self._pack = model.spec.device.type == "cpu" and not width
 
     # -- membership ------------------------------------------------------------------------------------------------
 
@@ -107,10 +120,14 @@ class Batch:
         if self.prefixes is None:
             return
         layers = arrival.choice.method.prompt_taps
-        found = self.prefixes.find(arrival.row.known[:-1], layers)
+        found = self.prefixes.find(arrival.row.known[:-1], layers, arrival.row.tenant)
         if found is None:
             return
         prefix, count = found
+        if self.width:  # whole chunks alone: the rest must be read in the same pass as without the store
+            count -= count % PREFILL_CHUNK
+        if not count:
+            return
         prefix.copy_into(arrival.target.cache, count)
         arrival.filled = arrival.row.num_cached_tokens = count
         if prefix.taps is not None and layers:
@@ -127,13 +144,17 @@ class Batch:
         left = most
         for arrival in self.arrivals:
             count = min(arrival.missing, left)
+            if self.width and count:
+                count = min(arrival.missing, PREFILL_CHUNK)
+                if any(counts):
+                    break
             if not count and arrival.missing:
                 break
             chosen.append(arrival)
             counts.append(count)
             left -= count
         if any(counts):
-            self._read(chosen, counts)
+            counts = self._read(chosen, counts)
         for arrival, count in zip(chosen, counts, strict=True):
             arrival.filled += count
             arrival.unread = arrival.drafter.warm(arrival.state, 0, most) if warm else 0
@@ -145,47 +166,50 @@ class Batch:
             arrival.row.seconds_prefill += seconds
         return sum(counts), seconds
 
-    def _read(self, chosen: list[Arrival], counts: list[int]) -> None:
-        device = self.model.spec.device
+    def _read(self, chosen: Sequence[Arrival], counts: Sequence[int]) -> list[int]:
+        """One pass over the next counts[k] tokens of each arrival, fewer where the pool has no room for the padding of
+        shorter ones; how many were read."""
         start = [arrival.filled for arrival in chosen]
-        # Padding of short rows is written behind them and must find room there too.
         width = min(max(counts), self.capacity - max(start))
-        counts[:] = [min(count, width) for count in counts]
+        counts = [min(count, width) for count in counts]
         pieces = [
             arrival.state.history.ids[0][at : at + count]
             for arrival, at, count in zip(chosen, start, counts, strict=True)
         ]
-        tokens = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces], device=device)
-        parent = chain_tree(tokens, torch.tensor(counts, device=device).clamp(min=1)).parent
-        span = min(self.capacity, round_up(max(start) + width, 64))
-        plan = layout(parent, torch.tensor(start, device=device), self.capacity, span=span, pack=self._pack)
         place = len(self.members)
         target = Target.of(self.model, self.pool.rows(place, place + len(chosen)))
         layers = tuple(dict.fromkeys(layer for arrival in chosen for layer in arrival.choice.method.prompt_taps))
-        taps = target.forward(tokens, plan, taps=layers, head=False).taps
-        for index, (arrival, at, count) in enumerate(zip(chosen, start, counts, strict=True)):
-            wanted = arrival.choice.method.prompt_taps
-            if taps is None or not wanted or not count:
-                continue
-            own = Tapping(layers).pick(taps[index : index + 1, :count], wanted)
-            arrival.drafter.read_prompt(PromptChunk([at], [count], own))
-            if self.prefixes is not None:
-                arrival.taps.append(own.clone())
+
+        def tapped(starts: list[int], lengths: list[int], taps: Tensor) -> None:
+            for index, (arrival, at, count) in enumerate(zip(chosen, starts, lengths, strict=True)):
+                wanted = arrival.choice.method.prompt_taps
+                if not wanted or not count:
+                    continue
+                own = Tapping(layers).pick(taps[index : index + 1, :count], wanted)
+                arrival.drafter.read_prompt(PromptChunk([at], [count], own))
+                if self.prefixes is not None:
+                    arrival.taps.append(own.clone())
+
+        feed(target, pieces, start, head=False, span_multiple=512 if self.width else 64, taps=layers, on_chunk=tapped)
+        return counts
 
     def leave(self, rows: Sequence[Row], *, remember: bool) -> None:
         """Free the rows of requests that ended or must wait. remember: the prefix store may keep their text's KV."""
         gone = {id(row) for row in rows}
         for index, member in enumerate(self.members):
-            if remember and id(member.row) in gone and not member.choice.method.prompt_taps:
+            # At a fixed width a store holds what prompts' chunks computed alone: a decode pass may round otherwise.
+            if remember and not self.width and id(member.row) in gone and not member.choice.method.prompt_taps:
                 known = member.row.known
                 # The last token is pending: it was emitted, and its KV never computed.
-                self._remember(known[:-1], self.pool.rows(index, index + 1), (), [])
+                self._remember(known[:-1], self.pool.rows(index, index + 1), (), [], member.row.tenant)
         staying = [index for index, member in enumerate(self.members) if id(member.row) not in gone]
         self._settle(staying, [], gone)
 
-    def _remember(self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor]) -> None:
+    def _remember(
+        self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], tenant: str | None
+    ) -> None:
         if self.prefixes is not None:
-            self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None)
+            self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None, tenant)
 
     def _settle(self, staying: Sequence[int], ready: Sequence[Arrival], gone: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """New membership: these members and these arrivals, each row in its place, every drafter told."""
@@ -197,7 +221,8 @@ class Batch:
                 layers = arrival.choice.method.prompt_taps
                 known = arrival.row.known[:-1]
                 if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
-                    self._remember(known, self.pool.rows(place, place + 1), layers, arrival.taps)
+                    taken = self.pool.rows(place, place + 1)
+                    self._remember(known, taken, layers, arrival.taps, arrival.row.tenant)
         rows_of: dict[int, list[tuple[int, Member]]] = {id(team): [] for team in self.teams}
         for team in self.teams:  # those that leave, drafters first: a drafter's rows are the team's, in its order
             kept = [index for index in staying if team.start <= index < team.stop]
@@ -259,23 +284,33 @@ class Batch:
 
     # -- decoding --------------------------------------------------------------------------------------------------
 
-    def step(self, caps: list[int]) -> StepReport:
-        """One step of all members, row b guessing at most caps[b] deep."""
-        assert self.state is not None
-        self.ensemble.caps = caps
-        team, ensemble = self.teams[0], self.ensemble
+    def step(self, caps: Sequence[int] | None = None) -> StepEvent:
+        """One step of all members, row b guessing at most caps[b] deep; as deep as its own choice says without."""
+        state, ensemble = self.state, self.ensemble
+        assert state is not None
+        if self._draft_logits:
+            state.draft_logits = []
+        state.limit([member.choice.max_depth for member in self.members] if caps is None else caps)
         return step(
-            self.state, self.target, ensemble, ensemble.panel, team.shape, Draws.FIXED,
-            pack=self._pack, tapping=ensemble.tapping,
+            state, self.target, ensemble, ensemble.verifier, self.teams[0].shape, Draws.FIXED,
+            width=self.width, pack=self._pack, tapping=ensemble.tapping,
         )  # fmt: skip
+
+    @property
+    def draft_logits(self) -> list[Tensor]:
+        """Of the last step, where asked for: see ``StepEvent``."""
+        return (self.state.draft_logits if self.state is not None else None) or []
+
+    def parts(self) -> list[Part]:
+        """Who guesses and judges which rows."""
+        return [Part(team.start, team.stop, team.method.name, team.shape, team.verifier) for team in self.teams]
 
     def lags(self) -> list[int]:
         """Known tokens that each member's drafter has not read."""
         assert self.state is not None
         found: list[int] = []
         for team in self.teams:
-            caps = [0] * (team.stop - team.start)
-            found += team.drafter.lag(team.context(self.state, caps))
+            found += team.drafter.lag(team.context(self.state))
         return found
 
     def check_integrity(self) -> None:

@@ -11,14 +11,15 @@ from typing import Any
 import torch
 
 from foretoken.engine.batch import Batch
-from foretoken.engine.costfile import identity, load, save
-from foretoken.engine.costs import PLAIN, CostTable, StepSeconds, measure
 from foretoken.engine.state import Row
 from foretoken.engine.team import Choice
 from foretoken.engine.text import TextStream
 from foretoken.model.prefill import PREFILL_CHUNK
 from foretoken.model.target import CausalModel
 from foretoken.noise import derive_seed
+from foretoken.planner.costs import CostTable
+from foretoken.planner.files import identity, load, save
+from foretoken.planner.measure import PLAIN, StepSeconds, measure
 from foretoken.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)

@@ -29,6 +29,11 @@ class Deferred(Drafter):
         self.num_rows = num_rows
         self.num_idle = 0
 
+    @property
+    def seconds_model(self) -> float:
+        """Of the draft model's passes, since it was last opened."""
+        return 0.0 if self.drafter is None else self.drafter.seconds_model
+
     def _open(self, context: Context) -> Drafter:
         if self.drafter is None:
             self.drafter = self.method.open(context, self.capacity, self.target)
@@ -98,6 +103,7 @@ def part(
         pending=context.pending[rows],
         predictions=context.predictions[rows],
         room=context.room[rows] if room is None else room,
+        draft_logits=context.draft_logits,
     )
 
 

@@ -2,27 +2,30 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from time import perf_counter
 from typing import Any
 
 import torch
 
-from foretoken.draft.base import Method, PromptChunk
+from foretoken.draft.base import Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.stopping import can_stop, check_stop
 from foretoken.engine.config import speculative_config
-from foretoken.engine.result import Completion, Timing
-from foretoken.engine.state import Piece, Row, State
-from foretoken.engine.step import step
-from foretoken.engine.tapping import Tapping
+from foretoken.engine.event import Observer
+from foretoken.engine.prefix import PrefixStore
+from foretoken.engine.recorder import Recorder
+from foretoken.engine.result import Completion
+from foretoken.engine.scheduler import Limits, Scheduler
+from foretoken.engine.state import Piece, Row
+from foretoken.engine.submission import Submission
+from foretoken.engine.team import Choice, check_company
 from foretoken.engine.text import TextStream, Tokenizer
 from foretoken.engine.vocabulary import check_vocabulary
 from foretoken.errors import ConfigError, PromptError, nearest
 from foretoken.model.load import load_model, load_tokenizer
-from foretoken.model.prefill import feed, round_up
-from foretoken.model.target import CausalModel, Target
+from foretoken.model.prefill import round_up
+from foretoken.model.target import CausalModel
 from foretoken.noise import derive_seed
-from foretoken.sampling import Processors, SamplingParams
+from foretoken.sampling import SamplingParams
 
 Prompt = str | Sequence[int]
 """A text, or its token ids."""
@@ -35,10 +38,14 @@ class Request:
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
     prediction: Prompt | None = None  # the caller's guess of the output, for the method ``prediction``
+    speculative: MethodConfig | Mapping[str, Any] | str | None = None  # how it is guessed; None: the engine's own way
 
 
 class Engine:
-    """A target, a tokenizer, and a way of guessing. Batches run one after the other; one thread."""
+    """A target, a tokenizer, and a way of guessing. One thread; what a call decodes is decoded when it returns.
+
+    ``observers`` are told of every step (``StepEvent``); ``recorder`` sums all steps up.
+    """
 
     def __init__(
         self,
@@ -48,10 +55,12 @@ class Engine:
         speculative: MethodConfig | Mapping[str, Any] | str | None = None,
         method: Method | None = None,
         width: int = 0,
+        prefix_memory_gib: float = 0.0,
     ) -> None:
         """model is loaded; method, if given, is the loaded method of the configuration (else it is loaded here).
 
-        width > 0 runs every decode pass with that many nodes a row (see ``step``). Raises ConfigError, ModelError.
+        width > 0 runs every decode pass with that many nodes a row (see ``step``). prefix_memory_gib: how much KV of
+        texts is kept for prompts that begin alike: a known prefix is not read again. Raises ConfigError, ModelError.
         """
         self.model, self.tokenizer, self.width = model, tokenizer, width
         self.speculative = speculative_config(speculative)
@@ -63,7 +72,14 @@ class Engine:
         self.method = method if method is not None else self.speculative.load(Loader(model, self.load_draft))
         check_stop(self.method, self.speculative.proposal_shape)
         self.verifier = self.speculative.load_verifier(model)
-        self.timing = Timing()
+        self.recorder = Recorder()
+        self.observers: list[Observer] = []
+        self.observes_draft_logits = False  # whether events carry the draft's logits: a copy a step
+        if prefix_memory_gib < 0:
+            raise ConfigError(f"prefix_memory_gib = {prefix_memory_gib} must not be negative; 0 keeps nothing")
+        self._prefixes = PrefixStore(int(prefix_memory_gib * 2**30)) if prefix_memory_gib else None
+        self._choice = Choice(self.speculative, self.method, self.verifier)
+        self._choices = {self.speculative: self._choice}
 
     @classmethod
     def load(
@@ -77,6 +93,7 @@ class Engine:
         implementation: str = "auto",
         tensor_parallel: bool = False,
         width: int = 0,
+        prefix_memory_gib: float = 0.0,
     ) -> "Engine":
         """Load a target by hub id or directory ("bundled": the one that comes with foretoken), and its drafter.
 
@@ -92,7 +109,8 @@ class Engine:
             implementation=implementation,
             tensor_parallel=tensor_parallel,
         )
-        return cls(model, load_tokenizer(target), speculative=config, width=width)
+        tokenizer = load_tokenizer(target)
+        return cls(model, tokenizer, speculative=config, width=width, prefix_memory_gib=prefix_memory_gib)
 
     def with_method(
         self, speculative: MethodConfig | Mapping[str, Any] | str | None, *, method: Method | None = None
@@ -128,18 +146,30 @@ class Engine:
 
     def generate_batch(self, requests: Sequence[Request | Prompt], *, batch_size: int = 8) -> list[Completion]:
         """Complete many, at most batch_size at a time, in order. A request's tokens do not depend on company."""
+        completions: dict[int, Completion] = dict(self.completions(requests, batch_size=batch_size))
+        return [completions[index] for index in range(len(completions))]
+
+    def completions(
+        self, requests: Sequence[Request | Prompt], *, batch_size: int = 8
+    ) -> Iterator[tuple[int, Completion]]:
+        """(index, completion) of each request as it ends, at most batch_size decoded together: when one ends, the next
+        takes its place. Raises ConfigError, PromptError before anything is decoded, ModelError where a request's laws
+        are unsound."""
         if batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size} must be at least 1")
         whole = [request if isinstance(request, Request) else Request(request) for request in requests]
-        completions: list[Completion] = []
-        for start in range(0, len(whole), batch_size):
-            rows = [
-                self.make_row(index, request) for index, request in enumerate(whole[start : start + batch_size], start)
-            ]
-            for _ in self._decode(rows):
-                pass
-            completions += [self._completion(row) for row in rows]
-        return completions
+        rows = [self.make_row(index, request) for index, request in enumerate(whole)]
+        choices = [self.choice(request.speculative) for request in whole]
+        return self._completions(rows, choices, batch_size)
+
+    def _completions(
+        self, rows: Sequence[Row], choices: Sequence[Choice], batch_size: int
+    ) -> Iterator[tuple[int, Completion]]:
+        if not rows:
+            return
+        for ended in self._decode(rows, choices, batch_size):
+            for row in ended:
+                yield row.index, self._completion(row, choices[row.index])
 
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None, **options: Any
@@ -194,64 +224,62 @@ class Engine:
 
     # -- decoding ------------------------------------------------------------------------------------------------
 
-    def _decode(self, rows: list[Row]) -> Iterator[None]:
-        """Decode rows together until all have ended; yields after every step."""
-        spec = self.model.spec
-        speculative = self.speculative
-        shape, draws, verifier = speculative.proposal_shape, speculative.proposal_draws, self.verifier
-        tapping = Tapping(self.method.taps, verifier.taps)
-        grown = max(speculative.max_nodes, shape.max_grown + 1)
+    def _decode(self, rows: Sequence[Row], choices: Sequence[Choice], batch_size: int) -> Iterator[list[Row]]:
+        """Decode rows, at most batch_size together; yields after every round those that ended in it."""
+        loop = self._loop(rows, choices, min(batch_size, len(rows)))
+        for row, choice in zip(rows, choices, strict=True):
+            loop.submit(Submission(str(row.index), row.prompt_ids, row.params), row, choice, None)
+        while loop.has_work:
+            with torch.inference_mode():
+                ended = loop.tick()
+            failed = next((row.error for row in ended if row.error is not None), None)
+            if failed is not None:
+                raise failed
+            yield ended
+
+    def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int) -> Scheduler:
+        """The loop for some requests: no planner and no clock, so all that it does is a function of the requests."""
+        grown = max(choice.num_nodes for choice in choices)
         need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)
         capacity = round_up(need, 512 if self.width else 64)
-        processors = Processors(
-            [row.params for row in rows],
-            vocab_size=spec.vocab_size,
-            end_token_ids=spec.eos_token_ids,
-            device=spec.device,
+        limits = Limits(num_rows, len(rows), (num_rows + 1) * capacity, capacity, stall_target_s=None)
+        return Scheduler(
+            self.model,
+            limits,
+            None,
+            prefixes=self._prefixes,
+            width=self.width,
+            observers=self.observers,
+            draft_logits=self.observes_draft_logits,
+            recorder=self.recorder,
         )
-        with torch.inference_mode():
-            begun = perf_counter()
-            target = Target(self.model, len(rows), capacity)
-            state = State.open(rows, processors, capacity, self.method.name)
-            drafter = self.method.open(state, capacity, target)
-            if any(state.lengths):
-                span_multiple = 512 if self.width else 64
-                known = [row.prompt_ids[:-1] for row in rows]
-                feed(
-                    target,
-                    known,
-                    [0] * len(rows),
-                    head=False,
-                    span_multiple=span_multiple,
-                    taps=self.method.prompt_taps,
-                    on_chunk=lambda start, count, taps: drafter.read_prompt(PromptChunk(start, count, taps)),
-                )
-            decoding = perf_counter()
-            for row in rows:
-                row.seconds_prefill = decoding - begun
-        while True:
-            with torch.inference_mode():
-                report = step(state, target, drafter, verifier, shape, draws, width=self.width, tapping=tapping)
-            self.timing.add(report)
-            now = perf_counter()
-            for row in state.rows:
-                row.seconds_decode = now - decoding
-            going = [index for index, row in enumerate(state.rows) if row.finish_reason is None]
-            yield
-            if not going:
-                return
-            if len(going) < len(state.rows):
-                with torch.inference_mode():
-                    state.keep(going)
-                    target.keep(torch.tensor(going, device=spec.device))
-                    drafter.keep(going)
 
-    def _completion(self, row: Row) -> Completion:
-        return Completion.of(row, self.resolved())
+    def choice(self, speculative: MethodConfig | Mapping[str, Any] | str | None) -> Choice:
+        """How a request is guessed and judged: the engine's own way, or another, loaded when it is first asked for.
 
-    def resolved(self) -> dict[str, Any]:
+        Raises ConfigError, ModelError.
+        """
+        if speculative is None:
+            return self._choice
+        config = speculative_config(speculative)
+        choice = self._choices.get(config)
+        if choice is None:
+            other = self.with_method(config)
+            choice = self._choices[config] = other._choice
+            exits = [one.method.exit_layer for one in self._choices.values()]
+            try:
+                check_company([one.method for one in self._choices.values()], exits)
+            except ConfigError:
+                del self._choices[config]
+                raise
+        return choice
+
+    def _completion(self, row: Row, choice: Choice) -> Completion:
+        return Completion.of(row, self.resolved(choice))
+
+    def resolved(self, choice: Choice | None = None) -> dict[str, Any]:
         """What runs: names, implementation, dtype, device, method and verifier, as --json reports it."""
-        spec = self.model.spec
+        spec, config = self.model.spec, (choice or self._choice).config
         return {
             "target": spec.name,
             "architecture": spec.architecture,
@@ -259,8 +287,8 @@ class Engine:
             "dtype": str(spec.dtype).removeprefix("torch."),
             "device": str(spec.device),
             "width": self.width,
-            "exact": self.speculative.verifier.exact,
-            "speculative": self.speculative.resolved(),
+            "exact": config.verifier.exact,
+            "speculative": config.resolved(),
         }
 
 
@@ -269,7 +297,7 @@ class Stream(Iterator[Piece]):
 
     def __init__(self, engine: Engine, row: Row) -> None:
         self._engine, self._row = engine, row
-        self._steps = engine._decode([row])
+        self._steps = engine._decode([row], [engine.choice(None)], 1)
         self._given = 0
 
     def __next__(self) -> Piece:
@@ -286,7 +314,7 @@ class Stream(Iterator[Piece]):
     @property
     def completion(self) -> Completion:
         """The completion so far; whole once the iterator is exhausted."""
-        return self._engine._completion(self._row)
+        return self._engine._completion(self._row, self._engine.choice(None))
 
 
 def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:

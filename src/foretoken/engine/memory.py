@@ -1,9 +1,11 @@
 """How much memory is free for keys and values."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from foretoken.draft.base import Method
 from foretoken.errors import ConfigError
 from foretoken.model.target import CausalModel
 
@@ -35,6 +37,17 @@ def _number(path: str) -> int | None:
         return int(Path(path).read_text(encoding="ascii"))
     except (OSError, ValueError):  # no such limit, or "max"
         return None
+
+
+def bytes_per_token(model: CausalModel, methods: Sequence[Method]) -> int:
+    """Bytes that one token of a row may take in the target's memory and in its drafter's, whichever of the methods it is.
+
+    A row has one method at a time. On a CPU what a row leaves is given back, so the greediest method counts. Elsewhere a
+    drafter keeps the memory of rows that have left, and other methods' rows may follow them, so all count.
+    """
+    drafters = [method.bytes_per_token for method in {id(method): method for method in methods}.values()]
+    together = max(drafters, default=0) if model.spec.device.type == "cpu" else sum(drafters)
+    return model.new_cache(0, 1).bytes_per_slot + together
 
 
 def kv_budget(

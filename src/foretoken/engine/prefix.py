@@ -1,7 +1,8 @@
 """Keys and values of texts that later requests may begin with: system prompts, and the turns of a conversation.
 
 A text's KV depends on its tokens and their positions alone, and a prefix stands at the same positions in every text that
-begins with it; so it is copied instead of computed again.
+begins with it; so it is copied instead of computed again. A prefix is found by the tenant alone who has sent its text: how
+many tokens were found is told to clients (``cached_tokens``), and would tell what others have asked.
 """
 
 from collections import OrderedDict
@@ -24,6 +25,7 @@ class Prefix:
     values: list[Tensor]
     layers: tuple[int, ...]  # tapped when the text was read ...
     taps: Tensor | None  # ... [1, n, T * H]
+    tenant: str | None = None  # who has sent it
 
     @property
     def num_bytes(self) -> int:
@@ -53,16 +55,18 @@ class PrefixStore:
         """Tokens whose memory is held."""
         return sum(len(prefix.ids) for prefix in self._prefixes.values())
 
-    def find(self, ids: list[int], layers: tuple[int, ...]) -> tuple[Prefix, int] | None:
-        """The prefix that shares most tokens with the beginning of ids, and how many; None where none shares a block.
+    def find(self, ids: list[int], layers: tuple[int, ...], tenant: str | None = None) -> tuple[Prefix, int] | None:
+        """The tenant's prefix that shares most tokens with the beginning of ids, and how many; None where none does.
 
         layers: target layers whose outputs the asker needs of those tokens too; a prefix without them will not do.
+        tenant None is one like any other: those whom nobody tells apart.
         """
         self.num_queries += len(ids)
-        for key in reversed(_hashes(ids)):
+        for key in reversed(_hashes(ids, tenant)):
             number = self._blocks.get(key)
             prefix = None if number is None else self._prefixes[number]
-            if prefix is None or (layers and prefix.layers != layers):
+            # The tenant is part of the key; it is compared too, since hashes can be made to collide.
+            if prefix is None or prefix.tenant != tenant or (layers and prefix.layers != layers):
                 continue
             count = _shared(ids, prefix.ids)
             if not count:
@@ -73,16 +77,19 @@ class PrefixStore:
             return prefix, count
         return None
 
-    def add(self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: Tensor | None) -> None:
+    def add(
+        self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: Tensor | None, tenant: str | None = None
+    ) -> None:
         """Keep a copy of slots [0, len(ids)) of a cache of one row. One that is known already is not copied again, and one
         that this text continues gives way to it."""
-        keys = _hashes(ids)
+        keys = _hashes(ids, tenant)
         if not keys:
             return
         number = self._blocks.get(keys[-1])
         if number is not None:
             known = self._prefixes[number]
-            if known.ids[: len(ids)] == ids and (not layers or known.layers == layers):
+            mine = known.tenant == tenant and known.ids[: len(ids)] == ids
+            if mine and (not layers or known.layers == layers):
                 self._prefixes.move_to_end(number)
                 return
         count = len(ids)
@@ -94,7 +101,8 @@ class PrefixStore:
             if older is None:
                 continue
             known = self._prefixes[older]
-            if len(known.ids) < count and known.ids == ids[: len(known.ids)] and (layers or not known.layers):
+            mine = known.tenant == tenant and len(known.ids) < count and known.ids == ids[: len(known.ids)]
+            if mine and (layers or not known.layers):
                 self._drop(older)
         while self.num_bytes + size > self.max_bytes:
             self._drop(next(iter(self._prefixes)))
@@ -104,6 +112,7 @@ class PrefixStore:
             [memory[0, :, :count].clone() for memory in row.values],
             layers if taps is not None else (),
             taps,
+            tenant,
         )
         self._prefixes[self._next] = prefix
         self.num_bytes += prefix.num_bytes
@@ -125,7 +134,7 @@ class PrefixStore:
     def _drop(self, number: int) -> None:
         prefix = self._prefixes.pop(number)
         self.num_bytes -= prefix.num_bytes
-        for key in _hashes(prefix.ids):
+        for key in _hashes(prefix.ids, prefix.tenant):
             if self._blocks.get(key) == number:
                 del self._blocks[key]
                 # A block that another prefix shares is found by it again when that one is next added.
@@ -141,9 +150,9 @@ class PrefixStore:
             raise RuntimeError("a block names a prefix that is gone")
 
 
-def _hashes(ids: list[int]) -> list[int]:
-    """A hash of the first 1, 2, ... whole blocks of a text."""
-    found, key = [], 0
+def _hashes(ids: list[int], tenant: str | None) -> list[int]:
+    """A hash of the first 1, 2, ... whole blocks of a tenant's text."""
+    found, key = [], hash(tenant)
     for start in range(0, len(ids) // BLOCK * BLOCK, BLOCK):
         key = hash((key, *ids[start : start + BLOCK]))
         found.append(key)

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from foretoken.engine.event import StepEvent
 from foretoken.engine.state import Piece
-from foretoken.engine.step import StepReport
 from foretoken.engine.submission import StepTrace
 
 
@@ -28,16 +28,16 @@ def with_logprobs(pieces: Sequence[Piece], logits: Tensor, path: Sequence[int], 
     return out
 
 
-def trace_of(report: StepReport, row: int) -> StepTrace:
+def trace_of(event: StepEvent, row: int) -> StepTrace:
     """The tree of one row of a step, its padding left out, and what became of it."""
-    tree = report.commit.tree
+    tree = event.commit.tree
     parent = tree.parent[row].tolist()
     nodes = [node for node, above in enumerate(parent) if node == 0 or above >= 0]
     number = {node: index for index, node in enumerate(nodes)}
     tokens = tree.tokens[row].tolist()
-    chances = [1.0] + [float(report.p[row, parent[node], tokens[node]]) for node in nodes[1:]]
-    emitted = report.commit.tokens[row]
-    kept = report.verdict.path[row, : int(report.verdict.count[row])].tolist()
+    chances = [1.0] + [float(event.evidence.p[row, parent[node], tokens[node]]) for node in nodes[1:]]
+    emitted = event.commit.tokens[row]
+    kept = event.verdict.path[row, : int(event.verdict.count[row])].tolist()
     if len(emitted) < len(kept):  # the text ended with a guess: what came after it was never said
         kept, emitted = kept[: len(emitted) + 1], []
     return StepTrace(

@@ -1,13 +1,9 @@
 """What a completion is and how its figures are defined."""
 
 from dataclasses import asdict, dataclass, field
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foretoken.engine.state import Piece, Row
-
-if TYPE_CHECKING:
-    from foretoken.engine.step import StepReport
 
 
 @dataclass(frozen=True)
@@ -70,51 +66,3 @@ class Completion:
         fields = asdict(self)
         del fields["pieces"], fields["steps"]
         return fields
-
-
-@dataclass(frozen=True)
-class StepTime:
-    """One step of a batch, on the host clock."""
-
-    ended: float  # perf_counter
-    seconds_draft: float
-    seconds_target: float
-    seconds_rest: float
-    num_draft_tokens: int  # nodes guessed, padding not counted
-    num_accepted_tokens: int  # before an end or limit cut the path
-    num_tokens: int  # emitted
-
-    @property
-    def seconds(self) -> float:
-        """The step's own time."""
-        return self.seconds_draft + self.seconds_target + self.seconds_rest
-
-
-@dataclass
-class Timing:
-    """Where an engine's decode time went, summed over steps (host clock)."""
-
-    num_steps: int = 0
-    seconds_draft: float = 0.0
-    seconds_target: float = 0.0
-    seconds_rest: float = 0.0
-    steps: list[StepTime] | None = None  # every step on its own, where a list is given: for measuring, it only grows
-
-    def add(self, report: "StepReport") -> None:
-        """Add one step."""
-        self.num_steps += 1
-        self.seconds_draft += report.seconds_draft
-        self.seconds_target += report.seconds_target
-        self.seconds_rest += report.seconds_rest
-        if self.steps is not None:
-            self.steps.append(
-                StepTime(
-                    ended=perf_counter(),
-                    seconds_draft=report.seconds_draft,
-                    seconds_target=report.seconds_target,
-                    seconds_rest=report.seconds_rest,
-                    num_draft_tokens=int((report.commit.tree.parent >= 0).sum()),
-                    num_accepted_tokens=int((report.verdict.count - 1).sum()),
-                    num_tokens=sum(map(len, report.commit.tokens)),
-                )
-            )

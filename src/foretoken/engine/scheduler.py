@@ -1,7 +1,7 @@
-"""Which request runs when: a bounded queue, admission by KV budget, prefill between decode steps, preemption, endings.
+"""Which request runs when: a queue, admission by KV budget, prefill between decode steps, preemption, endings.
 
-``tick`` does one round: expire, admit, read a piece of a prompt, decode one step. It knows neither threads nor sockets;
-``service.py`` runs it on its thread.
+The one loop that decodes. ``tick`` does one round: expire, admit, read a piece of a prompt, decode one step. It knows
+neither threads nor sockets: ``Engine`` calls it on the caller's thread until all have ended, ``Service`` on its own.
 """
 
 from collections import deque
@@ -11,18 +11,18 @@ from time import perf_counter
 from typing import Any
 
 from foretoken.engine.batch import Batch
-from foretoken.engine.books import Books
-from foretoken.engine.planner import Planner, RowStep, RowView, StepObservation
+from foretoken.engine.event import Observer, StepEvent
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.provenance import trace_of, with_logprobs
+from foretoken.engine.recorder import Recorder
 from foretoken.engine.result import Completion
 from foretoken.engine.state import Piece, Row
-from foretoken.engine.step import StepReport
 from foretoken.engine.submission import Sink, StepTrace, Submission, Update
 from foretoken.engine.team import Choice
 from foretoken.errors import ForetokenError, QueueFullError
 from foretoken.model.prefill import PREFILL_CHUNK
 from foretoken.model.target import CausalModel
+from foretoken.planner.planner import Planner, RowStep, RowView, StepObservation
 
 HEADROOM = 16
 """Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""
@@ -38,7 +38,7 @@ class Limits:
     max_queue: int
     kv_tokens: int  # whose keys and values may be held at once
     capacity: int  # slots of a row
-    stall_target_s: float
+    stall_target_s: float | None  # None: nobody waits for single tokens, so prompts are read before the next step
 
 
 @dataclass
@@ -48,9 +48,8 @@ class Job:
     submission: Submission
     row: Row
     choice: Choice
-    sink: Sink
+    sink: Sink | None  # None: the caller reads ``row`` and is told by ``tick`` what has ended
     arrived: float
-    deadline: float | None
     since: float  # waiting, reading or decoding: since when
     num_draft_tokens: int = 0  # of ``row`` before the last step
     told: int = 0  # pieces that the sink has been given, or is given with the end
@@ -70,41 +69,59 @@ class Scheduler:
         self,
         model: CausalModel,
         limits: Limits,
-        planner: Planner,
+        planner: Planner | None,
         *,
         prefixes: PrefixStore | None = None,
+        width: int = 0,
+        observers: Sequence[Observer] = (),
+        draft_logits: bool = False,
+        recorder: Recorder | None = None,
         describe: Callable[[Choice], dict[str, Any]] = lambda choice: choice.config.resolved(),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """describe makes ``Completion.config``; clock tells seconds."""
+        """planner: None lets every row guess as deep as its own choice says, by no clock, so that processes that share a
+        model stay together. width, draft_logits: see ``Batch``. observers are told of every step, and recorder sums
+        them up. describe makes
+        ``Completion.config``; clock tells seconds."""
         self.limits, self.planner, self.prefixes = limits, planner, prefixes
-        self.describe, self.clock = describe, clock
-        self.batch = Batch(model, max_rows=limits.max_rows, capacity=limits.capacity, prefixes=prefixes)
+        self.describe, self.clock, self.share = describe, clock, model.share
+        self.observers = list(observers)
+        self.batch = Batch(
+            model,
+            max_rows=limits.max_rows,
+            capacity=limits.capacity,
+            prefixes=prefixes,
+            width=width,
+            draft_logits=draft_logits,
+        )
         self.jobs: dict[str, Job] = {}  # all that have not ended
+        self._timed: dict[str, float] = {}  # deadlines of those that have one
         self.waiting: deque[Job] = deque()
         self.running: dict[int, Job] = {}  # by id(row): those that have a row of the pool
-        self.books = Books()
+        self.recorder = Recorder() if recorder is None else recorder
         self._seconds_per_token = 0.0  # of prefill, running mean
 
     # -- requests --------------------------------------------------------------------------------------------------
 
     def refuse(self) -> None:
         """Count and raise QueueFullError."""
-        self.books.num_rejected += 1
+        self.recorder.num_rejected += 1
         raise QueueFullError(
             f"{len(self.waiting)} requests are waiting, which is as many as the queue takes: try again later",
-            retry_after_s=max(1.0, self.books.seconds_per_request),
+            retry_after_s=max(1.0, self.recorder.seconds_per_request),
         )
 
-    def submit(self, submission: Submission, row: Row, choice: Choice, sink: Sink) -> None:
+    def submit(self, submission: Submission, row: Row, choice: Choice, sink: Sink | None) -> None:
         """Put a request into the queue; how long that may be is for the caller to see to (``refuse``)."""
         now = self.clock()
         deadline = None if submission.timeout_s is None else now + submission.timeout_s
         row.draft_name = choice.method.name
-        job = Job(submission, row, choice, sink, now, deadline, now)
+        job = Job(submission, row, choice, sink, now, now)
         self.jobs[submission.request_id] = job
+        if deadline is not None:
+            self._timed[submission.request_id] = deadline
         self.waiting.append(job)
-        self.books.num_submitted += 1
+        self.recorder.num_submitted += 1
 
     def cancel(self, request_id: str) -> None:
         """End a request, wherever it is; nothing where it has ended."""
@@ -124,21 +141,26 @@ class Scheduler:
 
     # -- one round -------------------------------------------------------------------------------------------------
 
-    def tick(self) -> None:
-        """One round: see the module's docstring."""
+    def tick(self) -> list[Row]:
+        """One round: see the module's docstring. Returns the rows that a step of it ended."""
         self._expire()
         self._admit()
         if self.batch.arrivals:
             self._read()
-        if self.batch.members:
-            self._make_room()
-            self._step()
+            while self.limits.stall_target_s is None and self.batch.arrivals:
+                self._read()
+        if not self.batch.members:
+            return []
+        self._make_room()
+        return self._step()
 
     def _expire(self) -> None:
+        if not self._timed:
+            return
         now = self.clock()
-        late = [job for job in self.jobs.values() if job.deadline is not None and now >= job.deadline]
+        late = self.share([key for key, deadline in self._timed.items() if now >= deadline])
         if late:
-            self._cut(late, "timeout")
+            self._cut([self.jobs[key] for key in late], "timeout")
 
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.limits.max_rows:
@@ -153,23 +175,29 @@ class Scheduler:
             try:
                 self.batch.arrive(job.row, job.choice)
             except ForetokenError as error:
+                if job.sink is None:
+                    raise
                 self._fail(job, error)
                 continue
+            job.row.seconds_prefill += self.clock() - now
             self.running[id(job.row)] = job
             if job.row.num_preemptions == 0:
-                self.books.num_prompt_tokens += len(job.row.prompt_ids)
-                self.books.num_cached_prompt_tokens += job.row.num_cached_tokens
+                self.recorder.num_prompt_tokens += len(job.row.prompt_ids)
+                self.recorder.num_cached_prompt_tokens += job.row.num_cached_tokens
 
     def _read(self) -> None:
-        chunk = PREFILL_CHUNK
-        if self.batch.members and self._seconds_per_token:
-            chunk = int(self.limits.stall_target_s / self._seconds_per_token)
+        chunk, stall = PREFILL_CHUNK, self.limits.stall_target_s
+        if stall is not None and self.batch.members and self._seconds_per_token:
+            chunk = int(stall / self._seconds_per_token)
         chunk = min(max(chunk, MIN_CHUNK), PREFILL_CHUNK)
         before = len(self.batch.members)
-        arriving = [self._view(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
-        warm = self.planner.will_guess([*self._views(), *arriving])
+        warm = True
+        if self.planner is not None:
+            arriving = [self._view(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
+            warm = self.planner.will_guess([*self._views(), *arriving])
+            chunk, warm = self.share((chunk, warm))
         count, seconds = self.batch.read(chunk, warm=warm)
-        self.books.seconds_prefill += seconds
+        self.recorder.seconds_prefill += seconds
         if count >= MIN_CHUNK:
             new = seconds / count
             self._seconds_per_token = 0.8 * self._seconds_per_token + 0.2 * new if self._seconds_per_token else new
@@ -187,24 +215,32 @@ class Scheduler:
             del self.running[id(latest.row)]
             latest.row.num_preemptions += 1
             latest.since = self.clock()
-            self.books.num_preemptions += 1
+            self.recorder.num_preemptions += 1
             self.waiting.appendleft(latest)
 
-    def _step(self) -> None:
-        members = self.batch.members
-        jobs = [self.running[id(member.row)] for member in members]
-        coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
-        caps = self.planner.plan(self._views(), len(self.batch.arrivals) + coming)
-        report = self.batch.step(caps)
-        self._tell_planner(jobs, caps, report)
+    def _step(self) -> list[Row]:
+        jobs = [self.running[id(member.row)] for member in self.batch.members]
+        caps = None
+        if self.planner is not None:
+            coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
+            caps = self.share(self.planner.plan(self._views(), len(self.batch.arrivals) + coming))
+        event = self.batch.step(caps)
+        if self.observers:
+            event = replace(event, parts=self.batch.parts(), draft_logits=self.batch.draft_logits)
+            for observe in self.observers:
+                observe(event)
+        if self.planner is not None:
+            self._tell_planner(jobs, caps or (), event)
+        self.recorder.add(event, [job.num_draft_tokens for job in jobs])
         now = self.clock()
         ended: list[Job] = []
         for index, job in enumerate(jobs):
-            self._deliver(job, index, report)
+            job.num_draft_tokens = job.row.num_draft_tokens
+            job.row.seconds_decode = now - job.since
+            if job.sink is not None:
+                self._deliver(job, index, event)
             if job.row.finish_reason is not None:
-                job.row.seconds_decode = now - job.since
                 ended.append(job)
-        self.books.add(report, caps)
         if ended:
             self.batch.leave([job.row for job in ended if job.row.error is None], remember=True)
             failed = [job.row for job in ended if job.row.error is not None]
@@ -212,6 +248,7 @@ class Scheduler:
                 self.batch.leave(failed, remember=False)
             for job in ended:
                 self._end(job)
+        return [job.row for job in ended]
 
     def _view(self, job: Job, lag: int = 0) -> RowView:
         return RowView(job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.room, lag)
@@ -223,29 +260,27 @@ class Scheduler:
         lags = zip(self.batch.members, self.batch.lags(), strict=True)
         return [self._view(self.running[id(member.row)], lag) for member, lag in lags]
 
-    def _tell_planner(self, jobs: Sequence[Job], caps: Sequence[int], report: StepReport) -> None:
+    def _tell_planner(self, jobs: Sequence[Job], caps: Sequence[int], event: StepEvent) -> None:
+        assert self.planner is not None
         rows = []
         for job, cap in zip(jobs, caps, strict=True):
             drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
-            nodes, job.num_draft_tokens = job.row.num_draft_tokens - job.num_draft_tokens, job.row.num_draft_tokens
-            method = job.choice.method.name
-            rows.append(RowStep(job.submission.request_id, method, cap, drafted, accepted, nodes))
-            if drafted:
-                self.books.add_row(method, drafted, accepted, nodes)
+            nodes = job.row.num_draft_tokens - job.num_draft_tokens
+            rows.append(RowStep(job.submission.request_id, job.choice.method.name, cap, drafted, accepted, nodes))
         self.planner.observe(
-            StepObservation(len(rows), rows, report.seconds_draft, report.seconds_target, report.seconds_rest)
+            StepObservation(len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest)
         )
 
-    def _deliver(self, job: Job, index: int, report: StepReport) -> None:
+    def _deliver(self, job: Job, index: int, event: StepEvent) -> None:
         """Tell the news of one step, but for the end, which is told once its row is free."""
         pieces = job.row.pieces[job.told :]
         if job.submission.num_logprobs is not None and pieces:
-            path = report.commit.path[index]
-            pieces = with_logprobs(pieces, report.logits[index], path, job.submission.num_logprobs)
+            path = event.commit.path[index]
+            pieces = with_logprobs(pieces, event.logits[index], path, job.submission.num_logprobs)
             job.row.pieces[job.told :] = pieces
         job.told = len(job.row.pieces)
-        trace = trace_of(report, index) if job.submission.trace and job.row.error is None else None
-        if job.row.finish_reason is None and (pieces or trace):
+        trace = trace_of(event, index) if job.submission.trace and job.row.error is None else None
+        if job.sink is not None and job.row.finish_reason is None and (pieces or trace):
             job.sink(Update(job.submission.request_id, tuple(pieces), trace))
         else:
             job.unsaid = (tuple(pieces), trace)
@@ -276,8 +311,12 @@ class Scheduler:
         request_id = job.submission.request_id
         self.running.pop(id(job.row), None)
         del self.jobs[request_id]
-        self.planner.forget(request_id)
-        self.books.finish(job.row, self.clock() - job.arrived)
+        self._timed.pop(request_id, None)
+        if self.planner is not None:
+            self.planner.forget(request_id)
+        self.recorder.finish(job.row, self.clock() - job.arrived)
+        if job.sink is None:
+            return
         pieces, trace = job.unsaid
         if job.row.error is not None:
             job.sink(Update(request_id, pieces, trace, error=job.row.error))
@@ -289,8 +328,10 @@ class Scheduler:
         job.row.finish_reason = "error"
         self.running.pop(id(job.row), None)
         del self.jobs[job.submission.request_id]
-        self.books.finish(job.row, self.clock() - job.arrived)
-        job.sink(Update(job.submission.request_id, error=error))
+        self._timed.pop(job.submission.request_id, None)
+        self.recorder.finish(job.row, self.clock() - job.arrived)
+        if job.sink is not None:
+            job.sink(Update(job.submission.request_id, error=error))
 
     def fail_all(self, error: ForetokenError) -> None:
         """End every request with an error: the engine cannot go on."""
@@ -312,10 +353,10 @@ class Scheduler:
         rows = {id(member.row) for member in self.batch.members} | {id(one.row) for one in self.batch.arrivals}
         if rows != set(self.running):
             raise RuntimeError("the pool's rows and the running requests differ")
-        if self.books.num_submitted != len(self.jobs) + sum(self.books.num_finished.values()):
+        if self.recorder.num_submitted != len(self.jobs) + sum(self.recorder.num_finished.values()):
             raise RuntimeError(
-                f"{self.books.num_submitted} requests came, {len(self.jobs)} are here, "
-                f"{sum(self.books.num_finished.values())} have ended"
+                f"{self.recorder.num_submitted} requests came, {len(self.jobs)} are here, "
+                f"{sum(self.recorder.num_finished.values())} have ended"
             )
         if len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens + sum(
             job.choice.num_nodes for job in self.running.values()

@@ -1,6 +1,7 @@
 """The engine as a service: one thread owns the device and decodes; everything else may call from any thread."""
 
 import logging
+import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -9,27 +10,32 @@ from typing import Any, TypeVar
 
 import torch
 
-from foretoken.engine.acceptance import Acceptance
+from foretoken.draft.none import NoMethod
 from foretoken.engine.calibrate import measured_costs
 from foretoken.engine.choices import MARGIN, Choices
-from foretoken.engine.costs import CostTable, grid
 from foretoken.engine.engine import Engine, Request
-from foretoken.engine.memory import SHARE, kv_budget
+from foretoken.engine.heap import IDLE_S, HeapKeeper
+from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
 from foretoken.engine.method import MethodConfig
-from foretoken.engine.planner import Planner
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.snapshot import Snapshot
-from foretoken.engine.submission import Sink, Submission
+from foretoken.engine.state import Row
+from foretoken.engine.submission import Sink, Submission, Update
 from foretoken.engine.team import Choice
+from foretoken.engine.tenants import Tenants, check_shared
 from foretoken.errors import ConfigError, ModelError, PromptError, ServiceClosedError
-from foretoken.model.parallel import ShardedModel
 from foretoken.model.prefill import round_up
 from foretoken.model.workers import release_workers
+from foretoken.planner.acceptance import Acceptance
+from foretoken.planner.costs import CostTable
+from foretoken.planner.measure import grid
+from foretoken.planner.planner import Planner
 from foretoken.sampling import LogitsProcessor
 
 logger = logging.getLogger(__name__)
 MODES = ("auto", "on", "off")
+HEARTBEAT_S = 60.0  # between words to the other processes of a shared model while nothing happens
 MIN_DEPTH = 16  # depths that the planner knows of at least, for requests that ask for more than the default
 _T = TypeVar("_T")
 
@@ -44,7 +50,8 @@ class ServiceOptions:
     kv_memory_gib: float | None = None  # None: sized from free memory
     stall_target_s: float = 0.1  # reading a prompt keeps decoding requests waiting for about so long at a time
     speculation: str = "auto"  # "auto": when it pays; "on": always; "off": never
-    prefix_reuse: bool = True  # keep the KV of texts for requests that begin alike
+    prefix_reuse: bool = True  # keep the KV of texts for requests of the same tenant that begin alike
+    shared_drafts: str = "off"  # methods that learn from texts: each request's own ("off"), its tenant's ("key"), "all"
     cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
 
     def __post_init__(self) -> None:
@@ -60,6 +67,7 @@ class ServiceOptions:
             raise ConfigError(f"stall_target_s = {self.stall_target_s} must be positive")
         if self.speculation not in MODES:
             raise ConfigError(f"speculation = {self.speculation!r} must be one of {', '.join(MODES)}")
+        check_shared(self.shared_drafts)
 
 
 class Service:
@@ -74,18 +82,17 @@ class Service:
     ) -> None:
         """engine brings the target and the method that requests get by default; also are further ones that a request may
         ask for (those without weights can always be asked for). Raises ConfigError, ModelError."""
-        if isinstance(engine.model, ShardedModel):
+        if engine.model.is_shared and options.speculation == "auto" and engine.speculative.method != NoMethod.name:
             raise ConfigError(
-                "a service plans by the clock, so processes that share one model would part: tensor parallelism is for "
-                "Engine.generate and generate_batch; serve with device_map, or with an engine made for it"
+                "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
+                "model would part: give 'on' or 'off'"
             )
-        if engine.width:
-            raise ConfigError(f"width = {engine.width}: a service runs batches of changing size, so give width = 0")
         self.engine, self.options = engine, options
         self._choices = Choices(engine, also, off=options.speculation == "off")
+        self._tenants = Tenants(options.shared_drafts)
         self._scheduler: Scheduler | None = None
         self._planner: Planner | None = None
-        self._inbox: deque[Callable[[], None]] = deque()
+        self._inbox: deque[_Command | Callable[[], None]] = deque()
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
         self._number = 0
@@ -93,6 +100,7 @@ class Service:
         self._hopeless: set[str] = set()  # methods that cannot win here at any acceptance: nobody pays for trying
         self._draining = self._closed = self._failed = False
         self.kv_tokens = 0
+        self._heap = HeapKeeper()
         release_workers()  # of the thread that has loaded the engine: the engine's thread has its own
 
     # -- what may be asked for -------------------------------------------------------------------------------------
@@ -114,17 +122,20 @@ class Service:
     # -- life ------------------------------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Allocate KV, measure costs (seconds; remembered for the next start), and begin to serve. Raises ConfigError."""
+        """Allocate KV, measure costs (seconds; remembered for the next start), and begin to serve. Raises ConfigError.
+
+        Where several processes share the model (torchrun), each starts a service; process 0 takes requests, and the others
+        call ``follow``.
+        """
         spec, options = self.engine.model.spec, self.options
         longest = min(options.max_model_len or spec.max_positions, spec.max_positions)
-        capacity = round_up(longest + MARGIN, 64)
-        slot = self.engine.model.new_cache(0, 1).bytes_per_slot
-        draft = getattr(self._choices.default.method, "model", None)
-        if draft is not None and draft is not self.engine.model:
-            slot += draft.new_cache(0, 1).bytes_per_slot
+        width = self.engine.width
+        capacity = round_up(longest + max(MARGIN, width), 512 if width else 64)
+        slot = bytes_per_token(self.engine.model, [choice.method for choice in self._choices.guessing])
         self.kv_tokens = kv_budget(
             self.engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity, max_rows=options.max_num_seqs
         )
+        self.kv_tokens = self.engine.model.share(self.kv_tokens)
         rows = options.max_num_seqs
         if spec.device.type != "cpu":  # a pool is allocated whole there
             rows = max(1, min(rows, self.kv_tokens // capacity))
@@ -138,15 +149,18 @@ class Service:
         self._planner = self._plan(rows)
         limits = Limits(rows, options.max_queue, self.kv_tokens, capacity, options.stall_target_s)
         self._scheduler = Scheduler(
-            self.engine.model, limits, self._planner, prefixes=prefixes, describe=self._describe
-        )
+            self.engine.model, limits, self._planner, prefixes=prefixes, width=width, describe=self._describe,
+            observers=self.engine.observers,
+        )  # fmt: skip
         release_workers()  # costs were measured here
+        if not self.engine.model.is_leader:
+            return
         self._thread = threading.Thread(target=self._run, name="foretoken-engine", daemon=True)
         self._thread.start()
 
     def _plan(self, rows: int) -> Planner:
         """The planner of the mode that was asked for; costs are measured where it must choose."""
-        choices = self._choices.guessing
+        choices = [self._tenants.measured(choice) for choice in self._choices.guessing]
         acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in choices)]))
         if self.options.speculation != "auto" or not choices:
             return Planner(
@@ -196,11 +210,14 @@ class Service:
         choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
         if choice.config.method in self._hopeless:
             choice = self._choices.plain
+        choice = self._tenants.choice(choice, submission.tenant)
         params = submission.params
         if params.logits_processor is not None:
             params = replace(params, logits_processor=_Guarded(params.logits_processor))
-        request = Request(list(submission.prompt_ids), params, list(submission.prediction_ids) or None)
-        self._check(submission)
+        if params.seed is None:  # drawn here, in the process that takes the request
+            params = replace(params, seed=secrets.randbits(63))
+        self._check(submission, choice)
+        submission = replace(submission, params=params, speculative=choice.config)
         with self._news:
             if self._closed:
                 raise ServiceClosedError("the service has stopped")
@@ -208,16 +225,34 @@ class Service:
             number = self._number
             if submission.request_id in self._known:
                 raise ConfigError(f"request id {submission.request_id!r} is in use: ids must be unique")
-            row = self.engine.make_row(number, request)
-            row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids))
+            row = self._row(number, submission)
             if len(self._known) - len(self._scheduler.running) >= self.options.max_queue:
                 self._scheduler.refuse()
             self._known.add(submission.request_id)
-            self._inbox.append(lambda: self._enter(submission, row, choice, sink))
+            wire = ("submit", number, submission)
+            self._inbox.append(_Command(lambda: self._enter(submission, row, choice, sink), wire))
             self._news.notify_all()
 
-    def _check(self, submission: Submission) -> None:
+    def _row(self, number: int, submission: Submission) -> Row:
+        request = Request(list(submission.prompt_ids), submission.params, list(submission.prediction_ids) or None)
+        row = self.engine.make_row(number, request)
+        row.tenant = submission.tenant
+        row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids))
+        return row
+
+    def _check(self, submission: Submission, choice: Choice) -> None:
         """What could only fail later, on the engine's thread."""
+        width = self.engine.width
+        if 0 < width < choice.config.max_nodes:
+            raise ConfigError(
+                f"{choice.config.method!r} may guess {choice.config.max_nodes - 1} tokens a step, and every pass here has "
+                f"width {width}: ask for at most {width - 1}"
+            )
+        if self.engine.model.is_shared and submission.params.logits_processor is not None:
+            raise ConfigError(
+                "a logits processor or a grammar cannot be sent to the other processes of a tensor-parallel service: "
+                "leave it out, or serve with device_map"
+            )
         count = len(submission.prompt_ids)
         if count >= self.max_model_len:
             raise PromptError(
@@ -235,15 +270,19 @@ class Service:
         """End a request at the next step; nothing where it is unknown or has ended."""
         with self._news:
             if request_id in self._known:
-                self._inbox.append(lambda: self._scheduler.cancel(request_id) if self._scheduler else None)
+                self._inbox.append(_Command(lambda: self._cancel(request_id), ("cancel", request_id)))
                 self._news.notify_all()
+
+    def _cancel(self, request_id: str) -> None:
+        if self._scheduler is not None:
+            self._scheduler.cancel(request_id)
 
     def snapshot(self) -> Snapshot:
         """Counters and gauges now."""
         if self._scheduler is None or self._planner is None:
             return Snapshot()
         scheduler, planner = self._scheduler, self._planner
-        books, prefixes = scheduler.books, scheduler.prefixes
+        recorder, prefixes = scheduler.recorder, scheduler.prefixes
         return Snapshot(
             num_running=len(scheduler.batch.members),
             num_prefilling=len(scheduler.batch.arrivals),
@@ -251,21 +290,21 @@ class Service:
             kv_used_tokens=sum(job.num_slots for job in list(scheduler.running.values())),
             kv_capacity_tokens=self.kv_tokens,
             prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
-            is_speculating=books.guessed,
-            num_speculative_tokens=books.planned,
-            speedup=planner.speedup,
-            num_steps=books.num_steps,
-            num_finished=dict(books.num_finished),
-            num_rejected=books.num_rejected,
-            num_preemptions=books.num_preemptions,
-            num_prompt_tokens=books.num_prompt_tokens,
-            num_cached_prompt_tokens=books.num_cached_prompt_tokens,
-            num_generated_tokens=books.num_generated_tokens,
-            seconds_draft=books.seconds_draft,
-            seconds_target=books.seconds_target,
-            seconds_rest=books.seconds_rest,
-            seconds_prefill=books.seconds_prefill,
-            methods={name: sums.figures() for name, sums in list(books.methods.items())},
+            is_speculating=recorder.guessed,
+            num_speculative_tokens=recorder.planned,
+            speedup=planner.speedup if scheduler.batch.members else None,
+            num_steps=recorder.num_steps,
+            num_finished=dict(recorder.num_finished),
+            num_rejected=recorder.num_rejected,
+            num_preemptions=recorder.num_preemptions,
+            num_prompt_tokens=recorder.num_prompt_tokens,
+            num_cached_prompt_tokens=recorder.num_cached_prompt_tokens,
+            num_generated_tokens=recorder.num_generated_tokens,
+            seconds_draft=recorder.seconds_draft,
+            seconds_target=recorder.seconds_target,
+            seconds_rest=recorder.seconds_rest,
+            seconds_prefill=recorder.seconds_prefill,
+            methods={name: sums.figures() for name, sums in list(recorder.methods.items())},
         )
 
     def check_integrity(self) -> None:
@@ -320,24 +359,30 @@ class Service:
         self._scheduler.submit(submission, row, choice, told)
 
     def _run(self) -> None:
-        scheduler = self._scheduler
+        scheduler, model = self._scheduler, self.engine.model
         assert scheduler is not None
         while True:
             if not self._inbox and not scheduler.has_work:
                 release_workers()
+                self._rest()
             with self._news:
                 while not self._inbox and not scheduler.has_work and not self._closed:
-                    self._news.wait()
-                if self._closed:
-                    break
-                todo = list(self._inbox)
+                    if not self._news.wait(HEARTBEAT_S) and model.is_shared:
+                        break  # the others wait for word, and a process group's patience ends
+                todo, closed = list(self._inbox), self._closed
                 self._inbox.clear()
+            if model.is_shared:
+                model.share([command.wire for command in todo if isinstance(command, _Command)] + [closed])
+            if closed:
+                self._inbox.extendleft(reversed(todo))
+                break
             try:
                 with torch.inference_mode():
-                    for one in todo:
-                        one()
+                    for command in todo:
+                        command()
                     if scheduler.has_work:
                         scheduler.tick()
+                        self._heap.worked()
             except Exception as error:
                 logger.exception("the engine failed")
                 self._failed = True
@@ -357,8 +402,53 @@ class Service:
         with self._news:
             self._news.notify_all()
 
+    def follow(self) -> None:
+        """In every process but the first of those that share a model: decode what process 0 takes, until it closes."""
+        scheduler, model = self._scheduler, self.engine.model
+        if scheduler is None or model.is_leader:
+            raise ConfigError(
+                "follow() is for the processes beside process 0, after start(); process 0 takes the requests"
+            )
+        with torch.inference_mode():
+            while True:
+                told: list[Any] = model.share([])
+                if told[-1]:  # closed
+                    return
+                for kind, *rest in told[:-1]:
+                    if kind == "cancel":
+                        self._cancel(rest[0])
+                        continue
+                    number, submission = rest
+                    choice = self._tenants.choice(self._choices.of(submission.speculative), submission.tenant)
+                    scheduler.submit(submission, self._row(number, submission), choice, _ignore)
+                if scheduler.has_work:
+                    scheduler.tick()
+
+    def _rest(self) -> None:
+        """Wait for work; where none comes for a while, give freed memory back."""
+        with self._news:
+            came = self._news.wait_for(lambda: bool(self._inbox) or self._closed, IDLE_S)
+        if not came:
+            self._heap.rested()
+
     def _describe(self, choice: Choice) -> dict[str, Any]:
         return {**self.engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}
+
+
+@dataclass(frozen=True)
+class _Command:
+    """Something for the engine's thread to do, and how the other processes that share the model are told of it."""
+
+    run: Callable[[], None]
+    wire: tuple[Any, ...]
+
+    def __call__(self) -> None:
+        """Do it."""
+        self.run()
+
+
+def _ignore(update: Update) -> None:
+    """The sink of processes that nobody asked."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,9 @@ class Snapshot:
     prefix_cached_tokens: int = 0  # tokens whose KV is kept for requests to come
     is_speculating: bool = False  # whether the last step guessed
     num_speculative_tokens: float = 0.0  # guesses planned a row in the last step, mean
-    speedup: float = 1.0  # live estimate: tokens a second now, against this engine with speculation off
+    # Live estimate: tokens a second now, against this engine with speculation off. None where nothing is being decoded, and
+    # where plain steps are not measured (``speculation`` "on" or "off").
+    speedup: float | None = None
     # Counters.
     num_steps: int = 0
     num_finished: dict[str, int] = field(default_factory=dict)  # by finish reason; "error" is one

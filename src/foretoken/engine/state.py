@@ -59,6 +59,7 @@ class Row:
     seconds_decode: float = 0.0
     num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
     num_preemptions: int = 0
+    tenant: str | None = None  # whose prefixes it may use
 
     @property
     def known(self) -> list[int]:
@@ -127,6 +128,10 @@ class State(Context):
     def span(self, num_nodes: int, multiple: int) -> int:
         """Slots that attention must read for a tree of num_nodes, rounded up so that kernels see few shapes."""
         return min(self.capacity, round_up(max(self.lengths) + num_nodes, multiple))
+
+    def limit(self, caps: Sequence[int]) -> None:
+        """In the next step row b guesses at most caps[b] deep."""
+        self.room = [min(room, cap) for room, cap in zip(self.room, caps, strict=True)]
 
     def advance(
         self, tree: TokenTree, verdict: Verdict, taps: Tensor | None, candidates: Tensor | None = None

@@ -4,34 +4,20 @@ There is no branch by method. A tree of one node is plain decoding by the same p
 and the oracle of every test.
 """
 
-from dataclasses import dataclass
 from time import perf_counter
 
-from torch import Tensor
-
-from foretoken.draft.base import Commit, Drafter
+from foretoken.bounds import check_tree
+from foretoken.draft.base import Drafter
 from foretoken.draft.shape import Shape
 from foretoken.engine.candidates import candidates
+from foretoken.engine.event import StepEvent
 from foretoken.engine.state import State
 from foretoken.engine.tapping import Tapping
 from foretoken.model.target import Target
 from foretoken.noise import Noise
 from foretoken.sampling import Paths, warp
 from foretoken.tree import Draws, layout, pad_tree
-from foretoken.verify.law import Evidence, Panel, Verdict, Verifier, draw
-
-
-@dataclass(frozen=True)
-class StepReport:
-    """What one step did, and where its time went (host clock: on an accelerator, work is queued, not done, by then)."""
-
-    commit: Commit
-    verdict: Verdict
-    seconds_draft: float  # proposing, the draft model's passes included
-    seconds_target: float  # the target's pass
-    seconds_rest: float  # layout, laws, verification, commit, bookkeeping
-    logits: Tensor  # [B, N, V] of the target, before any processor: valid until its next pass
-    p: Tensor  # [B, N, V] after them
+from foretoken.verify.law import Evidence, Panel, Verifier, draw
 
 
 def step(
@@ -45,8 +31,8 @@ def step(
     width: int = 0,
     pack: bool = False,
     tapping: Tapping = Tapping(),  # noqa: B008 (frozen)
-) -> StepReport:
-    """Advance every row by at least one token.
+) -> StepEvent:
+    """Advance every row by at least one token, and say what happened.
 
     width > 0 pads every pass to that many nodes and the attended span to 512 slots, so that plain and speculative
     passes run the very same kernels and agree bit for bit where the kernels are row-invariant. pack lets a model leave
@@ -54,9 +40,10 @@ def step(
     ``Panel``: to this page they are one of each.
     """
     begun = perf_counter()
-    spec = target.spec
+    rows, room, spec, seconds_model = state.rows, state.room, target.spec, drafter.seconds_model
     noise = Noise(state.seeds, state.length)
     tree = drafter.propose(state, shape, draws, noise)
+    check_tree(tree, spec.vocab_size)
     if width:
         tree = pad_tree(tree, width)
     proposed = perf_counter()
@@ -70,12 +57,17 @@ def step(
     assert output.logits is not None
 
     p = warp(output.logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent))
-    verdict = draw(verifier, Evidence(tree, p, noise, tapping.for_verifier(output.taps)))
+    evidence = Evidence(tree, p, noise, tapping.for_verifier(output.taps))
+    verdict = draw(verifier, evidence)
     likely = candidates(output.logits, drafter.num_candidates)
     commit, moves = state.advance(tree, verdict, tapping.for_drafter(output.taps), likely)
     if moves is not None:
         target.commit(*moves)
     drafter.observe(commit)
-    ended = perf_counter()
-    rest = (ready - proposed) + (ended - forwarded)
-    return StepReport(commit, verdict, proposed - begun, forwarded - ready, rest, output.logits, p)
+    return StepEvent(
+        rows, evidence, output.logits, verdict, commit, room,
+        seconds_draft=proposed - begun,
+        seconds_draft_model=drafter.seconds_model - seconds_model,
+        seconds_target=forwarded - ready,
+        seconds_rest=(ready - proposed) + (perf_counter() - forwarded),
+    )  # fmt: skip

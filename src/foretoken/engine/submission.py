@@ -22,6 +22,7 @@ class Submission:
     num_logprobs: int | None = None  # None: none; k: every piece has its token's log probability and the k best ones
     trace: bool = False  # updates carry the tree of each step
     timeout_s: float | None = None  # from submission on; what was written until then is returned
+    tenant: str | None = None  # who sent it: a name, or a hash of a key; see ``ServiceOptions.shared_drafts``
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft.base import Commit, Context, Drafter, Method
-from foretoken.draft.shape import Shape
+from foretoken.draft.shape import MAX_DEPTH, Shape
 from foretoken.engine.deferred import part
 from foretoken.engine.method import MethodConfig
 from foretoken.engine.state import State
@@ -37,6 +37,11 @@ class Choice:
     def depth(self) -> int:
         """Most guesses in a line."""
         return min(self.config.num_speculative_tokens, self.shape.depth) if self.config.max_nodes > 1 else 0
+
+    @property
+    def max_depth(self) -> int:
+        """Most guesses in a line where nobody plans: as deep as the shape is."""
+        return self.shape.depth
 
     @property
     def shape(self) -> Shape:
@@ -67,42 +72,52 @@ class Team:
         self.start = self.stop = 0
         self._processors: tuple[Processors, Processors] | None = None
 
-    def shape_of(self, caps: Sequence[int]) -> Shape:
-        """The shape of a proposal whose row b is at most caps[b] deep."""
-        return replace(self.shape, depth=max(caps)) if self.shape.is_chain and any(caps) else self.shape
+    def shape_of(self, room: Sequence[int]) -> Shape:
+        """The shape of a proposal whose row b is at most room[b] deep: chains of one team may differ in depth."""
+        deepest = max(room)
+        if self.shape.is_chain and 0 < deepest != self.shape.depth:
+            self.shape = replace(self.shape, depth=min(deepest, MAX_DEPTH))
+        return self.shape
 
-    def context(self, state: State, caps: Sequence[int]) -> Context:
-        """What the drafter may read: the team's rows, with room for caps[b] guesses."""
-        rows = slice(self.start, self.stop)
-        room = [min(room, cap) for room, cap in zip(state.room[rows], caps, strict=True)]
+    def context(self, state: State) -> Context:
+        """What the drafter may read: the team's rows."""
         if self.start == 0 and self.stop == state.num_rows:
-            return replace(state, room=room)
+            return state
         if self._processors is None or self._processors[0] is not state.processors:
             self._processors = (state.processors, state.processors.keep(range(self.start, self.stop)))
-        return part(state, self.start, self.stop, processors=self._processors[1], room=room)
+        return part(state, self.start, self.stop, processors=self._processors[1])
 
 
 class Ensemble(Drafter):
-    """The drafters of all teams as one. ``caps`` says how deep each row's tree may be in the next step."""
+    """The drafters of all teams as one. How deep each row may guess is the context's ``room``."""
 
     def __init__(self, teams: Sequence[Team]) -> None:
         self.teams = list(teams)
-        self.caps: list[int] = []
         self.num_candidates = max((team.drafter.num_candidates for team in self.teams), default=0)
         self.tapping = Tapping(
             tuple(dict.fromkeys(layer for team in self.teams for layer in team.method.taps)),
             next((team.verifier.taps for team in self.teams if team.verifier.taps), ()),
         )
-        self.panel = Panel(tuple(team.verifier for team in self.teams), tuple(team.stop for team in self.teams))
+        verifiers = tuple(team.verifier for team in self.teams)
+        self.verifier = (
+            verifiers[0] if len(verifiers) == 1 else Panel(verifiers, tuple(team.stop for team in self.teams))
+        )
+
+    @property
+    def seconds_model(self) -> float:
+        """Of all teams' draft models."""
+        return sum(team.drafter.seconds_model for team in self.teams)
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """Every team's own proposal, below each other. shape and draws are the teams' own."""
         assert isinstance(context, State)
         trees = []
         for team in self.teams:
-            rows, caps = slice(team.start, team.stop), self.caps[team.start : team.stop]
+            rows = slice(team.start, team.stop)
             own = Noise(noise.seeds[rows], noise.positions[rows]) if len(self.teams) > 1 else noise
-            trees.append(team.drafter.propose(team.context(context, caps), team.shape_of(caps), team.draws, own))
+            trees.append(
+                team.drafter.propose(team.context(context), team.shape_of(context.room[rows]), team.draws, own)
+            )
         return trees[0] if len(trees) == 1 else self._merge(trees, context)
 
     def observe(self, commit: Commit) -> None:

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from foretoken.errors import ConfigError
 from foretoken.heads.base import Head, HeadConfig
 from foretoken.heads.layers import MLP, Attention, AttentionShape, RMSNorm, rotary, turn
+from foretoken.model.cache import KVCache
 from foretoken.model.target import CausalModel, ModelSpec
 
 Memory = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -174,6 +175,12 @@ class DFlashHead(Head):
     def taps(self) -> tuple[int, ...]:
         """The layers whose outputs are the features."""
         return self.config.layer_ids
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """An empty cache of its layers: slot is position."""
+        config, weight = self.config, self.fc.weight
+        shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
+        return KVCache(num_rows, capacity, shapes, weight.dtype, [weight.device] * config.num_layers)
 
     def fuse(self, taps: Tensor) -> Tensor:
         """taps [B, n, T * H] -> context [B, n, H]."""

@@ -1,47 +1,28 @@
 """EAGLE-1 (Li et al. 2401.15077): one layer predicts the target's next feature, and the target's head reads it.
 
 The feature is the target's last hidden state *after* the final norm (what its head reads). Names are those of the
-authors' checkpoints; their layer has no input norm. EAGLE-2 (2406.16858) is this head with another tree.
+authors' checkpoints; their layer has no input norm. Further layers, which others add, are plain decoder layers, as in
+vLLM. EAGLE-2 (2406.16858) is this head with another tree.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
-from foretoken.heads.base import HeadConfig
 from foretoken.heads.eagle3 import fresh_matrices
-from foretoken.heads.layers import MLP, Attention, AttentionShape, RMSNorm
-from foretoken.heads.pair import PairHead
+from foretoken.heads.pair import PairConfig, PairHead, PairLayer
 from foretoken.model.target import CausalModel
 
 
 @dataclass(frozen=True)
-class Eagle1Config(HeadConfig):
+class Eagle1Config(PairConfig):
     """Sizes and options."""
 
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     tap_layer: int  # the target's last layer, whose output goes through the final norm
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-6
     fc_bias: bool = True
-    own_embedding: bool = False  # else the target's is passed in
-
-
-class _Layer(nn.Module):
-    """The one decoder layer, as ``layers.0`` of the checkpoints."""
-
-    def __init__(self, config: Eagle1Config) -> None:
-        super().__init__()
-        hidden = config.hidden_size
-        self.self_attn = Attention(
-            AttentionShape(hidden, hidden, config.num_heads, config.num_kv_heads, config.head_dim, config.rope_theta)
-        )
-        self.post_attention_layernorm = RMSNorm(hidden, config.rms_norm_eps)
-        self.mlp = MLP(hidden, config.intermediate_size)
 
 
 class Eagle1Head(PairHead):
@@ -56,7 +37,9 @@ class Eagle1Head(PairHead):
         self.config = config
         self.own_embedding = config.own_embedding
         self.fc = nn.Linear(2 * config.hidden_size, config.hidden_size, bias=config.fc_bias)
-        self.layers = nn.ModuleList([_Layer(config)])
+        self.layers = nn.ModuleList(
+            [PairLayer(config, index, config.hidden_size) for index in range(config.num_layers)]
+        )
         if config.own_embedding:
             self.embed_tokens = nn.Embedding(config.vocab_size, config.hidden_size)
 
@@ -64,13 +47,11 @@ class Eagle1Head(PairHead):
     def fresh(
         cls, config: Eagle1Config, generator: torch.Generator, *, embedding: Tensor | None = None
     ) -> "Eagle1Head":
-        """A head to be trained, its matrices as in ``Eagle3Head.fresh``, its bias zero. embedding [V, H]: the target's,
+        """A head to be trained, its matrices as in ``Eagle3Head.fresh``, biases zero. embedding [V, H]: the target's,
         where ``own_embedding`` copies it."""
         self = cls(config)
         fresh_matrices(self, generator)
         with torch.no_grad():
-            if config.fc_bias:
-                self.fc.bias.zero_()
             if config.own_embedding and embedding is not None:
                 self.embed_tokens.weight.copy_(embedding)
         return self
@@ -81,27 +62,18 @@ class Eagle1Head(PairHead):
         return (self.config.tap_layer,)
 
     @property
-    def layer(self) -> _Layer:
-        """The one layer."""
-        layer = self.layers[0]
-        assert isinstance(layer, _Layer)
-        return layer
-
-    @property
-    def attention(self) -> Attention:
+    def decoder(self) -> Sequence[PairLayer]:
         """See ``PairHead``."""
-        return self.layer.self_attn
+        return cast("Sequence[PairLayer]", self.layers)
 
     def enter(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """See ``PairHead``."""
         x: Tensor = self.fc(torch.cat([embeds, features], -1))
         return x, x
 
-    def leave(self, residual: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+    def leave(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See ``PairHead``: the predicted feature is both."""
-        residual = residual + attended
-        feature = residual + self.layer.mlp(self.layer.post_attention_layernorm(residual))
-        return feature, feature
+        return hidden, hidden
 
     def features(self, taps: Tensor, model: CausalModel) -> Tensor:
         """See ``PairHead``: the target's final norm of its last layer's output."""

@@ -2,42 +2,41 @@
 
 Names and semantics are those of the authors' checkpoints: the attention's input is concat(norm(embedding of the next
 token), norm(feature)), the residual is the feature itself, and the next pair feeds on the layer's output *before* the
-final norm. EAGLE-3.1's two norms (``fc_norm`` before the fusion, ``norm_output`` on what is fed on) are options.
+final norm. EAGLE-3.1's two norms (``fc_norm`` before the fusion, ``norm_output`` on what is fed on) are options, and so
+is what heads of speculators 0.9, SpecForge and modelopt have beside them: one norm of all tapped layers together
+(``norm_before_fc``), further layers, Qwen3's norms of queries and keys, biases, windows, scaled rotary frequencies.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 
 from foretoken.errors import ModelError
-from foretoken.heads.base import HeadConfig
-from foretoken.heads.layers import MLP, Attention, AttentionShape, RMSNorm
-from foretoken.heads.pair import PairHead
+from foretoken.heads.layers import RMSNorm
+from foretoken.heads.pair import PairConfig, PairHead, PairLayer
 from foretoken.model.target import CausalModel
 
 
 @dataclass(frozen=True)
-class Eagle3Config(HeadConfig):
+class Eagle3Config(PairConfig):
     """Sizes and options. layer_ids: outputs of target layers, from 0, all different (the files of other engines count
     hidden states, of which the embeddings are number 0: one more)."""
 
-    intermediate_size: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
     draft_vocab_size: int  # DV
     layer_ids: tuple[int, ...]
-    rope_theta: float = 10000.0
-    rms_norm_eps: float = 1e-6
     norm_before_residual: bool = False  # the residual is the normed feature
+    norm_before_fc: bool = False  # all tapped layers are normed as one vector before the fusion
     fc_norm: bool = False  # each tapped layer is normed by itself before the fusion
     norm_output: bool = False  # the next pair feeds on the output after the final norm
-    own_embedding: bool = False  # else the target's is passed in
 
     def __post_init__(self) -> None:
         """Refuse what would run on wrong features without a word."""
+        super().__post_init__()
+        if self.norm_before_fc and self.fc_norm:
+            raise ModelError("norm_before_fc and fc_norm are both true; a head has one of them, or neither")
         ids = self.layer_ids
         if not ids or len(set(ids)) != len(ids) or min(ids) < 0:
             raise ModelError(f"layer_ids = {list(ids)} must be one or more different layers, counted from 0")
@@ -47,21 +46,13 @@ class Eagle3Config(HeadConfig):
             )
 
 
-class _Layer(nn.Module):
-    """The one decoder layer, as ``midlayer`` of the checkpoints."""
+class _First(PairLayer):
+    """The first decoder layer, as ``midlayer`` of the checkpoints."""
 
     def __init__(self, config: Eagle3Config) -> None:
-        super().__init__()
-        hidden, eps = config.hidden_size, config.rms_norm_eps
-        self.input_layernorm = RMSNorm(hidden, eps)  # of the embedding
-        self.hidden_norm = RMSNorm(hidden, eps)  # of the feature
-        self.post_attention_layernorm = RMSNorm(hidden, eps)
-        self.self_attn = Attention(
-            AttentionShape(
-                2 * hidden, hidden, config.num_heads, config.num_kv_heads, config.head_dim, config.rope_theta
-            )
-        )
-        self.mlp = MLP(hidden, config.intermediate_size)
+        super().__init__(config, 0, 2 * config.hidden_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)  # of the embedding
+        self.hidden_norm = RMSNorm(config.hidden_size, config.rms_norm_eps)  # of the feature
 
 
 class Eagle3Head(PairHead):
@@ -79,9 +70,13 @@ class Eagle3Head(PairHead):
         self.own_embedding = config.own_embedding
         hidden, count = config.hidden_size, len(config.layer_ids)
         self.fc = nn.Linear(count * hidden, hidden, bias=False)
+        if config.norm_before_fc:
+            self.input_norm = RMSNorm(count * hidden, config.rms_norm_eps)
         if config.fc_norm:
             self.fc_norm = nn.ModuleList([RMSNorm(hidden, config.rms_norm_eps) for _ in config.layer_ids])
-        self.midlayer = _Layer(config)
+        self.midlayer = _First(config)
+        if config.num_layers > 1:
+            self.layers = nn.ModuleDict({str(i): PairLayer(config, i, hidden) for i in range(1, config.num_layers)})
         self.norm = RMSNorm(hidden, config.rms_norm_eps)
         self.lm_head = nn.Linear(hidden, config.draft_vocab_size, bias=False)
         if config.own_embedding:
@@ -123,7 +118,7 @@ class Eagle3Head(PairHead):
                 self.lm_head.weight.copy_(head[self.target_ids.to(head.device)])
             if final_norm is not None:
                 self.norm.weight.copy_(final_norm)
-            if tap_scale is not None and not config.fc_norm:
+            if tap_scale is not None and not (config.fc_norm or config.norm_before_fc):
                 _calm(self.fc.weight, tap_scale)
             if config.own_embedding and embedding is not None:
                 self.embed_tokens.weight.copy_(embedding)
@@ -146,13 +141,17 @@ class Eagle3Head(PairHead):
         return None if whole else self.target_ids
 
     @property
-    def attention(self) -> Attention:
+    def decoder(self) -> Sequence[PairLayer]:
         """See ``PairHead``."""
-        return self.midlayer.self_attn
+        if self.config.num_layers == 1:
+            return (self.midlayer,)
+        return (self.midlayer, *cast("Iterable[PairLayer]", self.layers.values()))
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Outputs [..., n * H] of the tapped layers to features g [..., H], in the head's dtype."""
         taps = taps.to(self.dtype)
+        if self.config.norm_before_fc:
+            taps = self.input_norm(taps)
         if self.config.fc_norm:
             parts = taps.chunk(len(self.config.layer_ids), -1)
             taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
@@ -165,12 +164,10 @@ class Eagle3Head(PairHead):
         x = torch.cat([self.midlayer.input_layernorm(embeds), normed], -1)
         return x, normed if self.config.norm_before_residual else features
 
-    def leave(self, residual: Tensor, attended: Tensor) -> tuple[Tensor, Tensor]:
+    def leave(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See ``PairHead``: what ``lm_head`` reads is after the final norm, what is fed on before it."""
-        residual = residual + attended
-        residual = residual + self.midlayer.mlp(self.midlayer.post_attention_layernorm(residual))
-        normed = self.norm(residual)
-        return normed if self.config.norm_output else residual, normed
+        normed = self.norm(hidden)
+        return normed if self.config.norm_output else hidden, normed
 
     def features(self, taps: Tensor, model: CausalModel) -> Tensor:
         """See ``PairHead``."""
@@ -191,14 +188,17 @@ def _calm(fusion: Tensor, scale: Sequence[float]) -> None:
 
 
 def fresh_matrices(head: nn.Module, generator: torch.Generator) -> None:
-    """Fill every matrix of a head that was just made (see ``Eagle3Head.fresh``); vectors stay as they are. What is written
-    into the residual stream (o_proj, down_proj) begins small, so that the unrolled steps begin as one."""
+    """Fill every matrix of a head that was just made (see ``Eagle3Head.fresh``). Biases become zero, norms stay as they
+    are. What is written into the residual stream (o_proj, down_proj) begins small, so that the unrolled steps begin as
+    one."""
     with torch.no_grad():
         for name, parameter in head.named_parameters():
             if parameter.dim() == 2:
                 scale = 0.1 if name.endswith(("o_proj.weight", "down_proj.weight")) else 1.0
                 noise = torch.randn(parameter.shape, generator=generator)
                 parameter.copy_(noise * (scale * parameter.shape[1] ** -0.5))
+            elif name.endswith(".bias"):
+                parameter.zero_()
 
 
 def draft_vocabulary(counts: Tensor | Sequence[int], size: int) -> tuple[Tensor, Tensor]:

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from foretoken.heads.rope import RopeScaling, frequencies
 from foretoken.model.cache import KVCache
 from foretoken.tree import Plan
 
@@ -55,6 +56,10 @@ class AttentionShape:
     rope_theta: float = 10000.0
     qk_norm: bool = False  # an RMS norm of each head's queries and keys (Qwen3)
     rms_norm_eps: float = 1e-6
+    rope_scaling: RopeScaling | None = None
+    bias: bool = False  # of queries, keys and values
+    output_bias: bool = False
+    window: int = 0  # how many last positions are seen, the own one included; 0: all
 
 
 class Attention(nn.Module):
@@ -63,10 +68,10 @@ class Attention(nn.Module):
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__()
         self.shape = shape
-        self.q_proj = nn.Linear(shape.inputs, shape.num_heads * shape.head_dim, bias=False)
-        self.k_proj = nn.Linear(shape.inputs, shape.num_kv_heads * shape.head_dim, bias=False)
-        self.v_proj = nn.Linear(shape.inputs, shape.num_kv_heads * shape.head_dim, bias=False)
-        self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden, bias=False)
+        self.q_proj = nn.Linear(shape.inputs, shape.num_heads * shape.head_dim, bias=shape.bias)
+        self.k_proj = nn.Linear(shape.inputs, shape.num_kv_heads * shape.head_dim, bias=shape.bias)
+        self.v_proj = nn.Linear(shape.inputs, shape.num_kv_heads * shape.head_dim, bias=shape.bias)
+        self.o_proj = nn.Linear(shape.num_heads * shape.head_dim, shape.hidden, bias=shape.output_bias)
         if shape.qk_norm:
             self.q_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
             self.k_norm = RMSNorm(shape.head_dim, shape.rms_norm_eps)
@@ -76,14 +81,32 @@ class Attention(nn.Module):
         q = self.q_proj(x).unflatten(-1, (self.shape.num_heads, self.shape.head_dim))
         if self.shape.qk_norm:
             q = self.q_norm(q)
-        return rotate(q.transpose(1, 2), positions, self.shape.rope_theta)
+        return turn(q.transpose(1, 2), *self.angles(positions, x.dtype))
 
     def keys(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [B, n, inputs], positions [B, n] -> [B, kv heads, n, head_dim], rotated."""
         k = self.k_proj(x).unflatten(-1, (self.shape.num_kv_heads, self.shape.head_dim))
         if self.shape.qk_norm:
             k = self.k_norm(k)
-        return rotate(k.transpose(1, 2), positions, self.shape.rope_theta)
+        return turn(k.transpose(1, 2), *self.angles(positions, x.dtype))
+
+    def angles(self, positions: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [B, 1, n, head_dim / 2] of positions [B, n]."""
+        return rotary(positions, self.shape.head_dim, self.shape.rope_theta, dtype, self.shape.rope_scaling)
+
+    def turned(self, x: Tensor, angles: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Queries [B, heads, n, head_dim] and keys [B, kv heads, n, head_dim] of x [B, n, inputs], rotated by ``angles``:
+        as one tensor, which is half the operations."""
+        shape = self.shape
+        if shape.qk_norm:
+            q = self.q_norm(self.q_proj(x).unflatten(-1, (shape.num_heads, shape.head_dim)))
+            k = self.k_norm(self.k_proj(x).unflatten(-1, (shape.num_kv_heads, shape.head_dim)))
+            both = torch.cat([q, k], 2)
+        else:
+            both = torch.cat([self.q_proj(x), self.k_proj(x)], -1)
+            both = both.view(*both.shape[:2], -1, shape.head_dim)
+        heads = turn(both.transpose(1, 2), *angles)
+        return heads[:, : shape.num_heads], heads[:, shape.num_heads :]
 
     def values(self, x: Tensor) -> Tensor:
         """x [B, n, inputs] -> [B, kv heads, n, head_dim]."""
@@ -114,31 +137,31 @@ class Attention(nn.Module):
         return self.mix(q, cache.keys[layer][:, :, : plan.span], cache.values[layer][:, :, : plan.span], plan.mask)
 
 
-def rotate(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary position embedding, halves paired as in Llama: x [B, h, n, d], positions [B, n]."""
-    return turn(x, *rotary(positions, x.shape[-1], theta, x.dtype))
-
-
-def rotary(positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def rotary(
+    positions: Tensor, head_dim: int, theta: float, dtype: torch.dtype, scaling: RopeScaling | None = None
+) -> tuple[Tensor, Tensor]:
     """Cosines and sines [B, 1, n, head_dim / 2] of positions [B, n], for callers that turn more than once.
 
     Angles are float32 whatever dtype is.
     """
-    angle = positions[:, None, :, None].float() * _frequency(head_dim // 2, theta, positions.device)
-    return angle.cos().to(dtype), angle.sin().to(dtype)
+    angle = positions[:, None, :, None].float() * _frequency(head_dim // 2, theta, scaling, positions.device)
+    cos, sin = angle.cos(), angle.sin()
+    if scaling is not None and scaling.attention_factor != 1.0:
+        cos, sin = cos * scaling.attention_factor, sin * scaling.attention_factor
+    return cos.to(dtype), sin.to(dtype)
 
 
 @cache
-def _frequency(half: int, theta: float, device: torch.device) -> Tensor:
+def _frequency(half: int, theta: float, scaling: RopeScaling | None, device: torch.device) -> Tensor:
     """[half] float32 radians a position."""
     with torch.inference_mode(
         mode=False
     ):  # it outlives the call, which may be in inference mode, and training reads it
-        return theta ** (-torch.arange(half, device=device, dtype=torch.float32) / half)
+        return frequencies(half, theta, scaling, device)
 
 
 def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """``rotate`` by angles that ``rotary`` gave."""
+    """Rotary position embedding, halves paired as in Llama: x [B, h, n, d] by angles that ``rotary`` gave."""
     half = x.shape[-1] // 2
     first, second = x[..., :half], x[..., half:]
     return torch.cat((first * cos - second * sin, second * cos + first * sin), -1)

@@ -108,7 +108,8 @@ class KVCache:
             memory[here[0], :, here[2]] = memory[here[0], :, here[1]]
 
     def keep(self, rows: Tensor, used: int | None = None) -> None:
-        """Drop all rows but rows [B'], in that order. Slots at or behind ``used`` (default: all) need not survive."""
+        """Drop all rows but rows [B'], in that order. Slots at or behind ``used`` (default: all) need not survive. The
+        memory of rows that are no longer in use is released."""
         used = self.capacity if used is None else used
         moved = [(place, row) for place, row in enumerate(rows.tolist()) if place != row]
         if moved:
@@ -118,8 +119,10 @@ class KVCache:
                 # All are read (a copy) before any is written: the order may be any permutation.
                 chosen = memory[:, :, :used].index_select(0, sources.to(memory.device))
                 memory[:, :, :used].index_copy_(0, places.to(memory.device), chosen)
-        self.num_rows = len(rows)
+        before, self.num_rows = self.num_rows, len(rows)
         self._show()
+        for row in range(self.num_rows, before):
+            self.release(row)
 
     def join(self, other: "KVCache", used: int) -> None:
         """Append the other's rows behind these, copying slots [0, used) of each. Raises CapacityError where they are too

@@ -700,7 +700,7 @@ int64_t foretoken_forward(const Model *m, const Cache *cache, int64_t threads, i
   Pass *p = &pass;
   for (int64_t i = 0; i < p->rows && first < stop; i++) {
     if (first == 0 && (tokens[i] < 0 || tokens[i] >= m->vocab)) return 1;
-    if (slots[i] < length[i / nodes] || slots[i] >= cache->capacity) return 2;
+    if (length[i / nodes] < 0 || slots[i] < length[i / nodes] || slots[i] >= cache->capacity) return 2;
     if (positions[i] < length[i / nodes] || positions[i] > slots[i]) return 3;
   }
   place(p, scratch);

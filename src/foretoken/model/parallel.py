@@ -27,7 +27,7 @@ from transformers.distributed import DistributedConfig
 from foretoken.errors import ConfigError
 from foretoken.model.cache import KVCache
 from foretoken.model.hf import TransformersModel
-from foretoken.model.target import Output
+from foretoken.model.target import Output, T
 from foretoken.noise import derive_seed, mix
 from foretoken.tree import Plan
 
@@ -140,6 +140,25 @@ class ShardedModel(TransformersModel):
         first, stop = self._range(layers, hidden, taps)
         self._check_agreement(tokens, plan, first, stop, int(head))
         return super().forward(tokens, plan, cache, layers=layers, hidden=hidden, taps=taps, head=head)
+
+    @property
+    def is_shared(self) -> bool:  # type: ignore[override]  # an attribute elsewhere
+        """Whether there is another process."""
+        return bool(torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1)
+
+    @property
+    def is_leader(self) -> bool:  # type: ignore[override]
+        """Process 0 leads."""
+        return not self.is_shared or torch.distributed.get_rank() == 0
+
+    def share(self, value: T) -> T:
+        """The value of process 0, pickled to the others. Waits for them, however long (up to the group's time-out)."""
+        if not self.is_shared:
+            return value
+        box: list[Any] = [value if self.is_leader else None]
+        torch.distributed.broadcast_object_list(box, src=0)
+        shared: T = box[0]
+        return shared
 
     def fresh_seed(self) -> int:
         """A random seed of 63 bits that all processes agree on: that of process 0."""

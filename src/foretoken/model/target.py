@@ -9,12 +9,16 @@ import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 
 from foretoken.model.cache import KVCache
 from foretoken.tree import Plan
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -47,6 +51,14 @@ class CausalModel(ABC):
     """A decoder-only language model that can run any range of its layers over any tree."""
 
     spec: ModelSpec
+    is_shared: bool = False
+    """Whether several processes run one model, so that all must make the same passes."""
+    is_leader: bool = True
+    """Whether what depends on a clock or on arrivals is decided in this process."""
+
+    def share(self, value: T) -> T:
+        """The leader's value, in every process that runs the model. All must call it, in the same order."""
+        return value
 
     def fresh_seed(self) -> int:
         """A seed for a request that gives none; where several processes run one model, the same on all of them."""
@@ -99,12 +111,13 @@ class Target:
     def __init__(self, model: CausalModel, num_rows: int, capacity: int) -> None:
         self.model = model
         self.cache = model.new_cache(num_rows, capacity)
+        self.seconds = 0.0  # of all passes so far, on the host clock
 
     @classmethod
     def of(cls, model: CausalModel, cache: KVCache) -> "Target":
         """The pair of a model and memory that is there already."""
         made = object.__new__(cls)
-        made.model, made.cache = model, cache
+        made.model, made.cache, made.seconds = model, cache, 0.0
         return made
 
     @property
@@ -123,7 +136,10 @@ class Target:
         head: bool = True,
     ) -> Output:
         """See ``CausalModel.forward``; the cache is this target's own."""
-        return self.model.forward(tokens, plan, self.cache, layers=layers, hidden=hidden, taps=taps, head=head)
+        begun = perf_counter()
+        output = self.model.forward(tokens, plan, self.cache, layers=layers, hidden=hidden, taps=taps, head=head)
+        self.seconds += perf_counter() - begun
+        return output
 
     def commit(self, src: Tensor, dst: Tensor) -> None:
         """Move K and V of each row from slots src [B, D] to slots dst [B, D] (pad with src == dst)."""

@@ -4,7 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, TypeVar
 from uuid import uuid4
@@ -20,6 +20,7 @@ from foretoken.server.backend import Backend
 from foretoken.server.errors import ApiError, bad, parse
 from foretoken.server.job import Job
 from foretoken.server.protocol import Sampling
+from foretoken.server.security import TENANT
 from foretoken.server.usage import metrics, usage
 
 Body = TypeVar("Body", bound=Sampling)
@@ -63,6 +64,8 @@ class Answer:
         self.id, self.created = f"{prefix}-{uuid4().hex}", int(time.time())
         self.wants_usage = bool(body.stream_options and body.stream_options.include_usage)
         arrived = request.scope.get("foretoken.arrived") or perf_counter()
+        tenant = request.scope.get(TENANT)
+        submissions = [replace(submission, tenant=tenant) for submission in submissions]
         self.job = Job(backend, submissions, endpoint=request.url.path, stream=bool(body.stream), arrived=arrived)
         self.job.start()
 

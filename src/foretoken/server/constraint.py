@@ -31,6 +31,8 @@ _BLANK = r"( |\n[ \t]{0,32})"
 that is unsure writes blanks until its limit."""
 _TAIL, _MEMO = 64, 256  # a few steps of the largest trees
 _COMPILED = 64
+_COMPILED_CHARACTERS = 1 << 19
+"""Of the grammars that are kept, together: compiled, a large one takes 45 bytes a character, 10 MiB for 226,000."""
 
 
 class Constraints:
@@ -130,7 +132,7 @@ class Constraints:
         made = Constraint(matcher, self.vocab_size, self.eos_token_ids, tuple(messages))
         with self._lock:
             self._made[grammar] = made
-            if len(self._made) > _COMPILED:
+            while len(self._made) > _COMPILED or sum(map(len, self._made)) > _COMPILED_CHARACTERS:
                 self._made.popitem(last=False)
         return made
 

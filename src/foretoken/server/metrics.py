@@ -184,7 +184,7 @@ class _Figures(Collector):
 
     def _gauges(self, now: Snapshot) -> Iterator[Metric]:
         decode = now.seconds_draft + now.seconds_target + now.seconds_rest
-        gauges: dict[str, tuple[str, float]] = {
+        gauges: dict[str, tuple[str, float | None]] = {
             "num_requests_running": ("Requests being decoded.", now.num_running),
             "num_requests_prefilling": ("Requests whose prompt is being read.", now.num_prefilling),
             "num_requests_waiting": ("Requests in the queue.", now.num_waiting),
@@ -194,14 +194,18 @@ class _Figures(Collector):
             "prefix_cache_tokens": ("Tokens whose KV is kept for requests to come.", now.prefix_cached_tokens),
             "is_speculating": ("1 where the last step guessed.", now.is_speculating),
             "num_speculative_tokens": ("Guesses planned a row in the last step, mean.", now.num_speculative_tokens),
-            "speedup": ("Live estimate: tokens a second against this engine with speculation off.", now.speedup),
+            "speedup": (
+                "Live estimate: tokens a second against this engine with speculation off; absent where it is not measured.",
+                now.speedup,
+            ),
             "spec_decode_draft_overhead": (
                 "Drafting's share of the seconds of all decode steps so far, 0 to 1.", _share(now.seconds_draft, decode)
             ),
         }  # fmt: skip
         for name, (text, value) in gauges.items():
             family = GaugeMetricFamily(PREFIX + name, text, labels=["model_name"])
-            family.add_metric([self.model_name], float(value))
+            if value is not None:
+                family.add_metric([self.model_name], float(value))
             yield family
 
     def _counters(self, now: Snapshot) -> Iterator[Metric]:

@@ -18,8 +18,8 @@ from foretoken.server.protocol import Sampling, Speculative
 if TYPE_CHECKING:
     from foretoken.engine.service import Service
 
-WEIGHTS = ("model", "judge", "acceptance")
-"""Keys of a configuration that name files: theirs to choose who start the server."""
+RESERVED = ("model", "judge", "acceptance", "suffix_decoding_max_cached_tokens")
+"""Keys of a configuration that name files or take memory beyond the request: chosen where the server is started."""
 
 MakeProcessor = Callable[[int], LogitsProcessor]
 """From the number of a prompt's tokens to the processor of one choice."""
@@ -122,9 +122,9 @@ def speculation(service: "Service", request: Sampling, *, has_prediction: bool) 
             return service.method("none")
         if chosen:
             given["num_speculative_tokens"] = chosen.pop()
-        weights = [key for key in WEIGHTS if key in given]
-        if weights:
-            raise ConfigError(f"{weights[0]!r} is chosen where the server is started, not by a request")
+        reserved = [key for key in RESERVED if key in given]
+        if reserved:
+            raise ConfigError(f"{reserved[0]!r} is chosen where the server is started, not by a request")
         predicted = prediction_method(service) if has_prediction and "method" not in given else None
         if not given:
             return predicted

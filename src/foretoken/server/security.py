@@ -19,6 +19,8 @@ REQUEST_ID = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 OPEN = frozenset({"/", "/health", "/ready", "/openapi.json"})
 """Paths that need no key: probes have none, and neither the page nor the document tells a secret."""
+TENANT = "foretoken.tenant"
+"""Key of an ASGI scope: who has sent the request, as ``Submission.tenant``."""
 DISCARD_S = 2.0  # how long a body that is too large is still read, so that its sender sees the answer
 
 
@@ -50,7 +52,7 @@ class Gate:
         token = request_id.set(name)
         try:
             self._check_host(headers)
-            self._check_key(scope["path"], headers)
+            scope[TENANT] = self._tenant(scope["path"], headers)
             if scope["method"] == "POST":
                 receive = await self._with_body(headers, receive)
             await self.app(scope, receive, tell)
@@ -76,19 +78,23 @@ class Gate:
             if host not in self.options.allowed_hosts:
                 raise ApiError(400, "this server is not known by that Host name", param="host", code="unknown_host")
 
-    def _check_key(self, path: str, headers: Headers) -> None:
+    def _tenant(self, path: str, headers: Headers) -> str | None:
+        """Which of the keys the request has, by a name that tells nothing of it; None where none is asked for. Raises
+        ApiError 401."""
         if not self._keys or path in OPEN:
-            return
+            return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
         # All are compared, and as digests: the time tells neither which key was near nor how long one is.
-        if not any([hmac.compare_digest(given, known) for known in self._keys]):  # noqa: C419
+        same = [hmac.compare_digest(given, known) for known in self._keys]
+        if not any(same):
             raise ApiError(
                 401,
                 "the API key is missing or not known: send it as 'Authorization: Bearer KEY'",
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
+        return f"key-{same.index(True)}"
 
     async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
         """Read the body; the receive returned gives it at once, and then what comes after it."""

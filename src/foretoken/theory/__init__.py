@@ -5,7 +5,6 @@ step and the best draft length. ``shape``: the best tree of a size. Everything i
 """
 
 from foretoken.theory import acceptance, length, optimum, shape
-from foretoken.theory.cost import CostTable
 from foretoken.theory.rows import Bounds, Estimate
 
-__all__ = ["Bounds", "CostTable", "Estimate", "acceptance", "length", "optimum", "shape"]
+__all__ = ["Bounds", "Estimate", "acceptance", "length", "optimum", "shape"]

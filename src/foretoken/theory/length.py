@@ -9,10 +9,19 @@ Tokens a step count the bonus; accepted drafts are one less.
 from collections.abc import Sequence
 
 from foretoken.errors import ConfigError
-from foretoken.theory.cost import CostTable, check_cost, check_rates
+from foretoken.planner.costs import PassCosts, check_cost
+from foretoken.planner.model import speedup, step_cost
 
 Acceptance = float | Sequence[float]
 MAX_LENGTH = 32
+
+
+def check_rates(acceptance: Sequence[float], name: str = "acceptance") -> list[float]:
+    """The rates as floats. Raises ConfigError where one is outside [0, 1]."""
+    rates = [float(rate) for rate in acceptance]
+    if not all(0.0 <= rate <= 1.0 for rate in rates):
+        raise ConfigError(f"{name} is a probability in [0, 1]; given {rates}")
+    return rates
 
 
 def conditional_rates(acceptance: Acceptance, num_speculative_tokens: int) -> list[float]:
@@ -36,7 +45,7 @@ def expected_tokens(acceptance: Acceptance, num_speculative_tokens: int) -> floa
 
 
 def walltime_factor(
-    acceptance: Acceptance, num_speculative_tokens: int, cost_draft: float, cost_target: CostTable | None = None
+    acceptance: Acceptance, num_speculative_tokens: int, cost_draft: float, cost_target: PassCosts | None = None
 ) -> float:
     """Speed relative to plain decoding: E[tokens] / (g c + v(g + 1)).
 
@@ -45,13 +54,14 @@ def walltime_factor(
     """
     check_cost(cost_draft, "cost_draft")
     verify = cost_target(num_speculative_tokens + 1) / cost_target(1) if cost_target else 1.0
-    return expected_tokens(acceptance, num_speculative_tokens) / (num_speculative_tokens * cost_draft + verify)
+    tokens = expected_tokens(acceptance, num_speculative_tokens)
+    return speedup(tokens, step_cost(verify, num_speculative_tokens, cost_draft))
 
 
 def best_length(
     acceptance: Acceptance,
     cost_draft: float,
-    cost_target: CostTable | None = None,
+    cost_target: PassCosts | None = None,
     *,
     max_length: int = MAX_LENGTH,
 ) -> int:

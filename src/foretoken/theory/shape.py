@@ -11,7 +11,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from foretoken.errors import ConfigError
-from foretoken.theory.cost import CostTable, check_cost, check_rates
+from foretoken.planner.costs import PassCosts, check_cost
+from foretoken.planner.model import speedup, step_cost
+from foretoken.theory.length import check_rates
 from foretoken.theory.race import Array, Integers
 
 Parent = tuple[int, ...]
@@ -64,27 +66,33 @@ def expected_length(parent: Sequence[int], acceptance: Sequence[float]) -> float
 def choose_size(
     acceptance: Sequence[float],
     cost_draft: float,
-    cost_target: Mapping[int, float] | CostTable,
+    cost_target: Mapping[int, float] | PassCosts,
     max_size: int,
     max_depth: int,
 ) -> BestTree:
     """The tree that maximises E[tokens] / (depth * c + v(nodes)): sizes 1 .. max_size, depths 0 .. max_depth.
 
     c = cost_draft is the time of one draft step, which adds a level whatever its width; v = cost_target that of the
-    target's pass over a number of nodes, in the same unit, measured up to max_size at least (``CostTable``). Of equals
+    target's pass over a number of nodes, in the same unit, measured up to max_size at least (``PassCosts``). Of equals
     the smallest wins; one node means: do not speculate.
     """
     rates = _check(acceptance, max_size, max_depth)
     check_cost(cost_draft, "cost_draft")
-    table = cost_target if isinstance(cost_target, CostTable) else CostTable.of(cost_target)
+    table = cost_target if isinstance(cost_target, PassCosts) else PassCosts.of(cost_target)
     plan = _plan(rates, max_size, max_depth)
-    verify = np.array([table(size) for size in range(1, max_size + 1)])
-    speed = plan.values[:, 1:] / (np.arange(max_depth + 1)[:, None] * cost_draft + verify)  # [D + 1, N]
+    verify = [table(size) for size in range(1, max_size + 1)]
+    rows = [zip(row.tolist(), verify, strict=True) for row in plan.values[:, 1:]]  # a depth each
+    speed = np.array(
+        [
+            [speedup(tokens, step_cost(cost, depth, cost_draft), verify[0]) for tokens, cost in row]
+            for depth, row in enumerate(rows)
+        ]
+    )  # [D + 1, N]
     near = speed >= speed.max() * (1 - 1e-12)
     size = int(near.any(0).argmax()) + 1
     depth = int(near[:, size - 1].argmax())
     tokens = float(plan.values[depth, size])
-    return BestTree(_build(plan, size, depth), depth, tokens, float(speed[depth, size - 1] * verify[0]))
+    return BestTree(_build(plan, size, depth), depth, tokens, float(speed[depth, size - 1]))
 
 
 def _check_acceptance(acceptance: Sequence[float]) -> list[float]:

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from foretoken.planner.model import speedup, step_cost
+
 TargetCost = Callable[[int], float]
 
 
@@ -31,10 +33,10 @@ def policy_speed(
     default). accepted, drafted, passes [S] int64: min(accepted, drafted) are kept, and the target adds one."""
     tokens = torch.minimum(accepted, drafted) + 1
     costs = {nodes: target_cost(nodes + 1) for nodes in set(drafted.tolist())}
-    spent = draft_cost * float((drafted if passes is None else passes).sum()) + sum(
-        cost * int((drafted == nodes).sum()) for nodes, cost in costs.items()
+    verify = sum(cost * int((drafted == nodes).sum()) for nodes, cost in costs.items())
+    return speedup(
+        float(tokens.sum()), step_cost(verify, float((drafted if passes is None else passes).sum()), draft_cost)
     )
-    return float(tokens.sum()) / spent
 
 
 def fixed_speed(accepted: Tensor, length: int, draft_cost: float, *, target_cost: TargetCost = one_pass) -> float:
@@ -58,7 +60,7 @@ def oracle_speed(accepted: Tensor, draft_cost: float, *, target_cost: TargetCost
     (Dinkelbach's iteration, exact in a few rounds). Where a guess costs less than it brings, that is g = a.
     """
     most = int(accepted.max()) if len(accepted) else 0
-    cost = torch.tensor([g * draft_cost + target_cost(g + 1) for g in range(most + 1)], dtype=torch.float64)
+    cost = torch.tensor([step_cost(target_cost(g + 1), g, draft_cost) for g in range(most + 1)], dtype=torch.float64)
     gain = torch.arange(1, most + 2, dtype=torch.float64)
     allowed = torch.arange(most + 1) <= accepted[:, None]  # [S, G + 1]
     speed = 0.0

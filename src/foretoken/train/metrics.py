@@ -43,10 +43,12 @@ class Evaluation:
     """A drafter on held-out text."""
 
     num_tokens: int  # responses' tokens looked at
-    loss: float
+    loss: float  # as it is minimised: the weighted sum over slots, and what the objective adds
     slots: tuple[SlotFigures, ...]
     expected_length: float  # 1 + sum over slots of the product of conditional acceptances up to it
     expected_length_greedy: float
+    slot_losses: tuple[float, ...] = ()  # mean divergence of a place of each slot
+    loss_per_slot: float | None = None  # their mean by the slots' weights: comparable between numbers of slots
     figures: dict[str, float] = field(default_factory=dict)  # of the objective itself
 
     def as_dict(self) -> dict[str, Any]:
@@ -54,6 +56,8 @@ class Evaluation:
         return {
             "num_tokens": self.num_tokens,
             "loss": self.loss,
+            "loss_per_slot": self.loss_per_slot,
+            "slot_losses": list(self.slot_losses),
             "expected_length": self.expected_length,
             "expected_length_greedy": self.expected_length_greedy,
             **{
@@ -177,17 +181,43 @@ def expected_length(conditional: Sequence[float]) -> float:
     return total
 
 
-def divergence_of(lesson: Lesson, outcome: Outcome, divergence: Divergence, temperature: float = 1.0) -> Tensor:
-    """The scalar that is minimised: sum over slots of mean(weight * divergence(p, q)), plus extra."""
-    loss = outcome.extra if outcome.extra is not None else lesson.logits.new_zeros(())
-    for slot in outcome.slots:
+@dataclass(frozen=True)
+class Losses:
+    """What is minimised, and its parts.
+
+    The total grows with the number of slots, which may change in training; the mean of a slot does not.
+    """
+
+    total: Tensor  # scalar; gradient flows
+    parts: Tensor  # [K, 2] float64, no gradient: of each slot mean(weight * divergence) and mean(weight), 0 without a place
+
+
+def slot_losses(parts: Tensor) -> list[float | None]:
+    """Mean divergence of a place of each slot, from ``Losses.parts`` [K, 2] or a mean of several; None without a place."""
+    return [loss / weight if weight else None for loss, weight in parts.tolist()]
+
+
+def loss_per_slot(parts: Tensor) -> float | None:
+    """Mean divergence over the slots by their weights, from ``Losses.parts`` [K, 2]; None without a slot."""
+    loss, weight = parts.sum(0).tolist()
+    return loss / weight if weight else None
+
+
+def divergence_of(lesson: Lesson, outcome: Outcome, divergence: Divergence, temperature: float = 1.0) -> Losses:
+    """What is minimised: sum over slots of mean(weight * divergence(p, q)), plus extra; and its parts."""
+    total = outcome.extra if outcome.extra is not None else lesson.logits.new_zeros(())
+    parts = torch.zeros(len(outcome.slots), 2, dtype=torch.float64)
+    for index, slot in enumerate(outcome.slots):
         if not len(slot.row):
             continue  # a mean of nothing
         p = lesson.logits[slot.row, slot.at]
         if slot.vocab is not None:
             p = p[:, slot.vocab]
-        loss = loss + (slot.weight * divergence(p, slot.logits, temperature=temperature)).mean()
-    return loss
+        loss = (slot.weight * divergence(p, slot.logits, temperature=temperature)).mean()
+        total = total + loss
+        weight = slot.weight.mean() if isinstance(slot.weight, Tensor) else slot.weight
+        parts[index] = torch.tensor([float(loss.detach()), float(weight)], dtype=torch.float64)
+    return Losses(total, parts)
 
 
 @torch.no_grad()
@@ -204,7 +234,8 @@ def evaluate(
 ) -> Evaluation:
     """Slots of a drafter on texts of the target's own, at most max_tokens of them (the first ones)."""
     device = teacher.model.spec.device
-    meter, losses, weights = Meter(), 0.0, 0
+    meter, total, weights = Meter(), 0.0, 0
+    parts = torch.zeros(0, 2, dtype=torch.float64)
     figures: dict[str, float] = {}
     was_training = objective.head.training
     objective.head.eval()
@@ -219,7 +250,9 @@ def evaluate(
             meter.add(lesson, outcome, stepwise=objective.stepwise)
             count = int(batch.supervised.sum())
             weights += count
-            losses += float(divergence_of(lesson, outcome, divergence, temperature)) * count
+            losses = divergence_of(lesson, outcome, divergence, temperature)
+            total += float(losses.total) * count
+            parts = losses.parts * count + (parts if len(parts) else 0.0)
             for name, value in outcome.figures.items():
                 figures[name] = figures.get(name, 0.0) + float(value) * count
             if progress is not None:
@@ -229,9 +262,11 @@ def evaluate(
     slots = meter.slots()
     return Evaluation(
         num_tokens=weights,
-        loss=losses / max(weights, 1),
+        loss=total / max(weights, 1),
         slots=slots,
         expected_length=expected_length([slot.conditional for slot in slots]),
         expected_length_greedy=expected_length([slot.conditional_greedy for slot in slots]),
+        slot_losses=tuple(loss for loss in slot_losses(parts) if loss is not None),
+        loss_per_slot=loss_per_slot(parts),
         figures={name: value / max(weights, 1) for name, value in figures.items()},
     )

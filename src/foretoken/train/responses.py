@@ -2,12 +2,14 @@
 
 A drafter imitates what the target writes, so the responses of a data set are thrown away and written anew by the target
 (every source of notes names this the largest single lever). On disk: ``responses.safetensors`` with ``tokens`` int32
-[N, L] padded with zeros on the right, ``length`` and ``start`` int64 [N], and as metadata what they were made by.
+[N, L] padded with zeros on the right, ``length`` and ``start`` int64 [N], and as metadata what they were made by. While
+they are made each one is appended to a journal, so that a run that was killed goes on where it was.
 """
 
 import hashlib
 import json
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -19,11 +21,13 @@ from torch import Tensor
 
 from foretoken import __version__
 from foretoken.engine.engine import Engine, Request
-from foretoken.errors import ConfigError
+from foretoken.errors import ConfigError, PromptError
+from foretoken.journal import Journal
 from foretoken.model.target import CausalModel
 from foretoken.noise import derive_seed
 from foretoken.sampling import SamplingParams
 from foretoken.train.lesson import Batch
+from foretoken.train.prompts import chat_ids, check_room
 
 FILE = "responses.safetensors"
 TEXT_PROMPT = 48
@@ -67,8 +71,14 @@ class Responses:
         return replace(self, tokens=self.tokens[chosen, :width], length=self.length[chosen], start=self.start[chosen])
 
     def cut(self, most: int) -> "Responses":
-        """Texts cut to at most that many tokens; those left without a response are dropped."""
+        """Texts cut to at most that many tokens (``max_length``); those left without a response are dropped. Raises
+        ConfigError where none is left."""
         kept = (self.start < most).nonzero()[:, 0].tolist()
+        if not kept:
+            shortest = f", and the shortest prompt has {int(self.start.min())}" if len(self) else ""
+            raise ConfigError(
+                f"no response begins within max_length = {most} tokens{shortest}: raise max_length, or give shorter prompts"
+            )
         cut = replace(self, length=self.length.clamp(max=most))
         return cut.take(kept)
 
@@ -161,11 +171,21 @@ def target_hash(model: CausalModel) -> str:
     return digest.hexdigest()[:16]
 
 
-def read_prompts(file: Path | str, engine: Engine, *, limit: int | None = None) -> list[list[int]]:
+def read_prompts(
+    file: Path | str,
+    engine: Engine,
+    *,
+    limit: int | None = None,
+    max_new_tokens: int | None = None,
+    max_length: int | None = None,
+) -> list[list[int]]:
     """Token ids of the prompts in a JSONL file or a plain text file. Raises ConfigError that names the line.
 
     A line of JSON has "prompt" (a text to continue), "messages" (a conversation, put into the chat template), or a
     bench suite's "turns" and "format". Plain text is cut into prompts of 48 tokens.
+
+    max_new_tokens is how long answers may be, max_length where training cuts texts. Raises PromptError where no prompt is
+    short enough for them; where some are, ``regenerate`` leaves out the others.
     """
     try:
         text = Path(file).read_text(encoding="utf-8")
@@ -177,9 +197,14 @@ def read_prompts(file: Path | str, engine: Engine, *, limit: int | None = None) 
         raise ConfigError(f"data {str(file)!r} is empty: expected prompts, one JSON object a line, or text")
     if not lines[0][1].lstrip().startswith("{"):
         ids = _encode(engine, text)
-        prompts = [ids[at : at + TEXT_PROMPT] for at in range(0, len(ids), TEXT_PROMPT)]
-        return prompts[: limit if limit is not None else None]
-    return [_prompt(line, engine, f"data {str(file)!r}, line {number}") for number, line in lines[:limit]]
+        prompts = [ids[at : at + TEXT_PROMPT] for at in range(0, len(ids), TEXT_PROMPT)][:limit]
+        names = [f"prompt {number}" for number in range(1, len(prompts) + 1)]
+    else:
+        lines = lines[:limit]
+        prompts = [_prompt(line, engine, f"data {str(file)!r}, line {number}") for number, line in lines]
+        names = [f"line {number}" for number, _ in lines]
+    check_room(prompts, names, file, engine, max_new_tokens, max_length)
+    return prompts
 
 
 def _prompt(line: str, engine: Engine, where: str) -> list[int]:
@@ -193,9 +218,7 @@ def _prompt(line: str, engine: Engine, where: str) -> list[int]:
             chat = record.get("format", "chat") == "chat" and getattr(engine.tokenizer, "chat_template", None)
             prompt, messages = (None, [{"role": "user", "content": turns[0]}]) if chat else (turns[0], None)
         if isinstance(messages, list) and messages:
-            if messages[-1].get("role") == "assistant":
-                messages = messages[:-1]  # the target answers itself
-            return engine.chat_prompt(messages)
+            return chat_ids(messages, engine, where)
         if isinstance(prompt, str) and prompt:
             return _encode(engine, prompt)
     raise ConfigError(f"{where}: expected an object with 'prompt' (a text), 'messages' (a list) or 'turns' (a list)")
@@ -216,6 +239,7 @@ def regenerate(
     seed: int = 0,
     batch_size: int = 48,
     progress: Callable[[int, int, int], None] | None = None,
+    journal: Path | str | None = None,
     source: str | None = None,
     source_sha256: str | None = None,
 ) -> Responses:
@@ -223,36 +247,20 @@ def regenerate(
 
     engine: of the target alone (its drafter, if any, changes no token). Prompts of like length share a batch, which
     changes no token either. Prompts that leave no room for a response are skipped and counted.
-    progress(done, total, tokens written) is called after each batch.
+    progress(done, total, tokens written) is called after each answer.
+    journal: a file that each answer is appended to as it is made. Where it exists, the answers in it are not asked for
+    again; it must come from the same target, prompts and settings.
+
+    Raises PromptError where every prompt is too long, ConfigError where the journal is of another run.
     """
     limit = engine.model.spec.max_positions - max_new_tokens
     fit = [index for index, prompt in enumerate(prompts) if 0 < len(prompt) <= limit]
-    order = [
-        index
-        for at in range(0, len(fit), WINDOW)
-        for index in sorted(fit[at : at + WINDOW], key=lambda index: (len(prompts[index]), index))
-    ]
-    texts: dict[int, tuple[list[int], int]] = {}
-    written = 0
-    for at in range(0, len(order), batch_size):
-        chosen = order[at : at + batch_size]
-        requests = [
-            Request(
-                list(prompts[index]),
-                SamplingParams(
-                    temperature=temperatures[index % len(temperatures)],
-                    max_new_tokens=max_new_tokens,
-                    seed=derive_seed(seed, index) & (2**63 - 1),
-                ),
-            )
-            for index in chosen
-        ]
-        for index, completion in zip(chosen, engine.generate_batch(requests, batch_size=batch_size), strict=True):
-            texts[index] = ([*prompts[index], *completion.token_ids], len(prompts[index]))
-            written += completion.num_tokens
-        if progress is not None:
-            progress(min(at + batch_size, len(order)), len(order), written)
-    metadata = {
+    if not fit:
+        raise PromptError(
+            f"none of {len(prompts)} prompts can be answered: expected 1 to {limit} tokens, which leaves max_new_tokens = "
+            f"{max_new_tokens} of the context of {engine.model.spec.max_positions}: shorten the prompts or lower that"
+        )
+    made_by = {
         "target": engine.model.spec.name,
         "target_hash": target_hash(engine.model),
         "implementation": engine.model.spec.implementation,
@@ -261,12 +269,50 @@ def regenerate(
         "temperatures": list(temperatures),
         "max_new_tokens": max_new_tokens,
         "num_prompts": len(prompts),
+    }
+
+    def request(index: int) -> Request:
+        temperature = temperatures[index % len(temperatures)]
+        own = derive_seed(seed, index) & (2**63 - 1)
+        return Request(
+            list(prompts[index]), SamplingParams(temperature=temperature, max_new_tokens=max_new_tokens, seed=own)
+        )
+
+    with ExitStack() as stack:
+        kept = None
+        if journal is not None:
+            asked = {key: value for key, value in made_by.items() if key != "target"}  # its directory may have moved
+            kept = stack.enter_context(Journal(journal, {**asked, "prompts_sha256": _sha256(prompts)}))
+        answers: dict[int, list[int]] = {record["prompt"]: record["tokens"] for record in kept.records} if kept else {}
+        written = sum(map(len, answers.values()))
+        if progress is not None and answers:
+            progress(len(answers), len(fit), written)
+        left = [index for index in fit if index not in answers]
+        order = [
+            index
+            for at in range(0, len(left), WINDOW)
+            for index in sorted(left[at : at + WINDOW], key=lambda index: (len(prompts[index]), index))
+        ]
+        for number, completion in engine.completions([request(index) for index in order], batch_size=batch_size):
+            index = order[number]
+            answers[index] = completion.token_ids
+            if kept is not None:
+                kept.append({"prompt": index, "tokens": completion.token_ids})
+            written += completion.num_tokens
+            if progress is not None:
+                progress(len(answers), len(fit), written)
+    metadata = {
+        **made_by,
         "num_skipped": len(prompts) - len(fit),
         "source": source,
         "source_sha256": source_sha256,
         "versions": {"foretoken": __version__, "torch": str(torch.__version__)},
     }
-    return pack([texts[index] for index in fit], metadata)
+    return pack([([*prompts[index], *answers[index]], len(prompts[index])) for index in fit], metadata)
+
+
+def _sha256(prompts: Sequence[Sequence[int]]) -> str:
+    return hashlib.sha256(json.dumps([list(prompt) for prompt in prompts]).encode()).hexdigest()
 
 
 def file_sha256(file: Path | str) -> str:

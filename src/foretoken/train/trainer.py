@@ -21,12 +21,13 @@ from accelerate import PartialState
 from torch import Tensor
 
 from foretoken.errors import ConfigError, TrainError
+from foretoken.journal import first_difference
 from foretoken.noise import derive_seed
 from foretoken.train import checkpoint
 from foretoken.train.data import Batches
 from foretoken.train.lesson import Teacher
 from foretoken.train.losses import parse_divergence
-from foretoken.train.metrics import Evaluation, divergence_of, evaluate
+from foretoken.train.metrics import Evaluation, divergence_of, evaluate, loss_per_slot, slot_losses
 from foretoken.train.objective import Objective
 from foretoken.train.record import origin
 from foretoken.train.responses import Responses
@@ -98,9 +99,11 @@ class Report:
     step: int
     num_steps: int  # 0 where the clock decides
     share: float  # of training done
-    loss: float
+    loss: float  # as it is minimised: a sum over slots, so it jumps where slots join
     tokens_per_second: float  # positions of the batch, padding left out
     evaluation: Evaluation | None = None  # the newest
+    slot_losses: tuple[float | None, ...] = ()  # mean of each slot
+    loss_per_slot: float | None = None  # mean over slots by their weights; None where the objective has none
 
 
 class Trainer:
@@ -118,16 +121,16 @@ class Trainer:
         save: Callable[[Path], None] | None = None,
         finish: Callable[[Objective, Teacher, Responses], None] | None = None,
         progress: Callable[[Report], None] | None = None,
+        plot: Callable[[Path], object] | None = None,
     ) -> None:
         """identity: what a resumed run must agree on besides config and data (method, its options, target); it goes
         into the record. finish is called with the held-out texts after the last step (calibration); save writes the
-        final weights into a folder. Raises ConfigError."""
+        final weights into a folder; plot, e.g. ``train.plot.draw_losses``, draws what the folder's log holds, after
+        every checkpoint and at the end. Raises ConfigError."""
         self.objective, self.teacher, self.config, self.out = objective, teacher, config, Path(out)
         self.device = teacher.model.spec.device
         self.state = PartialState(cpu=self.device.type == "cpu")
         self.responses = responses.cut(config.max_length)
-        if not len(self.responses):
-            raise ConfigError(f"no response begins within max_length = {config.max_length} tokens: raise it")
         self.learned, self.held_out = self.responses.split(config.held_out)
         self.batches = Batches(self.learned.length.tolist(), config.batch_tokens, seed=config.seed)
         self.per_step = config.accumulate * self.state.num_processes
@@ -139,7 +142,7 @@ class Trainer:
             "data": responses.fingerprint,
             "num_processes": self.state.num_processes,
         }
-        self.progress, self._save, self._finish = progress, save, finish
+        self.progress, self._save, self._finish, self._plot = progress, save, finish, plot
         objective.head.to(self.device)
         self.parameters = [p for p in objective.head.parameters() if p.requires_grad]
         self.optimizer = torch.optim.AdamW(
@@ -174,7 +177,12 @@ class Trainer:
                     self._checkpoint()
                 if self.progress is not None:
                     speed = row["num_tokens"] / max(1e-9, perf_counter() - begun)
-                    self.progress(Report(self.step, num_steps, share, row["loss"], speed, self.evaluation))
+                    self.progress(
+                        Report(
+                            self.step, num_steps, share, row["loss"], speed, self.evaluation, tuple(row["slot_losses"]),
+                            row["loss_per_slot"],
+                        )
+                    )  # fmt: skip
                 if stop:
                     raise KeyboardInterrupt
             if self._finish is not None:
@@ -185,6 +193,7 @@ class Trainer:
                 if self._save is not None:
                     self._save(self.out)
         self._write_record(finished=True)
+        self._draw()
         self.state.wait_for_everyone()
         return final
 
@@ -199,6 +208,7 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         self.objective.share = share
         loss_sum, num_tokens = 0.0, 0
+        parts = torch.zeros(0, 2, dtype=torch.float64)
         figures: dict[str, float] = {}
         for part in range(config.accumulate):
             number = self.step * self.per_step + part * self.state.num_processes + self.state.process_index
@@ -207,14 +217,19 @@ class Trainer:
             lesson = self.teacher.teach(batch, self.objective.taps)
             with self._autocast():
                 outcome = self.objective.outcome(lesson, self.teacher, generator, training=True)
-            loss = divergence_of(lesson, outcome, self.divergence, config.temperature) / config.accumulate
+            losses = divergence_of(lesson, outcome, self.divergence, config.temperature)
+            loss = losses.total / config.accumulate
+            parts = losses.parts / config.accumulate + (parts if len(parts) else 0.0)
             if loss.requires_grad:
                 loss.backward()  # type: ignore[no-untyped-call]
             loss_sum += float(loss.detach())
             num_tokens += int(batch.length.sum())
             for name, value in outcome.figures.items():
                 figures[name] = figures.get(name, 0.0) + float(value) / config.accumulate
-        loss_mean, stopped, seconds = self._mean(loss_sum, float(stop), perf_counter() - begun)
+        loss_mean, stopped, seconds, *flat = self._mean(
+            loss_sum, float(stop), perf_counter() - begun, *parts.flatten().tolist()
+        )
+        parts = torch.tensor(flat, dtype=torch.float64).view(-1, 2)
         self._reduce_gradients()
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.clip))
         if not math.isfinite(loss_mean) or not math.isfinite(norm):
@@ -226,6 +241,8 @@ class Trainer:
         return {
             "step": self.step + 1,
             "loss": loss_mean,
+            "loss_per_slot": loss_per_slot(parts),
+            "slot_losses": slot_losses(parts),
             "lr": lr,
             "gradient_norm": norm,
             "num_tokens": num_tokens * self.state.num_processes,
@@ -306,6 +323,12 @@ class Trainer:
             {"step": self.step, "seconds": self.seconds, "identity": self.identity},
         )
         self._append_log()
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._plot is not None and self.state.is_main_process:
+            with self._writing():
+                self._plot(self.out)
 
     def _append_log(self) -> None:
         text = "".join(json.dumps(row) + "\n" for row in self.log)
@@ -363,27 +386,25 @@ def train(
     save: Callable[[Path], None] | None = None,
     finish: Callable[[Objective, Teacher, Responses], None] | None = None,
     progress: Callable[[Report], None] | None = None,
+    plot: Callable[[Path], object] | None = None,
 ) -> Evaluation:
     """Train a head and return what it is worth on held-out text. See ``Trainer`` for arguments and errors."""
     trainer = Trainer(
         objective, teacher, responses, out, config or TrainConfig(), identity=identity, save=save, finish=finish,
-        progress=progress,
+        progress=progress, plot=plot,
     )  # fmt: skip
     return trainer.run(resume=resume)
 
 
-def check_same(was: Mapping[str, Any], now: Mapping[str, Any], at: str = "") -> None:
+def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise ConfigError where a run to be resumed was another one, naming the first difference."""
-    now = json.loads(json.dumps(now, default=str))
-    for key in sorted({*was, *now}):
-        old, new = was.get(key), now.get(key)
-        if isinstance(old, dict) and isinstance(new, dict):
-            check_same(old, new, f"{at}{key}.")
-        elif old != new:
-            raise ConfigError(
-                f"--resume: {at}{key} was {old!r} and now is {new!r}: a resumed run keeps all its arguments; give another "
-                "folder for a new run"
-            )
+    difference = first_difference(was, json.loads(json.dumps(now, default=str)))
+    if difference is not None:
+        key, old, new = difference
+        raise ConfigError(
+            f"--resume: {key} was {old!r} and now is {new!r}: a resumed run keeps all its arguments; give another "
+            "folder for a new run"
+        )
 
 
 @contextmanager

@@ -17,10 +17,12 @@ import torch
 from foretoken.draft.base import Method
 from foretoken.engine.engine import Engine, Prompt, Request
 from foretoken.engine.method import MethodConfig
+from foretoken.engine.recorder import StepTime
 from foretoken.errors import ConfigError
+from foretoken.planner.model import speedup
+from foretoken.planner.observed import StepCosts, step_costs
 from foretoken.sampling import SamplingParams
 from foretoken.theory.length import expected_tokens
-from foretoken.tune.costs import StepCosts, step_costs, step_times
 from foretoken.tune.looking import Laws, Slot, Step, look_on
 
 NUM_BINS = 10
@@ -220,6 +222,13 @@ def _costs(
     return step_costs(times[0], steps, split=engine.model.spec.device.type == "cpu")
 
 
+def step_times(engine: Engine, request: Request) -> list[StepTime]:
+    """Times of one decoding's steps but the first, in which a drafter may read the prompt (where there are others)."""
+    with engine.recorder.timing() as steps:
+        engine.generate_batch([request])
+    return steps[1:] or steps
+
+
 def _report(
     temperature: float, measured_with: str, rate: str, steps: Sequence[Step], longest: int, costs: StepCosts | None, *,
     drawn: bool,
@@ -325,6 +334,6 @@ def _length(count: int, rates: Sequence[float], guesses: Sequence[int], costs: S
         count,
         tokens,
         passes,
-        tokens / passes if passes else None,
-        tokens / whole if whole else None,
+        speedup(tokens, passes) if passes else None,
+        speedup(tokens, whole) if whole else None,
     )

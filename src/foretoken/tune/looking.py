@@ -1,20 +1,17 @@
 """Looking on while an engine decodes: of every guess behind kept text, whether it was kept and how likely that was.
 
-``look_on`` listens at the public seams, by standing in for a few methods of one engine's drafter and verifier: nothing is
-drawn and nothing is changed, the step that runs is the engine's own.
+``look_on`` observes an engine's steps (``StepEvent``): nothing is drawn and nothing is changed.
 """
 
-import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from foretoken.draft.base import Commit, Context, Drafter, Method
-from foretoken.draft.shape import Shape
+from foretoken.draft.base import Method
 from foretoken.engine.engine import Engine
+from foretoken.engine.event import StepEvent
 from foretoken.engine.method import MethodConfig
 from foretoken.theory.acceptance import single_draft
 from foretoken.theory.coupling import gumbel
@@ -59,47 +56,25 @@ class Record:
 
     steps: list[Step] = field(default_factory=list)
     text: int = 0
-    _room: int = 0
-    _position: int = 0
-    _evidence: Evidence | None = None
-    _logits: list[Tensor] = field(default_factory=list)  # [1, V'] after the root and each node fed, as they were grown
 
-    def opened(self, drafter: Drafter, *_: Any) -> None:
-        """Listen to a fresh drafter. An expander's logits are the only trace of q at temperature 0."""
-        self._logits = []
-        if drafter.expands:
-            _listen(drafter, "begin", lambda out, *_: self._grew(out[0]))
-            _listen(drafter, "logits", lambda out, *_: self._grew(out))
-        _listen(drafter, "propose", self._proposed)
-        _listen(drafter, "observe", self._observed)
-
-    def verified(self, _: object, evidence: Evidence) -> None:
-        """Keep the laws until the commit says which nodes were kept."""
-        self._evidence = evidence
-
-    def _grew(self, logits: Tensor) -> None:
-        self._logits += logits.detach().clone().unbind(1)  # a copy: buffers may be used again
-
-    def _proposed(self, _: object, context: Context, shape: Shape, *rest: object) -> None:
-        assert context.num_rows == 1, "prompts are looked at one at a time"
-        self._room = min(shape.depth, context.room[0])
-        self._position = len(context.history.ids[0]) - context.history.num_prompt[0]
-
-    def _observed(self, _: object, commit: Commit) -> None:
-        evidence, logits = self._evidence, self._logits
-        self._evidence, self._logits = None, []
-        assert evidence is not None
+    def __call__(self, event: StepEvent) -> None:
+        """Look at one step."""
+        assert len(event.rows) == 1, "prompts are looked at one at a time"
+        commit, (part,) = event.commit, event.parts
+        room = min(part.shape.depth, event.room[0])
+        # An expander's logits are the only trace of q at temperature 0: one [1, V'] after the root and each node it read.
+        logits = [node for made in event.draft_logits for node in made.unbind(1)]
         parent, guesses = commit.tree.parent[0].tolist(), commit.tree.tokens[0].tolist()
         slots = []
-        for node, token in list(zip(commit.path[0], commit.tokens[0], strict=True))[: self._room]:
+        for node, token in list(zip(commit.path[0], commit.tokens[0], strict=True))[:room]:
             children = [child for child in range(node + 1, len(parent)) if parent[child] == node]
             # A rule that rejects a guess never emits its token in its place, so the token tells what was kept.
             kept = any(guesses[child] == token for child in children)
-            laws = _laws(evidence, node, guesses[children[0]], logits) if children else None
+            laws = _laws(event.evidence, node, guesses[children[0]], logits) if children else None
             slots.append(Slot(bool(children), kept, laws))
+        position = len(event.rows[0].token_ids) - len(commit.tokens[0])
         num_guesses = sum(above >= 0 for above in parent)
-        num_tokens = len(commit.tokens[0])
-        self.steps.append(Step(self.text, self._position, num_tokens, num_guesses, self._room, slots))
+        self.steps.append(Step(self.text, position, len(commit.tokens[0]), num_guesses, room, slots))
 
 
 def _laws(evidence: Evidence, node: int, guess: int, logits: Sequence[Tensor]) -> Laws | None:
@@ -121,22 +96,7 @@ def _laws(evidence: Evidence, node: int, guess: int, logits: Sequence[Tensor]) -
 def look_on(engine: Engine, config: MethodConfig, method: Method) -> tuple[Engine, Record]:
     """engine's target decoding by config and method, and the record of what it will do."""
     record = Record()
-    watched = copy.copy(method)
-    _listen(watched, "open", record.opened)
-    made = Engine(engine.model, engine.tokenizer, speculative=config, method=watched, width=engine.width)
-    made.verifier = copy.copy(made.verifier)
-    for question in ("settle", "stops"):
-        _listen(made.verifier, question, record.verified)
+    made = Engine(engine.model, engine.tokenizer, speculative=config, method=method, width=engine.width)
+    made.observers.append(record)
+    made.observes_draft_logits = True
     return made, record
-
-
-def _listen(thing: object, name: str, hear: Callable[..., None]) -> None:
-    """Have hear(result, *arguments) called after every call of one method of this one object."""
-    method = getattr(thing, name)
-
-    def heard(*args: Any, **options: Any) -> Any:
-        result = method(*args, **options)
-        hear(result, *args)
-        return result
-
-    object.__setattr__(thing, name, heard)  # verifiers are frozen

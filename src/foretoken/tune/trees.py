@@ -16,7 +16,7 @@ from foretoken.draft.children import Drawing, Nodes
 from foretoken.draft.shape import Sequoia
 from foretoken.model.target import CausalModel, Target
 from foretoken.noise import Noise
-from foretoken.theory.cost import CostTable
+from foretoken.planner.costs import PassCosts
 from foretoken.theory.shape import choose_size
 from foretoken.tree import Draws, TokenTree, layout
 from foretoken.tune.optimum import laws_at
@@ -122,7 +122,7 @@ def choose_tree(
     plain = seconds_target[1]
     cost_draft = seconds_draft.get(4, seconds_draft[1]) / plain
     relative = {width: seconds / plain for width, seconds in seconds_target.items()}
-    best = choose_size(acceptance, cost_draft, CostTable.of(relative), min(max_size + 1, max(relative)), max_depth)
+    best = choose_size(acceptance, cost_draft, PassCosts.of(relative), min(max_size + 1, max(relative)), max_depth)
     guesses = len(best.parent) - 1
     spec = ""
     if guesses:

@@ -75,7 +75,7 @@ def slow_stops(evidence: Evidence) -> Walk:
     residual = above * (1.0 - chance)
     if tree.q is not None and num_nodes > 1:
         rows = p[:, :-1].flatten(0, 1), tree.q[:, :-1].flatten(0, 1)
-        drawn_residual, _ = excess(*rows, above.flatten(), torch.ones_like(above).flatten())
+        drawn_residual = excess(*rows, above.flatten(), torch.ones_like(above).flatten())
         residual = torch.where(from_q, drawn_residual.view_as(above), residual)
     succeed = ratio.clone()  # h
     inner = residual / (residual + (1.0 - above))

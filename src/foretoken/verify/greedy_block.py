@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.bounds import check_laws, check_nodes
 from foretoken.tree import Draws, Law, TokenTree, depths
 from foretoken.verify.law import Evidence, Verifier, Walk, row_at
 from foretoken.verify.residual import below, excess, kernel_of, rank, subtract
@@ -110,7 +111,11 @@ class GreedyBlock(Verifier):
 
 
 def select_in_c(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[Tensor, Selected] | None:
-    """(stops [B, N] float64, what leftover needs); None where the kernel cannot serve. ``select`` is its twin."""
+    """(stops [B, N] float64, what leftover needs); None where the kernel cannot serve. ``select`` is its twin.
+
+    Raises VocabularyMismatchError or ModelError for a tree whose tokens or parents are out of range.
+    """
+    check_laws(tree, p)
     kernel = kernel_of("select", p, tree.q)
     if kernel is None:
         return None
@@ -133,9 +138,15 @@ def select_in_c(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[Tensor, 
 
 
 def rest_in_c(tree: TokenTree, p: Tensor, selected: Selected, at: Tensor) -> Tensor:
-    """[B, V] the leftover at node at[b]. Only after ``select_in_c`` with the same tree and p."""
+    """[B, V] the leftover at node at[b]. Only after ``select_in_c`` with the same tree and p.
+
+    Raises as ``select_in_c`` does, and for a node that the tree does not have.
+    """
     kernel = kernel_of("selected_rest", p, tree.q)
     assert kernel is not None, "select_in_c ran"
+    check_laws(tree, p)
+    check_nodes(at, *tree.tokens.shape)
+    assert selected.whole.shape[1:] == tree.tokens.shape, "selected is of another tree"
     p, at = p.contiguous(), at.contiguous()
     q = None if tree.q is None else tree.q.contiguous()
     out = torch.empty(p.shape[0], p.shape[2], dtype=p.dtype)
@@ -145,6 +156,7 @@ def rest_in_c(tree: TokenTree, p: Tensor, selected: Selected, at: Tensor) -> Ten
         None if q is None else q.data_ptr(),
         *(x.data_ptr() for x in (selected.whole, selected.real, at, out)),
     )
+    assert failed != 2, "selected is of another vocabulary"
     if failed:
         raise MemoryError("no memory for the law left of a selected path")
     return out
@@ -188,7 +200,7 @@ def select(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[list[Level], 
         likely = torch.ones_like(p_token)
         if tree.q is not None:
             best, under = best_law(p[rows, node], tree.q[rows, node], level)
-            sums, _ = excess(p[rows, node], best, ratio, torch.ones_like(ratio))
+            sums = excess(p[rows, node], best, ratio, torch.ones_like(ratio))
             residual = torch.where(drawn, sums, residual)
             likely = torch.where(drawn, best.gather(1, token[:, None])[:, 0].double(), 1.0)
             own = tree.q[rows, node, token].double()

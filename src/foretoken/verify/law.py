@@ -14,6 +14,7 @@ from typing import Any, ClassVar, Protocol
 import torch
 from torch import Tensor
 
+from foretoken.bounds import check_laws
 from foretoken.noise import Noise
 from foretoken.sampling import invert_cdf
 from foretoken.tree import Draws, TokenTree, ancestors, chain_parent, is_chain
@@ -21,12 +22,24 @@ from foretoken.tree import Draws, TokenTree, ancestors, chain_parent, is_chain
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a verifier may read. It changes none of it, and keeps none of it: tensors are valid during a call."""
+    """All that a verifier may read. It changes none of it, and keeps none of it: tensors are valid during a call.
+
+    p and q get one dtype, the wider of theirs.
+    """
 
     tree: TokenTree
     p: Tensor  # [B, N, V] target law of the token after each node, all processors applied
     noise: Noise | None = None
     taps: Tensor | None = None  # [B, N, T * H] hidden states of the target
+
+    def __post_init__(self) -> None:
+        """Widen the narrower of p and q: every value stays what it is, so q is still the law that was drawn from."""
+        q = self.tree.q
+        if q is None or q.dtype == self.p.dtype:
+            return
+        wider = torch.promote_types(self.p.dtype, q.dtype)
+        object.__setattr__(self, "p", self.p.to(wider))
+        object.__setattr__(self, "tree", replace(self.tree, q=q.to(wider)))
 
     def rows(self, start: int, stop: int) -> "Evidence":
         """The evidence of rows [start, stop)."""
@@ -184,12 +197,22 @@ def draw(verifier: Verifier | Panel, evidence: Evidence) -> Verdict:
 
     Peak memory beside p and q, which the caller holds: what the verifier makes of at most MAX_ELEMENTS elements of them,
     or of one row where a row alone is larger.
+
+    Raises VocabularyMismatchError for a guess outside the vocabulary of p, and ModelError for a tree that is none
+    (``bounds.check_tree``; on an accelerator shapes alone are checked).
     """
+    check_laws(evidence.tree, evidence.p)
     if isinstance(verifier, Panel):
         starts = (0, *verifier.stops)
-        return _joined(
-            [draw(one, evidence.rows(*rows)) for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)]
-        )
+        parts = [
+            _draw_rows(one, evidence.rows(*rows))
+            for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)
+        ]
+        return _joined(parts)
+    return _draw_rows(verifier, evidence)
+
+
+def _draw_rows(verifier: Verifier, evidence: Evidence) -> Verdict:
     num_rows, num_nodes, vocab_size = evidence.p.shape
     at_once = max(1, MAX_ELEMENTS // (num_nodes * vocab_size))
     if num_rows <= at_once:

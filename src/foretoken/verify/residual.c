@@ -53,7 +53,7 @@ static void stops_in_postorder(int64_t num_nodes, const int64_t *parent, const d
     }
 }
 
-/* The place of a token in the order of foretoken_below: p / q rounded down to 6 bits of precision. */
+/* The place of a token in the order of residual.rank: p / q rounded down to 6 bits of precision. */
 static inline uint32_t rank_of(float ratio) {
     union { float value; uint32_t bits; } as = {ratio};
     return ratio > 0 ? as.bits >> 18 : 0;
@@ -135,26 +135,15 @@ static void NAME(pass)(const REAL *p, const REAL *q, int64_t vocab_size, double 
     }
 }
 
-/* excess[r] = sum (a[r] p - b[r] q)+ over row r; mass[r] = sum q. */
-void NAME(foretoken_excess)(int64_t num_rows, int64_t vocab_size, const REAL *p, const REAL *q, const double *a,
-                            const double *b, double *excess, double *mass) {
-    for (int64_t r = 0; r < num_rows; ++r)
-        NAME(pass)(p + r * vocab_size, q + r * vocab_size, vocab_size, a[r], b[r], NULL, 0, excess + r, mass + r);
-}
-
-/* out = (a[r] p - b[r] q)+; a NaN stays one. q may be NULL. */
-void NAME(foretoken_subtract)(int64_t num_rows, int64_t vocab_size, const REAL *p, const REAL *q, const double *a,
-                              const double *b, REAL *out) {
-    for (int64_t r = 0; r < num_rows; ++r, p += vocab_size, out += vocab_size) {
-        const REAL scale = (REAL)a[r], less = (REAL)b[r];
-        if (q == NULL || less == 0) {
-            for (int64_t i = 0; i < vocab_size; ++i) out[i] = scale * p[i];
-        } else {
-            const REAL *from = q + r * vocab_size;
-            for (int64_t i = 0; i < vocab_size; ++i) {
-                const REAL d = scale * p[i] - less * from[i];
-                out[i] = d <= 0 ? 0 : d;
-            }
+/* out = (a p - b q)+ of one row; a NaN stays one. q may be NULL. */
+static void NAME(subtract)(int64_t vocab_size, const REAL *p, const REAL *q, double a, double b, REAL *out) {
+    const REAL scale = (REAL)a, less = (REAL)b;
+    if (q == NULL || less == 0) {
+        for (int64_t i = 0; i < vocab_size; ++i) out[i] = scale * p[i];
+    } else {
+        for (int64_t i = 0; i < vocab_size; ++i) {
+            const REAL d = scale * p[i] - less * q[i];
+            out[i] = d <= 0 ? 0 : d;
         }
     }
 }
@@ -298,7 +287,7 @@ void NAME(foretoken_rest)(int64_t num_rows, int64_t num_nodes, int64_t vocab_siz
     for (int64_t row = 0; row < num_rows; ++row, out += vocab_size) {
         const int64_t first = row * num_nodes, u = first + at[row];
         const REAL *pu = p + u * vocab_size;
-        NAME(foretoken_subtract)(1, vocab_size, pu, q == NULL ? NULL : q + u * vocab_size, keep + u, take + u, out);
+        NAME(subtract)(vocab_size, pu, q == NULL ? NULL : q + u * vocab_size, keep[u], take[u], out);
         for (int64_t j = 1; j < num_nodes; ++j)
             if (parent[first + j] == at[row]) out[tokens[first + j]] = (REAL)kept[first + j];
         double sum = 0, none = 0;
@@ -307,8 +296,8 @@ void NAME(foretoken_rest)(int64_t num_rows, int64_t num_nodes, int64_t vocab_siz
     }
 }
 
-/* The rank of each token of a row, and in mass[k] the sum of q over all lower ranks. Returns the sum of q. */
-static double NAME(ranked)(int64_t vocab_size, const REAL *p, const REAL *q, uint16_t *rank, double *mass) {
+/* The rank of each token of a row, and in mass[k] the sum of q over all lower ranks: a counting sort, no comparison. */
+static void NAME(ranked)(int64_t vocab_size, const REAL *p, const REAL *q, uint16_t *rank, double *mass) {
     memset(mass, 0, NUM_RANKS * sizeof(double));
     for (int64_t i = 0; i < vocab_size; ++i) rank[i] = (uint16_t)(q[i] > 0 ? rank_of((float)(p[i] / q[i])) : 0);
     for (int64_t i = 0; i < vocab_size; ++i) mass[rank[i]] += q[i];
@@ -318,25 +307,6 @@ static double NAME(ranked)(int64_t vocab_size, const REAL *p, const REAL *q, uin
         mass[k] = sum;
         sum += own;
     }
-    return sum;
-}
-
-/* below[r][x] = mass of q at the tokens before x, in the order of (rank of p / q, id): a counting sort, no comparison.
- * Returns 0, or 1 where memory could not be had. */
-int NAME(foretoken_below)(int64_t num_rows, int64_t vocab_size, const REAL *p, const REAL *q, double *below) {
-    double *mass = malloc(NUM_RANKS * sizeof(double));
-    uint16_t *rank = malloc((size_t)vocab_size * sizeof(uint16_t));
-    const int failed = mass == NULL || rank == NULL;
-    for (int64_t r = 0; r < num_rows && !failed; ++r, p += vocab_size, q += vocab_size, below += vocab_size) {
-        NAME(ranked)(vocab_size, p, q, rank, mass);
-        for (int64_t i = 0; i < vocab_size; ++i) {
-            below[i] = mass[rank[i]];
-            mass[rank[i]] += q[i];
-        }
-    }
-    free(mass);
-    free(rank);
-    return failed;
 }
 
 /* The law q~ of the best of some draws from q, in a context with laws p and q: q weighted by what greedy_block.best_law
@@ -351,9 +321,8 @@ static double NAME(best_row)(int64_t vocab_size, const REAL *p, const REAL *q, i
     *before = 0;
     *chosen = q[token];
     if (num_levels == 0) { /* one draw: q~ is q */
-        const double one = 1;
         if (rest == NULL) NAME(span)(p, q, vocab_size, (REAL)ratio, 1, &excess, &whole);
-        else NAME(foretoken_subtract)(1, vocab_size, p, q, &ratio, &one, rest);
+        else NAME(subtract)(vocab_size, p, q, ratio, 1, rest);
         return excess;
     }
     double lowest = 0, highest = 1;
@@ -528,13 +497,14 @@ int NAME(foretoken_select)(int64_t num_rows, int64_t num_nodes, int64_t vocab_si
     return failed;
 }
 
-/* out[row] = (P p - q~)+ at node at[row] of the selected path; p at its end, elsewhere, and where nothing is left. */
+/* out[row] = (P p - q~)+ at node at[row] of the selected path; p at its end, elsewhere, and where nothing is left.
+ * Returns 0, 1 where memory could not be had, 2 where a selected token is no token of these laws. */
 int NAME(foretoken_selected_rest)(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, const REAL *p, const REAL *q,
                                   const int64_t *integers, const double *reals, const int64_t *at, REAL *out) {
     int64_t *powers = malloc((size_t)num_nodes * sizeof(int64_t));
     double *scratch = malloc((size_t)(2 * num_nodes + NUM_RANKS) * sizeof(double));
     uint16_t *rank = malloc((size_t)vocab_size * sizeof(uint16_t));
-    const int failed = powers == NULL || scratch == NULL || rank == NULL;
+    int failed = powers == NULL || scratch == NULL || rank == NULL;
     const int64_t all = num_rows * num_nodes;
     for (int64_t row = 0; row < num_rows && !failed; ++row, out += vocab_size) {
         const int64_t *node = integers + row * num_nodes, *kind = node + all, *token = node + 2 * all;
@@ -545,6 +515,10 @@ int NAME(foretoken_selected_rest)(int64_t num_rows, int64_t num_nodes, int64_t v
         while (level < num_nodes && node[level] != at[row]) ++level;
         const int what = level < num_nodes ? (int)kind[level] : 0;
         double sum = 0, none, base;
+        if (what != 0 && (token[level] < 0 || token[level] >= vocab_size)) {
+            failed = 2;
+            break;
+        }
         if (what == 2) {
             double *unders = scratch, *shares = scratch + num_nodes;
             powers[0] = power[level];

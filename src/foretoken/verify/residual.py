@@ -14,6 +14,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from foretoken.bounds import check_laws, check_nodes
 from foretoken.build import BuildError, load_library
 from foretoken.tree import TokenTree
 
@@ -47,9 +48,6 @@ def residual_library() -> ctypes.CDLL | None:
         for function, kinds, answer in (
             ("try_tree", [whole] * 3 + [ctypes.c_int] + [pointer] * 11, ctypes.c_int),
             ("rest", [whole] * 3 + [pointer] * 9, None),
-            ("excess", [whole] * 2 + [pointer] * 6, None),
-            ("subtract", [whole] * 2 + [pointer] * 5, None),
-            ("below", [whole] * 2 + [pointer] * 3, ctypes.c_int),
             ("select", [whole] * 3 + [ctypes.c_int] + [pointer] * 8, ctypes.c_int),
             ("selected_rest", [whole] * 3 + [pointer] * 6, ctypes.c_int),
         ):
@@ -60,7 +58,9 @@ def residual_library() -> ctypes.CDLL | None:
 
 def kernel_of(function: str, p: Tensor, q: Tensor | None) -> "ctypes._NamedFuncPointer | None":
     """The kernel for laws of this device and dtype; None where there is none."""
-    if p.device.type != "cpu" or p.dtype not in _TYPES or (q is not None and q.dtype != p.dtype):
+    if p.device.type != "cpu" or p.dtype not in _TYPES:
+        return None
+    if q is not None and (q.dtype != p.dtype or q.device != p.device):
         return None
     library = residual_library()
     return None if library is None else getattr(library, f"foretoken_{function}_{_TYPES[p.dtype]}")
@@ -72,7 +72,9 @@ def try_tree(tree: TokenTree, p: Tensor, *, ahead: bool) -> tuple[Tensor, Tried]
 
     p [B, N, V]. Reads one row of p and q for each child but, with ahead=False, the last of a node, for which q alone is
     read (is it a law?); FIXED children cost a scalar. Temporaries: [B, N].
+    Raises VocabularyMismatchError or ModelError for a tree whose tokens or parents are out of range.
     """
+    check_laws(tree, p)
     kernel = kernel_of("try_tree", p, tree.q)
     if kernel is None:
         return None
@@ -100,10 +102,14 @@ def rest_at(tree: TokenTree, p: Tensor, tried: Tried, at: Tensor) -> Tensor:
     """[B, V] the rest of p (any scale) at node at[b], all children rejected; p itself where nothing is left.
 
     Only after ``try_tree`` with the same tree and p. A row of p that is not finite is returned as it is.
+    Raises as ``try_tree`` does, and for a node that the tree does not have.
     """
     kernel = kernel_of("rest", p, tree.q)
     assert kernel is not None, "try_tree ran"
+    check_laws(tree, p)
     num_rows, num_nodes, vocab_size = p.shape
+    check_nodes(at, num_rows, num_nodes)
+    assert tried.keep.shape == tree.tokens.shape, "tried is of another tree"
     tokens, parent, at, p = (x.contiguous() for x in (tree.tokens, tree.parent, at, p))
     q = None if tree.q is None else tree.q.contiguous()
     out = torch.empty(num_rows, vocab_size, dtype=p.dtype)
@@ -120,32 +126,14 @@ def rest_at(tree: TokenTree, p: Tensor, tried: Tried, at: Tensor) -> Tensor:
     return out
 
 
-def excess(p: Tensor, q: Tensor, keep: Tensor, take: Tensor) -> tuple[Tensor, Tensor]:
-    """(sum (keep p - take q)+, sum q), both [R] float64, of rows p, q [R, V] with scalars keep, take [R].
-
-    Sums only: nothing of size V is written where the kernel serves, one [R, V] where it does not.
-    """
-    kernel = kernel_of("excess", p, q)
-    if kernel is None:
-        scaled = subtract(p, q, keep, take)
-        return scaled.double().sum(-1), q.double().sum(-1)
-    p, q = p.contiguous(), q.contiguous()
-    keep, take = keep.double().contiguous(), take.double().contiguous()
-    sums = torch.empty(2, p.shape[0], dtype=torch.float64)
-    kernel(*p.shape, *(x.data_ptr() for x in (p, q, keep, take, sums[0], sums[1])))
-    return sums[0], sums[1]
+def excess(p: Tensor, q: Tensor, keep: Tensor, take: Tensor) -> Tensor:
+    """[R] float64: sum (keep p - take q)+ of rows p, q [R, V] with scalars keep, take [R]. For the slow twins."""
+    return subtract(p, q, keep, take).double().sum(-1)
 
 
 def subtract(p: Tensor, q: Tensor, keep: Tensor, take: Tensor) -> Tensor:
-    """[R, V] ``(keep p - take q)+`` in the dtype of p, with scalars keep, take [R]; a NaN stays one."""
-    kernel = kernel_of("subtract", p, q)
-    if kernel is None:
-        return (keep.to(p.dtype)[:, None] * p - take.to(p.dtype)[:, None] * q).clamp(min=0.0)
-    p, q = p.contiguous(), q.contiguous()
-    keep, take = keep.double().contiguous(), take.double().contiguous()
-    out = torch.empty_like(p)
-    kernel(*p.shape, *(x.data_ptr() for x in (p, q, keep, take, out)))
-    return out
+    """[R, V] ``(keep p - take q)+`` in the dtype of p, with scalars keep, take [R]; a NaN stays one. For the slow twins."""
+    return (keep.to(p.dtype)[:, None] * p - take.to(p.dtype)[:, None] * q).clamp(min=0.0)
 
 
 def rank(p: Tensor, q: Tensor) -> Tensor:
@@ -157,14 +145,8 @@ def rank(p: Tensor, q: Tensor) -> Tensor:
 def below(p: Tensor, q: Tensor) -> Tensor:
     """[R, V] float64: the mass of q at the tokens before each, by (``rank``, id), of rows p, q [R, V].
 
-    A strict order that the context alone decides. With 2^13 ranks no sort is needed; the twin in torch sorts.
+    A strict order that the context alone decides. For the slow twin; the kernel needs no sort, since ranks are 2^13.
     """
-    kernel = kernel_of("below", p, q)
-    if kernel is not None:
-        p, q = p.contiguous(), q.contiguous()
-        out = torch.empty(p.shape, dtype=torch.float64)
-        if not kernel(*p.shape, p.data_ptr(), q.data_ptr(), out.data_ptr()):
-            return out
     order = rank(p, q).sort(dim=-1, stable=True).indices
     mass = q.double().gather(-1, order).cumsum(-1)
     before = torch.nn.functional.pad(mass, (1, 0))[..., :-1]

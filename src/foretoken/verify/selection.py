@@ -40,7 +40,7 @@ class Selection(MultiDraft):
 
     @abstractmethod
     def law_of_choice(self, fit: Fit, p: Tensor, q: Tensor) -> Tensor:
-        """[R, V] in p's dtype: p_I, the law of the chosen draft."""
+        """[R, V] in the wider of the two dtypes: p_I, the law of the chosen draft."""
 
     @abstractmethod
     def choices(self, fit: Fit, p: Tensor, q: Tensor, tokens: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
@@ -175,10 +175,10 @@ class Transport(Selection):
     def law_of_choice(self, fit: Fit, p: Tensor, q: Tensor) -> Tensor:
         """Q times the density between two levels, or of a token's own."""
         n, total, own, _, density = fit[:5]
-        density = (density / total).to(p.dtype)
+        density = (density / total).to(torch.promote_types(p.dtype, q.dtype))
         num_own = own.shape[1]
         if num_own == p.shape[1]:
-            return q * torch.empty_like(q).scatter_(1, own, density)
+            return q * torch.empty_like(density).scatter_(1, own, density)
         low, share = between(p, q, n)
         factor = torch.lerp(density.gather(1, low), density.gather(1, low + 1), share)
         return q * factor.scatter_(1, own, density[:, -num_own:])

@@ -3,7 +3,8 @@
 ======================  ==================  ==========================  ===========================================
 head                    layout              "architectures"             names of tensors, where not the head's own
 ======================  ==================  ==========================  ===========================================
-``Eagle3Head``          eagle3 (default)    LlamaForCausalLMEagle3      read too: layers.0.*, model.layers.0.*
+``Eagle3Head``          eagle3 (default)    LlamaForCausalLMEagle3,     read too: layers.0.*, model.layers.0.*
+                                            Eagle3Qwen3ForCausalLM
 ``Eagle3Head``          speculators         Eagle3DraftModel            midlayer.* is layers.0.*
 ``Eagle1Head``          eagle1              LlamaForCausalLM            (known by the marker, or by fc.weight)
 ``MedusaHead``          medusa (default)    none (medusa_num_heads)     in medusa_lm_head.safetensors
@@ -154,15 +155,17 @@ def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Lay
     config = read_config(path, name=name)
     prefer = next((layout.weights for layout in LAYOUTS.values() if layout.claims(config, {})), "model.safetensors")
     tensors = read_tensors(path, name=name, prefer=prefer)
-    for layout in LAYOUTS.values():
-        if layout.claims(config, tensors):
-            return config, tensors, layout
     kind = config.get("speculators_model_type")
+    for layout in LAYOUTS.values():
+        if layout.claims(config, tensors) and kind in (None, layout.speculators):
+            return config, tensors, layout
     said = f"speculators_model_type {kind!r}" if kind else f"architecture {architecture(config)!r}"
     known = sorted({name for layout in LAYOUTS.values() for name in layout.architectures})
-    whole = (
-        "; it looks like a whole model: use method 'draft_model'" if "lm_head.weight" in tensors and not kind else ""
-    )
+    whole = ""
+    if kind:
+        whole = "; of the speculators library, heads of type 'eagle3' are read"
+    elif "lm_head.weight" in tensors:
+        whole = "; it looks like a whole model: use method 'draft_model'"
     raise ModelError(
         f"{name}: config.json names {said}, which is no head known here (known: {', '.join(known)}, and Medusa "
         f"directories with medusa_num_heads){whole}"

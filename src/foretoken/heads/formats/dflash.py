@@ -11,9 +11,12 @@ from foretoken.errors import ModelError
 from foretoken.heads.base import Head, HeadConfig
 from foretoken.heads.dflash import DFlashConfig, DFlashHead, spread_layers
 from foretoken.heads.formats.keys import Keys, rope_theta
+from foretoken.heads.formats.layer import refuse_unknown, windows
 from foretoken.heads.formats.layout import Found, Layout, Target, check_layer_ids
 
 BIAS = "confidence_head.proj.bias"
+HARMLESS_DFLASH = ("confidence_head_alpha", "projector_type")
+"""Keys of "dflash_config" that only training reads, or that the tensors say, too."""
 
 
 class DFlash(Layout):
@@ -76,13 +79,20 @@ class DFlash(Layout):
         keys.only("attention_bias", False)
         num_layers = keys.size("num_hidden_layers")
         keys.only("layer_types", ["full_attention"] * num_layers)
+        if windows(keys, num_layers, qwen=True):
+            raise ModelError(
+                f"{found.name}: sliding_window is {keys.values['sliding_window']} and use_sliding_window true in "
+                "config.json; only layers that see the whole text are supported"
+            )
+        inner.only("attention_mode", "gqa")
         hidden = keys.size("hidden_size")
         num_heads = keys.size("num_attention_heads")
 
         def where(key: str) -> Keys:
-            return inner if key in inner else keys
+            held = [place for place in (inner, keys) if key in place]  # asks both: each has been read then
+            return held[0] if held else keys
 
-        return DFlashConfig(
+        config = DFlashConfig(
             hidden_size=hidden,
             vocab_size=keys.size("vocab_size"),
             intermediate_size=keys.size("intermediate_size"),
@@ -99,6 +109,11 @@ class DFlash(Layout):
             sample_from_anchor=where("sample_from_anchor").flag("sample_from_anchor", self.anchor_predicts),
             **self.extras(found, inner),
         )
+        keys.only("target_hidden_size", hidden)
+        keys.only("draft_vocab_size", config.vocab_size)
+        refuse_unknown(keys)
+        refuse_unknown(inner, HARMLESS_DFLASH)
+        return config
 
     def extras(self, found: Found, inner: Keys) -> dict[str, Any]:
         """What only DSpark has."""
@@ -123,7 +138,8 @@ class DFlash(Layout):
 class DSpark(DFlash):
     """``DSparkDraftModel``: DFlash with a Markov head, a confidence head, and an anchor that predicts.
 
-    The keys of the heads are written inside dflash_config (SpecForge) and outside of it (DeepSpec, vLLM).
+    The keys of the heads are written inside dflash_config (SpecForge), in a dspark_config beside it (SpecForge, later) and
+    outside of both (DeepSpec, vLLM).
     """
 
     name = "dspark"
@@ -153,17 +169,21 @@ class DSpark(DFlash):
         return {**out, **both, **outside, "dflash_config": inner}
 
     def extras(self, found: Found, inner: Keys) -> dict[str, Any]:
-        """Of either place."""
-        keys = found.keys
+        """Of any of the three places."""
+        keys, beside = found.keys, found.keys.inner("dspark_config")
 
         def where(key: str) -> Keys:
-            return inner if key in inner else keys
+            held = [place for place in (inner, beside, keys) if key in place]  # asks all: each has been read then
+            return held[0] if held else keys
 
         where("markov_head_type").only("markov_head_type", "vanilla")
         rank = where("markov_rank").integer("markov_rank", 0)
         confidence = where("enable_confidence_head").flag("enable_confidence_head", default=False)
         if confidence:
             where("confidence_head_with_markov").only("confidence_head_with_markov", rank > 0, default=rank > 0)
+        else:
+            where("confidence_head_with_markov")
+        refuse_unknown(beside, HARMLESS_DFLASH)
         return {"markov_rank": rank, "confidence": confidence}
 
     def build(self, config: HeadConfig, found: Found) -> Head:

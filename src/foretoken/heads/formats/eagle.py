@@ -12,7 +12,7 @@ The native layout holds both, so that one directory is right in both engines.
 """
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -21,20 +21,29 @@ from foretoken.errors import ModelError
 from foretoken.heads.base import Head, HeadConfig
 from foretoken.heads.eagle1 import Eagle1Config, Eagle1Head
 from foretoken.heads.eagle3 import Eagle3Config, Eagle3Head
-from foretoken.heads.formats.keys import Keys, rope_theta
+from foretoken.heads.formats.keys import Keys
+from foretoken.heads.formats.layer import describe_rope, describe_windows, refuse_unknown, rope, windows
 from foretoken.heads.formats.layout import MARKER, Found, Layout, Target, architecture, check_layer_ids
+from foretoken.heads.pair import PairConfig
 
 IDS = "eagle_aux_hidden_state_layer_ids"
 SPECULATIVE_TOKENS = 3  # in a line, where a file must name a number: the engines' own default
 
 
+QWEN3 = "Eagle3Qwen3ForCausalLM"
+HARMLESS_EAGLE = ("parallel_draft_heads_num_layers", "parallel_draft_step")
+"""Keys of "eagle_config" that belong to modelopt's parallel drafting; its tensors would be refused as superfluous."""
+
+
 class Eagle3Native(Layout):
-    """``LlamaForCausalLMEagle3``: a Llama configuration; the layer is called midlayer."""
+    """``LlamaForCausalLMEagle3``: a Llama configuration; the first layer is called midlayer. ``Eagle3Qwen3ForCausalLM``
+    (vLLM's name) is the same with a Qwen3's norms of queries and keys."""
 
     name = "eagle3"
     summary = "EAGLE-3, its authors' (vLLM, SGLang)"
     head = Eagle3Head
-    architectures = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM")
+    architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", QWEN3)
+    ignored = ("verifier_lm_head.weight", "verifier_norm.weight")
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
         """The authors' own checkpoints call themselves LlamaForCausalLM: the layer's name tells."""
@@ -51,11 +60,11 @@ class Eagle3Native(Layout):
         """See the class."""
         config: Eagle3Config = head.config
         return {
-            "architectures": [self.architectures[0]],
+            "architectures": [QWEN3 if config.qk_norm else self.architectures[0]],
             **llama(config, target),
             "draft_vocab_size": config.draft_vocab_size,
             "norm_before_residual": config.norm_before_residual,
-            "norm_before_fc": False,
+            "norm_before_fc": config.norm_before_fc,
             "fc_norm": config.fc_norm,
             "norm_output": config.norm_output,
             IDS: [layer + 1 for layer in config.layer_ids],
@@ -63,28 +72,47 @@ class Eagle3Native(Layout):
         }
 
     def parse(self, found: Found) -> HeadConfig:
-        """Norm flags that are absent are off, as in the authors' code."""
-        return self.config(found, found.keys, found.keys.flag("norm_before_residual", default=False))
+        """Norm flags that are absent are off, as in the authors' code; the architecture, not the model type, says of which
+        kind the layers are, as in the engines."""
+        qwen = architecture(found.keys.values) == QWEN3
+        config = self.config(found, found.keys, found.keys.flag("norm_before_residual", default=False), qwen=qwen)
+        refuse_unknown(found.keys)
+        return config
 
-    def config(self, found: Found, layer: Keys, norm_before_residual: bool) -> Eagle3Config:
-        """Keys of the head from the top level, keys of its layer from ``layer``."""
-        keys = found.keys
-        keys.only("norm_before_fc", allowed=False)
-        sizes = llama_sizes(layer)
+    def config(self, found: Found, layer: Keys, norm_before_residual: bool, *, qwen: bool) -> Eagle3Config:
+        """Keys of the head from the top level, keys of its layers from ``layer``."""
+        keys, nested = found.keys, found.keys.inner("eagle_config")
+        sizes = llama_sizes(layer, found.tensors, qwen=qwen)
         keys.only("target_hidden_size", sizes["hidden_size"])
-        return Eagle3Config(
+        for part in (keys, nested):
+            for key, allowed in (
+                ("use_aux_hidden_state", True), ("use_input_layernorm_in_first_layer", True),
+                ("use_last_layernorm", True), ("use_mtp_layernorm", False), ("next_layer_regular", True),
+                ("parallel_drafting", False), ("bias", False),
+            ):  # fmt: skip
+                part.only(key, allowed)
+        layer_ids = self._layer_ids(found, nested, sizes["hidden_size"])
+        for key in ("num_aux_hidden_states", "num_aux_layers"):
+            keys.only(key, len(layer_ids))
+        vocab = keys.size("truncated_vocab_size", sizes["vocab_size"])
+        config = Eagle3Config(
             **sizes,
-            draft_vocab_size=keys.size("draft_vocab_size", sizes["vocab_size"]),
-            layer_ids=self._layer_ids(found, sizes["hidden_size"]),
+            draft_vocab_size=keys.size("draft_vocab_size", vocab),
+            layer_ids=layer_ids,
             norm_before_residual=norm_before_residual,
+            norm_before_fc=_norm_before_fc(keys, nested),
             fc_norm=keys.flag("fc_norm", default=False),
             norm_output=keys.flag("norm_output", default=False),
             own_embedding="embed_tokens.weight" in found.tensors,
         )
+        refuse_unknown(nested, HARMLESS_EAGLE)
+        return config
 
-    def _layer_ids(self, found: Found, hidden: int) -> tuple[int, ...]:
-        keys, nested = found.keys, found.keys.inner("eagle_config")
+    def _layer_ids(self, found: Found, nested: Keys, hidden: int) -> tuple[int, ...]:
+        keys = found.keys
         ids, source = None, IDS
+        for each in (keys, nested):
+            each.read.update((IDS, "aux_hidden_state_layer_ids"))
         for key in (IDS, "aux_hidden_state_layer_ids"):
             if keys.values.get(key):
                 ids, source = tuple(number - 1 for number in keys.integers(key)), f"{key} in config.json"
@@ -127,15 +155,16 @@ class Eagle3Native(Layout):
 
 
 class Eagle3Speculators(Eagle3Native):
-    """``Eagle3DraftModel`` of speculators 0.9: the layer's own configuration inside; the layer is called layers.0."""
+    """``Eagle3DraftModel`` of speculators 0.9: the layers' own configuration inside; the first is called layers.0."""
 
     name = "speculators"
     summary = "EAGLE-3, of the speculators library (vLLM)"
     architectures = ("Eagle3DraftModel", "Eagle3Speculator")
+    speculators = "eagle3"
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
         """The type counts, whatever the architecture is called."""
-        return config.get("speculators_model_type") == "eagle3"
+        return config.get("speculators_model_type") == self.speculators
 
     def outward(self, name: str, config: Any) -> str:
         """See the class."""
@@ -156,7 +185,7 @@ class Eagle3Speculators(Eagle3Native):
             "speculators_version": "0.9.0",
             "draft_vocab_size": config.draft_vocab_size,
             "norm_before_residual": config.norm_before_residual,
-            "norm_before_fc": False,
+            "norm_before_fc": config.norm_before_fc,
             "fc_norm": config.fc_norm,
             "norm_output": config.norm_output,
             IDS: [layer + 1 for layer in config.layer_ids],
@@ -182,7 +211,16 @@ class Eagle3Speculators(Eagle3Native):
                 "library for false: write into it what the head was trained with"
             )
         layer = found.keys.inner("transformer_layer_config")
-        return self.config(found, layer, found.keys.flag("norm_before_residual"))
+        kind = layer.text("model_type", "llama")
+        if kind not in ("llama", "qwen3"):
+            raise ModelError(
+                f"{found.name}: transformer_layer_config.model_type is {kind!r} in config.json; only layers of 'llama' and "
+                "'qwen3' are supported"
+            )
+        config = self.config(found, layer, found.keys.flag("norm_before_residual"), qwen=kind == "qwen3")
+        refuse_unknown(found.keys)
+        refuse_unknown(layer)
+        return config
 
 
 class Eagle1Native(Layout):
@@ -197,6 +235,13 @@ class Eagle1Native(Layout):
     architectures = ("LlamaForCausalLM", "LlamaForCausalLMEagle", "EagleLlamaForCausalLM")
     ignored = ("lm_head.weight",)
 
+    def suits(self, head: Head) -> str | None:
+        """With a Llama's layers."""
+        reason = super().suits(head)
+        if reason is None and isinstance(head, Eagle1Head) and head.config.qk_norm:
+            return "its layers are Qwen3's, with norms of queries and keys, and this layout has Llama's alone"
+        return reason
+
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
         """See the class."""
         return super().claims(config, tensors) and (
@@ -210,62 +255,101 @@ class Eagle1Native(Layout):
     def describe(self, head: Any, target: Target) -> dict[str, Any]:
         """See the class."""
         config: Eagle1Config = head.config
-        return {
+        out = {
             "architectures": [self.architectures[0]],
             **llama(config, target),
-            "bias": config.fc_bias,
             MARKER: {"tap_layer": config.tap_layer},
         }
+        # To the authors and to SGLang "bias" is that of fc, and true where it is absent; to vLLM it is the attention's, and
+        # false where it is absent.
+        return out if config.fc_bias else {**out, "bias": False}
 
     def parse(self, found: Found) -> HeadConfig:
         """What the head reads is the target's last layer: said by the marker, or by the number of the target's layers."""
-        return Eagle1Config(
-            **llama_sizes(found.keys),
+        fc_bias = "fc.bias" in found.tensors
+        if "bias" in found.keys and found.keys.flag("bias") != fc_bias:
+            raise ModelError(
+                f"{found.name}: bias is {not fc_bias} in config.json, and the weights have {'a' if fc_bias else 'no'} "
+                "fc.bias: mend or delete the key"
+            )
+        sizes = llama_sizes(found.keys, found.tensors, qwen=False)
+        found.keys.only("draft_vocab_size", sizes["vocab_size"])
+        config = Eagle1Config(
+            **sizes,
             tap_layer=last_layer(found),
-            fc_bias="fc.bias" in found.tensors,
+            fc_bias=fc_bias,
             own_embedding="embed_tokens.weight" in found.tensors,
         )
+        refuse_unknown(found.keys)
+        return config
 
 
-def llama(config: Eagle1Config | Eagle3Config, target: Target) -> dict[str, Any]:
-    """The configuration of the one layer, as a Llama model's."""
+def _norm_before_fc(keys: Keys, nested: Keys) -> bool:
+    """Of either place; vLLM prefers the inner one."""
+    outer = keys.flag("norm_before_fc", default=False)
+    inner = nested.flag("norm_before_fc", default=outer)
+    if inner != outer and "norm_before_fc" in keys:
+        raise ModelError(
+            f"{keys.name}: norm_before_fc is {outer} in config.json and {inner} in its eagle_config: mend the wrong one"
+        )
+    return inner
+
+
+def llama(config: PairConfig, target: Target) -> dict[str, Any]:
+    """The configuration of the layers, as a Llama model's, or a Qwen3's."""
     out: dict[str, Any] = {
-        "model_type": "llama",
-        "attention_bias": False,
+        "model_type": "qwen3" if config.qk_norm else "llama",
+        "attention_bias": config.attention_bias,
         "head_dim": config.head_dim,
         "hidden_act": "silu",
         "hidden_size": config.hidden_size,
         "intermediate_size": config.intermediate_size,
         "mlp_bias": False,
         "num_attention_heads": config.num_heads,
-        "num_hidden_layers": 1,
+        "num_hidden_layers": config.num_layers,
         "num_key_value_heads": config.num_kv_heads,
         "rms_norm_eps": config.rms_norm_eps,
-        "rope_theta": config.rope_theta,
         "tie_word_embeddings": False,
         "vocab_size": config.vocab_size,
+        **describe_rope(config.rope_theta, config.rope_scaling),
+        **describe_windows(config.windows),
     }
     if target.max_positions is not None:
         out["max_position_embeddings"] = target.max_positions
     return out
 
 
-def llama_sizes(keys: Keys) -> dict[str, Any]:
-    """The sizes of a Llama configuration, by the names that heads have for them. Raises where it is no such layer."""
-    keys.only("num_hidden_layers", 1)
+def llama_sizes(keys: Keys, tensors: Mapping[str, Tensor], *, qwen: bool) -> dict[str, Any]:
+    """Sizes and options of decoder layers, Qwen3's or Llama's, by the names that heads have for them.
+
+    Raises ModelError, by the name of the key, where they are something else.
+    """
+    num_layers = keys.size("num_hidden_layers", 1)
     keys.only("hidden_act", "silu")
-    for key in ("attention_bias", "mlp_bias"):
-        keys.only(key, allowed=False)
+    for key, allowed in (
+        ("mlp_bias", False), ("qkv_bias", False), ("is_causal", True), ("logit_scale", 1.0), ("use_qk_norm", qwen),
+        ("position_embedding_type", "rope"), ("quantization_config", None),
+    ):  # fmt: skip
+        keys.only(key, allowed)
     hidden, num_heads = keys.size("hidden_size"), keys.size("num_attention_heads")
+    theta, scaling = rope(keys)
+    bias = keys.flag("attention_bias", default=False)
     return {
         "hidden_size": hidden,
         "vocab_size": keys.size("vocab_size"),
         "intermediate_size": keys.size("intermediate_size"),
         "num_heads": num_heads,
         "num_kv_heads": keys.size("num_key_value_heads", num_heads),
-        "head_dim": keys.size("head_dim", hidden // num_heads),
-        "rope_theta": rope_theta(keys),
+        "head_dim": keys.size("head_dim", 128 if qwen else hidden // num_heads),
+        "rope_theta": theta,
         "rms_norm_eps": keys.number("rms_norm_eps", 1e-6),
+        "num_layers": num_layers,
+        "rope_scaling": scaling,
+        "qk_norm": qwen,
+        "attention_bias": bias,
+        # One key stands for both in transformers; engines leave out that of the output for some layers.
+        "output_bias": bias and any(name.endswith(".self_attn.o_proj.bias") for name in tensors),
+        "windows": windows(keys, num_layers, qwen=qwen),
     }
 
 

@@ -1,6 +1,6 @@
 """How to start other engines with a head: vLLM's ``--speculative-config`` and SGLang's flags, and what cannot run there.
 
-What is said of vLLM was checked with 0.32 (EAGLE-1, EAGLE-3, Medusa) or read in 0.32 and 0.33; of SGLang, read.
+What is said of vLLM was seen in 0.32 (EAGLE-1, EAGLE-3, Medusa) or read in 0.32 and 0.33; of SGLang, read.
 """
 
 from dataclasses import dataclass, field
@@ -12,7 +12,10 @@ from foretoken.heads.dflash import DFlashHead
 from foretoken.heads.eagle1 import Eagle1Head
 from foretoken.heads.eagle3 import Eagle3Head
 from foretoken.heads.formats.layout import Layout, Target
+from foretoken.heads.formats.medusa import MedusaVLLM
 from foretoken.heads.medusa import MedusaHead
+from foretoken.heads.pair import PairConfig
+from foretoken.heads.rope import default_attention_factor
 
 DEFAULT_LENGTH = 3
 """Guesses in a line where neither the caller nor the head says: what both engines' documentation uses for EAGLE."""
@@ -46,11 +49,31 @@ def serving(head: Head, layout: Layout, model: str, about: Target, length: int |
 
 
 def _eagle3(head: Eagle3Head, layout: Layout, model: str, about: Target, length: int) -> Serving:
-    config, notes = head.config, _positions(about)
+    config, notes = head.config, [*_positions(about), *_angles(head.config)]
+    vllm: dict[str, Any] | None = {"method": "eagle3", "model": model, "num_speculative_tokens": length}
     sglang: list[str] | None = _tree_flags("EAGLE3", model, length)
+    reason = _biases(config)
+    if reason is not None:
+        vllm = None
+        notes.append(reason)
+    alien = [
+        said
+        for said, there in (
+            ("several layers", config.num_layers > 1),
+            ("norms of queries and keys", config.qk_norm),
+            ("attention biases", config.attention_bias),
+            ("windows", any(config.windows)),
+            ("norm_before_fc", config.norm_before_fc),
+        )
+        if there
+    ]
+    if alien:
+        sglang = None
+        notes.append(f"SGLang's LlamaForCausalLMEagle3, as read, has no {', no '.join(alien)}: no flags for it")
     if layout.name == "speculators":
         sglang = None
-        notes.append("SGLang does not read the speculators layout: 'foretoken export --to eagle3' first")
+        if not alien:
+            notes.append("SGLang does not read the speculators layout: 'foretoken export --to eagle3' first")
         if about.name is None:
             notes.append("no verifier is named, so 'vllm serve DIR' alone finds no target: export again with --target")
     if config.draft_vocab_size < config.vocab_size:
@@ -62,16 +85,42 @@ def _eagle3(head: Eagle3Head, layout: Layout, model: str, about: Target, length:
     flags = [name for name in ("norm_before_residual", "fc_norm", "norm_output") if getattr(config, name)]
     if flags:
         notes.append(f"it was trained with {', '.join(flags)}: vLLM reads that; see that your SGLang does")
-    return Serving({"method": "eagle3", "model": model, "num_speculative_tokens": length}, sglang, notes)
+    return Serving(vllm, sglang, notes)
 
 
 def _eagle1(head: Eagle1Head, model: str, about: Target, length: int) -> Serving:
-    notes = _positions(about)
+    notes = [*_positions(about), *_angles(head.config)]
     notes.append('SGLang knows EAGLE-1 as "LlamaForCausalLMEagle": put that into "architectures" of a copy for it')
     if head.config.fc_bias:
-        notes.append("fc has a bias, as the authors' has; vLLM's layer was checked without one only")
-    config = {"method": "eagle", "model": model, "num_speculative_tokens": length}
+        notes.append(
+            "fc has a bias, as the authors' has: vLLM 0.32 has none there, drops it without a word, and may accept less"
+        )
+    config: dict[str, Any] | None = {"method": "eagle", "model": model, "num_speculative_tokens": length}
+    reason = _biases(head.config)
+    if reason is not None:
+        config = None
+        notes.append(reason)
     return Serving(config, _tree_flags("EAGLE", model, length), notes)
+
+
+def _biases(config: PairConfig) -> str | None:
+    """Why vLLM cannot run layers with these biases; None where it can."""
+    if not config.attention_bias or config.output_bias != config.qk_norm:
+        return None  # vLLM's Llama layers have a bias of the output exactly where they have the others, Qwen3's never
+    has, its = ("a bias", "none") if config.output_bias else ("no bias", "one")
+    kind = "Qwen3" if config.qk_norm else "Llama"
+    return f"the attention's output has {has} here, and in vLLM's {kind} layers with attention_bias it has {its}"
+
+
+def _angles(config: PairConfig) -> list[str]:
+    scaling = config.rope_scaling
+    if (
+        scaling is None
+        or scaling.kind != "yarn"
+        or scaling.attention_factor == default_attention_factor(scaling.factor)
+    ):
+        return []
+    return [f"its attention_factor is {scaling.attention_factor:g}; vLLM 0.32, as read, always takes YaRN's default"]
 
 
 def _medusa(head: MedusaHead, layout: Layout, model: str, length: int | None) -> Serving:
@@ -80,6 +129,9 @@ def _medusa(head: MedusaHead, layout: Layout, model: str, length: int | None) ->
     if length > count:
         raise ConfigError(f"num_speculative_tokens = {length} must be at most {count}: each head guesses one token")
     notes = ["vLLM reads Medusa up to 0.32 alone (a chain, no tree); 0.33 dropped it; SGLang has none"]
+    reason = MedusaVLLM().suits(head)
+    if reason is not None:
+        return Serving(None, None, [*notes, f"vLLM 0.32 does not run these: {reason}"])
     if layout.name != "medusa_vllm":
         return Serving(None, None, [*notes, "for vLLM 0.32, 'foretoken export --to medusa_vllm' first"])
     return Serving({"method": "medusa", "model": model, "num_speculative_tokens": length}, None, notes)

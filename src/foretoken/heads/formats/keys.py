@@ -11,9 +11,12 @@ class Keys:
 
     def __init__(self, values: Mapping[str, Any], name: str, prefix: str = "") -> None:
         self.values, self.name, self.prefix = values, name, prefix
+        self.read: set[str] = set()
+        """The keys that somebody asked for, there or not."""
 
     def __contains__(self, key: str) -> bool:
         """Whether the key is there and not null."""
+        self.read.add(key)
         return self.values.get(key) is not None
 
     def integer(self, key: str, default: int | None = None) -> int:
@@ -60,6 +63,7 @@ class Keys:
 
     def inner(self, key: str) -> "Keys":
         """The object under a key; empty where there is none."""
+        self.read.add(key)
         value = self.values.get(key)
         if value is None:
             value = {}
@@ -69,6 +73,7 @@ class Keys:
 
     def only(self, key: str, allowed: Any, *, default: Any = None) -> None:
         """Refuse a value that would compute something else than what is implemented here."""
+        self.read.add(key)
         value = self.values.get(key, default)
         if value is not None and value != allowed:
             raise ModelError(
@@ -82,6 +87,7 @@ class Keys:
         )
 
     def _get(self, key: str, default: Any) -> Any:
+        self.read.add(key)
         value = self.values.get(key)
         if value is not None:
             return value

@@ -57,6 +57,8 @@ class Layout(ABC):
     head: ClassVar[type[Head]]
     architectures: ClassVar[tuple[str, ...]] = ()
     """Values of "architectures" by which it is known; the first is written."""
+    speculators: ClassVar[str | None] = None
+    """"speculators_model_type" of the layout, where it is one of the speculators library."""
     weights: ClassVar[str] = WEIGHTS
     ignored: ClassVar[tuple[str, ...]] = ()
     """Tensors of the target's own that some trainers store too: frozen copies, never read."""

@@ -74,7 +74,11 @@ class MedusaAuthors(Layout):
 
 
 class MedusaVLLM(MedusaAuthors):
-    """``MedusaModel`` of vLLM. A chain of each head's first choice is all that it drafts."""
+    """``MedusaModel`` of vLLM. A chain of each head's first choice is all that it drafts.
+
+    vLLM has keys for a reduced vocabulary (truncated_vocab_size, token_map), but its linear layers are as wide as the whole
+    one and refuse to load fewer rows (read and seen in 0.32): such heads are read here and not written.
+    """
 
     name = "medusa_vllm"
     summary = "Medusa, of vLLM up to 0.32"
@@ -88,9 +92,17 @@ class MedusaVLLM(MedusaAuthors):
     def suits(self, head: Head) -> str | None:
         """Only with linear layers of their own: vLLM shares none with the target."""
         reason = super().suits(head)
-        if reason is None and isinstance(head, MedusaHead) and not head.config.own_lm_head:
+        if reason is not None or not isinstance(head, MedusaHead):
+            return reason
+        if not head.config.own_lm_head:
             return "these heads end in the target's own head, which vLLM's Medusa does not share"
-        return reason
+        size, total = head.config.draft_vocab_size, head.config.vocab_size
+        if size < total:
+            return (
+                f"they guess {size} of {total} tokens, and vLLM 0.32 stops at an assertion for less than all of them: "
+                f"train with 'draft_vocab_size' {total}"
+            )
+        return None
 
     def outward(self, name: str, config: Any) -> str:
         """Under medusa_heads, but for the map of a reduced vocabulary."""

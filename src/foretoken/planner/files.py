@@ -13,8 +13,8 @@ from typing import Any
 
 import torch
 
-from foretoken.engine.costs import CostTable
 from foretoken.errors import ConfigError
+from foretoken.planner.costs import CostTable
 
 log = logging.getLogger(__name__)
 FORMAT = 2

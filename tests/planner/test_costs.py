@@ -7,10 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretoken.engine.corrections import Corrections
-from foretoken.engine.costfile import cache_file, identity, load, save
-from foretoken.engine.costs import PLAIN, CostTable, StepSeconds, depths, grid, isotonic, measure
 from foretoken.errors import ConfigError
+from foretoken.planner.corrections import Corrections
+from foretoken.planner.costs import CostTable, isotonic
+from foretoken.planner.files import cache_file, identity, load, save
+from foretoken.planner.measure import PLAIN, StepSeconds, depths, grid, measure
 
 
 def table(guess: float = 0.4, free: int = 8, batches: tuple[int, ...] = (1, 2, 4, 8)) -> CostTable:

@@ -1,4 +1,4 @@
-"""What a whole step costs on this machine: measured when an engine starts, kept on disk, corrected while it runs.
+"""Tables of measured costs: of whole steps over batches (``CostTable``), and of one pass by its width (``PassCosts``).
 
 Two figures decide whether a guess pays: ``verify``, the target's pass with laws, verification and bookkeeping, over a
 batch of rows with so many tree nodes in all, and ``draft``, what a method takes to propose so deep for so many rows.
@@ -6,11 +6,8 @@ Both are measured on a grid of real steps, smoothed so that a bigger step is nev
 """
 
 import bisect
-import logging
 import math
-import statistics
-import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,31 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretoken.errors import ConfigError
+from foretoken.planner.model import speedup, step_cost
 
-log = logging.getLogger(__name__)
-
-PLAIN = "none"
-"""The method of a plain step, as ``measure`` asks for it."""
-MAX_NODES = 96
-"""Steps with more tree nodes than this are extrapolated, not measured: they never pay on the machines that need a table."""
-FORMAT = 1
 _FAR = 1e6
-_REPEATS, _MOST_REPEATS = 3, 12
-_CHEAP_S = 1.2  # a batch's cells are repeated up to _MOST_REPEATS times while they took less than this together
-_LONG_S = 0.1
 
 Array = NDArray[np.float64]
 Cell = tuple[int, int]
-
-
-@dataclass(frozen=True)
-class StepSeconds:
-    """Where the time of one measured step went, and how many tree nodes it had, roots included (None: a full chain)."""
-
-    draft: float
-    target: float
-    rest: float
-    rows: int | None = None
 
 
 def isotonic(values: Sequence[float]) -> list[float]:
@@ -177,8 +155,8 @@ class CostTable:
         plain, best = self.verify(batch, batch), 1.0
         for rows in {*(1 << power for power in range(batch.bit_length())), batch}:
             for depth in range(1, deepest + 1):
-                cost = self.verify(batch, batch + rows * depth) + self.draft(method, rows, depth)
-                best = max(best, (batch + rows * depth) / batch * plain / cost)
+                cost = step_cost(self.verify(batch, batch + rows * depth), 1, self.draft(method, rows, depth))
+                best = max(best, speedup((batch + rows * depth) / batch, cost, plain))
         return best
 
     def verdict(self, method: str) -> str:
@@ -219,71 +197,50 @@ class CostTable:
         return cls(cells(given["verify"]), draft, {str(name): float(cost) for name, cost in given["lag"].items()})
 
 
-def grid(highest: int) -> list[int]:
-    """1, 2, 4, ... and the highest."""
-    return sorted({*(1 << power for power in range(highest.bit_length())), highest}) if highest > 0 else []
+@dataclass(frozen=True)
+class PassCosts:
+    """Cost of one pass of the target over a number of nodes of one row, in any unit: measured points, linear between.
 
-
-def depths(highest: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12, ... and the highest: passes bend where kernels do, so twice as dense as ``grid``."""
-    return sorted({*grid(highest), *(size * 3 // 2 for size in grid(highest) if 1 < size <= highest * 2 // 3)})
-
-
-def measure(
-    step: Callable[[str, int, int], StepSeconds],
-    methods: Mapping[str, int],
-    max_batch: int,
-    time_limit_s: float = 20.0,
-    *,
-    lag_seconds: Mapping[str, float] | None = None,
-    max_nodes: int = MAX_NODES,
-    clock: Callable[[], float] = time.perf_counter,
-) -> CostTable:
-    """Time real steps on a grid of batches and depths, smallest batch first, until the time is used.
-
-    step(method, batch, depth) runs one step; depth 0 of the method ``PLAIN`` is a plain one. methods: the deepest guess
-    of each. Plain and guessing cells of a batch take turns, so that a drift of the machine hits both alike; a cell's
-    figure is the least after one warm-up. Batch 1 is always measured once, whatever it takes.
+    Noise may make a wider pass look cheaper; the running maximum is taken. Below the first point the cost is that of the
+    first; beyond the last it is not known, and asked for raises ConfigError.
     """
-    begun = clock()
-    verify: dict[Cell, list[float]] = {}
-    draft: dict[str, dict[Cell, float]] = {method: {} for method in methods}
-    for batch in grid(max_batch):
-        cells = [(PLAIN, 0)]
-        for method, deepest in methods.items():
-            cells += [(method, depth) for depth in depths(deepest) if batch * (1 + depth) <= max_nodes]
-        seen: dict[tuple[str, int], list[StepSeconds]] = {cell: [] for cell in cells}
-        started = clock()
-        for round_ in range(1 + _MOST_REPEATS):  # the first is the warm-up
-            if round_ > _REPEATS and clock() - started > _CHEAP_S:
-                break
-            for method, depth in cells:
-                if (batch > 1 or round_ > 1) and clock() - begun > time_limit_s:
-                    break
-                first = step(method, batch, depth)
-                if not round_:
-                    continue
-                # A step in the wake of another kind finds other weights in the caches: the second of two is what serving
-                # sees, where steps of one kind follow each other. Long steps stream their weights anyway.
-                seen[method, depth].append(first if _total(first) > _LONG_S else step(method, batch, depth))
-        for (method, depth), found in seen.items():
-            if len(found) < (2 if batch > 1 else 1):  # the time ran out under way: one figure alone is noise
-                continue
-            rows = statistics.median_low([_nodes(one, batch, depth) for one in found])
-            # The least: on a shared machine a step takes longer than it must, never shorter.
-            rest = min(one.target + one.rest + (0.0 if depth else one.draft) for one in found)
-            verify.setdefault((batch, rows), []).append(rest)
-            if depth:
-                draft[method][batch, depth] = min(one.draft for one in found)
-        if clock() - begun > time_limit_s:
-            log.info("costs: %.0f s used up at batch %d; larger steps are extrapolated", time_limit_s, batch)
-            break
-    return CostTable({cell: statistics.fmean(costs) for cell, costs in verify.items()}, draft, dict(lag_seconds or {}))
+
+    points: tuple[tuple[int, float], ...]  # (nodes, cost), ascending in both
+    _curve: Surface = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_curve", Surface({(1, nodes): cost for nodes, cost in self.points}))
+
+    @classmethod
+    def of(cls, measured: Mapping[int, float]) -> "PassCosts":
+        """From a mapping of nodes (>= 1) to costs (> 0)."""
+        if not measured:
+            raise ConfigError("a cost table has at least one measured width; given none")
+        bad = {nodes: cost for nodes, cost in measured.items() if nodes < 1 or not (math.isfinite(cost) and cost > 0)}
+        if bad:
+            raise ConfigError(f"a cost table maps nodes >= 1 to positive costs; given {bad}")
+        points, highest = [], 0.0
+        for nodes in sorted(measured):
+            highest = max(highest, measured[nodes])
+            points.append((nodes, highest))
+        return cls(tuple(points))
+
+    @property
+    def max_nodes(self) -> int:
+        """The widest pass that was measured."""
+        return self.points[-1][0]
+
+    def __call__(self, num_nodes: int) -> float:
+        """Cost of a pass over num_nodes nodes."""
+        if num_nodes > self.max_nodes:
+            raise ConfigError(
+                f"cost measured up to {self.max_nodes} nodes; asked for {num_nodes}: measure wider passes"
+            )
+        return self._curve(1, num_nodes)
 
 
-def _total(measured: StepSeconds) -> float:
-    return measured.draft + measured.target + measured.rest
-
-
-def _nodes(measured: StepSeconds, batch: int, depth: int) -> int:
-    return batch * (1 + depth) if measured.rows is None else max(measured.rows, batch)
+def check_cost(cost: float, name: str) -> float:
+    """The cost itself. Raises ConfigError where it is negative or not finite."""
+    if not (math.isfinite(cost) and cost >= 0.0):
+        raise ConfigError(f"{name} is finite and not negative; given {cost}")
+    return cost

@@ -1,16 +1,15 @@
 """The planner: its search against brute force, its decisions at the extremes, and what its trials may cost."""
 
 import itertools
-import math
 
 import numpy as np
 import pytest
 
-from foretoken.engine.acceptance import Acceptance
-from foretoken.engine.allocation import Problem, price, search
-from foretoken.engine.costs import CostTable
-from foretoken.engine.planner import BUDGET, Planner, RowStep, RowView, StepObservation
 from foretoken.errors import ConfigError
+from foretoken.planner.acceptance import Acceptance
+from foretoken.planner.allocation import Problem, price, search
+from foretoken.planner.costs import CostTable
+from foretoken.planner.planner import BUDGET, Planner, RowStep, RowView, StepObservation
 
 
 def problem(
@@ -167,7 +166,7 @@ def test_nobody_and_nothing_to_guess() -> None:
     assert mute.plan([RowView("a", "unmeasured", 4, 9)]) == [0]
     assert mute.plan([RowView("a", "m", 4, 0)]) == [0]
     mute.observe(StepObservation(0, [], 0.0, 0.0, 0.0))
-    assert mute.speedup == 1.0
+    assert mute.speedup is None
 
 
 def test_guessing_is_not_begun_while_many_arrive() -> None:
@@ -207,6 +206,7 @@ def test_a_good_drafter_is_used_as_deep_as_it_pays() -> None:
     run = Run(planner(), [0.95]).steps(60)
     assert run.share(50) == 1.0
     assert run.caps[-1] == [4]
+    assert run.planner.speedup is not None
     assert run.planner.speedup > 2.0
     assert run.planner.state["guessing"]
     assert run.planner.state["mean_depth"] == 4.0
@@ -281,7 +281,15 @@ def test_rows_that_join_are_planned_at_once() -> None:
 def test_speedup_is_that_of_the_clock() -> None:
     run = Run(planner(), [0.8]).steps(1500)
     assert run.planner.speedup == pytest.approx(run.tokens / run.seconds * run.true.verify(1, 1), rel=0.06)
-    assert math.isclose(Run(planner(), [0.8], seed=1).planner.speedup, 1.0)
+    assert Run(planner(), [0.8], seed=1).planner.speedup is None, "no step has been measured"
+
+
+@pytest.mark.parametrize("mode", ["on", "off"])
+def test_no_speedup_is_told_where_plain_steps_are_not_measured(mode: str) -> None:
+    """A service makes such a planner with a table of made-up costs: a speedup would be made up too."""
+    run = Run(planner(mode=mode), [0.8]).steps(50)
+    assert run.planner.speedup is None
+    assert run.planner.state["speedup"] is None
 
 
 def test_a_trial_that_turns_out_dearer_is_charged_what_it_cost() -> None:

@@ -12,11 +12,11 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.engine.acceptance import Acceptance, Curves
-from foretoken.engine.allocation import Allocation, Problem, price, search
-from foretoken.engine.corrections import Corrections
-from foretoken.engine.costs import CostTable
 from foretoken.errors import ConfigError
+from foretoken.planner.acceptance import Acceptance, Curves
+from foretoken.planner.allocation import Allocation, Problem, price, search
+from foretoken.planner.corrections import Corrections
+from foretoken.planner.costs import CostTable
 
 Array = NDArray[np.float64]
 
@@ -111,12 +111,13 @@ class Planner:
         self.trial_seconds = 0.0
 
     @property
-    def speedup(self) -> float:
-        """Tokens a second now, over what plain decoding would bring by the costs as corrected; 1 before any step."""
-        return self._plain_seconds / self._seconds if self._seconds else 1.0
+    def speedup(self) -> float | None:
+        """Tokens a second now, over what plain decoding would bring by the costs as corrected. None before any step, and in
+        the modes that measure no costs."""
+        return self._plain_seconds / self._seconds if self._seconds and self.mode == "auto" else None
 
     @property
-    def state(self) -> dict[str, float | int | str | bool]:
+    def state(self) -> dict[str, float | int | str | bool | None]:
         """For logs and metrics."""
         return {
             "mode": self.mode,

@@ -1,0 +1,59 @@
+"""What one decode step did, for whoever wants to know: certify, tune, bench, metrics and traces all read this."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foretoken.draft.base import Commit
+from foretoken.draft.shape import Shape
+from foretoken.engine.state import Row
+from foretoken.verify.law import Evidence, Verdict, Verifier
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows [start, stop) of a step, guessed by one drafter and judged by one verifier."""
+
+    start: int
+    stop: int
+    method: str
+    shape: Shape
+    verifier: Verifier
+
+
+@dataclass(frozen=True)
+class StepEvent:
+    """One step of all rows. Its tensors are valid until the observer returns: copy what is to be kept; change nothing.
+
+    Row b of every tensor and list is ``rows[b]``, whose output holds the step's tokens already.
+    """
+
+    rows: Sequence[Row]
+    evidence: Evidence  # what the verifier read: the tree, p [B, N, V] after all processors, the noise, its taps
+    logits: Tensor  # [B, N, V] of the target, before any processor
+    verdict: Verdict
+    commit: Commit  # what was kept, cut where a row ended
+    room: Sequence[int]  # [B] guesses in a line that the plan and the row's limits allowed
+    # Where the time went, on the host clock: on an accelerator, work is queued, not done, by then.
+    seconds_draft: float  # proposing, the draft model's passes included
+    seconds_draft_model: float  # these passes alone
+    seconds_target: float  # the target's pass
+    seconds_rest: float  # layout, probabilities, verification, commit, bookkeeping
+    # What the loop adds for observers.
+    parts: Sequence[Part] = ()  # who guessed and judged which rows, in order
+    draft_logits: Sequence[Tensor] = ()  # where asked for: [B, n, V] of the draft, after the root and the nodes it read
+
+    @property
+    def seconds(self) -> float:
+        """The step's own time."""
+        return self.seconds_draft + self.seconds_target + self.seconds_rest
+
+    def text(self, row: int) -> list[int]:
+        """Token ids of a row's text before the step: prompt and output, the pending token last."""
+        known = self.rows[row].known
+        return known[: len(known) - len(self.commit.tokens[row])]
+
+
+Observer = Callable[[StepEvent], None]
+"""Called after every step, on the thread that decodes. It must not block; what it raises ends the decoding."""

@@ -1,0 +1,83 @@
+"""Whose text a request may be guessed from: its own, its tenant's, or everybody's.
+
+A tenant is who sends requests: the server takes the API key for it. What a method learns from requests
+(``Capabilities.learns``) lies in stores, and a store belongs to one tenant or, by default, there is none: each request then
+learns from its own text alone. Guesses show what they come from (``trace``, and time), so a store must never cross tenants.
+"""
+
+from collections import OrderedDict
+from dataclasses import replace
+from threading import Lock
+
+from foretoken.draft.base import Method
+from foretoken.engine.team import Choice
+from foretoken.errors import ConfigError
+
+SHARED_DRAFTS = ("off", "key", "all")
+"""Requests learn from themselves alone; from those of their tenant; from all."""
+MAX_STORE_BYTES = 256 << 20
+"""Of all stores together; the least recently used is dropped first."""
+
+
+class Tenants:
+    """The methods with which requests are guessed for, each with the store that it may use. Thread-safe."""
+
+    def __init__(self, shared_drafts: str, *, max_bytes: int = MAX_STORE_BYTES) -> None:
+        """Raises ConfigError for an unknown way of sharing."""
+        check_shared(shared_drafts)
+        self.shared_drafts, self.max_bytes = shared_drafts, max_bytes
+        self._stores: OrderedDict[tuple[Method, str], Method] = OrderedDict()  # the most recently used last
+        self._lock = Lock()
+
+    def choice(self, choice: Choice, tenant: str | None) -> Choice:
+        """The choice with the store of a tenant. None: a request that nobody is known to have sent; it shares nothing
+        unless all do. Raises ConfigError for a method that learns and cannot be separated."""
+        method = choice.method
+        if not method.capabilities.learns:
+            return choice
+        owner = "" if self.shared_drafts == "all" else tenant
+        if self.shared_drafts == "off" or owner is None:
+            return replace(choice, method=_separate(method, method.isolated()))
+        with self._lock:
+            found = self._stores.pop((method, owner), None) or _separate(method, method.fresh())
+            self._stores[method, owner] = found
+            while len(self._stores) > 1 and self._held() > self.max_bytes:
+                self._stores.popitem(last=False)
+        return replace(choice, method=found)
+
+    def measured(self, choice: Choice) -> Choice:
+        """The choice as requests get it, with a store that is nobody's: for steps that are run to be timed."""
+        method = choice.method
+        if not method.capabilities.learns:
+            return choice
+        made = method.isolated() if self.shared_drafts == "off" else method.fresh()
+        return replace(choice, method=_separate(method, made))
+
+    @property
+    def num_stores(self) -> int:
+        """Stores that are held."""
+        return len(self._stores)
+
+    @property
+    def learned_bytes(self) -> int:
+        """Bytes that all stores take."""
+        with self._lock:
+            return self._held()
+
+    def _held(self) -> int:
+        return sum(store.learned_bytes for store in self._stores.values())
+
+
+def check_shared(value: str) -> None:
+    """Raise ConfigError where this is no way of sharing."""
+    if value not in SHARED_DRAFTS:
+        raise ConfigError(f"shared_drafts = {value!r} must be one of {', '.join(SHARED_DRAFTS)}")
+
+
+def _separate(method: Method, made: Method) -> Method:
+    if made is method:
+        raise ConfigError(
+            f"method {method.name!r} learns from requests and has no store of its own for each tenant: its fresh() must "
+            "return another method of the same weights that has learned nothing"
+        )
+    return made
