@@ -134,7 +134,8 @@ def show(report: BenchReport, depths: dict[str, int]) -> None:
     s, p = report.settings, report.provenance
     print(
         f"\n{s['target']} ({s['architecture']}, {s['weight_bytes'] / 1e6:.1f} MB a pass), {s['implementation']}, "
-        f"{s['dtype']}, {p['torch_threads']} threads, {s['num_prompts']} prompts x {s['max_new_tokens']} tokens x "
+        f"{s['dtype']}, {p['machine']['torch_threads']} threads, "
+        f"{s['num_prompts']} prompts x {s['max_new_tokens']} tokens x "
         f"{s['rounds']} rounds, seed {s['seed']}; {p['machine']['processor']}; revision {p['git_revision']}"
     )
 

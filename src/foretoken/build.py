@@ -16,17 +16,14 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
+from foretoken.cachedir import cache_directory
+
 FLAGS = ("-O3", "-march=native", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 120
 
 
 class BuildError(Exception):
     """Why a kernel is not there. Callers fall back to torch and keep the reason for those who ask."""
-
-
-def cache_directory() -> Path:
-    """Where built libraries lie: under XDG_CACHE_HOME, or ~/.cache."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretoken"
 
 
 @cache

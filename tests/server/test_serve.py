@@ -103,6 +103,8 @@ def test_a_second_signal_does_not_wait() -> None:
         (("--method", "ngrma"), "did you mean 'ngram'"),
         (("--method", "prediction"), "use it anyway"),
         (("--also", "medsua"), "did you mean 'medusa'"),
+        (("--shared-drafts", "everybody"), "off, key, all"),
+        (("--shared-drafts", "key"), "no API key is given"),
         (("--speculation", "maybe"), "auto, on, off"),
         (("--max-num-seqs", "0"), "max_num_seqs"),
         (("--api-key", ""), "API key is empty"),

@@ -7,7 +7,6 @@
 ``trace.py`` says what a run is, ``stats.py`` is all arithmetic, ``run.py`` all measuring, ``report.py`` puts them together.
 """
 
-from foretoken.bench.provenance import dram_read_bytes_per_second, provenance
 from foretoken.bench.report import BenchReport, Figures, MethodReport, TemperatureReport
 from foretoken.bench.run import BenchInterrupted, BenchMethod, PromptDone, encode_item, parse_method, run_bench
 from foretoken.bench.stats import Interval, first_loop
@@ -23,12 +22,10 @@ __all__ = [
     "MethodReport",
     "PromptDone",
     "TemperatureReport",
-    "dram_read_bytes_per_second",
     "encode_item",
     "first_loop",
     "load_suite",
     "parse_method",
-    "provenance",
     "run_bench",
     "select",
 ]

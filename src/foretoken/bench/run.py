@@ -9,7 +9,6 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from foretoken.bench.provenance import peak_rss_bytes, provenance
 from foretoken.bench.report import BenchReport, Session, assemble
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Run
@@ -19,6 +18,7 @@ from foretoken.engine.engine import Engine
 from foretoken.engine.method import MethodConfig
 from foretoken.errors import ConfigError
 from foretoken.journal import Journal
+from foretoken.provenance import peak_rss_bytes, provenance
 from foretoken.sampling import SamplingParams
 from foretoken.tree import Draws
 
@@ -205,7 +205,7 @@ def run_bench(
                 "git_revision": origin["git_revision"],
                 "processor": origin["machine"]["processor"],
                 "accelerator": origin["machine"]["accelerator"],
-                "torch_threads": origin["torch_threads"],
+                "torch_threads": origin["machine"]["torch_threads"],
             }
             journal = stack.enter_context(Journal(runs_file, identity))
             known = {_key(record): Run.of(record) for record in journal.records if FINISHED not in record}

@@ -192,11 +192,11 @@ def open_runs(output: str | None, *, resume: bool) -> Path | None:
     return file
 
 
-def dram_read() -> float | None:
-    """Bytes per second that this machine reads from memory; None where it cannot be measured."""
-    from foretoken.bench import dram_read_bytes_per_second
+def dram_read() -> float:
+    """Bytes per second that this machine reads from memory."""
+    from foretoken.model.bandwidth import dram_read_bandwidth
 
-    return dram_read_bytes_per_second()
+    return dram_read_bandwidth()
 
 
 def _methods(

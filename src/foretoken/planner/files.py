@@ -1,11 +1,9 @@
 """Cost tables on disk: one for each machine, model and set of methods."""
 
 import hashlib
-import importlib.metadata
 import json
 import logging
 import os
-import platform
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,8 +11,10 @@ from typing import Any
 
 import torch
 
+from foretoken.cachedir import cache_directory
 from foretoken.errors import ConfigError
 from foretoken.planner.costs import CostTable
+from foretoken.provenance import accelerator, num_cores, package_version, processor
 
 log = logging.getLogger(__name__)
 FORMAT = 2
@@ -23,25 +23,27 @@ FORMAT = 2
 def identity(model: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:
     """What a saved table is valid for: this machine and torch, and the model (its name, weight_bytes, dtype,
     implementation) and the resolved methods' settings, as the caller names them."""
-    accelerator = torch.cuda.get_device_name() if torch.cuda.is_available() else None
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     machine = {
-        "processor": _processor(),
-        "cores": cores,
+        "processor": processor(),
+        "cores": num_cores(),
         "threads": torch.get_num_threads(),
-        "accelerator": accelerator,
+        "accelerator": accelerator(),
         "torch": str(torch.__version__),
     }
-    known = {"format": FORMAT, "version": _version(), "machine": machine, "model": model, "methods": methods}
+    known = {
+        "format": FORMAT,
+        "version": package_version("foretoken") or "source",
+        "machine": machine,
+        "model": model,
+        "methods": methods,
+    }
     return dict(json.loads(json.dumps(known, sort_keys=True, default=str)))  # as it will compare when read back
 
 
 def cache_file(key: Mapping[str, Any]) -> Path:
-    """Where the table of an identity is kept: under $FORETOKEN_CACHE, else ~/.cache/foretoken."""
-    root = os.environ.get("FORETOKEN_CACHE")
-    folder = Path(root) if root else Path(os.path.expanduser("~")) / ".cache" / "foretoken"
+    """Where the table of an identity is kept: ``costs`` in the cache directory."""
     digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()
-    return folder / "costs" / f"{digest[:24]}.json"
+    return cache_directory() / "costs" / f"{digest[:24]}.json"
 
 
 def save(table: CostTable, key: Mapping[str, Any], path: Path | None = None) -> bool:
@@ -75,18 +77,3 @@ def load(key: Mapping[str, Any], path: Path | None = None) -> CostTable | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         log.warning("costs: %s ignored (%s); measuring again", path, error)
         return None
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        return platform.processor() or platform.machine()
-
-
-def _version() -> str:
-    try:
-        return importlib.metadata.version("foretoken")
-    except importlib.metadata.PackageNotFoundError:
-        return "source"

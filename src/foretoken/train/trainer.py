@@ -23,13 +23,13 @@ from torch import Tensor
 from foretoken.errors import ConfigError, TrainError
 from foretoken.journal import first_difference
 from foretoken.noise import derive_seed
+from foretoken.provenance import provenance
 from foretoken.train import checkpoint
 from foretoken.train.data import Batches
 from foretoken.train.lesson import Teacher
 from foretoken.train.losses import parse_divergence
 from foretoken.train.metrics import Evaluation, divergence_of, evaluate, loss_per_slot, slot_losses
 from foretoken.train.objective import Objective
-from foretoken.train.record import origin
 from foretoken.train.responses import Responses
 from foretoken.train.schedule import Budget, rate
 
@@ -354,7 +354,7 @@ class Trainer:
                 "steps": self.step,
                 "seconds": round(self.seconds, 1),
                 "result": self.evaluation.as_dict() if finished and self.evaluation is not None else None,
-                **origin(),
+                **provenance(),
             }
             checkpoint.write_json(self.out / RECORD, record)
 

@@ -1,6 +1,5 @@
 """Where a figure comes from: command, versions, machine, revision, time."""
 
-import importlib
 import importlib.metadata
 import os
 import platform
@@ -11,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-PACKAGES = ("foretoken", "torch", "transformers", "tokenizers", "numpy")
+PACKAGES = ("foretoken", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy")
 
 
 def provenance() -> dict[str, Any]:
@@ -21,27 +20,18 @@ def provenance() -> dict[str, Any]:
     return {
         "argv": sys.argv,
         "time": datetime.now(UTC).isoformat(timespec="seconds"),
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}},
+        "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
         "machine": {
             "system": f"{platform.system()} {platform.release()}",
-            "processor": _processor(),
-            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "processor": processor(),
+            "cores": num_cores(),
             "memory_bytes": _memory(),
             "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
-            "accelerator": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+            "accelerator": accelerator(),
+            "torch_threads": torch.get_num_threads(),
         },
-        "torch_threads": torch.get_num_threads(),
         "git_revision": git_revision(Path(__file__)),
     }
-
-
-def dram_read_bytes_per_second() -> float | None:
-    """What this machine reads from memory with the threads that torch uses; None where it cannot be measured."""
-    try:
-        module = importlib.import_module("foretoken.model.bandwidth")
-    except ImportError:
-        return None
-    return float(module.dram_read_bandwidth())
 
 
 def peak_rss_bytes() -> int:
@@ -63,14 +53,28 @@ def git_revision(file: Path) -> str | None:
     return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
 
 
-def _version(name: str) -> str | None:
+def package_version(name: str) -> str | None:
+    """Of an installed distribution; None where there is none."""
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
 
 
-def _processor() -> str:
+def accelerator() -> str | None:
+    """The CUDA device's name, where there is one."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def num_cores() -> int | None:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def processor() -> str:
+    """Its model's name."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
         return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
