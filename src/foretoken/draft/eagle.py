@@ -34,7 +34,6 @@ class EagleDrafter(Drafter):
     """
 
     can_join = True
-    expands = True
 
     hidden: Tensor
     """[B, W, H] the features put out at the nodes read last: what a head that judges guesses may read."""

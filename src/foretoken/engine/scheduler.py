@@ -191,7 +191,8 @@ class Scheduler:
             chunk = int(stall / self._seconds_per_token)
         chunk = min(max(chunk, MIN_CHUNK), PREFILL_CHUNK)
         before = len(self.batch.members)
-        warm = True
+        # At the start drafters read all prompts in one pass of their first step; later on that would hold up others.
+        warm = before > 0
         if self.planner is not None:
             arriving = [self._view(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
             warm = self.planner.will_guess([*self._views(), *arriving])
