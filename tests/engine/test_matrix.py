@@ -103,7 +103,7 @@ def test_every_rule_has_cases() -> None:
     assert min(counts[verify] for verify in READS_Q) >= 2
 
 
-@pytest.mark.parametrize(("verify", "shape", "draws"), drawn_cases())
+@pytest.mark.parametrize(("verify", "shape", "draws"), list(drawn_cases()))
 def test_rules_that_read_q_keep_the_joint_law(verify: str, shape: str, draws: Draws | None) -> None:
     target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8), foresight(toy(3, seed=8)))
     expected = joint(target, [1, 0])
