@@ -45,8 +45,9 @@ SLOW = frozenset({
     "tests/model/test_tensor_parallel.py::test_tokens_are_those_of_one_process",
     "tests/model/test_tensor_parallel.py::test_unlike_calls_are_refused_in_every_process",
     "tests/model/test_workers.py::test_an_idle_service_holds_no_workers",
+    "tests/stress/test_hostile.py::test_a_server_that_keeps_the_contract_passes",
 })  # fmt: skip
-"""Left out whole: several processes, or thousands of texts of a real model."""
+"""Left out whole: several processes, thousands of texts of a real model, or seconds of waiting."""
 
 
 def numbered(cases: Sequence[Mapping[str, object]]) -> list[tuple[int, ...]]:
