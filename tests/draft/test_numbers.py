@@ -19,16 +19,16 @@ from tests.draft.grown import TableExpander, noise_for, rows
 from tests.verify.enumerate import tables
 
 DEPTH = 4
-SHAPES: list[Shape] = [
-    Chain(depth=DEPTH),
-    Adaptive(depth=DEPTH, threshold=0.0),
-    Static(branching=(3, 2, 2, 1)),
-    Delayed(depth=DEPTH, delay=1, width=3),
-    Sequoia(depth=DEPTH, size=14),
-    DySpec(depth=DEPTH, size=14, width=3),
-    DySpec(depth=DEPTH, size=14, width=5),
-    DySpec(depth=DEPTH, size=14, width=3, heap=True),
-]
+SHAPES: dict[str, Shape] = {
+    "chain": Chain(depth=DEPTH),
+    "adaptive": Adaptive(depth=DEPTH, threshold=0.0),
+    "static": Static(branching=(3, 2, 2, 1)),
+    "delayed": Delayed(depth=DEPTH, delay=1, width=3),
+    "sequoia": Sequoia(depth=DEPTH, size=14),
+    "dyspec": DySpec(depth=DEPTH, size=14, width=3),
+    "dyspec_wide": DySpec(depth=DEPTH, size=14, width=5),
+    "dyspec_heap": DySpec(depth=DEPTH, size=14, width=3, heap=True),
+}
 
 
 def numbers_of(monkeypatch: pytest.MonkeyPatch, shape: Shape, draws: Draws) -> tuple[Counter[int], Counter[int]]:
@@ -50,9 +50,9 @@ def numbers_of(monkeypatch: pytest.MonkeyPatch, shape: Shape, draws: Draws) -> t
 
 
 @pytest.mark.parametrize("draws", [Draws.IID, Draws.WITHOUT_REPLACEMENT, Draws.GREEDY])
-@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: f"{shape.name}-{getattr(shape, 'width', '')}")
-def test_no_two_draws_of_a_step_share_a_number(monkeypatch: pytest.MonkeyPatch, shape: Shape, draws: Draws) -> None:
-    drawn, raced = numbers_of(monkeypatch, shape, draws)
+@pytest.mark.parametrize("name", SHAPES)
+def test_no_two_draws_of_a_step_share_a_number(monkeypatch: pytest.MonkeyPatch, name: str, draws: Draws) -> None:
+    drawn, raced = numbers_of(monkeypatch, SHAPES[name], draws)
     assert drawn or raced
     for found in (drawn, raced):
         assert max(found.values(), default=1) == 1, [number for number, times in found.items() if times > 1]
