@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from foretoken import METHODS, SHAPES, VERIFIERS, speculative_config
+from tests.golden import make
 from tests.golden.make import NUM_REQUESTS, PATH
 from tests.golden.replay import Group, alone, replay
 
@@ -53,6 +54,15 @@ def test_a_difference_is_told_with_its_position() -> None:
     assert differences(group, [[1, 2, 3], [4]]) == []
     assert "token 1 is [9], was [2]" in differences(group, [[1, 9, 3], [4]])[0]
     assert "token 2 is [], was [3]" in differences(group, [[1, 2], [4]])[0]
+
+
+def test_making_it_anew_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.argv", ["make"])
+    monkeypatch.setattr(make, "settle", lambda maker, group: pytest.fail("nothing is replayed"))
+    before = PATH.read_bytes()
+    with pytest.raises(SystemExit, match="--overwrite"):
+        make.main()
+    assert PATH.read_bytes() == before
 
 
 def test_the_file_covers_what_can_be_asked_for() -> None:
