@@ -162,7 +162,7 @@ class Scheduler:
             self._cut([self.jobs[key] for key in late], "timeout")
 
     def _admit(self) -> None:
-        others = self.used_tokens
+        others = self.used_tokens if self.waiting else 0
         while self.waiting and len(self.running) < self.limits.max_rows:
             job = self.waiting[0]
             if others and others + job.num_slots + HEADROOM > self.limits.kv_tokens:
@@ -210,7 +210,7 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Preempt the latest comers until what all others may write fits. One request alone always does."""
-        while self.used_tokens > self.limits.kv_tokens and len(self.running) > 1:
+        while len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens:
             latest = max(self.running.values(), key=lambda job: (job.arrived, job.row.index))
             self.batch.leave([latest.row], remember=False)
             del self.running[id(latest.row)]
