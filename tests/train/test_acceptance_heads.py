@@ -24,7 +24,7 @@ from tests.train.harness import teacher, texts
 TEACHER = teacher()
 HEADS: dict[str, Head] = {"eagle1": random_head(EAGLE1), "eagle3": random_head(EAGLE3), "kangaroo": random_adapter()}
 CONFIG: dict[str, Any] = {
-    "steps": 40, "batch_tokens": 512, "eval_every": 0, "eval_tokens": 200, "held_out": 0.2, "lr": 0.02, "mixing": 0.5,
+    "steps": 40, "batch_tokens": 512, "eval_every": 0, "eval_tokens": 200, "held_out": 0.2, "lr": 0.02, "target_share": 0.5,
     "num_slots": 3, "weight_decay": 0.0,
 }  # fmt: skip
 
