@@ -101,7 +101,7 @@ class AcceptanceObjective(Objective):
         rows, before = batch.supervised.nonzero(as_tuple=True)  # [R] positions whose next token is guessed
         logits = self.reader.logits(reading.told[rows, before], model)
         guesses = batch.tokens[:, 1:].clone()  # [B, T - 1]
-        guesses[rows, before] = draw(law_of(logits, temperature[rows]), generator)
+        guesses[rows, before] = draw(logits, temperature[rows], generator)
         hidden = self.reader.beside(lesson, guesses)[rows, before].float()
         return self._labelled(lesson, rows, before, guesses[rows, before], logits, hidden, temperature)
 
@@ -114,9 +114,9 @@ class AcceptanceObjective(Objective):
         rows, before = rows[before >= first.back], before[before >= first.back]
         drawn = torch.rand(len(rows), generator=generator).to(rows.device) >= self.target_share
         at = (rows[drawn], before[drawn] - first.back)
-        q = law_of(self.reader.logits(first.told[at], model), temperature[rows[drawn]])
+        logits = self.reader.logits(first.told[at], model)
         tokens = batch.tokens.clone()
-        tokens[rows[drawn], before[drawn] + 1] = draw(q, generator)
+        tokens[rows[drawn], before[drawn] + 1] = draw(logits, temperature[rows[drawn]], generator)
         mixed_batch = replace(batch, tokens=tokens)
         # Only drafters that read the target's hidden states ask for another pass of the target.
         mixed = teacher.teach(mixed_batch, self.taps) if self.taps else replace(lesson, batch=mixed_batch)
@@ -148,9 +148,12 @@ class AcceptanceObjective(Objective):
         temperature: Tensor,
     ) -> Places:
         """Places of guesses [M] behind positions before [M] of rows [M], drawn after logits [M, V]."""
-        own = temperature[rows]
-        p, q = law_of(lesson.logits[rows, before], own), law_of(logits, own)
-        return Places(hidden, law_inputs(logits, guesses, own), self.label(p, q, guesses), rows, before + 1)
+        own, laws, labels = temperature[rows], [], []
+        for part in parts_of(len(rows)):
+            p = law_of(lesson.logits[rows[part], before[part]], own[part])
+            labels.append(self.label(p, law_of(logits[part], own[part]), guesses[part]))
+            laws.append(law_inputs(logits[part], guesses[part], own[part]))
+        return Places(hidden, torch.cat(laws), torch.cat(labels), rows, before + 1)
 
     def outcome(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator, *, training: bool) -> Outcome:
         """No slots: the loss is ``extra``. figures: of the calibrated prediction, how often it is on the label's side of
@@ -177,11 +180,23 @@ class AcceptanceObjective(Objective):
 FIELDS = ("hidden", "law", "labels", "row", "at")
 
 
-def draw(law: Tensor, generator: torch.Generator) -> Tensor:
-    """[M] int64 drawn from laws [M, V], by generator on the CPU."""
-    if not len(law):
-        return torch.zeros(0, dtype=torch.int64, device=law.device)
-    return torch.multinomial(law.cpu(), 1, generator=generator)[:, 0].to(law.device)
+CHUNK = 256
+"""Places whose laws are computed at once: laws of a whole batch do not fit a cache, and took twice as long."""
+
+
+def parts_of(count: int) -> list[slice]:
+    """Slices of at most CHUNK of so many places; one, empty, of none."""
+    return [slice(at, at + CHUNK) for at in range(0, max(1, count), CHUNK)]
+
+
+def draw(logits: Tensor, temperature: Tensor, generator: torch.Generator) -> Tensor:
+    """[M] int64 drawn from the laws of logits [M, V] at temperature [M], by generator on the CPU."""
+    drawn = [
+        torch.multinomial(law_of(logits[part], temperature[part]).cpu(), 1, generator=generator)[:, 0]
+        for part in parts_of(len(logits))
+        if len(logits)
+    ]
+    return torch.cat([torch.zeros(0, dtype=torch.int64), *drawn]).to(logits.device)
 
 
 def law_of(logits: Tensor, temperature: Tensor) -> Tensor:
