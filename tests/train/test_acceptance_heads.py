@@ -91,6 +91,10 @@ def test_refusals(saved: dict[str, str], tmp_path: Path) -> None:
         prepare(saved["medusa"])
     with pytest.raises(ConfigError, match="num_slots = 0"):
         prepare(saved["eagle3"], num_slots=0)
+    with pytest.raises(ConfigError, match="prefix = \"target\" is known for draft models, and 'kangaroo'"):
+        prepare(saved["kangaroo"], prefix="target")
+    with pytest.raises(ConfigError, match=r"reads_law = true.*'eagle1'"):
+        prepare(saved["eagle1"], reads_law=True)
     with pytest.raises(ConfigError, match="needs --init DIR: the draft model, or the head"):
         prepare(None)
     with pytest.raises(ModelError, match="does not exist"):

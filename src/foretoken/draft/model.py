@@ -95,7 +95,7 @@ class ModelDrafter(Drafter):
 
     @property
     def chance(self) -> Tensor | None:
-        """See ``Foreseeing``. A head that reads the law is asked along a chain, where a node's parent was read before it."""
+        """See ``Foreseeing``. A head that reads the law is asked along a chain: a node's parent was read before it."""
         if self.acceptance is None or self.hidden is None:
             return None
         if not self.reads_law:

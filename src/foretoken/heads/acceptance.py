@@ -21,7 +21,6 @@ from foretoken.heads.base import Head, HeadConfig
 from foretoken.heads.medusa import ResBlock
 from foretoken.model.target import ModelSpec
 
-
 NUM_LAW_INPUTS = 4
 LAW_DRAFTER = "draft_model"
 """The drafter whose acceptance heads may read the law."""
@@ -109,11 +108,12 @@ class AcceptanceHead(Head):
 
 
 def law_inputs(logits: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
-    """[..., 4] float32 of guesses tokens [...] int64 drawn after the drafter's logits [..., V] by rows at temperature [...]:
+    """[..., 4] float32 of guesses tokens [...] int64, drawn after the drafter's logits [..., V] at temperature [...]:
     log q(x), log max q and the entropy of q in nats, q being softmax(logits) at temperature 1 without any processor,
     and the temperature. log q(x) is at least -20: a token that q cannot say has that."""
     logged = torch.log_softmax(logits.float(), -1)
-    said = logged.gather(-1, tokens.clamp(max=logits.shape[-1] - 1)[..., None])[..., 0]
+    size = logits.shape[-1]
+    said = logged.gather(-1, tokens.clamp(max=size - 1)[..., None])[..., 0].masked_fill(tokens >= size, -20.0)
     entropy = -(logged.exp() * logged.clamp(min=-1e4)).sum(-1)
     return torch.stack((said.clamp(min=-20.0), logged.amax(-1), entropy, temperature.to(logged.dtype)), -1)
 

@@ -64,10 +64,30 @@ class AcceptanceObjective(Objective):
         for good, name, value, expected in (
             (rule in LABELS, "rule", rule, f"one of {', '.join(LABELS)}"),
             (prefix in PREFIXES, "prefix", prefix, f"one of {', '.join(PREFIXES)}"),
-            (0 <= target_share <= 1, "target_share", target_share, "in [0, 1]: the share of tokens that stay the target's"),
-            (target_share < 1 or everywhere or prefix == "target", "target_share", target_share, "below 1: no token carries a label"),
-            (not (everywhere and prefix == "target"), "everywhere", everywhere, 'false with prefix "target", where every token is guessed'),
-            (len(temperatures) > 0 and all(t >= 0 for t in temperatures), "temperatures", temperatures, "some numbers, each at least 0"),
+            (
+                0 <= target_share <= 1,
+                "target_share",
+                target_share,
+                "in [0, 1]: the share of tokens that stay the target's",
+            ),
+            (
+                target_share < 1 or everywhere or prefix == "target",
+                "target_share",
+                target_share,
+                "below 1: no token carries a label",
+            ),
+            (
+                not (everywhere and prefix == "target"),
+                "everywhere",
+                everywhere,
+                'false with prefix "target", where every token is guessed',
+            ),
+            (
+                len(temperatures) > 0 and all(t >= 0 for t in temperatures),
+                "temperatures",
+                temperatures,
+                "some numbers, each at least 0",
+            ),
         ):
             if not good:
                 raise ConfigError(f"{name} = {value!r} must be {expected}")
@@ -266,7 +286,9 @@ def area_under_curve(score: Tensor, labels: Tensor, weight: Tensor | None = None
     """
     value, place = torch.unique(score, return_inverse=True)
     whole = labels.new_ones(len(labels), dtype=torch.float64) if weight is None else weight.double()
-    kept = torch.zeros(len(value), dtype=torch.float64, device=score.device).index_add_(0, place, whole * labels.double())
+    kept = torch.zeros(len(value), dtype=torch.float64, device=score.device).index_add_(
+        0, place, whole * labels.double()
+    )
     lost = torch.zeros_like(kept).index_add_(0, place, whole * (1.0 - labels.double()))
     below = lost.cumsum(0) - 0.5 * lost
     total = float(kept.sum() * lost.sum())
