@@ -160,6 +160,8 @@ def test_everywhere_and_seeds() -> None:
         ({"prefix": "target", "everywhere": True}, "everywhere = True must be false"),
         ({"temperatures": ()}, r"temperatures = \(\) must be some numbers"),
         ({"temperatures": (0.5, -1.0)}, "each at least 0"),
+        ({"temperatures": (math.nan,)}, "each at least 0"),
+        ({"temperatures": ("warm",)}, "each at least 0"),
     ],
 )
 def test_refused_options(options: dict[str, object], message: str) -> None:
@@ -302,3 +304,12 @@ def test_calibrate() -> None:
     assert 1 / (1 + math.exp(-(2 * scale + shift))) == pytest.approx(0.25, abs=1e-3)
     calibrate(head, torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 1.0]))  # separable: as sure as the steps allow
     assert math.isfinite(float(head.scale))
+
+
+def test_a_batch_whose_guesses_are_all_kept() -> None:
+    """The target drafts for itself: figures are numbers, as the log needs them."""
+    lesson, teacher = Teacher(TARGET).teach(batch(), ()), Teacher(TARGET)
+    own = AcceptanceObjective(foresight(TARGET), ModelReader(TARGET), prefix="target")
+    figures = own.outcome(lesson, teacher, torch.Generator().manual_seed(1), training=False).figures
+    assert figures["auc"] == 0.5
+    assert all(math.isfinite(value) for value in figures.values())

@@ -4,11 +4,12 @@ import math
 
 import pytest
 import torch
-
 from benchmarks.foresight import Area, Guesses, along, answers, area, guess, resampled
+
 from foretoken import Engine, SamplingParams
 from foretoken.draft.model import DraftModel
 from foretoken.train.lesson import Teacher
+from foretoken.train.objectives.acceptance import area_under_curve
 from foretoken.train.objectives.reading import ModelReader
 from tests.engine.harness import foresight, prompts, table
 
@@ -72,6 +73,8 @@ def test_intervals() -> None:
     score = kept + torch.randn(100, generator=generator)
     found = area(score, kept, weights)
     assert found.value > 0.6
+    one_by_one = [area_under_curve(score, kept, weight) for weight in weights]
+    assert found.samples.tolist() == pytest.approx(one_by_one, nan_ok=True)
     assert float((found - found).samples.abs().max()) == 0.0
     assert float((found - area(-score, kept, weights)).samples.nanmean()) > 0.2
     assert str(Area(0.5, torch.tensor([0.25, 0.25, math.nan], dtype=torch.float64))) == "0.500 [0.250, 0.250]"

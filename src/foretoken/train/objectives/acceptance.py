@@ -12,6 +12,7 @@ text must hold guesses. Two ways to put them there, by ``prefix``:
 Which drafter it is, ``reading.Reader`` says.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -83,7 +84,7 @@ class AcceptanceObjective(Objective):
                 'false with prefix "target", where every token is guessed',
             ),
             (
-                len(temperatures) > 0 and all(t >= 0 for t in temperatures),
+                len(temperatures) > 0 and all(is_temperature(t) for t in temperatures),
                 "temperatures",
                 temperatures,
                 "some numbers, each at least 0",
@@ -177,17 +178,18 @@ class AcceptanceObjective(Objective):
 
     def outcome(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator, *, training: bool) -> Outcome:
         """No slots: the loss is ``extra``. figures: of the calibrated prediction, how often it is on the label's side of
-        one half, its calibration error, and the area under its ROC curve."""
+        one half, its calibration error, and the area under its ROC curve (one half where all are kept, or none)."""
         places = self.places(lesson, teacher, generator)
         logits = self.read(places)
         loss = weighted_bce(logits, places.labels, self.weight_accepted, self.weight_rejected)
         with torch.no_grad():
             chance = torch.sigmoid(logits * self.head.scale + self.head.shift)
             right = ((chance > 0.5) == (places.labels > 0.5)).float()
+            auc = area_under_curve(chance, places.labels)
             figures = {
                 "accuracy": float(right.mean()),
                 "ece": calibration_error(chance, places.labels),
-                "auc": area_under_curve(chance, places.labels),
+                "auc": 0.5 if math.isnan(auc) else auc,
             }
         return Outcome([], loss, figures if len(logits) else {})
 
@@ -198,6 +200,11 @@ class AcceptanceObjective(Objective):
 
 
 FIELDS = ("hidden", "law", "labels", "row", "at")
+
+
+def is_temperature(value: object) -> bool:
+    """Whether it is a finite number, at least 0."""
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
 
 
 CHUNK = 256
