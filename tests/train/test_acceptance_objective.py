@@ -309,7 +309,7 @@ def test_calibrate() -> None:
 def test_a_batch_whose_guesses_are_all_kept() -> None:
     """The target drafts for itself: figures are numbers, as the log needs them."""
     lesson, teacher = Teacher(TARGET).teach(batch(), ()), Teacher(TARGET)
-    own = AcceptanceObjective(foresight(TARGET), ModelReader(TARGET), prefix="target")
+    own = AcceptanceObjective(foresight(TARGET), ModelReader(TARGET), prefix="target", temperatures=(0.0,))
     figures = own.outcome(lesson, teacher, torch.Generator().manual_seed(1), training=False).figures
     assert figures["auc"] == 0.5
     assert all(math.isfinite(value) for value in figures.values())
