@@ -18,7 +18,7 @@ Scores, higher meaning "will be kept":
 ``own``: the area under the ROC curve of the score of the guess itself, the probability that a kept guess scores higher
 than a rejected one. ``line``: of the product of the scores of the guesses of its line up to it, in lines of --depth guesses
 walked as decoding walks them; the entropy is summed. In brackets 95 % by bootstrap over prompts; ``- q(x)`` is the paired
-difference of ``own``. ``ece``: expected calibration error, of scores that are probabilities.
+difference from q(x) of what stands before it. ``ece``: expected calibration error, of scores that are probabilities.
 """
 
 import argparse
@@ -181,17 +181,24 @@ def rows_of(guesses: Guesses, depth: int, resamples: int) -> list[dict[str, Any]
     """A row a score."""
     weights, line = resampled(guesses.text, resamples), guesses.lines(depth)
     inside = line >= 0
-    base = area(guesses.scores["q(x)"], guesses.kept, weights)
+    both = {
+        name: (
+            area(score, guesses.kept, weights),
+            area(along(score, line)[inside], guesses.kept[inside], weights[:, inside]),
+        )
+        for name, score in guesses.scores.items()
+    }
+    base = both["q(x)"]
     out = []
     for name, score in guesses.scores.items():
-        own = area(score, guesses.kept, weights)
-        product = area(along(score, line)[inside], guesses.kept[inside], weights[:, inside])
+        own, product = both[name]
         out.append(
             {
                 "score": name,
                 "own": own,
-                "difference": None if name == "q(x)" else own - base,
+                "own_difference": None if name == "q(x)" else own - base[0],
                 "line": product,
+                "line_difference": None if name == "q(x)" else product - base[1],
                 "ece": None if name == "entropy" else calibration_error(score, guesses.kept),
             }
         )
@@ -244,10 +251,11 @@ def main() -> int:
             f"Temperature {temperature:g}: {len(guesses.kept):,} guesses in {len(texts)} answers, "
             f"{float(guesses.kept.mean()):.1%} kept; {guesses.agreement:.2%} of the answers' tokens found again\n"
         )
-        print("| score | own | - q(x) | line | ece |\n|---|---|---|---|--:|")
+        print("| score | own | - q(x) | line | - q(x) | ece |\n|---|---|---|---|---|--:|")
         for row in rows_of(guesses, args.depth, args.resamples):
             ece = "-" if row["ece"] is None else f"{row['ece']:.3f}"
-            print(f"| {row['score']} | {row['own']} | {row['difference'] or '-'} | {row['line']} | {ece} |", flush=True)
+            cells = [row["score"], row["own"], row["own_difference"], row["line"], row["line_difference"], ece]
+            print("| " + " | ".join("-" if cell is None else str(cell) for cell in cells) + " |", flush=True)
             found.append(as_plain(row, temperature))
         print()
     if args.json:
