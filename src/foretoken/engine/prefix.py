@@ -143,9 +143,7 @@ class PrefixStore:
         """Check the invariants. Raises RuntimeError where one is violated."""
         held = sum(prefix.num_bytes for prefix in self._prefixes.values())
         if held != self.num_bytes or held > self.max_bytes:
-            raise RuntimeError(
-                f"prefixes hold {held} bytes, {self.num_bytes} are counted, {self.max_bytes} allowed"
-            )
+            raise RuntimeError(f"prefixes hold {held} bytes, {self.num_bytes} are counted, {self.max_bytes} allowed")
         if any(number not in self._prefixes for number in self._blocks.values()):
             raise RuntimeError("a block refers to a prefix that was removed")
 

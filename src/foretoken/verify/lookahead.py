@@ -1,4 +1,5 @@
-"""Entropy-gated look-ahead (FLy, 2511.22972): a mismatch is forgiven where the target was unsure and then agrees again."""
+"""Entropy-gated look-ahead (FLy, 2511.22972): a mismatch is accepted where the target was unsure and then agrees
+again."""
 
 from dataclasses import dataclass
 
