@@ -276,6 +276,6 @@ class RecyclingConfig(MethodConfig):
         return Recycling(num_candidates=self.num_candidates)
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         Recycling(num_candidates=self.num_candidates)

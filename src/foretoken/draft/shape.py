@@ -33,7 +33,7 @@ class Shape:
     depth: int = 0  # largest depth; 0 in a configuration: its num_speculative_tokens
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"between 0 and {MAX_DEPTH}")
 
     @property
@@ -98,7 +98,7 @@ class Adaptive(Shape):
     threshold: float = 0.4
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(self.rule in ("probability", "svip", "adaedl"), "rule", self.rule, "probability, svip or adaedl")
         require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
@@ -122,7 +122,7 @@ class SpecDec(Shape):
     min: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(0 <= self.threshold <= 1, "threshold", self.threshold, "between 0 and 1")
         require(1 <= self.min <= MAX_DEPTH, "min", self.min, f"between 1 and {MAX_DEPTH}")
@@ -139,7 +139,7 @@ class Static(Shape):
     branching: tuple[int, ...] = (3, 2, 1, 1)
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(
             1 <= len(self.branching) <= MAX_DEPTH and all(1 <= count <= 64 for count in self.branching),
             "branching", self.branching, f"1 to {MAX_DEPTH} numbers between 1 and 64",
@@ -168,7 +168,7 @@ class Delayed(Shape):
     width: int = 3
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(0 <= self.delay < MAX_DEPTH, "delay", self.delay, f"between 0 and {MAX_DEPTH - 1}")
         _require_width(self.width)
@@ -195,7 +195,7 @@ class Sized(Shape):
     size: int = 16
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
 
@@ -219,7 +219,7 @@ class Sequoia(Sized):
     acceptance: tuple[float, ...] = (0.6, 0.11, 0.06, 0.04, 0.02)
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(
             len(self.acceptance) >= 1 and all(a >= 0 for a in self.acceptance) and 0 < sum(self.acceptance) <= 1 + 1e-9,
@@ -245,7 +245,7 @@ class DySpec(Sized):
     heap: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(0 <= self.threshold < 1, "threshold", self.threshold, "in [0, 1)")
         _require_width(self.width)
@@ -271,7 +271,7 @@ class Eagle2(Sized):
     width: int = 4
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         _require_width(self.width)
 
@@ -297,7 +297,7 @@ class OptTree(Sized):
     width: int = 8  # most children of a node that are looked at
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
         _require_width(self.width)

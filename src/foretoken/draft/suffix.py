@@ -39,7 +39,7 @@ class SuffixOptions:
     max_cached_tokens: int = 65536  # of the outputs that are remembered; 0: rows learn from themselves alone
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         for good, name, expected in (
             (1 <= self.min_match <= self.max_match, "min_match", f"between 1 and max_match ({self.max_match})"),
             (self.max_match <= 1024, "max_match", "at most 1024"),
@@ -271,6 +271,6 @@ class SuffixConfig(MethodConfig):
         return Suffix(self.options)
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         _ = self.options

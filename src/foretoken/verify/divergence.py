@@ -47,7 +47,7 @@ class Divergence(Lossy):
     measure: str = "kl"
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(self.threshold >= 0, "threshold", self.threshold, "at least 0 nats (0: tolerate nothing)")
         require(self.measure in MEASURES, "measure", self.measure, " or ".join(MEASURES))
 

@@ -67,7 +67,7 @@ class Judge(Lossy):
     layers: tuple[int, ...] = field(default=(), repr=False, metadata={"spec": False})  # that the head reads
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(0 <= self.threshold <= 1, "threshold", self.threshold, "between 0 and 1 (1: tolerate nothing)")
 
     @property

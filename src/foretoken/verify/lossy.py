@@ -184,7 +184,7 @@ class Typical(Lossy):
     delta: float = 0.3
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(0 <= self.epsilon <= 1, "epsilon", self.epsilon, "between 0 and 1 (1 with delta=inf: tolerate nothing)")
         require(self.delta >= 0, "delta", self.delta, "at least 0")
 
@@ -223,7 +223,7 @@ class Threshold(Lossy):
     accumulated: float = 0.8
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         for name in ("single", "accumulated"):
             value = getattr(self, name)
             require(0 < value <= 1, name, value, "above 0 and at most 1 (1: tolerate nothing)")
@@ -262,7 +262,7 @@ class TopN(Lossy):
     delta: float = 0.6
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(0 <= self.n <= 64, "n", self.n, "between 0 (tolerate nothing) and 64")
         require(0 <= self.delta <= 1, "delta", self.delta, "between 0 and 1")
 
