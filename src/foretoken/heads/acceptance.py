@@ -1,4 +1,5 @@
-"""The acceptance head of SpecDec++ (Huang et al. 2405.19715): will the target keep the guess that the drafter just read?
+"""The acceptance head of SpecDec++ (Huang et al. 2405.19715): the probability that the target keeps the guess that the
+drafter just read.
 
 Residual blocks x + silu(W x + b), each with weights of its own, and a linear layer, on the frozen drafter's last hidden
 state. It is trained with rejections weighted up, so its raw output is too pessimistic to be a probability: ``scale`` and

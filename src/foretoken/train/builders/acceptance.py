@@ -1,4 +1,4 @@
-"""SpecDec++'s acceptance head: will the target keep this guess?"""
+"""SpecDec++'s acceptance head: the probability that the target keeps a guess."""
 
 import torch
 
