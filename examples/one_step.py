@@ -10,11 +10,10 @@ import argparse
 import torch
 
 import foretoken
-from foretoken.engine.event import StepEvent
 from foretoken.verify.exact import target_draws
 
 
-def describe(event: StepEvent, engine: foretoken.Engine, temperature: float) -> str:
+def describe(event: foretoken.StepEvent, engine: foretoken.Engine, temperature: float) -> str:
     """One step of a single request, in a few lines."""
 
     def text(token: int) -> str:
