@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from foretoken.engine.method import MethodConfig
 
 SERVER, LIMITS, LOGS = "Server", "Limits", "Logs"
-EXTRA = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "llguidance")
+EXTRA = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "llguidance", "sse_starlette", "structlog")
 
 TargetName = Annotated[
     str,
