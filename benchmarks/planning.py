@@ -21,7 +21,8 @@ import numpy as np
 from foretoken.planner.acceptance import Acceptance
 from foretoken.planner.costs import CostTable
 from foretoken.planner.measure import StepSeconds, measure
-from foretoken.planner.planner import Planner, RowStep, RowView, StepObservation
+from foretoken.planner.observations import RowStep, RowView, StepObservation
+from foretoken.planner.planner import Planner
 
 DEPTH = 8
 START = 300

@@ -147,6 +147,21 @@ def test_begin_from_a_head(train: Invoke, tmp_path: Path, method: str, size: str
     assert f"head, and {'a medusa' if other == 'medusa' else 'an eagle1'} head is needed here" in one_line(wrong.stderr)
 
 
+def test_settings_are_options(train: Invoke, tmp_path: Path) -> None:
+    result = train("kangaroo", "--lr", 0.01, "--weight-decay", 0.5, "--loss-temperature", 2, "--seed", 4, exit_layer=1)
+    assert (result.exit_code, result.stderr) == (0, "")
+    config = json.loads((tmp_path / "out" / "record.json").read_text())["config"]
+    assert [config[key] for key in ("lr", "weight_decay", "temperature", "seed")] == [0.01, 0.5, 2.0, 4]
+    assert (config["batch_tokens"], config["steps"]) == (CONFIG["batch_tokens"], 4)  # of --config, of --steps
+    other = ["--out", tmp_path / "b"]
+    mistake(
+        train("kangaroo", *other, "--loss-temperature", 2, temperature=1.0),
+        "--loss-temperature 2.0 contradicts --config",
+    )
+    mistake(train("kangaroo", *other, "--lr", -1), "lr = -1.0 must be positive")
+    mistake(train("kangaroo", *other, "--precision", "int8"), "precision = 'int8' must be float32 or bfloat16")
+
+
 def test_resume(train: Invoke, tmp_path: Path) -> None:
     first = train("kangaroo", exit_layer=1)
     assert (first.exit_code, first.stderr) == (0, "")

@@ -17,7 +17,8 @@ from foretoken.engine.submission import Submission, Update
 from foretoken.engine.team import Choice
 from foretoken.planner.acceptance import Acceptance
 from foretoken.planner.costs import CostTable
-from foretoken.planner.planner import Planner, RowView
+from foretoken.planner.observations import RowView
+from foretoken.planner.planner import Planner
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, table
 
 WAYS: tuple[dict[str, Any], ...] = (

@@ -20,10 +20,10 @@ def feed(
 
 
 def test_nothing_known_is_the_prior_and_its_upper_bound_is_above() -> None:
-    kept, nodes, hopeful = Acceptance(DEPTH).curve("m", "r", DEPTH)
+    kept, nodes, optimistic = Acceptance(DEPTH).curve("m", "r", DEPTH)
     assert kept[0] == pytest.approx(PRIOR_RATE * PRIOR_FOUND)
     assert nodes == pytest.approx([PRIOR_FOUND**k for k in range(1, DEPTH + 1)])
-    assert all(low < high <= 1.0 for low, high in zip(kept, hopeful, strict=True))
+    assert all(low < high <= 1.0 for low, high in zip(kept, optimistic, strict=True))
     assert kept == sorted(kept, reverse=True)
 
 

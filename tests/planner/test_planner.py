@@ -7,9 +7,11 @@ import pytest
 
 from foretoken.errors import ConfigError
 from foretoken.planner.acceptance import Acceptance
+from foretoken.planner.account import BUDGET
 from foretoken.planner.allocation import Problem, price, search
 from foretoken.planner.costs import CostTable
-from foretoken.planner.planner import BUDGET, Planner, RowStep, RowView, StepObservation
+from foretoken.planner.observations import RowStep, RowView, StepObservation
+from foretoken.planner.planner import Planner
 
 
 def problem(

@@ -13,10 +13,11 @@ import torch
 
 from foretoken.errors import ConfigError, TrainError
 from foretoken.train import checkpoint
+from foretoken.train.config import TrainConfig
 from foretoken.train.data import Batches, epoch_batches
 from foretoken.train.plot import read_log
 from foretoken.train.schedule import Budget, rate
-from foretoken.train.trainer import LOG, RECORD, Report, TrainConfig, Trainer, train
+from foretoken.train.trainer import LOG, RECORD, Report, Trainer, train
 from tests.train.harness import Linear, teacher, texts
 
 CONFIG: dict[str, Any] = {

@@ -16,9 +16,11 @@ from foretoken import builtin
 from foretoken.cli import options as o
 from foretoken.cli import settings
 from foretoken.cli.errors import say
+from foretoken.cli.fields import option_name, with_fields
 from foretoken.cli.output import as_json, has_color, waiting, write
 from foretoken.errors import ConfigError, nearest
 from foretoken.journal import first_difference
+from foretoken.train.config import TrainConfig
 
 if TYPE_CHECKING:
     from foretoken.train.metrics import Evaluation
@@ -62,24 +64,8 @@ Init = Annotated[
 ConfigFile = Annotated[
     str | None,
     typer.Option("--config", metavar="FILE", rich_help_panel=TRAINING,
-                 help="JSON with settings of the method and of training, e.g. '{\"lr\": 0.0005, \"num_slots\": 5}'."),
+                 help="JSON with settings of the method, e.g. '{\"num_slots\": 5}', and any of those below."),
 ]  # fmt: skip
-Steps = Annotated[int | None, typer.Option("--steps", metavar="N", rich_help_panel=TRAINING, help="How long.")]
-Epochs = Annotated[
-    float | None,
-    typer.Option(
-        "--epochs", metavar="N", rich_help_panel=TRAINING, help="How long, in passes over the data. Default: 1."
-    ),
-]
-Minutes = Annotated[
-    float | None,
-    typer.Option("--minutes", metavar="M", rich_help_panel=TRAINING,
-                 help="How long, by the clock: the learning rate then follows the clock, so two runs differ."),
-]  # fmt: skip
-Seed = Annotated[
-    int | None,
-    typer.Option("--seed", envvar="FORETOKEN_SEED", rich_help_panel=TRAINING, help="Of weights, answers and batches."),
-]
 Resume = Annotated[
     bool, typer.Option("--resume", rich_help_panel=TRAINING, help="Go on with the run in DIR, if there is one.")
 ]
@@ -89,6 +75,7 @@ Threads = Annotated[
 ]
 
 
+@with_fields(TrainConfig, into="options", panel=TRAINING)
 def train(
     method: Method,
     data: Data,
@@ -102,10 +89,7 @@ def train(
     max_new_tokens: ResponseTokens = 160,
     temperature: Temperatures = None,
     config: ConfigFile = None,
-    steps: Steps = None,
-    epochs: Epochs = None,
-    minutes: Minutes = None,
-    seed: Seed = None,
+    options: dict[str, Any] | None = None,
     resume: Resume = False,
     json_: o.Json = False,
     no_color: o.NoColor = False,
@@ -122,11 +106,11 @@ def train(
     if max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens {max_new_tokens} must be at least 1")
     given = read_config(config)
-    for key, value in (("steps", steps), ("epochs", epochs), ("minutes", minutes), ("seed", seed)):
-        if value is not None:
-            if key in given and given[key] != value:
-                raise ConfigError(f"--{key} {value} contradicts --config, where {key} = {given[key]!r}: drop one")
-            given[key] = value
+    for key, value in (options or {}).items():
+        if key in given and given[key] != value:
+            flag = option_name(TrainConfig, key)
+            raise ConfigError(f"{flag} {value} contradicts --config, where {key} = {given[key]!r}: drop one")
+        given[key] = value
     check_out(out, resume=resume)
     if not Path(data).is_file():
         raise ConfigError(f"--data {data!r} cannot be read: no such file; expected prompts or responses")
@@ -187,7 +171,7 @@ def _drafter(
     no_color: bool,
 ) -> dict[str, Any]:
     from foretoken.train import methods
-    from foretoken.train.trainer import TrainConfig, train
+    from foretoken.train.trainer import train
 
     _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
     answering = {**answering, "max_length": TrainConfig(**training).max_length}

@@ -165,6 +165,8 @@ class RowDrafter(Drafter):
     Its guesses are those of a matrix that only this row has used.
     """
 
+    can_join = True
+
     def __init__(self, num_rows: int, num_candidates: int) -> None:
         self.num_candidates = num_candidates
         self.tables: list[dict[int, list[int]]] = [{} for _ in range(num_rows)]  # token -> what is likely after it

@@ -1,4 +1,4 @@
-"""Costs of real steps: what ``costs.measure`` runs, on rows made up for it."""
+"""Costs of real steps: what ``planner.measure`` times, on rows made up for it."""
 
 import itertools
 import logging

@@ -22,7 +22,8 @@ from foretoken.engine.team import Choice
 from foretoken.errors import ForetokenError, QueueFullError
 from foretoken.model.prefill import PREFILL_CHUNK
 from foretoken.model.target import CausalModel
-from foretoken.planner.planner import Planner, RowStep, RowView, StepObservation
+from foretoken.planner.observations import RowStep, RowView, StepObservation
+from foretoken.planner.planner import Planner
 
 HEADROOM = 16
 """Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""

@@ -21,8 +21,8 @@ POOL_WEIGHT = 4.0  # what the method's rate is worth to a request, in proposals
 ROW_MEMORY, POOL_MEMORY = 40.0, 200.0  # proposals after which evidence has faded to 1 / e
 STALE_STEPS = 500.0  # steps without a proposal after which evidence counts for 1 / e in the optimistic curve
 QUANTILE = 1.3  # standard deviations: about nine in ten
-NEW_ROWS = 10.0  # proposals after which a request tells its method's pool half as much as at first
-LEAST_WEIGHT = 0.1
+HALF_WEIGHT_PROPOSALS = 10.0  # of a request, after which one more weighs half as much in its method's pool as the first
+MIN_ROW_WEIGHT = 0.1
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Curves:
 
     kept: Array  # P(the k-th position is drafted and kept with all before it): their sum is the expected extra tokens
     drafted: Array  # P(the proposal has a k-th position)
-    hopeful: Array  # kept, at an upper quantile of what is still possible
+    optimistic: Array  # kept, at an upper quantile of what is still possible
     branching: Array  # [B] tree nodes for each position of depth; 1 for chains
 
 
@@ -100,10 +100,10 @@ class Acceptance:
         return float(self._pools.table[self._methods[method], -3]) if method in self._methods else 0.0
 
     def curve(self, method: str, request_id: str, depth: int) -> tuple[list[float], list[float], list[float]]:
-        """kept, expected nodes and hopeful, each up to ``depth``, of one request."""
+        """kept, expected nodes and optimistic, each up to ``depth``, of one request."""
         curves = self.curves([request_id], [method])
         nodes = curves.drafted[0, :depth] * curves.branching[0]
-        return curves.kept[0, :depth].tolist(), nodes.tolist(), curves.hopeful[0, :depth].tolist()
+        return curves.kept[0, :depth].tolist(), nodes.tolist(), curves.optimistic[0, :depth].tolist()
 
     def curves(self, request_ids: Sequence[str], methods: Sequence[str]) -> Curves:
         """What to expect of these requests, one row each."""
@@ -121,8 +121,8 @@ class Acceptance:
         age = np.exp((self._rows.last[slots] - self._step) / STALE_STEPS)[:, None, None]
         pool_age = np.exp((self._pools.last[pools] - self._step) / STALE_STEPS)[:, None, None]
         weight = tries * age + np.minimum(POOL_WEIGHT, PRIOR_WEIGHT + np.array(known) * pool_age)
-        hopeful = np.cumprod(_upper(rate, weight), axis=2)
-        return Curves(kept * drafted, drafted, hopeful[:, 0] * hopeful[:, 1], np.array(branching))
+        optimistic = np.cumprod(_upper(rate, weight), axis=2)
+        return Curves(kept * drafted, drafted, optimistic[:, 0] * optimistic[:, 1], np.array(branching))
 
     def _slot(self, request_id: str) -> int:
         slot = self._slots.get(request_id)
@@ -156,8 +156,8 @@ class Acceptance:
         new = np.concatenate(
             [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], own], axis=1
         )
-        # A long request must not outvote the many short ones, whose successors the pool is asked about.
-        weight = np.maximum(1.0 / (1.0 + rows.table[slots, -3] / NEW_ROWS), LEAST_WEIGHT)
+        # A long request counts less per proposal than short ones: the pool is for requests that have just begun.
+        weight = np.maximum(1.0 / (1.0 + rows.table[slots, -3] / HALF_WEIGHT_PROPOSALS), MIN_ROW_WEIGHT)
         rows.table *= np.exp(np.bincount(slots, minlength=len(rows.last)) / -ROW_MEMORY)[:, None]
         np.add.at(rows.table, slots, new)
         rows.last[slots] = self._step

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 Ints = NDArray[np.int64]
-LIMITS = 6  # depths tried as a common limit of a batch, in a search
+NUM_LIMITS = 6  # depths tried as a common limit of a batch, in a search
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def _search_row(problem: Problem) -> Allocation | None:
 
 def _limits(deepest: int) -> list[int]:
     """A few depths from 1 to the deepest."""
-    few = min(LIMITS, deepest)
+    few = min(NUM_LIMITS, deepest)
     return sorted({1 + round((deepest - 1) * place / max(few - 1, 1)) for place in range(few)})
 
 

@@ -14,12 +14,15 @@ class Corrections:
     """
 
     _COMMON, _OWN = 0.2**2, 0.12**2  # variances at the start, of logs
-    _OWN_DRAFT = 0.6**2  # a table wrong about drafting must say next to nothing about passes
+    _OWN_DRAFT = 0.6**2  # large: an error in the costs of drafting says little about those of passes
     _COMMON_STEP, _OWN_STEP = 0.01**2, 0.003**2  # ... added at each step
     _NOISE = 0.15**2  # of one step's time
     _CLIP = 2.5  # standard deviations
-    _MOST = math.log(50.0)
-    _STREAK, _SHAKEN = 4, 0.4**2  # so many clipped surprises of one sign in a row are no outliers: doubt that much more
+    _MAX_LOG = math.log(50.0)
+    _MAX_STREAK, _STREAK_VARIANCE = (
+        4,
+        0.4**2,
+    )  # so many clipped surprises of one sign in a row are no outliers: variance is added
     _PLAIN, _GUESS = 0, 1
 
     def __init__(self, methods: Sequence[str]) -> None:
@@ -45,7 +48,7 @@ class Corrections:
             for other in range(len(row)):
                 row[other] += self._COMMON_STEP
             row[place] += self._OWN_STEP
-            if row[place] > 2 * (self._COMMON + self._OWN_DRAFT):  # what nobody observes is not doubted without end
+            if row[place] > 2 * (self._COMMON + self._OWN_DRAFT):  # the variance of what is not observed stays bounded
                 self._shrink()
 
     def _shrink(self) -> None:
@@ -70,15 +73,15 @@ class Corrections:
         surprise = math.log(measured / predicted) - self._mean[place]
         streak = self._streak[place]
         self._streak[place] = 0 if abs(surprise) < most else max(streak, 0) + 1 if surprise > 0 else min(streak, 0) - 1
-        if abs(self._streak[place]) >= self._STREAK:
-            self._cov[place][place] += self._SHAKEN
-            spread += self._SHAKEN
+        if abs(self._streak[place]) >= self._MAX_STREAK:
+            self._cov[place][place] += self._STREAK_VARIANCE
+            spread += self._STREAK_VARIANCE
             most = self._CLIP * math.sqrt(spread)
         surprise = min(max(surprise, -most), most)
         gains = [row[place] / spread for row in self._cov]
         known = list(self._cov[place])
         for other, gain in enumerate(gains):
-            self._mean[other] = min(max(self._mean[other] + gain * surprise, -self._MOST), self._MOST)
+            self._mean[other] = min(max(self._mean[other] + gain * surprise, -self._MAX_LOG), self._MAX_LOG)
             row = self._cov[other]
             for column, value in enumerate(known):
                 row[column] -= gain * value

@@ -39,7 +39,7 @@ class Surface:
     """Seconds over (batch, x): a curve over x at each measured batch, linear between batches and beyond them.
 
     Never falls in x nor in batch. Beyond its last point a curve goes on with its last slope or its mean slope,
-    whichever is steeper, so that what was not measured never looks free.
+    whichever is steeper, so that steps beyond the measured ones are not taken for free.
     """
 
     def __init__(self, cells: Mapping[Cell, float]) -> None:
@@ -67,7 +67,7 @@ class Surface:
         return self._curves[batch]
 
     def _between(self, batch: int) -> tuple[Array, Array]:
-        if len(self._batches) == 1:  # nothing to tell rows from passes: in proportion, which flatters nobody
+        if len(self._batches) == 1:  # in proportion: a larger batch is not underestimated
             xs, ys = self._curves[self._batches[0]]
             return xs, ys * (batch / self._batches[0])
         after = min(max(bisect.bisect_left(self._batches, batch), 1), len(self._batches) - 1)
@@ -93,8 +93,8 @@ class Surface:
 
 @dataclass(frozen=True)
 class CostTable:
-    """Seconds of the parts of a step. Build it with ``of`` or ``measure``; queries are exact at measured cells that were
-    in order, linear between them."""
+    """Seconds of the parts of a step; ``measure`` makes one. Queries are exact at measured cells that were in order, and
+    linear between them. Raises ConfigError for costs that are not positive, or without a plain step."""
 
     verify_cells: Mapping[Cell, float]  # (batch, tree nodes in all) -> seconds; nodes == batch is plain decoding
     draft_cells: Mapping[str, Mapping[Cell, float]]  # method -> (drafting rows, depth) -> seconds

@@ -21,11 +21,11 @@ from foretoken.heads.base import Head
 from foretoken.model.load import load_tokenizer, parse_dtype
 from foretoken.model.target import CausalModel
 from foretoken.registry import load_reference
+from foretoken.train.config import TrainConfig
 from foretoken.train.lesson import Teacher
 from foretoken.train.making import Making, Options, Recipe
 from foretoken.train.objective import Objective
 from foretoken.train.responses import Responses
-from foretoken.train.trainer import TrainConfig
 
 
 @dataclass(frozen=True)

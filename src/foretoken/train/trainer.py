@@ -25,71 +25,16 @@ from foretoken.journal import first_difference
 from foretoken.noise import derive_seed
 from foretoken.provenance import provenance
 from foretoken.train import checkpoint
+from foretoken.train.config import TrainConfig
 from foretoken.train.data import Batches
 from foretoken.train.lesson import Teacher
 from foretoken.train.losses import parse_divergence
 from foretoken.train.metrics import Evaluation, divergence_of, evaluate, loss_per_slot, slot_losses
 from foretoken.train.objective import Objective
 from foretoken.train.responses import Responses
-from foretoken.train.schedule import Budget, rate
+from foretoken.train.schedule import rate
 
 LOG, RECORD = "log.jsonl", "record.json"
-PRECISIONS = ("float32", "bfloat16")
-
-
-@dataclass(frozen=True)
-class TrainConfig:
-    """How to train; which method and which head is the objective's business."""
-
-    steps: int | None = None  # exactly one of these three; none: one epoch
-    epochs: float | None = None
-    minutes: float | None = None
-    lr: float = 1e-3
-    warmup: float = 0.04  # share of training
-    final_lr: float = 0.0  # share of lr at the end
-    beta1: float = 0.9
-    beta2: float = 0.95
-    weight_decay: float = 0.01
-    clip: float = 1.0  # norm of the gradient
-    batch_tokens: int = 4096  # of a pass of one process, padding counted
-    accumulate: int = 1  # passes of a step
-    max_length: int = 1024  # texts are cut there
-    precision: str = "float32"  # of the head's arithmetic: "bfloat16" is autocast, the weights stay float32
-    divergence: str | None = None  # None: the objective's own
-    temperature: float = 1.0  # of both laws in the loss
-    held_out: float = 0.05  # share of the prompts
-    eval_every: int = 200  # steps; 0: at the end only
-    eval_tokens: int = 16384
-    checkpoint_every: int = 200  # steps
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
-        _ = self.budget
-        if self.divergence is not None:
-            parse_divergence(self.divergence)
-        for good, name, expected in (
-            (self.lr > 0, "lr", "positive"),
-            (0 <= self.warmup < 1, "warmup", "in [0, 1)"),
-            (0 <= self.final_lr <= 1, "final_lr", "in [0, 1]"),
-            (self.clip > 0, "clip", "positive"),
-            (self.batch_tokens >= 1, "batch_tokens", "at least 1"),
-            (self.accumulate >= 1, "accumulate", "at least 1"),
-            (self.max_length >= 2, "max_length", "at least 2"),
-            (self.temperature > 0, "temperature", "positive"),
-            (0 < self.held_out < 1, "held_out", "in (0, 1)"),
-            (self.eval_every >= 0, "eval_every", "0 (at the end only) or more"),
-            (self.checkpoint_every >= 1, "checkpoint_every", "at least 1"),
-            (self.precision in PRECISIONS, "precision", " or ".join(PRECISIONS)),
-        ):
-            if not good:
-                raise ConfigError(f"{name} = {getattr(self, name)!r} must be {expected}")
-
-    @property
-    def budget(self) -> Budget:
-        """How long."""
-        none = self.steps is None and self.epochs is None and self.minutes is None
-        return Budget(self.steps, 1.0 if none else self.epochs, self.minutes)
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,60 @@
+"""What trials may lose: a small share of the time served, credited as it passes and charged before a trial runs."""
+
+import math
+
+BUDGET = 0.005  # share of the time served that trials may lose
+START_CREDIT_PASSES, MAX_CREDIT_PASSES = 1.0, 12.0  # plain passes that the account starts with, and holds at most
+MAX_EXTRA_PASSES = 2.0  # plain passes that a trial may be charged afterwards, beyond what was foreseen
+
+
+class TrialAccount:
+    """Credit in seconds, opened with the first question for it. Not thread-safe."""
+
+    def __init__(self) -> None:
+        self._credit: float | None = None
+        self._needed = math.inf  # credit at which the cheapest trial that was refused can be paid
+        self.trials = 0
+        self.seconds = 0.0  # charged so far
+
+    def credit(self, plain: float) -> float:
+        """Seconds that a trial may lose now; plain: seconds of a step without guesses."""
+        if self._credit is None:
+            self._credit = START_CREDIT_PASSES * plain
+        self._credit = min(self._credit, MAX_CREDIT_PASSES * plain)
+        return self._credit
+
+    def ask(self, loss: float) -> None:
+        """A trial of this expected loss is wanted: ``is_due`` tells when it can be paid."""
+        self._needed = min(self._needed, max(loss, 0.0))
+
+    def ask_nothing(self) -> None:
+        """No trial is wanted."""
+        self._needed = math.inf
+
+    @property
+    def is_due(self) -> bool:
+        """Whether a trial that was wanted can be paid."""
+        return self._credit is not None and self._credit >= self._needed
+
+    def charge(self, loss: float) -> None:
+        """A trial begins that is expected to lose so many seconds. Only after ``credit``."""
+        assert self._credit is not None
+        self._credit -= max(loss, 0.0)
+        self.trials += 1
+        self.seconds += max(loss, 0.0)
+
+    def charge_extra(self, lost: float, charged: float, plain: float) -> None:
+        """A trial that was charged ``charged`` lost ``lost`` seconds: the rest is charged, up to a limit.
+
+        Opening a drafter is in no table of costs, so what a trial really cost counts. A step during which the machine
+        stood still says nothing about guessing: hence the limit.
+        """
+        assert self._credit is not None
+        extra = min(max(lost - charged, 0.0), MAX_EXTRA_PASSES * plain)
+        self._credit -= extra
+        self.seconds += extra
+
+    def earn(self, seconds: float) -> None:
+        """A step of so many seconds was served."""
+        if self._credit is not None:
+            self._credit += BUDGET * seconds

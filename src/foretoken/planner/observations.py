@@ -1,0 +1,48 @@
+"""What the planner is told: of each row before a step, and of the step once it has run."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class RowView:
+    """A row before a step."""
+
+    request_id: str
+    method: str
+    max_depth: int  # the request's own limit; 0: it never guesses
+    room: int  # guesses in a line that it can still use
+    lag: int = 0  # tokens that its drafter has not read yet
+
+
+@dataclass(frozen=True, slots=True)
+class RowStep:
+    """What became of a row in a step."""
+
+    request_id: str
+    method: str
+    cap: int  # the depth it was allowed
+    drafted: int  # the depth it was given
+    accepted: int
+    nodes: int | None = None  # None: a chain, as many as drafted
+
+    @property
+    def num_nodes(self) -> int:
+        """Tree nodes beyond the root."""
+        return self.drafted if self.nodes is None else self.nodes
+
+
+@dataclass(frozen=True, slots=True)
+class StepObservation:
+    """One step, as measured."""
+
+    batch: int
+    rows: Sequence[RowStep]
+    seconds_draft: float
+    seconds_target: float
+    seconds_rest: float
+
+    @property
+    def seconds(self) -> float:
+        """The whole step."""
+        return self.seconds_draft + self.seconds_target + self.seconds_rest

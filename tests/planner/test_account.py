@@ -1,0 +1,43 @@
+"""The account of trials: a share of the time served, never overdrawn by what was foreseen."""
+
+import pytest
+
+from foretoken.planner.account import BUDGET, MAX_CREDIT_PASSES, MAX_EXTRA_PASSES, START_CREDIT_PASSES, TrialAccount
+
+
+def test_it_opens_with_a_pass_earns_its_share_and_is_bounded() -> None:
+    account = TrialAccount()
+    account.earn(100.0)  # before it is opened nothing is earned
+    assert account.credit(2.0) == START_CREDIT_PASSES * 2.0
+    account.earn(100.0)
+    assert account.credit(2.0) == pytest.approx(2.0 + BUDGET * 100.0)
+    account.earn(1e6)
+    assert account.credit(2.0) == MAX_CREDIT_PASSES * 2.0
+
+
+def test_a_trial_that_cannot_be_paid_is_due_once_it_can() -> None:
+    account = TrialAccount()
+    assert not account.is_due
+    assert account.credit(1.0) == 1.0
+    account.ask(1.5)
+    account.ask(1.2)  # the cheapest counts
+    assert not account.is_due
+    account.earn(0.2 / BUDGET)
+    assert account.is_due
+    account.ask_nothing()
+    assert not account.is_due
+
+
+def test_charges_are_counted_and_extra_ones_limited() -> None:
+    account = TrialAccount()
+    account.credit(1.0)
+    account.charge(0.25)
+    account.charge(-0.5)  # a trial that gains is not paid for
+    assert (account.trials, account.seconds, account.credit(1.0)) == (2, 0.25, 0.75)
+    account.charge_extra(0.5, 0.25, 1.0)
+    assert (account.seconds, account.credit(1.0)) == (0.5, 0.5)
+    account.charge_extra(0.1, 0.25, 1.0)  # cheaper than foreseen: nothing is given back
+    assert account.seconds == 0.5
+    account.charge_extra(1000.0, 0.25, 1.0)
+    assert account.credit(1.0) == 0.5 - MAX_EXTRA_PASSES
+    assert account.trials == 2
