@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foretoken.cli.output import waiting
+from foretoken.core.params import SamplingParams
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken import Engine, SamplingParams
+    from foretoken import Engine
 
 BUNDLED = ("bundled", "bundled/target")
 FLAGS = {  # option -> key of a speculative configuration
@@ -114,14 +115,11 @@ def check_method(config: dict[str, Any], target: str) -> None:
         )
 
 
-def sampling(options: dict[str, Any]) -> "SamplingParams":
-    """SamplingParams of the options of floor "Sampling"."""
-    from foretoken import SamplingParams
-
-    fields = {key: options[key] for key in SamplingParams.__dataclass_fields__ if key in options}
-    fields["stop"] = tuple(options["stop"] or ())
-    fields["logit_bias"] = _logit_bias(options["logit_bias"])
-    return SamplingParams(**fields)
+def sampling(given: dict[str, Any]) -> SamplingParams:
+    """SamplingParams of the options that were given, by field."""
+    if "logit_bias" in given:
+        given = {**given, "logit_bias": _logit_bias(given["logit_bias"])}
+    return SamplingParams(**given)
 
 
 def _logit_bias(text: str | None) -> dict[int, float]:

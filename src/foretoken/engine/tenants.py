@@ -10,11 +10,10 @@ from dataclasses import replace
 from threading import Lock
 
 from foretoken.draft.base import Method
+from foretoken.engine.options import check_shared
 from foretoken.engine.team import Choice
 from foretoken.errors import ConfigError
 
-SHARED_DRAFTS = ("off", "key", "all")
-"""Requests learn from themselves alone; from those of their tenant; from all."""
 MAX_STORE_BYTES = 256 << 20
 """Of all stores together; the least recently used is dropped first."""
 
@@ -66,12 +65,6 @@ class Tenants:
 
     def _held(self) -> int:
         return sum(store.learned_bytes for store in self._stores.values())
-
-
-def check_shared(value: str) -> None:
-    """Raise ConfigError where this is no way of sharing."""
-    if value not in SHARED_DRAFTS:
-        raise ConfigError(f"shared_drafts = {value!r} must be one of {', '.join(SHARED_DRAFTS)}")
 
 
 def _separate(method: Method, made: Method) -> Method:
