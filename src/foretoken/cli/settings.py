@@ -10,6 +10,7 @@ import typer
 
 from foretoken.cli.output import waiting
 from foretoken.core.params import SamplingParams
+from foretoken.core.settings import field_kinds, value_of_json
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -118,20 +119,9 @@ def check_method(config: dict[str, Any], target: str) -> None:
 def sampling(given: dict[str, Any]) -> SamplingParams:
     """SamplingParams of the options that were given, by field."""
     if "logit_bias" in given:
-        given = {**given, "logit_bias": _logit_bias(given["logit_bias"])}
+        kind = field_kinds(SamplingParams)["logit_bias"]
+        given = {**given, "logit_bias": value_of_json(given["logit_bias"], kind, "--logit-bias")}
     return SamplingParams(**given)
-
-
-def _logit_bias(text: str | None) -> dict[int, float]:
-    given = json_object(text, "--logit-bias")
-    bias = {}
-    for token, value in given.items():
-        if not token.strip().isdecimal() or isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(
-                f"--logit-bias: {token!r}: {value!r}; expected token ids and numbers, e.g. '{{\"42\": -5.0}}'"
-            )
-        bias[int(token)] = float(value)
-    return bias
 
 
 def device_map(text: str | None) -> str | dict[str, Any] | None:
