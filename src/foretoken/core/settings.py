@@ -102,7 +102,7 @@ def value_of_text(text: str, kind: Any, name: str, *, joined_by: str = "x") -> A
         if is_list:
             items, example = _LISTS[_plain(kind)]
             called = f"{items} joined by {'commas' if joined_by == ',' else joined_by}, e.g. {joined_by.join(example)}"
-        raise ConfigError(f"{name} = {text!r} must be {called}") from None
+        raise ConfigError(f"{_said(name, text)} must be {called}") from None
 
 
 def value_of_json(text: str, kind: Any, name: str) -> Any:
@@ -110,7 +110,12 @@ def value_of_json(text: str, kind: Any, name: str) -> Any:
     try:
         return _adapter(kind, finite=False).validate_json(text, strict=True)
     except ValueError:
-        raise ConfigError(f"{name} {text!r} must be {_KINDS[kind]}") from None
+        raise ConfigError(f"{_said(name, text)} must be {_KINDS[kind]}") from None
+
+
+def _said(name: str, text: str) -> str:
+    """As it was given: "--option 'text'", or "field = 'text'"."""
+    return f"{name} {text!r}" if name.startswith("--") else f"{name} = {text!r}"
 
 
 def _plain(kind: Any) -> Any:
