@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from foretoken.draft.shape import SHAPES, Shape
     from foretoken.engine.config import METHODS, speculative_config
     from foretoken.engine.engine import Engine, Request, Stream
+    from foretoken.engine.event import Observer, StepEvent
     from foretoken.engine.options import ServiceOptions
     from foretoken.engine.result import Completion
     from foretoken.engine.service import Service
@@ -62,6 +63,7 @@ __all__ = [
     "ModelError",
     "ModelSpec",
     "Noise",
+    "Observer",
     "Piece",
     "Plan",
     "Processors",
@@ -72,6 +74,7 @@ __all__ = [
     "Service",
     "ServiceOptions",
     "Shape",
+    "StepEvent",
     "Stream",
     "Submission",
     "Target",
@@ -116,6 +119,7 @@ _HOMES = {
     "ModelError": "errors",
     "ModelSpec": "model.target",
     "Noise": "noise",
+    "Observer": "engine.event",
     "Piece": "engine.state",
     "Plan": "tree",
     "Processors": "sampling",
@@ -126,6 +130,7 @@ _HOMES = {
     "Service": "engine.service",
     "ServiceOptions": "engine.options",
     "Shape": "draft.shape",
+    "StepEvent": "engine.event",
     "Stream": "engine.engine",
     "Submission": "engine.submission",
     "Target": "model.target",

@@ -30,7 +30,6 @@ class ModelDrafter(Drafter):
     """
 
     can_join = True
-    expands = True
 
     def __init__(
         self, model: CausalModel, context: Context, capacity: int, acceptance: AcceptanceHead | None = None
@@ -176,7 +175,7 @@ class DraftModel(Method):
         """acceptance: what the shape ``specdec`` asks. Raises ModelError where it reads other hidden states."""
         if acceptance is not None:
             acceptance.check_drafter(self.name, model.spec.hidden_size, name="acceptance")
-        self.model = self.draft = model
+        self.model = model
         self.acceptance = None if acceptance is None else acceptance.eval()
 
     @property
