@@ -69,9 +69,6 @@ class SamplingParams:
         )
         _require(all(self.stop), "stop", self.stop, "texts that are not empty")
         _require(
-            all(token >= 0 for token in self.logit_bias), "logit_bias", self.logit_bias, "of token ids, at least 0"
-        )
-        _require(
             not any(math.isnan(bias) for bias in self.logit_bias.values()), "logit_bias", self.logit_bias, "not NaN"
         )
 
