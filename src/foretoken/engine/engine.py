@@ -6,6 +6,8 @@ from typing import Any
 
 import torch
 
+from foretoken.core.params import SamplingParams
+from foretoken.core.settings import checked
 from foretoken.draft.base import Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.stopping import can_stop, check_stop
@@ -20,12 +22,11 @@ from foretoken.engine.submission import Submission
 from foretoken.engine.team import Choice, check_company
 from foretoken.engine.text import TextStream, Tokenizer
 from foretoken.engine.vocabulary import check_vocabulary
-from foretoken.errors import ConfigError, PromptError, nearest
+from foretoken.errors import ConfigError, PromptError
 from foretoken.model.load import load_model, load_tokenizer
 from foretoken.model.prefill import round_up
 from foretoken.model.target import CausalModel
 from foretoken.noise import derive_seed
-from foretoken.sampling import SamplingParams
 
 Prompt = str | Sequence[int]
 """A text, or its token ids."""
@@ -321,8 +322,4 @@ class Stream(Iterator[Piece]):
 
 
 def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
-    known = SamplingParams.__dataclass_fields__
-    for key in options:
-        if key not in known:
-            raise ConfigError(f"unknown sampling option {key!r}{nearest(key, known)}")
-    return replace(params or SamplingParams(), **options)
+    return replace(params or SamplingParams(), **checked(SamplingParams, options, "in the sampling options"))
