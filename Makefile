@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-ray lint check bench help-docs clean
+.PHONY: install demo test test-rest test-all test-ray stress lint check bench help-docs clean
 
 install: $(STAMP)
 
@@ -21,6 +21,17 @@ demo: $(STAMP)
 test: $(STAMP)
 	$(BIN)/python -m pytest -n 2
 
+# What 'make test' leaves out: whole products, planted bugs, servers as processes. Ray's tests are in test-ray.
+test-rest: $(STAMP)
+	$(BIN)/python -m pytest -n 2 -m slow --ignore=tests/ray
+
+test-all: test test-rest
+
+# Soak, hostile clients, fuzzing, equality and schemas at length, MINUTES each.
+MINUTES ?= 20
+stress: $(STAMP)
+	FORETOKEN_STRESS_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m "" tests/stress
+
 # Two replicas and a file of a thousand prompts on this machine; installs Ray (0.7 GB) first.
 test-ray: $(STAMP)
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[dev,ray]"
@@ -31,8 +42,8 @@ lint: $(STAMP)
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
 
-# Exactly what continuous integration runs.
-check: test lint
+# What continuous integration runs, but for Ray.
+check: test lint test-rest
 	$(BIN)/python tests/readme.py
 
 bench: $(STAMP)

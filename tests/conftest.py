@@ -2,10 +2,13 @@
 
 import itertools
 import secrets
+from collections import defaultdict
 
 import pytest
 import torch
 from hypothesis import HealthCheck, settings
+
+from tests.tiers import SLOW, THINNED, kept, numbered
 
 torch.set_num_threads(1)
 
@@ -17,6 +20,24 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 settings.load_profile("foretoken")
+
+
+@pytest.hookimpl(tryfirst=True)  # before -m is looked at
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark slow what ``tiers.py`` leaves out of the default run."""
+    thinned: dict[str, list[pytest.Function]] = defaultdict(list)
+    for item in items:
+        node = item.nodeid.split("[")[0]
+        if node in SLOW:
+            item.add_marker(pytest.mark.slow)
+        elif node in THINNED and isinstance(item, pytest.Function):
+            thinned[node].append(item)
+    for node, cases in thinned.items():
+        rows = numbered([case.callspec.params for case in cases])
+        default = set(kept(rows, THINNED[node]))
+        for case, row in zip(cases, rows, strict=True):
+            if row not in default:
+                case.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(autouse=True)

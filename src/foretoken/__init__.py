@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from foretoken.draft.shape import SHAPES, Shape
     from foretoken.engine.config import METHODS, speculative_config
     from foretoken.engine.engine import Engine, Request, Stream
+    from foretoken.engine.event import Observer, StepEvent
     from foretoken.engine.result import Completion
     from foretoken.engine.service import Service, ServiceOptions
     from foretoken.engine.state import Piece
@@ -60,6 +61,7 @@ __all__ = [
     "ModelError",
     "ModelSpec",
     "Noise",
+    "Observer",
     "Piece",
     "Plan",
     "Processors",
@@ -70,6 +72,7 @@ __all__ = [
     "Service",
     "ServiceOptions",
     "Shape",
+    "StepEvent",
     "Stream",
     "Submission",
     "Target",
@@ -114,6 +117,7 @@ _HOMES = {
     "ModelError": "errors",
     "ModelSpec": "model.target",
     "Noise": "noise",
+    "Observer": "engine.event",
     "Piece": "engine.state",
     "Plan": "tree",
     "Processors": "sampling",
@@ -124,6 +128,7 @@ _HOMES = {
     "Service": "engine.service",
     "ServiceOptions": "engine.service",
     "Shape": "draft.shape",
+    "StepEvent": "engine.event",
     "Stream": "engine.engine",
     "Submission": "engine.submission",
     "Target": "model.target",

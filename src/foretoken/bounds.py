@@ -37,6 +37,11 @@ def check_tree(tree: TokenTree, vocab_size: int) -> None:
     other parent -1 (padding) or the index of an earlier node; q, if any, is [B, N, vocab_size].
     Raises VocabularyMismatchError for a token, ModelError for all else. Values are not read on an accelerator.
     """
+    known = vars(tree)
+    if (
+        known.get("_checked") == vocab_size
+    ):  # the step checks before the pass, ``draw`` before its kernels: once is enough
+        return
     tokens, parent, shape = tree.tokens, tree.parent, tree.tokens.shape
     for name, given in (("tokens", tokens), ("parent", parent), ("law", tree.law)):
         if given.dtype != torch.int64 or given.shape != shape or given.ndim != 2 or not given.shape[1]:
@@ -55,6 +60,7 @@ def check_tree(tree: TokenTree, vocab_size: int) -> None:
     else:
         at = library.foretoken_check_tree(*shape, vocab_size, tokens.data_ptr(), parent.data_ptr())
     if at < 0:
+        known["_checked"] = vocab_size
         return
     row, node = divmod(at, shape[1])
     token, above, where = int(tokens[row, node]), int(parent[row, node]), f"row {row}, node {node} of a tree"

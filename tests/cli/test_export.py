@@ -15,9 +15,11 @@ from foretoken.heads.base import Head
 from foretoken.heads.dflash import DFlashConfig, DFlashHead
 from foretoken.heads.eagle1 import Eagle1Config, Eagle1Head
 from foretoken.heads.eagle3 import Eagle3Config, Eagle3Head
+from foretoken.heads.formats.engines import serving
 from foretoken.heads.formats.layout import Target
 from foretoken.heads.kangaroo import KangarooConfig, KangarooHead
 from foretoken.heads.medusa import MedusaConfig, MedusaHead
+from foretoken.heads.rope import RopeScaling
 from tests.cli.conftest import Invoke
 
 H, V, LAYERS = 256, 8192, 6
@@ -168,6 +170,52 @@ def test_vllm_args_of_eagle1_and_medusa(invoke: Invoke, tmp_path: Path) -> None:
     refused = invoke("vllm-args", saved(tmp_path / "a", medusa), "--target", "bundled")
     assert refused.exit_code == 1
     assert "export --to medusa_vllm" in refused.stderr
+
+
+def test_medusa_of_a_reduced_vocabulary_is_not_for_vllm(invoke: Invoke, tmp_path: Path) -> None:
+    """vLLM 0.32 stops at an assertion: the reason and the way out instead."""
+    head = saved(tmp_path, MedusaHead(MedusaConfig(H, V, num_heads=2, num_layers=1, tap_layer=5, draft_vocab_size=30)))
+    for status, args in (
+        (2, ("export", head, "--to", "medusa_vllm", "--out", tmp_path / "out")),
+        (1, ("vllm-args", head, "--target", "bundled")),
+    ):
+        result = invoke(*args)
+        assert result.exit_code == status
+        assert "they guess 30 of 8192 tokens" in result.stderr
+        assert "train with 'draft_vocab_size' 8192" in result.stderr
+        assert len(result.stderr.strip().splitlines()) == 1
+    assert not (tmp_path / "out").exists()
+    assert invoke("export", head, "--to", "medusa", "--out", tmp_path / "out").exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("changes", "vllm", "sglang", "note"),
+    [
+        ({"qk_norm": True}, True, False, "SGLang's LlamaForCausalLMEagle3, as read, has no norms of queries and keys"),
+        ({"num_layers": 2, "windows": (4, 4)}, True, False, "no several layers, no windows"),
+        ({"num_layers": 2, "windows": (4, 0)}, False, False, "stops where a head's layers are not all of one kind"),
+        ({"norm_before_fc": True}, True, False, "no norm_before_fc"),
+        ({"attention_bias": True, "output_bias": True}, True, False, "no attention biases"),
+        ({"attention_bias": True}, False, False, "in vLLM's Llama layers with attention_bias it has one"),
+        ({"attention_bias": True, "qk_norm": True}, True, False, "no attention biases"),
+        (
+            {"attention_bias": True, "output_bias": True, "qk_norm": True}, False, False,
+            "in vLLM's Qwen3 layers with attention_bias it has none",
+        ),
+        ({"rope_scaling": RopeScaling("llama3", 8.0, 64)}, True, True, ""),
+        ({"rope_scaling": RopeScaling("yarn", 8.0, 64, attention_factor=3.0)}, True, True, "its attention_factor is 3"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("layout", ["eagle3", "speculators"])
+def test_what_engines_can_run_of_others_heads(
+    tmp_path: Path, changes: dict[str, Any], vllm: bool, sglang: bool, note: str, layout: str
+) -> None:
+    path = saved(tmp_path, eagle3(**changes), layout)
+    known = formats.describe_target(path)
+    how = serving(formats.load(path), formats.detect(path), path, known)
+    assert (how.vllm is not None) == vllm
+    assert (how.sglang is not None) == (sglang and layout == "eagle3")
+    assert note in "\n".join(how.notes)
 
 
 def test_vllm_args_of_block_drafters(invoke: Invoke, tmp_path: Path) -> None:

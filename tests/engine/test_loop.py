@@ -224,3 +224,17 @@ def test_an_error_of_one_row_ends_the_call() -> None:
     with pytest.raises(ModelError, match="request 1: no token is possible"):
         engine.generate_batch([Request([1], SamplingParams(max_new_tokens=5)), Request([1], params)])
     assert engine.generate(prompts()[0], max_new_tokens=3, ignore_eos=True).num_tokens == 3
+
+
+def test_prompts_of_all_lengths_are_read_before_the_first_step() -> None:
+    """Long ones in several passes, those of one token in none, mixed."""
+    lengths = [700, 1, 3, 1, 600, 1, 520, 2]
+    asked = [
+        Request([1 + (index + at) % 20 for at in range(length)], SamplingParams(max_new_tokens=6, seed=index))
+        for index, length in enumerate(lengths)
+    ]
+    expected = plain(table(1), asked)
+    for rows in (8, 3):
+        engine = draft_engine(table(1), table(2, blur=0.3), 3)
+        found = engine.generate_batch(asked, batch_size=rows)
+        assert [outcome(one) for one in found] == [outcome(one) for one in expected]

@@ -5,6 +5,7 @@ held to the target's joint law by a chi-square test at a false-alarm rate of ALP
 """
 
 import itertools
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -17,6 +18,7 @@ from foretoken.draft.model import DraftModel
 from foretoken.engine.legality import refusal
 from tests.engine.harness import ToyTokenizer, foresight, outcome, plain, prompts, table
 from tests.engine.test_rejection import ALPHA, chi_square, joint, toy
+from tests.pairwise import covering
 
 SIZES = {"static": "static/branching=2x2x1", "sequoia": "sequoia/size=5", "dyspec": "dyspec/size=5/width=3"}
 SIZES |= {"eagle2": "eagle2/size=5/width=2", "opt_tree": "opt_tree/size=5/threshold=0", "delayed": "delayed/width=2"}
@@ -61,52 +63,59 @@ def expected() -> list[Any]:
     return [outcome(completion) for completion in plain(table(), requests())]
 
 
+@pytest.mark.parametrize("whole", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["pairs", "whole"])
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "none" and name not in READS_TARGET])
-def test_legal_ones_run_and_the_others_are_refused(method: str, expected: list[Any]) -> None:
-    legal = 0
+def test_legal_ones_run_and_the_others_are_refused(method: str, whole: bool, expected: list[Any]) -> None:
+    legal = []
     for verify, shape, draws in combinations(method):
         reason = refusal(method, METHODS[method].capabilities, VERIFIERS[verify], SHAPES[shape], draws)
-        if reason is not None:
-            with pytest.raises(ConfigError) as caught:
-                engine_of(method, verify, shape, draws)
-            assert str(caught.value) == reason
-            assert "choose" in reason.lower(), "the nearest legal one is named"
+        if reason is None:
+            legal.append((verify, shape, draws))
             continue
-        legal += 1
+        with pytest.raises(ConfigError) as caught:
+            engine_of(method, verify, shape, draws)
+        assert str(caught.value) == reason
+        assert "choose" in reason.lower(), "the nearest legal one is named"
+    for verify, shape, draws in legal if whole else covering(legal, 2):
         found = engine_of(method, verify, shape, draws).generate_batch(requests())
         assert [len(completion.token_ids) for completion in found] == [7, 4], (verify, shape, draws)
         if verify in INVARIANT:
             assert [outcome(completion) for completion in found] == expected, (verify, shape, draws)
         if VERIFIERS[verify].exact:  # greedy text is the target's under every exact rule
             assert outcome(found[1]) == expected[1], (verify, shape, draws)
-    assert legal >= len(VERIFIERS) - 2
+    assert len(legal) >= len(VERIFIERS) - 2
 
 
-@pytest.mark.parametrize("verify", READS_Q)
-def test_rules_that_read_q_keep_the_joint_law(verify: str) -> None:
-    """On the shapes that draw, as the rule asks; under ``rejection`` on every shape, and drawn in every way on one."""
+def drawn_cases() -> Iterator[tuple[str, str, Draws | None]]:
+    """The shapes that draw, as the rule asks; under ``rejection`` every shape, and one drawn in every way."""
+    for verify in READS_Q:
+        cases: list[tuple[str, Draws | None]] = [(shape, None) for shape in ("chain", "adaptive", "static", "dyspec")]
+        if verify == "rejection":
+            cases = [(shape, None) for shape in SHAPES] + [("static", draws) for draws in Draws]
+        for shape, draws in cases:
+            if refusal("draft_model", DraftModel.capabilities, VERIFIERS[verify], SHAPES[shape], draws) is None:
+                yield verify, shape, draws
+
+
+def test_every_rule_has_cases() -> None:
+    counts = Counter(verify for verify, _, _ in drawn_cases())
+    assert min(counts[verify] for verify in READS_Q) >= 2
+
+
+@pytest.mark.parametrize(("verify", "shape", "draws"), list(drawn_cases()))
+def test_rules_that_read_q_keep_the_joint_law(verify: str, shape: str, draws: Draws | None) -> None:
     target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8), foresight(toy(3, seed=8)))
     expected = joint(target, [1, 0])
-    rule = VERIFIERS[verify]
-    cases: list[tuple[str, Draws | None]] = [(shape, None) for shape in ("chain", "adaptive", "static", "dyspec")]
-    if verify == "rejection":
-        cases = [(shape, None) for shape in SHAPES] + [("static", draws) for draws in Draws]
-    tried = 0
-    for shape, draws in cases:
-        if refusal("draft_model", DraftModel.capabilities, rule, SHAPES[shape], draws) is not None:
-            continue
-        tried += 1
-        config = {
-            "method": "draft_model", "verify": verify, "shape": SIZES.get(shape, shape), "draws": draws or "auto",
-            "num_speculative_tokens": 3,
-        }  # fmt: skip
-        engine = Engine(target, None, speculative=config, method=draft)
-        params = [SamplingParams(max_new_tokens=5, seed=seed) for seed in range(SAMPLES)]
-        counts = expected.new_zeros([3, 3, 3])
-        for completion in engine.generate_batch([Request([1, 0], one) for one in params], batch_size=2000):
-            counts[tuple(completion.token_ids[:3])] += 1
-        assert chi_square(counts.flatten(), expected) > ALPHA, (verify, shape, draws)
-    assert tried >= 2
+    config = {
+        "method": "draft_model", "verify": verify, "shape": SIZES.get(shape, shape), "draws": draws or "auto",
+        "num_speculative_tokens": 3,
+    }  # fmt: skip
+    engine = Engine(target, None, speculative=config, method=draft)
+    params = [SamplingParams(max_new_tokens=5, seed=seed) for seed in range(SAMPLES)]
+    counts = expected.new_zeros([3, 3, 3])
+    for completion in engine.generate_batch([Request([1, 0], one) for one in params], batch_size=2000):
+        counts[tuple(completion.token_ids[:3])] += 1
+    assert chi_square(counts.flatten(), expected) > ALPHA
 
 
 @pytest.mark.parametrize("verify", ["rejection", "traversal"])

@@ -215,3 +215,17 @@ def test_values_can_be_set_and_deleted() -> None:
     assert dict(names) == {"one": 1}
     with pytest.raises(KeyError):
         names["two"]
+
+
+def test_a_head_made_from_another_kind_is_not_written_as_that_kind() -> None:
+    """Its method is another one, and that method's drafter must not be given it."""
+    from foretoken.heads import formats
+    from foretoken.heads.medusa import MedusaConfig, MedusaHead
+
+    class Twin(MedusaHead):
+        method = "twin"
+
+    head = Twin(MedusaConfig(8, 16, 1, 1, 0, 16, True))
+    with pytest.raises(ConfigError, match="no checkpoint layout"):
+        formats.default_layout(head)
+    assert formats.LAYOUTS["medusa"].suits(head) == "it holds medusa heads, and this is a twin head"

@@ -7,12 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from benchmarks.schemas import compare, is_valid, random_schema, report
 from llguidance import LLMatcher, LLParserLimits
 
 from foretoken import ConfigError, Engine, ForetokenError
 from foretoken.server.constraint import Constraint, ConstraintProcessor, Constraints, json_grammar
 from tests.engine.harness import TreeMethod
+from tests.stress.schemas import is_valid, random_schema
 
 EOS = (2, 0)
 PERSON = {
@@ -192,18 +192,6 @@ def test_right_guesses_are_accepted_under_a_constraint(engine: Engine, constrain
     assert found.token_ids == expected.token_ids
     assert found.acceptance_rate > 0.9
     assert found.mean_acceptance_length > 3.5
-
-
-def test_random_schemas(engine: Engine) -> None:
-    """A slice of benchmarks/schemas.py: the same tokens by every method, all that ended valid, the control not."""
-    methods = [{"method": "draft_model", "num_speculative_tokens": 4}, {"method": "ngram"}]
-    for tallies in compare(engine, methods, range(1000, 1012), batch_size=12):
-        last = tallies
-    control, plain, *speculative = last
-    assert all(not tally.different and not tally.invalid for tally in (plain, *speculative)), report(last)
-    assert plain.num_finished >= 10
-    assert control.num_valid == 0
-    assert speculative[0].acceptance_length > 1.5
 
 
 # -- where an output may end ---------------------------------------------------------------------------------------------

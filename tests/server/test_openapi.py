@@ -12,6 +12,7 @@ from foretoken.server.app import build_app
 from foretoken.server.options import ServerOptions
 from foretoken.server.protocol import ChatRequest, CompletionRequest
 from tests.server.fake import FakeService
+from tests.stress import size
 
 POSTED = {"200", "400", "401", "404", "405", "408", "413", "415", "429", "500", "503"}
 
@@ -86,7 +87,7 @@ BASES: dict[str, Any] = {
 }
 
 
-@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
+@settings(max_examples=size(50, 150), suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow])
 @given(data=st.data(), path=st.sampled_from(sorted(BASES)))
 def test_no_value_breaks_it(fake: httpx.Client, data: st.DataObject, path: str) -> None:
     kind, base = BASES[path]

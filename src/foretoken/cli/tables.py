@@ -104,7 +104,7 @@ def _about(report: "BenchReport") -> list[str]:
     p = report.provenance
     ran = [
         f"{s['target']} ({s['architecture']}, {s['weight_bytes'] / 1e6:.1f} MB a pass)", s["implementation"], s["dtype"],
-        f"{p['torch_threads']} threads",
+        f"{p['machine']['torch_threads']} threads",
         f"{s['num_prompts']} prompts x {s['max_new_tokens']} tokens x {s['rounds']} rounds",
         f"seed {s['seed']}",
     ]  # fmt: skip

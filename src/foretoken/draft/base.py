@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foretoken.draft.shape import Shape
-from foretoken.model.target import CausalModel, Target
+from foretoken.model.target import Target
 from foretoken.noise import Noise, race
 from foretoken.sampling import History, Processors, invert_cdf
 from foretoken.tree import Draws, Law, TokenTree
@@ -36,14 +36,10 @@ class Capabilities:
     candidates: int = 0  # number of the target's most probable tokens after each node that observe() needs
     shapes: tuple[str, ...] = ("chain",)  # names of the shapes it can grow; rows may always get fewer nodes
     learns: bool = False  # guesses for a request may depend on earlier requests: see ``Method.fresh``
-    opens_late: bool = (
-        False  # can be opened in the middle of a text: it needs to be told no step before that. A service
-    )
-    # then opens it when it is first asked for a guess, and closes it when it has not been for long
-    by_request: bool = (
-        False  # a request to a service may ask for it, with keys of its own choice, where the service was
-    )
-    # not started with it: it loads nothing, and its keys name no file
+    opens_late: bool = False  # can be opened in the middle of a text, without its earlier steps: a service opens it
+    # at its first proposal, and closes it after many steps without one
+    by_request: bool = False  # a request to a service may choose it, with its own keys, though it was not loaded at
+    # the start: it has no weights, and its keys name no file
 
 
 @dataclass
@@ -104,9 +100,6 @@ class Drafter(ABC):
 
     can_join: ClassVar[bool] = False
     """Whether rows can be added. True requires ``join``. False: each new row gets its own drafter."""
-
-    expands: ClassVar[bool] = False
-    """Whether it is an ``Expander``: its trees are grown from its logits by ``grow``."""
 
     num_candidates: int = 0
     """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
@@ -170,8 +163,6 @@ class Method(ABC):
     name: str
     """``MethodConfig.method``: the name in metrics and stream pieces."""
     capabilities: Capabilities
-    draft: CausalModel | None = None
-    """A model of its own that drafts: its memory and its passes are counted as the drafter's."""
     exit_layer: int = 0
     """Lower layers of the target, [0, exit_layer), that its drafters run themselves: ``TokenTree.hidden_layer``."""
 

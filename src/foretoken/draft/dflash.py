@@ -28,7 +28,6 @@ class DFlashDrafter(Drafter):
     """
 
     can_join = True
-    expands = True
 
     def __init__(self, head: DFlashHead, model: CausalModel, context: Context, capacity: int) -> None:
         config, device = head.config, model.spec.device

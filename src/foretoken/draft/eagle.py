@@ -1,4 +1,4 @@
-"""EAGLE-1, -2 and -3 as drafters: a one-layer head over (feature, next token) pairs, grown into any shape of tree.
+"""EAGLE-1, -2 and -3 as drafters: a head of one or a few layers over (feature, next token) pairs, grown into any tree.
 
 Pair i = (the target's feature of position i, token i + 1) lies in slot i at rotary position i; the pair of the pending
 token, at slot length - 1, is the root of a growth, whose logits guess the token after the pending one. A drafted node's
@@ -26,7 +26,7 @@ from foretoken.tree import Draws, Plan, TokenTree, chain_parent, layout, root_tr
 
 
 class EagleDrafter(Drafter):
-    """The head with its own one-layer cache.
+    """The head with a cache of its own.
 
     Invariant: slots [0, filled[b]) hold pairs of the target's own features; what lies behind was drafted and is written
     over. Nothing is moved after a commit: the accepted nodes' pairs held guessed features, and ``begin`` computes them
@@ -34,7 +34,6 @@ class EagleDrafter(Drafter):
     """
 
     can_join = True
-    expands = True
 
     hidden: Tensor
     """[B, W, H] the features put out at the nodes read last: what a head that judges guesses may read."""

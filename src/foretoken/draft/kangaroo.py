@@ -39,7 +39,6 @@ class EarlyExitDrafter(Drafter):
     """
 
     can_join = True
-    expands = True
 
     def __init__(self, target: Target, context: Context, capacity: int, exit_layer: int) -> None:
         self.target, self.capacity, self.exit_layer = target, capacity, exit_layer

@@ -22,7 +22,6 @@ class MedusaDrafter(Drafter):
     """Invariant: ``feature[b]`` is the tapped hidden state of row b's last committed token, where ``known[b]``."""
 
     can_join = True
-    expands = True
 
     def __init__(self, head: MedusaHead, stacked: Stacked, model: CausalModel, context: Context, capacity: int) -> None:
         self.capacity = capacity

@@ -7,6 +7,7 @@ computes their new places and moves as few rows as possible.
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -107,12 +108,13 @@ class Batch:
         Raises ConfigError where its parameters name tokens that the model does not have.
         """
         state = self._open_state([row])
-        place = self.pool.num_rows
+        place, reserve = self.pool.num_rows, self.pool.reserve
         self.pool.open_rows(1)
         target = Target.of(self.model, self.pool.rows(place, place + 1))
         arrival = Arrival(row, choice, target, state, open_drafter(choice.method, state, self.capacity, target))
         self.arrivals.append(arrival)
-        self._bind()
+        if self.pool.reserve != reserve:  # the pool has grown, and lies elsewhere
+            self._bind()
         self._reuse(arrival)
         return arrival
 
@@ -135,14 +137,44 @@ class Batch:
             arrival.drafter.read_prompt(PromptChunk([0], [count], taps))
             arrival.taps.append(taps)
 
-    def read(self, most: int, *, warm: bool) -> tuple[int, float]:
+    def read(self, most: int, *, warm: bool, whole: bool = False) -> tuple[int, float]:
         """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Requests whose text is
-        complete decode from the next step on. warm: drafters read the text too, where they can."""
+        complete decode from the next step on. warm: drafters read the text too, where they can. whole: read all texts,
+        in several passes if needed."""
         begun = perf_counter()
+        total, seen, ready = 0, [], []
+        waiting = list(self.arrivals)
+        while waiting:
+            chosen, counts = self._next(waiting, most)
+            if any(counts):
+                counts = self._read(chosen, counts)
+            total += sum(counts)
+            for arrival, count in zip(chosen, counts, strict=True):
+                arrival.filled += count
+                arrival.unread = arrival.drafter.warm(arrival.state, 0, most) if warm else 0
+            done = [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
+            ready += done
+            seen += chosen
+            if not whole:
+                break
+            read = {id(arrival) for arrival in done}
+            waiting = [arrival for arrival in waiting if id(arrival) not in read]
+        if ready:
+            self._settle(range(len(self.members)), ready)
+        seconds = perf_counter() - begun
+        for row in {id(arrival): arrival.row for arrival in seen}.values():
+            row.seconds_prefill += seconds
+        return total, seconds
+
+    def _next(self, waiting: Sequence[Arrival], most: int) -> tuple[list[Arrival], list[int]]:
+        """The arrivals that the next pass reads, and how many tokens of each: the first ones with adjacent rows of the
+        pool, ``most`` tokens in all."""
         chosen: list[Arrival] = []
         counts: list[int] = []
-        left = most
-        for arrival in self.arrivals:
+        left, first = most, self.arrivals.index(waiting[0])
+        for arrival, place in zip(waiting, self.arrivals[first:], strict=False):
+            if arrival is not place:
+                break
             count = min(arrival.missing, left)
             if self.width and count:
                 count = min(arrival.missing, PREFILL_CHUNK)
@@ -153,18 +185,7 @@ class Batch:
             chosen.append(arrival)
             counts.append(count)
             left -= count
-        if any(counts):
-            counts = self._read(chosen, counts)
-        for arrival, count in zip(chosen, counts, strict=True):
-            arrival.filled += count
-            arrival.unread = arrival.drafter.warm(arrival.state, 0, most) if warm else 0
-        ready = [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
-        if ready:
-            self._settle([index for index, _ in enumerate(self.members)], ready)
-        seconds = perf_counter() - begun
-        for arrival in chosen:
-            arrival.row.seconds_prefill += seconds
-        return sum(counts), seconds
+        return chosen, counts
 
     def _read(self, chosen: Sequence[Arrival], counts: Sequence[int]) -> list[int]:
         """One pass over the next counts[k] tokens of each arrival, fewer where the pool has no room for the padding of
@@ -176,7 +197,7 @@ class Batch:
             arrival.state.history.ids[0][at : at + count]
             for arrival, at, count in zip(chosen, start, counts, strict=True)
         ]
-        place = len(self.members)
+        place = len(self.members) + self.arrivals.index(chosen[0])  # chosen ones are adjacent
         target = Target.of(self.model, self.pool.rows(place, place + len(chosen)))
         layers = tuple(dict.fromkeys(layer for arrival in chosen for layer in arrival.choice.method.prompt_taps))
 
@@ -230,17 +251,18 @@ class Batch:
                 team.drafter.keep([index - team.start for index in kept])
             rows_of[id(team)] = [(index, self.members[index]) for index in kept]
         self.teams = [team for team in self.teams if rows_of[id(team)]]
-        for arrival in ready:
-            found = next((team for team in self.teams if team.key == arrival.choice.key), None)
-            if found is None or not arrival.drafter.can_join:  # then its drafter serves this row only
-                found = Team(arrival.choice, arrival.drafter, arrival.target)
+        for drafter, together in self._joined(ready):
+            found = next((team for team in self.teams if team.key == together[0].choice.key), None)
+            if found is None or not drafter.can_join:  # then its drafter serves this row only
+                found = Team(together[0].choice, drafter, together[0].target)
                 self.teams.append(found)
                 rows_of[id(found)] = []
             else:
-                rows = [member.row for _, member in rows_of[id(found)]] + [arrival.row]
-                found.drafter.join(arrival.drafter, self._open_state(rows))
-            member = Member(arrival.row, arrival.choice, found)
-            rows_of[id(found)].append((where[id(arrival)], member))
+                rows = [member.row for _, member in rows_of[id(found)]] + [arrival.row for arrival in together]
+                found.drafter.join(drafter, self._open_state(rows))
+            rows_of[id(found)] += [
+                (where[id(arrival)], Member(arrival.row, arrival.choice, found)) for arrival in together
+            ]
         coming = {id(arrival) for arrival in ready}
         self.arrivals = [
             arrival for arrival in self.arrivals if id(arrival) not in coming and id(arrival.row) not in gone
@@ -273,6 +295,23 @@ class Batch:
         self.state = self._open_state([member.row for member in self.members]) if self.members else None
         self.ensemble = Ensemble(self.teams)
         self._bind()
+
+    def _joined(self, ready: Sequence[Arrival]) -> list[tuple[Drafter, list[Arrival]]]:
+        """One drafter for the arrivals of each choice, where rows can join: pairs first, then pairs of pairs, so that many
+        arrivals cost no more than a few copies of each row."""
+        kinds: dict[Any, list[tuple[Drafter, list[Arrival]]]] = {}
+        for arrival in ready:
+            key = arrival.choice.key if arrival.drafter.can_join else id(arrival)
+            kinds.setdefault(key, []).append((arrival.drafter, [arrival]))
+        for key, parts in kinds.items():
+            while len(parts) > 1:
+                merged = []
+                for (one, mine), (other, others) in zip(parts[::2], parts[1::2], strict=False):
+                    one.join(other, self._open_state([arrival.row for arrival in (*mine, *others)]))
+                    merged.append((one, [*mine, *others]))
+                parts = merged + parts[len(parts) // 2 * 2 :]
+            kinds[key] = parts
+        return [part for parts in kinds.values() for part in parts]
 
     def _bind(self) -> None:
         """Every target sees its own rows of the pool."""

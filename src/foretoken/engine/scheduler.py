@@ -148,8 +148,6 @@ class Scheduler:
         self._admit()
         if self.batch.arrivals:
             self._read()
-            while self.limits.stall_target_s is None and self.batch.arrivals:
-                self._read()
         if not self.batch.members:
             return []
         self._make_room()
@@ -164,9 +162,9 @@ class Scheduler:
             self._cut([self.jobs[key] for key in late], "timeout")
 
     def _admit(self) -> None:
+        others = self.used_tokens if self.waiting else 0
         while self.waiting and len(self.running) < self.limits.max_rows:
             job = self.waiting[0]
-            others = self.used_tokens
             if others and others + job.num_slots + HEADROOM > self.limits.kv_tokens:
                 return
             self.waiting.popleft()
@@ -182,6 +180,7 @@ class Scheduler:
                 continue
             job.row.seconds_prefill += self.clock() - now
             self.running[id(job.row)] = job
+            others += job.num_slots
             if job.row.num_preemptions == 0:
                 self.recorder.num_prompt_tokens += len(job.row.prompt_ids)
                 self.recorder.num_cached_prompt_tokens += job.row.num_cached_tokens
@@ -192,12 +191,13 @@ class Scheduler:
             chunk = int(stall / self._seconds_per_token)
         chunk = min(max(chunk, MIN_CHUNK), PREFILL_CHUNK)
         before = len(self.batch.members)
-        warm = True
+        # At the start drafters read all prompts in one pass of their first step; later on that would hold up others.
+        warm = before > 0
         if self.planner is not None:
             arriving = [self._view(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
             warm = self.planner.will_guess([*self._views(), *arriving])
             chunk, warm = self.share((chunk, warm))
-        count, seconds = self.batch.read(chunk, warm=warm)
+        count, seconds = self.batch.read(chunk, warm=warm, whole=stall is None)
         self.recorder.seconds_prefill += seconds
         if count >= MIN_CHUNK:
             new = seconds / count
@@ -210,7 +210,7 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Preempt the latest comers until what all others may write fits. One request alone always does."""
-        while self.used_tokens > self.limits.kv_tokens and len(self.running) > 1:
+        while len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens:
             latest = max(self.running.values(), key=lambda job: (job.arrived, job.row.index))
             self.batch.leave([latest.row], remember=False)
             del self.running[id(latest.row)]

@@ -59,7 +59,7 @@ class AttentionShape:
     rope_scaling: RopeScaling | None = None
     bias: bool = False  # of queries, keys and values
     output_bias: bool = False
-    window: int = 0  # how many last positions are seen, the own one included; 0: all
+    window: int = 0  # how many last positions the caller's mask should show, the own one included; 0: all
 
 
 class Attention(nn.Module):

@@ -82,7 +82,9 @@ def _check_kind(key: str, value: object, default: object) -> None:
         raise ConfigError(f"{key} = {value!r} must be {'true or false' if isinstance(default, bool) else 'a number'}")
     good = isinstance(value, (int, float)) if isinstance(default, float) else isinstance(value, type(default))
     if not good:
-        expected = {int: "a whole number", float: "a number", str: "a text"}.get(type(default), "of another kind")
+        expected = {int: "a whole number", float: "a number", str: "a text", list: "a list"}.get(
+            type(default), "of another kind"
+        )
         raise ConfigError(f"{key} = {value!r} must be {expected}")
 
 

@@ -53,7 +53,7 @@ def _eagle3(head: Eagle3Head, layout: Layout, model: str, about: Target, length:
     config, notes = head.config, [*_positions(about), *_angles(head.config)]
     vllm: dict[str, Any] | None = {"method": "eagle3", "model": model, "num_speculative_tokens": length}
     sglang: list[str] | None = _tree_flags("EAGLE3", model, length)
-    reason = _biases(config)
+    reason = _not_vllm(config)
     if reason is not None:
         vllm = None
         notes.append(reason)
@@ -94,18 +94,22 @@ def _eagle1(head: Eagle1Head, model: str, about: Target, length: int) -> Serving
     notes.append('SGLang knows EAGLE-1 as "LlamaForCausalLMEagle": put that into "architectures" of a copy for it')
     if head.config.fc_bias:
         notes.append(
-            "fc has a bias, as in the authors' checkpoints: vLLM 0.32 silently ignores it, and may accept less"
+            "fc has a bias, as in the authors' checkpoints: vLLM 0.32 silently ignores it, and guesses differently"
         )
     config: dict[str, Any] | None = {"method": "eagle", "model": model, "num_speculative_tokens": length}
-    reason = _biases(head.config)
+    reason = _not_vllm(head.config)
     if reason is not None:
         config = None
         notes.append(reason)
     return Serving(config, _tree_flags("EAGLE", model, length), notes)
 
 
-def _biases(config: PairConfig) -> str | None:
-    """Why vLLM cannot run layers with these biases; None where it can."""
+def _not_vllm(config: PairConfig) -> str | None:
+    """Why vLLM cannot run these layers; None where it can."""
+    if any(config.windows) and not all(config.windows):
+        return (
+            "some layers have windows and some see all: vLLM 0.32 stops where a head's layers are not all of one kind"
+        )
     if not config.attention_bias or config.output_bias != config.qk_norm:
         return None  # vLLM's Llama layers have a bias of the output exactly where they have the others, Qwen3's never
     has, its = ("a bias", "none") if config.output_bias else ("no bias", "one")

@@ -70,7 +70,9 @@ class Layout(ABC):
     def suits(self, head: Head) -> str | None:
         """Why this head cannot be written in this layout; None where it can."""
         return (
-            None if isinstance(head, self.head) else f"it holds {self.head.method} heads, and this is {an(head.method)}"
+            None
+            if head.method == self.head.method
+            else f"it holds {self.head.method} heads, and this is {an(head.method)}"
         )
 
     def outward(self, name: str, config: Any) -> str:

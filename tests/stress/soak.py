@@ -1,6 +1,6 @@
 """A long mixed load on a server: every text is what its request gives alone, and nothing is left behind.
 
-    python benchmarks/soak.py [--minutes 20] [--clients 16] [--url http://127.0.0.1:8000]
+    python -m tests.stress.soak [--minutes 20] [--clients 16] [--url http://127.0.0.1:8000]
 
 Clients ask for requests of a fixed pool with fixed seeds, guessed for by a method chosen at random each time: the default
 verifier makes the text independent of it. A third hang up at a random moment, one request in ten is malformed.
@@ -17,9 +17,20 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import httpx
-from served import TIMEOUT, Answer, Check, RefusedError, Served, add_options, complete, difference, report, served
 
 from foretoken.bench import load_suite
+from tests.stress.served import (
+    TIMEOUT,
+    Answer,
+    Check,
+    RefusedError,
+    Served,
+    add_options,
+    complete,
+    difference,
+    report,
+    served,
+)
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 METHODS = ("none", "draft_model", "ngram", "suffix", "recycling", "eagle3", "medusa")

@@ -1,6 +1,6 @@
 """Schemathesis over /openapi.json: no 5xx, and nothing that the document does not say.
 
-    python benchmarks/fuzz.py [--minutes 5] [--url http://127.0.0.1:8000]
+    python -m tests.stress.fuzz [--minutes 5] [--url http://127.0.0.1:8000]
 
 Valid requests are left valid but made short, and ask for the model that is served: see ``before_call``. A valid request
 may still be refused (a prompt beyond the context), so that check alone is left out.
@@ -16,10 +16,10 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from served import Check, add_options, report, served
+from tests.stress.served import Check, add_options, report, served
 
 MODEL_VARIABLE = "FORETOKEN_FUZZ_MODEL"
-HERE = Path(__file__).resolve()
+ROOT = Path(__file__).resolve().parents[2]
 CAPS = {"max_tokens": 8, "max_completion_tokens": 8, "n": 3, "best_of": 3, "min_tokens": 4}
 LEFT_OUT = "positive_data_acceptance"
 
@@ -58,8 +58,8 @@ def run_schemathesis(url: str, model: str, seconds: int, seed: int) -> dict[str,
             "--suppress-health-check", "all", "--request-timeout", "60", "--generation-database", "none", "--no-color",
             "--exclude-path-regex", "^/debug", "--report", "json", "--report-json-path", str(file),
         ]  # fmt: skip
-        paths = os.pathsep.join(filter(None, [str(HERE.parent), os.environ.get("PYTHONPATH")]))
-        settings = {"SCHEMATHESIS_HOOKS": HERE.stem, MODEL_VARIABLE: model, "PYTHONPATH": paths}
+        paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        settings = {"SCHEMATHESIS_HOOKS": "tests.stress.fuzz", MODEL_VARIABLE: model, "PYTHONPATH": paths}
         done = subprocess.run(
             command, cwd=folder, env=os.environ | settings, capture_output=True, text=True, timeout=seconds * 2 + 300
         )

@@ -1,14 +1,12 @@
-"""Hostile clients in small: benchmarks/hostile.py against servers that fail in known ways, and against ours."""
+"""Hostile clients: against servers that fail in known ways, and against ours."""
 
 import argparse
 import asyncio
 import json
-import sys
 import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,13 +18,11 @@ from starlette.routing import Route
 
 from foretoken.engine.snapshot import Snapshot
 from foretoken.server.metrics import Metrics
+from tests.stress import MINUTES, hostile
+from tests.stress.served import Served, free_port, served
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "benchmarks"))
-
-import hostile
-from served import Served, free_port, served
-
-SMALL = 0.02
+SMALL = 0.01
+SCALE = 1.0 if MINUTES else 0.02
 
 
 class StandIn:
@@ -149,5 +145,5 @@ def ours() -> Iterator[Served]:
 @pytest.mark.slow
 @pytest.mark.parametrize("scenario", hostile.SCENARIOS)
 def test_our_server_survives(ours: Served, scenario: str) -> None:
-    assert [check.said for check in run(ours, scenario) if not check.ok] == []
+    assert [check.said for check in run(ours, scenario, scale=SCALE) if not check.ok] == []
     assert ours.integrity() == {"status": "ok", "ok": True}

@@ -1,6 +1,6 @@
 """Clients that a server must survive, on loopback, each beside a well-behaved one whose text must not change.
 
-    python benchmarks/hostile.py [--only slow_reader ...] [--scale 1.0] [--url http://127.0.0.1:8000]
+    python -m tests.stress.hostile [--only slow_reader ...] [--scale 1.0] [--url http://127.0.0.1:8000]
 
 After each scenario the server must be up and idle, and its memory within a bound. --scale makes counts and times smaller.
 """
@@ -20,7 +20,8 @@ from contextlib import suppress
 from typing import Any
 
 import httpx
-from served import TIMEOUT, Check, RefusedError, Served, add_options, complete, difference, report, served
+
+from tests.stress.served import TIMEOUT, Check, RefusedError, Served, add_options, complete, difference, report, served
 
 PATH = "/v1/completions"
 LIMIT_S = 60.0  # for any one answer

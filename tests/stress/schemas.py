@@ -1,6 +1,6 @@
 """Random JSON schemas: with and without speculation the same tokens, and every finished text valid.
 
-    python benchmarks/schemas.py [--schemas 200] [--tokens 200] [--target bundled] [--methods draft_model:4,ngram]
+    python -m tests.stress.schemas [--schemas 200] [--tokens 200] [--target bundled] [--methods draft_model:4,ngram]
 
 For each schema the target is asked for a document with its keys (a model this small makes nothing of a whole schema),
 once plainly and once by each method, all at temperature 1 with one seed and held to the schema by a grammar that is

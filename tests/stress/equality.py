@@ -1,8 +1,8 @@
 """The same tokens with and without speculation: every method, alone and in mixed batches, in every implementation.
 
-    python benchmarks/equality.py [--target bundled] [--draft bundled] [--prompts 50] [--tokens 128] [--temperature 1]
-    python benchmarks/equality.py --dtype bfloat16 --width 8    # bit-identical, or it is a defect
-    python benchmarks/equality.py --dtype bfloat16              # measures how often texts part, and at what gap
+    python -m tests.stress.equality [--target bundled] [--draft bundled] [--prompts 50] [--tokens 128] [--temperature 1]
+    python -m tests.stress.equality --dtype bfloat16 --width 8    # bit-identical, or it is a defect
+    python -m tests.stress.equality --dtype bfloat16              # measures how often texts part, and at what gap
 
 float32: the text of plain decoding (batch 1, the first implementation) is compared, token by token, with that of every
 variant. At the first difference the oracle (transformers, float32, the plain path over the common prefix) tells how near

@@ -1,0 +1,149 @@
+"""Single rules of the scheduler, each by the smallest load that shows it; ``test_scheduler.py`` has them all at random."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken import Engine, Request, SamplingParams, Submission, Update, speculative_config
+from foretoken.draft.model import DraftModel
+from foretoken.engine.prefix import PrefixStore
+from foretoken.engine.scheduler import HEADROOM, Limits, Scheduler
+from foretoken.engine.team import Choice
+from foretoken.model.cache import KVCache
+from foretoken.planner.acceptance import Acceptance
+from foretoken.planner.costs import CostTable
+from foretoken.planner.planner import Planner
+from tests.engine.harness import ToyTokenizer, table
+
+CPU = torch.device("cpu")
+
+
+@pytest.fixture(autouse=True)
+def audited() -> None:
+    """The folder's audit wraps the static engine's steps alone; here ``check_integrity`` runs after every round."""
+
+
+class Stage:
+    """A scheduler over table models, and what its requests were told."""
+
+    def __init__(self, *, kv_tokens: int = 1000, max_rows: int = 4, prefixes: PrefixStore | None = None) -> None:
+        self.engine = Engine(table(1), ToyTokenizer())
+        config = speculative_config({"method": "draft_model", "num_speculative_tokens": 3})
+        draft = DraftModel(table(2, blur=0.3))
+        self.choice = Choice(config, draft, config.load_verifier(self.engine.model))
+        planner = Planner(CostTable({(1, 1): 1.0}, {}), Acceptance(16), mode="on")
+        limits = Limits(max_rows, 100, kv_tokens, 192, 0.05)
+        self.now = 0.0
+        self.scheduler = Scheduler(self.engine.model, limits, planner, prefixes=prefixes, clock=lambda: self.now)
+        self.told: dict[str, list[Update]] = {}
+
+    def submit(self, name: str, prompt: Sequence[int], **options: Any) -> None:
+        timeout_s = options.pop("timeout_s", None)
+        params = SamplingParams(seed=len(self.told), **options)
+        row = self.engine.make_row(len(self.told), Request(list(prompt), params))
+        self.told[name] = []
+        submission = Submission(name, list(prompt), params, timeout_s=timeout_s)
+        self.scheduler.submit(submission, row, self.choice, self.told[name].append)
+
+    def tick(self) -> None:
+        with torch.inference_mode():
+            self.scheduler.tick()
+        self.scheduler.check_integrity()
+        self.now += 1.0
+
+    def finish(self) -> None:
+        while self.scheduler.has_work:
+            self.tick()
+
+    def completion(self, name: str) -> Any:
+        assert self.told[name][-1].completion is not None
+        return self.told[name][-1].completion
+
+    def running(self) -> set[str]:
+        return {job.submission.request_id for job in self.scheduler.running.values()}
+
+
+def test_who_came_last_is_preempted_first() -> None:
+    stage = Stage(kv_tokens=110, max_rows=3)
+    for name in "abc":
+        stage.submit(name, [1, 2, 3], max_new_tokens=60, ignore_eos=True)
+        stage.tick()
+    stage.finish()
+    preempted = {name: stage.completion(name).num_preemptions for name in "abc"}
+    assert preempted["a"] == 0
+    assert preempted["c"] > 0
+    assert [stage.completion(name).num_tokens for name in "abc"] == [60, 60, 60]
+
+
+def test_a_request_waits_until_its_text_and_some_room_fit() -> None:
+    slots = 20 + stage_nodes()
+    short = Stage(kv_tokens=2 * slots + HEADROOM - 1)
+    enough = Stage(kv_tokens=2 * slots + HEADROOM)
+    for stage in (short, enough):
+        for name in "ab":
+            stage.submit(name, range(20), max_new_tokens=20, ignore_eos=True)
+            stage.submit(name + "'", range(20), max_new_tokens=20, ignore_eos=True)
+    # Two texts of 20 fit, and a third where its headroom does: counted before any of them has grown.
+    for stage in (short, enough):
+        with torch.inference_mode():
+            stage.scheduler._admit()
+    held = [stage.scheduler.used_tokens for stage in (short, enough)]
+    each = 20 + stage_nodes()
+    for stage, used in zip((short, enough), held, strict=True):
+        count = len(stage.scheduler.running)
+        assert used == count * each
+        assert used + HEADROOM <= stage.scheduler.limits.kv_tokens
+        assert used + each + HEADROOM > stage.scheduler.limits.kv_tokens or count == 4
+    for stage in (short, enough):
+        stage.finish()
+
+
+def stage_nodes() -> int:
+    """Slots behind a text that a step may write."""
+    return Stage().choice.num_nodes
+
+
+@pytest.mark.parametrize("ending", ["timeout", "cancelled"])
+def test_text_that_was_held_back_is_told_when_a_request_is_cut(ending: str) -> None:
+    """A stop text may begin with everything that is written, so all of it is held back until the end."""
+    stage = Stage()
+    stage.submit("a", [1, 2, 3], max_new_tokens=100, ignore_eos=True, timeout_s=4.5 if ending == "timeout" else None,
+                 stop=("ab" * 40, "b" * 80, " " * 80, "\n" * 80, "c" * 80, ". " * 40, "the" * 40, "0" * 80, "1" * 80,
+                       "x" * 80, "y" * 80, "z" * 80, "end" * 40, "!" * 80, "é" * 40, "€" * 40, "😀" * 40))  # fmt: skip
+    for _ in range(4):
+        stage.tick()
+    if ending == "cancelled":
+        stage.scheduler.cancel("a")
+    stage.finish()
+    completion, last = stage.completion("a"), stage.told["a"][-1]
+    assert completion.finish_reason == ending
+    assert last.tail, "something was held back"
+    told = "".join(piece.text for update in stage.told["a"] for piece in update.pieces) + last.tail
+    assert told == completion.text == ToyTokenizer().decode(completion.token_ids, skip_special_tokens=True)
+
+
+def test_the_pending_token_is_not_remembered() -> None:
+    """The last token of a text was emitted and never read: a prefix that had it would hold garbage in its slot."""
+    store = PrefixStore(1 << 20)
+    stage = Stage(prefixes=store)
+    stage.submit("a", range(20), max_new_tokens=24, ignore_eos=True)
+    stage.finish()
+    text = [*range(20), *stage.completion("a").token_ids]
+    assert sorted(prefix.ids for prefix in store._prefixes.values())[-1] == text[:-1]
+    stage.submit("b", [*text, 5], max_new_tokens=10, ignore_eos=True)
+    stage.finish()
+    assert stage.completion("b").num_cached_tokens == len(text) - 1
+
+
+def test_slots_are_moved_all_at_once() -> None:
+    """Sources that are destinations too: every slot is read before any is written, in keys and values."""
+    cache = KVCache(2, 6, [(2, 3)] * 2, torch.float32, [CPU] * 2)
+    for layer, memory in enumerate((*cache.keys, *cache.values)):
+        memory.copy_(torch.arange(2 * 2 * 6 * 3).view(2, 2, 6, 3) + 1000.0 * layer)
+    before = [memory.clone() for memory in (*cache.keys, *cache.values)]
+    cache.move(torch.tensor([[2, 1, 4], [0, 5, 3]]), torch.tensor([[1, 2, 3], [0, 3, 5]]))
+    for old, new in zip(before, (*cache.keys, *cache.values), strict=True):
+        assert torch.equal(new[0], old[0][:, [0, 2, 1, 4, 4, 5]])
+        assert torch.equal(new[1], old[1][:, [0, 1, 2, 5, 4, 3]])

@@ -1,0 +1,83 @@
+"""Runs named tests against changed copies of the package, each in a forked child: imports are paid for once.
+
+``python runner.py`` reads a JSON list of jobs from stdin, ``{"src": directory, "tests": [node ids], "timeout_s": 60}``,
+and writes one JSON line a job to stdout: pytest's exit code (124 where the time was up) and the end of what it printed.
+The package must not be imported before the fork: each child imports its own copy.
+"""
+
+import json
+import os
+import signal
+import sys
+import tempfile
+import time
+import traceback
+from typing import Any
+
+IMPORTED_BEFORE = ("torch", "numpy", "scipy.stats", "pytest", "transformers", "safetensors.torch")
+"""What most tests import and no bug is planted in."""
+OPTIONS = ["-x", "-q", "-m", "", "-n", "0", "-p", "no:cacheprovider", "--tb=short"]
+OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # for what was imported before pytest began
+OUTPUT_END = 4000  # characters
+
+
+def run(job: dict[str, Any]) -> dict[str, Any]:
+    """One job in a child of this process."""
+    with tempfile.TemporaryFile("w+") as output:
+        child = os.fork()
+        if child == 0:
+            os.setsid()
+            os.dup2(output.fileno(), 1)
+            os.dup2(output.fileno(), 2)
+            _test(job["src"], job["tests"])
+        code = _wait(child, time.monotonic() + job["timeout_s"])
+        output.seek(0)
+        return {"code": code, "output": output.read()[-OUTPUT_END:]}
+
+
+def _wait(child: int, deadline: float) -> int:
+    while True:
+        done, status = os.waitpid(child, os.WNOHANG)
+        if done:
+            return os.waitstatus_to_exitcode(status)
+        if time.monotonic() > deadline:
+            os.killpg(child, signal.SIGKILL)
+            os.waitpid(child, 0)
+            return 124
+        time.sleep(0.01)
+
+
+def _test(source: str, tests: list[str]) -> None:
+    import pytest
+
+    sys.path.insert(0, source)
+    os.environ["PYTHONPATH"] = source + os.pathsep + os.environ.get("PYTHONPATH", "")
+    code = 99
+    try:
+        code = int(pytest.main([*OPTIONS, *tests]))
+        import foretoken
+
+        assert foretoken.__file__ is not None
+        if not foretoken.__file__.startswith(source):
+            print(f"tested {foretoken.__file__}, not the copy in {source}")
+            code = 98
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+
+
+def main() -> None:
+    """Jobs from stdin, results to stdout."""
+    jobs = json.load(sys.stdin)
+    for name in IMPORTED_BEFORE:
+        __import__(name)
+    assert "foretoken" not in sys.modules
+    for job in jobs:
+        print(json.dumps(run(job)), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,133 @@
+"""Planted bugs: every one in ``bugs.toml`` must be caught by the tests that it names.
+
+A bug is a replacement of source text, found wherever in the package that text stands, so that the list outlives moves of
+files. The quick tests keep the list honest; the slow ones plant each bug in a copy of the package and run its tests.
+"""
+
+import ast
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import foretoken
+
+HERE = Path(__file__).parent
+ROOT = HERE.parents[1]
+PACKAGE = Path(foretoken.__file__).parent
+BUGS: list[dict[str, Any]] = tomllib.loads((HERE / "bugs.toml").read_text())["bug"]
+AREAS = ("verify", "tree", "noise", "sampling", "cache", "commit", "advance", "planner", "draft", "service")
+NUM_PARTS = 8
+TIMEOUT_S = 180.0  # for the tests of one bug
+
+
+def sources() -> dict[Path, str]:
+    """The package's files by path within it."""
+    return {path.relative_to(PACKAGE): path.read_text() for path in sorted(PACKAGE.rglob("*.py"))}
+
+
+def homes(old: str, files: dict[Path, str]) -> list[Path]:
+    """The files in which a text stands, one entry for each time."""
+    return [path for path, text in files.items() for _ in range(text.count(old))]
+
+
+def copy_of_package(directory: Path, files: dict[Path, str], bug: dict[str, Any] | None) -> Path:
+    """A directory for PYTHONPATH with a copy of the package, one bug in it. Weights are linked, not copied."""
+    package = directory / "foretoken"
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("bundled", "__pycache__"))
+    (package / "bundled").symlink_to(PACKAGE / "bundled", target_is_directory=True)
+    if bug is not None:
+        (home,) = homes(bug["old"], files)
+        (package / home).write_text(files[home].replace(bug["old"], bug["new"]))
+    return directory
+
+
+def results(jobs: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """What ``runner.py`` found."""
+    done = subprocess.run(
+        [sys.executable, str(HERE / "runner.py")],
+        input=json.dumps(jobs),
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=60 + TIMEOUT_S * len(jobs),
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+# -- the list --------------------------------------------------------------------------------------------------------
+
+
+def test_the_text_of_every_bug_is_there_once() -> None:
+    files = sources()
+    lost = {bug["id"]: len(homes(bug["old"], files)) for bug in BUGS if len(homes(bug["old"], files)) != 1}
+    assert not lost, f"times that the text to be replaced was found: {lost}; give the text as it stands now"
+
+
+def test_every_bug_is_python_and_no_two_are_the_same() -> None:
+    files = sources()
+    changed = {}
+    for bug in BUGS:
+        (home,) = homes(bug["old"], files)
+        text = files[home].replace(bug["old"], bug["new"])
+        assert ast.dump(ast.parse(text)) != ast.dump(ast.parse(files[home])), bug["id"]
+        changed[home, text] = bug["id"]
+    assert len(changed) == len(BUGS) == len({bug["id"] for bug in BUGS}) >= 42
+    for area in AREAS:
+        assert sum(bug["id"].startswith(area + "-") for bug in BUGS) >= 1, area
+
+
+def test_the_tests_that_catch_them_exist() -> None:
+    for bug in BUGS:
+        for node in bug["tests"]:
+            path, name = node.split("[")[0].split("::")
+            tree = ast.parse((ROOT / path).read_text())
+            assert name in {item.name for item in tree.body if isinstance(item, ast.FunctionDef)}, (
+                f"{bug['id']}: {node}"
+            )
+
+
+# -- planted ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(NUM_PARTS))
+def test_every_planted_bug_is_caught(part: int, tmp_path: Path) -> None:
+    files, mine = sources(), BUGS[part::NUM_PARTS]
+    jobs = [
+        {"src": str(copy_of_package(tmp_path / bug["id"], files, bug)), "tests": bug["tests"], "timeout_s": TIMEOUT_S}
+        for bug in mine
+    ]
+    escaped = []
+    for bug, found in zip(mine, results(jobs), strict=True):
+        if found["code"] not in (1, 124):  # tests failed, or did not end
+            escaped.append(f"{bug['id']} ({bug['what']}): exit code {found['code']}\n{found['output']}")
+    assert not escaped, "\n".join(escaped)
+
+
+@pytest.mark.slow
+def test_control_without_a_bug_the_same_tests_pass(tmp_path: Path) -> None:
+    """The copy, not a bug, could be what makes tests fail."""
+    tests = sorted({node for bug in BUGS for node in bug["tests"]})
+    source = str(copy_of_package(tmp_path / "src", sources(), None))
+    (found,) = results([{"src": source, "tests": tests, "timeout_s": 4 * TIMEOUT_S}])
+    assert found["code"] == 0, found["output"]
+
+
+@pytest.mark.slow
+def test_control_a_change_that_is_no_bug_escapes(tmp_path: Path) -> None:
+    """Negative control of the runner: a comment, planted like a bug, must not count as caught."""
+    bug = BUGS[0]
+    harmless = {**bug, "new": f"{bug['old']}  # the same"}
+    source = str(copy_of_package(tmp_path / "src", sources(), harmless))
+    (found,) = results([{"src": source, "tests": bug["tests"], "timeout_s": TIMEOUT_S}])
+    assert found["code"] == 0, found["output"]

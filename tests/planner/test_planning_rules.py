@@ -1,0 +1,28 @@
+"""Single rules of planning that long runs do not show."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foretoken.planner.allocation import price
+from tests.planner.test_planner import Run, planner, problem
+
+
+@pytest.mark.parametrize("phase", range(8))
+def test_room_is_never_exceeded_while_a_decision_stands(phase: int) -> None:
+    """A decision stands for some steps: a row's room may shrink in any of them."""
+    run = Run(planner(), [0.95, 0.9]).steps(100 + phase)
+    assert max(run.step()) > 1
+    for room in (1, 0, -1):
+        assert max(run.step(room=room)) <= max(room, 0)
+
+
+def test_what_a_row_lags_behind_is_part_of_its_price() -> None:
+    given = problem(np.random.default_rng(4), 3, 2)
+    depths = [min(2, int((row > 0).sum())) for row in given.kept]
+    assert sum(depths) > 0
+    late = replace(given, entry=np.array([0.5, 0.25, 0.125]))
+    extra = sum(float(late.entry[row]) for row, depth in enumerate(depths) if depth)
+    assert price(late, depths).seconds == pytest.approx(price(given, depths).seconds + extra)
+    assert price(late, [0, 0, 0]).seconds == price(given, [0, 0, 0]).seconds

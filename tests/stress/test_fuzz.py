@@ -1,0 +1,17 @@
+"""Schemathesis against our server: no 5xx, and nothing that the document does not say."""
+
+import pytest
+
+from tests.stress import fuzz, minutes
+
+
+@pytest.mark.slow
+def test_fuzz() -> None:
+    pytest.importorskip("schemathesis")
+    assert fuzz.main(["--minutes", str(minutes(0.4)), "--serve-args", "--max-num-seqs 8"]) == 0
+
+
+def test_a_valid_body_is_made_short_and_an_invalid_one_stays_invalid() -> None:
+    assert fuzz.shorten({"model": "x", "max_tokens": 500, "n": 40}, "toy") == {"model": "toy", "max_tokens": 8, "n": 3}
+    assert fuzz.shorten({"model": 5, "max_tokens": -1}, "toy") == {"model": 5, "max_tokens": -1}
+    assert fuzz.shorten([1], "toy") == [1]

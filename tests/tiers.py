@@ -1,0 +1,74 @@
+"""The two tiers: ``make test`` leaves out what is marked slow, ``make test-all`` runs everything.
+
+Some tests have many cases that cost much and differ little. They are listed here, in one place, with what the default
+run keeps of them; ``conftest.py`` marks the other cases slow. A single test may say ``@pytest.mark.slow`` itself.
+"""
+
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Literal, TypeVar
+
+from tests.pairwise import covering
+
+Keep = Literal["pairs", "values", "third", "first"]
+"""Every pair of values of two parameters; every value of each parameter; every third case; the first case."""
+Row = TypeVar("Row", bound=Sequence[object])
+
+THINNED: dict[str, Keep] = {
+    "tests/draft/test_join.py::test_a_joined_row_is_guessed_as_alone": "values",
+    "tests/engine/test_equality.py::test_draft_model": "pairs",
+    "tests/engine/test_matrix.py::test_rules_that_read_q_keep_the_joint_law": "values",
+    "tests/engine/test_scheduler.py::test_random_traffic_gives_every_request_its_solo_tokens": "first",
+    "tests/engine/test_shapes.py::test_a_smaller_draft_vocabulary": "third",
+    "tests/engine/test_shapes.py::test_company_does_not_change_a_rejected_text": "values",
+    "tests/engine/test_shapes.py::test_float32": "third",
+    "tests/engine/test_shapes.py::test_the_end_of_the_context": "third",
+    "tests/engine/test_shapes.py::test_the_same_text": "values",
+    "tests/engine/test_suffix.py::test_greedy_rejection_and_padded_width": "values",
+    "tests/engine/test_suffix.py::test_the_text_is_that_of_plain_decoding": "values",
+    "tests/engine/test_vocabulary.py::test_draft_logits_of_another_width": "values",
+    "tests/certify/test_certify.py::test_random_models_pass": "first",
+    "tests/verify/test_exact.py::test_joint_law_and_text_by_exact_enumeration": "pairs",
+    "tests/verify/test_matrix.py::test_every_shape": "values",
+    "tests/verify/test_matrix.py::test_every_shape_at_v_4": "first",
+    "tests/verify/test_statistics.py::test_joint_law_of_three_tokens": "values",
+    "tests/verify/test_two_steps.py::test_two_coupled_steps": "first",
+}
+
+SLOW = frozenset({
+    "tests/cli/test_train_processes.py::test_two_processes_are_one_with_two_passes_a_step",
+    "tests/engine/test_matrix.py::test_draws_without_replacement_at_length",
+    "tests/engine/test_rejection_bundled.py::test_the_joint_law_is_the_targets_and_liars_are_caught",
+    "tests/model/test_tensor_parallel.py::test_a_service_over_both_processes_writes_the_same",
+    "tests/model/test_tensor_parallel.py::test_fresh_seeds_are_agreed_on",
+    "tests/model/test_tensor_parallel.py::test_logits_over_trees",
+    "tests/model/test_tensor_parallel.py::test_memory_is_divided",
+    "tests/model/test_tensor_parallel.py::test_tokens_are_those_of_one_process",
+    "tests/model/test_tensor_parallel.py::test_unlike_calls_are_refused_in_every_process",
+    "tests/model/test_workers.py::test_an_idle_service_holds_no_workers",
+    "tests/stress/test_hostile.py::test_a_server_that_keeps_the_contract_passes",
+})  # fmt: skip
+"""Left out whole: several processes, thousands of texts of a real model, or seconds of waiting."""
+
+
+def numbered(cases: Sequence[Mapping[str, object]]) -> list[tuple[int, ...]]:
+    """Parameters as numbers: equal values of one parameter have one number, values that cannot be hashed are told apart."""
+    numbers: dict[str, dict[Hashable, int]] = defaultdict(dict)
+    return [
+        tuple(
+            numbers[name].setdefault(
+                (type(value), value if isinstance(value, Hashable) else id(value)), len(numbers[name])
+            )
+            for name, value in case.items()
+        )
+        for case in cases
+    ]
+
+
+def kept(rows: Sequence[Row], keep: Keep) -> list[Row]:
+    """The cases, by their parameters, that the default run keeps."""
+    if keep == "pairs":
+        return covering(rows, 2)
+    if keep == "values":
+        return covering(rows, 1)
+    return list(rows[:1] if keep == "first" else rows[::3])
