@@ -26,7 +26,6 @@ DENIED = (
     "became of",
     "is told",
     "are told",
-    "is asked for",
     "looks on",
     "looking on",
     "values that cannot be",
