@@ -1,4 +1,4 @@
-"""Every step of every test in this folder is followed by adding up the books: see ``harness.audit``."""
+"""After every step of every test in this folder the invariants are checked: see ``harness.audit``."""
 
 from collections.abc import Callable
 from typing import Any

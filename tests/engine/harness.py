@@ -190,7 +190,7 @@ class TreeDrafter(Drafter):
         return TokenTree(tokens, parent, torch.zeros_like(tokens))
 
 
-# -- the books -------------------------------------------------------------------------------------------------------
+# -- invariants ------------------------------------------------------------------------------------------------------
 
 
 def own(drafter: Drafter) -> Drafter:
