@@ -14,6 +14,7 @@ from foretoken.draft.none import NoMethod
 from foretoken.engine.calibrate import measured_costs
 from foretoken.engine.choices import MARGIN, Choices
 from foretoken.engine.engine import Engine, Request
+from foretoken.engine.guard import GuardedProcessor
 from foretoken.engine.heap import IDLE_S, HeapKeeper
 from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
 from foretoken.engine.method import MethodConfig
