@@ -1,6 +1,6 @@
-"""Bounds of what C kernels index with: checked once a call, before an address leaves Python.
+"""Bounds checks of the indices of C kernels: once per call, before an address is passed on.
 
-A kernel trusts its arguments, so a token id or a parent outside its range would read or write foreign memory. Values are
+A kernel trusts its arguments, so a token id or a parent outside its range would read or write other memory. Values are
 read on the CPU alone: on an accelerator the check would be a host read in every step, and torch's own kernels check there.
 """
 
@@ -38,7 +38,9 @@ def check_tree(tree: TokenTree, vocab_size: int) -> None:
     Raises VocabularyMismatchError for a token, ModelError for all else. Values are not read on an accelerator.
     """
     known = vars(tree)
-    if known.get("_checked") == vocab_size:  # the step checks before the pass, ``draw`` before its kernels: once is enough
+    if (
+        known.get("_checked") == vocab_size
+    ):  # the step checks before the pass, ``draw`` before its kernels: once is enough
         return
     tokens, parent, shape = tree.tokens, tree.parent, tree.tokens.shape
     for name, given in (("tokens", tokens), ("parent", parent), ("law", tree.law)):

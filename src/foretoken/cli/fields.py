@@ -16,7 +16,8 @@ def with_fields(kind: type, *, into: str, panel: str) -> Callable[[Callable[...,
     """A decorator: in place of the parameter ``into``, a dict, the command has an option for every field of a dataclass.
 
     The dict holds what was given, by the name of the field. A field's metadata has "help", and where they differ from the
-    field's own "option" (e.g. "--loss-temperature"), "metavar", "envvar" and "told", what the help calls the default.
+    field's own "option" (e.g. "--loss-temperature"), "metavar", "envvar" and "told", the text of the default in the
+    help.
     """
     fields = {_parameter_name(item): item for item in dataclasses.fields(kind)}
     hints = get_type_hints(kind)

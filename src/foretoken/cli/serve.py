@@ -53,7 +53,7 @@ MaxNumSeqs = Annotated[
 ]
 MaxQueue = Annotated[
     int, typer.Option("--max-queue", metavar="N", rich_help_panel=LIMITS,
-                      help="Requests that may wait; further ones get status 429.")
+                      help="Waiting requests at most; further ones get status 429.")
 ]  # fmt: skip
 MaxModelLen = Annotated[
     int | None, typer.Option("--max-model-len", metavar="N", rich_help_panel=LIMITS,
@@ -65,7 +65,7 @@ KvMemory = Annotated[
 ]  # fmt: skip
 StallTarget = Annotated[
     float, typer.Option("--stall-target", metavar="SECONDS", min=0.001, rich_help_panel=LIMITS,
-                        help="Reading a prompt keeps requests that decode waiting for about so long at a time.")
+                        help="Target for how long reading a prompt delays decoding requests.")
 ]  # fmt: skip
 NoPrefixReuse = Annotated[
     bool, typer.Option("--no-prefix-reuse", rich_help_panel=LIMITS, help="Keep no KV for prompts that begin alike.")
@@ -73,7 +73,7 @@ NoPrefixReuse = Annotated[
 SharedDrafts = Annotated[
     str, typer.Option("--shared-drafts", metavar="off|key|all", rich_help_panel=o.SPECULATION,
                       help="What methods that learn from texts (suffix, recycling) guess from. off: each request's own "
-                      "text. key: that of all requests with the same API key. all: everybody's; clients can then see "
+                      "text. key: that of all requests with the same API key. all: of all requests; clients can then see "
                       "each other's texts in guesses.")
 ]  # fmt: skip
 RequestTimeout = Annotated[
@@ -93,7 +93,8 @@ LogPrompts = Annotated[
     typer.Option("--log-prompts", rich_help_panel=LOGS, help="Log prompts and outputs too; they are left out else."),
 ]
 Debug = Annotated[
-    bool, typer.Option("--debug", rich_help_panel=LOGS, help="Add /debug/integrity, which adds the engine's books up.")
+    bool,
+    typer.Option("--debug", rich_help_panel=LOGS, help="Add /debug/integrity, a check of the engine's state."),
 ]
 
 
@@ -135,7 +136,7 @@ def serve(
 ) -> None:
     """Serve a model by OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and a page to try it at /.
 
-    Guessing is switched by the load, request by request, so that it is never slower than without; texts do not change.
+    Speculation is planned by load, request by request, so that it is never slower than without; texts do not change.
     Needs the extra: pip install "foretoken\\[serve]".
     """
     if method == "prediction":
@@ -180,14 +181,14 @@ def _serve(options: dict[str, Any], speculative: dict[str, Any]) -> None:
     )
     if service_options.shared_drafts == "key" and not wanted.api_keys:
         raise ConfigError(
-            "--shared-drafts key: no API key is given, so nobody can be told apart; give --api-key for each client, or "
+            "--shared-drafts key: no API key is given, so clients look alike; give --api-key for each client, or "
             "'--shared-drafts all' where all clients may see each other's texts"
         )
     made = run.bind(options["host"], options["port"])
     with made:
         hosts = run.hosts_of(made, options["host"])
         if not hosts and not wanted.api_keys:
-            say(f"warning: anybody who reaches {options['host']} may use this server; --api-key asks for a key")
+            say(f"warning: every client that reaches {options['host']} may use this server; --api-key asks for a key")
         engine = settings.load_engine({**options, "width": 0}, speculative)
         service = Service(engine, service_options, also=also)
         configure_logs(options["log_level"], log_prompts=options["log_prompts"])  # the libraries just loaded changed it
@@ -199,11 +200,11 @@ def _serve(options: dict[str, Any], speculative: dict[str, Any]) -> None:
             drain_s=options["drain_timeout"],
             on_ready=lambda: say(f"serving {options['target']} at {url} (API: {url}/v1, page: {url}/)"),
         )
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all has ended: one more Ctrl-C has nothing to interrupt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything has ended: ignore a further Ctrl-C
 
 
 def _also(given: str, options: dict[str, Any]) -> "MethodConfig":
-    """A further method, refused before anything is loaded where it cannot be."""
+    """Check a further method before anything is loaded."""
     from foretoken.engine.config import speculative_config
 
     config = speculative_config(given)

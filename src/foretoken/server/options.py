@@ -1,4 +1,4 @@
-"""What whoever runs the server decides: limits, keys, and what responses say by themselves."""
+"""Options of the server's operator: limits, keys, and default fields of responses."""
 
 from dataclasses import dataclass
 
@@ -7,7 +7,7 @@ from foretoken.errors import ConfigError
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """See ``build_app``. A client can ask for less than a limit, never for more."""
+    """See ``build_app``. A client can lower a limit for its request, never raise it."""
 
     served_model_name: str | None = None  # what clients call the model; None: the name it was loaded by
     api_keys: tuple[str, ...] = ()  # any of them opens /v1 and /metrics; none: everything is open
@@ -17,14 +17,14 @@ class ServerOptions:
     max_choices: int = 32  # completions of one request: n times its prompts
     request_timeout_s: float | None = 600.0  # from arrival to the last token; what was written until then is returned
     body_timeout_s: float = 30.0  # for a request's body to arrive
-    write_timeout_s: float = 30.0  # a stream whose client reads nothing for so long is cut
-    keepalive_s: float = 15.0  # a comment line is sent where a stream has had no news for so long
+    write_timeout_s: float = 30.0  # a stream is closed when its client reads nothing for this long
+    keepalive_s: float = 15.0  # a comment line is sent when a stream was silent for this long
     include_metrics: bool = True  # ``metrics.speculative_decoding`` in responses, unless a request says otherwise
     log_prompts: bool = False  # texts in log lines
-    debug: bool = False  # /debug/integrity: the engine's books added up, for tests
+    debug: bool = False  # /debug/integrity: checks the engine's invariants, for tests
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be, each with one clear ConfigError."""
+        """Refuse invalid values, each with one clear ConfigError."""
         for name in ("max_body_mib", "max_choices", "body_timeout_s", "write_timeout_s", "keepalive_s"):
             _require_positive(name, getattr(self, name))
         for name in ("max_tokens_limit", "request_timeout_s"):

@@ -1,8 +1,8 @@
-"""From a method's name and settings to all that ``Trainer`` needs.
+"""Resolve a method's name and settings to the inputs of ``Trainer``.
 
 Settings are flat: a method's own (sizes of the head, its loss), those of ``TrainConfig``, and ``save_dtype``. Sizes that
-are not given are the target's own. What is a method's own stands in its file of ``train.builders``, imported when it is
-needed: a method costs nothing until it is used.
+are not given are the target's own. Each method's own part is in its file of ``train.builders``, which is imported when
+it is used.
 """
 
 import copy
@@ -41,7 +41,7 @@ class Prepared:
 
 
 def recipe_of(method: str) -> Recipe:
-    """How a method learns from the target's laws. Raises ConfigError for one that does not."""
+    """The recipe of a method. Raises ConfigError for a method that cannot be trained."""
     found = load_reference(builtin.TRAINING[method]) if method in builtin.TRAINING else None
     if not isinstance(found, Recipe):
         raise ConfigError(f"method {method!r} cannot be trained{nearest(method, builtin.TRAINING)}")
@@ -75,14 +75,16 @@ def check(method: str, given: Mapping[str, Any], *, init: str | None = None) -> 
 
 
 def _check_kind(key: str, value: object, default: object) -> None:
-    """Refuse a value of another kind than the default's; where that is None, anything goes to who reads it."""
+    """Refuse a value of another type than the default's. Where that is None, the reader checks the value."""
     if default is None or value is None or dataclasses.MISSING in (default,):
         return
     if isinstance(default, bool) != isinstance(value, bool):
         raise ConfigError(f"{key} = {value!r} must be {'true or false' if isinstance(default, bool) else 'a number'}")
     good = isinstance(value, (int, float)) if isinstance(default, float) else isinstance(value, type(default))
     if not good:
-        expected = {int: "a whole number", float: "a number", str: "a text"}.get(type(default), "of another kind")
+        expected = {int: "a whole number", float: "a number", str: "a text", list: "a list"}.get(
+            type(default), "of another kind"
+        )
         raise ConfigError(f"{key} = {value!r} must be {expected}")
 
 
