@@ -44,7 +44,7 @@ class SamplingParams:
     logits_processor: LogitsProcessor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be, each with one clear ConfigError."""
+        """Refuse invalid values, each with one clear ConfigError."""
         _require(
             math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "at least 0"
         )
