@@ -36,10 +36,12 @@ class Capabilities:
     candidates: int = 0  # number of the target's most probable tokens after each node that observe() needs
     shapes: tuple[str, ...] = ("chain",)  # names of the shapes it can grow; rows may always get fewer nodes
     learns: bool = False  # guesses for a request may depend on earlier requests: see ``Method.fresh``
-    opens_late: bool = False  # can be opened in the middle of a text, without its earlier steps: a service opens it
-    # at its first proposal, and closes it after many steps without one
-    by_request: bool = False  # a request to a service may choose it, with its own keys, though it was not loaded at
-    # the start: it has no weights, and its keys name no file
+    # Can be opened in the middle of a text, without having observed the steps before. A service then opens it when it is
+    # first asked for a guess, and closes it after some steps without one.
+    opens_late: bool = False
+    # A request to a service may ask for it, with keys of its own choice, though the service was not started with it: it
+    # loads nothing, and its keys name no file.
+    by_request: bool = False
 
 
 @dataclass
