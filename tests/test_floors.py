@@ -9,6 +9,7 @@ import foretoken
 
 ROOT = Path(foretoken.__path__[0])
 FLOORS = {
+    "core": 0,
     "tree": 0,
     "bounds": 0,
     "sampling": 0,

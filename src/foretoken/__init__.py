@@ -15,6 +15,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretoken.core.params import SamplingParams
     from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk, choose
     from foretoken.draft.config import Loader, MethodConfig
     from foretoken.draft.frontier import Expander, Grown
@@ -24,14 +25,15 @@ if TYPE_CHECKING:
     from foretoken.engine.config import METHODS, speculative_config
     from foretoken.engine.engine import Engine, Request, Stream
     from foretoken.engine.event import Observer, StepEvent
+    from foretoken.engine.options import ServiceOptions
     from foretoken.engine.result import Completion
-    from foretoken.engine.service import Service, ServiceOptions
+    from foretoken.engine.service import Service
     from foretoken.engine.state import Piece
     from foretoken.engine.submission import Submission, Update
     from foretoken.errors import ConfigError, ForetokenError, ModelError, PromptError
     from foretoken.model.target import CausalModel, ModelSpec, Target
     from foretoken.noise import Noise
-    from foretoken.sampling import History, Processors, SamplingParams
+    from foretoken.sampling import History, Processors
     from foretoken.tree import Draws, Law, Plan, TokenTree, chain_tree, root_tree
     from foretoken.verify import VERIFIERS
     from foretoken.verify.law import Evidence, Verdict, Verifier, VerifierLoader, Walk, stops_from_edges
@@ -124,9 +126,9 @@ _HOMES = {
     "PromptChunk": "draft.base",
     "PromptError": "errors",
     "Request": "engine.engine",
-    "SamplingParams": "sampling",
+    "SamplingParams": "core.params",
     "Service": "engine.service",
-    "ServiceOptions": "engine.service",
+    "ServiceOptions": "engine.options",
     "Shape": "draft.shape",
     "StepEvent": "engine.event",
     "Stream": "engine.engine",

@@ -7,8 +7,8 @@ does). Node i's law is that of the token *after* node i: its processors see the 
 
 import ctypes
 import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from pathlib import Path
 
@@ -16,78 +16,9 @@ import torch
 from torch import Tensor
 
 from foretoken.build import BuildError, load_library
+from foretoken.core.params import LogitsProcessor as LogitsProcessor
+from foretoken.core.params import SamplingParams as SamplingParams
 from foretoken.errors import ConfigError
-
-LogitsProcessor = Callable[[Tensor, Tensor], Tensor]
-"""A user's own rule: (ids int64 [L] of prefix and path, logits float [V]) -> logits [V]. It must be pure: it is called
-for nodes that are never emitted, in any order."""
-
-
-@dataclass(frozen=True)
-class SamplingParams:
-    """How one request is sampled. Every row of a batch has its own."""
-
-    temperature: float = 1.0  # 0: greedy, ties to the lowest id
-    top_k: int = 0  # 0: off; tokens that tie with the k-th are kept
-    top_p: float = 1.0  # 1: off; tokens that tie with the last kept are kept
-    min_p: float = 0.0  # 0: off; relative to the largest probability
-    repetition_penalty: float = 1.0  # over prompt and output: logits divided where positive, multiplied where negative
-    presence_penalty: float = 0.0  # over the output: subtracted once from each token seen
-    frequency_penalty: float = 0.0  # over the output: subtracted for each time a token was seen
-    logit_bias: Mapping[int, float] = field(default_factory=dict)
-    banned_token_ids: tuple[int, ...] = ()
-    min_new_tokens: int = 0  # until then the end tokens and stop_token_ids are banned
-    max_new_tokens: int = 128
-    stop: tuple[str, ...] = ()  # texts that end the output; they are not part of it
-    stop_token_ids: tuple[int, ...] = ()  # further end tokens
-    ignore_eos: bool = False
-    seed: int | None = None  # None: a fresh one is drawn and reported
-    logits_processor: LogitsProcessor | None = None
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values, each with one clear ConfigError."""
-        _require(
-            math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "at least 0"
-        )
-        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive number")
-        _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
-        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
-        _require(
-            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
-            "repetition_penalty",
-            self.repetition_penalty,
-            "positive",
-        )
-        for name in ("presence_penalty", "frequency_penalty"):
-            value = getattr(self, name)
-            _require(math.isfinite(value), name, value, "finite")
-        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
-        _require(
-            0 <= self.min_new_tokens <= self.max_new_tokens,
-            "min_new_tokens",
-            self.min_new_tokens,
-            f"between 0 and max_new_tokens = {self.max_new_tokens}",
-        )
-        _require(all(self.stop), "stop", self.stop, "texts that are not empty")
-        _require(
-            not any(math.isnan(bias) for bias in self.logit_bias.values()), "logit_bias", self.logit_bias, "not NaN"
-        )
-
-    @property
-    def reads_history(self) -> bool:
-        """Whether the law depends on more than the last logits."""
-        return (
-            self.repetition_penalty != 1.0
-            or self.presence_penalty != 0.0
-            or self.frequency_penalty != 0.0
-            or self.min_new_tokens > 0
-            or self.logits_processor is not None
-        )
-
-
-def _require(good: bool, name: str, value: object, expected: str) -> None:
-    if not good:
-        raise ConfigError(f"{name} = {value!r} must be {expected}")
 
 
 @dataclass

@@ -5,10 +5,10 @@ can give them. ``/`` and ``=`` need no quotes in any shell, and neither JSON nor
 """
 
 import dataclasses
-import math
 from collections.abc import Mapping
-from typing import TypeVar, get_type_hints
+from typing import TypeVar
 
+from foretoken.core.settings import field_kinds, value_of_text
 from foretoken.errors import ConfigError, nearest
 
 T = TypeVar("T")
@@ -37,7 +37,7 @@ def parse_spec(text: str, known: Mapping[str, T], what: str) -> T:
             raise ConfigError(f"{what} {text!r}: unknown option {key!r} of {name!r}{hint}")
         if key in given:
             raise ConfigError(f"{what} {text!r}: {key!r} is given twice")
-        given[key] = _value(value, kinds[key], f"{what} {text!r}: {key}")
+        given[key] = value_of_text(value, kinds[key], f"{what} {text!r}: {key}")
     try:
         return dataclasses.replace(default, **given)
     except ConfigError as error:
@@ -59,7 +59,7 @@ def spec_of(value: object, name: str) -> str:
 def _field_kinds(value: object) -> dict[str, object]:
     assert dataclasses.is_dataclass(value)
     assert not isinstance(value, type)
-    hints = get_type_hints(type(value))
+    hints = field_kinds(type(value))
     return {field.name: hints[field.name] for field in dataclasses.fields(value) if _is_option(field)}
 
 
@@ -73,46 +73,6 @@ def _text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _value(text: str, kind: object, where: str) -> object:
-    try:
-        if kind is bool:
-            return {"true": True, "false": False}[text.lower()]
-        if kind is int:
-            return int(text)
-        if kind is float:
-            return _finite(text)
-        if kind is str:
-            return text
-        if kind == tuple[int, ...]:
-            return tuple(int(part) for part in text.split("x"))
-        if kind == tuple[float, ...]:
-            return tuple(_finite(part) for part in text.split("x"))
-    except (KeyError, ValueError):
-        expected = {
-            bool: "true or false",
-            int: "a whole number",
-            float: "a number",
-            tuple[int, ...]: "whole numbers joined by x, e.g. 4x2x1",
-            tuple[float, ...]: "numbers joined by x, e.g. 0.6x0.2",
-        }
-        raise ConfigError(f"{where} = {text!r} must be {expected[kind]}") from None  # type: ignore[index]
-    raise RuntimeError(f"{where}: fields of kind {kind} cannot be written as text")
-
-
-def _finite(text: str) -> float:
-    number = float(text)
-    if math.isnan(number):
-        raise ValueError(text)
-    return number
-
-
 def parse_numbers(text: str, option: str, *, whole: bool = False) -> list[float]:
     """The numbers of a list joined by commas. Raises ConfigError that names the option."""
-    try:
-        found = [_finite(part) for part in text.split(",")]
-        if whole and any(number != int(number) for number in found):
-            raise ValueError(text)
-    except (ValueError, OverflowError):
-        kind = "whole numbers" if whole else "numbers"
-        raise ConfigError(f"{option} {text!r} must be {kind} joined by commas, e.g. 1,2,4") from None
-    return found
+    return list(value_of_text(text, tuple[int, ...] if whole else tuple[float, ...], option, joined_by=","))

@@ -39,7 +39,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["hi", "--speculative-config", "[1]"], "must be a JSON object"),
     (["hi", "--speculative-config", '{"method": "ngram", "promt_lookup_max": 2}'], "did you mean 'prompt_lookup_max'?"),
     (["hi", "--speculative-config", '{"method": "ngram"}', "--method", "none"], "--method none contradicts"),
-    (["hi", "--logit-bias", '{"a": 1}'], "expected token ids and numbers"),
+    (["hi", "--logit-bias", '{"a": 1}'], "must be token ids and numbers"),
     (["hi", "--output", "/nonexistent/out.txt"], "--output '/nonexistent/out.txt' cannot be written: No such file"),
     (["hi", "--output", "/"], "Is a directory"),
     (["hi", "--prompt-file", "x"], "prompt is given twice"),

@@ -1,6 +1,7 @@
 """Options made from a dataclass: one for each field, and what was given reaches the command under the field's name."""
 
 import dataclasses
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -9,6 +10,10 @@ import typer
 from typer.testing import CliRunner
 
 from foretoken.cli.fields import option_name, with_fields
+from foretoken.core.params import SamplingParams
+from foretoken.core.settings import setting
+from foretoken.engine.options import ServiceOptions
+from foretoken.server.options import ServerOptions
 from foretoken.train.config import TrainConfig
 from tests.cli.conftest import Invoke
 
@@ -18,6 +23,12 @@ class Settings:
     size: int = field(default=3, metadata={"help": "How large."})
     kind: str | None = field(default=None, metadata={"help": "Which.", "told": "by size", "option": "--of-kind"})
     rate: float = field(default=0.5, metadata={"help": "How fast.", "envvar": "FORETOKEN_TEST_RATE", "metavar": "R"})
+    quick: bool = setting(False, "Hurry.")
+    careful: bool = setting(True, "Take risks.", option="--no-careful")
+    names: tuple[str, ...] = setting((), "Who.", option="--called")
+    weights: Mapping[int, float] = setting(dict, "How heavy.", metavar="JSON")
+    least: float | None = setting(None, "At least.", min=0)
+    inner: list[int] = field(default_factory=list)  # without help: no option
 
 
 def command() -> tuple[typer.Typer, list[tuple[Any, ...]]]:
@@ -40,6 +51,10 @@ def command() -> tuple[typer.Typer, list[tuple[Any, ...]]]:
         (["--size", "7", "--of-kind", "a"], {"size": 7, "kind": "a"}),
         (["--rate", "1"], {"rate": 1.0}),
         (["--size", "3"], {"size": 3}),  # given, though it is the default
+        (["--quick", "--no-careful"], {"quick": True, "careful": False}),
+        (["--called", "a", "--called", "b"], {"names": ("a", "b")}),
+        (["--weights", '{"1": 2}'], {"weights": '{"1": 2}'}),
+        (["--least", "0"], {"least": 0.0}),
     ],
 )
 def test_what_was_given_is_told_by_field(args: list[str], given: dict[str, Any]) -> None:
@@ -53,7 +68,8 @@ def test_environment_and_mistakes() -> None:
     app, seen = command()
     assert CliRunner().invoke(app, ["x"], env={"FORETOKEN_TEST_RATE": "0.25"}).exit_code == 0
     assert seen == [("x", {"rate": 0.25}, False)]
-    assert CliRunner().invoke(app, ["x", "--size", "many"]).exit_code == 2
+    for wrong in (["--size", "many"], ["--least", "-1"], ["--inner", "1"]):
+        assert CliRunner().invoke(app, ["x", *wrong]).exit_code == 2
 
 
 def test_help_is_the_fields_own() -> None:
@@ -72,8 +88,21 @@ def test_a_field_that_cannot_be_an_option_is_refused() -> None:
         with_fields(Odd, into="given", panel="x")
 
 
-def test_train_has_an_option_for_every_setting(invoke: Invoke) -> None:
-    told = invoke("train", "--help", env={"COLUMNS": "200", "TERM": "dumb"}).stdout
-    for item in dataclasses.fields(TrainConfig):
-        assert f"{option_name(TrainConfig, item.name)} " in told
-        assert item.metadata["help"].split(".")[0] in told
+@pytest.mark.parametrize(
+    ("command", "kind", "without"),
+    [
+        ("train", TrainConfig, set()),
+        ("generate", SamplingParams, {"banned_token_ids", "stop_token_ids", "logits_processor"}),
+        ("serve", ServiceOptions, {"cost_time_limit_s"}),
+        (
+            "serve",
+            ServerOptions,
+            {"allowed_hosts", "max_choices", "body_timeout_s", "write_timeout_s", "keepalive_s", "include_metrics"},
+        ),
+    ],
+)
+def test_commands_have_an_option_for_every_setting(invoke: Invoke, command: str, kind: Any, without: set[str]) -> None:
+    told = invoke(command, "--help", env={"COLUMNS": "300", "TERM": "dumb"}).stdout
+    for item in dataclasses.fields(kind):
+        assert (f"{option_name(kind, item.name)} " in told) == (item.name not in without), item.name
+        assert item.name in without or item.metadata["help"].split(".")[0] in told

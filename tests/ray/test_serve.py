@@ -199,7 +199,7 @@ def test_the_real_server_behind_serve(port: int) -> None:
         ({"num_replicas": 2, "autoscaling": {"max_replicas": 3}}, "give one of them"),
         ({"autoscaling": {"max_replicas": -3}}, "max_replicas"),
         ({"replicas": 2}, "did you mean 'num_replicas'"),
-        ({"build": "tests.ray.stand_in:build"}, "unknown argument 'build'"),
+        ({"build": "tests.ray.stand_in:build"}, "unknown key 'build' in the arguments"),
     ],
 )
 def test_options_are_refused_before_anything_is_deployed(args: dict[str, Any], says: str) -> None:

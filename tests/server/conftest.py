@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     from foretoken.engine.service import Service
 
-NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "httpx", "openai")
+NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "sse_starlette", "structlog", "httpx", "openai")
 collect_ignore_glob = [] if all(find_spec(name) for name in NEEDED) else ["test_*.py"]  # without the extra "serve"
 
 Serve = Callable[..., "httpx.Client"]

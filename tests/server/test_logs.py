@@ -10,9 +10,10 @@ from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
+from structlog.contextvars import bind_contextvars
 
 from foretoken.errors import ConfigError
-from foretoken.server.logs import configure_logs, log, log_request, request_id
+from foretoken.server.logs import configure_logs, log, log_request
 from foretoken.server.metrics import RequestRecord
 
 RECORD = RequestRecord(
@@ -37,7 +38,16 @@ NASTY = 'a\nb\r\x1b[31mred\x00\u2028\x85\ud800 "quoted" = é'
 @pytest.fixture(autouse=True)
 def restored() -> Iterator[None]:
     """What configure_logs changes in the process is put back."""
-    names = ["", "foretoken", "uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi", "transformers"]
+    names = [
+        "",
+        "foretoken",
+        "uvicorn",
+        "uvicorn.error",
+        "uvicorn.access",
+        "uvicorn.asgi",
+        "transformers",
+        "sse_starlette",
+    ]
     loggers = [logging.getLogger(name) for name in names]
     before = [([*logger.handlers], logger.level, logger.propagate) for logger in loggers]
     yield
@@ -113,12 +123,20 @@ def test_texts_show_only_where_asked(as_json: bool, asked: bool) -> None:
     assert stream.getvalue().count("chat-1") == 1
 
 
+def test_the_stream_library_never_logs_texts() -> None:
+    stream = io.StringIO()
+    configure_logs("debug", True, stream=stream)
+    logging.getLogger().setLevel(logging.DEBUG)
+    logging.getLogger("sse_starlette.sse").debug("chunk: %s", b"my secret")
+    assert "my secret" not in stream.getvalue()
+
+
 def test_the_request_of_a_task_is_on_all_its_lines() -> None:
     stream = io.StringIO()
     configure_logs("info", True, stream=stream)
 
     async def serve(name: str) -> None:
-        request_id.set(name)
+        bind_contextvars(request_id=name)
         await asyncio.sleep(0)
         log("step", of=name)
         logging.getLogger("some.library").warning("hm from %s", name)
@@ -200,6 +218,16 @@ def test_exceptions_carry_their_traceback() -> None:
     assert "test_exceptions_carry" in str(line["traceback"])
     assert "\x1b" not in terminal.getvalue()
     assert terminal.getvalue().count("ValueError: what") == 1
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_an_error_without_an_exception_is_a_line(as_json: bool, capsys: pytest.CaptureFixture[str]) -> None:
+    stream = io.StringIO()
+    configure_logs("info", as_json, stream=stream)
+    logging.getLogger("some.library").error("odd", exc_info=True)
+    assert stream.getvalue().count("\n") == 1
+    assert "odd" in stream.getvalue()
+    assert capsys.readouterr().err == ""
 
 
 def test_uvicorn_speaks_through_ours() -> None:

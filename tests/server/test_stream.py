@@ -1,17 +1,23 @@
 """Streams: their form, and what becomes of a request whose client hangs up or stops reading."""
 
+import asyncio
 import json
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from sse_starlette.sse import AppStatus
+from starlette.types import Message
 
 from foretoken import Engine
 from foretoken.engine.service import Service, ServiceOptions
+from foretoken.server.options import ServerOptions
 from foretoken.server.replies import ChatChunk, TextReply
+from foretoken.server.stream import DONE, KEEP_ALIVE, EventStream, event
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 
@@ -117,6 +123,63 @@ def test_a_stream_without_news_says_that_it_lives(serve: Serve) -> None:
     with client.stream("POST", TEXT, json={**ENDLESS, "stream": True}) as response:
         lines = response.iter_lines()
         assert any(line == ": keep-alive" for line in lines)
+
+
+class FakeJob:
+    def __init__(self) -> None:
+        self.backend = SimpleNamespace(options=ServerOptions(write_timeout_s=0.1))
+        self.num_closed = 0
+
+    def close(self) -> None:
+        self.num_closed += 1
+
+
+async def sent_by(job: Any, stuck_at: int | None) -> list[Message]:
+    """The messages of a stream of two parts; the client's connection takes none from number stuck_at on."""
+    messages: list[Message] = []
+
+    async def parts() -> AsyncIterator[bytes]:
+        yield event({"text": "one"})
+        await asyncio.sleep(0.01)
+        yield DONE
+
+    async def receive() -> Message:
+        await asyncio.Event().wait()
+        raise AssertionError
+
+    async def send(message: Message) -> None:
+        if len(messages) == stuck_at:
+            await asyncio.Event().wait()
+        messages.append(message)
+
+    async with asyncio.timeout(WAIT_S):
+        await EventStream(job, parts())({"type": "http", "method": "POST"}, receive, send)
+    return messages
+
+
+@pytest.mark.parametrize("stuck_at", [0, 1, 2, 3])
+def test_who_stops_reading_is_cut_at_any_message(stuck_at: int) -> None:
+    """Head, parts and end alike: each may be the one that finds the connection's buffer full."""
+    job = FakeJob()
+    assert len(asyncio.run(sent_by(job, stuck_at))) == stuck_at
+    assert job.num_closed == 1
+
+
+def test_a_stream_outlives_the_signal_to_stop(monkeypatch: pytest.MonkeyPatch) -> None:
+    """When the server stops, requests are let finish: the library's own way is to cut streams at once."""
+    monkeypatch.setattr(AppStatus, "should_exit", True)
+    messages = asyncio.run(sent_by(FakeJob(), None))
+    assert [message.get("body") for message in messages] == [None, b'data: {"text":"one"}\n\n', DONE, b""]
+    assert messages[0]["headers"] == [
+        (b"cache-control", b"no-cache"),
+        (b"x-accel-buffering", b"no"),
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+    ]
+
+
+def test_an_event_is_one_line_of_json() -> None:
+    assert event({"a": "\r\n\u2028\ud800é"}) == 'data: {"a":"\\r\\n\u2028?é"}\n\n'.encode()
+    assert (DONE, KEEP_ALIVE) == (b"data: [DONE]\n\n", b": keep-alive\n\n")
 
 
 def test_many_streams_at_once(serve: Serve) -> None:

@@ -1,43 +1,44 @@
-"""Options made from the fields of a dataclass: a setting is declared once, with its type, its default and its help."""
+"""Options made from the fields of a dataclass: a setting is declared once, with its type, its default and its help.
+
+What is read of a field's metadata is said in ``foretoken.core.settings.setting``. A field without help is no option.
+"""
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import UnionType
-from typing import Annotated, Any, get_args, get_type_hints
+from typing import Annotated, Any, get_args, get_origin
 
 import typer
 
-METAVARS = {int: "N", float: "X", str: "TEXT"}
+METAVARS: dict[Any, str | None] = {int: "N", float: "X", str: "TEXT", list[str]: "TEXT", bool: None}
+Command = Callable[..., None]
 
 
-def with_fields(kind: type, *, into: str, panel: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
+def with_fields(kind: type, *, into: str, panel: str) -> Callable[[Command], Command]:
     """A decorator: in place of the parameter ``into``, a dict, the command has an option for every field of a dataclass.
 
-    The dict holds what was given, by the name of the field. A field's metadata has "help", and where they differ from the
-    field's own "option" (e.g. "--loss-temperature"), "metavar", "envvar" and "told", the text of the default in the
-    help.
+    The dict holds what was given, by the name of the field. panel: of the help, for fields that name none. A flag is given
+    where the field's default is to be turned over. A mapping stays the text that was given.
     """
-    fields = {_parameter_name(item): item for item in dataclasses.fields(kind)}
-    hints = get_type_hints(kind)
-    made = {name: _annotation(item, _plain(hints[item.name]), panel) for name, item in fields.items()}
+    fields = {_parameter_name(item): item for item in dataclasses.fields(kind) if "help" in item.metadata}
+    made = {name: _parameter(name, item, panel) for name, item in fields.items()}
 
-    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+    def decorate(command: Command) -> Command:
         own = inspect.signature(command).parameters
 
         @functools.wraps(command)
         def run(**options: Any) -> None:
-            values = {item.name: options.pop(name) for name, item in fields.items()}
+            values = {item.name: _value(item, options.pop(name)) for name, item in fields.items()}
             command(**options, **{into: {name: value for name, value in values.items() if value is not None}})
 
         parameters: list[inspect.Parameter] = []
         for name, parameter in own.items():
-            kept = inspect.Parameter.KEYWORD_ONLY
             if name == into:
-                parameters += [inspect.Parameter(n, kept, default=None, annotation=kind) for n, kind in made.items()]
+                parameters += made.values()
             else:
-                parameters.append(parameter.replace(kind=kept))
+                parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
         return run
@@ -45,34 +46,66 @@ def with_fields(kind: type, *, into: str, panel: str) -> Callable[[Callable[...,
     return decorate
 
 
+def option(kind: type, name: str, *, panel: str) -> Any:
+    """The option of one field, for commands whose default is another: ``Annotated[int, option(kind, name)]``."""
+    item = next(item for item in dataclasses.fields(kind) if item.name == name)
+    return _option(item, panel, show_default=True)
+
+
 def option_name(kind: type, name: str) -> str:
     """As a field is called on the command line. kind: the dataclass."""
-    return _option(next(item for item in dataclasses.fields(kind) if item.name == name))
+    return _name(next(item for item in dataclasses.fields(kind) if item.name == name))
 
 
-def _option(item: "dataclasses.Field[Any]") -> str:
+def _name(item: "dataclasses.Field[Any]") -> str:
     return str(item.metadata.get("option", "--" + item.name.replace("_", "-")))
 
 
 def _parameter_name(item: "dataclasses.Field[Any]") -> str:
-    return _option(item).removeprefix("--").replace("-", "_")
+    return _name(item).removeprefix("--").replace("-", "_")
 
 
-def _plain(hint: Any) -> Any:
-    """T of T and of T | None."""
-    union = get_args(hint) if isinstance(hint, UnionType) else (hint,)
+def _kind(item: "dataclasses.Field[Any]") -> Any:
+    """What typer reads for a field: T of T and of T | None, a list of texts for a tuple, a text for a mapping."""
+    union = get_args(item.type) if isinstance(item.type, UnionType) else (item.type,)
     kinds = [kind for kind in union if kind is not type(None)]
-    if len(kinds) != 1 or kinds[0] not in METAVARS:
-        raise TypeError(f"no option can be made for {hint}: expected one of {', '.join(k.__name__ for k in METAVARS)}")
-    return kinds[0]
+    kind: Any = kinds[0]
+    if kind == tuple[str, ...]:
+        kind = list[str]
+    elif get_origin(kind) is Mapping:
+        kind = str
+    if len(kinds) != 1 or kind not in METAVARS:
+        raise TypeError(
+            f"no option can be made for {item.name}: {item.type}; expected int, float, str, one of them or None, bool, "
+            "tuple[str, ...] or a mapping"
+        )
+    return kind
 
 
-def _annotation(item: "dataclasses.Field[Any]", kind: Any, panel: str) -> Any:
+def _parameter(name: str, item: "dataclasses.Field[Any]", panel: str) -> inspect.Parameter:
+    made: Any = Annotated[_kind(item) | None, _option(item, panel, show_default=False)]
+    if _kind(item) is bool:
+        made = Annotated[bool, _option(item, panel, show_default=False)]
+    default = False if _kind(item) is bool else None
+    return inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=made)
+
+
+def _option(item: "dataclasses.Field[Any]", panel: str, *, show_default: bool) -> Any:
     about = item.metadata
     default = about.get("told", item.default)
-    told = "" if default is None else f" Default: {default}."
-    option = typer.Option(
-        _option(item), envvar=about.get("envvar"), metavar=about.get("metavar", METAVARS[kind]), rich_help_panel=panel,
-        show_default=False, help=about["help"] + told,
+    tell = not show_default and default is not dataclasses.MISSING and default not in (None, ())
+    told = f" Default: {default}." if tell and not isinstance(default, bool) else ""
+    return typer.Option(
+        _name(item), envvar=about.get("envvar"), metavar=about.get("metavar", METAVARS[_kind(item)]),
+        min=about.get("min"), rich_help_panel=about.get("panel", panel), show_default=show_default,
+        help=about["help"] + told,
     )  # fmt: skip
-    return Annotated[kind | None, option]
+
+
+def _value(item: "dataclasses.Field[Any]", given: Any) -> Any:
+    """As the field holds it; None where the option was not given."""
+    if isinstance(given, bool):
+        return not item.default if given else None
+    if isinstance(given, list):
+        return tuple(given) or None
+    return given

@@ -10,12 +10,14 @@ import typer
 from foretoken.cli import options as o
 from foretoken.cli import settings
 from foretoken.cli.errors import INTERRUPTED
+from foretoken.cli.fields import with_fields
 from foretoken.cli.interrupt import interruptible
 from foretoken.cli.output import PieceWriter, as_json, check_writable, has_color, write
+from foretoken.core.params import SamplingParams
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken import Engine, SamplingParams
+    from foretoken import Engine
 
 Prompt = Annotated[
     str | None, typer.Argument(metavar="PROMPT|-", help="The text to continue; '-' reads standard input.")
@@ -34,42 +36,9 @@ PredictionFile = Annotated[
     str | None,
     typer.Option("--prediction-file", metavar="FILE", rich_help_panel=o.SPECULATION, help="The same from a file."),
 ]
-TopK = Annotated[int, typer.Option("--top-k", rich_help_panel=o.SAMPLING, help="Keep the k likeliest tokens. 0: off.")]
-TopP = Annotated[
-    float, typer.Option("--top-p", rich_help_panel=o.SAMPLING, help="Keep the likeliest tokens of this mass. 1: off.")
-]
-MinP = Annotated[
-    float,
-    typer.Option("--min-p", rich_help_panel=o.SAMPLING,
-                 help="Drop tokens below this share of the likeliest one's probability. 0: off."),
-]  # fmt: skip
-RepetitionPenalty = Annotated[
-    float, typer.Option("--repetition-penalty", rich_help_panel=o.SAMPLING, help="Over prompt and output. 1: off.")
-]
-PresencePenalty = Annotated[
-    float, typer.Option("--presence-penalty", rich_help_panel=o.SAMPLING, help="Once for each token of the output.")
-]
-FrequencyPenalty = Annotated[
-    float, typer.Option("--frequency-penalty", rich_help_panel=o.SAMPLING, help="For each time a token was written.")
-]
-LogitBias = Annotated[
-    str | None,
-    typer.Option("--logit-bias", metavar="JSON", rich_help_panel=o.SAMPLING,
-                 help="Token ids and what is added to their logits, e.g. '{\"42\": -5}'."),
-]  # fmt: skip
-MinNewTokens = Annotated[
-    int,
-    typer.Option("--min-new-tokens", metavar="N", rich_help_panel=o.SAMPLING, help="No end token before that many."),
-]
-Stop = Annotated[
-    list[str] | None,
-    typer.Option("--stop", metavar="TEXT", rich_help_panel=o.SAMPLING, help="Stop before this text; may be repeated."),
-]
-IgnoreEos = Annotated[
-    bool, typer.Option("--ignore-eos", rich_help_panel=o.SAMPLING, help="Go on behind the model's end token.")
-]
 
 
+@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
 def generate(
     ctx: typer.Context,
     prompt: Prompt = None,
@@ -91,19 +60,7 @@ def generate(
     speculative_config: o.SpeculativeConfig = None,
     prediction: PredictionText = None,
     prediction_file: PredictionFile = None,
-    temperature: o.Temperature = 1.0,
-    top_k: TopK = 0,
-    top_p: TopP = 1.0,
-    min_p: MinP = 0.0,
-    seed: o.Seed = None,
-    max_new_tokens: o.MaxNewTokens = 128,
-    min_new_tokens: MinNewTokens = 0,
-    stop: Stop = None,
-    repetition_penalty: RepetitionPenalty = 1.0,
-    presence_penalty: PresencePenalty = 0.0,
-    frequency_penalty: FrequencyPenalty = 0.0,
-    logit_bias: LogitBias = None,
-    ignore_eos: IgnoreEos = False,
+    sampling: dict[str, Any] | None = None,
     json_: o.Json = False,
     output: o.Output = None,
     no_color: o.NoColor = False,
@@ -120,8 +77,7 @@ def generate(
     guess = settings.one_text(prediction, prediction_file, "prediction")
     speculative = settings.speculation(ctx, has_prediction=guess is not None)
     options = ctx.params
-    options["seed"] = secrets.randbits(32) if seed is None else seed
-    params = settings.sampling(options)
+    params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
     engine = settings.load_engine(options, speculative)
     ids_or_text: Any = text
     if chat or system is not None:
@@ -131,7 +87,7 @@ def generate(
 
 
 def _run(
-    engine: "Engine", prompt: Any, params: "SamplingParams", guess: str | None, *, silent: bool, options: dict[str, Any]
+    engine: "Engine", prompt: Any, params: SamplingParams, guess: str | None, *, silent: bool, options: dict[str, Any]
 ) -> None:
     """Decode and report. silent: nothing is streamed, the result is written whole."""
     from foretoken.cli.figures import as_object, figures

@@ -4,6 +4,9 @@ from typing import Annotated
 
 import typer
 
+from foretoken.cli.fields import option
+from foretoken.core.params import SamplingParams
+
 MODELS, SPECULATION, SAMPLING, OUTPUT = "Models", "Speculation", "Sampling", "Output"
 
 Target = Annotated[
@@ -95,21 +98,7 @@ SpeculativeConfig = Annotated[
         help='The same and the method\'s other options as JSON, e.g. \'{"method": "ngram", "prompt_lookup_max": 4}\'.',
     ),
 ]  # fmt: skip
-Temperature = Annotated[
-    float, typer.Option("--temperature", rich_help_panel=SAMPLING, help="0 is greedy.", envvar="FORETOKEN_TEMPERATURE")
-]
-Seed = Annotated[
-    int | None,
-    typer.Option(
-        "--seed", envvar="FORETOKEN_SEED", rich_help_panel=SAMPLING,
-        help="The same seed gives the same text. Default: a fresh one, shown in the figures.",
-    ),
-]  # fmt: skip
-MaxNewTokens = Annotated[
-    int,
-    typer.Option("--max-new-tokens", envvar="FORETOKEN_MAX_NEW_TOKENS", metavar="N", rich_help_panel=SAMPLING,
-                 help="The most tokens to write."),
-]  # fmt: skip
+MaxNewTokens = Annotated[int, option(SamplingParams, "max_new_tokens", panel=SAMPLING)]
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON object instead.")]
 Output = Annotated[
     str | None,

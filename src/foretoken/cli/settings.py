@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foretoken.cli.output import waiting
+from foretoken.core.params import SamplingParams
+from foretoken.core.settings import field_kinds, value_of_json
 from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken import Engine, SamplingParams
+    from foretoken import Engine
 
 BUNDLED = ("bundled", "bundled/target")
 FLAGS = {  # option -> key of a speculative configuration
@@ -114,26 +116,12 @@ def check_method(config: dict[str, Any], target: str) -> None:
         )
 
 
-def sampling(options: dict[str, Any]) -> "SamplingParams":
-    """SamplingParams of the options of floor "Sampling"."""
-    from foretoken import SamplingParams
-
-    fields = {key: options[key] for key in SamplingParams.__dataclass_fields__ if key in options}
-    fields["stop"] = tuple(options["stop"] or ())
-    fields["logit_bias"] = _logit_bias(options["logit_bias"])
-    return SamplingParams(**fields)
-
-
-def _logit_bias(text: str | None) -> dict[int, float]:
-    given = json_object(text, "--logit-bias")
-    bias = {}
-    for token, value in given.items():
-        if not token.strip().isdecimal() or isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise ConfigError(
-                f"--logit-bias: {token!r}: {value!r}; expected token ids and numbers, e.g. '{{\"42\": -5.0}}'"
-            )
-        bias[int(token)] = float(value)
-    return bias
+def sampling(given: dict[str, Any]) -> SamplingParams:
+    """SamplingParams of the options that were given, by field."""
+    if "logit_bias" in given:
+        kind = field_kinds(SamplingParams)["logit_bias"]
+        given = {**given, "logit_bias": value_of_json(given["logit_bias"], kind, "--logit-bias")}
+    return SamplingParams(**given)
 
 
 def device_map(text: str | None) -> str | dict[str, Any] | None:

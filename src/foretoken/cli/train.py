@@ -18,6 +18,7 @@ from foretoken.cli import settings
 from foretoken.cli.errors import say
 from foretoken.cli.fields import option_name, with_fields
 from foretoken.cli.output import as_json, has_color, waiting, write
+from foretoken.core.settings import check_keys
 from foretoken.errors import ConfigError, nearest
 from foretoken.journal import first_difference
 from foretoken.train.config import TrainConfig
@@ -296,9 +297,7 @@ def _from_labels(
         for name, parameter in inspect.signature(train_on).parameters.items()
         if parameter.kind is inspect.Parameter.KEYWORD_ONLY
     ]
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"unknown setting {key!r} of {method!r}{nearest(key, known)}")
+    check_keys(given, known, f"for training {method!r}")
     from foretoken.model.load import load_model
 
     with waiting(f"loading {target}", no_color=no_color):

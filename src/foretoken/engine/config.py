@@ -3,12 +3,12 @@
 Key names are those that vLLM's users know. An unknown key is refused with the nearest known one.
 """
 
-import dataclasses
 import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from foretoken import builtin
+from foretoken.core.settings import read
 from foretoken.draft.base import Capabilities
 from foretoken.draft.config import MethodConfig
 from foretoken.draft.model import DraftModelConfig
@@ -64,36 +64,11 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
     name = options.pop("method", None)
     if name is None:
         name = DraftModelConfig.method if options.get("model") else NoneConfig.method
-    kind = _config_class(name)
-    known = {field.name: field for field in dataclasses.fields(kind)}
-    hints = get_type_hints(kind)  # annotations may be texts
-    for key, value in options.items():
-        if key not in known:
-            raise ConfigError(f"unknown key {key!r} for method {name!r}{nearest(key, known)}")
-        if value is None and known[key].default is None:
-            continue
-        options[key] = _value(key, value, hints[key])
-    return kind(**options)
+    return read(_config_class(name), options, f"for method {name!r}")
 
 
-_KINDS: dict[Any, tuple[type, str]] = {
-    bool: (bool, "true or false"),
-    int: (int, "a whole number"),
-    float: (float, "a number"),
-    str: (str, "a text"),
-    str | None: (str, "a text"),
-}
-"""Types of keys: the Python type, and its name in messages."""
-
-
-def _value(key: str, value: object, kind: object) -> object:
-    """value converted to a field's type: an int is accepted for a float. Raises ConfigError."""
-    expected, called = _KINDS[kind]
-    if expected is float and type(value) is int:
-        value = float(value)
-    if not isinstance(value, expected) or (isinstance(value, bool) and expected is not bool):
-        raise ConfigError(f"{key} = {value!r} must be {called}")
-    return value
+_KINDS = (bool, int, float, str, str | None)
+"""Kinds of keys that a method may have."""
 
 
 def _config_class(name: object) -> type[MethodConfig]:

@@ -17,13 +17,14 @@ from foretoken.engine.engine import Engine, Request
 from foretoken.engine.heap import IDLE_S, HeapKeeper
 from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
 from foretoken.engine.method import MethodConfig
+from foretoken.engine.options import ServiceOptions as ServiceOptions
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.snapshot import Snapshot
 from foretoken.engine.state import Row
 from foretoken.engine.submission import Sink, Submission, Update
 from foretoken.engine.team import Choice
-from foretoken.engine.tenants import Tenants, check_shared
+from foretoken.engine.tenants import Tenants
 from foretoken.errors import ConfigError, ModelError, PromptError, ServiceClosedError
 from foretoken.model.prefill import round_up
 from foretoken.model.workers import release_workers
@@ -34,40 +35,9 @@ from foretoken.planner.planner import Planner
 from foretoken.sampling import LogitsProcessor
 
 logger = logging.getLogger(__name__)
-MODES = ("auto", "on", "off")
 HEARTBEAT_S = 60.0  # seconds between messages to the other processes of a shared model while idle
 MIN_DEPTH = 16  # least number of depths the planner models, for requests with longer drafts than the default
 _T = TypeVar("_T")
-
-
-@dataclass(frozen=True)
-class ServiceOptions:
-    """Limits of a service."""
-
-    max_num_seqs: int = 32  # rows decoded or read together
-    max_queue: int = 256  # waiting requests; more are refused with QueueFullError
-    max_model_len: int | None = None  # longest text, prompt and output; None: the model's own context
-    kv_memory_gib: float | None = None  # None: sized from free memory
-    stall_target_s: float = 0.1  # target for how long one prefill pass delays decoding requests
-    speculation: str = "auto"  # "auto": when it pays; "on": always; "off": never
-    prefix_reuse: bool = True  # keep the KV of texts for requests of the same tenant that begin alike
-    shared_drafts: str = "off"  # methods that learn from texts: each request's own ("off"), its tenant's ("key"), "all"
-    cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
-
-    def __post_init__(self) -> None:
-        """Refuse invalid values."""
-        for name in ("max_num_seqs", "max_queue"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
-        if self.max_model_len is not None and self.max_model_len < 2:
-            raise ConfigError(f"max_model_len = {self.max_model_len} must be at least 2: a prompt and an output")
-        if self.kv_memory_gib is not None and not self.kv_memory_gib > 0:
-            raise ConfigError(f"kv_memory_gib = {self.kv_memory_gib} must be positive")
-        if not self.stall_target_s > 0:
-            raise ConfigError(f"stall_target_s = {self.stall_target_s} must be positive")
-        if self.speculation not in MODES:
-            raise ConfigError(f"speculation = {self.speculation!r} must be one of {', '.join(MODES)}")
-        check_shared(self.shared_drafts)
 
 
 class Service:
@@ -76,12 +46,13 @@ class Service:
     def __init__(
         self,
         engine: Engine,
-        options: ServiceOptions = ServiceOptions(),
+        options: ServiceOptions | None = None,
         *,
         also: Sequence[MethodConfig] = (),
     ) -> None:
         """engine: the target and the default method. also: further methods that requests may choose (methods without
         weights are always available). Raises ConfigError, ModelError."""
+        options = options or ServiceOptions()
         if engine.model.is_shared and options.speculation == "auto" and engine.speculative.method != NoMethod.name:
             raise ConfigError(
                 "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "

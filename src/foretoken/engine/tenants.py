@@ -11,11 +11,10 @@ from dataclasses import replace
 from threading import Lock
 
 from foretoken.draft.base import Method
+from foretoken.engine.options import check_shared
 from foretoken.engine.team import Choice
 from foretoken.errors import ConfigError
 
-SHARED_DRAFTS = ("off", "key", "all")
-""""off": a request learns from itself alone; "key": from requests of its tenant; "all": from all requests."""
 MAX_STORE_BYTES = 256 << 20
 """Limit of all stores together; the least recently used is dropped first."""
 
@@ -67,12 +66,6 @@ class Tenants:
 
     def _held(self) -> int:
         return sum(store.learned_bytes for store in self._stores.values())
-
-
-def check_shared(value: str) -> None:
-    """Raise ConfigError for an unknown way of sharing."""
-    if value not in SHARED_DRAFTS:
-        raise ConfigError(f"shared_drafts = {value!r} must be one of {', '.join(SHARED_DRAFTS)}")
 
 
 def _separate(method: Method, made: Method) -> Method:

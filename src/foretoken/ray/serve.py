@@ -7,13 +7,14 @@ here: one that needs several devices is loaded with a ``device_map`` inside one 
 
 import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ray.serve import Application
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.core.settings import check_keys, read
+from foretoken.errors import ConfigError
 from ray import serve
 
 if TYPE_CHECKING:
@@ -181,9 +182,7 @@ def from_args(args: dict[str, Any]) -> Application:
     """
     known = [name for name in signature(app).parameters if name != "build"]
     given = dict(args)
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"unknown argument {key!r} of foretoken.ray{nearest(key, known)}")
+    check_keys(given, known, "in the arguments of foretoken.ray")
     for key, value in given.items():
         if key != "target" and isinstance(value, str):
             try:
@@ -209,8 +208,4 @@ def _options(kind: type[T], given: T | Mapping[str, Any] | None, name: str) -> T
         return kind()
     if not isinstance(given, Mapping):
         raise ConfigError(f"{name} = {given!r} must be a mapping or {kind.__name__}")
-    known = [entry.name for entry in fields(kind)]  # type: ignore[arg-type]
-    for key in given:
-        if key not in known:
-            raise ConfigError(f"unknown key {key!r} in {name}{nearest(key, known)}")
-    return kind(**given)
+    return read(kind, given, f"in {name}")

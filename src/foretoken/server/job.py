@@ -7,12 +7,14 @@ from contextlib import suppress
 from contextvars import copy_context
 from time import perf_counter
 
+from structlog.contextvars import get_contextvars
+
 from foretoken.engine.result import Completion
 from foretoken.engine.submission import Sink, StepTrace, Submission, Update
 from foretoken.errors import ForetokenError, ModelError
 from foretoken.server.backend import Backend
 from foretoken.server.errors import ApiError, bad, of_engine
-from foretoken.server.logs import log, log_request, request_id
+from foretoken.server.logs import log, log_request
 from foretoken.server.metrics import RequestRecord
 
 
@@ -123,7 +125,7 @@ class Job:
             log_request(record, prompt=prompt, text=text)
 
     def _record(self, update: Update, seconds: float) -> RequestRecord:
-        known = request_id.get() or update.request_id
+        known = get_contextvars().get("request_id") or update.request_id
         done = update.completion
         if done is None:
             status = 500 if update.error is None else of_engine(update.error).status

@@ -1,7 +1,10 @@
 """Logs on stderr: one JSON object a line for machines, one readable line on a terminal.
 
-Every line has ts, level, event and, within a request, request_id. What people wrote or were written is left out unless it
-was asked for: the formatters drop it, whoever logs it.
+Every line has ts, level, event and, within a request, request_id, which ``structlog.contextvars`` carry. What people wrote
+or were written is left out unless it was asked for: the formatter drops it, whoever logs it.
+
+Lines are ordinary ``logging`` records, so that an app that is mounted in another program obeys that program's logging, and
+so that uvicorn's and other libraries' lines pass the same structlog processors as ours.
 """
 
 import logging
@@ -9,11 +12,16 @@ import math
 import re
 import sys
 from collections.abc import Mapping
-from contextvars import ContextVar
 from dataclasses import asdict
-from datetime import UTC, datetime
 from json import dumps
+from traceback import format_exception
 from typing import Any, TextIO
+
+from structlog.contextvars import merge_contextvars
+from structlog.dev import Column, ConsoleRenderer, KeyValueColumnFormatter, plain_traceback
+from structlog.processors import JSONRenderer, TimeStamper
+from structlog.stdlib import ProcessorFormatter, add_log_level
+from structlog.typing import EventDict, Processor, WrappedLogger
 
 from foretoken.errors import ConfigError, nearest
 from foretoken.server.metrics import RequestRecord
@@ -26,8 +34,7 @@ OTHERS = ("transformers",)  # libraries that write to stderr themselves, past th
 UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)  # values that a readable line shows without quotes
 
-request_id: ContextVar[str | None] = ContextVar("request_id", default=None)
-"""The request that the current task serves; every line logged meanwhile carries it."""
+HEAD = ("ts", "level", "event", "request_id", "logger")  # what a JSON line begins with
 
 _logger = logging.getLogger("foretoken")
 
@@ -45,7 +52,7 @@ def configure_logs(
     stream = stream or sys.stderr
     as_json = not stream.isatty() if json is None else json
     handler = _Handler(stream)
-    handler.setFormatter(JsonFormatter(log_prompts) if as_json else ReadableFormatter(log_prompts))
+    handler.setFormatter(_formatter(as_json, log_prompts))
     root = logging.getLogger()
     for other in [*root.handlers]:
         if isinstance(other, _Handler):
@@ -60,6 +67,7 @@ def configure_logs(
             logger.setLevel(LEVELS[level])
     # Our own line of a finished request says more than the access log's, which is kept for those who look closely.
     logging.getLogger("uvicorn.access").setLevel(LEVELS[level] if level == "debug" else logging.WARNING)
+    logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines hold what was written
     logging.captureWarnings(True)
 
 
@@ -93,58 +101,77 @@ class _Handler(logging.StreamHandler[TextIO]):
             super().handleError(record)
 
 
-class _Formatter(logging.Formatter):
-    def __init__(self, log_prompts: bool) -> None:
-        super().__init__()
-        self.log_prompts = log_prompts
-
-    def fields(self, record: logging.LogRecord) -> dict[str, Any]:
-        """All that a line says, in order."""
-        figures: Mapping[str, Any] = getattr(record, "figures", {})
-        event, figures = (record.getMessage(), figures) if record.name != "uvicorn.access" else _access(record)
-        fields = {
-            "ts": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            "level": record.levelname.lower(),
-            "event": event,
-        }
-        if (current := request_id.get()) is not None:
-            fields["request_id"] = current
-        if not record.name.startswith("foretoken"):
-            fields["logger"] = record.name
-        fields |= {key: value for key, value in figures.items() if self.log_prompts or key not in PRIVATE}
-        if record.exc_info and record.exc_info[1] is not None:
-            fields["exception"] = type(record.exc_info[1]).__name__
-            fields["traceback"] = self.formatException(record.exc_info)
-        return fields
+def _formatter(as_json: bool, log_prompts: bool) -> ProcessorFormatter:
+    """What makes a line of any record. A line of JSON is ASCII alone, so that no text can break it in two."""
+    read: list[Processor] = [_figures, ProcessorFormatter.remove_processors_meta, add_log_level, merge_contextvars]
+    if not log_prompts:
+        read.append(_without_texts)
+    write: list[Processor]
+    if as_json:
+        write = [TimeStamper("iso", key="ts"), _with_traceback, _for_json, JSONRenderer(default=str)]
+    else:
+        columns = [
+            Column("ts", KeyValueColumnFormatter(None, "", "", str)),
+            Column("level", KeyValueColumnFormatter(None, "", "", str, width=7)),
+            Column("event", KeyValueColumnFormatter(None, "", "", str)),
+            Column("", KeyValueColumnFormatter("", "", "", _shown)),  # all others
+        ]
+        console = ConsoleRenderer(columns=columns, sort_keys=False, exception_formatter=plain_traceback)
+        write = [TimeStamper("%H:%M:%S", key="ts"), _one_line, console, _visible_lines]
+    return ProcessorFormatter(processors=[*read, *write], pass_foreign_args=True)
 
 
-class JsonFormatter(_Formatter):
-    """One JSON object a line, ASCII alone, so that no text can break a line in two."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line."""
-        return dumps(_plain(self.fields(record)), default=str)
-
-
-class ReadableFormatter(_Formatter):
-    """``18:04:59 info request request_id=... num_tokens=12``; control characters are shown, never sent."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        """The line, with the traceback below it where there is one."""
-        fields = self.fields(record)
-        traceback = fields.pop("traceback", None)
-        head = f"{fields.pop('ts')[11:19]} {fields.pop('level'):<7} {_visible(str(fields.pop('event')))}"
-        line = " ".join([head, *(f"{_visible(key)}={_shown(value)}" for key, value in fields.items())])
-        return line if traceback is None else "\n".join([line, *map(_visible, traceback.splitlines())])
+def _figures(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+    """What a record says: the figures of ``log``, or another library's words and its name."""
+    record: logging.LogRecord = fields["_record"]
+    arguments = fields.pop("positional_args")
+    if record.name == "uvicorn.access":
+        fields.update(_access(arguments))
+    if not record.name.startswith("foretoken"):
+        fields["logger"] = record.name
+    if fields.get("exc_info") == (None, None, None):  # logged as an error where none was raised
+        del fields["exc_info"]
+    fields.update(getattr(record, "figures", {}))
+    return fields
 
 
-def _access(record: logging.LogRecord) -> tuple[str, dict[str, Any]]:
+def _without_texts(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+    return {key: value for key, value in fields.items() if key not in PRIVATE}
+
+
+def _with_traceback(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+    """The class of an exception apart from its traceback, so that lines can be counted by it."""
+    if (raised := fields.pop("exc_info", None)) is not None:
+        fields["exception"] = raised[0].__name__
+        fields["traceback"] = "".join(format_exception(*raised)).rstrip()
+    return fields
+
+
+def _for_json(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+    plain = {key: _plain(value) for key, value in fields.items()}
+    return {key: plain[key] for key in HEAD if key in plain} | plain
+
+
+def _one_line(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
+    """Keys and the event as they may stand on a terminal's line: control characters are shown, never sent."""
+    made: EventDict = {_visible(key): value for key, value in fields.items()}
+    made["event"] = _visible(str(fields["event"]))
+    return made
+
+
+def _visible_lines(_: WrappedLogger, __: str, text: Any) -> str:
+    """The same for tracebacks, which stand on lines below."""
+    return "\n".join(map(_visible, text.split("\n")))
+
+
+def _access(arguments: Any) -> EventDict:
     """uvicorn's access line as figures. The query is left out: keys travel in it."""
     try:
-        client, method, path, _, status = record.args  # type: ignore[misc]
-        return "http", {"client": client, "http_method": method, "path": str(path).partition("?")[0], "status": status}
+        client, method, path, _, status = arguments
+        path = str(path).partition("?")[0]
+        return {"event": "http", "client": client, "http_method": method, "path": path, "status": status}
     except (TypeError, ValueError):
-        return record.getMessage(), {}
+        return {}
 
 
 def _plain(value: Any) -> Any:

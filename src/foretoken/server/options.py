@@ -2,6 +2,7 @@
 
 from dataclasses import dataclass
 
+from foretoken.core.settings import setting
 from foretoken.errors import ConfigError
 
 
@@ -9,19 +10,29 @@ from foretoken.errors import ConfigError
 class ServerOptions:
     """See ``build_app``. A client can lower a limit for its request, never raise it."""
 
-    served_model_name: str | None = None  # what clients call the model; None: the name it was loaded by
-    api_keys: tuple[str, ...] = ()  # any of them opens /v1 and /metrics; none: everything is open
+    served_model_name: str | None = setting(
+        None, "What clients call the model.", metavar="NAME", told="as it was loaded"
+    )
+    api_keys: tuple[str, ...] = setting(
+        (), "Ask clients for this key before /v1 and /metrics; may be repeated. The variable keeps it out of the list of "
+        "processes.", option="--api-key", envvar="FORETOKEN_API_KEY",
+    )  # fmt: skip
     allowed_hosts: tuple[str, ...] = ()  # Host headers that are answered; none: all
-    max_body_mib: float = 4.0  # of a request, counted while it is read
-    max_tokens_limit: int | None = None  # most tokens that a choice may ask for; None: the model's context
+    max_body_mib: float = setting(4.0, "Of a request.", metavar="MIB", panel="Limits")  # counted while it is read
+    max_tokens_limit: int | None = setting(
+        None, "The most tokens that a completion may ask for.", told="the model's context", panel="Limits"
+    )
     max_choices: int = 32  # completions of one request: n times its prompts
-    request_timeout_s: float | None = 600.0  # from arrival to the last token; what was written until then is returned
+    request_timeout_s: float | None = setting(
+        600.0, "A request that takes longer, from its arrival on, ends with what it has. 0: no limit.",
+        option="--request-timeout", metavar="SECONDS", min=0, panel="Limits",
+    )  # fmt: skip
     body_timeout_s: float = 30.0  # for a request's body to arrive
     write_timeout_s: float = 30.0  # a stream is closed when its client reads nothing for this long
     keepalive_s: float = 15.0  # a comment line is sent when a stream was silent for this long
     include_metrics: bool = True  # ``metrics.speculative_decoding`` in responses, unless a request says otherwise
-    log_prompts: bool = False  # texts in log lines
-    debug: bool = False  # /debug/integrity: checks the engine's invariants, for tests
+    log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
+    debug: bool = setting(False, "Add /debug/integrity, which checks that the engine's counts add up.", panel="Logs")
 
     def __post_init__(self) -> None:
         """Refuse invalid values, each with one clear ConfigError."""

@@ -21,6 +21,17 @@ if TYPE_CHECKING:
 RESERVED = ("model", "judge", "acceptance", "suffix_decoding_max_cached_tokens")
 """Keys of a configuration that name files or take memory beyond the request: chosen where the server is started."""
 
+SAME = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+)
+"""Settings that a request and SamplingParams call alike and that mean the same in both."""
+
 MakeProcessor = Callable[[int], LogitsProcessor]
 """From the number of a prompt's tokens to the processor of one choice."""
 
@@ -90,20 +101,15 @@ def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: i
         if beyond:
             raise bad(f"{field}: token id {beyond[0]} is not one of 0 to {backend.vocab_size - 1}", field)
     stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    plain = {name: getattr(request, name) for name in SAME}
     return {
-        "temperature": _or(request.temperature, 1.0),
+        **{name: value for name, value in plain.items() if value is not None},  # the others keep their defaults
         "top_k": max(0, request.top_k or 0),
-        "top_p": _or(request.top_p, 1.0),
-        "min_p": _or(request.min_p, 0.0),
-        "repetition_penalty": _or(request.repetition_penalty, 1.0),
-        "presence_penalty": _or(request.presence_penalty, 0.0),
-        "frequency_penalty": _or(request.frequency_penalty, 0.0),
         "logit_bias": bias,
         "min_new_tokens": least,
         "max_new_tokens": most,
         "stop": tuple(stop),
         "stop_token_ids": tuple(request.stop_token_ids or ()),
-        "ignore_eos": bool(request.ignore_eos),
     }
 
 
@@ -132,7 +138,3 @@ def speculation(service: "Service", request: Sampling, *, has_prediction: bool) 
     except ConfigError as error:
         param = "speculative" if asked is not None else "num_draft_tokens"
         raise of_engine(error, param) from None
-
-
-def _or(value: float | None, default: float) -> float:
-    return default if value is None else float(value)

@@ -9,9 +9,10 @@ from uuid import uuid4
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from structlog.contextvars import bind_contextvars, reset_contextvars
 
 from foretoken.server.errors import ApiError, internal
-from foretoken.server.logs import log, request_id
+from foretoken.server.logs import log
 from foretoken.server.options import ServerOptions
 from foretoken.server.stream import ClientGoneError
 
@@ -49,7 +50,7 @@ class Gate:
             await send(message)
 
         scope["foretoken.arrived"] = perf_counter()
-        token = request_id.set(name)
+        before = bind_contextvars(request_id=name)
         try:
             self._check_host(headers)
             scope[TENANT] = self._tenant(scope["path"], headers)
@@ -69,7 +70,7 @@ class Gate:
             if not started:
                 await internal().response()(scope, receive, tell)
         finally:
-            request_id.reset(token)
+            reset_contextvars(**before)
 
     def _check_host(self, headers: Headers) -> None:
         """A page of another site that has its name point here must not reach a server that trusts its machine."""

@@ -2,9 +2,11 @@
 
 import asyncio
 import json
+import math
 from collections.abc import AsyncIterator, Coroutine, Mapping
 from typing import Any, TypeVar
 
+from sse_starlette import EventSourceResponse, ServerSentEvent
 from starlette.responses import Response
 from starlette.types import Message, Receive, Scope, Send
 
@@ -13,9 +15,9 @@ from foretoken.server.job import Job
 from foretoken.server.logs import log
 
 Result = TypeVar("Result")
-DONE = b"data: [DONE]\n\n"
-KEEP_ALIVE = b": keep-alive\n\n"
-HEADERS = {"cache-control": "no-cache", "x-accel-buffering": "no"}
+LINE_END = "\n"
+DONE = ServerSentEvent("[DONE]", sep=LINE_END).encode()
+KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep=LINE_END).encode()
 
 
 class ClientGoneError(Exception):
@@ -24,7 +26,7 @@ class ClientGoneError(Exception):
 
 def event(data: Mapping[str, Any]) -> bytes:
     """One event."""
-    return b"data: " + as_json(data) + b"\n\n"
+    return ServerSentEvent(as_json(data).decode(), sep=LINE_END).encode()
 
 
 def as_json(data: Mapping[str, Any]) -> bytes:
@@ -60,47 +62,43 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
         await _stop(task, gone)
 
 
-class EventStream(Response):
+class EventStream(EventSourceResponse):
     """Sends a job's events. The job is closed at the end, when the client hangs up, and when it stops reading."""
 
-    media_type = "text/event-stream"
-
     def __init__(self, job: Job, events: AsyncIterator[bytes]) -> None:
-        """The job is started; events are read once."""
-        super().__init__(headers=HEADERS)
-        del self.headers["content-length"]
-        self.job, self.events = job, events
+        """The job is started; events are read once, and say themselves that the stream lives (KEEP_ALIVE)."""
+        super().__init__(
+            self._guarded(events),
+            headers={"cache-control": "no-cache"},
+            ping=0,
+            # When the server stops, requests finish: the service's drain ends them, not the response.
+            shutdown_grace_period=math.inf,
+        )
+        del self.headers["connection"]  # the server's to say
+        self.job = job
         self.write_timeout_s = job.backend.options.write_timeout_s
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Send all of it."""
-        body, gone = asyncio.ensure_future(self._send_all(send)), asyncio.ensure_future(until_gone(receive))
-        try:
-            await asyncio.wait({body, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if body.done():
-                body.result()
-        finally:
-            self.job.close()
-            await _stop(body, gone)
 
-    async def _send_all(self, send: Send) -> None:
         async def tell(message: Message) -> None:
+            # The library's send_timeout leaves out the first message and the last, which may wait as long as any other.
             async with asyncio.timeout(self.write_timeout_s):
                 await send(message)
 
         try:
-            await tell({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-            async for data in self._guarded():
-                await tell({"type": "http.response.body", "body": data, "more_body": True})
-            await tell({"type": "http.response.body", "body": b"", "more_body": False})
+            await super().__call__(scope, receive, tell)
         except TimeoutError:
             # The response stays without its end, which makes the server close the connection.
             log("cut: the client reads nothing", level="warning", seconds=self.write_timeout_s)
+        finally:
+            self.job.close()
 
-    async def _guarded(self) -> AsyncIterator[bytes]:
+    @staticmethod
+    async def _guarded(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
         """The events; an error becomes the last one but for the end."""
         try:
-            async for data in self.events:
+            async for data in events:
                 yield data
             return
         except ApiError as error:

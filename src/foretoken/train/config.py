@@ -1,18 +1,12 @@
 """How to train: one dataclass, whose fields are the keys of ``--config`` and, with their help, options of the command."""
 
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
+from foretoken.core.settings import setting
 from foretoken.errors import ConfigError
 from foretoken.train.schedule import Budget
 
 PRECISIONS = ("float32", "bfloat16")
-
-
-def setting(default: Any, help: str, **more: str) -> Any:
-    """A field with what ``foretoken.cli.fields`` reads: help, and where it differs the ``option``, the ``metavar``, the
-    ``envvar``, and the text of the default, ``told``."""
-    return field(default=default, metadata={"help": help, **more})
 
 
 @dataclass(frozen=True)

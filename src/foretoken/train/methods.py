@@ -6,7 +6,6 @@ it is used.
 """
 
 import copy
-import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from typing import Any
 import torch
 
 from foretoken import builtin
+from foretoken.core.settings import check_keys, field_kinds, value_of
 from foretoken.errors import ConfigError, nearest
 from foretoken.heads import formats
 from foretoken.heads.base import Head
@@ -58,13 +58,12 @@ def labelled(method: str) -> Callable[..., dict[str, Any]] | None:
 def check(method: str, given: Mapping[str, Any], *, init: str | None = None) -> tuple[Options, Options]:
     """(the method's settings, those of training), before anything is loaded. Raises ConfigError."""
     recipe = recipe_of(method)
-    config = {item.name: item for item in dataclasses.fields(TrainConfig)}
-    known = [*recipe.options, *config, "save_dtype"]
-    for key, value in given.items():
-        if key not in known:
-            raise ConfigError(f"unknown setting {key!r} of {method!r}{nearest(key, known)}")
-        default = recipe.options[key] if key in recipe.options else getattr(config.get(key), "default", "")
-        _check_kind(key, value, default)
+    config = field_kinds(TrainConfig)
+    # A method's own settings are of the kind of their default; where that is None, the head's constructor checks them.
+    own = {key: type(default) if default is not None else Any for key, default in recipe.options.items()}
+    kinds = {**config, "save_dtype": str | None, **own}
+    check_keys(given, kinds, f"for training {method!r}")
+    given = {key: value_of(value, kinds[key], key) for key, value in given.items()}
     if recipe.needs_init and init is None:
         raise ConfigError(f"{method} needs --init DIR: the model to begin from")
     parse_dtype(given.get("save_dtype"))
@@ -72,20 +71,6 @@ def check(method: str, given: Mapping[str, Any], *, init: str | None = None) -> 
     training = {**recipe.config, **{key: value for key, value in given.items() if key in config}}
     TrainConfig(**training)
     return options, training
-
-
-def _check_kind(key: str, value: object, default: object) -> None:
-    """Refuse a value of another type than the default's. Where that is None, the reader checks the value."""
-    if default is None or value is None or dataclasses.MISSING in (default,):
-        return
-    if isinstance(default, bool) != isinstance(value, bool):
-        raise ConfigError(f"{key} = {value!r} must be {'true or false' if isinstance(default, bool) else 'a number'}")
-    good = isinstance(value, (int, float)) if isinstance(default, float) else isinstance(value, type(default))
-    if not good:
-        expected = {int: "a whole number", float: "a number", str: "a text", list: "a list"}.get(
-            type(default), "of another kind"
-        )
-        raise ConfigError(f"{key} = {value!r} must be {expected}")
 
 
 def prepare(

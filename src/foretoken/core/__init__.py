@@ -1,0 +1,1 @@
+"""Values that everything shares: token trees, keyed noise, sampling parameters, probabilities, errors."""
