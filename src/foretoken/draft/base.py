@@ -66,7 +66,7 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """Where the index tensors live."""
+        """The device of the index tensors."""
         return self.length.device
 
 

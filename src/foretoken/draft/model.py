@@ -26,7 +26,7 @@ class ModelDrafter(Drafter):
     Invariant: slots [0, filled[b]) hold KV of the first filled[b] tokens of row b's text. While a tree grows, its nodes
     lie behind the pending token in the order in which they were fed; ``observe`` moves the kept ones right behind the text.
     Leaves are never fed, so after full acceptance the last committed token is still missing (the classic off-by-one of
-    drafters): ``begin`` feeds whatever is missing up to the pending token, however much that is.
+    drafters): ``begin`` feeds all missing tokens up to the pending one.
     """
 
     can_join = True

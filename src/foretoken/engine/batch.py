@@ -139,8 +139,8 @@ class Batch:
 
     def read(self, most: int, *, warm: bool, whole: bool = False) -> tuple[int, float]:
         """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Requests whose text is
-        complete decode from the next step on. warm: drafters read the text too, where they can. whole: all texts are read
-        to their end, in as many passes as that takes."""
+        complete decode from the next step on. warm: drafters read the text too, where they can. whole: read all texts,
+        in several passes if needed."""
         begun = perf_counter()
         total, seen, ready = 0, [], []
         waiting = list(self.arrivals)

@@ -38,7 +38,7 @@ class ServiceOptions:
     cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         for name in ("max_num_seqs", "max_queue"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")

@@ -64,7 +64,7 @@ class Team:
     """Rows [start, stop) of the batch, guessed by one drafter and judged by one verifier."""
 
     def __init__(self, choice: Choice, drafter: Drafter, target: Target) -> None:
-        """target's cache is bound anew to the rows whenever they move."""
+        """target: its cache is rebound whenever the rows move."""
         self.key, self.method, self.verifier = choice.key, choice.method, choice.verifier
         self.shape: Shape = choice.shape
         self.draws: Draws = choice.config.proposal_draws

@@ -2,7 +2,7 @@
 
 A walk starts at the root of a tree of guesses and moves from child to child. A verifier says with which probability
 it stops at each node (``stops``), and which law the extra token has once it stopped there (``leftover``). So every
-verifier can be enumerated exactly without drawing anything, and there is one place that draws.
+verifier can be enumerated exactly without drawing anything, and all draws happen in one function.
 """
 
 from abc import ABC, abstractmethod

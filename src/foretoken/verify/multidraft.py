@@ -2,7 +2,7 @@
 
 The first children of a node that were drawn IID from its q (its *run*) are judged by one joint rule. The rule says with
 which probability the walk goes to each of them, and which law the next token has once all of them were rejected. That
-law must not depend on the drafts: only then may whatever stands behind the run (FIXED, COUPLED, WITHOUT_REPLACEMENT or
+law must not depend on the drafts: only then may the children after the run (FIXED, COUPLED, WITHOUT_REPLACEMENT or
 later IID children) be tried against it by recursive rejection, as in ``Rejection``. A run of one is plain rejection.
 
 Shapes: R nodes with a run of two or more, C children, V vocabulary. What a rule works out about two laws (its *fit*) is

@@ -5,7 +5,7 @@ from p_I to p is exact for any way of choosing: accept x with min(1, p(x) / p_I(
 (p - p_I)+. This form loses nothing (Khisti et al. 2410.18234): the aim is to bring p_I close to p. The optimum is
 known: alpha* = 1 + min over sets H of p(H) - q(H)^n (Hu et al. 2502.18779).
 
-Both rules see of a token only r = p / q and work on levels of it: small tables in float64, whatever V is. Shapes: R
+Both rules use only r = p / q of a token and work on levels of it: small tables in float64, whatever V is. Shapes: R
 nodes, C children, V vocabulary, L levels.
 """
 
