@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def num_nodes(self) -> int:
-        """Cache slots behind the text that a step may write."""
+        """Cache slots after the text that a step may write."""
         return max(self.config.max_nodes, self.shape.max_grown + 1)
 
 

@@ -62,7 +62,7 @@ class Walk:
 class Verdict:
     """One outcome, drawn: nodes path[b, :count[b]] are kept (the root first), then comes the token bonus[b]."""
 
-    path: Tensor  # [B, N] int64 node indices, ascending along the path; behind count, the rest in any order
+    path: Tensor  # [B, N] int64 node indices, ascending along the path; after count, the rest in any order
     count: Tensor  # [B] int64, at least 1
     bonus: Tensor  # [B] int64
     sound: Tensor  # [B] bool: False where the probabilities were not finite or all zero; bonus is then undefined

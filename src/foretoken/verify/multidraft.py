@@ -35,7 +35,7 @@ Fit = tuple[Tensor, ...]
 class Runs:
     """What ``stops`` leaves for ``leftover``."""
 
-    table: Tensor  # [B, N, C] children of each node, -1 behind the last
+    table: Tensor  # [B, N, C] children of each node, -1 after the last
     length: Tensor  # [B, N] int64 length of each node's run
     place: Tensor  # [B, N] int64 a node's row in fit; undefined where length < 2
     fit: Fit
@@ -56,7 +56,7 @@ class MultiDraft(Verifier):
     @abstractmethod
     def choose(self, fit: Fit, p: Tensor, q: Tensor, tokens: Tensor, count: Tensor) -> Tensor:
         """[R, C] float64: the probability that the walk goes to each of the run's drafts tokens[r, :count[r]], which
-        were drawn from q independently; columns behind the run are undefined."""
+        were drawn from q independently; columns after the run are undefined."""
 
     @abstractmethod
     def rest(self, fit: Fit, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
