@@ -48,7 +48,7 @@ class Journal:
         if found is None:
             self._write({"journal": VERSION, "identity": mine})
         elif not _ends_with_newline(self.file):
-            self._stream.write("\n")  # the last line was cut short: the next one begins anew
+            self._stream.write("\n")  # the last line was cut short: start a new line
 
     def append(self, record: Mapping[str, Any]) -> None:
         """Keep one result. Raises OSError that names the file."""

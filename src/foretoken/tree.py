@@ -262,7 +262,7 @@ class Plan:
 
 
 def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = None, pack: bool = False) -> Plan:
-    """Lay a tree behind the committed tokens of each row. Pure: a function of its arguments alone.
+    """Lay a tree after the committed tokens of each row. Pure: a function of its arguments alone.
 
     parent [B, N], length [B] committed slots; capacity is the number of slots a row has. span (default capacity) is how
     many of them attention reads: any value >= max(length) + N gives the same mathematical result.

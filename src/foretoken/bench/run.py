@@ -36,7 +36,7 @@ class BenchMethod:
 def parse_method(text: str, *, draft: str | None = None, verify: str | None = None) -> BenchMethod:
     """``METHOD[:N][:VERIFY][:SHAPE][:DRAWS]``, e.g. "draft_model:5" or "draft_model:6:rejection:sequoia/size=16:iid".
 
-    The parts behind the name may come in any order. Raises ConfigError.
+    The parts after the name may come in any order. Raises ConfigError.
     """
     name, *rest = text.strip().split(":")
     options: dict[str, Any] = {"method": name}

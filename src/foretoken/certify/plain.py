@@ -51,7 +51,8 @@ def unfiltered(text: Text) -> Text:
 
 
 def one_node(target: Target, token: int, length: int, width: int) -> Tensor:
-    """[V] logits after one token behind ``length`` committed slots, as ``step`` runs it: width nodes where width > 0."""
+    """[V] logits after one token that follows ``length`` committed slots, as ``step`` runs it: width nodes where width
+    > 0."""
     tree = root_tree(torch.tensor([token], device=target.spec.device))
     if width > 1:
         tree = pad_tree(tree, width)
@@ -74,7 +75,7 @@ def after(model: CausalModel, ids: Sequence[int], *, width: int = 0) -> Tensor:
 def plain_logits(model: CausalModel, visits: Sequence[Visit], width: int) -> Iterator[tuple[Visit, int, Tensor]]:
     """(visit, node, logits [V]) of every node of every visit, the text read once a request.
 
-    Long prefixes come first, so that what a path leaves in the cache lies behind all that is still to be read; a node
+    Long prefixes come first, so that what a path leaves in the cache lies after all that is still to be read; a node
     follows its parent at once or after its siblings' subtrees, so that the cache holds its own path.
     """
     by_request: dict[int, list[Visit]] = {}

@@ -1,6 +1,6 @@
 """Options made from the fields of a dataclass: a setting is declared once, with its type, its default and its help.
 
-What is read of a field's metadata is said in ``foretoken.core.settings.setting``. A field without help is no option.
+Metadata keys are documented in ``foretoken.core.settings.setting``. A field without help is not an option.
 """
 
 import dataclasses
@@ -19,8 +19,8 @@ Command = Callable[..., None]
 def with_fields(kind: type, *, into: str, panel: str) -> Callable[[Command], Command]:
     """A decorator: in place of the parameter ``into``, a dict, the command has an option for every field of a dataclass.
 
-    The dict holds what was given, by the name of the field. panel: of the help, for fields that name none. A flag is given
-    where the field's default is to be turned over. A mapping stays the text that was given.
+    The dict holds what was given, by the name of the field. panel: the help panel of fields that name none. A flag
+    inverts a field's default. A mapping is passed on as text.
     """
     fields = {_parameter_name(item): item for item in dataclasses.fields(kind) if "help" in item.metadata}
     made = {name: _parameter(name, item, panel) for name, item in fields.items()}
@@ -47,7 +47,7 @@ def with_fields(kind: type, *, into: str, panel: str) -> Callable[[Command], Com
 
 
 def option(kind: type, name: str, *, panel: str) -> Any:
-    """The option of one field, for commands whose default is another: ``Annotated[int, option(kind, name)]``."""
+    """The option of one field, for commands with another default: ``Annotated[int, option(kind, name)]``."""
     item = next(item for item in dataclasses.fields(kind) if item.name == name)
     return _option(item, panel, show_default=True)
 
@@ -66,7 +66,8 @@ def _parameter_name(item: "dataclasses.Field[Any]") -> str:
 
 
 def _kind(item: "dataclasses.Field[Any]") -> Any:
-    """What typer reads for a field: T of T and of T | None, a list of texts for a tuple, a text for a mapping."""
+    """The type that typer gets for a field: T of T and of T | None, a list of texts for a tuple, a text for a
+    mapping."""
     union = get_args(item.type) if isinstance(item.type, UnionType) else (item.type,)
     kinds = [kind for kind in union if kind is not type(None)]
     kind: Any = kinds[0]

@@ -37,9 +37,9 @@ class SamplingParams:
     max_new_tokens: int = setting(128, "The most tokens to write.", envvar="FORETOKEN_MAX_NEW_TOKENS")
     stop: tuple[str, ...] = setting((), "Stop before this text; may be repeated.")
     stop_token_ids: tuple[int, ...] = ()  # further end tokens
-    ignore_eos: bool = setting(False, "Go on behind the model's end token.")
+    ignore_eos: bool = setting(False, "Continue after the model's end token.")
     seed: int | None = setting(
-        None, "The same seed gives the same text.", envvar="FORETOKEN_SEED", told="a fresh one, told in the figures"
+        None, "The same seed gives the same text.", envvar="FORETOKEN_SEED", told="a fresh one, shown in the figures"
     )
     logits_processor: LogitsProcessor | None = None
 
@@ -74,7 +74,7 @@ class SamplingParams:
 
     @property
     def reads_history(self) -> bool:
-        """Whether the law depends on more than the last logits."""
+        """Whether the probabilities depend on more than the last logits."""
         return (
             self.repetition_penalty != 1.0
             or self.presence_penalty != 0.0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from pydantic import TypeAdapter
 
 T = TypeVar("T")
-_LISTS: dict[Any, tuple[str, tuple[str, ...]]] = {  # what their items are called, and an example
+_LISTS: dict[Any, tuple[str, tuple[str, ...]]] = {  # name of the items in messages, and an example
     tuple[int, ...]: ("whole numbers", ("4", "2", "1")),
     tuple[float, ...]: ("numbers", ("0.6", "0.2")),
     tuple[str, ...]: ("texts", ("a", "b")),
@@ -29,15 +29,15 @@ _KINDS: dict[Any, str] = {
     **{kind: f"a list of {items}" for kind, (items, _) in _LISTS.items()},
 }
 _KINDS |= {kind | None: called for kind, called in _KINDS.items()}
-"""Kinds of settings, and what they are called. A field of another kind takes what it is given."""
+"""Types of settings, and their names in messages. Values of other types are not checked."""
 
 
 def setting(default: Any, help: str, **more: Any) -> Any:
-    """A field that a user may set, with what ``foretoken.cli.fields`` makes an option of.
+    """A field that a user may set, with the metadata from which ``foretoken.cli.fields`` makes an option.
 
-    more, where it differs from what the field's name and type say: ``option`` (e.g. "--loss-temperature"), ``metavar``,
-    ``envvar``, ``panel`` of the help, ``min``, and as what the default is ``told``. A default that is a type is called for
-    each instance.
+    more: values that differ from the field's name and type: ``option`` (e.g. "--loss-temperature"), ``metavar``,
+    ``envvar``, ``panel`` of the help, ``min``, and ``told``, the text of the default. A default that is a type is
+    called for each instance.
     """
     about = {"help": help, **more}
     if isinstance(default, type):
@@ -53,7 +53,7 @@ def read(kind: type[T], given: Mapping[str, Any], where: str) -> T:
 def checked(kind: type, given: Mapping[str, Any], where: str) -> dict[str, Any]:
     """The settings as the fields of a dataclass hold them. where ends the message about an unknown key ("in X").
 
-    A whole number may stand for a number and a list for a tuple; nothing else is converted. Raises ConfigError.
+    An int is accepted for a float and a list for a tuple; nothing else is converted. Raises ConfigError.
     """
     kinds = field_kinds(kind)
     check_keys(given, kinds, where)

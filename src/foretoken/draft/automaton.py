@@ -91,7 +91,7 @@ class Automaton:
         """How the texts go on from a place, the most frequent first, of equals the latest; rarer ones left out.
 
         A place at which every text ends is shortened until one goes on; below ``least`` tokens there is no answer.
-        Looks once at every token that followed there: a few behind two tokens, up to thousands behind a single one.
+        Looks once at every token that followed there: a few after two tokens, up to thousands after a single one.
         """
         state, size = self._settled(place)
         while size >= least and not self.next[state]:
@@ -147,7 +147,7 @@ class Automaton:
         self._last = fresh
 
     def _split(self, at: int, token: int, state: int) -> int:
-        """Give the suffixes of ``state`` up to the one behind ``at`` a class of their own, with the same past."""
+        """Give the suffixes of ``state`` up to the one after ``at`` a class of their own, with the same past."""
         part = self._new_state(
             self.length[at] + 1, dict(self.next[state]), self.link[state], self.count[state], self.latest[state]
         )

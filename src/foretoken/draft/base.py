@@ -66,7 +66,7 @@ class Context:
 
     @property
     def device(self) -> torch.device:
-        """Where the index tensors live."""
+        """The device of the index tensors."""
         return self.length.device
 
 
@@ -138,7 +138,7 @@ class Drafter(ABC):
         """Drop all rows but these, in this order. A drafter with state per row must override it."""
 
     def join(self, other: "Drafter", context: Context) -> None:
-        """Append another drafter's rows behind these: ``other`` was opened by the same method for other rows (usually one),
+        """Append another drafter's rows after these: ``other`` was opened by the same method for other rows (usually one),
         has read their prompts, and is not used afterwards. context is the joined one: these rows, then other's. Called only
         where ``can_join``."""
         raise RuntimeError(f"{type(self).__name__} was joined though its can_join is False")

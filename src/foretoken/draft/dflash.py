@@ -24,7 +24,7 @@ class DFlashDrafter(Drafter):
     """The head with its own KV cache.
 
     Invariant: slot t < length[b] holds K and V of the feature of position t; slot is position. The rows of a block are
-    written behind them and never counted: the next features overwrite them. So nothing is ever moved or cropped.
+    written after them and never counted: the next features overwrite them. So nothing is ever moved or cropped.
     """
 
     can_join = True
@@ -94,7 +94,7 @@ class DFlashDrafter(Drafter):
         return grow.grow(self, context, limits, shape, draws, noise).tree
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Run the block behind each row's pending token, and what became known before it since the last block."""
+        """Run the block after each row's pending token, and what became known before it since the last block."""
         head, config = self.head, self.head.config
         depth = max(limits)
         num_rows = config.num_rows(depth)
@@ -145,11 +145,11 @@ class DFlashDrafter(Drafter):
         return self.head.confidence(self.normed[row, depth], tokens.gather(1, parent)).sigmoid()
 
     def _tilted(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """logits [B, W, V] behind nodes of these tokens [B, W]."""
+        """logits [B, W, V] after nodes of these tokens [B, W]."""
         return logits if self.head.markov_head is None else logits + self.head.bias(tokens)
 
     def _take(self, context: Context, num_rows: int) -> tuple[Tensor, Tensor]:
-        """(context features [B, n, H] not yet in memory, slots [B, n + Q] of them and of the block behind them)."""
+        """(context features [B, n, H] not yet in memory, slots [B, n + Q] of them and of the block after them)."""
         known, start, count = self.features.take()
         assert self.features.ends == context.lengths, "features are known of all positions before the pending token"
         if known is None:

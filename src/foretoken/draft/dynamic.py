@@ -1,7 +1,7 @@
 """Dynamic trees, grown by the draft's probabilities: DySpec, EAGLE-2, OPT-Tree. One pass of the drafter a depth, for
 the whole frontier.
 
-Each pass finds up to C candidates behind every node that was read. A candidate has two values, both probabilities under q
+Each pass finds up to C candidates after every node that was read. A candidate has two values, both probabilities under q
 given the context: ``place``, the probability that the walk reaches its position, known before its own token is drawn;
 and ``own``, the probability that it reaches the candidate itself, which weights its children. In the end the ``size``
 candidates of largest ``place`` form the tree.
@@ -36,7 +36,7 @@ def draw_children(drawing: Drawing, law: Tensor, nodes: Nodes) -> Children:
 
 
 class Growth:
-    """A tree being grown in B rows: n nodes that were fed to the drafter, M candidates found behind them.
+    """A tree being grown in B rows: n nodes that were fed to the drafter, M candidates found after them.
 
     Candidate 0 is the root, which is fed as node 0. Fed nodes lie in slots of their own order.
     """
@@ -74,7 +74,7 @@ class Growth:
         return warp(self.logits, self.context.processors.softened, self.context.history, paths)
 
     def add(self, drawn: Children, place: Tensor, own: Tensor) -> None:
-        """Take the candidates [B, W, C] behind the frontier; place and own are relative to their parents."""
+        """Take the candidates [B, W, C] after the frontier; place and own are relative to their parents."""
         count = drawn.tokens.shape[2]
         value = self.own.gather(1, self.frontier)[:, :, None]  # [B, W, 1]
         deeper = self.depth[:, self.first :] < self.limits  # [B, W]
@@ -156,7 +156,7 @@ class Growth:
 
 
 def _largest(value: Tensor, count: int, threshold: float = 0.0) -> Tensor:
-    """[B, min(count, M)] indices of the largest values [B, M] that are positive and at least threshold, M behind them;
+    """[B, min(count, M)] indices of the largest values [B, M] that are positive and at least threshold, M after them;
     ties to the lower index."""
     best, index = value.sort(dim=1, descending=True, stable=True)
     best, index = best[:, :count], index[:, :count]
@@ -243,7 +243,7 @@ _WORTH: dict[Draws, Callable[[Children, Tensor], tuple[Tensor, Tensor]]] = {
 
 
 def _expand(growth: Growth, drawing: Drawing, width: int, first_number: int, depth: int | Tensor, least: float) -> None:
-    """Draw up to width candidates behind each node of the frontier. least is for Draws.GREEDY alone: a FIXED child is
+    """Draw up to width candidates after each node of the frontier. least is for Draws.GREEDY alone: a FIXED child is
     one of the most probable tokens that the walk comes to with at least this probability, decided before the draw."""
     law = growth.read()
     num_nodes, device = law.shape[1], law.device

@@ -28,7 +28,7 @@ from foretoken.tree import Draws, Plan, TokenTree, chain_parent, layout, root_tr
 class EagleDrafter(Drafter):
     """The head with a cache of its own.
 
-    Invariant: slots [0, filled[b]) hold pairs of the target's own features; what lies behind was drafted and is written
+    Invariant: slots [0, filled[b]) hold pairs of the target's own features; later slots hold drafted pairs and are written
     over. Nothing is moved after a commit: the accepted nodes' pairs held guessed features, and ``begin`` computes them
     again from the true ones, as far as the pending token's. (2401.15077 and 2503.01840, whose caches do the same.)
     """
@@ -66,7 +66,7 @@ class EagleDrafter(Drafter):
         self.buffer.observe(commit)
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
-        """A tree as deep as each row has room for; none behind a text of one token, which has no feature yet."""
+        """A tree as deep as each row has room for; none after a text of one token, which has no feature yet."""
         limits = [
             min(shape.depth, room) if length else 0 for room, length in zip(context.room, context.lengths, strict=True)
         ]
@@ -90,7 +90,7 @@ class EagleDrafter(Drafter):
         if all(limits):
             base = context.length - 1
         else:
-            # A row without room computes unused values in slots behind its own pairs.
+            # A row without room computes unused values in slots after its own pairs.
             base = torch.tensor([max(0, filled - 1) for filled in self.filled], device=context.device)
         self._outputs[:, :1] = out
         self.hidden = out

@@ -12,13 +12,13 @@ from foretoken.draft.base import Commit, PromptChunk
 class FeatureBuffer:
     """Features of each row's committed positions, in order, until they are taken.
 
-    Invariant: row b holds those of positions [start[b], start[b] + count[b]); whatever lies before was taken. Features
+    Invariant: row b holds those of positions [start[b], start[b] + count[b]); earlier ones were taken. Features
     of positions [0, length) are known before a step, so start + count == length between steps, for every row.
     """
 
     def __init__(self, num_rows: int, prepare: Callable[[Tensor], Tensor] | None = None) -> None:
         """prepare maps a block of taps [B, n, T * H] to features [B, n, F] as it comes in (a fusion keeps a third of it);
-        it must treat every position by itself. Default: the taps themselves."""
+        it must treat positions independently. Default: the taps themselves."""
         self.prepare = prepare
         self.start = [0] * num_rows
         self.count = [0] * num_rows
@@ -68,8 +68,8 @@ class FeatureBuffer:
         """All that is held of the rows where wanted[b] is not 0 (default: of all), which then hold nothing.
 
         Returns (features [B, n, F] with n = max(count), padded on the right with anything finite; start [B] the position
-        of each row's first feature; count [B], 0 where a row was not wanted). Features are None where n is 0. They may
-        share memory with nothing but earlier takes: the caller may keep them.
+        of each row's first feature; count [B], 0 where a row was not wanted). Features are None where n is 0. They
+        share memory at most with results of earlier calls, so the caller may keep them.
         """
         rows = range(len(self.count))
         asked = [wanted is None or bool(wanted[row]) for row in rows]

@@ -58,7 +58,7 @@ class Grown:
     """A tree, and the slots of its nodes in the cache of the drafter that grew it."""
 
     tree: TokenTree
-    slots: Tensor  # [B, N] int64: node i's KV lies this many slots behind the root's; -1: it was never fed
+    slots: Tensor  # [B, N] int64: node i's KV lies this many slots after the root's; -1: it was never fed
 
     @classmethod
     def of_chain(cls, tree: TokenTree, num_tokens: int) -> "Grown":

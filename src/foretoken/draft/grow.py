@@ -37,7 +37,7 @@ Stop = Callable[[int, Callable[[], Tensor]], Tensor]
 def grow(
     expander: Expander, context: Context, limits: Sequence[int], shape: Shape, draws: Draws, noise: Noise
 ) -> Grown:
-    """A tree of this shape behind each row's pending token, none of row b's nodes deeper than limits[b] (of which the
+    """A tree of this shape after each row's pending token, none of row b's nodes deeper than limits[b] (of which the
     largest is at least 1). The drafter's law goes through the same ``warp`` as the target's.
 
     Raises ConfigError where the shape needs an acceptance head that the expander does not have.
@@ -149,7 +149,7 @@ def chain(
             note(context, logits)
     q = torch.stack([*laws, torch.zeros_like(laws[0])], 1) if laws else None  # the leaf has no children
     if q is not None and count is not None:
-        leaf = torch.arange(q.shape[1], device=device) + 1 >= count[:, None]  # or behind it
+        leaf = torch.arange(q.shape[1], device=device) + 1 >= count[:, None]  # or after it
         q = q.masked_fill(leaf[:, :, None], 0.0)
     return chain_tree(tokens, count, law=law, q=q)
 

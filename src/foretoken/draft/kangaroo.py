@@ -180,7 +180,7 @@ class KangarooDrafter(EarlyExitDrafter):
         self.last: Tensor | None = None  # [B, 1, H] shallow state at position length - 1; None where no row lacks it
 
     def read_prompt(self, chunk: PromptChunk) -> None:
-        """Keys and values of known text. Padding of short rows goes behind them, where the root will overwrite it."""
+        """Keys and values of known text. Padding of short rows goes after them, where the root will overwrite it."""
         device = chunk.taps.device
         start = torch.tensor(chunk.start, device=device)
         self.filled = [begun + count for begun, count in zip(chunk.start, chunk.count, strict=True)]
@@ -222,7 +222,7 @@ class KangarooDrafter(EarlyExitDrafter):
         self.cache.move(src, dst)
 
     def observe(self, commit: Commit) -> None:
-        """Move a side branch behind the text, as the engine does in the target's cache."""
+        """Move a side branch after the text, as the engine does in the target's cache."""
         paths = commit.path
         if any(path != list(range(len(path))) for path in paths):
             width, device = max(map(len, paths)), commit.length.device

@@ -1,7 +1,7 @@
 """Medusa heads as a drafter (Cai et al. 2401.10774): one hidden state, one guess for each of the next K places.
 
-The heads see no guess: head k's law is that of place k whatever was guessed before it. So one pass of all heads serves
-a whole tree, and the only state of a row is the hidden state of its last committed token.
+The heads do not read guesses: head k's distribution does not depend on the guesses before it. So one pass of all heads
+serves a whole tree, and the only state of a row is the hidden state of its last committed token.
 """
 
 from collections.abc import Sequence

@@ -24,9 +24,9 @@ class ModelDrafter(Drafter):
     """The draft model with its own KV cache.
 
     Invariant: slots [0, filled[b]) hold KV of the first filled[b] tokens of row b's text. While a tree grows, its nodes
-    lie behind the pending token in the order in which they were fed; ``observe`` moves the kept ones right behind the text.
+    lie after the pending token in the order in which they were fed; ``observe`` moves the kept ones right after the text.
     Leaves are never fed, so after full acceptance the last committed token is still missing (the classic off-by-one of
-    drafters): ``begin`` feeds whatever is missing up to the pending token, however much that is.
+    drafters): ``begin`` feeds all missing tokens up to the pending one.
     """
 
     can_join = True
@@ -79,7 +79,7 @@ class ModelDrafter(Drafter):
         if all(limits):
             base = context.length
         else:
-            # A row without room computes unused values behind its own tokens, inside the model's context.
+            # A row without room computes unused values after its own tokens, inside the model's context.
             places = [
                 length if limit else filled
                 for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
@@ -116,12 +116,12 @@ class ModelDrafter(Drafter):
         return predicted(self.acceptance, self.hidden, law_inputs(self.told[1], self.tokens, self.temperature))
 
     def observe(self, commit: Commit) -> None:
-        """Move what was fed and kept behind the text, and count it as filled; the rest is fed at the next begin."""
+        """Move what was fed and kept after the text, and count it as filled; the rest is fed at the next begin."""
         if not self.has_fed:
             return
         self.has_fed = False
         assert self.slots is not None
-        kept: list[list[int]] = []  # slots behind the root's, of each row's kept nodes as far as they were fed
+        kept: list[list[int]] = []  # slots after the root's, of each row's kept nodes as far as they were fed
         for limit, slots, path in zip(self.limits, self.slots.tolist(), commit.path, strict=True):
             fed = [slots[node] for node in path] if limit else []
             kept.append(fed[: fed.index(-1)] if -1 in fed else fed)
@@ -130,7 +130,7 @@ class ModelDrafter(Drafter):
             width = max(map(len, kept))
             device = commit.length.device
             sources = torch.tensor([row + list(range(len(row), width)) for row in kept], device=device)
-            # Behind a short path, and in rows that fed nothing, a slot is moved onto itself.
+            # After a short path, and in rows that fed nothing, a slot is moved onto itself.
             self.target.commit(
                 commit.length[:, None] + sources, commit.length[:, None] + torch.arange(width, device=device)
             )

@@ -19,7 +19,7 @@ class Follower:
     """A place in one predicted text. While the output agrees, the place advances; after a mismatch it is searched for.
 
     It is found where the longest suffix of the output (at most MAX_ANCHOR tokens) occurs in the prediction; of equally
-    long ones the first behind the last known place wins, since edits keep the order, else the last before it.
+    long ones the first after the last known place wins, since edits keep the order, else the last before it.
     """
 
     def __init__(self, prediction: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """Guess the tokens that the target found likely when it last read the same token (Token Recycling, 2408.08696).
 
-One matrix [V, K]: after token t, the K tokens that the target found most probable when it last read t, wherever that was,
+One matrix [V, K]: after token t, the K tokens that the target found most probable when it last read t, in any text,
 rejected branches included. Child number j of a node with token t is entry [t, j]. Nothing is trained; the matrix takes
 V * K * 4 bytes (1 MB for 32,768 tokens and K = 8) and starts empty: an entry that was never filled is no child.
 """
@@ -251,7 +251,7 @@ class Recycling(Method):
         return Recycling(num_candidates=self.capabilities.candidates, by_row=True)
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
-        """The matrix; made at the first batch, when vocabulary and device are known, and anew if these are others."""
+        """The matrix. Allocated at the first batch, and again if vocabulary or device change."""
         vocab_size, device = context.processors.vocab_size, context.device
         num_candidates = min(self.capabilities.candidates, vocab_size)
         if self.by_row:

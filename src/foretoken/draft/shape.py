@@ -179,7 +179,7 @@ class Delayed(Shape):
 
     @property
     def max_guesses(self) -> int:
-        """The line and ``width`` lines behind it."""
+        """The line and ``width`` lines after it."""
         return self.delay + self.width * max(0, self.depth - self.delay)
 
     @property

@@ -116,7 +116,7 @@ class SuffixRow:
 def best_first(
     automaton: Automaton, place: Place, *, depth: int, size: int, width: int, least_score: float, least_match: int
 ) -> tuple[list[Node], float]:
-    """At most ``size`` guesses behind a place, the best scores first, and their sum.
+    """At most ``size`` guesses after a place, the best scores first, and their sum.
 
     depth: most in a line; width: most children of a node (1: a greedy chain). A guess of a score below least_score is
     not made, nor one whose context has fewer than least_match tokens.

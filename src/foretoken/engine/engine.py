@@ -1,4 +1,4 @@
-"""The engine: requests in, completions out. ``step.py`` is the decoding; this file is what surrounds it."""
+"""The engine: requests in, completions out. ``step.py`` decodes; this file prepares requests and collects results."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -80,7 +80,7 @@ class Engine:
         if prefix_memory_gib < 0:
             raise ConfigError(f"prefix_memory_gib = {prefix_memory_gib} must not be negative; 0 keeps nothing")
         self._prefixes = PrefixStore(int(prefix_memory_gib * 2**30)) if prefix_memory_gib else None
-        self._choices: dict[MethodConfig, Choice] = {}  # of requests that chose another way than the engine's
+        self._choices: dict[MethodConfig, Choice] = {}  # of requests with another configuration than the engine's
 
     @classmethod
     def load(
@@ -146,7 +146,7 @@ class Engine:
         return self.generate_batch([Request(prompt, _params(params, options), prediction)])[0]
 
     def generate_batch(self, requests: Sequence[Request | Prompt], *, batch_size: int = 8) -> list[Completion]:
-        """Complete many, at most batch_size at a time, in order. A request's tokens do not depend on the other
+        """Complete many prompts, at most batch_size at a time, in order. A request's tokens do not depend on the other
         requests."""
         completions: dict[int, Completion] = dict(self.completions(requests, batch_size=batch_size))
         return [completions[index] for index in range(len(completions))]

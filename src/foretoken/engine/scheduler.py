@@ -28,7 +28,7 @@ from foretoken.planner.planner import Planner
 HEADROOM = 16
 """Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""
 MIN_CHUNK = 16
-"""A prefill pass reads at least so many tokens, whatever the stall target: else prompts would never be read."""
+"""Least tokens of a prefill pass, independent of the stall target: otherwise prompts might never be read."""
 
 
 @dataclass(frozen=True)

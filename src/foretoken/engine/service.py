@@ -1,4 +1,4 @@
-"""The engine as a service: one thread owns the device and decodes; everything else may call from any thread."""
+"""The engine as a service: one thread owns the device and decodes; its methods may be called from any thread."""
 
 import logging
 import secrets
@@ -249,7 +249,7 @@ class Service:
             self._scheduler.cancel(request_id)
 
     def snapshot(self) -> Snapshot:
-        """Counters and gauges now."""
+        """The current counters and gauges."""
         if self._scheduler is None or self._planner is None:
             return Snapshot()
         scheduler, planner = self._scheduler, self._planner

@@ -173,7 +173,7 @@ class State(Context):
         before = self.length
         for ids, tokens in zip(self.history.ids, emitted, strict=True):
             ids.extend(tokens)
-        # A row that ended inside the path keeps no node behind its last token: length is cut with the text.
+        # A row that ended inside the path keeps no node after its last token: length is cut with the text.
         self.lengths = [len(ids) - 1 for ids in self.history.ids]
         self.room = [row.room for row in self.rows]
         device = before.device
@@ -242,7 +242,7 @@ def _count(counters: list[int], reached: int, width: int = 0) -> None:
 
 
 def _moves(length: Tensor, paths: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor] | None:
-    """Slots to move so that each kept path lies behind the committed tokens; None where all lie there already."""
+    """Slots to move so that each kept path lies after the committed tokens; None where all lie there already."""
     if all(path == list(range(len(path))) for path in paths):
         return None
     width = max(map(len, paths))

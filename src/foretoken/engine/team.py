@@ -56,7 +56,7 @@ class Choice:
 
     @property
     def num_nodes(self) -> int:
-        """Cache slots behind the text that a step may write."""
+        """Cache slots after the text that a step may write."""
         return max(self.config.max_nodes, self.shape.max_grown + 1)
 
 
@@ -64,7 +64,7 @@ class Team:
     """Rows [start, stop) of the batch, guessed by one drafter and judged by one verifier."""
 
     def __init__(self, choice: Choice, drafter: Drafter, target: Target) -> None:
-        """target's cache is bound anew to the rows whenever they move."""
+        """target: its cache is rebound whenever the rows move."""
         self.key, self.method, self.verifier = choice.key, choice.method, choice.verifier
         self.shape: Shape = choice.shape
         self.draws: Draws = choice.config.proposal_draws

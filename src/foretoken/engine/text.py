@@ -1,4 +1,4 @@
-"""From tokens to text while it is being made: whole characters only, and stop texts found wherever they fall."""
+"""Incremental detokenization: whole characters only, and stop texts across token boundaries."""
 
 from collections.abc import Sequence
 from typing import Protocol

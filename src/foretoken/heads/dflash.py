@@ -2,7 +2,7 @@
 
 The target's features take the place of the drafter's own text: each layer projects them, and the block's rows, with the
 same weights to keys and values. The block is the embedding of the pending token, the *anchor*, and of mask tokens
-behind it. Two descendants are options here: the causal block of JetSpec (2606.18394, section 3), and DSpark's
+after it. Two descendants are options here: the causal block of JetSpec (2606.18394, section 3), and DSpark's
 (2607.05147) anchor that predicts, Markov head and confidence head. Embedding and head are the target's and are never
 stored.
 """

@@ -16,7 +16,7 @@ class JudgeConfig(HeadConfig):
     """What the head reads."""
 
     layer: int  # whose output, before any norm
-    columns: int  # W: the first so many of its H columns; an inflated target has zeros behind them
+    columns: int  # W: the first so many of its H columns; an inflated target has zeros after them
     eps: float = 1e-6  # of the RMS norm over these columns
     training: dict[str, Any] = field(default_factory=dict)  # figures for people; not read by the program
 

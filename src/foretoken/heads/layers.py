@@ -168,7 +168,7 @@ def turn(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
 
 def causal_mask(length: Tensor, num_tokens: int) -> Tensor:
-    """[B, 1, T, T] bool: each position sees itself and earlier ones; those behind length [B] see themselves alone."""
+    """[B, 1, T, T] bool: each position sees itself and earlier ones; those after length [B] see themselves alone."""
     index = torch.arange(num_tokens, device=length.device)
     seen = index[:, None] >= index[None, :]
     real = index < length[:, None]  # [B, T]

@@ -105,7 +105,7 @@ class MedusaHead(Head):
 
     @torch.no_grad()
     def stacked(self) -> Stacked:
-        """All weights side by side. They then live there: the parameters become views, so nothing is held twice."""
+        """All weights side by side. The parameters become views of the stacked tensors, so nothing is stored twice."""
         heads = [self.one(index) for index in range(self.config.num_heads)]
 
         def gather(parameters: list[nn.Parameter]) -> Tensor:

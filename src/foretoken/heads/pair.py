@@ -1,6 +1,6 @@
 """The common base of the EAGLE heads: a few layers over *pairs* (feature of position t, token at position t + 1).
 
-Pair t is read at rotary position t and guesses token t + 2. Features of committed positions are the target's; behind
+Pair t is read at rotary position t and guesses token t + 2. Features of committed positions are the target's; after
 them a head feeds on its own outputs. Decoding (``advance``, over a tree and a cache) and training (``unroll``, all
 positions of a text at once) are made of the same three parts, ``enter``, the decoder layers and ``leave``.
 """
@@ -125,7 +125,7 @@ class PairHead(Head):
         reads), [..., H] each."""
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
-        """An empty cache of the layers: slot i holds pair i, tree nodes lie behind."""
+        """An empty cache of the layers: slot i holds pair i, tree nodes follow."""
         config, device = self.config, self.decoder[0].self_attn.q_proj.weight.device
         shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
         return KVCache(num_rows, capacity, shapes, self.dtype, [device] * config.num_layers)
@@ -145,10 +145,10 @@ class PairHead(Head):
         return self.leave(hidden)
 
     def unroll(self, embeds: Tensor, features: Tensor, num_steps: int) -> list[tuple[Tensor, Tensor]]:
-        """Training-time test (EAGLE-3, 2503.01840): num_steps guesses in a line behind every pair of a text, in parallel.
+        """Training-time test (EAGLE-3, 2503.01840): num_steps guesses in a line after every pair of a text, in parallel.
 
         embeds and features [B, T, H]: index t holds the embedding of token t + 1 and the target's feature of position
-        t. Step j at index t is the pair that a chain drafted behind pair t would hold at depth j, its tokens being the
+        t. Step j at index t is the pair that a chain drafted after pair t would hold at depth j, its tokens being the
         text's own: token t + 1 + j, with the output of step j - 1 as feature, at rotary position t + j; it sees the
         target's pairs 0 .. t and the line's own steps 1 .. j. Returns of each step what ``leave`` returns, [B, T, H].
         Index t of step j is defined where t + j < T and pair t is real: texts are padded on the right.

@@ -108,7 +108,7 @@ class KVCache:
             memory[here[0], :, here[2]] = memory[here[0], :, here[1]]
 
     def keep(self, rows: Tensor, used: int | None = None) -> None:
-        """Drop all rows but rows [B'], in that order. Slots at or behind ``used`` (default: all) need not survive. The
+        """Drop all rows but rows [B'], in that order. Slots at or after ``used`` (default: all) need not survive. The
         memory of rows that are no longer in use is released."""
         used = self.capacity if used is None else used
         moved = [(place, row) for place, row in enumerate(rows.tolist()) if place != row]
@@ -125,7 +125,7 @@ class KVCache:
             self.release(row)
 
     def join(self, other: "KVCache", used: int) -> None:
-        """Append the other's rows behind these, copying slots [0, used) of each. Raises CapacityError where they are too
+        """Append the other's rows after these, copying slots [0, used) of each. Raises CapacityError where they are too
         long for this cache."""
         if used > self.capacity:
             raise CapacityError(f"{used} slots of a row join a cache whose rows have {self.capacity}")
@@ -135,7 +135,7 @@ class KVCache:
             mine[start:, :, :used] = theirs[:, :, :used]
 
     def open_rows(self, count: int) -> None:
-        """Take count more rows into use, behind the others. Their contents are undefined, but finite."""
+        """Take count more rows into use, after the others. Their contents are undefined, but finite."""
         if self.num_rows + count > self.reserve:
             keys, values = self._all_keys, self._all_values
             self._allocate(max(self.num_rows + count, 2 * self.reserve))

@@ -123,7 +123,7 @@ def check_layers(weights: Weights, config: Any, *, name: str) -> None:
     """
     text = config.get_text_config()
     num_layers = int(text.num_hidden_layers)
-    # DeepSeek and its kin keep layers of multi-token prediction behind the model's own.
+    # DeepSeek and its kin keep layers of multi-token prediction after the model's own.
     most = num_layers + int(getattr(text, "num_nextn_predict_layers", None) or 0)
     counts = weights.layer_counts
     if counts and not any(num_layers <= count <= most for count in counts):

@@ -49,7 +49,7 @@ def feed(
     longest = max(map(len, missing))
     while done < longest:
         start = [min(at + done, at + len(tokens)) for at, tokens in zip(filled, missing, strict=True)]
-        # Padding of short rows is written behind them and must find room there too.
+        # Padding of short rows is written after them and must find room there too.
         chunk = min(PREFILL_CHUNK, capacity - max(start))
         pieces = [list(tokens[done : done + chunk]) for tokens in missing]
         width = max(map(len, pieces))

@@ -146,5 +146,5 @@ class Target:
         self.cache.move(src, dst)
 
     def keep(self, rows: Tensor, used: int | None = None) -> None:
-        """Drop all rows but rows [B'] (their order becomes the new one); slots at or behind ``used`` need not survive."""
+        """Drop all rows but rows [B'] (their order becomes the new one); slots at or after ``used`` need not survive."""
         self.cache.keep(rows, used)

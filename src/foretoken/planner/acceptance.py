@@ -16,8 +16,8 @@ Array = NDArray[np.float64]
 
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 2.0  # of a method without data: tried first, dropped after a few misses
 PRIOR_FOUND, PRIOR_FOUND_WEIGHT = 0.9, 1.0
-CHAIN_WEIGHT = 3.0  # what the position before is worth, in proposals
-POOL_WEIGHT = 4.0  # what the method's rate is worth to a request, in proposals
+CHAIN_WEIGHT = 3.0  # weight of the position before, in proposals
+POOL_WEIGHT = 4.0  # weight of the method's rate in a request's, in proposals
 ROW_MEMORY, POOL_MEMORY = 40.0, 200.0  # proposals after which evidence has faded to 1 / e
 STALE_STEPS = 500.0  # steps without a proposal after which evidence counts for 1 / e in the optimistic curve
 QUANTILE = 1.3  # standard deviations: about nine in ten

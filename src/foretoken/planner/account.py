@@ -37,7 +37,7 @@ class TrialAccount:
         return self._credit is not None and self._credit >= self._needed
 
     def charge(self, loss: float) -> None:
-        """A trial begins that is expected to lose so many seconds. Only after ``credit``."""
+        """Charge a trial that starts now with its expected loss in seconds. Call ``credit`` before."""
         assert self._credit is not None
         self._credit -= max(loss, 0.0)
         self.trials += 1
@@ -55,6 +55,6 @@ class TrialAccount:
         self.seconds += extra
 
     def earn(self, seconds: float) -> None:
-        """A step of so many seconds was served."""
+        """Credit a share of a step's seconds."""
         if self._credit is not None:
             self._credit += BUDGET * seconds

@@ -1,10 +1,10 @@
 """Logs on stderr: one JSON object a line for machines, one readable line on a terminal.
 
-Every line has ts, level, event and, within a request, request_id, which ``structlog.contextvars`` carry. What people wrote
-or were written is left out unless it was asked for: the formatter drops it, whoever logs it.
+Every line has ts, level, event and, within a request, request_id, which ``structlog.contextvars`` carry. Prompts and
+outputs are dropped by the formatter unless ``log_prompts`` is set.
 
-Lines are ordinary ``logging`` records, so that an app that is mounted in another program obeys that program's logging, and
-so that uvicorn's and other libraries' lines pass the same structlog processors as ours.
+Lines are ordinary ``logging`` records, so that an app mounted in another program follows that program's logging, and
+lines of uvicorn and other libraries pass the same structlog processors.
 """
 
 import logging
@@ -28,7 +28,7 @@ from foretoken.server.metrics import RequestRecord
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}
 PRIVATE = frozenset({"prompt", "messages", "text", "stop", "prediction", "schema"})
-"""Figures that are dropped unless ``log_prompts`` is asked for."""
+"""Fields that are dropped unless ``log_prompts`` is set."""
 
 OTHERS = ("transformers",)  # libraries that write to stderr themselves, past the root logger
 UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
@@ -44,8 +44,8 @@ def configure_logs(
 ) -> None:
     """Send all of this process's logs to stderr (or stream), one line each. Called again, it replaces what it did before.
 
-    json None: JSON unless the stream is a terminal. To be called again once models are loaded: what is imported with them
-    brings handlers of its own. Raises ConfigError where level is none of LEVELS.
+    json None: JSON unless the stream is a terminal. Call it again after models are loaded: their imports add handlers.
+    Raises ConfigError where level is none of LEVELS.
     """
     if level not in LEVELS:
         raise ConfigError(f"log level {level!r} is not a level{nearest(level, LEVELS)}")
@@ -65,7 +65,7 @@ def configure_logs(
         logger.propagate = True
         if name in UVICORN:
             logger.setLevel(LEVELS[level])
-    # Our own line of a finished request says more than the access log's, which is kept for those who look closely.
+    # The server's line of a finished request has more than the access log's, which is kept at level debug.
     logging.getLogger("uvicorn.access").setLevel(LEVELS[level] if level == "debug" else logging.WARNING)
     logging.getLogger("sse_starlette").setLevel(logging.INFO)  # its debug lines hold what was written
     logging.captureWarnings(True)
@@ -93,16 +93,16 @@ def log_request(record: RequestRecord, *, prompt: str | None = None, text: str |
 
 
 class _Handler(logging.StreamHandler[TextIO]):
-    """Ours, so that it can be told from others'."""
+    """A handler class of its own, so that it can be found again."""
 
     def handleError(self, record: logging.LogRecord) -> None:
-        """A log that nobody reads any more (a closed pipe, a full disk) must not fill the place with tracebacks."""
+        """A log that cannot be written (a closed pipe, a full disk) must not produce tracebacks."""
         if not isinstance(sys.exception(), (OSError, ValueError)):
             super().handleError(record)
 
 
 def _formatter(as_json: bool, log_prompts: bool) -> ProcessorFormatter:
-    """What makes a line of any record. A line of JSON is ASCII alone, so that no text can break it in two."""
+    """The formatter of all records. JSON lines are ASCII only, so that no text can break a line in two."""
     read: list[Processor] = [_figures, ProcessorFormatter.remove_processors_meta, add_log_level, merge_contextvars]
     if not log_prompts:
         read.append(_without_texts)
@@ -122,7 +122,7 @@ def _formatter(as_json: bool, log_prompts: bool) -> ProcessorFormatter:
 
 
 def _figures(_: WrappedLogger, __: str, fields: EventDict) -> EventDict:
-    """What a record says: the figures of ``log``, or another library's words and its name."""
+    """The fields of a record: those of ``log``, or another library's message and its name."""
     record: logging.LogRecord = fields["_record"]
     arguments = fields.pop("positional_args")
     if record.name == "uvicorn.access":
@@ -175,7 +175,7 @@ def _access(arguments: Any) -> EventDict:
 
 
 def _plain(value: Any) -> Any:
-    """Rounded to what a log needs, and without the numbers that JSON does not have."""
+    """Rounded for a log, without NaN and infinity, which JSON does not have."""
     if isinstance(value, float):
         return round(value, 6) if math.isfinite(value) else None
     if isinstance(value, Mapping):

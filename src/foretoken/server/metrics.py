@@ -135,11 +135,11 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def first_token(self, seconds: float) -> None:
-        """A request's first token was sent, so many seconds after the request's arrival."""
+        """A request's first token was sent, the given seconds after the request's arrival."""
         self._see("time_to_first_token_seconds", seconds)
 
     def next_tokens(self, seconds: float) -> None:
-        """The tokens of a request's next step were sent, so many seconds after the step before."""
+        """The tokens of a request's next step were sent, the given seconds after the step before."""
         self._see("inter_token_latency_seconds", seconds)
 
     def observe(self, record: RequestRecord) -> None:

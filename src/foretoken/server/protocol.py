@@ -78,7 +78,7 @@ class Sampling(Strict):
         None, description="Texts that end the output; they are not part of it."
     )
     stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(None, description="More end tokens.")
-    ignore_eos: bool | None = Field(None, description="Go on behind the model's end token.")
+    ignore_eos: bool | None = Field(None, description="Go on after the model's end token.")
     stream: bool | None = Field(None, description="Server-sent events, ended by 'data: [DONE]'.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Ignored.")

@@ -1,4 +1,4 @@
-"""Server-sent events: what is sent while it is made, as long as somebody reads it."""
+"""Server-sent events: pieces of an answer, sent as they are generated while the client reads."""
 
 import asyncio
 import json
@@ -21,7 +21,7 @@ KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep=LINE_END).encode()
 
 
 class ClientGoneError(Exception):
-    """The client has hung up: there is nobody to answer."""
+    """The client has closed the connection."""
 
 
 def event(data: Mapping[str, Any]) -> bytes:
@@ -66,7 +66,7 @@ class EventStream(EventSourceResponse):
     """Sends a job's events. The job is closed at the end, when the client hangs up, and when it stops reading."""
 
     def __init__(self, job: Job, events: AsyncIterator[bytes]) -> None:
-        """The job is started; events are read once, and say themselves that the stream lives (KEEP_ALIVE)."""
+        """The job is started; events are read once; the iterator itself yields KEEP_ALIVE."""
         super().__init__(
             self._guarded(events),
             headers={"cache-control": "no-cache"},
@@ -74,7 +74,7 @@ class EventStream(EventSourceResponse):
             # When the server stops, requests finish: the service's drain ends them, not the response.
             shutdown_grace_period=math.inf,
         )
-        del self.headers["connection"]  # the server's to say
+        del self.headers["connection"]  # set by the server
         self.job = job
         self.write_timeout_s = job.backend.options.write_timeout_s
 
@@ -96,7 +96,7 @@ class EventStream(EventSourceResponse):
 
     @staticmethod
     async def _guarded(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-        """The events; an error becomes the last one but for the end."""
+        """The events. An error is sent as the last event before the end."""
         try:
             async for data in events:
                 yield data

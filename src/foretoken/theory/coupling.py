@@ -38,7 +38,7 @@ def list_gumbel_bound(p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
     """
     p, q = by_ratio(*check_laws(p, q))
     check_num_drafts(num_drafts)
-    # For j in order of p / q: tokens before it have the larger q_i / q_j, itself and those behind the larger p_i / p_j.
+    # For j in order of p / q: tokens before it have the larger q_i / q_j, itself and those after the larger p_i / p_j.
     behind = p.flip(-1).cumsum(-1).flip(-1)
     before = q.cumsum(-1) - q
     both = (p > 0) & (q > 0)

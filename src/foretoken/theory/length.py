@@ -1,4 +1,4 @@
-"""How many tokens a step emits, what that is worth, and how long a chain of drafts should be. Numbers, not tensors.
+"""Tokens per step, the resulting speedup, and the best length of a chain of drafts. Numbers, not tensors.
 
 Leviathan et al. (2211.17192), sections 3.1 to 3.5. Acceptance is either one rate a for every position, taken as
 independent, or a sequence of rates, each conditional on the positions before it being accepted. Prefer measured

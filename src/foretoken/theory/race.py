@@ -58,12 +58,12 @@ def octaves(rates: Array) -> tuple[Array, Integers]:
 
 
 def octave_of_rest(rest: Array) -> Integers:
-    """The octave behind which e^{-bt} is below TINY, for rates b > 0 of the rest."""
+    """The octave after which e^{-bt} is below TINY, for rates b > 0 of the rest."""
     return np.ceil(math.log2(-math.log(TINY)) - np.log2(rest)).astype(np.int64)
 
 
 def octave_of_arrivals(count: Array, rest: Array, first: int, n: int) -> Integers:
-    """[E] the octave behind which enough_arrivals are expected, or first + B where they never are.
+    """[E] the octave after which enough_arrivals are expected, or first + B where they never are.
 
     count [E, B]: how many tokens have the octaves first + 1 .. first + B (smaller rates in the last, which is not
     counted); rest [E] is the rate of what else arrives.

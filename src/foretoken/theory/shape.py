@@ -119,7 +119,7 @@ def _plan(rates: Sequence[float], size: int, depth: int) -> _Plan:
         forest = np.zeros(size + 1)
         for b in range(len(rates) - 1, -1, -1):
             worth = np.where(left >= 0, rates[b] * values[level] + forest[left.clip(0)], -np.inf)
-            worth[:, 0] = 0.0  # no child here, hence none behind it
+            worth[:, 0] = 0.0  # no child here, hence none after it
             # Of equals the fewest nodes; 0 where none is worth anything.
             pick = (worth > worth.max(1, keepdims=True) * (1 - 1e-14)).argmax(1)
             forest = worth[nodes, pick]

@@ -75,7 +75,7 @@ def oracle_speed(accepted: Tensor, draft_cost: float, *, target_cost: TargetCost
 
 def lengths_by_threshold(chance: Tensor, threshold: float, minimum: int = 1) -> tuple[Tensor, Tensor]:
     """(guesses [S], passes of the drafter [S]) of the rule of SpecDec++ on predicted acceptances chance [S, G] of guesses
-    in a line: stop behind the first guess, not before the ``minimum``-th, at which 1 - product exceeds the threshold.
+    in a line: stop after the first guess, not before the ``minimum``-th, at which 1 - product exceeds the threshold.
 
     A guess must be read before it is judged, so a step that stops early costs one pass more than it drafts.
     """

@@ -32,7 +32,7 @@ class TrainConfig:
         4096, "Tokens of a pass of one process, padding counted.", told="4096, or the method's own"
     )
     accumulate: int = setting(1, "Passes of a step.")
-    max_length: int = setting(1024, "Texts are cut to so many tokens.")
+    max_length: int = setting(1024, "Texts are cut to this many tokens.")
     precision: str = setting(
         "float32", "Of the head's arithmetic; bfloat16 is autocast, the weights stay float32.",
         metavar="|".join(PRECISIONS),

@@ -7,7 +7,7 @@ import torch
 from foretoken.noise import derive_seed
 
 POOL = 32
-"""Batches' worth of texts that are sorted by length together: little padding, and batches stay mixed."""
+"""Number of batches whose texts are sorted by length together: little padding, and batches stay mixed."""
 
 
 def epoch_batches(lengths: Sequence[int], batch_tokens: int, *, seed: int, epoch: int) -> list[list[int]]:

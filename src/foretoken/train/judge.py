@@ -43,7 +43,7 @@ class Examples:
 
 @torch.inference_mode()
 def collect(model: CausalModel, labels: Sequence[Mined], config: JudgeConfig, *, batch_size: int = 8) -> Examples:
-    """The hidden states of all swapped tokens, each after the target has read it behind the text that it stood in.
+    """The hidden states of all swapped tokens, each after the target has read it, following the text that it stood in.
 
     A prompt is one tree: its last text, which holds the unimportant swaps, as a chain, and each important swap as a leaf
     beside the token that stayed.

@@ -3,7 +3,7 @@
 The target answers a prompt greedily; its outcome a* is what an answer is compared by. The draft model reads the answer
 along. At the first place where its own choice is another token, that token is put in, and the target goes on greedily
 from there. If the outcome is a* again, the token is *unimportant*, and the new answer replaces the old one. If it is
-another outcome, or none, the token is *important*, and the answer is kept. The search goes on behind this place.
+another outcome, or none, the token is *important*, and the answer is kept. The search goes on after this place.
 
 a* is the target's own outcome, right or wrong: the judge must keep the target's results.
 
@@ -68,9 +68,7 @@ def read_labels(path: Path) -> list[Mined]:
     """The labels of a file, by prompt. A last line that was cut short is left out. Raises ConfigError."""
     if not path.is_file():
         raise ConfigError(f"{path}: there is no such file; expected the labels that were mined")
-    whole = path.read_text(encoding="utf-8").split("\n")[
-        :-1
-    ]  # behind the last newline stands a line cut short, or none
+    whole = path.read_text(encoding="utf-8").split("\n")[:-1]  # after the last newline stands a line cut short, or none
     try:
         return [Mined.of(line) for line in whole]
     except (ValueError, KeyError, TypeError) as error:
@@ -231,6 +229,6 @@ def mine(
 
 
 def _cut(path: Path) -> None:
-    """Drop what a stopped run left behind the last newline."""
+    """Drop an incomplete line of a stopped run."""
     content = path.read_bytes()
     path.write_bytes(content[: content.rfind(b"\n") + 1])

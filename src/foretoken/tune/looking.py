@@ -79,7 +79,7 @@ class Record:
 
 
 def _laws(evidence: Evidence, node: int, guess: int, logits: Sequence[Tensor]) -> Laws | None:
-    """Of the guess behind a node of a chain."""
+    """Of the guess after a node of a chain."""
     p = evidence.p[:, node]  # [1, V]
     if evidence.tree.q is not None:
         q = evidence.tree.q[:, node]

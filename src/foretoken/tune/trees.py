@@ -84,7 +84,7 @@ def _with_root(x: Tensor, root: int) -> Tensor:
 def pass_seconds(
     model: CausalModel, widths: Sequence[int] = WIDTHS, *, context: int = 256, rounds: int = 7
 ) -> dict[int, float]:
-    """Median seconds of a pass over each number of nodes behind ``context`` tokens, in interleaved rounds."""
+    """Median seconds of a pass over each number of nodes after ``context`` tokens, in interleaved rounds."""
     target = Target(model, 1, context + max(widths))
     times: dict[int, list[float]] = {width: [] for width in widths}
     device = model.spec.device

@@ -82,7 +82,7 @@ def slow_stops(evidence: Evidence) -> Walk:
     inner = torch.where(residual + (1.0 - above) > 0, inner, above)  # 0/0, or no law: P
     succeed[:, :-1] = torch.where(real, inner, above)
     succeed[:, 1:] *= real
-    # The last success: node i succeeds and none behind it does.
+    # The last success: node i succeeds and none after it does.
     none_behind = torch.ones_like(succeed)
     none_behind[:, :-1] = (1.0 - succeed[:, 1:]).flip(1).cumprod(1).flip(1)
     padded = torch.nn.functional.pad

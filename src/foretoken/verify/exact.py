@@ -33,7 +33,7 @@ def target_draws(evidence: Evidence) -> Tensor:
 
 
 def follow_draws(evidence: Evidence) -> tuple[Tensor, Tensor]:
-    """(at [B], bonus [B]): where the target's draws lead, and the draw behind it. Draws only on the path, for each depth
+    """(at [B], bonus [B]): where the target's draws lead, and the draw after it. Draws only on the path, for each depth
     all rows that still walk, and reads every draw on the host: for the CPU. A twin of ``stops`` and ``leftover``."""
     noise, tree, p = evidence.noise, evidence.tree, evidence.p
     assert noise is not None, "exact match reads the stream COUPLED"
@@ -107,7 +107,7 @@ class Exact(Verifier):
         drawn = self.choices(evidence)
         if tree.num_nodes == 1:
             return tree.parent[:, 0] + 1, drawn[:, 0]
-        # A chain's node follows the one before it; padding, behind the last, matches nothing.
+        # A chain's node follows the one before it; padding, after the last, matches nothing.
         match = (tree.tokens[:, 1:] == drawn[:, :-1]) & (tree.parent[:, 1:] >= 0) & lawful(evidence.p, drawn)[:, :-1]
         at = match.long().cumprod(1).sum(1)
         return at, drawn.gather(1, at[:, None])[:, 0]

@@ -2,7 +2,7 @@
 
 A walk starts at the root of a tree of guesses and moves from child to child. A verifier says with which probability
 it stops at each node (``stops``), and which law the extra token has once it stopped there (``leftover``). So every
-verifier can be enumerated exactly without drawing anything, and there is one place that draws.
+verifier can be enumerated exactly without drawing anything, and all draws happen in one function.
 """
 
 from abc import ABC, abstractmethod
@@ -62,7 +62,7 @@ class Walk:
 class Verdict:
     """One outcome, drawn: nodes path[b, :count[b]] are kept (the root first), then comes the token bonus[b]."""
 
-    path: Tensor  # [B, N] int64 node indices, ascending along the path; behind count, the rest in any order
+    path: Tensor  # [B, N] int64 node indices, ascending along the path; after count, the rest in any order
     count: Tensor  # [B] int64, at least 1
     bonus: Tensor  # [B] int64
     sound: Tensor  # [B] bool: False where the probabilities were not finite or all zero; bonus is then undefined

@@ -20,9 +20,9 @@ class EntropyGated(Lossy):
     """Tolerate a mismatch iff the target's entropy there is at least ``threshold`` and it then agrees for a while.
 
     The entropy is that of FLy's code: of the three most probable tokens, not renormalised, in nats; here of p after all
-    processors. "For a while": the ``window`` - 1 guesses behind the mismatched one are each the target's draw given the
-    guesses before, the mismatched one included, and one more guess stands behind them. So none of the last ``window``
-    guesses of a line is tolerated, and only long drafts profit. In a tree the guesses behind are those on the way
+    processors. "For a while": the ``window`` - 1 guesses after the mismatched one are each the target's draw given the
+    guesses before, the mismatched one included, and one more guess stands after them. So none of the last ``window``
+    guesses of a line is tolerated, and only long drafts profit. In a tree the later guesses are those on the way
     through first matching children. Defaults are those of FLy's scripts: 0.3 and 6.
 
     FLy is greedy and takes the entropy before the temperature; this rule sees p alone, so that at temperature 0 it is
@@ -42,7 +42,7 @@ class EntropyGated(Lossy):
         require(1 <= self.window <= 64, "window", self.window, "between 1 and 64")
 
     def tolerated(self, mismatch: Mismatch) -> Tensor:
-        """By the entropy at the parent and the target's agreement behind the child."""
+        """By the entropy at the parent and the target's agreement after the child."""
         tree, forward = mismatch.evidence.tree, mismatch.forward
         if self.window > tree.num_nodes:
             return torch.zeros_like(mismatch.asked)

@@ -2,7 +2,7 @@
 
 The first children of a node that were drawn IID from its q (its *run*) are judged by one joint rule. The rule says with
 which probability the walk goes to each of them, and which law the next token has once all of them were rejected. That
-law must not depend on the drafts: only then may whatever stands behind the run (FIXED, COUPLED, WITHOUT_REPLACEMENT or
+law must not depend on the drafts: only then may the children after the run (FIXED, COUPLED, WITHOUT_REPLACEMENT or
 later IID children) be tried against it by recursive rejection, as in ``Rejection``. A run of one is plain rejection.
 
 Shapes: R nodes with a run of two or more, C children, V vocabulary. What a rule works out about two laws (its *fit*) is
@@ -35,7 +35,7 @@ Fit = tuple[Tensor, ...]
 class Runs:
     """What ``stops`` leaves for ``leftover``."""
 
-    table: Tensor  # [B, N, C] children of each node, -1 behind the last
+    table: Tensor  # [B, N, C] children of each node, -1 after the last
     length: Tensor  # [B, N] int64 length of each node's run
     place: Tensor  # [B, N] int64 a node's row in fit; undefined where length < 2
     fit: Fit
@@ -56,7 +56,7 @@ class MultiDraft(Verifier):
     @abstractmethod
     def choose(self, fit: Fit, p: Tensor, q: Tensor, tokens: Tensor, count: Tensor) -> Tensor:
         """[R, C] float64: the probability that the walk goes to each of the run's drafts tokens[r, :count[r]], which
-        were drawn from q independently; columns behind the run are undefined."""
+        were drawn from q independently; columns after the run are undefined."""
 
     @abstractmethod
     def rest(self, fit: Fit, p: Tensor, q: Tensor, count: Tensor) -> Tensor:

@@ -17,7 +17,7 @@ from foretoken.verify.residual import Tried, rest_at, try_tree
 
 
 def children_of(tree: TokenTree) -> Tensor:
-    """[B, N, C] int64: node indices of the children of each node in verification order, -1 behind the last; C >= 1."""
+    """[B, N, C] int64: node indices of the children of each node in verification order, -1 after the last; C >= 1."""
     parent = tree.parent
     num_nodes = tree.num_nodes
     sibling = (parent[:, :, None] == parent[:, None, :]) & (parent >= 0)[:, :, None]  # [B, N, N]

@@ -5,7 +5,7 @@ from p_I to p is exact for any way of choosing: accept x with min(1, p(x) / p_I(
 (p - p_I)+. This form loses nothing (Khisti et al. 2410.18234): the aim is to bring p_I close to p. The optimum is
 known: alpha* = 1 + min over sets H of p(H) - q(H)^n (Hu et al. 2502.18779).
 
-Both rules see of a token only r = p / q and work on levels of it: small tables in float64, whatever V is. Shapes: R
+Both rules use only r = p / q of a token and work on levels of it: small tables in float64, whatever V is. Shapes: R
 nodes, C children, V vocabulary, L levels.
 """
 
@@ -127,7 +127,7 @@ class Transport(Selection):
     then independent and uniform, the lowest has the density g(t) = n (1 - t)^(n-1), and p_I(x) = q(x) int K(x, dt) g(t).
     Start from the order of r = p / q, descending: level l holds an interval of ranks, and its mean of g is what p_I / q
     is there. Where that is above r (too much), it can be exchanged for later ranks, where it is below r (too little):
-    each excess is matched with the first shortages behind it, and the two levels exchange ranks in the proportion that
+    each excess is matched with the first shortages after it, and the two levels exchange ranks in the proportion that
     balances both. A shortage that finds no excess before it is left: these sum to 1 - alpha*, the optimum. That the
     exchanged shares never exceed a level follows from r falling: for y before z, g_y > r_y >= r_z > g_z.
     """
@@ -202,7 +202,7 @@ class Transport(Selection):
             law = torch.lerp(law[:, :width], law[:, width:], share)
         ranks = ranks * inside[:, :, None]
         points, weights = gauss(tokens.shape[1], p.device)
-        # P(rank is behind a point of an interval): without a rank (behind the run) it is 1.
+        # P(rank is after a point of an interval): without a rank (after the run) it is 1.
         behind = (1.0 - ranks.cumsum(-1) + ranks)[..., None] - ranks[..., None] * points  # [R, C, L, G]
         one = torch.ones_like(behind[:, :1])
         before = torch.cat([one, behind[:, :-1]], 1).cumprod(1)

@@ -8,7 +8,7 @@ head                    layout              "architectures"             names of
 ``Eagle3Head``          speculators         Eagle3DraftModel            midlayer.* is layers.0.*
 ``Eagle1Head``          eagle1              LlamaForCausalLM            (known by the marker, or by fc.weight)
 ``MedusaHead``          medusa (default)    none (medusa_num_heads)     in medusa_lm_head.safetensors
-``MedusaHead``          medusa_vllm         MedusaModel                 behind medusa_heads.
+``MedusaHead``          medusa_vllm         MedusaModel                 under medusa_heads.
 ``DFlashHead``          dflash (default)    DFlashDraftModel
 ``DFlashHead``          dspark (default     DSparkDraftModel
                         with its heads)

@@ -1,4 +1,4 @@
-"""Kangaroo: an adapter behind the target's own lower layers."""
+"""Kangaroo: an adapter after the target's own lower layers."""
 
 import torch
 
@@ -9,7 +9,7 @@ from foretoken.train.objectives.kangaroo import KangarooObjective
 
 
 def build(making: Making, options: Options) -> Objective:
-    """An adapter behind the exit layer."""
+    """An adapter after the exit layer."""
     given = shaped(making, options, "num_heads", "num_kv_heads", "head_dim", "rope_theta", "rms_norm_eps")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(making.seed)

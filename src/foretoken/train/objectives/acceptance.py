@@ -6,7 +6,7 @@ text must hold guesses. Two ways to put them there, by ``prefix``:
 - ``mixed``, the paper's: each token of the response stays the target's with probability ``target_share`` (0.15 in the
   authors' code), all others are draws from the drafter and carry labels. The labels are those of the text as the target
   wrote it; the drafter reads the mixed text, so most of what stands before a guess are guesses too.
-- ``target``: a guess at every token of the response, each read behind the target's own text, as in decoding, where a guess
+- ``target``: a guess at every token of the response, each read after the target's own text, as in decoding, where a guess
   counts only if all before it were kept. Draft models alone (``Reader.beside``).
 
 Which drafter it is, ``reading.Reader`` says.
@@ -116,7 +116,7 @@ class AcceptanceObjective(Objective):
         return self._mixed(lesson, teacher, temperature, generator)
 
     def _beside(self, lesson: Lesson, teacher: Teacher, temperature: Tensor, generator: torch.Generator) -> Places:
-        """A guess for each token of the response, read in its place behind the text's own tokens."""
+        """A guess for each token of the response, read in its place after the text's own tokens."""
         batch, model = lesson.batch, teacher.model
         (reading,) = self.reader.read(lesson, model)
         rows, before = batch.supervised.nonzero(as_tuple=True)  # [R] positions whose next token is guessed
@@ -168,7 +168,7 @@ class AcceptanceObjective(Objective):
         hidden: Tensor,
         temperature: Tensor,
     ) -> Places:
-        """Places of guesses [M] behind positions before [M] of rows [M], drawn after logits [M, V]."""
+        """Places of guesses [M] after positions before [M] of rows [M], drawn after logits [M, V]."""
         own, laws, labels = temperature[rows], [], []
         for part in parts_of(len(rows)):
             p = law_of(lesson.logits[rows[part], before[part]], own[part])

@@ -1,6 +1,6 @@
 """How a block drafter is trained: many blocks on one text, packed into one pass (DFlash 2602.06036, section 4).
 
-Of each text some positions are anchors. Behind each a block is drafted from the features before it, as in decoding, and
+Of each text some positions are anchors. After each a block is drafted from the features before it, as in decoding, and
 slot k is compared with the target's law of the text's own next token. Slots count less the deeper they lie, by
 exp(-(k - 1) / gamma): the paper has gamma = 4 for blocks of 8, 7 for 16.
 """
@@ -17,7 +17,7 @@ from foretoken.train.objective import Objective, Outcome, Slot
 
 
 class DFlashObjective(Objective):
-    """Blocks behind random anchors; with a confidence head also its own loss (DSpark 2607.05147, section 3)."""
+    """Blocks after random anchors; with a confidence head also its own loss (DSpark 2607.05147, section 3)."""
 
     head: DFlashHead
 

@@ -12,7 +12,7 @@ from foretoken.train.objective import Objective, Outcome, Slot
 
 
 class Eagle3Objective(Objective):
-    """Slot k behind anchor t: from the target's features up to position t, token t + 1 pending, the guess of token
+    """Slot k after anchor t: from the target's features up to position t, token t + 1 pending, the guess of token
     t + 1 + k, whose law the target has at position t + k. Weights of the slots are decay ** (k - 1).
 
     The first share ``alone`` of training uses slot 1 only. The other slots build on it, and each costs as much again.

@@ -65,8 +65,8 @@ class Reader(ABC):
         )
 
     def beside(self, lesson: Lesson, guesses: Tensor) -> Tensor:
-        """[B, T - 1, H] the hidden state after reading guess t of guesses [B, T - 1] behind tokens 0 to t of the text.
-        Raises ConfigError as ``check_beside`` does."""
+        """[B, T - 1, H] the hidden state after reading guess t of guesses [B, T - 1], which follows tokens 0 to t of
+        the text. Raises ConfigError as ``check_beside`` does."""
         self.check_beside()
         raise AssertionError("check_beside raises where beside is not supported")
 
@@ -119,7 +119,7 @@ class AdapterReader(Reader):
 class PairReader(Reader):
     """EAGLE: a guess is read with the head's own output as feature, so its depth counts.
 
-    The j-th guess behind anchor t, token t + 1 + j, is predicted by step j - 1 of ``PairHead.unroll`` and read by step
+    The j-th guess after anchor t, token t + 1 + j, is predicted by step j - 1 of ``PairHead.unroll`` and read by step
     j.
     """
 
@@ -145,7 +145,7 @@ class PairReader(Reader):
 
 
 def comb(num_rows: int, num_leaves: int, device: torch.device) -> Plan:
-    """The plan of a trunk of n nodes and, behind them, a leaf under each: what ``layout`` returns for that tree, without
+    """The plan of a trunk of n nodes and, after them, a leaf under each: what ``layout`` returns for that tree, without
     its products of N x N matrices, which take longer than the draft model for a long text."""
     trunk = torch.ones(num_leaves, num_leaves, dtype=torch.bool, device=device).tril()
     own = torch.eye(num_leaves, dtype=torch.bool, device=device)
