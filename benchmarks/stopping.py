@@ -2,6 +2,7 @@
 
     python benchmarks/stopping.py --prompts-per-category 4 --rounds 3 > stopping.md
     python benchmarks/stopping.py --target build/inflated --draft bundled/draft --acceptance DIR
+    python benchmarks/stopping.py --draft-cost 0.42 --draft-cost 0.024 --temperature 1
 
 The question of SpecDec++ (2405.19715): by category, tokens/s of the best fixed length of a sweep, of the stops that need
 no training, and of ``specdec`` with its head, each at its best threshold of the sweep; beside them the oracle, which stops
@@ -10,6 +11,10 @@ right before the first guess that will be rejected, computed from the accepted l
 Two measures. tokens/s: timed, all policies in turn on each prompt. modelled: tokens a plain pass, from each policy's own
 recorded steps and one table of costs for all (drafting, and verifying by width, medians over all fixed lengths), which is
 free of the clock's noise and of what a rule itself costs. The oracle has no clock: it is modelled alone.
+
+With --draft-cost nothing is timed: a guess costs so many plain passes, a pass of the target one whatever its width. Only
+the modelled figures are shown, once for each cost given; those of --rounds above 1 would be the same. In brackets 95 % of
+the gain over the best fixed length by bootstrap over prompts, the policies held as they were chosen on all of them.
 """
 
 import argparse
@@ -37,10 +42,10 @@ from foretoken.planner.observed import StepCosts, step_costs
 from foretoken.theory.stopping import oracle_speed, policy_speed
 
 RULES = {
-    "probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+    "probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
     "svip": (0.8, 1.0, 1.2, 1.4, 1.6, 1.9),  # sqrt of an entropy in nats: stop above
     "adaedl": (0.2, 0.3, 0.4, 0.5, 0.6, 0.7),
-    "specdec": (0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
+    "specdec": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
 }
 WARM_UP_TOKENS = 16
 
@@ -149,6 +154,11 @@ class Model:
         points = {1: 1.0, **{count + 1: cost for count, cost in costs.verify.items() if count}}
         return cls(statistics.median(each), PassCosts.of(points))
 
+    @classmethod
+    def given(cls, draft: float, most: int) -> "Model":
+        """A guess at this cost, a pass of the target at 1 whatever its width."""
+        return cls(draft, PassCosts.of({1: 1.0, most + 1: 1.0}))
+
     def speed(self, lane: Lane, prompts: Sequence[int], most: int) -> float:
         """Tokens a plain pass. A rule that stops early has read one guess more than it decided on."""
         accepted, drafted = lane.recorded(prompts)
@@ -212,6 +222,60 @@ def rows(lanes: Sequence[Lane], model: Model, category: str, prompts: Sequence[i
     return out
 
 
+def modelled(
+    lanes: Sequence[Lane], model: Model, prompts: Sequence[int], most: int, resamples: int = 1000
+) -> list[dict[str, Any]]:
+    """Every family at the length or threshold that is best by the model, beside the best fixed length; the oracle."""
+    long = next(lane for lane in lanes if lane.family == "long")
+    families = {name: [lane for lane in lanes if lane.family == name] for name in ("fixed", *RULES)}
+    best = {name: max(own, key=lambda lane: model.speed(lane, prompts, most)) for name, own in families.items() if own}
+    generator = torch.Generator().manual_seed(0)
+    samples = [
+        [prompts[index] for index in drawn]
+        for drawn in torch.randint(len(prompts), (resamples, len(prompts)), generator=generator).tolist()
+    ]
+    fixed = [model.speed(best["fixed"], drawn, most) for drawn in samples]
+    base = model.speed(best["fixed"], prompts, most)
+    out: list[dict[str, Any]] = []
+    for name, lane in best.items():
+        accepted, drafted = lane.recorded(prompts)
+        speed = model.speed(lane, prompts, most)
+        gains = torch.tensor(
+            [model.speed(lane, drawn, most) / there - 1 for drawn, there in zip(samples, fixed, strict=True)]
+        )
+        out.append(
+            {
+                "draft_cost": model.draft,
+                "policy": lane.label,
+                "tokens_per_step": 1 + float(accepted.double().mean()),
+                "guesses_per_step": float(drafted.double().mean()),
+                "modelled": speed,
+                "gain": None if name == "fixed" else speed / base - 1,
+                "interval": None if name == "fixed" else gains.quantile(torch.tensor([0.025, 0.975])).tolist(),
+            }
+        )
+    top = model.oracle(long, prompts)
+    return [*out, {"draft_cost": model.draft, "policy": "oracle", "modelled": top, "gain": top / base - 1}]
+
+
+def show_modelled(found: Sequence[dict[str, Any]]) -> None:
+    """One Markdown table."""
+    print("| c | policy | tokens a step | guesses a step | tokens a pass | gain |\n|--:|---|--:|--:|--:|---|")
+    for one in found:
+        gain = "-" if one["gain"] is None else f"{one['gain']:+.1%}"
+        if one.get("interval"):
+            gain += " [{:+.1%}, {:+.1%}]".format(*one["interval"])
+        cells = [
+            f"{one['draft_cost']:g}",
+            one["policy"],
+            number(one.get("tokens_per_step")),
+            number(one.get("guesses_per_step")),
+            number(one["modelled"], 3),
+            gain,
+        ]
+        print("| " + " | ".join(cells) + " |")
+
+
 def show(found: Sequence[dict[str, Any]]) -> None:
     """One Markdown table."""
     columns = (
@@ -258,6 +322,7 @@ def main() -> int:
     parser.add_argument("--longest", type=int, default=8, help="fixed lengths are 1 to this")
     parser.add_argument("--most", type=int, default=16, help="guesses of the long run, and most of a rule's")
     parser.add_argument("--rules", default=",".join(RULES))
+    parser.add_argument("--draft-cost", type=float, action="append", help="no clock: see above; may be repeated")
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--threads", type=int, default=2)
@@ -277,6 +342,17 @@ def main() -> int:
     record(lanes, encoded, params, args.rounds)
 
     every = list(range(len(items)))
+    same = sum(lane.texts == lanes[0].texts for lane in lanes)
+    if args.draft_cost:
+        by_cost = [
+            row for cost in args.draft_cost for row in modelled(lanes, Model.given(cost, args.most), every, args.most)
+        ]
+        show_modelled(by_cost)
+        print(f"\ntemperature {args.temperature:g}, {len(items)} prompts")
+        print(f"policies whose texts are plain decoding's own: {same} of {len(lanes)}")
+        if args.json:
+            args.json.write_text(as_json({"argv": sys.argv[1:], "rows": by_cost}, pretty=True), encoding="utf-8")
+        return 0 if same == len(lanes) else 1
     passes = {
         family: [step for lane in lanes if lane.family == family for prompt in every for step in lane.steps[prompt]]
         for family in ("plain", "fixed", "long")
@@ -293,7 +369,6 @@ def main() -> int:
     widths = "  ".join(f"{nodes}: {cost:.2f}" for nodes, cost in model.verify.points)
     print(f"\nc = {model.draft:.3f}; a pass over so many nodes, in plain passes: {widths}")
     print(f"plain pass {1e3 * costs.seconds_plain_pass:.2f} ms; temperature {args.temperature:g}, {args.rounds} rounds")
-    same = sum(lane.texts == lanes[0].texts for lane in lanes)
     print(f"policies whose texts are plain decoding's own: {same} of {len(lanes)}")
     winners = [
         one["category"]

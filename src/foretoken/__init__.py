@@ -7,8 +7,8 @@
 
 Names are imported when they are first used: torch and transformers take seconds, and ``foretoken --help`` needs neither.
 
-What a package needs to add a way of guessing or a rule of checking (Method, Drafter, Verifier, Shape, and all that they are
-given) is public too, and found by entry points: docs/extend.md.
+The classes that a package needs to add a method or a verifier (Method, Drafter, Verifier, Shape and their arguments)
+are public too, and found by entry points: docs/extend.md.
 """
 
 import importlib

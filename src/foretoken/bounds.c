@@ -1,4 +1,4 @@
-/* Whether the indices that the other kernels take are in range: one pass, before any of them is used. */
+/* Range checks of the indices of the other kernels: one pass, before any of them is used. */
 #include <stdint.h>
 
 /* Trees of num_rows rows. Returns -1 where every token is in [0, vocab_size), every first parent is -1 and every other

@@ -1,6 +1,6 @@
-"""Bounds of what C kernels index with: checked once a call, before an address leaves Python.
+"""Bounds checks of the indices of C kernels: once per call, before an address is passed on.
 
-A kernel trusts its arguments, so a token id or a parent outside its range would read or write foreign memory. Values are
+A kernel trusts its arguments, so a token id or a parent outside its range would read or write other memory. Values are
 read on the CPU alone: on an accelerator the check would be a host read in every step, and torch's own kernels check there.
 """
 

@@ -1,4 +1,4 @@
-"""Compiling the optional C kernels, once, where a C compiler is found: never required, never fatal.
+"""Compile the optional C kernels once, where a C compiler is found. A failure is never fatal.
 
 Plain C through ctypes: no headers but the C library's, a few seconds of compilation, no interpreter to match. A library
 lies in the user's cache directory under a name that hashes source, flags, compiler and processor, and is put there by
@@ -23,14 +23,14 @@ _TIMEOUT_S = 120
 
 
 class BuildError(Exception):
-    """Why a kernel is not there. Callers fall back to torch and keep the reason for those who ask."""
+    """Why a kernel is not available. Callers fall back to torch and keep the reason for reports."""
 
 
 @cache
 def load_library(source: Path, flags: tuple[str, ...] = (), links: tuple[str, ...] = ("-lm",)) -> ctypes.CDLL:
     """The library built from one C file; flags are for the compiler, links for the linker.
 
-    Raises BuildError with the reason where it cannot be had.
+    Raises BuildError with the reason where it is not available.
     """
     if os.environ.get("FORETOKEN_NATIVE", "1") == "0":
         raise BuildError("disabled by FORETOKEN_NATIVE=0")

@@ -1,4 +1,4 @@
-"""What comes with foretoken, by name: a method, a learned head or a verifier is one line here.
+"""Built-in parts by name: a method, a learned head or a verifier is one line here.
 
 A part is named as "module:attribute" and imported when it is first used: decoding never imports training, and a floor that
 reads one kind of part imports no other. ``registry.Registry`` reads packages' additions in the same form.
@@ -11,7 +11,7 @@ from dataclasses import dataclass
 class Parts:
     """Where the parts of one method or learned head are; it may lack any of them."""
 
-    config: str | None = None  # its MethodConfig: what ``--method`` names. None: a head that is no way of drafting
+    config: str | None = None  # its MethodConfig, for ``--method``. None: a head that does not draft
     layouts: tuple[str, ...] = ()  # checkpoint layouts of its head; the first that can hold a head is the default
     training: str | None = None  # for ``foretoken train``: its Recipe, or a function where it learns from labels
 

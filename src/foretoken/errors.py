@@ -2,17 +2,17 @@
 
 ::
 
-    ForetokenError                     every error that is the caller's to mend
-    ├── ConfigError                    an option, method or combination that cannot be (also a ValueError)
+    ForetokenError                     every error that the caller can mend
+    ├── ConfigError                    an invalid option, method or combination (also a ValueError)
     ├── ModelError                     a model that cannot be loaded or cannot be decoded by this engine
-    │   └── VocabularyMismatchError    target and drafter do not speak the same tokens
+    │   └── VocabularyMismatchError    target and drafter have different vocabularies
     ├── PromptError                    a prompt that is empty or does not fit the context (also a ValueError)
-    ├── CapacityError                  more slots or rows asked for than were opened
+    ├── CapacityError                  more slots or rows requested than allocated
     │   └── QueueFullError             a service whose queue is full: try again later
     ├── ServiceClosedError             a service that drains or has stopped
-    └── TrainError                     a training that cannot go on: loss not finite, disk full
+    └── TrainError                     a training that cannot continue: loss not finite, disk full
 
-Broken promises inside the library are plain ``assert`` and ``RuntimeError``: they are ours to mend.
+Defects of the library raise AssertionError and RuntimeError.
 """
 
 from collections.abc import Iterable
@@ -24,7 +24,7 @@ class ForetokenError(Exception):
 
 
 class ConfigError(ForetokenError, ValueError):
-    """An option, a method or a combination of them that cannot be."""
+    """An invalid option, method or combination of them."""
 
 
 class ModelError(ForetokenError):
@@ -40,7 +40,7 @@ class PromptError(ForetokenError, ValueError):
 
 
 class CapacityError(ForetokenError):
-    """More cache slots or rows were asked for than were opened."""
+    """More cache slots or rows were requested than allocated."""
 
 
 class QueueFullError(CapacityError):
@@ -56,7 +56,7 @@ class ServiceClosedError(ForetokenError):
 
 
 class TrainError(ForetokenError):
-    """A training that cannot go on: a loss that is no finite number, a disk that is full."""
+    """A training that cannot continue: the loss is not finite, or the disk is full."""
 
 
 def nearest(word: str, words: Iterable[str]) -> str:

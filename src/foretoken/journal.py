@@ -1,8 +1,8 @@
 """Results that are kept as they are made: a file of JSON lines, appended to, and read again after a kill.
 
-The first line says what the other lines belong to (``identity``), so that two runs never mix. Each further line is one
-result, written at once: a killed process loses none. The file is flushed to the disk every few seconds: a machine that
-loses power loses no more than those. A line that was cut short, or damaged, is left out; its result is made again.
+The first line identifies the run (``identity``), so that two runs never mix. Each further line is one
+result, written at once: a killed process loses none. The file is flushed to the disk every few seconds: a power failure
+loses only those. A line that was cut short, or damaged, is left out; its result is made again.
 """
 
 import json
@@ -22,10 +22,10 @@ FLUSH_SECONDS = 5.0
 
 
 class Journal:
-    """One file. As a context manager it is flushed and closed at the end, whatever happens."""
+    """One file. As a context manager it is always flushed and closed at the end."""
 
     def __init__(self, file: Path | str, identity: Mapping[str, Any]) -> None:
-        """Open a file, or begin it. identity: JSON values. ``records`` then holds what the file holds, in its order.
+        """Open or create a file. identity: JSON values. ``records`` then holds what the file holds, in its order.
 
         Raises ConfigError where the file belongs to another identity, naming the first difference, or is no journal;
         OSError.
@@ -55,7 +55,7 @@ class Journal:
         self._write(record)
 
     def close(self) -> None:
-        """Flush to the disk and close; again is harmless."""
+        """Flush to the disk and close. Idempotent."""
         if not self._stream.closed:
             try:
                 self._sync()

@@ -1,4 +1,4 @@
-"""Keyed noise: every random number of foretoken is a pure function of what it is for.
+"""Keyed noise: every random number of foretoken is a pure function of its purpose.
 
 A stateless counter hash (the finaliser of splitmix64, Steele et al. 2014) of (seed, position, stream, index) gives a
 key; a key and a token id give an exponential variate, a key alone a uniform. Only integer operations on int64 come
@@ -9,8 +9,9 @@ Streams, and why they are keyed as they are:
 * COUPLED by (seed, absolute position of the token to be drawn) and token id, by nothing else: never by row, node, draft
   length, padding or draft vocabulary. "Accept iff equal" may share it between drafter and target. Its index is 0 but for
   list sampling, which has one independent noise for each of several drafts.
-* DRAFT, RACE, STOP, BONUS and COIN by (seed, position of the step's root, index): a draw that was discarded never comes
-  back in the next step, and no two nodes of a step share one. "Accept with min(1, p/q)" needs all of them independent.
+* DRAFT, RACE, STOP, BONUS and COIN by (seed, position of the step's root, index): a draw that was discarded is never
+used again in the next step, and no two nodes of a step share one. "Accept with min(1, p/q)" needs all of them
+independent.
   DRAFT gives a node the uniform of its own draw, RACE a parent the exponentials by which its children are drawn without
   replacement, COIN a parent the uniform by which a lossy rule accepts one of its children against the target's draw.
 
@@ -36,7 +37,7 @@ _MASK64 = (1 << 64) - 1
 
 
 class Stream(IntEnum):
-    """What a random number is for. Each value is hashed into the key, so streams never meet."""
+    """The purpose of a random number. Each value is hashed into the key, so streams are independent."""
 
     COUPLED = 1
     DRAFT = 2
@@ -172,8 +173,8 @@ def race(law: Tensor, keys: Tensor) -> Tensor:
     """[...] int64: the token that wins ``argmax(law / E)`` in each row of law [..., V], E keyed by keys [...].
 
     A draw from law. Tokens without mass never win against one that has some; in a row without any (or of NaN alone) the
-    answer is some token, whose mass is not positive. float32 rows on the CPU go through ``race.c`` where it was built:
-    25 times faster than the exponentials of a whole vocabulary, and equal to them up to the last bits of a logarithm.
+    result is some token without positive mass. float32 rows on the CPU go through ``race.c`` where it was built: 25
+    times faster than the exponentials of a whole vocabulary, and equal to them up to the last bits of a logarithm.
     """
     library = _race_library() if law.device.type == "cpu" and law.dtype == torch.float32 else None
     _check_keys(law, keys)
@@ -192,7 +193,7 @@ def race_top(law: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(tokens [..., count] int64, scores [..., count]): the first ``count`` of the race ``argmax(law / E)``.
 
     In this order they are ``count`` successive draws without replacement from law [..., V] (Efraimidis and Spirakis 2006;
-    Kool et al. 1903.06059). Where fewer tokens have mass, the rest have scores of at most 0 and mean nothing. Ties, of
+    Kool et al. 1903.06059). Where fewer tokens have mass, the rest have scores of at most 0 and are undefined. Ties, of
     probability 0, go to the lower id. float32 rows on the CPU go through ``race.c``, as in ``race``.
     """
     _check_keys(law, keys)
@@ -203,8 +204,8 @@ def race_top(law: Tensor, keys: Tensor, count: int) -> tuple[Tensor, Tensor]:
 def top(law: Tensor, count: int) -> tuple[Tensor, Tensor]:
     """(tokens [..., count] int64, probabilities [..., count]): the most probable of law [..., V], ties to the lower id.
 
-    ``Tensor.topk`` promises nothing for ties, and low-precision logits have many. Where fewer tokens have mass, the rest
-    have probabilities of at most 0 and mean nothing.
+    ``Tensor.topk`` promises nothing for ties, and low-precision logits have many. Where fewer tokens have mass, the
+    rest have probabilities of at most 0 and are undefined.
     """
     native = _native_top(law, None, count)
     return native if native is not None else _largest(law, count)
@@ -250,11 +251,12 @@ def _largest(score: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise of one step of B rows: nothing but keys, so a drafter and a verifier that ask for the same get the same.
+    """The noise of one step of B rows. It holds only keys, so a drafter and a verifier get equal values for equal
+    calls.
 
-    The only source of randomness that a drafter or a verifier may use: then a seed gives the same text again. Asking
-    changes nothing. A drafter uses ``coupled_keys`` and the streams DRAFT and RACE, a verifier COUPLED and COIN;
-    STOP and BONUS are ``verify.law.draw``'s own.
+    The only source of randomness that a drafter or a verifier may use, so that a seed reproduces a text. It has no
+    state. A drafter uses ``coupled_keys`` and the streams DRAFT and RACE, a verifier COUPLED and COIN; STOP and BONUS
+    are ``verify.law.draw``'s own.
     """
 
     seeds: Tensor  # [B] int64, one a request
@@ -264,7 +266,7 @@ class Noise:
     def coupled_keys(self, num_depths: int) -> Tensor:
         """[B, D] int64 keys of the tokens that follow nodes of depth 0 .. D-1 (root: 0).
 
-        Whoever first knows how deep a step goes asks for all depths at once: one hash instead of D.
+        The first caller that knows the depth of a step computes all depths at once: one hash instead of D.
         """
         if not self._memo or self._memo[0].shape[1] < num_depths:
             depth = _depth_offsets(num_depths, self.positions.device)

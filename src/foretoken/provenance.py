@@ -1,4 +1,4 @@
-"""Where a figure comes from: command, versions, machine, revision, time."""
+"""The provenance of a figure: command, versions, machine, revision, time."""
 
 import importlib.metadata
 import os
@@ -14,7 +14,7 @@ PACKAGES = ("foretoken", "torch", "transformers", "tokenizers", "safetensors", "
 
 
 def provenance() -> dict[str, Any]:
-    """Everything needed to make the same run again, as far as this process knows it."""
+    """What is needed to repeat a run, as far as this process knows it."""
     import torch
 
     return {
@@ -35,7 +35,7 @@ def provenance() -> dict[str, Any]:
 
 
 def peak_rss_bytes() -> int:
-    """The most memory this process ever held."""
+    """Peak memory of this process."""
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -44,7 +44,7 @@ def git_revision(file: Path) -> str | None:
     """The commit that a source file is checked out from, "+changes" where anything differs from it; None outside of one."""
     try:
         run = ["git", "-C", str(file.parent)]
-        # A virtual environment may lie inside somebody else's repository, which says nothing about foretoken.
+        # A virtual environment may lie inside another repository, whose commit is unrelated to foretoken.
         subprocess.run([*run, "ls-files", "--error-unmatch", file.name], capture_output=True, check=True, timeout=10)
         head = subprocess.run([*run, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
         status = subprocess.run([*run, "status", "--porcelain"], capture_output=True, text=True, check=True, timeout=10)

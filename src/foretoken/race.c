@@ -1,6 +1,7 @@
 /* The race of keyed exponentials: for each row, the token x that maximises p[x] / E[x], E keyed by (row key, x).
  *
- * The slow twin is noise.exponentials followed by an argmax in torch: same hash, same E up to the last bits of log1p.
+ * The slow reference is noise.exponentials followed by an argmax in torch: same hash, same E up to the last bits of
+ log1p.
  * Most tokens never need their logarithm: E = -log1p(-w) >= w, so p / w bounds the score from above, and only tokens
  * whose bound beats the best score so far can win. What remains is one hash a token, which vectorises.
  */

@@ -1,12 +1,12 @@
-"""Names to what they stand for: what comes with foretoken, and what installed packages add by entry points.
+"""Registries of named parts: built-in ones, and those that installed packages add by entry points.
 
-A registry is a mapping. What comes with foretoken is named as "module:attribute" and imported when it is first asked for.
+A registry is a mapping. Built-in values are named as "module:attribute" and imported at first use.
 A package adds a name by an entry point of the registry's group (``[project.entry-points."foretoken.methods"]`` in its
-pyproject.toml); it too is imported when it is first asked for, never when a built-in name is.
+pyproject.toml); it too is imported at its first use, never for a built-in name.
 
-A package that cannot be used never stands in the way of the others. Asked for by its name, it is refused with a
+A package that cannot be used does not affect the others. A look-up by its name is refused with a
 ConfigError that names the package and the reason. In a listing it is left out, with one RuntimeWarning; ``refused`` says
-why. A built-in name always means what comes with foretoken.
+why. A built-in name always refers to foretoken's own value.
 """
 
 import importlib
@@ -22,11 +22,11 @@ T = TypeVar("T")
 
 
 class UnusableError(Exception):
-    """Why what an entry point leads to is not what the registry holds. Raised by a registry's check."""
+    """Why the value of an entry point does not suit the registry. Raised by a registry's check."""
 
 
 def load_reference(reference: str) -> Any:
-    """What "module:attribute" leads to."""
+    """The value of "module:attribute"."""
     module, _, attribute = reference.partition(":")
     return getattr(importlib.import_module(module), attribute)
 
@@ -64,7 +64,7 @@ class Registry(MutableMapping[str, T]):
     # -- packages --------------------------------------------------------------------------------------------------
 
     def _packages(self) -> dict[str, EntryPoint]:
-        """Entry points of the group whose names are theirs alone."""
+        """Entry points of the group with unique names."""
         if self._found is None:
             found: dict[str, EntryPoint] = {}
             for point in sorted(entry_points(group=self.group), key=lambda point: (point.name, str(_origin(point)))):
@@ -135,7 +135,7 @@ class Registry(MutableMapping[str, T]):
         self._set.add(name)
 
     def __delitem__(self, name: str) -> None:
-        """Of a value that was set. What is built in, or comes from a package, is there again."""
+        """Delete a value that was set. A built-in value, or a package's, is visible again."""
         del self._values[name]
         self._set.discard(name)
 
@@ -170,7 +170,7 @@ class Registry(MutableMapping[str, T]):
         return dict.fromkeys((*self._builtin, *self._packages(), *self._set))
 
     def forget(self) -> None:
-        """Look for packages anew: one was installed or removed while this process runs."""
+        """Search for packages again, after one was installed or removed while this process runs."""
         for name in self._found or {}:
             if name not in self._set:
                 self._values.pop(name, None)

@@ -1,4 +1,4 @@
-"""From logits to a law: one function for plain decoding, target and drafter, right at every node of a tree.
+"""From logits to probabilities: one function for plain decoding, target and drafter, for every node of a tree.
 
 Order: repetition, presence and frequency penalties; logit bias; banned ids; min_new_tokens; the user's processor;
 temperature; top-k; top-p; min-p, the last three one after the other, each on what the one before left (as transformers
@@ -23,9 +23,9 @@ from foretoken.errors import ConfigError
 
 @dataclass
 class History:
-    """What processors may know of the text so far: B rows, the pending token included.
+    """The text so far as processors see it: B rows, the pending token included.
 
-    The engine appends to the lists between steps: whoever keeps one beyond a call copies it, and nobody else writes to it.
+    The engine appends to the lists between steps: copy a list to keep it beyond a call. Only the engine writes to them.
     """
 
     ids: list[list[int]]  # prompt and output of each row
@@ -46,7 +46,7 @@ class Paths:
 
     @property
     def valid(self) -> Tensor:
-        """[B, n] bool: the nodes whose law will be looked at."""
+        """[B, n] bool: the nodes whose distribution is used."""
         if self.parent is None:
             return torch.ones(self.ancestry.shape[:2], dtype=torch.bool)
         valid = self.parent >= 0
@@ -77,7 +77,7 @@ class Processors:
         self.temperature, self.top_p, self.min_p = column("temperature"), column("top_p"), column("min_p")
         self.top_k = [row.top_k if 0 < row.top_k < vocab_size else 0 for row in params]
         self.greedy = torch.tensor([row.temperature == 0 for row in params], device=device)[:, None, None]
-        # Greedy rows are overwritten later: any finite factor does for them.
+        # Greedy rows are overwritten later: any finite factor will do.
         inverse = [1.0 / max(row.temperature, 1e-30) if row.temperature else 1.0 for row in params]
         self.inverse_temperature = torch.tensor(inverse, dtype=torch.float32, device=device)[:, None, None]
         self.num_greedy = sum(row.temperature == 0 for row in params)
@@ -96,8 +96,8 @@ class Processors:
 
     @cached_property
     def softened(self) -> "Processors":
-        """The same, but rows at temperature 0 at temperature 1 and without top-k, top-p and min-p, which a greedy choice
-        does not feel: a drafter ranks second and third best tokens by it. Self where no row is greedy."""
+        """The same, but rows at temperature 0 at temperature 1 and without top-k, top-p and min-p, which do not affect
+        a greedy choice: a drafter ranks second and third best tokens by it. Self where no row is greedy."""
         if not self.num_greedy:
             return self
         params = [

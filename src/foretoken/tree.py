@@ -15,9 +15,10 @@ from torch import Tensor
 
 
 class Law(IntEnum):
-    """How a node was drawn, given its context and the siblings before it: the half of losslessness a drafter owns.
+    """How a node was drawn, given its context and the siblings before it: the drafter's part of the losslessness
+    contract.
 
-    FIXED: by no chance that the verifier could correct for (argmax, top-k, n-gram, ranked after the draw). Always sound.
+    FIXED: not drawn in a way that a verifier corrects for (argmax, top-k, n-gram, ranked after the draw). Always sound.
     IID: from q of its parent, independently of its siblings.
     WITHOUT_REPLACEMENT: from q of its parent without the drawn siblings before it, renormalised.
     COUPLED: from the target's own noise (stream COUPLED); FIXED to every verifier that does not read that stream.
@@ -30,7 +31,7 @@ class Law(IntEnum):
 
 
 class Draws(StrEnum):
-    """How a drafter is to draw the children of a node: what a verifier asks for, or the user. Nodes then carry a Law.
+    """How a drafter draws the children of a node, chosen by the verifier or the user. Nodes then carry a Law.
 
     FIXED: the n most probable tokens of q (argmax for one). IID: n draws from q. WITHOUT_REPLACEMENT: n successive
     draws, all different. COUPLED: the first n of the race that the target's own noise runs on q. GREEDY: one draw from
@@ -62,7 +63,7 @@ class TokenTree:
     q: Tensor | None = None  # [B, N, V] law that the drawn children of node i came from; zero where it has none
     hidden: Tensor | None = None  # [B, N, H] where a self-drafter has already run the lower layers ...
     hidden_layer: int = 0  # ... [0, hidden_layer) of the target
-    max_children: int | None = None  # an upper bound known to who grew it, so that nobody reads it back from the device
+    max_children: int | None = None  # an upper bound, known from growing: saves a read from the device
 
     @property
     def num_nodes(self) -> int:
@@ -207,7 +208,7 @@ def depths(parent: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Plan:
-    """Where n nodes of a tree are written and what each may see: all that a model needs beside the tokens.
+    """The slots, positions and visible nodes of n nodes of a tree: a model's input besides the tokens.
 
     Row b's committed tokens lie in slots [0, length[b]), slot equal to position. Node j of the tree has slot
     ``length[b] + j``, final when assigned, and position ``length[b] + depth``: slot is not position. A plan may cover
@@ -267,7 +268,8 @@ def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = 
     many of them attention reads: any value >= max(length) + N gives the same mathematical result.
     pack says which nodes are real, so that a model can leave the padding of ragged rows out of its products (a host read:
     for the CPU, where it is free).
-    Raises CapacityError from the caller's side only: here the bound is the caller's to keep (no host read).
+    The caller must keep the bound length + N <= capacity (and raises CapacityError): it is not checked here, to avoid a
+    host read.
     """
     num_nodes = parent.shape[1]
     ancestry = ancestors(parent)

@@ -295,4 +295,4 @@ def test_strangers_text(train: Invoke, models: dict[str, Path], tmp_path: Path) 
         "kangaroo", "--data", tmp_path / "out.responses.safetensors", "--out", tmp_path / "b", "--target",
         models["draft"], exit_layer=1,
     )  # fmt: skip
-    mistake(other, "its own target's text")
+    mistake(other, "its target's text")

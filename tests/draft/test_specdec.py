@@ -17,7 +17,7 @@ from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.draft.shape import Chain, SpecDec, parse_shape
 from foretoken.draft.stopping import check_stop
 from foretoken.errors import ModelError
-from foretoken.heads.acceptance import predicted
+from foretoken.heads.acceptance import law_inputs, predicted
 from foretoken.model.hf import TransformersModel
 from foretoken.sampling import History
 from foretoken.train.lesson import Batch, Teacher
@@ -170,21 +170,28 @@ def requests() -> list[Request]:
     ]
 
 
+@pytest.mark.parametrize("reads_law", [False, True])
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_the_head_reads_what_it_was_trained_on(
-    models: tuple[TransformersModel, TransformersModel], monkeypatch: pytest.MonkeyPatch, batch_size: int
+    models: tuple[TransformersModel, TransformersModel],
+    monkeypatch: pytest.MonkeyPatch,
+    batch_size: int,
+    reads_law: bool,
 ) -> None:
-    """Predictions of decoding are those of the training-time forward: of the draft model's hidden state *at the guess*,
-    over the whole text, in rows that are ragged and dropped on the way; and the text is that of plain decoding."""
+    """Predictions of decoding are those of the training-time forward: of the draft model's hidden state *at the guess* (and
+    of the law that it was drawn from, at its row's temperature), over the whole text, in rows that are ragged and dropped
+    on the way; and the text is that of plain decoding."""
     target, draft = models
-    head = foresight(draft)
-    found: list[tuple[list[int], float]] = []
+    head = foresight(draft, reads_law=reads_law)
+    found: list[tuple[list[int], float, float]] = []
     logits = ModelDrafter.logits
     begin = ModelDrafter.begin
     texts: list[list[int]] = []
+    temperatures: list[float] = []
 
     def watched_begin(drafter: Any, context: Context, limits: Sequence[int]) -> Any:
         texts[:] = [list(ids) if limit else [] for ids, limit in zip(context.history.ids, limits, strict=True)]
+        temperatures[:] = [row.temperature for row in context.processors.params]
         return begin(drafter, context, limits)
 
     def watched_logits(drafter: ModelDrafter, tokens: Tensor, plan: Plan) -> Tensor:
@@ -193,7 +200,7 @@ def test_the_head_reads_what_it_was_trained_on(
         for row, ids in enumerate(texts):
             if ids and int(plan.positions[row, 0]) == len(ids):  # a row that has no room is padded at its root
                 ids.append(int(tokens[row, 0]))
-                found.append((list(ids), float(drafter.chance[row, 0])))
+                found.append((list(ids), temperatures[row], float(drafter.chance[row, 0])))
         return out
 
     monkeypatch.setattr(ModelDrafter, "begin", watched_begin)
@@ -204,12 +211,15 @@ def test_the_head_reads_what_it_was_trained_on(
     expected = Engine(target, None, speculative={"method": "none"}).generate_batch(requests(), batch_size=1)
     assert [one.token_ids for one in completions] == [one.token_ids for one in expected]
     assert len(found) > 20
-    assert len({round(chance, 4) for _, chance in found}) > 10, "it sees differences"
-    for ids, chance in found[::3]:
+    assert len({round(chance, 4) for _, _, chance in found}) > 10, "it sees differences"
+    assert {temperature for _, temperature, _ in found} == {0.0, 0.8, 1.0, 1.2}
+    for ids, temperature, chance in found[::3]:
         batch = Batch(torch.tensor([ids]), torch.tensor([len(ids)]), torch.tensor([1]))
+        lesson = Teacher(draft).teach(batch, ())
+        law = law_inputs(lesson.logits[0, -2], torch.tensor(ids[-1]), torch.tensor(temperature))
         with torch.no_grad():
-            said = predicted(head, Teacher(draft).teach(batch, ()).hidden[0])
-        assert abs(float(said[-1]) - chance) < 1e-5
+            said = predicted(head, lesson.hidden[0, -1], law if reads_law else None)
+        assert abs(float(said) - chance) < 1e-5
     first, last = (sum(sum(one.num_draft_tokens_per_pos[k : k + 1]) for one in completions) for k in (0, 3))
     assert last < first, "some steps stop early"
 

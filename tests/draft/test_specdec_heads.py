@@ -123,7 +123,7 @@ def largest_errors(reader: Reader, seen: Sequence[Seen]) -> tuple[float, float]:
     tokens = torch.tensor([one.ids + [0] * (int(length.max()) - len(one.ids)) for one in seen])
     batch, teacher = Batch(tokens, length, length - 1), Teacher(TARGET)
     objective = AcceptanceObjective(
-        foresight(TARGET, drafter=reader.drafter), reader, rule="rejection", mixing=1e-9, everywhere=True
+        foresight(TARGET, drafter=reader.drafter), reader, rule="rejection", target_share=1.0, everywhere=True
     )  # nothing is drawn: the texts are the mixed ones
     lesson = teacher.teach(batch, objective.taps)
     places = objective.places(lesson, teacher, torch.Generator().manual_seed(0))
@@ -242,7 +242,7 @@ def mixed(name: str, **options: Any) -> tuple[Batch, Tensor, Places]:
 def test_drawn_tokens_are_first_guesses(name: str) -> None:
     """At temperature 0, where every token of the response is replaced: each by the best first guess of a drafter that has
     read the text before it. A pair needs a token before the pending one."""
-    batch, changed, places = mixed(name, mixing=1.0, temperature=0.0)
+    batch, changed, places = mixed(name, target_share=0.0, temperatures=(0.0,))
     head, pair, count = HEADS[name], isinstance(HEADS[name], PairHead), 0
     features = Teacher(TARGET).teach(batch, head.taps).taps
     for row in range(3):
@@ -269,7 +269,7 @@ def test_drawn_tokens_are_first_guesses(name: str) -> None:
 
 def test_tokens_that_cannot_be_guessed_teach_nothing() -> None:
     """Of the whole response, those outside the draft vocabulary are left out, at every depth."""
-    batch, changed, places = mixed("eagle3", mixing=1e-9, everywhere=True)
+    batch, changed, places = mixed("eagle3", target_share=1.0, everywhere=True)
     assert torch.equal(batch.tokens, changed)
     known = HEADS["eagle3"].t2d
     rows, before = batch.supervised.nonzero(as_tuple=True)

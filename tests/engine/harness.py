@@ -84,10 +84,12 @@ def restless(ids: Tensor, logits: Tensor) -> Tensor:
     return out
 
 
-def foresight(model: CausalModel, *, drafter: str = "draft_model") -> AcceptanceHead:
+def foresight(model: CausalModel, *, drafter: str = "draft_model", reads_law: bool = False) -> AcceptanceHead:
     """A random acceptance head on a draft model's hidden states: sure of some guesses, doubtful of others."""
     spec = model.spec
-    config = AcceptanceConfig(spec.hidden_size, spec.vocab_size, num_layers=2, normalize=True, drafter=drafter)
+    config = AcceptanceConfig(
+        spec.hidden_size, spec.vocab_size, 2, normalize=True, drafter=drafter, reads_law=reads_law
+    )
     with torch.random.fork_rng():
         torch.manual_seed(11)
         head = AcceptanceHead(config)

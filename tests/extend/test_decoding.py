@@ -261,7 +261,7 @@ def test_what_a_request_may_ask_for_is_declared() -> None:
 @pytest.mark.usefixtures("installed")
 def test_a_request_cannot_ask_for_what_does_not_declare_it() -> None:
     choices = Choices(Engine(table(1), ToyTokenizer()), [], off=False)
-    with pytest.raises(ConfigError, match="method 'echo', as it is asked for, is not loaded here"):
+    with pytest.raises(ConfigError, match="method 'echo' with these settings is not loaded here"):
         choices.method("echo")
     loaded = Choices(engine(), [], off=False)
     assert loaded.method({"method": "echo", "num_speculative_tokens": 2}).num_speculative_tokens == 2

@@ -88,10 +88,10 @@ BROKEN: dict[str, tuple[str, str]] = {
     "imports": ("import a_package_that_is_not_there", "ModuleNotFoundError"),
     "lacks": ("", "AttributeError"),
     "no_config": ("Config = 3", r"expected a subclass of foretoken\.MethodConfig"),
-    "other_name": (config("another"), "calls itself 'another'"),
+    "other_name": (config("another"), "its attribute 'method' is 'another'"),
     "no_load": (config("no_load").split("    def load")[0], "does not define load"),
-    "bad_key": (config("bad_key", "    sizes: list = None"), "its key 'sizes' is none of"),
-    "no_field": (config("no_field", "    size: int = 3").replace("@dataclass(frozen=True)", ""), "is no field"),
+    "bad_key": (config("bad_key", "    sizes: list = None"), "the type of its key 'sizes' must be bool"),
+    "no_field": (config("no_field", "    size: int = 3").replace("@dataclass(frozen=True)", ""), "is not a field"),
     "no_default": (
         config("no_default", "    num_speculative_tokens: int = 99"),
         "defaults do not make a configuration",
@@ -145,7 +145,7 @@ def test_of_two_packages_with_one_name_the_second_is_refused_by_name(site: Path)
     ("source", "reason"),
     [
         ("Rule = 3", "expected a frozen dataclass that is a foretoken.Verifier"),
-        ("from foretoken.verify import Coupled as Rule", "calls itself 'coupled'"),
+        ("from foretoken.verify import Coupled as Rule", "its attribute 'name' is 'coupled'"),
         ("import foretoken\nclass Rule(foretoken.Verifier):\n    pass", "expected a frozen dataclass"),
         (
             "import dataclasses, foretoken\n@dataclasses.dataclass(frozen=True)\nclass Rule(foretoken.Verifier):\n    pass",

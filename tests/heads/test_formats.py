@@ -721,7 +721,7 @@ def test_wrong_configurations(tmp_path: Path, config: Any, said: str) -> None:
     [
         (lambda t: t.pop("norm.weight"), r"missing: norm\.weight$"),
         (lambda t: t.pop("fc.weight"), r"missing: fc\.weight$"),
-        (lambda t: t.update({"fc.bias": torch.zeros(H)}), r"superfluous: fc\.bias$"),
+        (lambda t: t.update({"fc.bias": torch.zeros(H)}), r"unexpected: fc\.bias$"),
         (lambda t: t.update({"d2t": torch.arange(DV) + V}), "d2t does not lead to 12 different ids"),
         (lambda t: t.update({"d2t": -torch.arange(DV)}), "d2t does not lead to 12 different ids"),
         (lambda t: t.update({"d2t": torch.zeros(DV + 1, dtype=torch.int64)}), r"d2t is \[13\], expected \[12\]"),
@@ -729,7 +729,7 @@ def test_wrong_configurations(tmp_path: Path, config: Any, said: str) -> None:
         (lambda t: t.pop("d2t"), "missing: d2t"),
         (lambda t: t["norm.weight"].fill_(torch.nan), r"not finite: norm\.weight"),
         (lambda t: t.update({"norm.weight": torch.ones(H, dtype=torch.int8)}), r"norm\.weight holds int8 numbers"),
-        (lambda t: t.update({f"x{i}": torch.zeros(1) for i in range(9)}), "superfluous: x0, x1, x2, x3 and 5 more$"),
+        (lambda t: t.update({f"x{i}": torch.zeros(1) for i in range(9)}), "unexpected: x0, x1, x2, x3 and 5 more$"),
     ],
 )  # fmt: skip
 def test_wrong_tensors(tmp_path: Path, change: Callable[[dict[str, Tensor]], Any], said: str) -> None:
@@ -921,5 +921,5 @@ def test_bundled_heads_are_found_by_method(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setitem(bundled._PATHS, "eagle2", tmp_path / "eagle1")
     same(load_head("bundled/eagle2", spec(), Eagle1Head), eagle1().requires_grad_(requires_grad=False))
     monkeypatch.setitem(bundled._PATHS, "eagle3", tmp_path / "absent")
-    with pytest.raises(ModelError, match="bundled/eagle3 is no directory of this installation"):
+    with pytest.raises(ModelError, match="bundled/eagle3 is not part of this installation"):
         load_head("bundled/eagle3", spec(), Eagle3Head)

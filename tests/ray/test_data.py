@@ -94,8 +94,8 @@ def test_a_finished_file_is_left_alone_and_another_seed_refused(generator: Any, 
 @pytest.mark.parametrize(
     ("rows", "options", "says"),
     [
-        ([{"text": "x"}], {}, "in.jsonl:1 is no object with the key 'prompt'"),
-        (["x"], {}, "in.jsonl:1 is no object"),
+        ([{"text": "x"}], {}, "in.jsonl:1 is not an object with the key 'prompt'"),
+        (["x"], {}, "in.jsonl:1 is not an object"),
         ([{"prompt": 3}], {}, "text, token ids or chat messages"),
         ([{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}], {}, "in.jsonl:2 has the id '1' of .*in.jsonl:1"),
         ([{"prompt": "x"}], {"speculative": "oracle"}, "oracle"),
@@ -120,7 +120,7 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
     (tmp_path / "bad.jsonl").write_text('{"prompt": "x"}\n{"prompt": \n')
     with pytest.raises(ConfigError, match=r"bad\.jsonl:2 is not JSON"):
         generate([file, tmp_path / "bad.jsonl"], tmp_path / "out.jsonl")
-    with pytest.raises(ConfigError, match=r"in\.jsonl:1 is no row of an earlier run"):
+    with pytest.raises(ConfigError, match=r"in\.jsonl:1 is not a row of an earlier run"):
         generate(tmp_path / "bad.jsonl", file)
 
 

@@ -109,7 +109,7 @@ def test_a_second_signal_does_not_wait() -> None:
         (("--max-num-seqs", "0"), "max_num_seqs"),
         (("--api-key", ""), "API key is empty"),
         (("--log-level", "loud"), "log level"),
-        (("--host", "256.0.0.1"), "no address"),
+        (("--host", "256.0.0.1"), "not an address"),
         (("--max-body-mib", "-1"), "max_body_mib"),
     ],
 )

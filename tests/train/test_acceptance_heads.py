@@ -24,7 +24,7 @@ from tests.train.harness import teacher, texts
 TEACHER = teacher()
 HEADS: dict[str, Head] = {"eagle1": random_head(EAGLE1), "eagle3": random_head(EAGLE3), "kangaroo": random_adapter()}
 CONFIG: dict[str, Any] = {
-    "steps": 40, "batch_tokens": 512, "eval_every": 0, "eval_tokens": 200, "held_out": 0.2, "lr": 0.02, "mixing": 0.5,
+    "steps": 40, "batch_tokens": 512, "eval_every": 0, "eval_tokens": 200, "held_out": 0.2, "lr": 0.02, "target_share": 0.5,
     "num_slots": 3, "weight_decay": 0.0,
 }  # fmt: skip
 
@@ -91,6 +91,14 @@ def test_refusals(saved: dict[str, str], tmp_path: Path) -> None:
         prepare(saved["medusa"])
     with pytest.raises(ConfigError, match="num_slots = 0"):
         prepare(saved["eagle3"], num_slots=0)
+    with pytest.raises(ConfigError, match="prefix = \"target\" is known for draft models, and 'kangaroo'"):
+        prepare(saved["kangaroo"], prefix="target")
+    with pytest.raises(ConfigError, match=r"reads_law = true.*'eagle1'"):
+        prepare(saved["eagle1"], reads_law=True)
+    with pytest.raises(ConfigError, match=r"temperatures = 0\.5 must be a list"):
+        prepare(saved["eagle1"], temperatures=0.5)
+    with pytest.raises(ConfigError, match="unknown setting 'mixing' of 'acceptance'"):
+        prepare(saved["eagle1"], mixing=0.15)
     with pytest.raises(ConfigError, match="needs --init DIR: the draft model, or the head"):
         prepare(None)
     with pytest.raises(ModelError, match="does not exist"):

@@ -1,4 +1,4 @@
-"""The acceptance head's training: token mixing, labels, the weighted loss, and calibration."""
+"""The acceptance head's training: where guesses stand, labels, the weighted loss, and calibration."""
 
 import math
 
@@ -6,12 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.errors import ConfigError
 from foretoken.heads.acceptance import AcceptanceConfig, AcceptanceHead, predicted
 from foretoken.noise import exponentials
 from foretoken.train.lesson import Batch, Teacher
 from foretoken.train.objectives.acceptance import (
     LABELS,
     AcceptanceObjective,
+    area_under_curve,
     calibrate,
     calibration_error,
     coupled_label,
@@ -19,7 +21,8 @@ from foretoken.train.objectives.acceptance import (
     rejection_label,
     weighted_bce,
 )
-from foretoken.train.objectives.reading import ModelReader, can_say
+from foretoken.train.objectives.reading import ModelReader, can_say, comb
+from foretoken.tree import layout
 from tests.engine.harness import VOCAB, foresight, table
 
 TARGET, DRAFT = table(), table(blur=0.4)
@@ -34,43 +37,107 @@ def objective(**options: object) -> AcceptanceObjective:
     return AcceptanceObjective(foresight(DRAFT), ModelReader(DRAFT), **options)  # type: ignore[arg-type]
 
 
-def test_places() -> None:
-    """A share of the response is replaced; hidden states and labels are those of the mixed text at the replaced tokens,
-    found again by the tables alone, which know no cache."""
-    whole, teacher = batch(), Teacher(TARGET)
-    lesson = teacher.teach(whole, ())
-    mixed: list[Tensor] = []
+def stream(text: list[int]) -> tuple[float, ...]:
+    """The hidden state of a table after a text: the token itself, and its context."""
+    return (float(text[-1]), 1.0, 0.0, *[float(one) for one in text[::-1][: DRAFT.context]])
 
-    class Watching(Teacher):
+
+def response(whole: Batch) -> Tensor:
+    """[B, T] bool: tokens of the response."""
+    index = torch.arange(whole.tokens.shape[1])
+    return (index >= whole.start[:, None]) & (index < whole.length[:, None])
+
+
+def label_by_hand(rule: str, prefix: list[int], guess: int, temperature: float) -> float:
+    """From the tables alone, which know no cache."""
+    p, q = TARGET.law_after(prefix), DRAFT.law_after(prefix)
+    if temperature == 0:
+        return float(p.argmax() == q.argmax() == guess)
+    return float(LABELS[rule](p[None], q[None], torch.tensor([guess])))
+
+
+@pytest.mark.parametrize("target_share", [0.15, 0.7])
+def test_target_share_is_the_share_that_carries_no_label(target_share: float) -> None:
+    """Of the authors' ``mixing_ratio`` 0.15 of the tokens stay the target's and 85 % carry labels. 2,000 tokens: five
+    standard errors, so a right share fails once in a million seeds; the inverted one is 18 of them off."""
+    lesson, teacher = Teacher(TARGET).teach(batch(20, 120), ()), Teacher(TARGET)
+    total = int(lesson.batch.supervised.sum())
+    assert total > 2000
+    places = objective(target_share=target_share).places(lesson, teacher, torch.Generator().manual_seed(1))
+    share = len(places.labels) / total
+    bound = 5 * math.sqrt(0.25 / total)
+    assert abs(share - (1 - target_share)) < bound
+    assert abs(share - target_share) > bound, "negative control: the share is not inverted"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("rule", LABELS)
+def test_mixed_places(rule: str, temperature: float) -> None:
+    """Labels are those of the text as the target wrote it; hidden states are those of the mixed text, which no target
+    reads: found again by the tables alone."""
+    whole = batch()
+    lesson = Teacher(TARGET).teach(whole, ())
+
+    class Never(Teacher):
         def teach(self, batch: Batch, taps: object) -> object:  # type: ignore[override]
-            mixed.append(batch.tokens)
-            return super().teach(batch, ())
+            raise AssertionError("a draft model needs no second pass of the target")
 
-    for rule in LABELS:
-        mixed.clear()
-        places = objective(rule=rule).places(lesson, Watching(TARGET), torch.Generator().manual_seed(1))
-        assert len(mixed) == 1, "one pass of the target"
-        tokens, before = mixed[0], torch.arange(whole.tokens.shape[1]) + 1
-        response = (before - 1 >= whole.start[:, None]) & (before - 1 < whole.length[:, None])
-        assert torch.equal(tokens[~response], whole.tokens[~response]), "prompts and padding stay"
-        row_of = [
-            (row, at) for row in range(len(tokens)) for at in range(int(whole.start[row]), int(whole.length[row]))
-        ]
-        share = len(places.labels) / len(row_of)
-        assert 0.07 < share < 0.25
-        # Which tokens were replaced is read off the hidden states: the table's stream holds the token itself.
-        seen = {tuple(one.tolist()): float(label) for one, label in zip(places.hidden, places.labels, strict=True)}
-        found = 0
-        for row, at in row_of:
-            changed = tokens[row, at] != whole.tokens[row, at]
-            text = tokens[row, : at + 1].tolist()
-            stream = (float(text[-1]), 1.0, 0.0, *[float(one) for one in text[::-1][: DRAFT.context]])
-            if changed:
-                p, q = TARGET.law_after(text[:-1])[None], DRAFT.law_after(text[:-1])[None]
-                expected = float(LABELS[rule](p, q, torch.tensor([text[-1]])))
-                assert seen[stream] == pytest.approx(expected, abs=1e-4)
-                found += 1
-        assert found >= 5
+    one = objective(rule=rule, temperatures=(temperature,), target_share=0.4)
+    places = one.places(lesson, Never(TARGET), torch.Generator().manual_seed(1))
+    mixed = whole.tokens.clone()
+    mixed[places.row, places.at] = places.hidden[:, 0].long()  # a table's stream holds the token itself
+    assert torch.equal(mixed[~response(whole)], whole.tokens[~response(whole)]), "prompts and padding stay"
+    assert len(places.labels) > 60
+    assert len({(int(row), int(at)) for row, at in zip(places.row, places.at, strict=True)}) == len(places.labels)
+    changed = 0
+    for row, at, hidden, label in zip(
+        places.row.tolist(), places.at.tolist(), places.hidden.tolist(), places.labels.tolist(), strict=True
+    ):
+        prefix, guess = whole.tokens[row, :at].tolist(), int(mixed[row, at])
+        assert tuple(hidden) == stream([*mixed[row, :at].tolist(), guess])
+        assert label == pytest.approx(label_by_hand(rule, prefix, guess, temperature), abs=1e-4)
+        changed += mixed[row, :at].tolist() != prefix
+        if temperature == 0:
+            assert guess == int(DRAFT.law_after(prefix).argmax())
+    assert changed > 40, "most guesses stand behind other guesses"
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_target_prefix(temperature: float) -> None:
+    """A guess at every token of the response, each read behind the target's own text."""
+    whole = batch()
+    lesson, teacher = Teacher(TARGET).teach(whole, ()), Teacher(TARGET)
+    one = objective(prefix="target", temperatures=(temperature,))
+    places = one.places(lesson, teacher, torch.Generator().manual_seed(1))
+    assert len(places.labels) == int(response(whole).sum())
+    guesses = places.hidden[:, 0].long()
+    for row, at, guess, hidden, label, law in zip(
+        places.row.tolist(), places.at.tolist(), guesses.tolist(), places.hidden.tolist(), places.labels.tolist(),
+        places.law.tolist(), strict=True,
+    ):  # fmt: skip
+        prefix = whole.tokens[row, :at].tolist()
+        assert tuple(hidden) == stream([*prefix, guess])
+        assert label == pytest.approx(label_by_hand("coupled", prefix, guess, temperature), abs=1e-4)
+        q = DRAFT.law_after(prefix)
+        entropy = float(torch.special.entr(q).sum())
+        expected = [math.log(float(q[guess])), math.log(float(q.max())), entropy, temperature]
+        assert law == pytest.approx(expected, abs=1e-4)
+    own = whole.tokens[places.row, places.at]
+    assert 0 < int((guesses == own).sum()) < len(own), "some guesses are the text's own tokens"
+
+
+def test_temperatures_are_by_text_and_drawn_anew() -> None:
+    """Every text of a batch is guessed at one of the temperatures; both occur, and another seed draws others."""
+    lesson, teacher = Teacher(TARGET).teach(batch(16, 20), ()), Teacher(TARGET)
+    one = objective(prefix="target", temperatures=(0.0, 1.0))
+    drawn = []
+    for seed in (1, 2):
+        places = one.places(lesson, teacher, torch.Generator().manual_seed(seed))
+        by_row = [set(places.law[places.row == row, 3].tolist()) for row in range(16)]
+        assert all(len(found) == 1 for found in by_row)
+        drawn.append([found.pop() for found in by_row])
+        assert set(drawn[-1]) == {0.0, 1.0}
+    assert drawn[0] != drawn[1]
 
 
 def test_everywhere_and_seeds() -> None:
@@ -81,8 +148,48 @@ def test_everywhere_and_seeds() -> None:
     one, same, other = (objective().places(lesson, teacher, torch.Generator().manual_seed(seed)) for seed in (1, 1, 2))
     assert torch.equal(one.hidden, same.hidden)
     assert not torch.equal(one.hidden, other.hidden)
-    with pytest.raises(ValueError, match="mixing"):
-        objective(mixing=0.0)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"rule": "block"}, "rule = 'block' must be one of rejection, coupled"),
+        ({"prefix": "draft"}, "prefix = 'draft' must be one of mixed, target"),
+        ({"target_share": 1.5}, r"target_share = 1.5 must be in \[0, 1\]"),
+        ({"target_share": 1.0}, "no token carries a label"),
+        ({"prefix": "target", "everywhere": True}, "everywhere = True must be false"),
+        ({"temperatures": ()}, r"temperatures = \(\) must be some numbers"),
+        ({"temperatures": (0.5, -1.0)}, "each at least 0"),
+        ({"temperatures": (math.nan,)}, "each at least 0"),
+        ({"temperatures": ("warm",)}, "each at least 0"),
+    ],
+)
+def test_refused_options(options: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        objective(**options)
+
+
+def test_the_comb_is_what_layout_makes() -> None:
+    """The plan of a trunk with a leaf under each node, without its products."""
+    n = 6
+    parent = torch.cat((torch.arange(-1, n - 1), torch.arange(n))).expand(3, -1)
+    expected, found = layout(parent, torch.zeros(3, dtype=torch.int64), 2 * n), comb(3, n, torch.device("cpu"))
+    for name in ("length", "ancestry", "slots", "positions", "tree_positions", "mask", "key_positions"):
+        assert torch.equal(getattr(found, name), getattr(expected, name)), name
+    assert found.span == expected.span
+
+
+def test_area_under_curve() -> None:
+    """Every pair of a kept and a rejected guess, counted; soft labels are shares of both; ties are halves."""
+    generator = torch.Generator().manual_seed(8)
+    score = torch.randint(0, 6, (40,), generator=generator).float()
+    labels, weight = torch.rand(40, generator=generator), torch.rand(40, generator=generator)
+    won = (score[:, None] > score).double() + 0.5 * (score[:, None] == score).double()
+    pairs = (weight * labels).double()[:, None] * (weight * (1 - labels)).double()
+    assert area_under_curve(score, labels, weight) == pytest.approx(float((won * pairs).sum() / pairs.sum()))
+    assert area_under_curve(torch.tensor([0.1, 0.4, 0.35, 0.8]), torch.tensor([0.0, 0.0, 1.0, 1.0])) == 0.75
+    assert area_under_curve(torch.zeros(4), torch.tensor([0.0, 1.0, 1.0, 0.0])) == 0.5
+    assert math.isnan(area_under_curve(score, torch.ones(40)))
 
 
 def test_labels() -> None:
@@ -100,9 +207,9 @@ def test_labels() -> None:
     torch.testing.assert_close(coupled_label(q, q, tokens), torch.ones(4))
     short = torch.tensor([[0.5, 0.5]])
     assert float(rejection_label(short, q[:1], torch.tensor([3]))) == 0.0, "a token that the target does not have"
-    one_hot = law_of(torch.tensor([[0.1, 2.0, 0.3]]), 0.0)
-    assert one_hot.tolist() == [[0.0, 1.0, 0.0]]
-    torch.testing.assert_close(law_of(torch.tensor([[1.0, 2.0]]), 0.5), torch.tensor([[2.0, 4.0]]).softmax(-1))
+    laws = law_of(torch.tensor([[0.1, 2.0, 0.3], [1.0, 2.0, 0.0]]), torch.tensor([0.0, 0.5]))
+    assert laws[0].tolist() == [0.0, 1.0, 0.0]
+    torch.testing.assert_close(laws[1], torch.tensor([2.0, 4.0, 0.0]).softmax(-1))
 
 
 def test_what_can_be_said() -> None:
@@ -148,7 +255,7 @@ def test_weighted_bce() -> None:
 def test_outcome_trains() -> None:
     """The loss has a gradient for all of the head and none for the models, figures come with it, and it falls."""
     lesson, teacher = Teacher(TARGET).teach(batch(8, 60), ()), Teacher(TARGET)
-    mine = objective(mixing=0.5)
+    mine = objective(target_share=0.5)
     config = AcceptanceConfig(DRAFT.spec.hidden_size, VOCAB, 2, True, "draft_model")
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -159,7 +266,7 @@ def test_outcome_trains() -> None:
         outcome = mine.outcome(lesson, teacher, torch.Generator().manual_seed(5), training=True)
         assert outcome.slots == []
         assert outcome.extra is not None
-        assert set(outcome.figures) == {"accuracy", "ece"}
+        assert set(outcome.figures) == {"accuracy", "ece", "auc"}
         optimizer.zero_grad()
         outcome.extra.backward()
         assert all(parameter.grad is not None for parameter in mine.head.parameters())
@@ -197,3 +304,12 @@ def test_calibrate() -> None:
     assert 1 / (1 + math.exp(-(2 * scale + shift))) == pytest.approx(0.25, abs=1e-3)
     calibrate(head, torch.tensor([-1.0, 1.0]), torch.tensor([0.0, 1.0]))  # separable: as sure as the steps allow
     assert math.isfinite(float(head.scale))
+
+
+def test_a_batch_whose_guesses_are_all_kept() -> None:
+    """The target drafts for itself: figures are numbers, as the log needs them."""
+    lesson, teacher = Teacher(TARGET).teach(batch(), ()), Teacher(TARGET)
+    own = AcceptanceObjective(foresight(TARGET), ModelReader(TARGET), prefix="target", temperatures=(0.0,))
+    figures = own.outcome(lesson, teacher, torch.Generator().manual_seed(1), training=False).figures
+    assert figures["auc"] == 0.5
+    assert all(math.isfinite(value) for value in figures.values())

@@ -61,7 +61,8 @@ class TemperatureReport:
 
 @dataclass(frozen=True)
 class BenchReport:
-    """Everything ``run_bench`` found. Costs and shares are None on accelerators: passes are queued there, not done."""
+    """All results of ``run_bench``. Costs and shares are None on accelerators, where the host clock times only the
+    queueing."""
 
     settings: dict[str, Any]
     dram_read_bytes_per_second: float | None
@@ -69,7 +70,7 @@ class BenchReport:
     prompts: list[dict[str, Any]]  # one record per prompt, method and temperature
     peak_rss_bytes: int
     provenance: dict[str, Any]
-    partial: bool = False  # interrupted: prompts that every method has decoded by then, as often as all of them have
+    partial: bool = False  # interrupted: only prompts decoded by every method, with the same number of rounds
 
     def to_dict(self) -> dict[str, Any]:
         """Plain values, ready for JSON."""
@@ -78,13 +79,13 @@ class BenchReport:
 
 @dataclass(frozen=True)
 class Session:
-    """What all runs of a report have in common."""
+    """Settings of all runs of a report."""
 
     items: list[Item]
     fitting: list[int]  # items whose prompt fits the context
     temperatures: list[float]
     weight_bytes: int
-    split_is_real: bool  # whether the host clock can tell the parts of a step apart
+    split_is_real: bool  # whether the host clock can separate the parts of a step
     dram_read: float | None
     seed: int
 
@@ -145,7 +146,7 @@ class _Prompt:
         self.pair = Pair(len(plain.token_ids), plain.seconds, len(mine.token_ids), mine.seconds)
 
     def record(self) -> dict[str, Any]:
-        """What the report says of it."""
+        """Its record in the report."""
         mine, steps = self.middle, self.middle.steps
         return {
             "question_id": self.item.question_id,

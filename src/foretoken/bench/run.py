@@ -27,7 +27,7 @@ WARM_UP_TOKENS = 24
 
 @dataclass(frozen=True)
 class BenchMethod:
-    """A way of guessing, under the name it has in the report."""
+    """A method configuration, and its label in the report."""
 
     label: str
     config: MethodConfig
@@ -57,7 +57,7 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
 
 
 AnyMethod = str | Mapping[str, Any] | MethodConfig | BenchMethod
-"""As ``parse_method`` reads it, as ``speculative_config`` does, or ready."""
+"""A text for ``parse_method``, a mapping for ``speculative_config``, or a ready value."""
 
 
 @dataclass(eq=False)
@@ -85,7 +85,7 @@ class _Turn:
     lanes: list[_Lane]
 
     def key(self, lane: _Lane) -> RunKey:
-        """What a method's run is known by."""
+        """The key of a method's run."""
         return self.temperature, self.index, self.round, lane.method.label
 
 
@@ -102,7 +102,7 @@ class PromptDone:
 
 
 class BenchInterrupted(KeyboardInterrupt):
-    """Ctrl-C, or whatever raised a KeyboardInterrupt, while ``run_bench`` measured."""
+    """A KeyboardInterrupt (Ctrl-C) during ``run_bench``."""
 
     def __init__(self, report: BenchReport | None) -> None:
         """report: of the prompts that every method had decoded by then; None where there is none."""
@@ -129,9 +129,9 @@ def run_bench(
     """Decode every prompt plainly and with each method, ``rounds`` times, and report.
 
     engine, or the options of ``Engine.load``. A prompt that is a mere text is continued as it is. Plain decoding is
-    always measured, whether or not it is among methods. The runs of one prompt follow each other, in an order that turns
-    from prompt to prompt, so that a machine that slows down slows all of them. A short run of each lane warms up and is
-    not counted. Prompts are decoded one at a time.
+    always measured, whether or not it is among methods. The runs of one prompt follow each other, in an order that
+    rotates from prompt to prompt, so that a slowdown of the machine affects all of them. A short run of each lane warms
+    up and is not counted. Prompts are decoded one at a time.
 
     dram_read measures the memory bandwidth in bytes per second; progress is called with (runs done, runs in all),
     on_prompt when all methods have decoded a prompt. runs_file: a file of JSON lines that every run is appended to as it

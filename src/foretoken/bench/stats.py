@@ -1,4 +1,4 @@
-"""The arithmetic of the figures: pure functions of numbers, nothing of models or clocks."""
+"""The arithmetic of the figures: pure functions of numbers, without models or clocks."""
 
 import math
 from collections.abc import Iterable, Sequence
@@ -13,7 +13,7 @@ def first_loop(token_ids: Sequence[int], *, ngram: int = LOOP_NGRAM, times: int 
     """Where a text begins to loop: the number of tokens before it does, or None.
 
     A text loops once some n-gram was seen ``times`` times (occurrences may overlap); the loop begins where the second
-    occurrence of the first such n-gram begins. Looping text is trivially guessed: it would flatter every method.
+    occurrence of the first such n-gram begins. Looping text is easy to guess and would inflate every method's figures.
     """
     starts: dict[tuple[int, ...], list[int]] = {}
     for start in range(len(token_ids) - ngram + 1):
@@ -89,7 +89,7 @@ def speedup(pairs: Sequence[Pair]) -> float:
 def bootstrap(pairs: Sequence[Pair], *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
     """The speedup with a percentile bootstrap interval: whole prompts are drawn anew, both sides of each together.
 
-    It tells how the figure would vary with other prompts of the same kind, not with another machine. With fewer than
+    It shows how the figure varies with other prompts of the same kind, not with another machine. With fewer than
     two prompts it is the value alone.
     """
     value = speedup(pairs)

@@ -1,4 +1,4 @@
-"""Prompts to measure on: our own suite, and files in Spec-Bench's question format.
+"""Prompts to measure on: the bundled suite, and files in Spec-Bench's question format.
 
 One JSON object a line: ``question_id``, ``category``, ``turns`` (the first is used; further turns would depend on the
 answer to it), and where there are any ``format`` ("text" to continue, "chat" to put into the chat template),

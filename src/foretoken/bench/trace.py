@@ -1,4 +1,4 @@
-"""What one decoding left behind: its tokens, and step by step what it guessed, kept and spent."""
+"""The record of one decoding: its tokens, and for each step the guesses, accepted tokens and seconds."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass

@@ -1,8 +1,8 @@
-"""Floor 5: is the output still right? Production decoding on a user's own models, checked against what it must be.
+"""Floor 5: check the output. Production decoding on a user's own models is compared with the required distributions.
 
 ``certify(engine, prompts)`` returns a ``Certificate``. Five checks: ``window`` (p at every node is plain decoding's law),
 ``draws`` (tokens come from the q that is reported), ``law`` and ``joint`` (a rule emits exactly p), ``tokens`` (the same
-text with and without speculation). docs/certify.md says what each covers, and what none of them does.
+text with and without speculation). docs/certify.md says what each check covers, and what is not covered.
 """
 
 from foretoken.certify.report import Certificate, Check, Finding

@@ -1,4 +1,4 @@
-"""What is asked of the target while it is watched: temperatures, processors, seeds."""
+"""The requests of a certificate: temperatures, processors, seeds."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -11,7 +11,8 @@ from foretoken.sampling import SamplingParams
 
 
 def unquiet(ids: Tensor, logits: Tensor) -> Tensor:
-    """A user's processor that reads prefix and path: it lowers the last token, and raises one that their sum names."""
+    """A user's processor that reads prefix and path: it lowers the last token, and raises the one whose id is their sum
+    modulo V."""
     out = logits.clone()
     out[ids[-1]] -= 3.0
     out[int(ids.sum()) % len(out)] += 2.0

@@ -1,4 +1,5 @@
-"""Is q the law that the tokens were drawn from? A verifier that reads q believes it, and is biased where it is not.
+"""Check that tokens were drawn from the reported q. A verifier that reads q relies on it, and is biased where they were
+not.
 
 Each drawn token becomes a number u = (mass of q before it) + U * q(token), given the siblings struck before it: uniform
 and independent if and only if the token came from that law (Rosenblatt 1952; U is the certificate's own noise). Tests,
@@ -6,11 +7,12 @@ each with a bound that holds for any number of draws, so that the false-alarm ra
 
 * ``order``, ``rank``: u with tokens in the order of their ids, and of their probability; Kolmogorov's distance, by the
   Dvoretzky-Kiefer-Wolfowitz inequality with Massart's constant (1990).
-* ``heavy``: the sum of q(token) against its expectation, by Freedman's inequality (1975): lies about temperature.
+* ``heavy``: the sum of q(token) against its expectation, by Freedman's inequality (1975): it detects a wrong
+temperature.
 * ``pairs``, ``stop``, ``bonus``: whether a draw shares its noise with the next one of the step, or with the noise that
   decides where the walk stops or what is drawn last: u minus the other, modulo 1, is uniform.
 
-Draws from one-hot laws say nothing and are left out. FIXED and COUPLED nodes promise nothing about q.
+Draws from one-hot distributions carry no information and are left out. FIXED and COUPLED nodes are not drawn from q.
 """
 
 import math
@@ -79,7 +81,8 @@ class Draws:
                 self.bonus.append((found[0] - bonuses[row]) % 1.0)
 
     def _one(self, q: Tensor, token: int, struck: list[int], text: Text, node: int) -> float | None:
-        """Record one draw; its u by id (the order in which production inverts), or None where it says nothing."""
+        """Record one draw; its u by id (the order in which production inverts), or None where it carries no
+        information."""
         law = q.double().clone()
         law[struck] = 0.0
         mass = float(law.sum())

@@ -1,9 +1,9 @@
-"""The same for whole trees: the joint law of several tokens, every draw of a small tree enumerated.
+"""The joint distribution of several tokens: every draw of a small tree is enumerated.
 
-Rules for trees and for blocks decide on several guesses together, so one guess says little of them. The user's own laws
-are cut to their ``SIZE`` heaviest tokens and renormalised in float64; then production ``stops`` and ``leftover`` are
-asked about every outcome of all draws at once (rows of a batch), and the text is continued by p to a common length.
-What comes out must be the target's joint law to 1e-9.
+Rules for trees and for blocks decide on several guesses together, so one guess alone does not test them. The user's own
+distributions are cut to their ``SIZE`` heaviest tokens and renormalised in float64; then production ``stops`` and
+``leftover`` are called on every outcome of all draws at once (rows of a batch), and the text is continued by p to a
+common length. The result must be the target's joint distribution to 1e-9.
 """
 
 from collections.abc import Sequence

@@ -1,4 +1,5 @@
-"""Does a rule emit p? The exact law of the next token, by production ``stops`` and ``leftover``, nothing sampled.
+"""Check that a rule emits p: the exact distribution of the next token, by production ``stops`` and ``leftover``,
+without sampling.
 
 At a visited context with laws p and q and one guess x: the sum over all x of q(x) [P(accept x) on x + P(stop) leftover].
 For an exact rule this is p to the last bits of float32, over the whole vocabulary; a lossy one has a distance from p.
@@ -69,7 +70,7 @@ def emitted_law(verifier: Verifier, p: Tensor, q: Tensor | None, token: int) -> 
         count = min(int((mass < mass[-1] * (1.0 - 1e-9)).sum()) + 1, MAX_GUESSES)
         guesses, weights = heaviest.indices[:count], heaviest.values[:count]
         cut = 1.0 - float(weights.sum() / mass[-1])
-        # A law like any other: the guesses come from it, and the verifier is told so.
+        # Any distribution will do: the guesses are drawn from it, and the verifier gets it as q.
         q = torch.zeros_like(q).scatter(0, guesses, (weights / weights.sum()).to(q.dtype))
         weights = q[guesses].double()
         weights = weights / weights.sum()

@@ -1,6 +1,7 @@
-"""Does a rule that reads noise emit p? Its stops are settled by the noise, so the law is estimated, by production ``draw``.
+"""Check that a rule that reads noise emits p. Its stops are determined by the noise, so the distribution is estimated
+by production ``draw``.
 
-Guesses are made as the rule asks its drafters to (first of the race, one noise a child, or fixed), on the user's own laws
+Guesses are made in the way the rule requires (first of the race, one noise a child, or fixed), on the user's own laws
 cut to a few tokens; many seeds, each with noise of its own; the first two tokens are counted. Freedman's inequality bounds
 every count at a stated false-alarm rate, so a bias of about one percent of a probability is found, a smaller one is not.
 """

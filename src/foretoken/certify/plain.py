@@ -28,7 +28,7 @@ class Tolerance:
 
     @classmethod
     def of(cls, dtype: torch.dtype, params: SamplingParams) -> "Tolerance":
-        """Temperatures below 1 and repetition penalties magnify differences of logits."""
+        """The tolerance for temperatures below 1 and repetition penalties, which magnify differences of logits."""
         factor = max(1.0, 1.0 / params.temperature) if params.temperature else 1.0
         log = ROUNDING[dtype] * factor * max(1.0, params.repetition_penalty, 1.0 / params.repetition_penalty)
         return cls(log, log / 2)  # |dp| <= p (1 - p) * 2 log

@@ -1,4 +1,4 @@
-"""What a certificate says: one check after the other, the largest deviation of each, and where it was."""
+"""The contents of a certificate: the result of each check, its largest deviation and where that occurred."""
 
 import dataclasses
 from dataclasses import dataclass, field
@@ -8,7 +8,7 @@ PASS, NEAR_TIE, DEFECT, LOSSY, NOTHING = "pass", "near-tie", "DEFECT", "lossy", 
 """Verdicts. NEAR_TIE: something differs, and rounding explains it. LOSSY: measured, never certified."""
 
 MAX_FINDINGS = 20
-"""Most findings that a check keeps of each verdict: one is enough to look, thousands help nobody."""
+"""Most findings that a check keeps of each verdict."""
 
 
 @dataclass(frozen=True)
@@ -40,7 +40,7 @@ class Check:
 
     @property
     def passed(self) -> bool:
-        """Whether nothing speaks against the text's being right. A lossy rule has not passed: it was measured."""
+        """Whether the check found no defect. A lossy rule does not pass: it was measured."""
         return self.verdict in (PASS, NEAR_TIE)
 
 

@@ -1,4 +1,4 @@
-"""``certify``: decode with every verifier and shape while watching, then judge what was seen."""
+"""``certify``: decode with every verifier and shape under observation, then check what was recorded."""
 
 import dataclasses
 from collections.abc import Callable, Sequence
@@ -38,7 +38,7 @@ Progress = Callable[[int, int, str], None]
 
 @dataclass(frozen=True)
 class Budget:
-    """How much is looked at, under each verifier and shape."""
+    """Sample sizes, for each verifier and shape."""
 
     visits: int = 1  # steps of each request whose laws are recomputed plainly
     laws: int = 2  # contexts of ``law`` at each temperature
@@ -71,11 +71,12 @@ def certify(
     replay: Callable[[], CausalModel] | None = None,
     progress: Progress | None = None,
 ) -> Certificate:
-    """Certify engine's target under engine's method of guessing (its verifier and shape are replaced by those asked for).
+    """Certify engine's target under engine's method of guessing (its verifier and shape are replaced by the given
+    ones).
 
     verifiers: specs, by default every exact rule there is. A verifier and a shape that do not compose are left out, and
     named. replay loads the model that decides doubtful cases (default: the target by its name, transformers, float32).
-    The engine is not changed. Raises ConfigError for what cannot be, before anything is decoded.
+    The engine is not changed. Raises ConfigError for invalid arguments, before anything is decoded.
     """
     begun = perf_counter()
     budget = budget or Budget()
@@ -99,7 +100,7 @@ def certify(
         for request in requests(ids, temperature, max_new_tokens, seed)
     ]
     for pair in pairs:
-        pair.config.load_verifier(engine.model)  # a head that is missing is told now
+        pair.config.load_verifier(engine.model)  # a missing head is reported now
     total = len(pairs) + 1
     say = progress or (lambda done, total, what: None)
 
@@ -189,8 +190,8 @@ def certify_pair(
 
 
 def certify_laws(contexts: dict[str, list[Context]], seed: int, alpha: float, seeds: int) -> list[Check]:
-    """The laws of every rule that reads no hidden states, at the contexts visited under it; of lossy ones that read noise
-    the texts tell (``tokens``)."""
+    """The laws of every rule that reads no hidden states, at the contexts visited under it; lossy rules that read noise
+    are measured by ``tokens``."""
     checks = []
     for spec, visited in contexts.items():
         verifier = parse_verifier(spec)

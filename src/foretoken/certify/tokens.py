@@ -23,7 +23,8 @@ from foretoken.verify.law import Verifier
 
 def follows_noise(verifier: Verifier) -> bool:
     """Whether sampled text is to be the plain text: the noise of plain decoding decides. (List sampling has a noise a
-    draft.) A lossy rule that reads this noise parts from the plain text where it errs, so the texts say how often."""
+    draft.) A lossy rule that reads this noise parts from the plain text where it errs, so comparing texts measures how
+    often."""
     return "noise" in verifier.reads and verifier.draws != Draws.LIST
 
 

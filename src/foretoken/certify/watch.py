@@ -1,4 +1,4 @@
-"""Looking on while production decodes: every tree that was proposed, and the laws its verifier was given.
+"""Record production decoding: every proposed tree, and the distributions that its verifier read.
 
 A ``Watch`` is an observer of the engine's steps (``StepEvent``): it changes nothing and draws nothing.
 """
@@ -27,7 +27,7 @@ class Text:
 
     ids: list[int]  # prompt and output, the pending token last
     num_prompt: int
-    params: SamplingParams  # its seed tells which request it is
+    params: SamplingParams  # its seed identifies the request
 
     @property
     def num_output(self) -> int:
@@ -83,11 +83,11 @@ class Proposal:
 
 
 Listener = Callable[[Sequence[Text], Evidence], None]
-"""Told the texts before a step, and what its verifier read."""
+"""Called with the texts before a step, and the verifier's input."""
 
 
 class Watch:
-    """Keeps some visits of every request, and hands every step to the listeners."""
+    """Keeps some visits of every request, and passes every step to the listeners."""
 
     def __init__(self, max_visits: int, seed: int, listeners: Sequence[Listener] = ()) -> None:
         """max_visits of each request are kept: the last with guesses in a line, which sees what all steps before it left

@@ -1,7 +1,8 @@
-"""Is p, at every node of a tree, the law of plain decoding there? Processors, positions, cache slots and masks.
+"""Check that p at every node of a tree is the distribution of plain decoding: processors, positions, cache slots,
+masks.
 
-The rows that production gave to its verifier, against a fresh cache, one node a pass, and processors that know nothing
-but a history. Beyond the tolerance of the dtype a ``Judge`` tells rounding from a defect.
+The rows that production gave to its verifier, against a fresh cache, one node a pass, and processors that read only a
+history. Beyond the tolerance of the dtype a ``Judge`` separates rounding from defects.
 """
 
 import math

@@ -44,7 +44,7 @@ def foretoken(
 ) -> None:
     """Speculative decoding that you can trust: guess the next tokens cheaply, check them in one pass, keep what is right.
 
-    Exit status: 0 well done, 1 a model or prompt that cannot be used, 2 a wrong option, 130 interrupted.
+    Exit status: 0 success, 1 a model or prompt that cannot be used, 2 a wrong option, 130 interrupted.
     """
     if ctx.invoked_subcommand is None:
         typer.echo(ctx.get_help())

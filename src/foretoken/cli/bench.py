@@ -1,4 +1,4 @@
-"""``foretoken bench``: is it faster, by how much, and is the text the same?"""
+"""``foretoken bench``: measures the speedup and compares the texts."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -266,7 +266,7 @@ def _rate(run: "Run") -> float:
 
 
 def _interrupted(report: "BenchReport | None", runs_file: Path | None) -> str:
-    """What is told where a bench was interrupted."""
+    """The message of an interrupted bench."""
     if report is None:
         told = "interrupted before all methods had decoded a prompt: there is nothing to report"
     else:

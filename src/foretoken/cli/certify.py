@@ -1,4 +1,4 @@
-"""``foretoken certify``: is the output still right, on these models?"""
+"""``foretoken certify``: checks the output on given models."""
 
 import json
 import sys
@@ -129,14 +129,14 @@ def certify(
 
 
 def exact_verifiers() -> list[str]:
-    """All that claim to be exact."""
+    """All verifiers that are declared exact."""
     from foretoken import VERIFIERS
 
     return [name for name, verifier in VERIFIERS.items() if verifier.exact]
 
 
 def speculation(target: str, draft: str | None, method: str | None, count: int | None) -> dict[str, Any]:
-    """The way of guessing; n-grams of the text itself where there is no draft."""
+    """The method configuration; ngram where there is no draft."""
     name = method or settings.default_method(target, draft)
     config: dict[str, Any] = {"method": "ngram" if method is None and name == "none" else name}
     if draft is not None:
@@ -200,7 +200,7 @@ def encoded(item: "Item", engine: "Engine") -> str | list[int]:
 
 
 def show(certificate: "Certificate", *, no_color: bool) -> None:
-    """A table, then what was found, then the verdict on a line of its own."""
+    """A table, the findings, and the verdict on a line of its own."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape

@@ -1,4 +1,4 @@
-"""Every way a command can fail, as one line on stderr and an exit status. No traceback, ever.
+"""Errors of commands: one line on stderr and an exit status, without a traceback.
 
 Set FORETOKEN_TRACEBACK=1 to see where an internal error came from.
 """
@@ -79,7 +79,7 @@ def say(line: str) -> None:
         sys.stderr.write(f"foretoken: {' '.join(line.splitlines())}\n")
         sys.stderr.flush()
     except OSError:
-        pass  # there is nobody left to tell
+        pass  # stderr is closed: the message cannot be shown
 
 
 def _usage(error: Any) -> str:
@@ -100,7 +100,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _drop_unwritten(stream: Any) -> None:
-    """Flush; where that fails, let nothing be written at the interpreter's end, whose complaint nobody can silence."""
+    """Flush; where that fails, write nothing at the interpreter's end, whose error message cannot be suppressed."""
     try:
         stream.flush()
     except (OSError, ValueError):

@@ -1,4 +1,4 @@
-"""``foretoken evaluate``: how good is a drafter for this target, before anyone times a decoding?"""
+"""``foretoken evaluate``: the quality of a drafter for a target, before any decoding is timed."""
 
 import sys
 from collections.abc import Iterator
@@ -66,8 +66,8 @@ def evaluate(
 ) -> None:
     """How good a drafter is for this target: acceptance slot by slot, calibration, costs, and the speedup these predict.
 
-    Measured at contexts of the target's own text, on chains of guesses; texts count up to their first loop. Nothing is
-    decoded against the clock but short runs for the costs: 'foretoken bench' tells what really comes of it.
+    Measured at contexts of the target's own text, on chains of guesses; texts count up to their first loop. Only short
+    runs for the costs are timed: 'foretoken bench' measures the real speedup.
     """
     check_writable(output)
     at = parse_numbers(temperatures, "--temperatures")
@@ -78,7 +78,7 @@ def evaluate(
 
     wanted = [name.strip() for name in categories.split(",")] if categories is not None else None
     items = select(load_suite(prompts), categories=wanted, limit=limit)
-    ctx.params.update(shape=None, draws=None)  # the engine's: a chain, drawn as measuring needs it
+    ctx.params.update(shape=None, draws=None)  # the engine's own: a chain, drawn as the measurement requires
     named = settings.json_object(speculative_config, "--speculative-config").get("method", method)
     guessed = any(item.prediction for item in items)
     if named == "prediction" and not guessed:

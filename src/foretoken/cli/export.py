@@ -21,18 +21,20 @@ HeadDir = Annotated[
 
 def export(
     head: HeadDir,
-    to: Annotated[str, typer.Option("--to", metavar="LAYOUT", help="'list' names them, and who reads them.")] = "list",
+    to: Annotated[str, typer.Option("--to", metavar="LAYOUT", help="'list' shows them and their readers.")] = "list",
     out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Where the head goes.")] = None,
     target: Annotated[
         str | None,
-        typer.Option("--target", metavar="NAME_OR_DIR", help="The model it drafts for. Default: as the head says."),
+        typer.Option(
+            "--target", metavar="NAME_OR_DIR", help="The model it drafts for. Default: as recorded in the head."
+        ),
     ] = None,
     json_: o.Json = False,
 ) -> None:
     """Write a head in another layout, for another engine. No tensor changes.
 
-    With a target that is here (a directory, or 'bundled'), the head is checked against it, and what others' files leave
-    out follows from it.
+    With a target that is here (a directory, or 'bundled'), the head is checked against it, and missing keys of other
+    tools' files are derived from it.
     """
     from foretoken.errors import ConfigError
     from foretoken.heads import formats
@@ -101,7 +103,7 @@ def vllm_args(
 
 
 def find_target(name: str) -> "ModelSpec | None":
-    """What is known of a target that lies here, without its weights; None for one on the hub.
+    """The specification of a local target, without its weights; None for one on the hub.
 
     Raises ModelError where its directory has no usable configuration.
     """

@@ -1,4 +1,4 @@
-"""What is said about a completion: the line for people and the object for machines."""
+"""The figures of a completion: a line for people and an object for programs."""
 
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -14,7 +14,7 @@ SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
 
 def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, interrupted: bool = False) -> str:
-    """One line: what ran, how fast, how much of the guessing was right; tint adds the legend of the tinted text."""
+    """One line: configuration, speed and acceptance; tint adds the legend of the tinted text."""
     config: Mapping[str, Any] = completion.config
     speculative: Mapping[str, Any] = config["speculative"]
     method = speculative["method"]

@@ -1,4 +1,4 @@
-"""A Ctrl-C that cannot get lost, and a SIGTERM (of ``timeout``, of a scheduler) that is met like one."""
+"""A Ctrl-C that is never lost, and a SIGTERM (of ``timeout``, of a scheduler) that is handled in the same way."""
 
 import signal
 from collections.abc import Callable, Iterator
@@ -12,9 +12,10 @@ class Terminated(KeyboardInterrupt):
 
 @contextmanager
 def interruptible(*, terminable: bool = False) -> Iterator[Callable[[], None]]:
-    """Yields what a loop calls once a turn: it raises KeyboardInterrupt where Ctrl-C was pressed and did not get through.
+    """Yields a function that a loop calls once per turn: it raises KeyboardInterrupt where Ctrl-C was pressed and got
+    lost.
 
-    Python raises it wherever it happens to be, and in a finalizer it is printed and forgotten. terminable: SIGTERM raises
+    Python raises it at any point, and in a finalizer it is only printed. terminable: SIGTERM raises
     Terminated the same way. For the main thread.
     """
     pressed: type[KeyboardInterrupt] | None = None

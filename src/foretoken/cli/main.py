@@ -1,4 +1,4 @@
-"""The entry point of ``foretoken``: nothing but the interrupt that may come while the rest is being imported."""
+"""The entry point of ``foretoken``: handles an interrupt during the import of the rest."""
 
 import io
 import sys

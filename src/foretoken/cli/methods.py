@@ -1,4 +1,4 @@
-"""``foretoken methods``: what there is, what composes with what, and which is exact."""
+"""``foretoken methods``: lists methods, shapes and verifiers, their legal combinations, and which are exact."""
 
 import dataclasses
 import sys
@@ -28,7 +28,7 @@ def methods(json_: o.Json = False, no_color: o.NoColor = False) -> None:
 def catalogue() -> dict[str, Any]:
     """Everything that METHODS, SHAPES and VERIFIERS declare, and every combination with the reason where it is refused.
 
-    "package" is where a name comes from; "not_used" are names that packages declare in vain, with the reason.
+    "package" is where a name comes from; "not_used" are names of packages that cannot be used, with the reason.
     """
     from foretoken import METHODS, SHAPES, VERIFIERS, Draws
     from foretoken.engine.legality import refusal
@@ -69,7 +69,7 @@ def catalogue() -> dict[str, Any]:
         }
         for name, shape in SHAPES.items()
     }
-    # A method that cannot draw proposes FIXED nodes whatever a rule asks for, and FIXED is sound under every rule.
+    # A method that cannot draw proposes FIXED nodes for every rule, and FIXED is sound under every rule.
     pairs = {
         name: {
             rule: {
@@ -126,7 +126,7 @@ def show(found: dict[str, Any], *, no_color: bool) -> None:
         return name if not options else name + "".join(f" /{key}={_plain(value)}" for key, value in options.items())
 
     packages = {item["package"] for part in ("methods", "verifiers", "shapes") for item in found[part].values()}
-    source = ("package",) if len(packages) > 1 else ()  # a column where there is something to tell apart
+    source = ("package",) if len(packages) > 1 else ()  # a column only where names come from several packages
     ways = table("name", "guesses", "proposals", "needs", "shapes", *source)
     every = len(SHAPES.builtin)
     for name, way in found["methods"].items():

@@ -1,4 +1,4 @@
-"""The options that commands share: name, help, environment variable. What they mean is the API's business."""
+"""The options that commands share: name, help, environment variable. The API defines their meaning."""
 
 from typing import Annotated
 
@@ -45,7 +45,7 @@ Implementation = Annotated[
     str,
     typer.Option(
         "--implementation", envvar="FORETOKEN_IMPLEMENTATION", metavar="auto|transformers|lean|native",
-        rich_help_panel=MODELS, help="What runs the models; auto takes the fastest that can.",
+        rich_help_panel=MODELS, help="What runs the models; auto takes the fastest that supports the model.",
     ),
 ]  # fmt: skip
 Width = Annotated[

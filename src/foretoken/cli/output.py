@@ -1,4 +1,4 @@
-"""Where results go: files that are checked before the work, a terminal that is tinted, a pipe that is not."""
+"""Output of results: files that are checked before the work starts, and tinted text on terminals only."""
 
 import json
 import math
@@ -13,7 +13,7 @@ from typing import Any, TextIO
 from foretoken.errors import ConfigError
 
 TINT, RESET = "\x1b[32m", "\x1b[0m"
-# A model may write what a terminal would obey: control characters are shown instead of sent. Tab and newline stay.
+# A model may write terminal control characters: they are shown, not sent. Tab and newline stay.
 VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)}
 VISIBLE |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 
@@ -106,7 +106,7 @@ class PieceWriter:
         self.last = text[-1]
         if self.tint and accepted:
             shown = shown if self.tinted else TINT + shown
-            self.tinted = True  # before the tint is written: whatever interrupts this, ``close`` takes it back
+            self.tinted = True  # before the tint is written, so that ``close`` resets it after any interrupt
         elif self.tinted:
             shown = RESET + shown
         self.stream.write(shown)
@@ -114,7 +114,7 @@ class PieceWriter:
         self.tinted = self.tint and accepted
 
     def close(self) -> None:
-        """Give the terminal back as it was, at the beginning of a line."""
+        """Reset the terminal's colours and end the line."""
         if self.tinted:
             self.stream.write(RESET)
             self.tinted = False

@@ -70,7 +70,7 @@ def serve(
 ) -> None:
     """Serve a model by OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and a page to try it at /.
 
-    Guessing is switched by the load, request by request, so that it is never slower than without; texts do not change.
+    Speculation is planned by load, request by request, so that it is never slower than without; texts do not change.
     Needs the extra: pip install "foretoken\\[serve]".
     """
     if method == "prediction":
@@ -102,14 +102,14 @@ def _serve(
 
     if service_options.shared_drafts == "key" and not wanted.api_keys:
         raise ConfigError(
-            "--shared-drafts key: no API key is given, so nobody can be told apart; give --api-key for each client, or "
+            "--shared-drafts key: no API key is given, so clients look alike; give --api-key for each client, or "
             "'--shared-drafts all' where all clients may see each other's texts"
         )
     made = run.bind(options["host"], options["port"])
     with made:
         hosts = run.hosts_of(made, options["host"])
         if not hosts and not wanted.api_keys:
-            say(f"warning: anybody who reaches {options['host']} may use this server; --api-key asks for a key")
+            say(f"warning: every client that reaches {options['host']} may use this server; --api-key asks for a key")
         engine = settings.load_engine({**options, "width": 0}, speculative)
         service = Service(engine, service_options, also=also)
         configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
@@ -121,11 +121,11 @@ def _serve(
             drain_s=options["drain_timeout"],
             on_ready=lambda: say(f"serving {options['target']} at {url} (API: {url}/v1, page: {url}/)"),
         )
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all has ended: one more Ctrl-C has nothing to interrupt
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything has ended: ignore a further Ctrl-C
 
 
 def _also(given: str, options: dict[str, Any]) -> "MethodConfig":
-    """A further method, refused before anything is loaded where it cannot be."""
+    """Check a further method before anything is loaded."""
     from foretoken.engine.config import speculative_config
 
     config = speculative_config(given)

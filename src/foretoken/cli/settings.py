@@ -1,4 +1,4 @@
-"""From options as they were typed to what the API takes. Mistakes are ConfigErrors, found before anything is loaded."""
+"""Convert command-line options to API arguments. Mistakes raise ConfigError before anything is loaded."""
 
 import json
 import os
@@ -28,7 +28,7 @@ FLAGS = {  # option -> key of a speculative configuration
 
 
 def quiet() -> None:
-    """Silence what the libraries underneath print while they load; foretoken says itself what a user must know."""
+    """Silence the messages of libraries while they load; foretoken reports errors itself."""
     import warnings
 
     for name, value in {
@@ -92,7 +92,7 @@ def default_method(target: str, draft: str | None, *, has_prediction: bool = Fal
 
 
 def reads_prediction(method: str) -> bool:
-    """Whether a method guesses by the caller's own guess of the output."""
+    """Whether a method needs the caller's guess of the output."""
     from foretoken import METHODS
 
     return METHODS[method].capabilities.needs_prediction
@@ -112,7 +112,7 @@ def check_method(config: dict[str, Any], target: str) -> None:
     if name == "draft_model" and config.get("model") is None and target not in BUNDLED:
         raise ConfigError(
             f"--method draft_model needs --draft NAME_OR_DIR with --target {target}: the bundled draft, --draft "
-            "bundled/draft, speaks the bundled target's tokens alone"
+            "bundled/draft, has the vocabulary of the bundled target alone"
         )
 
 

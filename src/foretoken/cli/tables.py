@@ -26,7 +26,7 @@ NOTES = (
 
 
 def show(report: "BenchReport", *, no_color: bool) -> None:
-    """One table a temperature, then the acceptance by position, and what was measured on what."""
+    """One table per temperature, then the acceptance by position, and the settings and machine."""
     from rich import box
     from rich.console import Console
     from rich.markup import escape

@@ -1,4 +1,4 @@
-"""``foretoken theory ...``: what speculation could do, from numbers alone or on a real pair of models."""
+"""``foretoken theory ...``: what speculation can reach, computed from rates or measured on a pair of models."""
 
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -54,7 +54,7 @@ def length(
     cost: Annotated[
         float, typer.Option("--cost", metavar="C", help="Time of one guess, in plain passes of the target.")
     ] = 0.05,
-    max_length: Annotated[int, typer.Option("--max-length", metavar="N", help="Longest chain looked at.", min=1)] = 16,
+    max_length: Annotated[int, typer.Option("--max-length", metavar="N", help="Longest chain considered.", min=1)] = 16,
     json_: o.Json = False,
     no_color: o.NoColor = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""``foretoken train``: a drafter for your own model, from its own text."""
+"""``foretoken train``: trains a drafter for a target on the target's text."""
 
 import json
 import os
@@ -202,7 +202,7 @@ def _drafter(
 
 
 def speaks() -> bool:
-    """Whether this process is the one of several that tells how it goes."""
+    """Whether this process is the one that reports progress."""
     return os.environ.get("RANK", "0") == "0"
 
 
@@ -307,7 +307,7 @@ def _from_labels(
 
 
 def summary(figures: dict[str, Any]) -> list[str]:
-    """What a person wants to know of a run."""
+    """The summary of a run for people."""
     lines = [f"{figures['method']} for {figures['target']}: {figures['out']}"]
     slots = figures.get("conditional") or []
     if slots:
@@ -328,7 +328,7 @@ def summary(figures: dict[str, Any]) -> list[str]:
 def bar_text(report: "Report") -> str:
     """Beside the bar: mean loss of a slot, then of each, acceptance by slot and expected length of the newest evaluation.
 
-    The sum over slots, which is minimised, would jump where slots join.
+    The sum over slots, which is minimised, would jump where slots are added.
     """
     text = f"loss {report.loss if report.loss_per_slot is None else report.loss_per_slot:.3f}"
     if len(report.slot_losses) > 1:
@@ -350,7 +350,7 @@ def _progress(no_color: bool) -> Iterator[Callable[["Report"], None]]:
 
 
 def _plot() -> Callable[[Path], None]:
-    """Draws the loss plot; where matplotlib is not installed that is said once, and training goes on."""
+    """Draws the loss plot. Without matplotlib it prints one message, and training continues."""
     told = False
 
     def draw(out: Path) -> None:
@@ -369,7 +369,7 @@ def _plot() -> Callable[[Path], None]:
 
 @contextmanager
 def _answering(no_color: bool, journal: Path) -> Iterator[Callable[[int, int, int], None]]:
-    """A bar on stderr while prompts are answered; where that is interrupted, what is kept, and where."""
+    """A bar on stderr while prompts are answered; after an interrupt, a message with the number of kept answers."""
     done, total = 0, 0
     with _bar("answering", no_color) as update:
 

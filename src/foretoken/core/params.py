@@ -39,12 +39,12 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()  # further end tokens
     ignore_eos: bool = setting(False, "Go on behind the model's end token.")
     seed: int | None = setting(
-        None, "The same seed gives the same text.", envvar="FORETOKEN_SEED", told="a fresh one, told in the figures"
+        None, "The same seed gives the same text.", envvar="FORETOKEN_SEED", told="a fresh one, shown in the figures"
     )
     logits_processor: LogitsProcessor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be, each with one clear ConfigError."""
+        """Refuse invalid values, each with one clear ConfigError."""
         _require(
             math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "at least 0"
         )

@@ -25,6 +25,7 @@ _KINDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     str: "a text",
+    list: "a list",
     Mapping[int, float]: "token ids and numbers, e.g. '{\"42\": -5.0}'",
     **{kind: f"a list of {items}" for kind, (items, _) in _LISTS.items()},
 }
@@ -36,8 +37,8 @@ def setting(default: Any, help: str, **more: Any) -> Any:
     """A field that a user may set, with what ``foretoken.cli.fields`` makes an option of.
 
     more, where it differs from what the field's name and type say: ``option`` (e.g. "--loss-temperature"), ``metavar``,
-    ``envvar``, ``panel`` of the help, ``min``, and as what the default is ``told``. A default that is a type is called for
-    each instance.
+    ``envvar``, ``panel`` of the help, ``min``, and ``told``, the text of the default in the help. A default that is a type
+    is called for each instance.
     """
     about = {"help": help, **more}
     if isinstance(default, type):

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 Place = tuple[int, int]
-"""(state, number of tokens): which substring, told by its class and its length."""
+"""(state, number of tokens): a substring, given by its class and its length."""
 
 NOWHERE: Place = (0, 0)
 """The empty substring."""
@@ -35,7 +35,7 @@ class Automaton:
         """window: places have at most this many tokens."""
         self.window = window
         self.num_tokens = 0
-        self.num_hops = 0  # links followed, transitions set or copied, counts raised: what growing has cost
+        self.num_hops = 0  # work counter: links followed, transitions set or copied, counts raised
         self.length = [0]  # of the longest substring of each state
         self.link = [-1]
         self.next: list[dict[int, int]] = [{}]
@@ -69,7 +69,7 @@ class Automaton:
     def follow(self, place: Place, token: int, limit: int = 0) -> Place:
         """The longest suffix of place and token that is known, of at most ``limit`` tokens (0: the window).
 
-        A place stays good while the automaton grows: where its class has been split since, its part is looked up.
+        A place stays valid while the automaton grows: where its class has been split since, its part is looked up.
         """
         state, size = self._settled(place)
         while state and token not in self.next[state]:

@@ -1,10 +1,11 @@
-"""What every drafter is: something that proposes trees of tokens and is told which were kept. It never verifies.
+"""What every drafter is: it proposes trees of tokens and receives the result of each step. It never verifies.
 
 A ``Method`` is what is loaded once (weights, settings); ``Method.open`` makes a ``Drafter``, the memory of one batch of
 rows. Capabilities are declared, so that an illegal combination is refused when the configuration is read.
 
-These are public: packages add methods by them (docs/extend.md). Tensors that a drafter is given belong to the engine: a
-drafter changes none of them, and copies what it wants to keep beyond the call, since buffers are used again.
+These classes are public: packages subclass them to add methods (docs/extend.md). Tensors that a drafter is given belong
+to the engine: a drafter changes none of them, and copies what it wants to keep beyond the call, since buffers are used
+again.
 """
 
 from abc import ABC, abstractmethod
@@ -30,15 +31,17 @@ class Capabilities:
     draws: bool  # can draw from a law (COUPLED, IID); False: every proposal is FIXED
     needs_draft: bool = False  # needs a model of its own
     needs_prediction: bool = False  # needs the caller's guess of the output
-    reads_target: bool = False  # observe() must be given hidden states of the target: ``Method.taps`` says which
+    reads_target: bool = False  # observe() needs hidden states of the target: those of ``Method.taps``
     needs_head: bool = False  # needs a trained head
-    candidates: int = 0  # the target's most probable tokens after each node that observe() must be given
+    candidates: int = 0  # number of the target's most probable tokens after each node that observe() needs
     shapes: tuple[str, ...] = ("chain",)  # names of the shapes it can grow; rows may always get fewer nodes
-    learns: bool = False  # what it has seen of one request shows in its guesses for later ones: see ``Method.fresh``
-    opens_late: bool = False  # can be opened in the middle of a text, having been told nothing of it: a service then
-    # opens it when it is first asked for a guess, and closes it when it has not been for long
-    by_request: bool = False  # a request to a service may ask for it, with keys of its own choice, though the service
-    # was not started with it: it loads nothing, and its keys name no file
+    learns: bool = False  # guesses for a request may depend on earlier requests: see ``Method.fresh``
+    # Can be opened in the middle of a text, without having observed the steps before. A service then opens it when it is
+    # first asked for a guess, and closes it after some steps without one.
+    opens_late: bool = False
+    # A request to a service may ask for it, with keys of its own choice, though the service was not started with it: it
+    # loads nothing, and its keys name no file.
+    by_request: bool = False
 
 
 @dataclass
@@ -52,8 +55,8 @@ class Context:
     lengths: list[int]  # the same on the host
     pending: Tensor  # [B] int64
     predictions: list[list[int]]  # the caller's guess of each row's output, as tokens; empty where there is none
-    room: list[int]  # guesses in a line that each row can use before its limit: no drafter gives a row deeper nodes
-    # Where a list: growing appends the draft's logits [B, n, V] after the root and after the nodes it reads, in order.
+    room: list[int]  # greatest depth that each row can use before its limit: no row's nodes may be deeper
+    # If a list: growing appends the draft's logits [B, n, V] after the root and after the nodes it reads, in order.
     draft_logits: list[Tensor] | None = field(default=None, kw_only=True)
 
     @property
@@ -78,7 +81,7 @@ class PromptChunk:
 
 @dataclass(frozen=True)
 class Commit:
-    """What became of a proposal: valid during ``observe`` only."""
+    """The result of a step for a proposal: valid during ``observe`` only."""
 
     tree: TokenTree  # as it was proposed, with padding nodes where other rows had more
     length: Tensor  # [B] committed slots before the step
@@ -86,19 +89,19 @@ class Commit:
     tokens: list[list[int]]  # emitted tokens of each row: those of path[1:], then the bonus; cut where the row ended
     taps: Tensor | None = None  # [B, N, T * H]
     candidates: Tensor | None = None  # [B, N, K] int64, K = drafter.num_candidates: by logit, the most probable first
-    ended: list[bool] = field(default_factory=list)  # rows whose output is whole with these tokens
+    ended: list[bool] = field(default_factory=list)  # rows whose output ends with these tokens
 
 
 class Drafter(ABC):
     """The memory of one batch of rows: those of the context that it was opened with, in that order.
 
     Calls alternate: propose, observe, propose, ...; ``read_prompt`` comes before the first proposal, ``keep``, ``join`` and
-    ``warm`` between steps. All come from one thread, under ``torch.inference_mode``. Only ``propose`` must be there. A
+    ``warm`` between steps. All come from one thread, under ``torch.inference_mode``. Only ``propose`` is required. A
     drafter that computes its guesses from the context alone has no memory and needs nothing else.
     """
 
     can_join: ClassVar[bool] = False
-    """Whether rows can be added to it. True goes with a ``join``. False: each row that comes gets a drafter of its own."""
+    """Whether rows can be added. True requires ``join``. False: each new row gets its own drafter."""
 
     num_candidates: int = 0
     """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
@@ -120,19 +123,19 @@ class Drafter(ABC):
     @abstractmethod
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
         """A tree whose root is ``context.pending``. draws is how to draw where the method can; a deterministic method
-        proposes FIXED nodes whatever is asked. Rows may get fewer nodes than the shape allows, or none; none of row b
-        is deeper than ``context.room[b]``. All randomness comes from noise. The tree is the engine's until ``observe`` has
-        returned: the drafter does not change its tensors before that."""
+        proposes FIXED nodes for every value of draws. Rows may get fewer nodes than the shape allows, or none; none of
+        row b is deeper than ``context.room[b]``. All randomness comes from noise. The drafter must not change the
+        tree's tensors before ``observe`` has returned."""
 
     def read_prompt(self, chunk: PromptChunk) -> None:  # noqa: B027
-        """Told, before the first proposal, the hidden states of known text, where ``Method.prompt_taps`` asks for some.
-        Long texts come in several chunks, in order."""
+        """Called before the first proposal with hidden states of the known text, if ``Method.prompt_taps`` names
+        layers. A long text comes in several chunks, in order."""
 
     def observe(self, commit: Commit) -> None:  # noqa: B027 - many drafters have nothing to remember
-        """Told after every step, also after steps in which nothing was proposed."""
+        """Called after every step, also after steps without a proposal."""
 
     def keep(self, rows: Sequence[int]) -> None:  # noqa: B027
-        """Drop all rows but these, in this order. A drafter that remembers anything by row must do it."""
+        """Drop all rows but these, in this order. A drafter with state per row must override it."""
 
     def join(self, other: "Drafter", context: Context) -> None:
         """Append another drafter's rows behind these: ``other`` was opened by the same method for other rows (usually one),
@@ -146,13 +149,13 @@ class Drafter(ABC):
 
     def warm(self, context: Context, row: int, most: int) -> int:
         """Read at most ``most`` tokens of the row's known text that the drafter would otherwise read in its next proposal;
-        returns how many are still unread (0: nothing to do). So that a long prompt, or a long time without guessing, does
-        not stall a step. Other rows are left as they are."""
+        returns how many are still unread (0: nothing to do). It keeps a long prompt, or a long time without guessing,
+        from delaying a step. Other rows are not changed."""
         return 0
 
     @property
     def chance(self) -> Tensor | None:
-        """What shapes with ``asks_acceptance`` ask of an ``Expander``: see there. None: it cannot tell."""
+        """Predicted acceptance for shapes with ``asks_acceptance``: see ``Expander.chance``. None: not available."""
         return None
 
 
@@ -160,15 +163,15 @@ class Method(ABC):
     """A way of drafting, loaded once. Holds no memory of any row, unless its capabilities say that it ``learns``."""
 
     name: str
-    """As ``MethodConfig.method``: what metrics and stream pieces call it."""
+    """``MethodConfig.method``: the name in metrics and stream pieces."""
     capabilities: Capabilities
     exit_layer: int = 0
     """Lower layers of the target, [0, exit_layer), that its drafters run themselves: ``TokenTree.hidden_layer``."""
 
     @property
     def foresees(self) -> bool:
-        """Whether its drafters, as they were loaded, can say how likely their guesses are kept (``Drafter.chance``): what
-        shapes with ``asks_acceptance`` need."""
+        """Whether its drafters were loaded with an acceptance head (``Drafter.chance``), which shapes with
+        ``asks_acceptance`` need."""
         return False
 
     @property
@@ -184,34 +187,35 @@ class Method(ABC):
     @property
     def bytes_per_token(self) -> int:
         """Bytes that its drafters hold for each token of a row beside the target's keys and values: their own, and features
-        of tokens that they have not read yet. What a service plans its memory by."""
+        of tokens that they have not read yet. A service sizes its memory by this figure."""
         return 0
 
     @property
     def learned_bytes(self) -> int:
-        """Bytes, about, that what it has learned takes; it may be asked from any thread."""
+        """Approximate size in bytes of what it has learned. May be called from any thread."""
         return 0
 
     def fresh(self) -> "Method":
-        """The same weights and settings with an empty memory: what requests teach one of the two, the other never knows.
-        To be overridden where capabilities say ``learns``; other methods have nothing to keep apart."""
+        """A method with the same weights and settings and an empty store, shared with no other method. Must be
+        overridden if ``capabilities.learns``; other methods have no store."""
         return self
 
     def isolated(self) -> "Method":
-        """As ``fresh``, and its rows learn from their own text alone. By default a fresh method for each call; one that
-        keeps its rows apart by itself may return the same one each time, so that such rows are guessed for together."""
+        """As ``fresh``, and its rows learn from their own text alone. By default a fresh method for each call; a method
+        that separates its rows itself may return the same object each time, so that such rows share a batch."""
         return self.fresh()
 
     @abstractmethod
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A drafter for the rows of context, none of which will use more than capacity slots.
 
-        target is the one being decoded: self-drafters run its lower layers, others must leave it alone.
+        target is the one being decoded: self-drafters run its lower layers; other drafters must not call it.
         """
 
 
 def choose(law: Tensor, how: Law, noise: Noise, *, depth: int, node: int) -> Tensor:
-    """[B] int64: node ``node``, child of a node at this depth, from law [B, V], in the way ``how`` says."""
+    """[B] int64: the token of node ``node``, child of a node at this depth, drawn from law [B, V] in the way
+    ``how``."""
     if how == Law.COUPLED:
         return race(law, noise.coupled_keys(depth + 1)[:, depth])
     if how == Law.FIXED:

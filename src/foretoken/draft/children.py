@@ -1,7 +1,8 @@
-"""Drawing the children of a whole frontier at once: every way of drawing, written once for every shape.
+"""Draw the children of a whole frontier at once: every way of drawing, for all shapes.
 
-W nodes of one depth, up to C children each. A child's token depends on its parent's law, on the siblings before it and on
-its own noise, on nothing else; what was drawn is labelled so, and the law it was drawn from is handed back bit for bit.
+W nodes of one depth, up to C children each. A child's token depends only on the distribution after its parent, on the
+siblings before it and on its own noise. Every child is labelled with its way of drawing, and the distribution it was
+drawn from is returned unchanged.
 """
 
 from collections.abc import Callable
@@ -22,7 +23,7 @@ class Children:
 
     tokens: Tensor  # [B, W, C] int64
     laws: Tensor  # int64 values of Law, broadcastable to [B, W, C]
-    possible: Tensor  # [B, W, C] bool; False: no token of positive mass was left (its token and law mean nothing)
+    possible: Tensor  # [B, W, C] bool; False: no token of positive mass was left; its token and law are then undefined
     q: Tensor | None = None  # [B, W, V] what the drawn ones were drawn from; None: none was
     scores: Tensor | None = None  # [B, W, C] by which COUPLED ones won their race
 
@@ -41,8 +42,8 @@ class Nodes:
 class Drawing:
     """How the nodes of one tree are drawn, and from which noise.
 
-    A row at temperature 0 has a one-hot law, in which no second child has any mass: such rows are FIXED whatever was
-    asked, ranked by ``Processors.softened``.
+    A row at temperature 0 has a one-hot law, in which no second child has any mass: such rows are always FIXED, ranked
+    by ``Processors.softened``.
     """
 
     draws: Draws

@@ -1,4 +1,4 @@
-"""What every method's configuration is: a frozen dataclass, whose fields are the keys of ``--speculative-config``."""
+"""The base of method configurations: a frozen dataclass whose fields are the keys of ``--speculative-config``."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -25,7 +25,7 @@ SHARED = frozenset({"num_speculative_tokens", "verify", "shape", "draws", "judge
 
 @dataclass(frozen=True)
 class Loader:
-    """What a configuration may load its method with."""
+    """Loading functions that a configuration may use."""
 
     target: CausalModel
     draft: Callable[
@@ -35,7 +35,7 @@ class Loader:
 
 @dataclass(frozen=True)
 class RuleLoader:
-    """What a verifier may load its weights with: see ``verify.law.VerifierLoader``."""
+    """Loading functions that a verifier may use: see ``verify.law.VerifierLoader``."""
 
     target: CausalModel
     guesses: bool  # False: plain decoding, nothing will ever be verified
@@ -59,19 +59,19 @@ class MethodConfig(ABC):
     method: ClassVar[str]
     """The name by which the command line and JSON configurations know it."""
     capabilities: ClassVar[Capabilities]
-    """Those of the method that ``load`` returns."""
+    """The capabilities of the method that ``load`` returns."""
     guesses: ClassVar[bool] = True
     """False for plain decoding alone."""
 
     num_speculative_tokens: int = 5  # most tokens guessed in a line
     verify: str = "coupled"  # how guesses are checked, with options: "typical/epsilon=0.1"
     shape: str = "chain"  # of a proposal, with options: "sequoia/size=16"
-    draws: str = "auto"  # how children are drawn; "auto": as the verifier asks for
+    draws: str = "auto"  # how children are drawn; "auto": the verifier's preference
     judge: str | None = None  # directory of the head that verifier "judge" reads; None: the one of the bundled target
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be, and parts that do not compose. A subclass that checks keys of its own calls this
-        first, and raises ConfigError."""
+        """Raise ConfigError for invalid values and parts that do not compose. A subclass that checks further keys calls
+        this first."""
         if not 1 <= self.num_speculative_tokens <= 64:
             raise ConfigError(f"num_speculative_tokens = {self.num_speculative_tokens} must be between 1 and 64")
         if self.guesses:
@@ -96,7 +96,7 @@ class MethodConfig(ABC):
 
     @property
     def proposal_draws(self) -> Draws:
-        """How the method is asked to draw."""
+        """How the method must draw its children."""
         return parse_draws(self.draws) or self.verifier.draws
 
     @property
@@ -106,8 +106,8 @@ class MethodConfig(ABC):
 
     @property
     def weights(self) -> tuple[Any, ...]:
-        """What ``load`` reads: the method and its own keys. Equal for configurations that one loaded method serves, as far
-        as it has the acceptance head that their shape may ask (``Shape.asks_acceptance``)."""
+        """What ``load`` reads: the method and its own keys. Equal for configurations that one loaded method serves, if
+        it has the acceptance head that their shape may need (``Shape.asks_acceptance``)."""
         return self.method, *((key, getattr(self, key)) for key in sorted(self.key_names()) if key not in SHARED)
 
     @abstractmethod

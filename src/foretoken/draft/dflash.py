@@ -33,7 +33,7 @@ class DFlashDrafter(Drafter):
         config, device = head.config, model.spec.device
         self.head, self.model = head, model
         self.capacity = capacity
-        self.spare = capacity + config.block_size  # a slot that nobody attends to: padding is written there
+        self.spare = capacity + config.block_size  # a slot that is never attended to: padding is written there
         self.cache = head.new_cache(context.num_rows, self.spare + 1)
         self.features = FeatureBuffer(context.num_rows, head.fuse)
         self.mask_row = model.embed(torch.tensor([[config.mask_token_id]], device=device)).to(head.dtype)  # [1, 1, H]
@@ -46,7 +46,7 @@ class DFlashDrafter(Drafter):
         self.features.read_prompt(chunk)
 
     def observe(self, commit: Commit) -> None:
-        """The features of what was kept. Rejected nodes left nothing in the memory."""
+        """Keep the features of accepted nodes. Rejected nodes wrote nothing to the cache."""
         self.features.observe(commit)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -68,7 +68,7 @@ class DFlashDrafter(Drafter):
 
     def warm(self, context: Context, row: int, most: int) -> int:
         """Take features of one row into its memory. One masked row of a block goes with them, since no layer runs without;
-        it is written where nobody looks."""
+        it is written to the spare slot."""
         start = self.features.start[row]
         known = self.features.take_first(row, most)
         if known is not None:
@@ -118,17 +118,16 @@ class DFlashDrafter(Drafter):
         return self._tilted(self.laws[:, :1], pending), context.length
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
-        """[B, W, V] after W new nodes: no pass, but what the block says of their depth."""
+        """[B, W, V] after W new nodes: taken from the block's logits at their depth, without a pass."""
         if self.head.confidence_head is not None:
             self.fed.append((tokens, plan))
-        # (Nodes at the deepest depth are read by growers that do not ask whether they may have children.)
+        # (Some shapes also read nodes at the largest depth, whose logits are not used.)
         depth = (plan.positions - plan.length[:, None]).clamp(max=self.laws.shape[1] - 1)
         return self._tilted(self.laws[torch.arange(len(tokens), device=tokens.device)[:, None], depth], tokens)
 
     @property
     def chance(self) -> Tensor | None:
-        """See ``Expander``. DSpark's head speaks of a guess when only the token before it is known: it does not feel the
-        guess's own token."""
+        """See ``Expander``. DSpark's head predicts from the token before the guess, without the guess's own token."""
         if self.head.confidence_head is None or not self.fed:
             return None
         _, plan = self.fed[-1]

@@ -1,9 +1,10 @@
-"""Trees that follow the draft law: DySpec, EAGLE-2, OPT-Tree. One pass of the drafter a depth, for the whole frontier.
+"""Dynamic trees, grown by the draft's probabilities: DySpec, EAGLE-2, OPT-Tree. One pass of the drafter a depth, for
+the whole frontier.
 
 Each pass finds up to C candidates behind every node that was read. A candidate has two values, both probabilities under q
-given the context: ``place``, that the walk comes to where it stands, known before its own token is drawn; and ``own``,
-that it comes to the candidate itself, by which its children are valued. In the end the ``size`` candidates of largest
-``place`` form the tree.
+given the context: ``place``, the probability that the walk reaches its position, known before its own token is drawn;
+and ``own``, the probability that it reaches the candidate itself, which weights its children. In the end the ``size``
+candidates of largest ``place`` form the tree.
 
 Why a drawn candidate may be left out so: whether it is among the best depends on its own place and on larger ones. Those
 of its later siblings and of its descendants are never larger, and all others do not know its token. So its admission is
@@ -30,7 +31,7 @@ DynamicShape = DySpec | Eagle2 | OptTree
 
 
 def draw_children(drawing: Drawing, law: Tensor, nodes: Nodes) -> Children:
-    """``Drawing.children``: a function of its own, so that a test can put every outcome in its place."""
+    """``Drawing.children``: a separate function, so that a test can replace it and enumerate all outcomes."""
     return drawing.children(law, nodes)
 
 
@@ -307,7 +308,7 @@ def _admitted(growth: Growth, size: int, num_last: int, threshold: float = 0.0) 
 
 
 def _mask(index: Tensor, count: int) -> Tensor:
-    """[B, count] bool, True at index [B, K]; an index of count is nowhere."""
+    """[B, count] bool, True at index [B, K]; index ``count`` marks no entry."""
     mask = torch.zeros(len(index), count + 1, dtype=torch.bool, device=index.device)
     return mask.scatter_(1, index, True)[:, :count]
 
@@ -329,7 +330,8 @@ def _descend(growth: Growth, wanted: Tensor, depth: int, most: int) -> bool:
 
 
 def _fill_one_by_one(growth: Growth, drawing: Drawing, shape: DySpec, least: float) -> None:
-    """As published: the best place is filled, its node read at once; one pass of the drafter a node. The slow twin."""
+    """As published: fill the best place and read its node at once; one pass of the drafter per node. The slow
+    reference."""
     taken = torch.zeros_like(growth.place, dtype=torch.bool)
     taken[:, 0] = True
     for node in range(shape.size):
@@ -382,5 +384,5 @@ def grow_opt_tree(
 
 
 def _ranked(draws: Draws) -> Draws:
-    """What is ranked after it was found is no draw that a verifier could correct for: FIXED or COUPLED."""
+    """Nodes ranked after they were drawn are no draws that a verifier can correct for: FIXED or COUPLED."""
     return draws if draws in (Draws.COUPLED, Draws.LIST) else Draws.FIXED

@@ -76,7 +76,8 @@ class EagleDrafter(Drafter):
         return grow.grow(self, context, limits, shape, draws, noise).tree
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Read all pairs up to the pending token's that are not in the cache; rows without room keep their lag."""
+        """Read all pairs up to the pending token's that are not in the cache; rows without room are skipped and stay
+        behind."""
         features, starts, counts = self.buffer.take(limits)
         assert features is not None, "the pending token's pair is never in the cache"
         assert starts == self.filled
@@ -89,7 +90,7 @@ class EagleDrafter(Drafter):
         if all(limits):
             base = context.length - 1
         else:
-            # A row without room goes through the motions behind its own pairs.
+            # A row without room computes unused values in slots behind its own pairs.
             base = torch.tensor([max(0, filled - 1) for filled in self.filled], device=context.device)
         self._outputs[:, :1] = out
         self.hidden = out
@@ -119,14 +120,14 @@ class EagleDrafter(Drafter):
         return self.head.advance(self.head.embed(tokens, self.model), features, plan, self.cache)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Drop rows of the cache and of what waits for it."""
+        """Drop rows of the cache and of the waiting features."""
         self.filled = [self.filled[row] for row in rows]
         self.cache.keep(torch.tensor(rows), max(self.filled, default=0))
         self.buffer.keep(rows)
-        self._outputs = self._outputs[: len(rows)].clone()  # nothing of it outlives a growth
+        self._outputs = self._outputs[: len(rows)].clone()  # never used after a growth
 
     def join(self, other: Drafter, context: Context) -> None:
-        """Add rows to the cache and to what waits for it."""
+        """Add rows to the cache and to the waiting features."""
         assert isinstance(other, EagleDrafter)
         self.cache.join(other.cache, max(other.filled, default=0))
         self.buffer.join(other.buffer)
@@ -134,7 +135,7 @@ class EagleDrafter(Drafter):
         self.filled += other.filled
 
     def lag(self, context: Context) -> list[int]:
-        """What ``begin`` would read before the pending token's pair."""
+        """Number of pairs that ``begin`` would read before the pending token's pair."""
         return [max(0, count - 1) for count in self.buffer.count]
 
     def warm(self, context: Context, row: int, most: int) -> int:
@@ -155,7 +156,7 @@ class EagleDrafter(Drafter):
 
     def _read(self, features: Tensor, ids: list[list[int]], starts: list[int]) -> tuple[Tensor, Tensor]:
         """Feed known pairs, features [B, n, H], ids[b] to slots starts[b], ...; ``leave``'s outputs [B, 1, H] at each row's
-        last. Rows are chains, short ones padded behind their end, where nothing of value lies."""
+        last. Rows are chains, short ones padded past their end, in slots that are not in use."""
         device, total = features.device, features.shape[1]
         num_rows, done = len(ids), 0
         out, read = features[:, :1], features[:, :1]
@@ -203,11 +204,12 @@ class EagleDrafter(Drafter):
 
 
 class _Eagle(Method):
-    """A head and the target whose features, embeddings and perhaps head it reads."""
+    """A head, and the target whose features, embeddings and possibly output head it uses."""
 
     def __init__(self, head: PairHead, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
-        """head lies where the model does. acceptance: what the shape ``specdec`` asks, trained on this kind of head. Raises
-        ModelError where the one was made for a target of another size, or the other reads other hidden states."""
+        """head: on the model's device. acceptance: the acceptance head for the shape ``specdec``, trained on this kind
+        of head. Raises ModelError where head was made for a target of another size, or acceptance reads other hidden
+        states."""
         head.check_target(model.spec, name="the draft head")
         if acceptance is not None:
             acceptance.check_drafter(head.method, head.config.hidden_size, name="acceptance")

@@ -1,4 +1,4 @@
-"""Hidden states of the target that a drafter has been told and has not read yet."""
+"""Hidden states of the target that a drafter has received and not read yet."""
 
 from collections.abc import Callable, Sequence
 
@@ -36,7 +36,7 @@ class FeatureBuffer:
 
     def observe(self, commit: Commit) -> None:
         """Take in the features of the kept nodes: the root's, which was pending, and those of the accepted tokens."""
-        assert commit.taps is not None, "a method that declares no taps is told none"
+        assert commit.taps is not None, "a method that declares no taps receives none"
         taps, paths = commit.taps, commit.path
         counts = [len(path) for path in paths]
         width = max(counts)

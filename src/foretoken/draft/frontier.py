@@ -1,4 +1,4 @@
-"""What growing a tree needs of a drafter, and what comes out of it: the seam between shapes and draft models."""
+"""The interface between shapes and draft models: what growing a tree needs of a drafter, and its result."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -14,13 +14,13 @@ from foretoken.tree import Law, Plan, TokenTree
 
 
 class Expander(Protocol):
-    """What model-like drafters implement, so that every shape can be grown on them."""
+    """The interface of drafters that return logits: every shape can be grown on them."""
 
     capacity: int
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """([B, 1, V] logits after each row's pending token, [B] the slot where that lies): its memory is then at that
-        token. Rows whose limit is 0 may be left out: theirs mean nothing."""
+        """([B, 1, V] logits after each row's pending token, [B] the slot where that lies): its cache then ends at that
+        token. Rows whose limit is 0 may be skipped: their values are undefined."""
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] logits after W new nodes, tokens [B, W]; ``plan`` covers those nodes of the tree being grown."""
@@ -28,18 +28,18 @@ class Expander(Protocol):
     @property
     def chance(self) -> Tensor | None:
         """[B, W] predicted probability that the target keeps each node read by the last call of ``logits``, given that it
-        keeps the nodes above it: ``heads.acceptance.predicted``. None where no acceptance head is loaded. Asked once, right
-        after that call, by shapes with ``asks_acceptance``; a ``Drafter`` has None by default."""
+        keeps the nodes above it: ``heads.acceptance.predicted``. None where no acceptance head is loaded. Called once,
+        right after that call, by shapes with ``asks_acceptance``; ``Drafter`` returns None by default."""
 
 
 def note(context: Context, logits: Tensor) -> None:
-    """Keep a copy of the draft's logits where the context asks for them: an expander may use its buffers again."""
+    """Keep a copy of the draft's logits if the context records them: an expander may reuse its buffers."""
     if context.draft_logits is not None:
         context.draft_logits.append(logits.detach().clone())
 
 
 def chance_of(expander: Expander) -> Tensor:
-    """[B, W] ``Expander.chance`` of the nodes it just read. Raises ConfigError where it cannot tell."""
+    """[B, W] ``Expander.chance`` of the nodes it just read. Raises ConfigError where it returns None."""
     chance = expander.chance
     if chance is None:
         raise ConfigError(NO_FORESIGHT)
@@ -55,7 +55,7 @@ NO_FORESIGHT = (
 
 @dataclass(frozen=True)
 class Grown:
-    """A tree, and where its nodes lie in the memory of the drafter that grew it."""
+    """A tree, and the slots of its nodes in the cache of the drafter that grew it."""
 
     tree: TokenTree
     slots: Tensor  # [B, N] int64: node i's KV lies this many slots behind the root's; -1: it was never fed

@@ -1,4 +1,4 @@
-"""Tree shapes, each written once for every drafter that can tell the logits of a frontier. Chains are grown here."""
+"""Tree shapes, each written once for all drafters that return logits of a frontier. Chains are grown here."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -26,7 +26,7 @@ CHAIN_LAWS = {
     Draws.WITHOUT_REPLACEMENT: Law.IID,
     Draws.GREEDY: Law.IID,
 }
-"""What each way of drawing is where a node has one child."""
+"""The way of drawing that each one reduces to where a node has one child."""
 
 
 Stop = Callable[[int, Callable[[], Tensor]], Tensor]
@@ -40,7 +40,7 @@ def grow(
     """A tree of this shape behind each row's pending token, none of row b's nodes deeper than limits[b] (of which the
     largest is at least 1). The drafter's law goes through the same ``warp`` as the target's.
 
-    Raises ConfigError where the shape asks of the expander what it cannot tell.
+    Raises ConfigError where the shape needs an acceptance head that the expander does not have.
     """
     return _GROWERS[type(shape)](expander, context, limits, shape, draws, noise)
 
@@ -104,8 +104,8 @@ def chain(
     stop: Stop | None = None,
 ) -> TokenTree:
     """limits[b] guesses one after the other, each drawn by ``law`` from the expander's processed law; fewer where the
-    rule ``stop`` says so. It is asked before each guess but the first, which is always made: what it reads is q and the
-    guesses before this one, so whether a guess stands never depends on its own token.
+    rule ``stop`` says so. It is called before each guess but the first, which is always made. It reads q and the
+    earlier guesses, so whether a guess is made never depends on its own token.
 
     The drafter's law goes through the same ``warp`` as the target's: same temperature, same penalties, same path. For
     IID the tree carries q, the very tensors the tokens were drawn from.

@@ -1,13 +1,13 @@
 """Self-speculation: the target's own lower layers guess, and are never run again to verify.
 
-A node is read once by layers [0, exit_layer), in its final slot of the target's own cache; ``TokenTree.hidden`` hands the
-result on, and the step runs the other layers on it. What turns a shallow state into a guess is a learned adapter
+A node is read once by layers [0, exit_layer), in its final slot of the target's own cache; ``TokenTree.hidden`` holds
+the result, and the step runs the other layers on it. What turns a shallow state into a guess is a learned adapter
 (Kangaroo, 2404.18911) or nothing but the target's own final norm and head (LayerSkip, 2404.16710: the target must have
 been trained for it).
 
 Shapes that rank their nodes afterwards read them in another order; their keys and values are moved to the final slots when
-the tree is known, hence every shape can be grown. A leaf is never asked for a guess but must have its shallow state, so all
-leaves go through the lower layers in one pass at the end.
+the tree is known, hence every shape can be grown. A leaf needs no guess but must have its shallow state, so all leaves
+run through the lower layers in one pass at the end.
 
 In passes of one fixed width (``Engine.width``) the lower layers still see a few nodes at a time: the same text up to
 rounding, not bit for bit.
@@ -34,7 +34,7 @@ from foretoken.tree import Draws, Plan, TokenTree, chain_parent, layout, root_tr
 class EarlyExitDrafter(Drafter):
     """The target's lower layers, on the target's cache.
 
-    Invariant: the engine keeps that cache; between steps there is nothing else to remember. While a tree grows, node i of
+    Invariant: the engine keeps that cache; between steps there is no other state. While a tree grows, node i of
     those read lies in slot base + i, and ``states[:, i]`` is its shallow state.
     """
 
@@ -44,10 +44,10 @@ class EarlyExitDrafter(Drafter):
         self.target, self.capacity, self.exit_layer = target, capacity, exit_layer
         self.num_states = 0  # n: most nodes that the shape being grown reads
         self.states: Tensor | None = None  # [B, n, H] of the tree being grown
-        self.leaves: list[list[int]] = [[] for _ in context.room]  # of each row: nodes that were not asked for a guess
+        self.leaves: list[list[int]] = [[] for _ in context.room]  # of each row: nodes whose guess was not computed
         self.rows = torch.arange(context.num_rows, device=context.device)[:, None]  # [B, 1]
 
-    # -- what becomes of a shallow state ---------------------------------------------------------------------------
+    # -- from a shallow state to logits ----------------------------------------------------------------------------
 
     def read_root(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, 1, H] of the pending tokens -> what ``exit`` reads."""
@@ -100,7 +100,7 @@ class EarlyExitDrafter(Drafter):
     def _shallow(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, H] after the lower layers; kept too, since a pass's output is valid until the next one only."""
         hidden = self.target.forward(tokens, plan, layers=(0, self.exit_layer), head=False).hidden
-        if self.states is None:  # padding has the state zero: finite, and nobody reads what becomes of it
+        if self.states is None:  # padding has the state zero: finite, and its output is never read
             self.states = hidden.new_zeros(len(hidden), self.num_states, hidden.shape[-1])
         self.states[self.rows, plan.slots - plan.length[:, None]] = hidden
         return hidden
@@ -194,7 +194,7 @@ class KangarooDrafter(EarlyExitDrafter):
         if all(self.lacking):
             both = layout(parent, plan.length - 1, self.capacity, span=plan.span)
             return self.head.step(torch.cat((self.last, hidden), 1), both, self.cache)[:, 1:]
-        # Other rows read the pending token first, and padding behind it: before it there may be nothing at all.
+        # Other rows read the pending token first, then padding: there may be no token before it.
         lacks = torch.tensor(self.lacking, device=hidden.device)[:, None]  # [B, 1]
         parent = torch.where(lacks, parent, -1)
         both = layout(parent, plan.length - lacks[:, 0].long(), self.capacity, span=plan.span)
@@ -246,7 +246,7 @@ class KangarooDrafter(EarlyExitDrafter):
         self.last = self.last[chosen] if self.last is not None and any(self.lacking) else None
 
     def join(self, other: Drafter, context: Context) -> None:
-        """More rows; where only some lack the last position, the states of the others mean nothing."""
+        """More rows. Where only some lack the last position, the states of the others are undefined."""
         super().join(other, context)
         assert isinstance(other, KangarooDrafter)
         self.cache.join(other.cache, max(other.filled, default=0))
@@ -266,7 +266,7 @@ class Kangaroo(Method):
     """``--method kangaroo``: the target's lower layers and a trained adapter.
 
     The authors' second exit, at the token whose confidence falls, is the shape ``adaptive/rule=probability/threshold=0.6``:
-    decided before that token is drawn, which is then not guessed (theirs still guesses it, and stops after it).
+    decided before that token is drawn, which is then not guessed (the authors' code guesses it and stops after it).
     """
 
     name = "kangaroo"
@@ -275,8 +275,8 @@ class Kangaroo(Method):
     )
 
     def __init__(self, head: KangarooHead, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
-        """acceptance: what the shape ``specdec`` asks. Raises ModelError where the head was made for a target of another
-        size, or acceptance reads other hidden states."""
+        """acceptance: the acceptance head for the shape ``specdec``. Raises ModelError where the head was made for a
+        target of another size, or acceptance reads other hidden states."""
         head.check_target(model.spec, name="kangaroo")
         if acceptance is not None:
             acceptance.check_drafter(self.name, head.config.hidden_size, name="acceptance")
@@ -290,7 +290,7 @@ class Kangaroo(Method):
 
     @property
     def prompt_taps(self) -> tuple[int, ...]:
-        """Of the prompt; in steps the drafter has the shallow states itself."""
+        """Layers of the prompt's taps; in steps the drafter computes the shallow states itself."""
         return self.head.taps
 
     @property
@@ -314,7 +314,7 @@ class EarlyExit(Method):
     )
 
     def __init__(self, model: CausalModel, exit_layer: int) -> None:
-        """Raises ConfigError for an exit that cannot be."""
+        """Raises ConfigError for an exit layer out of range."""
         most = model.spec.num_layers - 1
         if not 1 <= exit_layer <= most:
             raise ConfigError(

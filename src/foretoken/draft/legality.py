@@ -1,6 +1,6 @@
 """What composes with what: every method, shape, way of drawing and verifier that is legal, and why the rest is not.
 
-FIXED nodes are sound under every verifier, so most combinations are; what is refused would be meaningless or biased.
+FIXED nodes are sound under every verifier, so most combinations are; refused combinations would be undefined or biased.
 """
 
 from foretoken.draft.base import Capabilities
@@ -10,7 +10,7 @@ from foretoken.tree import Draws
 from foretoken.verify import Verifier
 
 SAMPLED = (Draws.IID, Draws.WITHOUT_REPLACEMENT, Draws.GREEDY)
-"""Draws whose law a verifier has to correct for."""
+"""Draws whose distribution a verifier has to correct for."""
 
 
 def parse_draws(text: str) -> Draws | None:

@@ -1,7 +1,7 @@
 """Medusa heads as a drafter (Cai et al. 2401.10774): one hidden state, one guess for each of the next K places.
 
-The heads see no guess: head k's law is that of place k whatever was guessed before it. So one pass of all heads serves a
-whole tree, and nothing is remembered of a row but the hidden state of its last committed token.
+The heads see no guess: head k's law is that of place k whatever was guessed before it. So one pass of all heads serves
+a whole tree, and the only state of a row is the hidden state of its last committed token.
 """
 
 from collections.abc import Sequence
@@ -40,7 +40,7 @@ class MedusaDrafter(Drafter):
         return grow.grow(self, context, [max(0, limit) for limit in limits], shape, draws, noise).tree
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Run as many heads as the deepest row needs; the first speaks of the token after the pending one."""
+        """Run as many heads as the deepest row needs; the first predicts the token after the pending one."""
         x = self.model.normed(self.feature[:, None])[:, 0].to(self.head.dtype)
         out = self.stacked(x, max(limits))  # [B, n, DV]
         token_map = self.head.token_map
@@ -53,7 +53,7 @@ class MedusaDrafter(Drafter):
         return out[:, :1], context.length
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
-        """[B, W, V]: a node's depth says which head speaks of its children."""
+        """[B, W, V]: a node's depth selects the head for its children."""
         depth = plan.positions - plan.length[:, None]  # [B, W]
         return self.laws[torch.arange(len(depth), device=depth.device)[:, None], depth]
 

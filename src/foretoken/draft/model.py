@@ -12,7 +12,7 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.shape import SHAPES, Shape
 from foretoken.errors import ConfigError
-from foretoken.heads.acceptance import AcceptanceHead, predicted
+from foretoken.heads.acceptance import AcceptanceHead, law_inputs, predicted
 from foretoken.heads.load import load_acceptance
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target
@@ -36,7 +36,11 @@ class ModelDrafter(Drafter):
     ) -> None:
         self.capacity = capacity
         self.acceptance = acceptance
+        self.reads_law = acceptance is not None and acceptance.config.reads_law
         self.hidden: Tensor | None = None  # [B, W, H] after the nodes read by the last ``logits``: see Output.hidden
+        self.told: list[Tensor] = []  # with reads_law: logits [B, 1, V] after the nodes read last, and before them
+        self.tokens: Tensor | None = None  # [B, 1] with reads_law: the nodes read last
+        self.temperature: Tensor | None = None  # [B, 1] with reads_law
         self.target = Target(model, context.num_rows, capacity)
         self.num_tokens = model.spec.vocab_size  # a token beyond them (the target may have more) is fed as the last one
         self.knows_all = self.num_tokens >= context.processors.vocab_size
@@ -85,6 +89,10 @@ class ModelDrafter(Drafter):
             length + 1 if limit else filled
             for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
         ]
+        if self.reads_law:
+            temperatures = [[row.temperature] for row in context.processors.params]
+            self.temperature = torch.tensor(temperatures, device=context.device)
+            self.told, self.tokens = [logits], None
         return logits, base
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
@@ -92,14 +100,20 @@ class ModelDrafter(Drafter):
         out = self.target.forward(tokens if self.knows_all else tokens.clamp(max=self.num_tokens - 1), plan)
         assert out.logits is not None
         self.hidden = out.hidden
+        if self.reads_law:
+            self.told, self.tokens = [out.logits, *self.told[:1]], tokens
         return out.logits
 
     @property
     def chance(self) -> Tensor | None:
-        """See ``Expander``."""
+        """See ``Expander``. A head that reads the law is asked along a chain: a node's parent was read before it."""
         if self.acceptance is None or self.hidden is None:
             return None
-        return predicted(self.acceptance, self.hidden)
+        if not self.reads_law:
+            return predicted(self.acceptance, self.hidden)
+        assert self.tokens is not None
+        assert self.temperature is not None
+        return predicted(self.acceptance, self.hidden, law_inputs(self.told[1], self.tokens, self.temperature))
 
     def observe(self, commit: Commit) -> None:
         """Move what was fed and kept behind the text, and count it as filled; the rest is fed at the next begin."""
@@ -137,7 +151,8 @@ class ModelDrafter(Drafter):
         self.target.cache.join(other.target.cache, max(other.filled, default=0))
         self.filled += other.filled
         self.limits += other.limits
-        self.slots = self.hidden = None
+        self.slots = self.hidden = self.tokens = None
+        self.told = []
 
     def lag(self, context: Context) -> list[int]:
         """What ``begin`` would feed before the pending token; nothing where the draft model's context is at its end."""

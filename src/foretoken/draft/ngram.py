@@ -72,7 +72,7 @@ class NgramDrafter(Drafter):
         return chain_of(context, [index.lookup(most) for index, most in zip(self.indices, wanted, strict=True)])
 
     def observe(self, commit: Commit) -> None:
-        """The emitted tokens join the text."""
+        """Append the emitted tokens to the text."""
         for index, tokens in zip(self.indices, commit.tokens, strict=True):
             index.extend(tokens)
 
@@ -122,6 +122,6 @@ class NgramConfig(MethodConfig):
         return Ngram(min_ngram=self.prompt_lookup_min, max_ngram=self.prompt_lookup_max)
 
     def __post_init__(self) -> None:
-        """Refuse bounds that cannot be."""
+        """Refuse invalid bounds."""
         super().__post_init__()
         Ngram(min_ngram=self.prompt_lookup_min, max_ngram=self.prompt_lookup_max)

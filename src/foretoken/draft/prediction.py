@@ -12,11 +12,11 @@ from foretoken.noise import Noise
 from foretoken.tree import Draws, TokenTree
 
 MAX_ANCHOR = 8
-"""Longest suffix of the output, in tokens, by which a lost place in the prediction is found again."""
+"""Longest suffix of the output, in tokens, that is searched for in the prediction after a mismatch."""
 
 
 class Follower:
-    """A place in one predicted text. While the output agrees the place moves on; after a difference it is looked for.
+    """A place in one predicted text. While the output agrees, the place advances; after a mismatch it is searched for.
 
     It is found where the longest suffix of the output (at most MAX_ANCHOR tokens) occurs in the prediction; of equally
     long ones the first behind the last known place wins, since edits keep the order, else the last before it.

@@ -1,4 +1,4 @@
-"""What the target found likely after a token, guessed when the token comes back (Token Recycling, 2408.08696).
+"""Guess the tokens that the target found likely when it last read the same token (Token Recycling, 2408.08696).
 
 One matrix [V, K]: after token t, the K tokens that the target found most probable when it last read t, wherever that was,
 rejected branches included. Child number j of a node with token t is entry [t, j]. Nothing is trained; the matrix takes
@@ -96,9 +96,9 @@ class Matrix:
     """Candidates after each of V tokens, most probable first. V itself stands for no token, and nothing follows it."""
 
     def __init__(self, vocab_size: int, num_candidates: int, device: torch.device) -> None:
-        """Nothing is known."""
+        """An empty matrix."""
         self.nothing = vocab_size
-        # Two rows more: what follows no token, and a place for what is to be written nowhere.
+        # Two more rows: one for "no token", one as target of writes that are to be dropped.
         shape = (vocab_size + 2, num_candidates)
         self.entries = torch.full(shape, self.nothing, dtype=torch.int32, device=device)
 
@@ -130,7 +130,7 @@ class Matrix:
 
 
 class RecyclingDrafter(Drafter):
-    """Remembers nothing of its rows: the matrix is the method's."""
+    """Has no state per row: the matrix belongs to the method."""
 
     can_join = True
 
@@ -156,7 +156,7 @@ class RecyclingDrafter(Drafter):
         self.matrix.update(commit.tree, commit.candidates)
 
     def join(self, other: Drafter, context: Context) -> None:
-        """Nothing is remembered of rows; the matrix is the method's, and so theirs too."""
+        """Nothing to add: rows have no state, and the matrix belongs to the method."""
 
 
 class RowDrafter(Drafter):
@@ -243,7 +243,7 @@ class Recycling(Method):
         return Recycling(num_candidates=self.capabilities.candidates, by_row=self.by_row)
 
     def isolated(self) -> "Recycling":
-        """A table a row: one method for all rows that share nothing."""
+        """A method with a table per row: one object for all rows that share nothing."""
         return self._isolated
 
     @cached_property
@@ -276,6 +276,6 @@ class RecyclingConfig(MethodConfig):
         return Recycling(num_candidates=self.num_candidates)
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         Recycling(num_candidates=self.num_candidates)

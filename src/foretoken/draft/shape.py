@@ -1,9 +1,9 @@
-"""The shape of a proposal, chosen apart from who guesses and who checks.
+"""The shape of a proposal, independent of the drafter and the verifier.
 
 A shape is a value: how deep, how many nodes, by which rule they are admitted. ``grow.py`` and its neighbours make the
-trees, each shape once, for every drafter that can tell the logits of a frontier.
+trees, each shape once, for all drafters that return logits of a frontier.
 
-What a shape says of itself decides what it composes with. ``is_chain``: no node ever has two children. ``fixed``: nodes
+Three properties decide what a shape composes with. ``is_chain``: no node ever has two children. ``fixed``: nodes
 are ranked after they were found, so none can be a draw that a verifier corrects for (under COUPLED draws exact match does
 not need to). ``template``: how many children a node has depends on no token of theirs; rules that treat siblings jointly
 need that.
@@ -21,7 +21,7 @@ MAX_DEPTH, MAX_SIZE, MAX_WIDTH = 64, 512, 64
 
 @dataclass(frozen=True)
 class Shape:
-    """What all shapes share."""
+    """Base class of shapes."""
 
     name: ClassVar[str]
     summary: ClassVar[str]
@@ -30,10 +30,10 @@ class Shape:
     template: ClassVar[bool] = True
     asks_acceptance: ClassVar[bool] = False  # stops where the drafter expects a rejection: see ``Method.foresees``
 
-    depth: int = 0  # most guesses in a line; 0 in a configuration: its num_speculative_tokens
+    depth: int = 0  # largest depth; 0 in a configuration: its num_speculative_tokens
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"between 0 and {MAX_DEPTH}")
 
     @property
@@ -98,7 +98,7 @@ class Adaptive(Shape):
     threshold: float = 0.4
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(self.rule in ("probability", "svip", "adaedl"), "rule", self.rule, "probability, svip or adaedl")
         require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
@@ -106,15 +106,15 @@ class Adaptive(Shape):
 
 @dataclass(frozen=True)
 class SpecDec(Shape):
-    """A chain that stops where some guess of it was probably rejected, as a trained acceptance head sees it.
+    """A chain that stops where some guess of it was probably rejected, predicted by a trained acceptance head.
 
     SpecDec++ (2405.19715): stop when 1 - (product of the guesses' predicted acceptances) > threshold, after at least
-    ``min`` guesses. The guess that tips it was drawn already, so it stays: to drop it for what it is would bias the text.
-    Needs a drafter that says how it sees the guess it just read: see ``frontier.Foreseeing``.
+    ``min`` guesses. The guess that crosses the threshold was drawn already and stays: dropping it because of its token
+    would bias the text. Needs a drafter with an acceptance head: see ``Expander.chance``.
     """
 
     name = "specdec"
-    summary = "a chain that stops where a trained head expects a rejection; the guess that tipped it stays"
+    summary = "a chain that stops where a trained head expects a rejection; the guess that crossed the threshold stays"
     is_chain = True
     asks_acceptance = True
 
@@ -122,7 +122,7 @@ class SpecDec(Shape):
     min: int = 1
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(0 <= self.threshold <= 1, "threshold", self.threshold, "between 0 and 1")
         require(1 <= self.min <= MAX_DEPTH, "min", self.min, f"between 1 and {MAX_DEPTH}")
@@ -139,7 +139,7 @@ class Static(Shape):
     branching: tuple[int, ...] = (3, 2, 1, 1)
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(
             1 <= len(self.branching) <= MAX_DEPTH and all(1 <= count <= 64 for count in self.branching),
             "branching", self.branching, f"1 to {MAX_DEPTH} numbers between 1 and 64",
@@ -168,7 +168,7 @@ class Delayed(Shape):
     width: int = 3
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(0 <= self.delay < MAX_DEPTH, "delay", self.delay, f"between 0 and {MAX_DEPTH - 1}")
         _require_width(self.width)
@@ -195,7 +195,7 @@ class Sized(Shape):
     size: int = 16
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
 
@@ -219,7 +219,7 @@ class Sequoia(Sized):
     acceptance: tuple[float, ...] = (0.6, 0.11, 0.06, 0.04, 0.02)
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(
             len(self.acceptance) >= 1 and all(a >= 0 for a in self.acceptance) and 0 < sum(self.acceptance) <= 1 + 1e-9,
@@ -245,7 +245,7 @@ class DySpec(Sized):
     heap: bool = False
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(0 <= self.threshold < 1, "threshold", self.threshold, "in [0, 1)")
         _require_width(self.width)
@@ -271,7 +271,7 @@ class Eagle2(Sized):
     width: int = 4
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         _require_width(self.width)
 
@@ -297,7 +297,7 @@ class OptTree(Sized):
     width: int = 8  # most children of a node that are looked at
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
         _require_width(self.width)
@@ -320,7 +320,7 @@ def _shape(name: str, found: Any) -> Shape:
     if not isinstance(found, Shape):
         raise UnusableError(f"it is {found!r}; expected a frozen dataclass that is a foretoken.Shape")
     if found.name != name:
-        raise UnusableError(f"it calls itself {found.name!r}: the entry point and the attribute 'name' must agree")
+        raise UnusableError(f"its attribute 'name' is {found.name!r}: it must equal the entry point's name")
     return found
 
 

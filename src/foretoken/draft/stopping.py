@@ -1,4 +1,4 @@
-"""Whether a drafter can stop as a shape asks, known before anything is decoded."""
+"""Check, before decoding, that a method has the acceptance head that a shape needs."""
 
 from foretoken.draft.base import Method
 from foretoken.draft.frontier import NO_FORESIGHT

@@ -3,7 +3,7 @@
 Two sources: the row's own prompt and output, and the outputs of requests that have ended, which all batches of one loaded
 method share. From the longest suffix that a source knows, guesses are added best first, each scored by the product of
 the shares of its path; the score of a proposal, their sum, is the expected number of accepted guesses, and the source with
-the higher one is taken. A long match is followed far, a short one hardly.
+the higher one is taken. The longer the match, the more guesses are made.
 
 Everything happens on the host: a token of text costs O(1) amortised, a guess the sorting of the tokens that followed there.
 """
@@ -32,14 +32,14 @@ class SuffixOptions:
     """How matches become guesses."""
 
     min_match: int = 1  # shortest suffix that is followed, in tokens; by the factor it is followed for one guess
-    max_match: int = 64  # longest suffix that is told from a longer one
+    max_match: int = 64  # longest match length; longer matches count as this
     max_spec_factor: float = 1.0  # guesses in a line per token of the match ...
     max_spec_offset: float = 0.0  # ... and beside them
     min_token_prob: float = 0.1  # least score of a guess: the product of the shares on its path
     max_cached_tokens: int = 65536  # of the outputs that are remembered; 0: rows learn from themselves alone
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         for good, name, expected in (
             (1 <= self.min_match <= self.max_match, "min_match", f"between 1 and max_match ({self.max_match})"),
             (self.max_match <= 1024, "max_match", "at most 1024"),
@@ -88,7 +88,7 @@ class Reader:
     def read(self, text: Sequence[int]) -> Place:
         """The longest suffix of the text, of at most window tokens, that the automaton knows."""
         if self.num_known != self.automaton.num_tokens:
-            # What has come in may match longer: only the last window of the text can tell.
+            # New outputs may give a longer match: the last window of the text is searched again.
             self.num_known = self.automaton.num_tokens
             self.place, self.num_read = NOWHERE, max(0, len(text) - self.automaton.window)
         for token in text[self.num_read :]:
@@ -181,7 +181,7 @@ class SuffixDrafter(Drafter):
         return depth_first(best)
 
     def observe(self, commit: Commit) -> None:
-        """The emitted tokens join the text; the output of a row that ends joins the library."""
+        """Append the emitted tokens to the text; the output of a row that ends is added to the library."""
         for row, tokens, ended in zip(self.rows, commit.tokens, commit.ended, strict=True):
             row.text.extend(tokens)
             if ended:
@@ -194,17 +194,17 @@ class SuffixDrafter(Drafter):
         self.rows = [self.rows[row] for row in rows]
 
     def join(self, other: Drafter, context: Context) -> None:
-        """Add rows. Their outputs will enter this drafter's library, which is the method's and so theirs too."""
+        """Add rows. Their outputs enter the library of the method, which both drafters share."""
         assert isinstance(other, SuffixDrafter)
         self.rows += other.rows
 
 
 class Suffix(Method):
     """``--method suffix``. The shape "opt_tree" reads size, width and depth; its threshold weighs a drafter's pass,
-    and here a deeper guess costs none, so ``min_token_prob`` alone says what is worth a node.
+    and here a deeper guess costs none, so ``min_token_prob`` alone limits the nodes.
 
     Holds the outputs of requests that have ended. They shape the guesses of later ones, never their text (FIXED nodes
-    are sound), but guesses that are shown, and how fast a text comes, tell what was written before: ``isolated`` keeps rows
+    are sound), but displayed guesses and timing reveal earlier outputs: ``isolated`` keeps rows
     apart, and a service gives every tenant a ``fresh`` one.
     """
 
@@ -232,7 +232,7 @@ class Suffix(Method):
         return Suffix(self.options)
 
     def isolated(self) -> "Suffix":
-        """Without a library: one for all rows that share nothing."""
+        """A method without a library: one object for all rows that share nothing."""
         return self._isolated
 
     @cached_property
@@ -271,6 +271,6 @@ class SuffixConfig(MethodConfig):
         return Suffix(self.options)
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         super().__post_init__()
         _ = self.options

@@ -1,4 +1,4 @@
-"""Trees whose shape is known before any token is: static, delayed, Sequoia. Grown depth by depth in their final slots."""
+"""Trees whose shape does not depend on tokens: static, delayed, Sequoia. Grown depth by depth in their final slots."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -57,7 +57,7 @@ def grow_template(
     logits, base = expander.begin(context, limits)
     note(context, logits)
     plan = layout(parent, base, expander.capacity, span=span_for(expander, context, num_nodes))
-    # One column more than nodes: where the numbers that stand for no child may write.
+    # One column more than nodes: where the index "no child" may write.
     tokens = torch.zeros(num_rows, num_nodes + 1, dtype=torch.int64, device=device)
     tokens[:, 0] = context.pending
     laws = torch.zeros_like(tokens)

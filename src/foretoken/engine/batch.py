@@ -1,7 +1,7 @@
-"""The rows that one pass decodes, and those whose prompts are still being read: who stands where in the KV pool.
+"""The rows that one pass decodes, and the rows whose prompts are still being read, with their places in the KV pool.
 
-The pool's rows are ``[decoding, team by team | arriving]``. Rows come and go between steps; what moves is decided by
-``places``, which leaves a row where it is wherever that is possible.
+The pool's rows are ``[decoding, team by team | arriving]``. Rows are added and removed between steps. ``places``
+computes their new places and moves as few rows as possible.
 """
 
 from collections.abc import Sequence
@@ -29,7 +29,7 @@ from foretoken.tree import Draws
 
 @dataclass
 class Arrival:
-    """A request that has a row of the pool and whose text is being read."""
+    """A request that has a row of the pool and whose prompt is being read."""
 
     row: Row
     choice: Choice
@@ -70,8 +70,8 @@ class Batch:
     ) -> None:
         """Room for max_rows rows of capacity slots each.
 
-        width: see ``step``; then prompts are read one by one, in chunks that begin at multiples of ``PREFILL_CHUNK``, so
-        that a request's passes are the same in any company. draft_logits: events carry the draft's logits.
+        width: see ``step``; then prompts are read one by one, in chunks that begin at multiples of ``PREFILL_CHUNK``,
+        so that a request's passes do not depend on the other requests. draft_logits: events carry the draft's logits.
         """
         self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
         self._draft_logits = draft_logits
@@ -103,7 +103,7 @@ class Batch:
         return state
 
     def arrive(self, row: Row, choice: Choice) -> Arrival:
-        """Give a request a row of the pool. What the prefix store knows of its text is not read again.
+        """Give a request a row of the pool. Tokens found in the prefix store are not computed again.
 
         Raises ConfigError where its parameters name tokens that the model does not have.
         """
@@ -138,9 +138,9 @@ class Batch:
             arrival.taps.append(taps)
 
     def read(self, most: int, *, warm: bool, whole: bool = False) -> tuple[int, float]:
-        """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Those whose text is read
-        then decode from the next step on. warm: drafters read it too, as far as they can. whole: in as many passes as all
-        texts take."""
+        """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Requests whose text is
+        complete decode from the next step on. warm: drafters read the text too, where they can. whole: all texts are read
+        to their end, in as many passes as that takes."""
         begun = perf_counter()
         total, seen, ready = 0, [], []
         waiting = list(self.arrivals)
@@ -233,7 +233,7 @@ class Batch:
             self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None, tenant)
 
     def _settle(self, staying: Sequence[int], ready: Sequence[Arrival], gone: set[int] = frozenset()) -> None:  # type: ignore[assignment]
-        """New membership: these members and these arrivals, each row in its place, every drafter told."""
+        """Set the members and arrivals: move their rows to their places and update every drafter."""
         first = len(self.members)
         where = {id(arrival): first + index for index, arrival in enumerate(self.arrivals)}
         for arrival in ready:
@@ -245,7 +245,7 @@ class Batch:
                     taken = self.pool.rows(place, place + 1)
                     self._remember(known, taken, layers, arrival.taps, arrival.row.tenant)
         rows_of: dict[int, list[tuple[int, Member]]] = {id(team): [] for team in self.teams}
-        for team in self.teams:  # those that leave, drafters first: a drafter's rows are the team's, in its order
+        for team in self.teams:  # remove rows, drafters first: a drafter has its team's rows, in the same order
             kept = [index for index in staying if team.start <= index < team.stop]
             if len(kept) < team.stop - team.start and kept:
                 team.drafter.keep([index - team.start for index in kept])
@@ -253,7 +253,7 @@ class Batch:
         self.teams = [team for team in self.teams if rows_of[id(team)]]
         for drafter, together in self._joined(ready):
             found = next((team for team in self.teams if team.key == together[0].choice.key), None)
-            if found is None or not drafter.can_join:  # then it guesses for its own row alone
+            if found is None or not drafter.can_join:  # then its drafter serves this row only
                 found = Team(together[0].choice, drafter, together[0].target)
                 self.teams.append(found)
                 rows_of[id(found)] = []
@@ -324,7 +324,7 @@ class Batch:
     # -- decoding --------------------------------------------------------------------------------------------------
 
     def step(self, caps: Sequence[int] | None = None) -> StepEvent:
-        """One step of all members, row b guessing at most caps[b] deep; as deep as its own choice says without."""
+        """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says."""
         state, ensemble = self.state, self.ensemble
         assert state is not None
         if self._draft_logits:
@@ -337,11 +337,11 @@ class Batch:
 
     @property
     def draft_logits(self) -> list[Tensor]:
-        """Of the last step, where asked for: see ``StepEvent``."""
+        """Draft logits of the last step, if requested: see ``StepEvent``."""
         return (self.state.draft_logits if self.state is not None else None) or []
 
     def parts(self) -> list[Part]:
-        """Who guesses and judges which rows."""
+        """The drafter and verifier of each group of rows."""
         return [Part(team.start, team.stop, team.method.name, team.shape, team.verifier) for team in self.teams]
 
     def lags(self) -> list[int]:
@@ -353,7 +353,7 @@ class Batch:
         return found
 
     def check_integrity(self) -> None:
-        """Add the books up; RuntimeError where they do not."""
+        """Check the invariants. Raises RuntimeError where one is violated."""
         if self.pool.num_rows != len(self.members) + len(self.arrivals):
             raise RuntimeError(
                 f"{self.pool.num_rows} rows of the pool for {len(self.members)} members, {len(self.arrivals)} arrivals"

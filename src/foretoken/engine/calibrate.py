@@ -24,12 +24,12 @@ from foretoken.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 PROMPT_TOKENS = 64  # of each row that steps are measured on
-TEXT_TOKENS = 256  # a row is begun anew when it has grown to so many
+TEXT_TOKENS = 256  # a row is restarted when it reaches this length
 
 
 class Bench:
-    """Runs single steps of any batch, method and depth. Rows are random texts: a step's cost does not depend on them, but
-    for methods that look guesses up, which find what a repetitive text holds."""
+    """Runs single steps of any batch, method and depth. Rows hold random tokens: a step's cost does not depend on them.
+    Methods that look guesses up are given repetitive text, so that they find some."""
 
     def __init__(self, model: CausalModel, plain: Choice, choices: Sequence[Choice]) -> None:
         self.model = model
@@ -48,8 +48,8 @@ class Bench:
 
     @torch.inference_mode()
     def lag_seconds(self, method: str) -> float:
-        """Seconds a token for the method's drafter to be opened for a row and read its text, beyond what the guess itself
-        takes; 0 for drafters that read none."""
+        """Seconds per token to open the method's drafter for a row and read its text, without the cost of the guess
+        itself; 0 for drafters that read no text."""
         choice, found = self.choices[method], []
         for _ in range(5):
             batch = Batch(self.model, max_rows=1, capacity=PROMPT_TOKENS + choice.num_nodes + 64)
@@ -61,7 +61,7 @@ class Bench:
             if not lag:
                 return 0.0
             seconds = []
-            for _ in range(3):  # the first reads all that is behind
+            for _ in range(3):  # the first call reads all pending tokens
                 begun = perf_counter()
                 batch.step([1])
                 seconds.append(perf_counter() - begun)
@@ -75,7 +75,7 @@ class Bench:
         if opened is not None and max(len(member.row.known) for member in opened.members) < longest:
             return opened
         if batch not in {size for _, size in self._batches}:
-            self._batches.clear()  # sizes come one after the other: hold the memory of one
+            self._batches.clear()  # sizes are measured one after the other: keep the memory of one only
         capacity = min(self.model.spec.max_positions, TEXT_TOKENS) + choice.num_nodes + 64
         opened = Batch(self.model, max_rows=batch, capacity=capacity)
         for _ in range(batch):
@@ -99,7 +99,7 @@ class Bench:
 def measured_costs(
     model: CausalModel, plain: Choice, choices: Sequence[Choice], *, max_batch: int, time_limit_s: float
 ) -> CostTable:
-    """The cost table of this machine, model and methods: the one kept from an earlier start, or measured now."""
+    """The cost table of this machine, model and methods: read from the cache of an earlier start, or measured now."""
     spec = model.spec
     described: dict[str, Any] = {
         "name": spec.name,

@@ -1,4 +1,4 @@
-"""How requests may be guessed and judged in one service: what was loaded, and what needs no loading."""
+"""The methods and verifiers that requests of one service may use: loaded ones, and those that need no weights."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,14 +12,14 @@ from foretoken.engine.team import Choice, check_company
 from foretoken.errors import ConfigError
 
 MARGIN = 64
-"""Cache slots of a row beyond its longest text: what a step may guess."""
+"""Cache slots of a row beyond its longest text, for the guesses of a step."""
 
 
 class Choices:
     """Loaded methods by what they were loaded for, and the choices that requests have made of them."""
 
     def __init__(self, engine: Engine, also: Sequence[MethodConfig], *, off: bool) -> None:
-        """engine brings the default; also are loaded beside it. off: nothing is loaded and nothing guesses.
+        """engine: holds the default method. also: further methods to load. off: load nothing and never speculate.
 
         Raises ConfigError, ModelError.
         """
@@ -39,7 +39,7 @@ class Choices:
 
     @property
     def guessing(self) -> list[Choice]:
-        """The default and those beside it, as far as they guess."""
+        """The default method and the further ones, without ``none``."""
         return [choice for choice in (self.default, *self.also) if choice is not self.plain]
 
     def method(self, given: Mapping[str, Any] | str | None) -> MethodConfig:
@@ -69,7 +69,8 @@ class Choices:
         return sorted({*loaded, *(name for name, kind in METHODS.items() if kind.capabilities.by_request)})
 
     def of(self, config: MethodConfig, *, load: bool = False) -> Choice:
-        """Of a configuration; what it reads is loaded only with ``load``, else it must be there. Raises ConfigError."""
+        """The choice for a configuration. Weights are loaded only with ``load``; otherwise they must be loaded already.
+        Raises ConfigError."""
         found = self._made.get(config)
         if found is not None:
             return found
@@ -85,21 +86,21 @@ class Choices:
             if not load and not config.capabilities.by_request:
                 names = ", ".join(self.names)
                 raise ConfigError(
-                    f"method {config.method!r}, as it is asked for, is not loaded here: choose one of {names}, with the "
+                    f"method {config.method!r} with these settings is not loaded here: choose one of {names}, with the "
                     "weights that the service was started with"
                 )
             method = config.load(self._loader)
-            if len(self._methods) < 64:  # requests choose freely: do not remember for ever
+            if len(self._methods) < 64:  # requests choose freely: bound the cache
                 self._methods[key] = method
         verifier = (
             self.engine.verifier if config == self.engine.speculative else config.load_verifier(self.engine.model)
         )
         choice = Choice(config, method, verifier)
-        if len(self._made) < 1024:  # requests choose freely: do not remember for ever
+        if len(self._made) < 1024:  # requests choose freely: bound the cache
             self._made[config] = choice
         return choice
 
 
 def _weights(config: MethodConfig) -> tuple[Any, ...]:
-    """Equal for configurations that one loaded method serves."""
+    """Cache key: equal for configurations that can share one loaded method."""
     return *config.weights, config.proposal_shape.asks_acceptance

@@ -25,15 +25,15 @@ def _method(name: str, found: Any) -> type[MethodConfig]:
         raise UnusableError("it declares no capabilities; expected a foretoken.Capabilities")
     if getattr(found, "method", None) != name:
         raise UnusableError(
-            f"it calls itself {getattr(found, 'method', None)!r}: the entry point and the attribute 'method' must agree"
+            f"its attribute 'method' is {getattr(found, 'method', None)!r}: it must equal the entry point's name"
         )
     if found.__abstractmethods__:
         raise UnusableError(f"it does not define {', '.join(sorted(found.__abstractmethods__))}")
     for key, kind in get_type_hints(found).items():
         if key not in found.key_names() and get_origin(kind) is not ClassVar:
-            raise UnusableError(f"its key {key!r} is no field: decorate the class with @dataclass(frozen=True)")
+            raise UnusableError(f"its key {key!r} is not a field: decorate the class with @dataclass(frozen=True)")
         if key in found.key_names() and kind not in _KINDS:
-            raise UnusableError(f"its key {key!r} is none of bool, int, float, str and 'str | None'")
+            raise UnusableError(f"the type of its key {key!r} must be bool, int, float, str or 'str | None'")
     try:
         found()
     except Exception as error:

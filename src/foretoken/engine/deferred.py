@@ -1,6 +1,6 @@
-"""A drafter that is opened when it is first asked for a guess, and closed when it has not been for long.
+"""A drafter that is opened at its first proposal and closed after many steps without one.
 
-A draft model's memory, and reading every prompt with it, cost time that a service must not spend on rows that never guess.
+Reading every prompt with a draft model costs time and memory. A service must not spend them on rows that never guess.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,8 @@ from foretoken.sampling import History, Processors
 from foretoken.tree import Draws, TokenTree, root_tree
 
 IDLE_STEPS = 16
-"""Steps without a guess after which it is closed: rows that come and go need not be kept up with. Opening again costs
-reading the texts, most of which catching up would cost too."""
+"""Steps without a guess after which the drafter is closed. Opening it again reads the texts once, which costs about as
+much as keeping it up to date would have."""
 
 
 class Deferred(Drafter):
@@ -23,7 +23,7 @@ class Deferred(Drafter):
     can_join = True
 
     def __init__(self, method: Method, num_rows: int, capacity: int, target: Target) -> None:
-        """Arguments as of ``Method.open``."""
+        """The arguments of ``Method.open``."""
         self.method, self.capacity, self.target = method, capacity, target
         self.drafter: Drafter | None = None
         self.num_rows = num_rows
@@ -31,7 +31,7 @@ class Deferred(Drafter):
 
     @property
     def seconds_model(self) -> float:
-        """Of the draft model's passes, since it was last opened."""
+        """Seconds of the draft model's passes since it was last opened."""
         return 0.0 if self.drafter is None else self.drafter.seconds_model
 
     def _open(self, context: Context) -> Drafter:
@@ -40,13 +40,13 @@ class Deferred(Drafter):
         return self.drafter
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
-        """The drafter's own proposal; the root alone, and nothing opened, where no row has room for a guess."""
+        """The drafter's proposal. Where no row has room for a guess: the root alone, and the drafter is not opened."""
         if self.drafter is None and not any(room > 0 for room in context.room):
             return root_tree(context.pending)
         return self._open(context).propose(context, shape, draws, noise)
 
     def observe(self, commit: Commit) -> None:
-        """Told to the drafter, if there is one."""
+        """Forwarded to the drafter if it is open."""
         if self.drafter is None:
             return
         self.num_idle = 0 if commit.tree.num_nodes > 1 else self.num_idle + 1
@@ -56,14 +56,14 @@ class Deferred(Drafter):
         self.drafter.observe(commit)
 
     def keep(self, rows: Sequence[int]) -> None:
-        """Told to the drafter, if there is one."""
+        """Forwarded to the drafter if it is open."""
         self.num_rows = len(rows)
         if self.drafter is not None:
             self.drafter.keep(rows)
 
     def join(self, other: Drafter, context: Context) -> None:
-        """Where only one side is open, the other is opened for its rows first. A drafter that rows cannot be added to is
-        closed, and opened for all of them when it is next asked for a guess."""
+        """Where only one side is open, the other is opened for its rows first. A drafter that cannot add rows is
+        closed, and opened for all rows at the next proposal."""
         assert isinstance(other, Deferred)
         opened = [side.drafter for side in (self, other) if side.drafter is not None]
         if not all(drafter.can_join for drafter in opened):
@@ -77,11 +77,11 @@ class Deferred(Drafter):
         self.num_rows = context.num_rows
 
     def warm(self, context: Context, row: int, most: int) -> int:
-        """Told to the drafter, which is opened."""
+        """Forwarded to the drafter, which is opened first."""
         return self._open(context).warm(context, row, most)
 
     def lag(self, context: Context) -> list[int]:
-        """All of the text, as long as nothing is open."""
+        """Tokens not read by the drafter: the whole text while it is closed."""
         return list(context.lengths) if self.drafter is None else self.drafter.lag(context)
 
 
@@ -108,7 +108,7 @@ def part(
 
 
 def open_drafter(method: Method, context: Context, capacity: int, target: Target) -> Drafter:
-    """``Method.open``, now or when it is needed."""
+    """``Method.open``, called now or at the first proposal."""
     if method.capabilities.opens_late:
         return Deferred(method, context.num_rows, capacity, target)
     return method.open(context, capacity, target)

@@ -39,13 +39,14 @@ class Request:
     prompt: Prompt
     params: SamplingParams = field(default_factory=SamplingParams)
     prediction: Prompt | None = None  # the caller's guess of the output, for the method ``prediction``
-    speculative: MethodConfig | Mapping[str, Any] | str | None = None  # how it is guessed; None: the engine's own way
+    speculative: MethodConfig | Mapping[str, Any] | str | None = None  # None: the engine's method
 
 
 class Engine:
-    """A target, a tokenizer, and a way of guessing. One thread; what a call decodes is decoded when it returns.
+    """A target, a tokenizer and a speculation method. Not thread-safe; every call decodes its requests before it
+    returns.
 
-    ``observers`` are told of every step (``StepEvent``); ``recorder`` sums all steps up.
+    ``observers`` are called with the ``StepEvent`` of every step; ``recorder`` holds the totals of all steps.
     """
 
     def __init__(
@@ -58,7 +59,7 @@ class Engine:
         width: int = 0,
         prefix_memory_gib: float = 0.0,
     ) -> None:
-        """model is loaded; method, if given, is the loaded method of the configuration (else it is loaded here).
+        """model: a loaded model. method: the loaded method of the configuration; None: load it here.
 
         width > 0 runs every decode pass with that many nodes a row (see ``step``). prefix_memory_gib: how much KV of
         texts is kept for prompts that begin alike: a known prefix is not read again. Raises ConfigError, ModelError.
@@ -116,13 +117,13 @@ class Engine:
     def with_method(
         self, speculative: MethodConfig | Mapping[str, Any] | str | None, *, method: Method | None = None
     ) -> "Engine":
-        """The same target and tokenizer with another way of guessing; a draft model of the same name is shared."""
+        """An engine with the same target and tokenizer and another method. A draft model of the same name is shared."""
         config = speculative_config(speculative)
         mine = self.speculative
         if (
             method is None
             and config.weights == mine.weights
-            and can_stop(self.method, config.proposal_shape)  # not where it was loaded without an acceptance head
+            and can_stop(self.method, config.proposal_shape)  # false where it was loaded without an acceptance head
         ):
             method = self.method
         return Engine(self.model, self.tokenizer, speculative=config, method=method, width=self.width)
@@ -146,16 +147,17 @@ class Engine:
         return self.generate_batch([Request(prompt, _params(params, options), prediction)])[0]
 
     def generate_batch(self, requests: Sequence[Request | Prompt], *, batch_size: int = 8) -> list[Completion]:
-        """Complete many, at most batch_size at a time, in order. A request's tokens do not depend on company."""
+        """Complete many, at most batch_size at a time, in order. A request's tokens do not depend on the other
+        requests."""
         completions: dict[int, Completion] = dict(self.completions(requests, batch_size=batch_size))
         return [completions[index] for index in range(len(completions))]
 
     def completions(
         self, requests: Sequence[Request | Prompt], *, batch_size: int = 8
     ) -> Iterator[tuple[int, Completion]]:
-        """(index, completion) of each request as it ends, at most batch_size decoded together: when one ends, the next
-        takes its place. Raises ConfigError, PromptError before anything is decoded, ModelError where a request's laws
-        are unsound."""
+        """Yield (index, completion) of each request as it ends. At most batch_size are decoded together; when one ends,
+        the next takes its row. Raises ConfigError, PromptError before anything is decoded, ModelError where a request's
+        probabilities are not finite."""
         if batch_size < 1:
             raise ConfigError(f"batch_size = {batch_size} must be at least 1")
         whole = [request if isinstance(request, Request) else Request(request) for request in requests]
@@ -175,7 +177,8 @@ class Engine:
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None, **options: Any
     ) -> "Stream":
-        """Complete one prompt, yielding a Piece a token; ``.completion`` is there at the end (and, partial, before)."""
+        """Complete one prompt, yielding a Piece per token. ``.completion`` is the completion so far, and whole at the
+        end."""
         return Stream(self, self.make_row(0, Request(prompt, _params(params, options), prediction)))
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -215,7 +218,7 @@ class Engine:
         return Row(
             index=index,
             prompt_ids=ids,
-            params=replace(params, seed=seed),  # reported, so that a fresh one can be given again
+            params=replace(params, seed=seed),  # reported, so that a run with a fresh seed can be repeated
             seed=derive_seed(seed),
             end_ids=frozenset(end_ids),
             max_tokens=min(params.max_new_tokens, spec.max_positions - len(ids)),
@@ -239,7 +242,7 @@ class Engine:
             yield ended
 
     def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int) -> Scheduler:
-        """The loop for some requests: no planner and no clock, so all that it does is a function of the requests."""
+        """A scheduler without a planner and without a clock: its output is a function of the requests."""
         grown = max(choice.num_nodes for choice in choices)
         need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)
         capacity = round_up(need, 512 if self.width else 64)
@@ -256,7 +259,7 @@ class Engine:
         )
 
     def choice(self, speculative: MethodConfig | Mapping[str, Any] | str | None) -> Choice:
-        """How a request is guessed and judged: the engine's own way, or another, loaded when it is first asked for.
+        """The method and verifier of a request: the engine's, or others, loaded at their first use.
 
         Raises ConfigError, ModelError.
         """

@@ -1,4 +1,4 @@
-"""What one decode step did, for whoever wants to know: certify, tune, bench, metrics and traces all read this."""
+"""What one decode step did. Certify, tune, bench, metrics and traces read these events."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -34,15 +34,15 @@ class StepEvent:
     logits: Tensor  # [B, N, V] of the target, before any processor
     verdict: Verdict
     commit: Commit  # what was kept, cut where a row ended
-    room: Sequence[int]  # [B] guesses in a line that the plan and the row's limits allowed
+    room: Sequence[int]  # [B] greatest depth that the plan and the row's limits allowed
     # Where the time went, on the host clock: on an accelerator, work is queued, not done, by then.
     seconds_draft: float  # proposing, the draft model's passes included
-    seconds_draft_model: float  # these passes alone
+    seconds_draft_model: float  # the draft model's passes alone
     seconds_target: float  # the target's pass
     seconds_rest: float  # layout, probabilities, verification, commit, bookkeeping
     # What the loop adds for observers.
-    parts: Sequence[Part] = ()  # who guessed and judged which rows, in order
-    draft_logits: Sequence[Tensor] = ()  # where asked for: [B, n, V] of the draft, after the root and the nodes it read
+    parts: Sequence[Part] = ()  # the drafter and verifier of each group of rows, in order
+    draft_logits: Sequence[Tensor] = ()  # if requested: [B, n, V] of the draft, after the root and the nodes it read
 
     @property
     def seconds(self) -> float:
@@ -56,4 +56,5 @@ class StepEvent:
 
 
 Observer = Callable[[StepEvent], None]
-"""Called after every step, on the thread that decodes. It must not block; what it raises ends the decoding."""
+"""Called after every step, on the thread that decodes. It must not block. An exception that it raises ends the
+decoding."""

@@ -1,7 +1,7 @@
-"""Memory that was freed and that the C library keeps: given back to the system while nothing is being decoded.
+"""Return memory that was freed but is kept by the C library to the system, while nothing is being decoded.
 
-glibc returns the end of a heap by itself, and nothing that lies before a block still in use. Passes over long prompts and
-many connections leave hundreds of MiB so; ``malloc_trim`` returns the whole pages between blocks, in milliseconds.
+glibc returns only the end of a heap by itself, never pages before a block in use. Long prompts and many connections
+leave hundreds of MiB there. ``malloc_trim`` returns whole free pages between blocks, in milliseconds.
 """
 
 import ctypes
@@ -10,9 +10,9 @@ from functools import cache
 from time import monotonic
 
 IDLE_S = 1.0
-"""So long without work, and the memory is given back: a pause between two requests is no end of work."""
+"""Seconds without work after which memory is returned."""
 BUSY_S = 60.0
-"""Under work that does not end it is done so often."""
+"""Seconds between two calls while work goes on without a pause."""
 
 
 @cache
@@ -26,22 +26,22 @@ def _malloc_trim() -> Callable[[int], int] | None:
 
 
 def trim_heap() -> bool:
-    """Give all free pages of the C library's heaps back; False where that is not possible."""
+    """Return all free pages of the C library's heaps to the system. False where ``malloc_trim`` does not exist."""
     function = _malloc_trim()
     return function is not None and bool(function(0))
 
 
 class HeapKeeper:
-    """Decides when. For one thread."""
+    """Decides when to trim. Not thread-safe."""
 
     def __init__(self, trim: Callable[[], object] = trim_heap, clock: Callable[[], float] = monotonic) -> None:
-        """clock tells seconds."""
+        """clock returns seconds."""
         self._trim, self._clock = trim, clock
         self._since = clock()  # when work was last begun or memory last given back
         self._has_worked = False
 
     def worked(self) -> None:
-        """Work was done."""
+        """To be called after work was done."""
         now = self._clock()
         if not self._has_worked:
             self._has_worked, self._since = True, now
@@ -50,7 +50,7 @@ class HeapKeeper:
             self._trim()
 
     def rested(self) -> None:
-        """No work came for ``IDLE_S``."""
+        """To be called when no work came for ``IDLE_S`` seconds."""
         if self._has_worked:
             self._has_worked = False
             self._trim()

@@ -33,17 +33,17 @@ class HeadMethodConfig(MethodConfig):
 
 @dataclass(frozen=True)
 class StepwiseMethodConfig(HeadMethodConfig):
-    """What those share whose head reads its guesses one after the other, and so can be asked how they will fare."""
+    """Common keys of methods whose head guesses token by token, so that an acceptance head can stop them."""
 
-    acceptance: str | None = None  # directory of the head that shape "specdec" asks; none is bundled
+    acceptance: str | None = None  # directory of the acceptance head for shape "specdec"; none is bundled
 
     def load_acceptance(self, loader: Loader) -> AcceptanceHead | None:
-        """The acceptance head, where the shape asks it. Raises ConfigError where none is given."""
+        """The acceptance head, where the shape needs one. Raises ConfigError where none is given."""
         if not self.proposal_shape.asks_acceptance:
             return None
         if self.acceptance is None:
             raise ConfigError(
-                f"shape 'specdec' asks an acceptance head, and none is given for {self.head_name}: train one with "
+                f"shape 'specdec' needs an acceptance head, and none is given for {self.head_name}: train one with "
                 f"'foretoken train acceptance --init {self.head_name}' and give its directory as 'acceptance', or choose "
                 "shape 'adaptive'"
             )
@@ -57,7 +57,7 @@ class MedusaConfig(HeadMethodConfig):
     method = Medusa.name
     capabilities = Medusa.capabilities
 
-    num_speculative_tokens: int = 4  # the bundled one has as many heads; more than there are is as many as there are
+    num_speculative_tokens: int = 4  # the bundled head has 4; larger values are cut to the number of heads
 
     def load(self, loader: Loader) -> Method:
         """Load the heads."""
@@ -79,7 +79,7 @@ class Eagle1Config(StepwiseMethodConfig):
 
 @dataclass(frozen=True)
 class Eagle2Config(StepwiseMethodConfig):
-    """EAGLE-1's weights on a tree that follows the draft law."""
+    """EAGLE-1's weights on a dynamic tree that follows the draft probabilities."""
 
     method = Eagle2.name
     capabilities = Eagle2.capabilities
@@ -128,7 +128,7 @@ class EarlyExitConfig(MethodConfig):
     exit_layer: int = 0  # how many layers run; 0: half of them
 
     def load(self, loader: Loader) -> Method:
-        """Nothing to load. Raises ConfigError for an exit that is none."""
+        """Nothing to load. Raises ConfigError for an exit layer out of range."""
         num_layers = loader.target.spec.num_layers
         exit_layer = self.exit_layer or max(1, num_layers // 2)
         if not 0 < exit_layer < num_layers:

@@ -10,11 +10,11 @@ from foretoken.errors import ConfigError
 from foretoken.model.target import CausalModel
 
 SHARE = 0.5
-"""Of what is free once the weights are loaded; the rest is for passes, drafters and other programs."""
+"""Fraction of the memory free after loading that KV may use. The rest is for passes, drafters and other programs."""
 
 
 def free_bytes(device: torch.device) -> int:
-    """Bytes that a program may still take on a device: of the machine's, and of a container's limit where one is set."""
+    """Free bytes on a device: the machine's, or less where a container's limit is lower."""
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     free = _available()
@@ -29,7 +29,7 @@ def _available() -> int:
                 return int(line.split()[1]) * 1024
     except OSError:
         pass
-    return 4 << 30  # a system that does not tell: what any machine that runs models has
+    return 4 << 30  # not reported by this system: a value that any such machine has
 
 
 def _number(path: str) -> int | None:
@@ -40,10 +40,10 @@ def _number(path: str) -> int | None:
 
 
 def bytes_per_token(model: CausalModel, methods: Sequence[Method]) -> int:
-    """Bytes that one token of a row may take in the target's memory and in its drafter's, whichever of the methods it is.
+    """Greatest KV bytes that one token of a row may take in the target and in a drafter, over all methods.
 
-    A row has one method at a time. On a CPU what a row leaves is given back, so the greediest method counts. Elsewhere a
-    drafter keeps the memory of rows that have left, and other methods' rows may follow them, so all count.
+    A row has one method at a time. On a CPU the memory of a removed row is freed, so the largest method counts. On
+    other devices a drafter keeps it, and rows of other methods may follow, so the methods are added up.
     """
     drafters = [method.bytes_per_token for method in {id(method): method for method in methods}.values()]
     together = max(drafters, default=0) if model.spec.device.type == "cpu" else sum(drafters)

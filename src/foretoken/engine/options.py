@@ -1,4 +1,4 @@
-"""What a service takes on: one dataclass, whose fields are, with their help, options of ``foretoken serve``."""
+"""Limits of a service: one dataclass, whose fields are, with their help, options of ``foretoken serve``."""
 
 from dataclasses import dataclass
 
@@ -7,21 +7,21 @@ from foretoken.errors import ConfigError
 
 MODES = ("auto", "on", "off")
 SHARED_DRAFTS = ("off", "key", "all")
-"""Requests learn from themselves alone; from those of their tenant; from all."""
+""""off": a request learns from itself alone; "key": from requests of its tenant; "all": from all requests."""
 
 
 @dataclass(frozen=True)
 class ServiceOptions:
-    """How much a service takes on."""
+    """Limits of a service."""
 
     max_num_seqs: int = setting(32, "Requests decoded together.")
-    max_queue: int = setting(256, "Requests that may wait; further ones get status 429.")
+    max_queue: int = setting(256, "Waiting requests at most; further ones get status 429.")
     max_model_len: int | None = setting(None, "Tokens of prompt and output together.", told="the model's context")
     kv_memory_gib: float | None = setting(
         None, "Memory of the KV cache.", metavar="GIB", told="a share of what is free"
     )
     stall_target_s: float = setting(
-        0.1, "Reading a prompt keeps requests that decode waiting for about so long at a time.",
+        0.1, "Target for how long reading a prompt delays decoding requests.",
         option="--stall-target", metavar="SECONDS", min=0.001,
     )  # fmt: skip
     speculation: str = setting(
@@ -32,13 +32,13 @@ class ServiceOptions:
     prefix_reuse: bool = setting(True, "Keep no KV for prompts that begin alike.", option="--no-prefix-reuse")
     shared_drafts: str = setting(
         "off", "What methods that learn from texts (suffix, recycling) guess from. off: each request's own text. key: that "
-        "of all requests with the same API key. all: everybody's; clients can then see each other's texts in guesses.",
+        "of all requests with the same API key. all: of all requests; clients can then see each other's texts in guesses.",
         metavar="|".join(SHARED_DRAFTS), panel="Speculation",
     )  # fmt: skip
     cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         for name in ("max_num_seqs", "max_queue"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")
@@ -54,6 +54,6 @@ class ServiceOptions:
 
 
 def check_shared(value: str) -> None:
-    """Raise ConfigError where this is no way of sharing."""
+    """Raise ConfigError for an unknown way of sharing."""
     if value not in SHARED_DRAFTS:
         raise ConfigError(f"shared_drafts = {value!r} must be one of {', '.join(SHARED_DRAFTS)}")

@@ -1,8 +1,8 @@
 """Keys and values of texts that later requests may begin with: system prompts, and the turns of a conversation.
 
 A text's KV depends on its tokens and their positions alone, and a prefix stands at the same positions in every text that
-begins with it; so it is copied instead of computed again. A prefix is found by the tenant alone who has sent its text: how
-many tokens were found is told to clients (``cached_tokens``), and would tell what others have asked.
+begins with it; so it is copied instead of computed again. Only the tenant that sent a text can match it: clients see
+the number of matched tokens (``cached_tokens``), which would reveal what others have sent.
 """
 
 from collections import OrderedDict
@@ -13,7 +13,7 @@ from torch import Tensor
 from foretoken.model.cache import KVCache
 
 BLOCK = 16
-"""Prefixes are found by whole blocks of so many tokens; the rest of a match is found token by token."""
+"""Block size in tokens of the prefix index; the rest of a match is found token by token."""
 
 
 @dataclass
@@ -25,11 +25,11 @@ class Prefix:
     values: list[Tensor]
     layers: tuple[int, ...]  # tapped when the text was read ...
     taps: Tensor | None  # ... [1, n, T * H]
-    tenant: str | None = None  # who has sent it
+    tenant: str | None = None  # who sent it
 
     @property
     def num_bytes(self) -> int:
-        """What it takes."""
+        """Bytes that it takes."""
         taps = [] if self.taps is None else [self.taps]
         return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values, *taps))
 
@@ -58,8 +58,8 @@ class PrefixStore:
     def find(self, ids: list[int], layers: tuple[int, ...], tenant: str | None = None) -> tuple[Prefix, int] | None:
         """The tenant's prefix that shares most tokens with the beginning of ids, and how many; None where none does.
 
-        layers: target layers whose outputs the asker needs of those tokens too; a prefix without them will not do.
-        tenant None is one like any other: those whom nobody tells apart.
+        layers: target layers whose outputs the caller needs too; prefixes without them are skipped. tenant None: all
+        requests without a tenant, as one tenant.
         """
         self.num_queries += len(ids)
         for key in reversed(_hashes(ids, tenant)):
@@ -80,8 +80,8 @@ class PrefixStore:
     def add(
         self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: Tensor | None, tenant: str | None = None
     ) -> None:
-        """Keep a copy of slots [0, len(ids)) of a cache of one row. One that is known already is not copied again, and one
-        that this text continues gives way to it."""
+        """Keep a copy of slots [0, len(ids)) of a cache of one row. A text that is stored already is not copied again.
+        A stored text that this one continues is replaced."""
         keys = _hashes(ids, tenant)
         if not keys:
             return
@@ -127,7 +127,7 @@ class PrefixStore:
         self.num_bytes = 0
 
     def shrink(self, max_bytes: int) -> None:
-        """Forget until no more than max_bytes are held: others need the memory."""
+        """Drop the least recently used prefixes until at most max_bytes are held."""
         while self._prefixes and self.num_bytes > max_bytes:
             self._drop(next(iter(self._prefixes)))
 
@@ -137,17 +137,15 @@ class PrefixStore:
         for key in _hashes(prefix.ids, prefix.tenant):
             if self._blocks.get(key) == number:
                 del self._blocks[key]
-                # A block that another prefix shares is found by it again when that one is next added.
+                # A block shared with another prefix is indexed again when that prefix is next added.
 
     def check_integrity(self) -> None:
-        """RuntimeError where the books do not add up."""
+        """Check the invariants. Raises RuntimeError where one is violated."""
         held = sum(prefix.num_bytes for prefix in self._prefixes.values())
         if held != self.num_bytes or held > self.max_bytes:
-            raise RuntimeError(
-                f"prefixes hold {held} bytes, {self.num_bytes} are on the books, {self.max_bytes} allowed"
-            )
+            raise RuntimeError(f"prefixes hold {held} bytes, {self.num_bytes} are counted, {self.max_bytes} allowed")
         if any(number not in self._prefixes for number in self._blocks.values()):
-            raise RuntimeError("a block names a prefix that is gone")
+            raise RuntimeError("a block refers to a prefix that was removed")
 
 
 def _hashes(ids: list[int], tenant: str | None) -> list[int]:

@@ -1,4 +1,4 @@
-"""What can be said of single tokens after a step: their log probabilities, and the tree they came from."""
+"""Per-token details of a step: log probabilities, and the tree that the tokens came from."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,7 +12,7 @@ from foretoken.engine.submission import StepTrace
 
 
 def with_logprobs(pieces: Sequence[Piece], logits: Tensor, path: Sequence[int], count: int) -> list[Piece]:
-    """Pieces of one step with the log probabilities of the model's own law, before temperature and processors.
+    """Pieces of one step with the log probabilities of the model's own distribution, before temperature and processors.
 
     logits [N, V] of the row's nodes; the k-th piece's token follows node path[k]. count: how many of the most probable
     tokens are listed beside it.
@@ -29,7 +29,7 @@ def with_logprobs(pieces: Sequence[Piece], logits: Tensor, path: Sequence[int], 
 
 
 def trace_of(event: StepEvent, row: int) -> StepTrace:
-    """The tree of one row of a step, its padding left out, and what became of it."""
+    """The tree of one row of a step without padding, with the path that was kept."""
     tree = event.commit.tree
     parent = tree.parent[row].tolist()
     nodes = [node for node, above in enumerate(parent) if node == 0 or above >= 0]
@@ -38,7 +38,7 @@ def trace_of(event: StepEvent, row: int) -> StepTrace:
     chances = [1.0] + [float(event.evidence.p[row, parent[node], tokens[node]]) for node in nodes[1:]]
     emitted = event.commit.tokens[row]
     kept = event.verdict.path[row, : int(event.verdict.count[row])].tolist()
-    if len(emitted) < len(kept):  # the text ended with a guess: what came after it was never said
+    if len(emitted) < len(kept):  # the text ended with a guess: no bonus was emitted
         kept, emitted = kept[: len(emitted) + 1], []
     return StepTrace(
         tokens=[tokens[node] for node in nodes],

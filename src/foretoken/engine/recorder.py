@@ -1,4 +1,4 @@
-"""What the loop has done, in numbers: only ever added to. ``Snapshot``, bench and tune read it."""
+"""Totals of all steps. Counters only grow. ``Snapshot``, bench and tune read them."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -31,7 +31,7 @@ class StepTime:
 
     @classmethod
     def of(cls, event: StepEvent) -> "StepTime":
-        """Of a step that has just ended."""
+        """The times of a step that has just ended."""
         return cls(
             ended=perf_counter(),
             seconds_draft=event.seconds_draft,
@@ -81,7 +81,7 @@ class Recorder:
     planned: float = 0.0  # guesses allowed a row in the last step, mean
     guessed: bool = False  # whether it guessed
     methods: dict[str, _Method] = field(default_factory=dict)
-    steps: list[StepTime] | None = None  # every step on its own, where somebody measures: see ``timing``
+    steps: list[StepTime] | None = None  # every single step, while ``timing`` is active
 
     @contextmanager
     def timing(self) -> Iterator[list[StepTime]]:

@@ -13,7 +13,7 @@ class Completion:
     text: str
     token_ids: list[int]  # an end token included
     finish_reason: str | None  # "stop": an end token or stop text; "length": max_new_tokens or the context's end
-    seed: int | None  # as given, or the fresh one that was drawn: given again, it gives the same text
+    seed: int | None  # as given, or the fresh one that was drawn: the same seed gives the same text
     num_prompt_tokens: int
     num_tokens: int
     seconds_prefill: float
@@ -31,7 +31,7 @@ class Completion:
     steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
     seconds_queue: float = 0.0  # of a service: from submission to the first pass
     num_cached_tokens: int = 0  # of the prompt, whose KV was reused
-    num_preemptions: int = 0  # how often the request gave its memory up and began again where it was
+    num_preemptions: int = 0  # how often the request lost its row to others and resumed later
 
     @classmethod
     def of(cls, row: Row, config: dict[str, Any]) -> "Completion":

@@ -35,13 +35,13 @@ from foretoken.planner.planner import Planner
 from foretoken.sampling import LogitsProcessor
 
 logger = logging.getLogger(__name__)
-HEARTBEAT_S = 60.0  # between words to the other processes of a shared model while nothing happens
-MIN_DEPTH = 16  # depths that the planner knows of at least, for requests that ask for more than the default
+HEARTBEAT_S = 60.0  # seconds between messages to the other processes of a shared model while idle
+MIN_DEPTH = 16  # least number of depths the planner models, for requests with longer drafts than the default
 _T = TypeVar("_T")
 
 
 class Service:
-    """Requests in by ``submit``, news out by its sink, on the engine's thread. See ``ServiceOptions``."""
+    """Takes requests by ``submit`` and sends updates to their sinks, on the engine's thread. See ``ServiceOptions``."""
 
     def __init__(
         self,
@@ -50,13 +50,13 @@ class Service:
         *,
         also: Sequence[MethodConfig] = (),
     ) -> None:
-        """engine brings the target and the method that requests get by default; also are further ones that a request may
-        ask for (those without weights can always be asked for). Raises ConfigError, ModelError."""
+        """engine: the target and the default method. also: further methods that requests may choose (methods without
+        weights are always available). Raises ConfigError, ModelError."""
         options = options or ServiceOptions()
         if engine.model.is_shared and options.speculation == "auto" and engine.speculative.method != NoMethod.name:
             raise ConfigError(
                 "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
-                "model would part: give 'on' or 'off'"
+                "model would decode different steps: give 'on' or 'off'"
             )
         self.engine, self.options = engine, options
         self._choices = Choices(engine, also, off=options.speculation == "off")
@@ -68,13 +68,13 @@ class Service:
         self._thread: threading.Thread | None = None
         self._number = 0
         self._known: set[str] = set()  # request ids that have not ended
-        self._hopeless: set[str] = set()  # methods that cannot win here at any acceptance: nobody pays for trying
+        self._hopeless: set[str] = set()  # methods too slow here at any acceptance: never tried
         self._draining = self._closed = self._failed = False
         self.kv_tokens = 0
         self._heap = HeapKeeper()
         release_workers()  # of the thread that has loaded the engine: the engine's thread has its own
 
-    # -- what may be asked for -------------------------------------------------------------------------------------
+    # -- methods ---------------------------------------------------------------------------------------------------
 
     def method(self, given: Mapping[str, Any] | str | None) -> MethodConfig:
         """See ``Choices.method``."""
@@ -82,7 +82,7 @@ class Service:
 
     @property
     def default(self) -> MethodConfig:
-        """What a request gets that asks for nothing."""
+        """The method and verifier of requests that choose none."""
         return self._choices.default.config
 
     @property
@@ -90,7 +90,7 @@ class Service:
         """Names of the methods that a request may ask for."""
         return self._choices.names
 
-    # -- life ------------------------------------------------------------------------------------------------------
+    # -- start and stop --------------------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Allocate KV, measure costs (seconds; remembered for the next start), and begin to serve. Raises ConfigError.
@@ -130,7 +130,7 @@ class Service:
         self._thread.start()
 
     def _plan(self, rows: int) -> Planner:
-        """The planner of the mode that was asked for; costs are measured where it must choose."""
+        """The planner of the chosen mode. Costs are measured in mode "auto" only."""
         choices = [self._tenants.measured(choice) for choice in self._choices.guessing]
         acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in choices)]))
         if self.options.speculation != "auto" or not choices:
@@ -154,17 +154,17 @@ class Service:
 
     @property
     def healthy(self) -> bool:
-        """Whether the engine's thread lives."""
+        """Whether the engine's thread is running."""
         return self._thread is not None and self._thread.is_alive() and not self._failed and not self._closed
 
     def drain(self, timeout_s: float) -> bool:
-        """Take no new requests, and wait until all have ended; False where some had not in time."""
+        """Refuse new requests and wait until all others have ended. False on a timeout."""
         with self._news:
             self._draining = True
             return self._news.wait_for(lambda: not self._known or not self.healthy, timeout_s)
 
     def close(self) -> None:
-        """Stop; requests that have not ended end with an error."""
+        """Stop. Running and waiting requests end with an error."""
         with self._news:
             self._draining = self._closed = True
             self._news.notify_all()
@@ -174,8 +174,8 @@ class Service:
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission, sink: Sink) -> None:
-        """Queue a request; its sink is told what becomes of it. Raises QueueFullError, ServiceClosedError, PromptError and
-        ConfigError at once, and then the sink is told nothing."""
+        """Queue a request; its sink receives the updates. Raises QueueFullError, ServiceClosedError, PromptError and
+        ConfigError at once; the sink is then never called."""
         if not self.ready or self._scheduler is None:
             raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
         choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
@@ -212,7 +212,7 @@ class Service:
         return row
 
     def _check(self, submission: Submission, choice: Choice) -> None:
-        """What could only fail later, on the engine's thread."""
+        """Check here what would otherwise fail later, on the engine's thread."""
         width = self.engine.width
         if 0 < width < choice.config.max_nodes:
             raise ConfigError(
@@ -238,7 +238,7 @@ class Service:
             raise ConfigError(f"num_logprobs = {submission.num_logprobs} must be at least 0")
 
     def cancel(self, request_id: str) -> None:
-        """End a request at the next step; nothing where it is unknown or has ended."""
+        """End a request at the next step. An unknown or ended request is ignored."""
         with self._news:
             if request_id in self._known:
                 self._inbox.append(_Command(lambda: self._cancel(request_id), ("cancel", request_id)))
@@ -279,7 +279,7 @@ class Service:
         )
 
     def check_integrity(self) -> None:
-        """Add the books up between two steps; RuntimeError where they do not."""
+        """Check the invariants between two steps. Raises RuntimeError where one is violated."""
         self._call(self._check_books)
 
     def _check_books(self) -> None:
@@ -289,7 +289,7 @@ class Service:
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
     def _call(self, function: Callable[[], _T]) -> _T:
-        """Run a function on the engine's thread, between steps, and return what it does."""
+        """Run a function on the engine's thread, between steps, and return its result."""
         if not self.healthy:
             raise ServiceClosedError("the service is not running")
         done = threading.Event()
@@ -339,7 +339,7 @@ class Service:
             with self._news:
                 while not self._inbox and not scheduler.has_work and not self._closed:
                     if not self._news.wait(HEARTBEAT_S) and model.is_shared:
-                        break  # the others wait for word, and a process group's patience ends
+                        break  # the other processes wait for a message, and their wait times out
                 todo, closed = list(self._inbox), self._closed
                 self._inbox.clear()
             if model.is_shared:
@@ -360,7 +360,7 @@ class Service:
                 scheduler.fail_all(ModelError(f"the engine failed ({type(error).__name__}): restart the service"))
                 break
         with self._news:
-            self._closed = True  # nothing is taken from here on
+            self._closed = True  # refuse further requests
             todo = list(self._inbox)
             self._inbox.clear()
         for one in todo:
@@ -374,7 +374,7 @@ class Service:
             self._news.notify_all()
 
     def follow(self) -> None:
-        """In every process but the first of those that share a model: decode what process 0 takes, until it closes."""
+        """To be called in every process but process 0: decode the requests of process 0 until it closes."""
         scheduler, model = self._scheduler, self.engine.model
         if scheduler is None or model.is_leader:
             raise ConfigError(
@@ -396,7 +396,7 @@ class Service:
                     scheduler.tick()
 
     def _rest(self) -> None:
-        """Wait for work; where none comes for a while, give freed memory back."""
+        """Wait for work. After a while without any, return freed memory to the system."""
         with self._news:
             came = self._news.wait_for(lambda: bool(self._inbox) or self._closed, IDLE_S)
         if not came:
@@ -408,7 +408,7 @@ class Service:
 
 @dataclass(frozen=True)
 class _Command:
-    """Something for the engine's thread to do, and how the other processes that share the model are told of it."""
+    """A command for the engine's thread, and its form as a message to the other processes that share the model."""
 
     run: Callable[[], None]
     wire: tuple[Any, ...]
@@ -419,7 +419,7 @@ class _Command:
 
 
 def _ignore(update: Update) -> None:
-    """The sink of processes that nobody asked."""
+    """The sink in processes other than 0: it drops all updates."""
 
 
 @dataclass(frozen=True)
@@ -429,7 +429,7 @@ class _Guarded:
     processor: LogitsProcessor
 
     def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """What the processor returns; no token at all where it fails."""
+        """The processor's result. Where it fails, all tokens are excluded, which ends the request."""
         try:
             made = self.processor(ids, logits)
             if isinstance(made, torch.Tensor) and made.shape == logits.shape:

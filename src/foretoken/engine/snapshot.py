@@ -1,4 +1,4 @@
-"""What a service has done so far and is doing now, in numbers."""
+"""Counters and gauges of a service."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""The rows being decoded: what each was asked, what it has emitted, and where the cache stands.
+"""The rows being decoded: their requests, the emitted tokens, and the length of the cache.
 
 Invariant: the cache holds KV of ``tokens[:, :length]``, slot equal to position; the token at ``length`` is pending.
 """
@@ -34,7 +34,7 @@ class Piece:
 class Row:
     """One request being decoded, and its figures."""
 
-    index: int  # which of the caller's requests it is
+    index: int  # index of the request in the caller's list
     prompt_ids: list[int]
     params: SamplingParams
     seed: int
@@ -45,7 +45,7 @@ class Row:
     token_ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)  # one a token
     finish_reason: str | None = None  # "stop" or "length"; of a service also "cancelled", "timeout" and "error"
-    error: ModelError | None = None  # why it ended, where it could not go on
+    error: ModelError | None = None  # set where the row ended with an error
     draft_name: str = ""  # of its own method, where rows of one batch have several
     steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
     num_steps: int = 0
@@ -68,7 +68,7 @@ class Row:
 
     @property
     def room(self) -> int:
-        """How many guesses the next step can use: the last token to be emitted is its bonus.
+        """How many guesses the next step can use: one token of the remaining output is kept for the bonus.
 
         max_tokens ends with the context, so no guess within room lies beyond it either.
         """
@@ -103,7 +103,7 @@ class State(Context):
     seeds: Tensor  # [B] int64
     capacity: int  # cache slots a row
     draft_name: str
-    isolate: bool = False  # a row whose laws are unsound ends with an error of its own, instead of raising for all
+    isolate: bool = False  # a row with probabilities that are not finite ends with an error; False: raise for the batch
 
     @classmethod
     def open(cls, rows: list[Row], processors: Processors, capacity: int, draft_name: str) -> "State":
@@ -136,7 +136,7 @@ class State(Context):
     def advance(
         self, tree: TokenTree, verdict: Verdict, taps: Tensor | None, candidates: Tensor | None = None
     ) -> tuple[Commit, tuple[Tensor, Tensor] | None]:
-        """Emit what the verdict keeps. Returns the commit, and (src, dst) slots [B, D] where KV must move.
+        """Emit the tokens that the verdict keeps. Returns the commit, and (src, dst) slots [B, D] where KV must move.
 
         The one place of a step where values are read from the device, all at once.
         """
@@ -194,7 +194,8 @@ class State(Context):
         self.rows = [self.rows[row] for row in rows]
 
     def check_integrity(self) -> None:
-        """Add the books up; RuntimeError with both sides where they differ. Reads the device: for tests and debugging."""
+        """Check the invariants. Raises RuntimeError with both values where they differ. Reads the device: for tests and
+        debugging."""
         if self.length.tolist() != self.lengths:
             raise RuntimeError(f"length on the device {self.length.tolist()}, on the host {self.lengths}")
         for row, ids, length, pending in zip(
@@ -246,6 +247,6 @@ def _moves(length: Tensor, paths: Sequence[Sequence[int]]) -> tuple[Tensor, Tens
         return None
     width = max(map(len, paths))
     nodes = [list(path) + list(range(len(path), width)) for path in paths]
-    # Behind a short path a slot is moved onto itself: garbage on garbage.
+    # Past the end of a short path a slot is moved onto itself, which changes nothing.
     src = length[:, None] + torch.tensor(nodes, device=length.device)
     return src, length[:, None] + torch.arange(width, device=length.device)

@@ -32,12 +32,12 @@ def step(
     pack: bool = False,
     tapping: Tapping = Tapping(),  # noqa: B008 (frozen)
 ) -> StepEvent:
-    """Advance every row by at least one token, and say what happened.
+    """Advance every row by at least one token. Returns the ``StepEvent``.
 
     width > 0 pads every pass to that many nodes and the attended span to 512 slots, so that plain and speculative
     passes run the very same kernels and agree bit for bit where the kernels are row-invariant. pack lets a model leave
     out the padding of ragged rows. A batch whose rows have several drafters and verifiers comes as an ``Ensemble`` and a
-    ``Panel``: to this page they are one of each.
+    ``Panel``, which have the interface of a single one.
     """
     begun = perf_counter()
     rows, room, spec, seconds_model = state.rows, state.room, target.spec, drafter.seconds_model

@@ -1,4 +1,4 @@
-"""What is said between the engine's thread and those who serve requests: submissions in, updates out."""
+"""Messages between the engine's thread and its callers: submissions in, updates out."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -21,13 +21,13 @@ class Submission:
     speculative: MethodConfig | None = None  # from ``Service.method``; None: the service's own choice
     num_logprobs: int | None = None  # None: none; k: every piece has its token's log probability and the k best ones
     trace: bool = False  # updates carry the tree of each step
-    timeout_s: float | None = None  # from submission on; what was written until then is returned
+    timeout_s: float | None = None  # from submission on; the output until then is returned
     tenant: str | None = None  # who sent it: a name, or a hash of a key; see ``ServiceOptions.shared_drafts``
 
 
 @dataclass(frozen=True)
 class StepTrace:
-    """One step of one row: its tree of guesses, and what became of it."""
+    """One step of one row: its tree of guesses, the kept path and the bonus."""
 
     tokens: list[int]  # [n] of the row's real nodes; node 0 is the pending token
     parent: list[int]  # [n]; -1 for node 0
@@ -38,18 +38,18 @@ class StepTrace:
 
 @dataclass(frozen=True)
 class Update:
-    """News of one request, told on the engine's thread. The last one has a completion or an error, never both."""
+    """An update of one request, sent on the engine's thread. The last one has a completion or an error, never both."""
 
     request_id: str
     pieces: tuple[Piece, ...] = ()
     trace: StepTrace | None = None
     completion: Completion | None = None  # finish_reason "stop", "length", "cancelled" or "timeout"
-    error: ForetokenError | None = None  # this request's own: others go on
-    tail: str = ""  # text of tokens told before, held back in case a stop text went on, of a request that was cut short
+    error: ForetokenError | None = None  # of this request alone; other requests continue
+    tail: str = ""  # text of tokens sent before, held back for a possible stop text; sent with the end of the request
 
     @property
     def is_last(self) -> bool:
-        """Whether nothing more will come."""
+        """Whether this is the last update."""
         return self.completion is not None or self.error is not None
 
 

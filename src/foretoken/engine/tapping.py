@@ -1,4 +1,4 @@
-"""Which hidden states of the target a step must keep, and who gets which of them."""
+"""Which hidden states of the target a step keeps, and which of them the drafter and the verifier get."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ class Tapping:
 
     @property
     def layers(self) -> tuple[int, ...]:
-        """What ``Target.forward`` is asked for."""
+        """The layers passed to ``Target.forward``."""
         return tuple(dict.fromkeys((*self.drafter, *self.verifier)))
 
     def for_drafter(self, taps: Tensor | None) -> Tensor | None:

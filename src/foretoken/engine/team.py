@@ -1,7 +1,7 @@
-"""Rows of one batch that have different drafters, shapes and verifiers: to ``step`` they are one of each.
+"""Rows of one batch with different drafters, shapes and verifiers, behind the interface of a single one for ``step``.
 
-Rows of one kind stand beside each other in the batch and form a ``Team``; their trees are put below each other, and since
-a tree is data, that is all there is to it.
+Rows with the same choice are adjacent in the batch and form a ``Team``. The teams' trees are concatenated along the
+batch.
 """
 
 from collections.abc import Sequence
@@ -27,7 +27,7 @@ from foretoken.verify.law import Panel, Verifier
 
 @dataclass(frozen=True)
 class Choice:
-    """How the rows of one request are guessed and judged: a configuration and what was loaded for it."""
+    """The method and verifier of a request: a configuration and the objects loaded for it."""
 
     config: MethodConfig
     method: Method
@@ -35,12 +35,12 @@ class Choice:
 
     @property
     def depth(self) -> int:
-        """Most guesses in a line."""
+        """Largest depth."""
         return min(self.config.num_speculative_tokens, self.shape.depth) if self.config.max_nodes > 1 else 0
 
     @property
     def max_depth(self) -> int:
-        """Most guesses in a line where nobody plans: as deep as the shape is."""
+        """Largest depth without a planner: the depth of the shape."""
         return self.shape.depth
 
     @property
@@ -50,7 +50,7 @@ class Choice:
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """Equal for rows that one drafter can guess for in one go: chains may differ in depth."""
+        """Grouping key: equal for rows that one drafter can serve in one call. Chains may differ in depth."""
         shape = replace(self.shape, depth=0) if self.shape.is_chain else self.shape
         return id(self.method), shape, self.config.proposal_draws, self.verifier
 
@@ -109,7 +109,7 @@ class Ensemble(Drafter):
         return sum(team.drafter.seconds_model for team in self.teams)
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
-        """Every team's own proposal, below each other. shape and draws are the teams' own."""
+        """Every team's proposal, concatenated along the batch. Each team uses its own shape and draws."""
         assert isinstance(context, State)
         trees = []
         for team in self.teams:
@@ -121,7 +121,7 @@ class Ensemble(Drafter):
         return trees[0] if len(trees) == 1 else self._merge(trees, context)
 
     def observe(self, commit: Commit) -> None:
-        """Each team is told what became of its own rows."""
+        """Pass each team's rows of the commit to its drafter."""
         for team in self.teams:
             team.drafter.observe(self._own(commit, team) if len(self.teams) > 1 else commit)
 
@@ -130,7 +130,7 @@ class Ensemble(Drafter):
         trees = [pad_tree(tree, num_nodes) for tree in trees]
         layer = max(tree.hidden_layer for tree in trees)
         hidden: Tensor | None = None
-        if layer:  # a self-drafter has run the lower layers for its rows: the others' are brought as far
+        if layer:  # a self-drafter has run the lower layers for its rows: run them for the other rows too
             hidden = torch.cat(
                 [self._lift(team, tree, layer, state) for team, tree in zip(self.teams, trees, strict=True)]
             )
@@ -180,8 +180,8 @@ class Ensemble(Drafter):
 
 
 def check_company(methods: Sequence[Method], exits: Sequence[int]) -> None:
-    """Raise ConfigError for methods that cannot guess in one batch: exits are the layers below which self-drafters run the
-    target themselves, so nobody else can be told those layers' outputs in a step."""
+    """Raise ConfigError for methods that cannot share a batch. exits: the layers below which self-drafters run the
+    target themselves, so that the outputs of those layers are not available to other methods in a step."""
     lowest = max(exits, default=0)
     for method in methods:
         if any(layer < lowest for layer in method.taps):

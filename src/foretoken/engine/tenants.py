@@ -1,8 +1,9 @@
-"""Whose text a request may be guessed from: its own, its tenant's, or everybody's.
+"""Which texts the guesses for a request may come from: its own, its tenant's, or those of all requests.
 
-A tenant is who sends requests: the server takes the API key for it. What a method learns from requests
-(``Capabilities.learns``) lies in stores, and a store belongs to one tenant or, by default, there is none: each request then
-learns from its own text alone. Guesses show what they come from (``trace``, and time), so a store must never cross tenants.
+A tenant is a sender of requests, which the server identifies by API key. A method that learns from requests
+(``Capabilities.learns``) keeps what it learned in stores. A store belongs to one tenant. By default there is no store,
+and each request learns from its own text alone. Guesses reveal their source (``trace``, and timing), so tenants must
+not share a store.
 """
 
 from collections import OrderedDict
@@ -15,11 +16,11 @@ from foretoken.engine.team import Choice
 from foretoken.errors import ConfigError
 
 MAX_STORE_BYTES = 256 << 20
-"""Of all stores together; the least recently used is dropped first."""
+"""Limit of all stores together; the least recently used is dropped first."""
 
 
 class Tenants:
-    """The methods with which requests are guessed for, each with the store that it may use. Thread-safe."""
+    """The methods of requests, each with the store that it may use. Thread-safe."""
 
     def __init__(self, shared_drafts: str, *, max_bytes: int = MAX_STORE_BYTES) -> None:
         """Raises ConfigError for an unknown way of sharing."""
@@ -29,8 +30,8 @@ class Tenants:
         self._lock = Lock()
 
     def choice(self, choice: Choice, tenant: str | None) -> Choice:
-        """The choice with the store of a tenant. None: a request that nobody is known to have sent; it shares nothing
-        unless all do. Raises ConfigError for a method that learns and cannot be separated."""
+        """The choice with the store of a tenant. None: the sender is unknown; such requests share nothing unless
+        sharing is "all". Raises ConfigError for a method that learns and cannot be separated."""
         method = choice.method
         if not method.capabilities.learns:
             return choice
@@ -45,7 +46,7 @@ class Tenants:
         return replace(choice, method=found)
 
     def measured(self, choice: Choice) -> Choice:
-        """The choice as requests get it, with a store that is nobody's: for steps that are run to be timed."""
+        """The choice with a separate, temporary store: for steps that are run to be timed."""
         method = choice.method
         if not method.capabilities.learns:
             return choice

@@ -27,7 +27,7 @@ class TextStream:
     def __init__(self, tokenizer: Tokenizer | None, stop: Sequence[str] = ()) -> None:
         self.tokenizer = tokenizer
         self.stop = tuple(stop)
-        self.text = ""  # all that is decided, stop text cut off
+        self.text = ""  # final text, stop text cut off
         self.stopped = False
         self._ids: list[int] = []
         self._window = 0  # first token of the decoding window
@@ -36,20 +36,21 @@ class TextStream:
         self._final = False
 
     def push(self, token: int) -> None:
-        """Append a token; afterwards ``stopped`` tells whether a stop text is complete."""
+        """Append a token; afterwards ``stopped`` says whether a stop text is complete."""
         if self.tokenizer is None or self.stopped:
             return
         self._ids.append(token)
         self._decode(final=False)
 
     def finish(self) -> None:
-        """No more tokens: what was held back (a half character becomes U+FFFD, a half stop text stays) is decided."""
+        """No more tokens: release held-back text (an incomplete character becomes U+FFFD, an incomplete stop text
+        stays)."""
         if self.tokenizer is not None and not self.stopped:
             self._decode(final=True)
         self._final = True
 
     def take(self) -> str:
-        """The text decided since the last take."""
+        """The text that became final since the last take."""
         end = len(self.text) if self.stopped or self._final else len(self.text) - self._held()
         piece = self.text[self._given : end]
         self._given = max(self._given, end)

@@ -1,4 +1,4 @@
-"""Whether target and drafter speak the same tokens."""
+"""Whether target and drafter have the same vocabulary."""
 
 from collections.abc import Mapping
 from typing import Protocol
@@ -17,13 +17,13 @@ class HasVocabulary(Protocol):
 def check_vocabulary(target: HasVocabulary, draft: HasVocabulary, *, target_name: str, draft_name: str) -> None:
     """Raise VocabularyMismatchError unless every id that both tokenizers use is the same token in both.
 
-    One may have further tokens at ids the other does not use (added special tokens; padded embedding rows are not even
-    tokens): a drafter's missing tokens are never guessed, its surplus ones are cut.
+    One may have further tokens at ids the other does not use (added special tokens; padded embedding rows are no
+    tokens): tokens that the drafter lacks are never guessed, those that the target lacks are cut.
     """
     ours = {index: token for token, index in target.get_vocab().items()}
     theirs = {index: token for token, index in draft.get_vocab().items()}
     differing = [index for index in sorted(ours.keys() & theirs.keys()) if ours[index] != theirs[index]]
-    # Ids of one alone must lie behind the other's, and be few: else these are two vocabularies, one a prefix of the other.
+    # Ids known to one tokenizer alone must follow the other's ids, and be few: else the vocabularies differ.
     missing = len(ours.keys() - theirs.keys())
     if not differing and missing <= 0.01 * len(ours):
         return

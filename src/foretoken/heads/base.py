@@ -1,4 +1,4 @@
-"""What every learned head is, whatever it computes."""
+"""The base class of learned heads."""
 
 import dataclasses
 from abc import ABC, abstractmethod
@@ -39,7 +39,7 @@ class Head(nn.Module, ABC):
         """Target layers whose outputs the head reads, in the order in which they are concatenated."""
 
     def check_target(self, spec: ModelSpec, *, name: str) -> None:
-        """Raise ModelError, in one sentence, where the head was not made for a target of this size."""
+        """Raise ModelError where the head was not made for a target of this size."""
         for key, mine, its in (
             ("hidden size", self.config.hidden_size, spec.hidden_size),
             ("vocabulary", self.config.vocab_size, spec.vocab_size),

@@ -1,9 +1,10 @@
 """Block drafters: a whole block of guesses in one pass of a few layers (DFlash, 2602.06036).
 
-The target's features stand where the drafter's own text would: each layer projects them, and the block's rows, by the same
-weights to keys and values. The block is the embedding of the pending token, the *anchor*, and of mask tokens behind it.
-Two descendants are options here: the causal block of JetSpec (2606.18394, section 3), and DSpark's (2607.05147) anchor
-that predicts, Markov head and confidence head. Embedding and head are the target's and are never stored.
+The target's features take the place of the drafter's own text: each layer projects them, and the block's rows, with the
+same weights to keys and values. The block is the embedding of the pending token, the *anchor*, and of mask tokens
+behind it. Two descendants are options here: the causal block of JetSpec (2606.18394, section 3), and DSpark's
+(2607.05147) anchor that predicts, Markov head and confidence head. Embedding and head are the target's and are never
+stored.
 """
 
 import math
@@ -44,7 +45,7 @@ class DFlashConfig(HeadConfig):
     confidence: bool = False  # predict the acceptance of each guess (DSpark)
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be built."""
+        """Refuse invalid sizes."""
         object.__setattr__(self, "layer_ids", tuple(self.layer_ids))
         least = 1 if self.sample_from_anchor else 2
         for good, name, expected in (
@@ -98,7 +99,8 @@ class DFlashLayer(nn.Module):
     ) -> Tensor:
         """x [B, Q, H] rows of blocks, context [B, n, H], angles of the n + Q positions -> [B, Q, H].
 
-        Features are normed once for all layers (``hidden_norm``), rows by each layer: so the layer's norm is not theirs.
+        Features are normed once for all layers (``hidden_norm``), rows by each layer, so features skip the layer's
+        norm.
         """
         attention, num_rows = self.self_attn, x.shape[1]
         size = (-1, attention.shape.head_dim)
@@ -124,7 +126,7 @@ class MarkovHead(nn.Module):
 
 
 class ConfidenceHead(nn.Module):
-    """The logit of a guess's acceptance, from its row and what the Markov head knows of the token before it."""
+    """The logit of a guess's acceptance, from its row and the Markov head's vector of the token before it."""
 
     def __init__(self, inputs: int) -> None:
         super().__init__()

@@ -26,7 +26,7 @@ class Eagle1Config(PairConfig):
 
 
 class Eagle1Head(PairHead):
-    """The head. It puts out features; their logits are the target's to compute (``CausalModel.head``)."""
+    """The head. It returns features; the target computes their logits (``CausalModel.head``)."""
 
     method = "eagle1"
     config: Eagle1Config

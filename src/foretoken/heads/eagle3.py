@@ -33,7 +33,7 @@ class Eagle3Config(PairConfig):
     norm_output: bool = False  # the next pair feeds on the output after the final norm
 
     def __post_init__(self) -> None:
-        """Refuse what would run on wrong features without a word."""
+        """Refuse configurations that would silently run on wrong features."""
         super().__post_init__()
         if self.norm_before_fc and self.fc_norm:
             raise ModelError("norm_before_fc and fc_norm are both true; a head has one of them, or neither")
@@ -101,12 +101,12 @@ class Eagle3Head(PairHead):
         tap_scale: root mean square of each tapped layer's output; embedding [V, H]: the target's, where
         ``own_embedding`` copies it.
 
-        Matrices are normal with variance 1 / inputs, so that what they put out is as large as what they are given,
-        whatever the size of the target; without ``head`` the head of the vocabulary is, too.
+        Matrices are normal with variance 1 / inputs, so that outputs are as large as inputs for every size of target;
+        without ``head`` this includes the output head.
 
-        Residual streams grow with depth (to 11 in the bundled target), and fused as they are they drown what the layer
-        adds: with tap_scale features begin as the last tapped layer's output divided by its scale, and a little of the
-        others (acceptance of slot 1 there after 100 steps: 0.29 instead of 0.22).
+        Residual streams grow with depth (to 11 in the bundled target), and fused without scaling they dominate what the
+        layer adds: with tap_scale features begin as the last tapped layer's output divided by its scale, and a little
+        of the others (acceptance of slot 1 there after 100 steps: 0.29 instead of 0.22).
         """
         self = cls(config)
         if vocabulary is not None:
@@ -209,7 +209,7 @@ def draft_vocabulary(counts: Tensor | Sequence[int], size: int) -> tuple[Tensor,
     """
     counts = torch.as_tensor(counts)
     if not 1 <= size <= len(counts):
-        raise ModelError(f"a draft vocabulary of {size} ids was asked for, of a target that has {len(counts)}")
+        raise ModelError(f"a draft vocabulary has 1 to {len(counts)} ids, as many as the target at most; given {size}")
     chosen = counts.argsort(descending=True, stable=True)[:size].sort().values
     t2d = torch.zeros(len(counts), dtype=torch.bool, device=counts.device)
     t2d[chosen] = True

@@ -1,4 +1,4 @@
-"""The judge's head as it is stored: a linear map of one target layer's hidden states, for the verifier ``judge``."""
+"""The stored form of the judge's head: a linear map of one target layer's hidden states, for the verifier ``judge``."""
 
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -18,19 +18,20 @@ class JudgeConfig(HeadConfig):
     layer: int  # whose output, before any norm
     columns: int  # W: the first so many of its H columns; an inflated target has zeros behind them
     eps: float = 1e-6  # of the RMS norm over these columns
-    training: dict[str, Any] = field(default_factory=dict)  # figures; nothing reads them
+    training: dict[str, Any] = field(default_factory=dict)  # figures for people; not read by the program
 
     def __post_init__(self) -> None:
-        """Refuse sizes that cannot be."""
+        """Refuse invalid sizes."""
         if not 1 <= self.columns <= self.hidden_size:
             raise ModelError(f"a judge of hidden size {self.hidden_size} cannot read {self.columns} columns")
 
 
 class JudgeWeights(Head):
-    """weight . normalise(h) + bias: the logit of "this token will do", h the state after the target has read the token.
+    """weight . normalise(h) + bias: the logit of "this token is acceptable", h the state after the target has read the
+    token.
 
-    normalise divides by the root mean square, without a learned weight: the residual stream grows along a text, and by
-    how much says little about the token.
+    normalise divides by the root mean square, without a learned weight: the residual stream grows along a text, and its
+    norm says little about the token.
     """
 
     method = "judge"

@@ -1,7 +1,7 @@
 """Kangaroo's adapter (Liu et al. 2404.18911, section 3.2): attention between a shallow exit and the target's head.
 
-The target's first layers are the draft model; what they lack is made up for by RMS norm, attention with a residual
-(no MLP) and RMS norm, in place of the target's final norm. The target's own head, frozen, reads the result.
+The target's first layers are the draft model. RMS norm, attention with a residual (no MLP) and RMS norm follow, in
+place of the other layers and the target's final norm. The target's own head, frozen, reads the result.
 """
 
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ class KangarooHead(Head):
         return layer
 
     def check_target(self, spec: ModelSpec, *, name: str) -> None:
-        """See ``Head.check_target``; the exit must also leave the target something to do."""
+        """See ``Head.check_target``; the exit must also leave at least one layer to the target."""
         super().check_target(spec, name=name)
         if self.config.exit_layer >= spec.num_layers:
             raise ModelError(

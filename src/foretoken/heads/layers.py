@@ -63,7 +63,7 @@ class AttentionShape:
 
 
 class Attention(nn.Module):
-    """Rotary grouped-query attention. Who may see whom is the caller's mask; where keys lie, the caller's cache."""
+    """Rotary grouped-query attention. The caller provides the mask and the cache."""
 
     def __init__(self, shape: AttentionShape) -> None:
         super().__init__()
@@ -117,8 +117,8 @@ class Attention(nn.Module):
         """[B, n, hidden]: attend and project. q [B, heads, n, d], k and v [B, kv heads, m, d], mask bool
         [B or 1, 1, n, m]."""
         group = self.shape.num_heads // self.shape.num_kv_heads
-        # The CPU's kernel reads shared keys where they lie: a seventh of the time at 1024 slots. Those of an accelerator
-        # that take a mask would fall back to the slowest.
+        # The CPU's kernel reads shared keys in place: a seventh of the time at 1024 slots. Accelerator kernels with a
+        # mask would fall back to the slowest one.
         shared = group > 1 and q.device.type == "cpu"
         if group > 1 and not shared:
             k, v = k.repeat_interleave(group, 1), v.repeat_interleave(group, 1)
@@ -156,7 +156,7 @@ def _frequency(half: int, theta: float, scaling: RopeScaling | None, device: tor
     """[half] float32 radians a position."""
     with torch.inference_mode(
         mode=False
-    ):  # it outlives the call, which may be in inference mode, and training reads it
+    ):  # cached beyond the call, which may be in inference mode, and read in training
         return frequencies(half, theta, scaling, device)
 
 

@@ -15,7 +15,7 @@ AnyHead = TypeVar("AnyHead", bound=Head)
 
 
 def load_head(name: str, spec: ModelSpec, kind: type[AnyHead], *, dtype: torch.dtype | None = None) -> AnyHead:
-    """The head that name leads to: a directory, "bundled/<method>" or a Hugging Face id, ready to decode.
+    """The head of this name: a directory, "bundled/<method>" or a Hugging Face id, ready to decode.
 
     It lies on the target's device, its parameters in dtype (None: the target's), frozen, in eval mode. Raises ModelError
     where there is none, where it is of another kind, and where it was not made for a target of this size.

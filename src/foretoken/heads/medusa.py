@@ -52,7 +52,7 @@ class Stacked:
     out: Tensor | None  # [K, DV, H]; None: the heads end in the target's own linear layer
 
     def __call__(self, x: Tensor, num_heads: int) -> Tensor:
-        """What the first num_heads heads say of x [B, H]: logits [B, n, DV], or [B, n, H] without ``out``."""
+        """The outputs of the first num_heads heads for x [B, H]: logits [B, n, DV], or [B, n, H] without ``out``."""
         h = x.t().expand(num_heads, -1, -1)  # [n, H, B]: weights on the left is the faster product, at B = 1 or 4 by 2
         for weight, bias in self.blocks:
             h = h + F.silu(torch.baddbmm(bias[:num_heads], weight[:num_heads], h))
@@ -98,8 +98,8 @@ class MedusaHead(Head):
         return head
 
     def forward(self, x: Tensor, index: int) -> Tensor:
-        """What head ``index``, from 0, says of final-norm hidden states x [..., H]: logits [..., DV], or [..., H] for the
-        target's own linear layer. The twin of ``stacked`` that training uses."""
+        """The output of head ``index``, from 0, for final-norm hidden states x [..., H]: logits [..., DV], or [..., H]
+        for the target's own linear layer. The form of ``stacked`` that training uses."""
         out: Tensor = self.one(index)(x)
         return out
 
@@ -136,8 +136,8 @@ class MedusaHead(Head):
         draft_vocab: Tensor | None = None,
         own_lm_head: bool = True,
     ) -> "MedusaHead":
-        """Untrained float32 heads for a target: blocks are the identity, linear layers the target's own head, so each head
-        begins by repeating what the target says of token t + 1.
+        """Untrained float32 heads for a target: blocks are the identity, linear layers the target's own head, so each
+        head starts with the target's logits of token t + 1.
 
         draft_vocab [DV] int64: target ids, ascending, of a reduced vocabulary.
         """
@@ -158,7 +158,7 @@ class MedusaHead(Head):
 
 @torch.no_grad()
 def head_weight(model: CausalModel) -> Tensor:
-    """[V, H] float32: the linear layer of a target's head, whatever runs it: what it answers to each unit vector.
+    """[V, H] float32: the linear layer of a target's head, for every implementation: its outputs for all unit vectors.
 
     Where the head has a bias, or caps its logits, this is its linear part at zero.
     """
@@ -169,8 +169,8 @@ def head_weight(model: CausalModel) -> Tensor:
 
 
 def norm_weight(model: CausalModel) -> Tensor:
-    """[H] float32: by how much a target's final norm stretches each number, whatever runs it; of a layer norm without its
-    shift. A vector of +1 and -1 in turn has mean 0 and root mean square 1."""
+    """[H] float32: the weight of a target's final norm, for every implementation; of a layer norm without its shift. A
+    vector of +1 and -1 in turn has mean 0 and root mean square 1."""
     size, spec = model.spec.hidden_size, model.spec
     even = torch.ones(size, dtype=spec.dtype, device=spec.device)
     even[1::2] = -1.0

@@ -1,4 +1,4 @@
-"""What the EAGLE heads share: a few layers over *pairs* (feature of position t, token at position t + 1).
+"""The common base of the EAGLE heads: a few layers over *pairs* (feature of position t, token at position t + 1).
 
 Pair t is read at rotary position t and guesses token t + 2. Features of committed positions are the target's; behind
 them a head feeds on its own outputs. Decoding (``advance``, over a tree and a cache) and training (``unroll``, all
@@ -42,7 +42,7 @@ class PairConfig(HeadConfig):
     windows: tuple[int, ...] = ()  # of each layer: how many last positions it sees; 0 is all. Empty: all layers see all
 
     def __post_init__(self) -> None:
-        """Refuse what is no such layer."""
+        """Refuse invalid sizes."""
         if self.num_layers < 1:
             raise ModelError(f"num_layers = {self.num_layers} must be at least 1")
         if self.head_dim % 2 or self.num_heads % self.num_kv_heads:
@@ -77,7 +77,7 @@ class PairLayer(nn.Module):
             self.input_layernorm = RMSNorm(hidden, config.rms_norm_eps)
 
     def close(self, residual: Tensor, attended: Tensor) -> Tensor:
-        """The layer's output, of the residual that attention began with and what it put out, [..., H] each."""
+        """The layer's output, from the residual before attention and the attention's output, [..., H] each."""
         residual = residual + attended
         out: Tensor = residual + self.mlp(self.post_attention_layernorm(residual))
         return out
@@ -151,7 +151,7 @@ class PairHead(Head):
         t. Step j at index t is the pair that a chain drafted behind pair t would hold at depth j, its tokens being the
         text's own: token t + 1 + j, with the output of step j - 1 as feature, at rotary position t + j; it sees the
         target's pairs 0 .. t and the line's own steps 1 .. j. Returns of each step what ``leave`` returns, [B, T, H].
-        Index t of step j means something where t + j < T and pair t is real: texts are padded on the right.
+        Index t of step j is defined where t + j < T and pair t is real: texts are padded on the right.
         """
         num_pairs = embeds.shape[1]
         positions = torch.arange(num_pairs, device=embeds.device).expand(embeds.shape[:2])

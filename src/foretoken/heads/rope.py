@@ -31,7 +31,7 @@ class RopeScaling:
     attention_factor: float = 1.0  # cosines and sines are multiplied by it (yarn)
 
     def __post_init__(self) -> None:
-        """Raise ModelError for numbers of which no frequencies follow."""
+        """Raise ModelError for invalid numbers."""
         if self.kind not in KINDS:
             raise ModelError(f"rotary scaling {self.kind!r} is unknown; expected one of {', '.join(KINDS)}")
         if not self.factor > 0:

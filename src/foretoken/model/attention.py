@@ -39,7 +39,7 @@ class MaskRecipe:
     def _mask(self, kind: str, plan: Plan) -> Tensor:
         if kind == FULL:
             return plan.mask
-        # By position, never by slot: inside a tree a node's slot says nothing about how far it is from its ancestors.
+        # By position, never by slot: in a tree, slots do not give a node's distance from its ancestors.
         key = plan.key_positions[:, None, None, :]  # [B, 1, 1, S]
         query = plan.positions[:, None, :, None]  # [B, 1, n, 1]
         if kind == SLIDING:
@@ -90,10 +90,10 @@ def _takes_dict(decoder: torch.nn.Module) -> bool:
 
 
 class SlotCache(Cache):  # type: ignore[misc]  # transformers is Any to mypy
-    """What the model believes to be its cache: writes K and V into a plan's slots, answers with the first S slots.
+    """The cache object passed to the model: writes K and V into a plan's slots and returns the first S slots.
 
-    One lives for one pass. None of transformers' own cache layers is behind it: those keep one length for all rows,
-    and their sliding form forgets what a rejected branch would need again.
+    One object per pass. It does not use transformers' cache layers: those keep one length for all rows, and their
+    sliding form drops slots that are needed again after a rejected branch.
     """
 
     def __init__(self, memory: KVCache, plan: Plan) -> None:
@@ -103,7 +103,8 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is Any to mypy
 
     @property
     def is_compileable(self) -> bool:
-        """False: the empty list of layers would say True, and models then prepare masks for a static cache."""
+        """False: with an empty list of layers the base class returns True, and models then prepare masks for a static
+        cache."""
         return False
 
     def update(
@@ -115,7 +116,7 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is Any to mypy
         return self._memory.keys[layer_idx][:, :, :span], self._memory.values[layer_idx][:, :, :span]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: positions and masks are given explicitly, so no model has a use for one length of all rows."""
+        """0: positions and masks are given explicitly, so no model needs one length for all rows."""
         return 0
 
 
@@ -145,13 +146,13 @@ class RecordingCache(Cache):  # type: ignore[misc]
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Hand K and V back as they are."""
+        """Return K and V unchanged."""
         heads, key_dim, value_dim = key_states.shape[1], key_states.shape[3], value_states.shape[3]
         self.seen[layer_idx] = LayerMemory(heads, key_dim, value_dim, key_states.dtype, key_states.device)
         return key_states, value_states
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """0: the probe starts from nothing."""
+        """0: the probe starts with an empty cache."""
         return 0
 
     def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:

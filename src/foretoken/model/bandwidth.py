@@ -1,4 +1,4 @@
-"""How fast this machine reads memory: the floor under every decode step, which must read all weights once."""
+"""How fast this machine reads memory: a lower bound of every decode step, which must read all weights once."""
 
 from time import perf_counter
 

@@ -30,7 +30,7 @@ def library() -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def openmp_runtime() -> Path | None:
-    """The OpenMP library that torch has loaded. Two of them in one process would spin against each other."""
+    """The OpenMP library that torch has loaded. With two of them in one process, their threads compete."""
     import torch  # noqa: F401  (loads it)
 
     try:

@@ -20,12 +20,12 @@ _WORTH = 1 << 18  # bytes
 class KVCache:
     """Keys and values of every layer, [B, heads, S, head_dim] each, allocated once.
 
-    Slots are written where a ``Plan`` says. What lies behind a row's length is garbage by definition: a rejected node
-    is undone by not counting it. Memory is zeroed at birth, since a masked slot must still be finite.
+    Slots are written where a ``Plan`` says. Slots at or after a row's length are undefined: a rejected node is undone
+    by not counting it. Memory starts as zero, since a masked slot must still be finite.
 
-    The rows in use are the first ``num_rows`` of a reserve, so that rows can come (``join``) and go (``keep``) while a
-    batch is being decoded. On a CPU a reserve beyond the first rows costs address space alone: pages come into being when
-    they are written, and ``release`` gives them back.
+    The rows in use are the first ``num_rows`` of a reserve, so that rows can be added (``join``) and removed (``keep``)
+    while a batch is being decoded. On a CPU a reserve beyond the first rows costs address space alone: pages are
+    allocated when they are written, and ``release`` frees them.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class KVCache:
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [B, heads, n, head_dim] of one layer into slots [B, n]."""
         slots = slots.to(self.keys[layer].device)  # layers may live on several devices
-        if self.num_rows == 1:  # one index is cheaper than two, and small models feel it
+        if self.num_rows == 1:  # one index is cheaper than two, which is measurable with small models
             self.keys[layer].index_copy_(2, slots[0], keys.to(self.keys[layer].dtype))
             self.values[layer].index_copy_(2, slots[0], values.to(self.values[layer].dtype))
             return
@@ -135,7 +135,7 @@ class KVCache:
             mine[start:, :, :used] = theirs[:, :, :used]
 
     def open_rows(self, count: int) -> None:
-        """Take count more rows into use, behind the others; what they hold is garbage, and finite."""
+        """Take count more rows into use, behind the others. Their contents are undefined, but finite."""
         if self.num_rows + count > self.reserve:
             keys, values = self._all_keys, self._all_values
             self._allocate(max(self.num_rows + count, 2 * self.reserve))
@@ -146,7 +146,7 @@ class KVCache:
 
     def set_reserve(self, rows: int) -> None:
         """Room for so many rows, of a cache that has none yet."""
-        assert self.num_rows == 0, "memory that is in use cannot be laid out anew"
+        assert self.num_rows == 0, "memory that is in use cannot be reallocated"
         self._allocate(rows)
 
     def rows(self, start: int, stop: int) -> "KVCache":
@@ -160,7 +160,7 @@ class KVCache:
         return view
 
     def release(self, row: int) -> None:
-        """Give the memory of a row that is not in use back to the system, where that is possible; it is then zero."""
+        """Return the memory of an unused row to the system where possible; it then reads as zero."""
         if self._is_view:
             return
         for memory in (*self._all_keys, *self._all_values):
@@ -169,7 +169,7 @@ class KVCache:
 
 
 def _lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Zeros whose pages come into being when they are first written, where the device can do so and it is worth it."""
+    """Zeros whose pages are allocated at the first write, on a CPU and for large tensors."""
     count = prod(shape)
     if device.type != "cpu" or count * dtype.itemsize < _WORTH:
         return torch.zeros(*shape, dtype=dtype, device=device)

@@ -1,4 +1,4 @@
-"""Checkpoint directories: where a name leads, and whether the files there are whole, before any library opens them."""
+"""Checkpoint directories: resolve a name, and check that the files are complete before any library opens them."""
 
 import json
 import re
@@ -17,7 +17,7 @@ DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF1
 
 @dataclass(frozen=True)
 class Weights:
-    """What can be seen of weights without loading them."""
+    """Facts about weights that are read without loading them."""
 
     dtype: torch.dtype | None  # of the first floating tensor
     layer_counts: frozenset[int]  # of every numbered stack of modules: layers, and perhaps a vision tower's
@@ -41,14 +41,14 @@ def resolve(name: str) -> Path:
 
 
 def _bundled(name: str) -> Path:
-    from foretoken import bundled  # here, since it need not be there to load anything else
+    from foretoken import bundled  # imported here: not needed to load any other model
 
     try:
         path: Path = Path(bundled.path(name.removeprefix("bundled").removeprefix("/") or "target"))
     except KeyError as error:
         raise ModelError(f"{name}: {error.args[0]}") from None
     if not path.is_dir():
-        raise ModelError(f"{name} is no directory of this installation; expected {path}")
+        raise ModelError(f"{name} is not part of this installation; expected {path}")
     return path
 
 
@@ -79,7 +79,7 @@ def _from_hub(name: str) -> Path:
             f"there is no directory {name} here, it is not in the Hugging Face cache, and the hub cannot be reached: "
             "check the network, or give the directory of a downloaded model"
         ) from error
-    except Exception as error:  # network libraries have many ways to fail
+    except Exception as error:  # network libraries raise many kinds of errors
         raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {error}") from error
     return path
 
@@ -119,7 +119,7 @@ def check_files(path: Path, *, name: str) -> Weights:
 def check_layers(weights: Weights, config: Any, *, name: str) -> None:
     """Raise ModelError where the weights have another number of layers than the configuration.
 
-    Every implementation would drop superfluous layers in silence, and half a model still writes something.
+    Every implementation would silently drop surplus layers, and a truncated model still produces text.
     """
     text = config.get_text_config()
     num_layers = int(text.num_hidden_layers)

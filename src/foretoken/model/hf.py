@@ -1,8 +1,9 @@
-"""The unmodified transformers model behind the seam: it runs (nearly) everything, and is the oracle of the fast twins.
+"""The unmodified transformers model as a ``CausalModel``: it runs nearly every architecture, and is the reference for
+the fast implementations.
 
-Nothing of transformers is patched or copied. Trees enter through what it offers: 4-D masks, explicit positions, a cache
-object of ours. What an architecture does beyond that (positions of its own making, a mask it ignores) cannot be read
-off a configuration, so ``probe.py`` runs every model once over a small tree before it is trusted.
+Nothing of transformers is patched or copied. Trees use its own interface: 4-D masks, explicit positions and a custom
+cache object. A configuration does not show whether a model ignores positions or masks, so ``probe.py`` runs every model
+once over a small tree before it is used.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ class TransformersModel(CausalModel):
     """Any decoder-only transformers model. One pass at a time: layer ranges change the module while they run."""
 
     def __init__(self, module: PreTrainedModel, *, name: str | None = None) -> None:
-        """Wrap a model in memory; it is put in eval mode and otherwise left as it is.
+        """Wrap a model in memory; it is put in eval mode and otherwise unchanged.
 
         Runs it a few times over a handful of tokens. Raises ModelError where it cannot be decoded over trees: the
         message says what was found and what was expected.
@@ -111,7 +112,7 @@ class TransformersModel(CausalModel):
         taps: Sequence[int] = (),
         head: bool = True,
     ) -> Output:
-        """See ``CausalModel.forward``. Runs without autograd. Raises ConfigError for a range or tap that cannot be."""
+        """See ``CausalModel.forward``. Runs without autograd. Raises ConfigError for an invalid range or tap."""
         first, stop = self._range(layers, hidden, taps)
         # The head is run by the wrapper (which knows how its logits are scaled or capped), everything else by the base.
         with_head = head and stop == self.spec.num_layers
@@ -137,7 +138,7 @@ class TransformersModel(CausalModel):
         """See ``CausalModel.logits``. Follows the caller's grad mode, so that exits and draft heads can be trained.
 
         The whole model runs with every layer skipped: the final norm, the head and whatever scales or caps its logits
-        (Gemma 2, Cohere, Granite) are the model's own code, and no list of architectures is kept here.
+        (Gemma 2, Cohere, Granite) are the model's own code, so no list of architectures is needed.
         """
         logits: Tensor = self._without_layers(self.module, hidden).logits
         return logits.to(self._device)
@@ -195,8 +196,8 @@ def _zeros(hidden: Tensor) -> Tensor:
 def refuse_mismatch(info: dict[str, Any], *, name: str) -> None:
     """Raise ModelError where transformers' loading report says that weights and configuration are not of one model.
 
-    transformers would fill missing weights with random numbers and go on. Superfluous ones (a vision tower, old
-    buffers) are common and harmless; superfluous layers are ``checkpoint.check_layers``'s business.
+    transformers would fill missing weights with random numbers and go on. Surplus ones (a vision tower, old buffers)
+    are common and harmless; surplus layers are found by ``checkpoint.check_layers``.
     """
     absent = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
     if absent or info["error_msgs"]:

@@ -1,4 +1,4 @@
-"""What the Llama family shares: dimensions, names of weights, rope tables. Read by ``lean.py`` and ``native.py``.
+"""Common parts of the Llama family: dimensions, names of weights, rope tables. Read by ``lean.py`` and ``native.py``.
 
 Covered: LlamaForCausalLM, MistralForCausalLM, Qwen2ForCausalLM and Qwen3ForCausalLM with rope types default, linear,
 llama3 and yarn. Not covered, and refused with the reason: rope that depends on the length (dynamic, longrope), partial
@@ -68,7 +68,7 @@ class LlamaShape:
 
 
 def unsupported(config: Any) -> str | None:
-    """Why this transformers configuration is none of the family's; None where it is one."""
+    """Why this transformers configuration is not supported; None where it is."""
     architecture = _ARCHITECTURES.get(config.model_type)
     named = getattr(config, "architectures", None) or [architecture]
     if architecture is None or architecture not in named:

@@ -45,8 +45,8 @@ def load_model(
     ``implementation="transformers"``, and so does tensor_parallel: this process's shard, of as many as torchrun started
     (docs/parallel.md). implementation "auto" takes the fastest that supports the model.
 
-    Raises ConfigError for options that cannot be (with the reason, where a forced implementation does not support this
-    model) and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
+    Raises ConfigError for invalid options (with the reason, where a forced implementation does not support this model)
+    and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
     """
     if implementation not in IMPLEMENTATIONS:
         raise ConfigError(f"implementation {implementation!r} is unknown{nearest(implementation, IMPLEMENTATIONS)}")
@@ -78,7 +78,7 @@ def load_model(
             if reason is None:
                 try:
                     return _load_fast(kind, path, wanted, where, name)
-                except Exception as error:  # a twin that fails must never stop what transformers can run
+                except Exception as error:  # a failing fast implementation must not prevent loading by transformers
                     reason = first_line(error)
             logger.info("%s: not loaded as %s: %s", name, kind, reason)
     return TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
@@ -132,15 +132,15 @@ def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device
     try:
         module = importlib.import_module(f"foretoken.model.{kind}")
         reason: str | None = module.supports(config, dtype, device)
-    except Exception as error:  # no compiler, an operator that does not build: reasons like any other
+    except Exception as error:  # no compiler, or an operator that does not build
         return first_line(error)
     return reason
 
 
 def _launch(implementation: str, device_map: Any) -> Launch:
-    """What started this process, for tensor_parallel. Raises ConfigError for options that contradict it."""
+    """The process group of this process, for tensor_parallel. Raises ConfigError for options that contradict it."""
     if device_map is not None:
-        raise ConfigError("device_map and tensor_parallel=True are two ways of doing one thing: give one of them")
+        raise ConfigError("device_map and tensor_parallel=True exclude each other: give one of them")
     if implementation in FAST:
         raise ConfigError(f"tensor_parallel=True needs implementation='transformers', not {implementation!r}")
     return Launch.find()

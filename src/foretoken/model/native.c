@@ -1,7 +1,7 @@
 /* The Llama family's forward pass as one call: no torch headers, no packing, any number of rows, one order of sums.
  *
  * A decode step is bound by reading weights. So every weight is read once per pass at the speed of memory, straight from
- * the [out, in] row-major matrices of the checkpoint, and all else is arranged around that:
+ * the [out, in] row-major matrices of the checkpoint, and the design follows from that:
  *
  *  - Dot products. A tile is R weight rows by M activation rows (R * M <= 24 vector accumulators, which with R weight and
  *    one activation register fill the 32 registers of AVX-512). K runs innermost, 16 floats or 32 bf16 at a time; each
@@ -319,7 +319,7 @@ static void barrier(Pass *p, unsigned *phase) {
   atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel);
   for (int spins = 0; atomic_load_explicit(&p->arrived, memory_order_acquire) < target;) {
     if (++spins < 4000) _mm_pause();
-    else sched_yield(); /* somebody else's process has our core */
+    else sched_yield(); /* another process has this core */
   }
 }
 
@@ -349,7 +349,7 @@ static void norm_row(int is_bf16, const float *x, const float *weight, int64_t n
   }
 }
 
-/* All rows, normed: by every thread for itself where they are few (returns its own copy), else shared out. */
+/* All rows, normed: by every thread for itself where they are few (returns its own copy), else divided. */
 static const void *norm(Pass *p, const float *weight, int t, unsigned *phase) {
   const Model *m = p->model;
   const int64_t row_bytes = p->ld_hidden * (m->bf16 ? 2 : 4);
@@ -406,7 +406,7 @@ INLINE __m512 scores_dim(const int64_t dim, const int is_bf16, const void *query
   return sums16(acc);
 }
 
-/* The same with what is known told to the compiler: common head dimensions, and whether keys follow each other. */
+/* The same with compile-time constants: common head dimensions, and whether keys are contiguous. */
 static __m512 scores16(int is_bf16, int64_t dim, const void *query, const void *run, const void *const *keys) {
   if (keys) return is_bf16 ? scores_dim(dim, 1, query, 0, keys) : scores_dim(dim, 0, query, 0, keys);
   if (dim == 64) return is_bf16 ? scores_dim(64, 1, query, run, 0) : scores_dim(64, 0, query, run, 0);
@@ -526,7 +526,7 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
   for (int64_t j0 = low; j0 < high; j0 += KEYS) {
     for (int i = 0, many; i < count; i += many) {
       many = count - i >= 4 && dim <= MIX_FOUR ? 4 : count - i >= 2 ? 2 : 1;
-      int64_t from = j0, to = j0 + KEYS; /* what all of them see of this block */
+      int64_t from = j0, to = j0 + KEYS; /* the part of this block that all of them see */
       for (int q = i; q < i + many; q++) from = MAX(from, queries[q].low), to = MIN(to, queries[q].high);
       to = MAX(from, to);
       for (int q = i; q < i + many; q++)

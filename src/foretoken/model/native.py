@@ -103,7 +103,7 @@ class NativeCache(KVCache):
         self._bind()
 
     def _bind(self) -> None:
-        """Take the addresses anew, after anything that replaces the tensors."""
+        """Read the addresses again; needed after anything that replaces the tensors."""
         pointers = ctypes.c_void_p * len(self.keys)
         cos, sin = self._rope
         self._keys = pointers(*(key.data_ptr() for key in self.keys))
@@ -141,7 +141,7 @@ class NativeModel(CausalModel):
         self.native = native_functions()
         self.shape = shape
         self.spec = shape.spec(name, "native", dtype, torch.device("cpu"))
-        self._matrices: dict[str, Tensor] = {}  # embedding and head, for those who share them
+        self._matrices: dict[str, Tensor] = {}  # embedding and head, for drafters that share them
         self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -186,7 +186,7 @@ class NativeModel(CausalModel):
         taps: Sequence[int] = (),
         head: bool = True,
     ) -> Output:
-        """See ``CausalModel.forward``. Raises RuntimeError for tokens, slots or positions that cannot be."""
+        """See ``CausalModel.forward``. Raises RuntimeError for tokens, slots or positions out of range."""
         assert isinstance(cache, NativeCache)
         first, stop = (0, self.shape.num_layers)
         if layers is not None or hidden is not None or taps:

@@ -4,8 +4,8 @@ On CPU, ``F.linear`` in float32 goes to MKL, which at 2 to 8 rows takes 1.7 to 2
 weights reordered once reads them at nearly twice the rate and is flat to 8 rows. Packed weights are opaque: the plain
 tensor is not needed after packing and should be freed at once.
 
-oneDNN compiles a kernel for every number of rows that it has not met: 0.7 to 3.5 ms and half a MiB each, of which it keeps
-1,024. Batches with trees meet hundreds of numbers, so ``bucket`` leaves few of them.
+oneDNN compiles a kernel for every new number of rows: 0.7 to 3.5 ms and half a MiB each, of which it keeps 1,024.
+Batches with trees have hundreds of different numbers of rows, so ``bucket`` rounds them up to a few.
 """
 
 from typing import Protocol

@@ -1,16 +1,19 @@
-"""A target larger than one device, its weights divided over processes: transformers' tensor parallelism behind the seam.
+"""A target larger than one device, its weights divided over processes: transformers' tensor parallelism as a
+``CausalModel``.
 
 ``torchrun --nproc-per-node N script.py`` starts N processes that all run the same script; transformers gives each of them
-1/N of every matrix that its plan names and sums or gathers what they compute. There is no protocol of ours: every process
-drafts, verifies and commits for itself, and they agree because all of it is a function of the same numbers. Noise is keyed
-by (seed, position, token), the drafter is whole in every process, and the logits are the same *bits* everywhere: partial
-sums are all-reduced, so each process holds one and the same sum, and the columns of the head are gathered, each computed
-once. (Measured with gloo on the CPU: equal bits on 2 processes in 14 families, and on 2 and 4 in passes of 1 to 128
-tokens.) So logits are not broadcast: in a wide vocabulary that would cost more than the sums of many layers.
+1/N of every matrix that its plan names and sums or gathers what they compute. No further protocol is needed: every
+process drafts, verifies and commits for itself, and they agree because all of it is a function of the same numbers.
+Noise is keyed by (seed, position, token), the drafter is whole in every process, and the logits are the same *bits*
+everywhere: partial sums are all-reduced, so each process holds one and the same sum, and the columns of the head are
+gathered, each computed once. (Measured with gloo on the CPU: equal bits on 2 processes in 14 families, and on 2 and 4
+in passes of 1 to 128 tokens.) So logits are not broadcast: in a wide vocabulary that would cost more than the sums of
+many layers.
 
-What could still part the processes is the caller (a script that gives each its own share of the prompts, as data-parallel
-scripts do) or devices of different kinds. Then collectives of unlike passes would meet: a hang, or text that is nobody's.
-So every pass begins by comparing a checksum of what is to be run, 16 bytes, and refuses to go on where they differ.
+Processes can still diverge because of the caller (a script that gives each its own share of the prompts, as
+data-parallel scripts do) or because of devices of different kinds. Collectives of different passes would then be
+combined: a hang, or wrong text. So every pass first compares a 16-byte checksum of its inputs between the processes,
+and raises an error where they differ.
 """
 
 import os
@@ -47,7 +50,7 @@ class Launch:
 
     @classmethod
     def find(cls) -> "Launch":
-        """As torchrun says in the environment. Raises ConfigError where nobody did."""
+        """Read from the environment variables that torchrun sets. Raises ConfigError where they are missing."""
         absent = [name for name in VARIABLES if not os.environ.get(name)]
         if absent:
             raise ConfigError(
@@ -117,7 +120,8 @@ class ShardedModel(TransformersModel):
     def load_shard(
         cls, path: Path, launch: Launch, *, dtype: torch.dtype, device: torch.device, name: str
     ) -> "ShardedModel":
-        """Load this process's part of a checkpoint, and join the others (``torch.distributed``, unless joined already).
+        """Load this process's part of a checkpoint, and join the process group (``torch.distributed``, unless joined
+        already).
 
         Under one process it is the whole model. Raises ModelError as ``TransformersModel.load``.
         """

@@ -10,7 +10,7 @@ from foretoken.model.target import Target
 from foretoken.tree import chain_parent, chain_tree, layout
 
 PREFILL_CHUNK = 512
-"""Most tokens of a row that one pass reads: bounds the memory of a mask, and how long a step can be kept waiting."""
+"""Most tokens of a row that one pass reads: bounds the memory of a mask, and the delay of decode steps."""
 
 
 def round_up(x: int, multiple: int) -> int:
@@ -37,10 +37,10 @@ def feed(
 ) -> Tensor | None:
     """Compute KV of known tokens: missing[b] go to slots filled[b], filled[b] + 1, ... of row b.
 
-    Returns the logits [B, 1, V] after each row's last token (None with head=False; meaningless for a row that had
-    nothing to feed). With taps, on_chunk is told of each chunk: positions of the rows' first tokens, how many each row
-    has, and the outputs [B, n, T * H] of those layers. Chunks start at the same places whatever the batch, as long as
-    the cache has a chunk of room.
+    Returns the logits [B, 1, V] after each row's last token (None with head=False; undefined for a row that had nothing
+    to feed). With taps, on_chunk is called for each chunk: positions of the rows' first tokens, how many each row has,
+    and the outputs [B, n, T * H] of those layers. Chunks start at the same places whatever the batch, as long as the
+    cache has a chunk of room.
     """
     device = target.spec.device
     capacity = target.cache.capacity

@@ -1,9 +1,8 @@
-"""What a transformers model turns out to do: learned by running it on a few tokens, before anyone trusts it.
+"""Check what a transformers model does by running it on a few tokens before it is used.
 
-Configurations do not tell whether a model ignores the positions or the mask it is given, shares K and V between layers,
+Configurations do not show whether a model ignores the positions or the mask it is given, shares K and V between layers,
 or keeps several residual streams. So each model is run over a small tree and compared with itself, run plainly over
-the tree's paths with masks and positions of its own making. A model that differs is refused instead of being silently
-wrong.
+the tree's paths with masks and positions of its own making. A model that differs is refused.
 """
 
 from dataclasses import dataclass
@@ -18,8 +17,8 @@ from foretoken.model.attention import LayerMemory, RecordingCache
 from foretoken.model.target import CausalModel
 from foretoken.tree import chain_parent, layout
 
-# Two committed tokens, then a root with two children and a grandchild under each: of the last three nodes both slot and
-# sight differ from those of a chain.
+# Two committed tokens, then a root with two children and a grandchild under each: slots and visible slots of the last
+# three nodes differ from those of a chain.
 NUM_COMMITTED = 2
 PARENT = (-1, 0, 0, 1, 2)
 PATHS = ((0, 1, 3), (0, 2, 4))
@@ -83,7 +82,7 @@ def check_tree(model: CausalModel, module: PreTrainedModel) -> None:
     """Compare a small tree's logits with plain runs of its paths, and ``logits`` with the model's own exit.
 
     Raises ModelError where they differ by more than rounding, or are not finite. Windows longer than the probe are not
-    reached by it: those are the business of the tests.
+    covered here; the tests cover them.
     """
     name = model.spec.name
     try:
@@ -102,7 +101,7 @@ def check_tree(model: CausalModel, module: PreTrainedModel) -> None:
     if tree_error > allowed:
         raise ModelError(
             f"{name}: logits of {type(module).__name__} over a tree differ from plain decoding by {tree_error:.1%} "
-            f"(allowed {allowed:.1%}): it makes positions or masks of its own, so its text would not be its own"
+            f"(allowed {allowed:.1%}): it makes positions or masks of its own, so speculation would change its text"
         )
     if exit_error > allowed:
         raise ModelError(
@@ -117,7 +116,7 @@ def _compare(model: CausalModel, module: PreTrainedModel) -> tuple[Tensor, Tenso
     tokens = probe_tokens(module, NUM_COMMITTED + len(PARENT), device)
     prompt, nodes = tokens[:NUM_COMMITTED], tokens[NUM_COMMITTED:]
     expected = run(torch.stack([torch.cat((prompt, nodes[list(path)])) for path in PATHS]))[:, NUM_COMMITTED:]
-    capacity = len(tokens) + 1  # one slot never used: a model must not take the last slot for the newest
+    capacity = len(tokens) + 1  # one unused slot, so that the last slot is not the newest token
     cache = model.new_cache(1, capacity)
     nothing = torch.zeros(1, dtype=torch.int64, device=device)
     model.forward(prompt[None], layout(chain_parent(NUM_COMMITTED, device)[None], nothing, capacity), cache, head=False)
@@ -142,7 +141,7 @@ def probe_tokens(module: PreTrainedModel, count: int, device: torch.device) -> T
 
 
 def _plain(module: PreTrainedModel) -> Any:
-    """The model as anyone would call it: no mask, no positions, no cache."""
+    """A plain call of the model: no mask, no positions, no cache."""
     call: Any = module
 
     def run(tokens: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""Which configurations are refused, with the reason: before a byte of weights is read."""
+"""Unsupported configurations are refused with the reason, before any weights are read."""
 
 from typing import Any
 

@@ -1,7 +1,7 @@
 """Running some layers of an unmodified transformers model, and finding those layers.
 
-A layer outside the range answers with its input instead of computing; the last one below the range answers with the
-given residual stream. So whatever a model does around its layers (scaled or learned position embeddings, rotary tables,
+A layer outside the range returns its input instead of computing; the last one below the range returns the given
+residual stream. So everything a model does around its layers (scaled or learned position embeddings, rotary tables,
 masks by layer type, final norm, scaled or capped logits) stays its own code.
 """
 

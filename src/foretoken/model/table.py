@@ -1,11 +1,13 @@
-"""A language model that is a table of next-token laws: the shipped fake behind the seam ``CausalModel``.
+"""A language model that is a table of next-token distributions: a fake ``CausalModel`` for tests, shipped with the
+package.
 
-Its law after a node is a function of the last few tokens on the node's own path, so everything above the seam can be
-tested exactly and in milliseconds. It is batch-invariant by construction: integers are hashed, nothing is summed in an
-order that depends on the shape of a pass.
+Its law after a node is a function of the last few tokens on the node's own path, so all code that uses a
+``CausalModel`` can be tested exactly and in milliseconds. It is batch-invariant by construction: integers are hashed,
+nothing is summed in an order that depends on the shape of a pass.
 
-It trusts nobody. Token ids are its "keys" and their positions its "values", written into the slots of the plan and read
-back through the plan's mask: a wrong slot, position, mask or commit gives another text, not the right one by luck.
+It detects errors of the caller. Token ids are its "keys" and their positions its "values", written into the slots of
+the plan and read back through the plan's mask: a wrong slot, position, mask or commit gives another text, never the
+correct one.
 """
 
 from collections.abc import Callable, Sequence
@@ -47,10 +49,11 @@ class TableLM(CausalModel):
         dtype: torch.dtype = torch.float32,
         name: str = "table",
     ) -> None:
-        """sharpness: laws are normalised E ** sharpness for exponentials E: 1 is uniform on the simplex, more is surer.
+        """sharpness: distributions are normalised E ** sharpness for exponentials E: 1 is uniform on the simplex,
+        larger is more peaked.
 
         blur in [0, 1] is the share of another table (of blur_seed) in each law, so that ``TableLM(seed=s, blur=0.3)``
-        is a drafter that nearly knows ``TableLM(seed=s)``. dtype is that of logits and cache: float32 or float64.
+        is a drafter that approximates ``TableLM(seed=s)``. dtype is that of logits and cache: float32 or float64.
         """
         if vocab_size < 1 or context < 1 or num_layers < 1 or not 0 <= blur <= 1:
             raise ValueError(f"vocab_size {vocab_size}, context {context}, num_layers {num_layers}, blur {blur}")

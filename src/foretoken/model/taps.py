@@ -1,4 +1,4 @@
-"""Outputs of chosen decoder layers, by forward hooks that live for one pass.
+"""Outputs of chosen decoder layers, by forward hooks that exist for one pass.
 
 Hooks, and not ``output_hidden_states``: that keeps every layer's output of every row, and its last entry comes *after*
 the final norm. Tap i is the output of layer i: ``hidden_states[i + 1]`` of transformers, except for the last layer.

@@ -1,8 +1,8 @@
-"""The seam between the engine and every causal language model.
+"""The interface between the engine and causal language models.
 
 A ``CausalModel`` is weights; a ``KVCache`` is the memory of some rows; a ``Target`` is the pair that the engine and
-the drafters call. Three implementations stand behind ``CausalModel``: ``hf.py`` (the unmodified transformers model, the
-oracle), ``lean.py`` (the Llama family's fast twin) and ``native.py`` (the same, as one C operator).
+the drafters call. Three modules implement ``CausalModel``: ``hf.py`` (the unmodified transformers model, the
+reference), ``lean.py`` (a fast implementation of the Llama family) and ``native.py`` (the same as one C operator).
 """
 
 import secrets
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ModelSpec:
-    """What the engine needs to know of a model, whatever runs it."""
+    """The properties of a model that the engine reads, for every implementation."""
 
     name: str  # hub id, directory, or "bundled/target"
     architecture: str  # e.g. "Qwen3ForCausalLM"
@@ -54,7 +54,7 @@ class CausalModel(ABC):
     is_shared: bool = False
     """Whether several processes run one model, so that all must make the same passes."""
     is_leader: bool = True
-    """Whether what depends on a clock or on arrivals is decided in this process."""
+    """Whether this process makes the decisions that depend on a clock or on arrivals."""
 
     def share(self, value: T) -> T:
         """The leader's value, in every process that runs the model. All must call it, in the same order."""
@@ -85,7 +85,7 @@ class CausalModel(ABC):
         tokens [B, n] int64 (read only where layers start at 0). layers = (first, stop), default all: with first > 0,
         hidden [B, n, H] must be the residual stream that layer ``first`` reads, so a self-drafter's lower layers are
         never run twice. taps are layer indices i: the output of layer i, as hidden is. head=False skips the logits (a
-        prefill needs none). Logits of padding nodes are finite and meaningless.
+        prefill needs none). Logits of padding nodes are finite and undefined.
         """
 
     @abstractmethod
@@ -115,7 +115,7 @@ class Target:
 
     @classmethod
     def of(cls, model: CausalModel, cache: KVCache) -> "Target":
-        """The pair of a model and memory that is there already."""
+        """The pair of a model and an existing cache."""
         made = object.__new__(cls)
         made.model, made.cache, made.seconds = model, cache, 0.0
         return made

@@ -1,4 +1,4 @@
-"""OpenMP's workers: who holds them decides how fast everybody is.
+"""OpenMP's worker threads: idle pools of other threads slow a process down.
 
 Under libgomp (PyTorch's wheels for Linux) every thread that computes has a pool of its own. Between two parallel regions
 workers spin for the next one, but only while all pools of the process together have no more threads than there are
@@ -29,6 +29,6 @@ def _pause() -> Callable[[], object]:
 def release_workers() -> None:
     """End the calling thread's workers, until it computes again (which starts new ones, in a tenth of a millisecond).
 
-    For a thread that has computed and now leaves that to another: after loading a model, or while it waits for work.
+    To be called by a thread that stops computing: after loading a model, or while it waits for work.
     """
     _pause()()

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
 
-PRIOR_RATE, PRIOR_WEIGHT = 0.7, 2.0  # of a method never seen: worth a try, given up after a few misses
+PRIOR_RATE, PRIOR_WEIGHT = 0.7, 2.0  # of a method without data: tried first, dropped after a few misses
 PRIOR_FOUND, PRIOR_FOUND_WEIGHT = 0.9, 1.0
 CHAIN_WEIGHT = 3.0  # what the position before is worth, in proposals
 POOL_WEIGHT = 4.0  # what the method's rate is worth to a request, in proposals
@@ -50,7 +50,8 @@ class _Counts:
 
 
 class Acceptance:
-    """Online estimates up to ``max_depth`` positions. Observations are queued, and counted together when asked for."""
+    """Online estimates up to ``max_depth`` positions. Observations are queued, and counted together when estimates are
+    read."""
 
     def __init__(self, max_depth: int) -> None:
         self.max_depth = depth = max(max_depth, 1)
@@ -70,7 +71,7 @@ class Acceptance:
         self._adds_found = found.reshape(-1, 2 * depth).astype(np.float64)
 
     def tick(self) -> None:
-        """A step has passed, whether it guessed or not."""
+        """To be called after every step, with or without guesses."""
         self._step += 1
 
     def observe(
@@ -87,7 +88,7 @@ class Acceptance:
             self._count()
 
     def forget(self, request_id: str) -> None:
-        """Drop a request; what it told about its method stays."""
+        """Drop a request. Its contribution to the method's rates stays."""
         if request_id in self._slots:
             self._count()
             slot = self._slots.pop(request_id)

@@ -1,4 +1,4 @@
-"""What trials may lose: a small share of the time served, credited as it passes and charged before a trial runs."""
+"""The time budget of trials: a small share of the serving time, credited as time passes and charged before a trial."""
 
 import math
 
@@ -8,7 +8,7 @@ MAX_EXTRA_PASSES = 2.0  # plain passes that a trial may be charged afterwards, b
 
 
 class TrialAccount:
-    """Credit in seconds, opened with the first question for it. Not thread-safe."""
+    """Credit in seconds, initialised by the first call of ``credit``. Not thread-safe."""
 
     def __init__(self) -> None:
         self._credit: float | None = None
@@ -24,16 +24,16 @@ class TrialAccount:
         return self._credit
 
     def ask(self, loss: float) -> None:
-        """A trial of this expected loss is wanted: ``is_due`` tells when it can be paid."""
+        """Register a trial of this expected loss: ``is_due`` says when the credit covers it."""
         self._needed = min(self._needed, max(loss, 0.0))
 
     def ask_nothing(self) -> None:
-        """No trial is wanted."""
+        """Cancel the registered trial."""
         self._needed = math.inf
 
     @property
     def is_due(self) -> bool:
-        """Whether a trial that was wanted can be paid."""
+        """Whether the credit covers the registered trial."""
         return self._credit is not None and self._credit >= self._needed
 
     def charge(self, loss: float) -> None:
@@ -46,8 +46,8 @@ class TrialAccount:
     def charge_extra(self, lost: float, charged: float, plain: float) -> None:
         """A trial that was charged ``charged`` lost ``lost`` seconds: the rest is charged, up to a limit.
 
-        Opening a drafter is in no table of costs, so what a trial really cost counts. A step during which the machine
-        stood still says nothing about guessing: hence the limit.
+        No cost table includes opening a drafter, so the measured loss counts. A step during which the machine stalled
+        says nothing about guessing, hence the limit.
         """
         assert self._credit is not None
         extra = min(max(lost - charged, 0.0), MAX_EXTRA_PASSES * plain)

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 
 
 class Corrections:
-    """How far live steps are from the table, as a factor for plain passes, for guessing passes and for each method's
-    drafting: longer contexts, a machine that is shared, a table that was wrong.
+    """Correction factors of the cost table: for plain passes, guessing passes and each method's drafting. Causes are
+    longer contexts, a shared machine, or an inaccurate table.
 
     Logs of the factors follow a random walk that is mostly common to all of them (a slower machine, longer contexts)
-    and a little of each one's own; a Kalman filter holds them, so that what is not observed for long follows the others
-    and is known to be uncertain. Outliers are clipped.
+    and a little of each one's own; a Kalman filter holds them, so that a factor without recent observations follows the
+    others with a larger variance. Outliers are clipped.
     """
 
     _COMMON, _OWN = 0.2**2, 0.12**2  # variances at the start, of logs

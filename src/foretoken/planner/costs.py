@@ -39,7 +39,7 @@ class Surface:
     """Seconds over (batch, x): a curve over x at each measured batch, linear between batches and beyond them.
 
     Never falls in x nor in batch. Beyond its last point a curve goes on with its last slope or its mean slope,
-    whichever is steeper, so that steps beyond the measured ones are not taken for free.
+    whichever is steeper, so that steps beyond the measured ones are never free.
     """
 
     def __init__(self, cells: Mapping[Cell, float]) -> None:
@@ -202,7 +202,7 @@ class PassCosts:
     """Cost of one pass of the target over a number of nodes of one row, in any unit: measured points, linear between.
 
     Noise may make a wider pass look cheaper; the running maximum is taken. Below the first point the cost is that of the
-    first; beyond the last it is not known, and asked for raises ConfigError.
+    first; beyond the last it is not known and raises ConfigError.
     """
 
     points: tuple[tuple[int, float], ...]  # (nodes, cost), ascending in both

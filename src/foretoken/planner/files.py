@@ -47,7 +47,7 @@ def cache_file(key: Mapping[str, Any]) -> Path:
 
 
 def save(table: CostTable, key: Mapping[str, Any], path: Path | None = None) -> bool:
-    """Write whole or not at all; False, and one line in the log, where the disk will not have it."""
+    """Write atomically. Where writing fails: False, and one log line."""
     path = path or cache_file(key)
     scratch = None
     try:

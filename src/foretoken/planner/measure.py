@@ -53,7 +53,7 @@ def measure(
 
     step(method, batch, depth) runs one step; depth 0 of the method ``PLAIN`` is a plain one. methods: the deepest guess
     of each. Plain and guessing cells of a batch take turns, so that a drift of the machine hits both alike; a cell's
-    figure is the least after one warm-up. Batch 1 is always measured once, whatever it takes.
+    figure is the least after one warm-up. Batch 1 is always measured once, even beyond the time limit.
     """
     begun = clock()
     verify: dict[Cell, list[float]] = {}
@@ -73,11 +73,11 @@ def measure(
                 first = step(method, batch, depth)
                 if not round_:
                     continue
-                # A step in the wake of another kind finds other weights in the caches: the second of two is what serving
-                # sees, where steps of one kind follow each other. Long steps stream their weights anyway.
+                # A step after one of another kind finds other weights in the CPU caches: the second of two is what
+                # serving sees, where steps of one kind follow each other. Long steps stream their weights anyway.
                 seen[method, depth].append(first if _total(first) > _LONG_S else step(method, batch, depth))
         for (method, depth), found in seen.items():
-            if len(found) < (2 if batch > 1 else 1):  # the time ran out under way: one figure alone is noise
+            if len(found) < (2 if batch > 1 else 1):  # the time ran out: a single figure is too noisy
                 continue
             rows = statistics.median_low([_nodes(one, batch, depth) for one in found])
             # The least: on a shared machine a step takes longer than it must, never shorter.

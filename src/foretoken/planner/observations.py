@@ -1,4 +1,4 @@
-"""What the planner is told: of each row before a step, and of the step once it has run."""
+"""The planner's input: each row before a step, and the measured step."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -11,18 +11,18 @@ class RowView:
     request_id: str
     method: str
     max_depth: int  # the request's own limit; 0: it never guesses
-    room: int  # guesses in a line that it can still use
+    room: int  # greatest depth that it can still use
     lag: int = 0  # tokens that its drafter has not read yet
 
 
 @dataclass(frozen=True, slots=True)
 class RowStep:
-    """What became of a row in a step."""
+    """The result of a step for one row."""
 
     request_id: str
     method: str
     cap: int  # the depth it was allowed
-    drafted: int  # the depth it was given
+    drafted: int  # the depth of its proposal
     accepted: int
     nodes: int | None = None  # None: a chain, as many as drafted
 

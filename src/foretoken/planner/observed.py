@@ -8,7 +8,7 @@ from typing import Any, Protocol
 from foretoken.planner.costs import PassCosts
 from foretoken.planner.model import speedup, step_cost
 
-LEAST_SECONDS = 1e-9  # of a clock that did not tick
+LEAST_SECONDS = 1e-9  # replaces a reading of 0 by a coarse clock
 LEAST_STEPS = 3  # of one number of guesses; fewer say nothing, unless no number has more
 
 
@@ -46,8 +46,8 @@ def by_guesses(steps: Iterable[StepTiming]) -> dict[int, list[StepTiming]]:
 
 @dataclass(frozen=True)
 class StepCosts:
-    """Medians over steps. Keys are guesses a step; on an accelerator, where the host clock cannot tell the parts of a step
-    apart, draft and verify are empty."""
+    """Medians over steps. Keys are guesses a step; on an accelerator, where the host clock cannot separate the parts of
+    a step, draft and verify are empty."""
 
     seconds_plain_pass: float
     seconds_plain_step: float
@@ -83,7 +83,7 @@ def _mean(shares: Mapping[int, float], *tables: Mapping[int, float]) -> float | 
 
 
 def step_costs(plain: Sequence[StepTiming], steps: Sequence[StepTiming], *, split: bool) -> StepCosts:
-    """Costs from steps of plain decoding and of a method. split: whether the parts of a step can be told apart."""
+    """Costs from steps of plain decoding and of a method. split: whether the clock can separate the parts of a step."""
     unit = max(LEAST_SECONDS, median(step.seconds_target for step in plain))
     whole = max(LEAST_SECONDS, median(map(_seconds, plain)))
     by_count = by_guesses(steps)
@@ -116,7 +116,7 @@ class MeanCosts:
     plain_overhead: float  # the same of a plain step
 
     def speedup(self, tokens_per_step: float, guesses_per_step: float, *, overhead: bool = False) -> float:
-        """As the cost model expects it; the overheads of both sides are counted if asked."""
+        """As the cost model expects it; the overheads of both sides are counted on request."""
         if not overhead:
             return speedup(tokens_per_step, step_cost(self.verify, guesses_per_step, self.draft))
         cost = step_cost(self.verify, guesses_per_step, self.draft, self.overhead)
@@ -126,7 +126,7 @@ class MeanCosts:
 def mean_costs(plain: Sequence[StepTiming], steps: Sequence[StepTiming]) -> tuple[float | None, MeanCosts | None]:
     """(seconds of the median plain pass, costs in units of it), from all steps of plain decoding and of a method.
 
-    None where there are no steps, or the clock did not tick.
+    None where there are no steps, or the clock is too coarse.
     """
     unit = median(step.seconds_target for step in plain) if plain else None
     if not unit or not steps:

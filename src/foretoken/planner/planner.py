@@ -1,8 +1,8 @@
 """How deep each row may guess in the next step, so that speculation never costs time.
 
-Before a step the planner weighs the tokens that guesses would bring against the seconds they would take, for the whole
-batch, no guess at all among the choices. What it does not know it tries only within a budget (``account.py``): every trial
-is charged what it is expected to lose.
+Before a step the planner compares the expected tokens of guesses with their expected seconds, for the whole batch;
+plain decoding is one of the choices. Unknown choices are tried within a budget (``account.py``): every trial is charged
+its expected loss.
 """
 
 from collections.abc import Sequence
@@ -20,10 +20,10 @@ from foretoken.planner.observations import RowView, StepObservation
 from foretoken.planner.problems import Problems, Question, steps_ahead
 
 MODES = ("auto", "on", "off")
-GAIN_TO_START = 0.05  # what guessing must promise beyond plain decoding to start ...
+GAIN_TO_START = 0.05  # expected gain over plain decoding needed to start guessing ...
 GAIN_TO_CONTINUE = 0.02  # ... and to go on: costs are known no better
-MAX_ARRIVING_SHARE = 0.25  # of the rows that decode: where more join, guessing is not begun
-MIN_CHARGE_PASSES = 0.05  # that a plain step among guessing ones is charged at least, or near ties would try for ever
+MAX_ARRIVING_SHARE = 0.25  # of the decoding rows: where more join, guessing is not started
+MIN_CHARGE_PASSES = 0.05  # least charge of a plain trial step: bounds the trials at near ties
 PERIOD = 8  # steps between plans while nothing joins or leaves; every step while much is unknown
 PERIOD_PLAIN = 64  # ... and while nothing guesses
 PLAIN_TRIAL_PERIOD = 16  # guessing steps before a plain one is tried, to see what it costs now
@@ -41,7 +41,7 @@ class _Plan:
 
 
 class Planner:
-    """Plans steps and learns from them. Not thread-safe: the engine thread's own."""
+    """Plans steps and learns from them. Not thread-safe: used by the engine's thread only."""
 
     def __init__(self, costs: CostTable, acceptance: Acceptance, *, mode: str = "auto") -> None:
         if mode not in MODES:
@@ -93,12 +93,13 @@ class Planner:
         }
 
     def forget(self, request_id: str) -> None:
-        """A request has ended; what stood for it does not stand for another, even one of the same name."""
+        """A request has ended; its estimates are not used for another request, even one of the same name."""
         self.acceptance.forget(request_id)
         self._ids = []
 
     def will_guess(self, rows: Sequence[RowView]) -> bool:
-        """Whether guessing stands, beyond a trial, and would for these rows too: for what is worth preparing."""
+        """Whether guessing is on, beyond a trial, and would be for these rows too: then preparing drafters is
+        worthwhile."""
         if self.mode != "auto" or not self._guessing:
             return self.mode == "on"
         plain = self._problems.plain(len(rows))
@@ -109,7 +110,7 @@ class Planner:
     def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
         """The greatest depth each row may guess in the next step, 0 for none.
 
-        arriving: rows that join soon. Where they are many, guessing is not begun: what pays now may not with them.
+        arriving: rows that join soon. Where they are many, guessing is not begun: the plan may not pay with them.
         """
         if self.mode != "auto":
             on = self.mode == "on"
@@ -155,7 +156,7 @@ class Planner:
     # Trials: what the optimistic curve says would win, a few rows at a time, while the account has credit.
 
     def _try_guessing(self, rows: Sequence[RowView], question: Question, off: _Plan) -> _Plan:
-        """Nothing guesses: let one or a few rows, if they may yet turn out to pay."""
+        """No row guesses: let one or a few rows try, if guessing may pay."""
         problem = question.problem
         credit = self._account.credit(problem.plain)
         depth = problem.kept.shape[1]
@@ -167,7 +168,7 @@ class Planner:
             return off
         order = np.argsort(-optimistic[:, 0], kind="stable")
         spread = np.array([steps_ahead(row) for row in rows])
-        problem = replace(problem, entry=problem.entry * spread)  # a trial that fails has read it all for nothing
+        problem = replace(problem, entry=problem.entry * spread)  # a failed trial has read the whole text in vain
         best: tuple[float, Allocation, float] | None = None
         for count in (1, 4) if problem.batch >= 16 else (1,):
             tried = order[:count]
@@ -187,7 +188,7 @@ class Planner:
         return _Plan(best[1].caps, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
 
     def _try_other(self, question: Question, standing: _Plan) -> _Plan:
-        """Some rows guess: try a row that does not, or a plain step, if that may yet turn out to pay."""
+        """Some rows guess: try a row that does not, or a plain step, if that may pay."""
         expected, problem = standing.expected, question.problem
         assert expected is not None
         credit = self._account.credit(problem.plain)
@@ -217,7 +218,7 @@ class Planner:
         return _Plan(choice.caps, choice, standing.plain_rate, trial=True)
 
     def observe(self, step: StepObservation) -> None:
-        """Told after every step."""
+        """To be called after every step, with its measurements."""
         seconds = step.seconds
         if step.batch < 1 or seconds <= 0.0:
             return
@@ -236,7 +237,7 @@ class Planner:
         self._seconds += SPEEDUP_DECAY * (seconds - self._seconds)
 
     def _learn(self, step: StepObservation) -> int:
-        """Count what became of the guesses, and correct the costs; the number of guesses that were kept."""
+        """Count accepted guesses and correct the costs. Returns the number of accepted guesses."""
         asked: dict[str, list[int]] = {}
         accepted = nodes = 0
         if any(self._caps) or any(row.cap for row in step.rows):
@@ -253,7 +254,7 @@ class Planner:
         kind = "guess" if nodes else "plain"
         measured = step.seconds_target + step.seconds_rest
         self.corrections.observe(kind, measured, self.costs.verify(step.batch, step.batch + nodes))
-        if len(asked) == 1 and not self._lagging:  # catching up is no part of what the table says
+        if len(asked) == 1 and not self._lagging:  # the table does not include catching up
             ((method, caps),) = asked.items()
             expected = self._problems.draft_seconds(method, caps, step.batch)
             self.corrections.observe_draft(method, step.seconds_draft, expected)

@@ -1,4 +1,4 @@
-"""From rows, measured costs and estimates of acceptance to the question that ``allocation.search`` answers."""
+"""Build the input of ``allocation.search`` from rows, measured costs and acceptance estimates."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,7 +14,7 @@ from foretoken.planner.observations import RowView
 
 Array = NDArray[np.float64]
 
-MIN_BEST_CASE_GAIN = 0.05  # what perfect guesses must gain over plain decoding, or guessing is not even tried
+MIN_BEST_CASE_GAIN = 0.05  # least gain of perfect guesses over plain decoding for guessing to be tried
 CATCH_UP_STEPS = 32.0  # steps, at most, over which reading what a drafter lags behind is written off
 
 
@@ -32,7 +32,7 @@ class Question:
 
 
 class Problems:
-    """States the problem of the rows at hand, costs as corrected so far. Keeps what depends on the table alone."""
+    """Builds allocation problems with the corrected costs. Caches what depends on the table alone."""
 
     def __init__(self, costs: CostTable, acceptance: Acceptance, corrections: Corrections) -> None:
         self.costs = costs
@@ -46,7 +46,8 @@ class Problems:
         return self.costs.verify(batch, batch) * self.corrections.plain if batch else 1.0
 
     def of(self, rows: Sequence[RowView], plain: float) -> Question | None:
-        """The question for these rows; None where no row can win. plain: seconds of their step without guesses."""
+        """The allocation problem of these rows; None where no row can gain. plain: seconds of their step without
+        guesses."""
         able = [self._may_guess(row, len(rows)) for row in rows]
         if not any(able):
             return None

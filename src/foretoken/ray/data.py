@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 PathLike = str | os.PathLike[str]
 MAX_BLOCKS = 20_000
-"""Ray Data's tasks: more would cost the driver memory, fewer batches a task would save nothing."""
+"""Batches of a Ray Data task: smaller tasks cost the driver memory, larger ones save nothing."""
 
 
 @dataclass(frozen=True)
@@ -54,7 +54,7 @@ class Span:
 
 @dataclass(frozen=True)
 class Job:
-    """What every actor knows."""
+    """Settings of every actor."""
 
     target: str
     speculative: "MethodConfig | Mapping[str, Any] | str | None"
@@ -85,11 +85,11 @@ def generate_files(
     id and error for a prompt that cannot be completed. Lines come in the order in which they are done.
 
     A row's seed is derived from (params.seed, its id), so its tokens depend neither on the number of actors nor on
-    batch_size; without params.seed a fresh one is drawn. Ids that ``out`` has already are skipped: a run that was cut
-    off goes on where it stopped. engine_options are those of ``Engine.load``; ray_actor_options what one actor takes
-    (by default a GPU where the device is one, else one CPU).
+    batch_size; without params.seed a fresh one is drawn. Ids that ``out`` has already are skipped: an interrupted run
+    continues where it stopped. engine_options are those of ``Engine.load``; ray_actor_options what one actor takes (by
+    default a GPU where the device is one, else one CPU).
 
-    Raises ConfigError, before any model is loaded, for input that cannot be read: all of it is looked at first.
+    Raises ConfigError, before any model is loaded, for input that cannot be read: all of it is checked first.
     """
     speculative_config(speculative)  # raises
     if batch_size < 1 or concurrency < 1:
@@ -116,15 +116,13 @@ def generate_files(
             for row in _completed(spans, job, concurrency, dict(ray_actor_options or {})):
                 key = row["id"]
                 if key not in todo:
-                    raise RuntimeError(
-                        f"row {key!r} came back twice, or was never asked for: an input file has changed"
-                    )
+                    raise RuntimeError(f"row {key!r} was returned twice, or is unknown: an input file has changed")
                 todo.remove(key)
                 num_failed += "error" in row
                 stream.write(json.dumps(row, ensure_ascii=False) + "\n")
                 stream.flush()
         if todo:
-            raise RuntimeError(f"{len(todo)} rows never came back, {min(todo)!r} among them: an input file has changed")
+            raise RuntimeError(f"{len(todo)} rows are missing, {min(todo)!r} among them: an input file has changed")
     num_skipped = len(ids & done.keys())
     return Summary(str(out), len(ids), num_skipped, len(ids) - num_skipped, num_failed)
 
@@ -136,7 +134,7 @@ def row_seed(seed: int, row_id: str) -> int:
 
 
 def finished(out: Path) -> dict[str, int | None]:
-    """Id to seed of the rows that an earlier run wrote (None: it failed). A last line that was cut off is taken away."""
+    """Id to seed of the rows that an earlier run wrote (None: it failed). An incomplete last line is removed."""
     rows: dict[str, int | None] = {}
     if not out.exists():
         return rows
@@ -150,7 +148,7 @@ def finished(out: Path) -> dict[str, int | None]:
                 rows[row["id"]] = row.get("seed")
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise ConfigError(
-                    f"{out}:{number} is no row of an earlier run: name another out, or remove the file"
+                    f"{out}:{number} is not a row of an earlier run: name another out, or remove the file"
                 ) from None
             whole += len(line)
     if whole < out.stat().st_size:
@@ -159,7 +157,7 @@ def finished(out: Path) -> dict[str, int | None]:
 
 
 def plan(files: Sequence[Path], job: Job, done: Mapping[str, object], batch_size: int) -> tuple[list[Span], set[str]]:
-    """Batches of what is not done, and all ids. Raises ConfigError with FILE:LINE where a line cannot be used."""
+    """Batches of the remaining rows, and all ids. Raises ConfigError with FILE:LINE where a line cannot be used."""
     spans: list[Span] = []
     places: dict[str, str] = {}
     for path in files:
@@ -196,7 +194,7 @@ def read(path: Path, job: Job, offset: int = 0, line: int = 1) -> Iterator[tuple
                 except ValueError as error:
                     raise ConfigError(f"{place} is not JSON: {error}") from None
                 if not isinstance(row, dict) or job.prompt_key not in row:
-                    raise ConfigError(f"{place} is no object with the key {job.prompt_key!r}")
+                    raise ConfigError(f"{place} is not an object with the key {job.prompt_key!r}")
                 prompt = row[job.prompt_key]
                 if not isinstance(prompt, str) and not _is_list_of(prompt, int) and not _is_list_of(prompt, dict):
                     raise ConfigError(f"{place}: {job.prompt_key!r} must be a text, token ids or chat messages")
@@ -213,7 +211,7 @@ class Generator:
         self.engine = Engine.load(job.target, speculative=job.speculative, **job.engine_options)
 
     def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
-        """Spans, a column a field, to rows as JSON: texts, since prompts and outputs have no one Arrow type."""
+        """Spans, a column a field, to rows as JSON: as texts, since prompts and outputs have no common Arrow type."""
         rows: list[str] = []
         for path, offset, line, count in zip(
             *(batch[name] for name in ("path", "offset", "line", "count")), strict=True
@@ -231,7 +229,7 @@ class Generator:
         except PromptError as error:
             if len(pairs) == 1:
                 return [{"id": pairs[0][0], "error": str(error)}]
-            return [row for pair in pairs for row in self.complete([pair])]  # company does not change tokens
+            return [row for pair in pairs for row in self.complete([pair])]  # batching does not change tokens
         return [_row(key, completion) for (key, _), completion in zip(pairs, completions, strict=True)]
 
     def _request(self, key: str, prompt: Any) -> Request:
@@ -259,7 +257,7 @@ def _completed(
     if not ray_actor_options:
         on_cpu = str(job.engine_options.get("device", "cpu")).startswith("cpu")
         ray_actor_options = {"num_cpus": 1} if on_cpu else {"num_cpus": 1, "num_gpus": 1}
-    # A block is what a task gives back: as many as there are batches, so that rows are written soon after they are done.
+    # One block per batch, so that rows are written soon after they are done.
     data = ray.data.from_items([asdict(span) for span in spans], override_num_blocks=min(len(spans), MAX_BLOCKS))
     completed = data.map_batches(
         Generator,

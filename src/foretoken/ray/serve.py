@@ -1,8 +1,8 @@
 """Replicas of ``foretoken serve`` on a Ray cluster.
 
-Every replica holds one copy of the model, one engine thread and the very ASGI app of ``foretoken serve``. Ray Serve does
-what is between machines: it places replicas, routes requests, scales, checks health, restarts and drains. A model is
-not split here: one that needs several devices is loaded with a ``device_map`` inside one replica.
+Every replica holds one copy of the model, one engine thread and the ASGI app of ``foretoken serve``. Ray Serve works
+across machines: it places replicas, routes requests, scales, checks health, restarts and drains. A model is not split
+here: one that needs several devices is loaded with a ``device_map`` inside one replica.
 """
 
 import json
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Settings:
-    """What a replica is made of. It travels to the replicas: plain values only, no model."""
+    """The settings of a replica. They are pickled and sent to the replicas: plain values only, no model."""
 
     target: str = "bundled"
     speculative: "MethodConfig | Mapping[str, Any] | str | None" = None
@@ -48,24 +48,24 @@ class Settings:
 
 
 class Served(Protocol):
-    """What a replica asks of the thing that answers: a ``Service`` has it all."""
+    """The interface that a replica needs of a service; ``Service`` has it."""
 
     @property
     def healthy(self) -> bool:
-        """Whether it still can answer; if not, Serve replaces the replica."""
+        """Whether it can still answer requests; if not, Serve replaces the replica."""
 
     def drain(self, timeout_s: float) -> bool:
-        """Take no more requests and wait for those that run; whether all ended in time."""
+        """Refuse new requests and wait for running ones; returns whether all ended in time."""
 
     def close(self) -> None:
-        """Stop, at once and for good; a second call does nothing."""
+        """Stop at once. A second call does nothing."""
 
 
 Build = Callable[[Settings], tuple[Served, ASGIApp]]
 
 
 def build_replica(settings: Settings) -> tuple[Served, ASGIApp]:
-    """Load the model, start its engine thread, and put the app of ``foretoken serve`` before it."""
+    """Load the model, start its engine thread, and build the app of ``foretoken serve`` over it."""
     from foretoken.engine.engine import Engine
     from foretoken.engine.service import Service, ServiceOptions
     from foretoken.server.app import build_app
@@ -78,7 +78,8 @@ def build_replica(settings: Settings) -> tuple[Served, ASGIApp]:
 
 
 def check(settings: Settings) -> int:
-    """Raise ConfigError, before anything is deployed, for what ``build_replica`` would refuse; else the rows of a step."""
+    """Raise ConfigError, before anything is deployed, for options that ``build_replica`` would refuse. Returns the rows
+    of a step."""
     from foretoken.engine.config import speculative_config
     from foretoken.engine.service import ServiceOptions
     from foretoken.server.options import ServerOptions
@@ -90,10 +91,10 @@ def check(settings: Settings) -> int:
 
 
 class Replica:
-    """One process of the deployment. ``serve.ingress()`` asks it for the ASGI app once it is constructed."""
+    """One process of the deployment. ``serve.ingress()`` gets the ASGI app from it after construction."""
 
     def __init__(self, settings: Settings, build: Build) -> None:
-        """Returns when requests can be answered: Serve sends none before."""
+        """Returns when requests can be answered; Serve sends none before."""
         self._settings = settings
         self._served, self._app = build(settings)
 
@@ -102,13 +103,13 @@ class Replica:
         return self._app
 
     def check_health(self) -> None:
-        """Serve asks every ``health_check_period_s`` and restarts a replica that raises three times running."""
+        """Called by Serve every ``health_check_period_s``; a replica that raises three times in a row is restarted."""
         if not self._served.healthy:
             raise RuntimeError("the engine thread of this replica has died; its log has the reason")
 
     def __del__(self) -> None:
-        """Called by Serve once no request runs here any more (or the time for that is up)."""
-        served: Served | None = getattr(self, "_served", None)  # none where the constructor raised
+        """Called by Serve when no request is running here, or after a timeout."""
+        served: Served | None = getattr(self, "_served", None)  # missing where the constructor raised
         if served is not None:
             served.drain(self._settings.drain_timeout_s)
             served.close()
@@ -138,9 +139,9 @@ def app(
     ray_actor_options are what one replica takes: by default a GPU where the device is one, else one CPU, and Ray gives
     the model as many threads as CPUs. max_ongoing_requests is how many requests Serve sends a replica at once: by
     default those decoded together and a quarter more, so that a row that ends is replaced without a round trip.
-    build makes a replica's service and app; another one serves another app in the same way.
+    build makes a replica's service and app; a custom one serves another app in the same way.
 
-    Raises ConfigError, here and not in a replica, for options that cannot be.
+    Raises ConfigError for invalid options, here and not in a replica.
     """
     engine = dict(engine_options or {})
     settings = Settings(target, speculative, service_options, server_options, engine, drain_timeout_s)
@@ -176,7 +177,8 @@ def app(
 def from_args(args: dict[str, Any]) -> Application:
     """``app`` as Serve's config files call it: ``import_path: foretoken.ray:from_args`` and ``args``, the keywords of app.
 
-    ``serve run foretoken.ray:from_args target=bundled num_replicas=2`` gives texts: they are read as JSON where they are.
+    ``serve run foretoken.ray:from_args target=bundled num_replicas=2`` gives texts, which are parsed as JSON where
+    possible.
     """
     known = [name for name in signature(app).parameters if name != "build"]
     given = dict(args)
@@ -194,12 +196,12 @@ _Ingress = serve.ingress()(Replica)
 
 
 def _resources(device: str) -> dict[str, float]:
-    """What one replica takes of a machine unless the caller says."""
+    """The resources of one replica by default."""
     return {"num_cpus": 1} if str(device).startswith("cpu") else {"num_cpus": 1, "num_gpus": 1}
 
 
 def _options(kind: type[T], given: T | Mapping[str, Any] | None, name: str) -> T:
-    """The dataclass of these options. Raises ConfigError for keys that it has not."""
+    """The dataclass of these options. Raises ConfigError for unknown keys."""
     if isinstance(given, kind):
         return given
     if given is None:

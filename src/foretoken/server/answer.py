@@ -1,4 +1,4 @@
-"""What both ways of completing do alike: read a request, run its job, and put the parts of an answer together."""
+"""Common parts of both completion routes: read a request, run its job, and assemble the answer."""
 
 import asyncio
 import re
@@ -30,7 +30,7 @@ JSON_TYPE = re.compile(r"application/(json|[\w.+-]+\+json)\s*(;.*)?", re.IGNOREC
 
 async def read(request: Request, kind: type[Body], backend: Backend) -> Body:
     """The request's body. Raises ApiError 400, 404 and 415."""
-    # A page of another site cannot send this type without asking first; so it cannot use a server on this machine.
+    # A page of another site cannot send this type without a CORS preflight, so it cannot use a local server.
     if not JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
         raise ApiError(415, "send JSON, with 'Content-Type: application/json'", code="unsupported_media_type")
     body = parse(kind, await request.body())
@@ -46,7 +46,7 @@ async def in_worker(backend: Backend, work: Callable[[], Result]) -> Result:
 
 
 class Answer:
-    """One answer: its id, what was asked to be in it, and the job that makes it."""
+    """One answer: its id, the requested extra fields, and the job that makes it."""
 
     def __init__(
         self,
@@ -84,7 +84,7 @@ class Answer:
         """A chunk of a stream."""
         data = self.envelope([choice])
         if self.wants_usage:
-            data["usage"] = None  # as OpenAI has it: the last chunk alone tells
+            data["usage"] = None  # as in OpenAI's API: only the last chunk has usage
         return data
 
     def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
@@ -92,20 +92,21 @@ class Answer:
         return usage(completions, num_choices=self.body.n or 1, num_predicted=self.num_predicted)
 
     def figures(self, completions: Sequence[Completion]) -> dict[str, Any]:
-        """``metrics``, where they are wanted."""
+        """``metrics``, if requested."""
         asked = self.body.include_metrics
         wanted = self.backend.options.include_metrics if asked is None else asked
         return {"metrics": metrics(completions)} if wanted else {}
 
     def shown(self, pieces: Sequence[Piece], completion: Completion | None) -> list[Piece]:
-        """Those that log probabilities tell of: without the end token. completion: where the last piece is among them."""
+        """The pieces that have log probabilities: all but the end token. completion: given where the last piece is
+        among them."""
         if completion is None or completion.finish_reason != "stop" or not pieces or pieces[-1].text:
             return list(pieces)
         ends = {*(self.body.stop_token_ids or ()), *(() if self.body.ignore_eos else self.backend.eos_token_ids)}
         return list(pieces[:-1] if pieces[-1].token_id in ends else pieces)
 
     def extras(self, pieces: Sequence[Piece], traces: Sequence[StepTrace]) -> dict[str, Any]:
-        """provenance and trace of a choice, where they are wanted."""
+        """provenance and trace of a choice, if requested."""
         texts, found = self.backend.texts, dict[str, Any]()
         if self.body.provenance:
             found["provenance"] = texts.provenance(pieces)
@@ -126,16 +127,16 @@ class Answer:
 
 @dataclass
 class News:
-    """What has come for one choice."""
+    """The updates of one choice, combined."""
 
     pieces: list[Piece] = field(default_factory=list)
-    text: str = ""  # theirs, and what was held back of those before
+    text: str = ""  # text of these pieces, and text held back before
     traces: list[StepTrace] = field(default_factory=list)
     completion: Completion | None = None  # where it has ended
 
 
 def by_choice(news: Sequence[tuple[int, Update]]) -> dict[int, News]:
-    """News put together, of each choice that has any."""
+    """Combine the updates of each choice that has any."""
     found: dict[int, News] = {}
     for index, update in news:
         one = found.setdefault(index, News())

@@ -100,7 +100,7 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
-    """What the framework refuses: a path or method that is none, in the shape of all errors."""
+    """Errors of the framework (unknown path or method) in the format of all errors."""
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return ApiError(404, f"there is nothing at {request.url.path[:200]}", code="not_found").response()

@@ -1,4 +1,4 @@
-"""What all routes share: the service, its tokenizer, what constrains outputs, and the figures."""
+"""Common state of all routes: the service, its tokenizer, output constraints, and metrics."""
 
 import time
 from collections.abc import Mapping, Sequence
@@ -20,16 +20,17 @@ if TYPE_CHECKING:
 RESERVED = frozenset(
     {"add_generation_prompt", "chat_template", "conversation", "documents", "messages", "tokenize", "tools"}
 )
-"""Names of a template that ``chat_template_kwargs`` may not give: they have fields of their own, or are nobody's."""
+"""Names of a template that ``chat_template_kwargs`` may not give: they are set by other fields, or reserved."""
 
 
 class Backend:
-    """One a server. Methods that read texts are slow: they are for ``worker``, a thread of its own, never for the loop."""
+    """One per server. Methods that read texts are slow: they run on ``worker``, a separate thread, never on the event
+    loop."""
 
     def __init__(self, service: "Service", options: ServerOptions) -> None:
         self.service, self.options = service, options
         spec = service.engine.model.spec
-        # A model that was loaded from a folder is called by the folder's name: where it lies is nobody's business.
+        # A model loaded from a folder gets the folder's name: its path is not sent to clients.
         self.name = options.served_model_name or (Path(spec.name).name if Path(spec.name).is_dir() else spec.name)
         self.created = int(time.time())
         self.tokenizer: Any = service.engine.tokenizer
@@ -48,7 +49,7 @@ class Backend:
             raise ApiError(404, message, param="model", code="model_not_found")
 
     def encode(self, text: str, param: str, *, special: bool) -> list[int]:
-        """Token ids. special: with what the tokenizer puts around a text. Raises ApiError 400."""
+        """Token ids. special: add the tokenizer's special tokens. Raises ApiError 400."""
         if self.tokenizer is None:
             raise bad("this model has no tokenizer: give token ids to /v1/completions", param)
         # A token covers a bounded piece of text, so what is far too long is refused without tokenizing megabytes of it.
@@ -59,7 +60,7 @@ class Backend:
             )
         try:
             return list(self.tokenizer.encode(text, add_special_tokens=special))
-        except Exception as error:  # whatever a tokenizer raises for characters that it does not know
+        except Exception as error:  # tokenizers raise various errors for unknown characters
             log("not tokenized", level="warning", error=error)
             raise bad("the text cannot be put into tokens of this model", param) from None
 
@@ -80,7 +81,7 @@ class Backend:
             raise bad(f"chat_template_kwargs may not give {reserved[0]!r}", "chat_template_kwargs")
         try:
             text = template(list(messages), tools=tools, tokenize=False, add_generation_prompt=generate, **dict(extra))
-        except Exception as error:  # a template refuses with its own exceptions, and stumbles with any
+        except Exception as error:  # templates raise their own exceptions, and any others through defects
             log("template refused", level="warning", error=error)
             reason = str(error).splitlines()[0][:200] if type(error).__name__ == "TemplateError" and str(error) else ""
             message = f"the model's chat template refuses these messages{': ' + reason if reason else ''}"
@@ -95,7 +96,7 @@ class Backend:
 
     @cached_property
     def constraints(self) -> Constraints:
-        """What makes constraints; reading the vocabulary takes up to a second. Raises ConfigError."""
+        """The factory of constraints; reading the vocabulary takes up to a second. Raises ConfigError."""
         return Constraints(self.tokenizer, self.vocab_size, sorted(self.eos_token_ids))
 
     @cached_property
@@ -105,5 +106,5 @@ class Backend:
         return max(map(len, known), default=64)
 
     def close(self) -> None:
-        """Let the thread go."""
+        """Stop the thread."""
         self.worker.shutdown(wait=False, cancel_futures=True)

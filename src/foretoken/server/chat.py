@@ -54,7 +54,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 def _plan(backend: Backend, body: ChatRequest) -> _Plan:
-    """Everything that can be refused, and the tokens. Raises ApiError 400."""
+    """All checks of the request, and its tokens. Raises ApiError 400."""
     if body.top_logprobs is not None and not body.logprobs:
         raise bad("top_logprobs: only where logprobs is true", "top_logprobs")
     given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
@@ -83,7 +83,7 @@ def _plan(backend: Backend, body: ChatRequest) -> _Plan:
 
 
 def _constrained(backend: Backend, body: ChatRequest) -> tuple[ToolUse | None, MakeProcessor | None]:
-    """What the output is held to: tools, or a format."""
+    """The constraint of the output: tools, or a format."""
     wanted = body.response_format is not None and body.response_format.type != "text"
     use: ToolUse | None = None
     try:
@@ -145,7 +145,7 @@ def _text(content: str | list[TextPart]) -> str:
 
 
 def _parsed(arguments: str) -> Any:
-    """As templates expect them: an object; a text that is none stays as it is."""
+    """Arguments as templates expect them: parsed to an object; other texts are unchanged."""
     try:
         return json.loads(arguments)
     except (ValueError, RecursionError):
@@ -179,7 +179,7 @@ async def _whole(answer: Answer, body: ChatRequest, *, calls: bool) -> dict[str,
 
 
 async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIterator[bytes]:
-    """The answer of a request with stream: per choice its role, what it says, and how it ended; then the usage."""
+    """The answer of a request with stream: per choice its role, its content and its finish reason; then the usage."""
     job, texts = answer.job, answer.backend.texts
     readers = [ToolCallStream() if calls else None for _ in job.submissions]
     begun: set[int] = set()
@@ -222,7 +222,7 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIte
 
 
 def _deltas(reader: ToolCallStream | None, text: str, *, final: bool) -> list[dict[str, Any]]:
-    """What a further piece of text says."""
+    """The delta of a further piece of text."""
     if reader is None:
         return [{"content": text}] if text else []
     found = [*reader.push(text), *(reader.finish() if final else ())]

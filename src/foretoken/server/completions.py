@@ -35,7 +35,7 @@ async def completions(request: Request) -> Response:
 
 
 def _plan(backend: Backend, body: CompletionRequest) -> tuple[list[Submission], list[str]]:
-    """(submissions, what is echoed before each). Raises ApiError 400."""
+    """(submissions, the echoed prompt of each). Raises ApiError 400."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of must equal n: only as many completions as are returned are made", "best_of")
     if body.echo and body.logprobs is not None:
@@ -94,7 +94,7 @@ async def _whole(answer: Answer, body: CompletionRequest, echoes: Sequence[str])
 async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]) -> AsyncIterator[bytes]:
     """The answer of a request with stream: per choice its text, the end by itself; then the usage."""
     job = answer.job
-    written = [0] * len(echoes)  # characters told of each choice
+    written = [0] * len(echoes)  # characters sent of each choice
     begun: set[int] = set()
     num_ended = 0
     while not job.is_done:
@@ -133,7 +133,7 @@ def _choice(
     completion: Completion | None,
     offset: int,
 ) -> dict[str, Any]:
-    """A choice that has not ended. offset: characters of it that were told before."""
+    """A choice that has not ended. offset: characters of it that were sent before."""
     logprobs = None
     if body.logprobs is not None:
         shown = answer.shown(pieces, completion)

@@ -1,11 +1,11 @@
 """Outputs held to a grammar: JSON, a JSON schema, a regular expression, a Lark grammar; by llguidance, at every node.
 
-A processor is pure: what it forbids is a function of the output ``ids[num_prompt:]`` alone, so guesses that are rejected
-leave no trace and nodes may be asked in any order. Underneath it moves one matcher about: back to where the asked output
-parts from the last one, then on along the asked one, which costs a few microseconds whatever was asked before.
+A processor is pure: the forbidden tokens are a function of the output ``ids[num_prompt:]`` alone, so rejected guesses
+have no effect and nodes may be evaluated in any order. Internally it moves one matcher: back to the common prefix of
+the last output and the new one, then forward, which takes a few microseconds.
 
 Where ``max_new_tokens`` ends a text early (finish_reason "length") the text is the beginning of a valid one and not valid
-itself, as with OpenAI's API. Stop texts likewise cut the text where they are found.
+itself, as with OpenAI's API. Stop texts also cut the text where they are found.
 """
 
 import json
@@ -27,8 +27,8 @@ GrammarKind = Literal["lark", "gbnf", "regex", "choice"]
 """A Lark grammar in llguidance's dialect, llama.cpp's GBNF, a regular expression (Rust's syntax), a JSON list of texts."""
 
 _BLANK = r"( |\n[ \t]{0,32})"
-"""White space between JSON's tokens: a space, or a new line and its indentation. Unbounded, as JSON permits it, a model
-that is unsure writes blanks until its limit."""
+"""White space between JSON's tokens: a space, or a new line and its indentation. Unbounded, as JSON permits it, an
+uncertain model may write blanks until its limit."""
 _TAIL, _MEMO = 64, 256  # a few steps of the largest trees
 _COMPILED = 64
 _COMPILED_CHARACTERS = 1 << 19
@@ -56,7 +56,7 @@ class Constraints:
         try:
             width = max(vocab_size, len(tokenizer))
             self._tokenizer: LLTokenizer = from_tokenizer(tokenizer, n_vocab=width, eos_token=list(eos_token_ids))
-        except Exception as error:  # llguidance raises whatever its Rust half says
+        except Exception as error:  # llguidance passes on errors of its Rust code
             raise ConfigError(
                 f"constrained outputs need a fast tokenizer of transformers, not {type(tokenizer).__name__}: {error}"
             ) from error
@@ -93,7 +93,7 @@ class Constraints:
             raise ConfigError(f"grammar kind {kind!r}: known are 'lark', 'gbnf', 'regex' and 'choice'")
         try:
             grammar = grammar_from(kind, text)
-        except Exception as error:  # its converters raise whatever they stumble over
+        except Exception as error:  # its converters raise various errors
             raise ConfigError(f"the {kind} grammar cannot be read: {error}") from error
         return self._compile(grammar, f"{kind} grammar")
 
@@ -158,7 +158,7 @@ class Constraint:
     def __init__(
         self, matcher: LLMatcher, vocab_size: int, eos_token_ids: tuple[int, ...], warnings: tuple[str, ...]
     ) -> None:
-        """matcher stands at the beginning and is never moved. Made by ``Constraints``."""
+        """matcher: at the beginning of an output, and never moved. Made by ``Constraints``."""
         self._matcher, self.vocab_size, self.eos_token_ids = matcher, vocab_size, eos_token_ids
         self.warnings = warnings
 
@@ -176,9 +176,9 @@ class ConstraintProcessor:
     """A pure LogitsProcessor: (ids int64 [L], logits [V]) -> logits [V], -inf where the grammar forbids the token.
 
     Called by one thread at a time. Where the grammar is complete only end tokens may follow, whatever ``min_new_tokens``,
-    biases and bans say of them. After an end token, and after a token that the grammar forbids, where no output ever
-    comes, the law is the same: an end. Where llguidance gives up (its limits on size) nothing is permitted, which the
-    engine reports as that request's error; ``error`` has the reason.
+    biases and bans say of them. After an end token, and after a forbidden token (never emitted), only an end is
+    permitted. Where llguidance gives up (its limits on size) nothing is permitted, which the engine reports as that
+    request's error; ``error`` has the reason.
     """
 
     def __init__(self, fresh: Any, vocab_size: int, eos_token_ids: tuple[int, ...], num_prompt: int) -> None:
@@ -197,7 +197,7 @@ class ConstraintProcessor:
         self.error = ""
 
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
-        """See the class. Never raises for a grammar's sake: an exception would end the whole batch."""
+        """See the class. It never raises errors of a grammar: an exception would end the whole batch."""
         output: NDArray[np.int64] = ids[self._num_prompt :].cpu().numpy()
         key = self._key(output)
         if key in self._memo:
@@ -216,7 +216,7 @@ class ConstraintProcessor:
     def _key(self, output: NDArray[np.int64]) -> bytes:
         """What identifies an output among those of the memo: exact, and short however long the output is.
 
-        The memo is of a few steps: drafter and target ask for the same nodes one after the other.
+        The memo is of a few steps: drafter and target evaluate the same nodes one after the other.
         """
         start = len(self._anchor)
         near = start <= len(output) <= start + _TAIL and len(self._memo) < _MEMO
@@ -243,11 +243,13 @@ class ConstraintProcessor:
                 bits = self._mask()
                 if not self._matcher.is_error():
                     return None if bits.any() and not (bits & ~self._end_bits).any() else bits
-            # An error stays for good: once more from the beginning, in case what failed was the way and not the place.
+            # An error of a matcher is permanent: try once more with a fresh one, since the failure may depend on the
+            # moves before.
             self.error = str(self._matcher.get_error()).partition("<state>")[0].strip()
             self._matcher, self._path = self._fresh(), np.zeros(0, np.int64)
         return np.zeros_like(self._real_bits)
 
     def _mask(self) -> NDArray[np.uint8]:
-        """As wide as the model's vocabulary: a tokenizer's surplus is cut, and llguidance forbids the padding."""
+        """As wide as the model's vocabulary: the tokenizer's surplus tokens are cut, and llguidance forbids the
+        padding."""
         return np.frombuffer(self._matcher.compute_bitmask(), np.uint8)[: len(self._real_bits)] & self._real_bits

@@ -32,7 +32,7 @@ UNSUPPORTED = {
     "suffix": "the model continues texts, it does not fill gaps",
     "use_beam_search": "texts are sampled; ask for several with n",
     "verbosity": "give the template's own switch in chat_template_kwargs",
-    "web_search_options": "this server reaches nothing else",
+    "web_search_options": "this server has no network access",
 }
 """Known fields of the API, or of other servers, that are refused; and why."""
 
@@ -66,17 +66,17 @@ class ApiError(Exception):
 
 
 def internal() -> ApiError:
-    """A broken promise of ours: the log has it, the client learns nothing of the inside."""
-    return ApiError(500, "internal error: the server's log has it, under this response's x-request-id", code="internal")
+    """An internal error: details go to the log only, not to the client."""
+    return ApiError(500, "internal error: see the server's log under this response's x-request-id", code="internal")
 
 
 def bad(message: str, param: str | None = None, code: str | None = "invalid_value") -> ApiError:
-    """A request that is the client's to mend."""
+    """An error in the request, to be mended by the client."""
     return ApiError(400, message, param=param, code=code)
 
 
 def of_engine(error: ForetokenError, param: str | None = None) -> ApiError:
-    """What the engine refused, or could not go on with."""
+    """Errors of the engine: refused requests, and failures."""
     if isinstance(error, QueueFullError):
         headers = {"retry-after": str(max(1, round(error.retry_after_s + 0.5)))}
         return ApiError(429, str(error), code="rate_limit_exceeded", kind="rate_limit_error", headers=headers)
@@ -108,8 +108,7 @@ def _explain(kind: type[BaseModel], error: ValidationError, body: bytes) -> ApiE
     where = [_path(trouble["loc"], body, is_missing=trouble["type"] == "missing") for trouble in found]
     if not where[0]:
         return bad("the body must be a JSON object", code="invalid_json")
-    # Where a value may have several shapes, each says what is wrong with it. Those that came furthest with fewest faults
-    # are believed.
+    # Where a value may have several types, each reports its errors. The deepest ones with the fewest errors are used.
     faults = Counter(trouble["loc"][:2] for trouble in found)
     fit = [(-len(path), faults[trouble["loc"][:2]]) for trouble, path in zip(found, where, strict=True)]
     best = min(range(len(found)), key=fit.__getitem__)

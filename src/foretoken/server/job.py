@@ -19,9 +19,9 @@ from foretoken.server.metrics import RequestRecord
 
 
 class Job:
-    """Starts all, hands their news on in order, and cancels those that still run when it is closed.
+    """Starts all submissions, forwards their updates in order, and cancels running ones when it is closed.
 
-    Memory is bounded: what waits to be read is at most what the submissions may write. Used on one event loop; ``sink``
+    Memory is bounded: unread updates hold at most the submissions' outputs. Used on one event loop; ``sink``
     alone is called elsewhere.
     """
 
@@ -57,7 +57,7 @@ class Job:
         return not self._running and not self._ready
 
     async def news(self, timeout_s: float | None = None) -> list[tuple[int, Update]]:
-        """All that has come since, at least one; none where the time was up. Raises ApiError where one has failed."""
+        """All updates since the last call, at least one; none on a timeout. Raises ApiError where one has failed."""
         if not self._ready and self._running:
             self._news.clear()
             with suppress(TimeoutError):
@@ -70,13 +70,13 @@ class Job:
         return news
 
     def close(self) -> None:
-        """Cancel what still runs. Idempotent."""
+        """Cancel running submissions. Idempotent."""
         for index in sorted(self._running):
             self.backend.service.cancel(self.submissions[index].request_id)
         self._running.clear()
 
     def whole(self) -> list[Completion]:
-        """The completions, once all have come. Raises ApiError 408 where the time was up before anything was written."""
+        """The completions, once all have ended. Raises ApiError 408 where the timeout came before any output."""
         completions = [one for one in self.completions if one is not None]
         if all(one.finish_reason == "timeout" and not one.num_tokens for one in completions):
             limit = self.backend.options.request_timeout_s
@@ -86,9 +86,9 @@ class Job:
     def _sink(self, index: int) -> Sink:
         def tell(update: Update) -> None:
             self._told.append((index, update))
-            if not self._is_woken:  # one wake-up for all that comes until the loop has time
+            if not self._is_woken:  # one wake-up for all updates until the loop reads them
                 self._is_woken = True
-                with suppress(RuntimeError):  # the loop is closed: there is nobody left to tell
+                with suppress(RuntimeError):  # the loop is closed: the update has no reader
                     self._loop.call_soon_threadsafe(self._wake, context=self._context)
 
         return tell
@@ -106,7 +106,7 @@ class Job:
         self._news.set()
 
     def _note(self, index: int, update: Update) -> None:
-        """Times and the log's line, also of a choice that nobody waits for any more."""
+        """Record times and the log line, also of a choice whose client has left."""
         now = perf_counter()
         if update.pieces:
             last = self._last[index]

@@ -1,7 +1,7 @@
 """``/metrics`` in Prometheus' text form: vLLM's names and definitions under the prefix ``foretoken:``.
 
 Counters and gauges are read from ``Service.snapshot()`` at each scrape, so nothing is counted twice; histograms are
-observed by the server, as it alone knows when a request came and when its first token left.
+observed by the server, which alone knows when a request arrived and when its first token was sent.
 """
 
 from collections.abc import Iterator, Mapping
@@ -19,7 +19,7 @@ from foretoken.engine.snapshot import MethodFigures, Snapshot
 PREFIX = "foretoken:"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FINISH_REASONS = ("stop", "length", "cancelled", "timeout", "error")
-"""Exposed from the start, at 0: a rate over a series that appears with its first event misses that event."""
+"""Exposed at 0 from the start: a rate over a series that starts with its first event misses that event."""
 
 Values = Mapping[tuple[str, ...], float]
 """Values of the labels after model_name, to what is counted."""
@@ -48,7 +48,7 @@ HISTOGRAMS: dict[str, tuple[str, tuple[float, ...]]] = {
 
 @dataclass(frozen=True)
 class RequestRecord:
-    """One request that has ended: what its log line and the histograms say. n choices are n records."""
+    """One request that has ended: the values of its log line and of the histograms. n choices are n records."""
 
     request_id: str
     finish_reason: str  # one of FINISH_REASONS
@@ -109,11 +109,11 @@ _SAME = (
     "num_prompt_tokens", "num_cached_tokens", "num_tokens", "num_steps", "num_draft_tokens", "num_accepted_tokens",
     "num_preemptions", "seconds_queue", "seconds_prefill", "seconds_decode",
 )  # fmt: skip
-"""What a record and a completion call alike."""
+"""Fields with the same name in a record and a completion."""
 
 
 class Observed(Protocol):
-    """What is read of a service."""
+    """The interface of a service that metrics need."""
 
     def snapshot(self) -> Snapshot:
         """The figures of now; thread-safe and cheap."""
@@ -135,15 +135,15 @@ class Metrics:
         ProcessCollector(registry=self._registry)
 
     def first_token(self, seconds: float) -> None:
-        """A request's first token has left, so many seconds after the request came."""
+        """A request's first token was sent, so many seconds after the request's arrival."""
         self._see("time_to_first_token_seconds", seconds)
 
     def next_tokens(self, seconds: float) -> None:
-        """A request's next step has told its tokens, so many seconds after the step before."""
+        """The tokens of a request's next step were sent, so many seconds after the step before."""
         self._see("inter_token_latency_seconds", seconds)
 
     def observe(self, record: RequestRecord) -> None:
-        """A request has ended. One that its client or an error cut short says nothing of times."""
+        """A request has ended. Cancelled and failed requests are not counted in the times."""
         if record.finish_reason in ("cancelled", "error"):
             return
         self._see("e2e_request_latency_seconds", record.seconds_total)
@@ -166,7 +166,7 @@ class Metrics:
 
 
 class _Figures(Collector):
-    """One snapshot a scrape, so that what is exposed together was true together."""
+    """One snapshot a scrape, so that all values are of the same moment."""
 
     def __init__(self, service: Observed, model_name: str, histograms: Mapping[str, Histogram]) -> None:
         self.service, self.model_name, self.histograms = service, model_name, histograms

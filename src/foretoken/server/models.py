@@ -20,7 +20,7 @@ def _model(backend: Backend) -> dict[str, Any]:
         "created": backend.created,
         "owned_by": "foretoken",
         "max_model_len": backend.max_model_len,
-        # What names files on this machine is nobody's business.
+        # Keys that name files on this machine are not sent to clients.
         "speculative": {
             key: value for key, value in speculative.items() if key not in ("model", "judge", "acceptance")
         },
@@ -41,7 +41,7 @@ async def get_model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Whether the engine's thread lives."""
+    """Whether the engine's thread is running."""
     if not request.app.state.backend.service.healthy:
         raise ApiError(503, "the engine has stopped", code="unhealthy")
     return JsonReply({"status": "ok"})
@@ -61,7 +61,7 @@ async def metrics(request: Request) -> Response:
 
 
 async def integrity(request: Request) -> Response:
-    """Add the engine's books up, between two steps."""
+    """Check the engine's invariants, between two steps."""
     await asyncio.to_thread(request.app.state.backend.service.check_integrity)
     return JsonReply({"status": "ok"})
 

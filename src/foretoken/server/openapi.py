@@ -1,4 +1,4 @@
-"""The OpenAPI document: what the routes take and give, told by the same models that check it."""
+"""The OpenAPI document of the routes, made from the models that validate requests."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,15 +14,15 @@ from foretoken.server.replies import ChatChunk, ErrorReply, TextReply
 
 REF = "#/components/schemas/{model}"
 ERRORS = {
-    400: "A request that cannot be: what is wrong, and with which field.",
+    400: "An invalid request: what is wrong, and with which field.",
     401: "No API key, or one that is not known.",
     404: "No such model, or no such path.",
     405: "Not with this method.",
     408: "The body did not arrive in time, or nothing was written in time.",
     413: "The body is too large.",
-    415: "The body is not said to be JSON.",
+    415: "The body's content type is not JSON.",
     429: "The queue is full; Retry-After says when to try again.",
-    500: "The server's own fault.",
+    500: "An internal error.",
     503: "The server is starting or stopping.",
 }
 POSTED, GOT = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503), (400, 401, 404, 405, 500)
@@ -45,7 +45,7 @@ def request_body(kind: type[BaseModel]) -> dict[str, Any]:
 
 
 def stream_of(kind: type[BaseModel]) -> dict[str, Any]:
-    """The content of a stream, told as one of its events."""
+    """The content of a stream, described by one of its events."""
     data = {
         "type": "string",
         "description": f"JSON of a {kind.__name__}, or of an ErrorReply where the rest failed; at last '[DONE]'.",
@@ -78,7 +78,7 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
     for unused in ("HTTPValidationError", "ValidationError"):  # what the framework would send: it never does
         schemas.pop(unused, None)
     for kind in (ChatRequest, CompletionRequest):
-        # The one name that is answered: any other is a 404.
+        # Only this name is served: any other is a 404.
         schemas[kind.__name__]["properties"]["model"]["enum"] = [backend.name]
     for path, operations in document["paths"].items():
         for operation in operations.values():

@@ -1,4 +1,4 @@
-"""What whoever runs the server decides: limits, keys, and what responses say by themselves."""
+"""Options of the server's operator: limits, keys, and default fields of responses."""
 
 from dataclasses import dataclass
 
@@ -8,7 +8,7 @@ from foretoken.errors import ConfigError
 
 @dataclass(frozen=True)
 class ServerOptions:
-    """See ``build_app``. A client can ask for less than a limit, never for more."""
+    """See ``build_app``. A client can lower a limit for its request, never raise it."""
 
     served_model_name: str | None = setting(
         None, "What clients call the model.", metavar="NAME", told="as it was loaded"
@@ -28,14 +28,14 @@ class ServerOptions:
         option="--request-timeout", metavar="SECONDS", min=0, panel="Limits",
     )  # fmt: skip
     body_timeout_s: float = 30.0  # for a request's body to arrive
-    write_timeout_s: float = 30.0  # a stream whose client reads nothing for so long is cut
-    keepalive_s: float = 15.0  # a comment line is sent where a stream has had no news for so long
+    write_timeout_s: float = 30.0  # a stream is closed when its client reads nothing for this long
+    keepalive_s: float = 15.0  # a comment line is sent when a stream was silent for this long
     include_metrics: bool = True  # ``metrics.speculative_decoding`` in responses, unless a request says otherwise
     log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
-    debug: bool = setting(False, "Add /debug/integrity, which checks that the engine's counts add up.", panel="Logs")
+    debug: bool = setting(False, "Add /debug/integrity, a check of the engine's state.", panel="Logs")
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be, each with one clear ConfigError."""
+        """Refuse invalid values, each with one clear ConfigError."""
         for name in ("max_body_mib", "max_choices", "body_timeout_s", "write_timeout_s", "keepalive_s"):
             _require_positive(name, getattr(self, name))
         for name in ("max_tokens_limit", "request_timeout_s"):

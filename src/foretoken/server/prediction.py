@@ -1,4 +1,4 @@
-"""The client's own guess of the output: chosen as the way of guessing, and counted by itself."""
+"""The client's own guess of the output: chosen as the method, and counted separately."""
 
 from collections.abc import Iterable
 from typing import TYPE_CHECKING

@@ -1,6 +1,7 @@
-"""What a client may send: OpenAI's fields, those that vLLM's users know, and our own. The OpenAPI document is made of it.
+"""Request fields: those of OpenAI, of vLLM, and foretoken's own. The OpenAPI document is generated from these models.
 
-A field that is not here is refused. Fields marked "ignored" change nothing: they are taken because clients send them.
+A field that is not here is refused. Fields marked "ignored" have no effect: they are accepted because clients send
+them.
 """
 
 from typing import Annotated, Any, Literal
@@ -24,7 +25,7 @@ Option = (
 
 
 class Strict(BaseModel):
-    """No value is bent into another type, and no unknown field is passed over."""
+    """Strict types, and unknown fields are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -37,8 +38,8 @@ class StreamOptions(Strict):
 
 
 class Speculative(BaseModel):
-    """How this request is guessed for. What is left out is as the server was started; the text does not depend on it
-    with the default way of checking. Further keys are the method's own options, as in ``--speculative-config``."""
+    """The speculation of this request. Keys that are left out have the server's values; with the default verifier the
+    text does not depend on them. Further keys are the method's own options, as in ``--speculative-config``."""
 
     model_config = ConfigDict(extra="allow", strict=True, allow_inf_nan=False)
     __pydantic_extra__: dict[str, Option] = Field(init=False)
@@ -54,7 +55,7 @@ class Speculative(BaseModel):
 
 
 class Sampling(Strict):
-    """What both ways of completing share."""
+    """Common fields of both completion routes."""
 
     model: str = Field(max_length=512, description="One of /v1/models.")
     temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default 1.")
@@ -100,7 +101,7 @@ class TextPart(Strict):
 
 
 class FunctionCall(Strict):
-    """What was called."""
+    """The function of a call."""
 
     name: str
     arguments: str = Field(description="JSON.")
@@ -115,7 +116,7 @@ class ToolCall(Strict):
 
 
 class GivenMessage(Strict):
-    """What the model is told."""
+    """A message to the model."""
 
     role: Literal["system", "developer", "user"]
     content: str | list[TextPart]
@@ -123,7 +124,7 @@ class GivenMessage(Strict):
 
 
 class ToolMessage(Strict):
-    """What a call returned."""
+    """The result of a call."""
 
     role: Literal["tool"]
     content: str | list[TextPart]
@@ -132,7 +133,7 @@ class ToolMessage(Strict):
 
 
 class AssistantTurn(Strict):
-    """What the model said, as an answer of this server has it."""
+    """A message of the model, in the format of this server's answers."""
 
     role: Literal["assistant"]
     content: str | list[TextPart] | None = None
@@ -149,7 +150,7 @@ Message = Annotated[GivenMessage | ToolMessage | AssistantTurn, Field(discrimina
 
 
 class Function(Strict):
-    """What can be called."""
+    """A callable function."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
     description: str | None = None

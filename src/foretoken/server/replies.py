@@ -1,5 +1,5 @@
-"""What the server answers, as the OpenAPI document describes it. The answers themselves are plain dicts, made in
-``chat.py``, ``completions.py`` and ``usage.py``; the tests hold every one of them against these models."""
+"""The server's answers, as the OpenAPI document describes them. The answers themselves are plain dicts, made in
+``chat.py``, ``completions.py`` and ``usage.py``; the tests check every one of them against these models."""
 
 from typing import Annotated, Any, Literal
 
@@ -11,7 +11,7 @@ FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class Reply(BaseModel):
-    """Nothing is answered that is not described."""
+    """Fields that are not described are refused."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -128,7 +128,7 @@ class StepTree(Reply):
 
 
 class Choice(Reply):
-    """What all choices share; provenance, trace and seed are there where they were asked for or drawn."""
+    """Common fields of choices; provenance, trace and seed are present if they were requested or drawn."""
 
     index: int
     finish_reason: FinishReason | None
@@ -162,7 +162,7 @@ class TextChoice(Choice):
 
 
 class Envelope(Reply):
-    """What all answers share."""
+    """Common fields of answers."""
 
     id: str
     created: int = Field(description="Unix time.")
@@ -234,8 +234,8 @@ class Model(Reply):
     created: int
     owned_by: str
     max_model_len: int = Field(description="Tokens of prompt and output together.")
-    speculative: dict[str, Any] = Field(description="How requests are guessed for that don't say how.")
-    methods: list[str] = Field(description="What a request may ask for in `speculative.method`.")
+    speculative: dict[str, Any] = Field(description="The speculation of requests that choose none.")
+    methods: list[str] = Field(description="Values for `speculative.method` in a request.")
 
 
 class ModelList(Reply):

@@ -1,4 +1,4 @@
-"""The server as a process: a socket, signals, and an end that lets requests finish."""
+"""The server as a process: a socket, signals, and a shutdown that lets requests finish."""
 
 import socket
 import threading
@@ -17,12 +17,12 @@ LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
 
 
 def bind(host: str, port: int) -> socket.socket:
-    """A socket of ours, so that a wrong address is found before a model is loaded. Raises ConfigError."""
+    """A bound socket, so that a wrong address is found before a model is loaded. Raises ConfigError."""
     try:
         family, kind, proto, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         made = socket.socket(family, kind, proto)
     except (OSError, UnicodeError, OverflowError) as error:
-        raise ConfigError(f"--host {host} --port {port} is no address: {error}") from None
+        raise ConfigError(f"--host {host} --port {port} is not an address: {error}") from None
     try:
         made.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         made.bind(address)
@@ -45,7 +45,7 @@ def hosts_of(made: socket.socket, host: str) -> tuple[str, ...]:
 
 
 class _Exit:
-    """What signals do: the first one lets requests finish, the second one does not wait for them."""
+    """Signal handling: the first signal lets requests finish, the second one does not wait for them."""
 
     def __init__(self, server: Any, service: Service, drain_s: float) -> None:
         self.server, self.service, self.drain_s = server, service, drain_s
@@ -60,7 +60,7 @@ class _Exit:
 
     def _drain(self) -> None:
         if not self.service.drain(self.drain_s):
-            self.service.close()  # what has not ended is told so
+            self.service.close()  # running requests end with an error
 
 
 def serve(

@@ -1,4 +1,4 @@
-"""From a request's fields to what the engine takes."""
+"""Convert a request's fields to the engine's parameters."""
 
 import secrets
 from collections.abc import Callable, Sequence
@@ -46,7 +46,7 @@ def submissions(
     prediction: Sequence[int] | None = None,
     processor: MakeProcessor | None = None,
 ) -> list[Submission]:
-    """n of each prompt, prompt by prompt. max_tokens None: all that the context has room for. Raises ApiError 400."""
+    """n of each prompt, prompt by prompt. max_tokens None: as many as fit the context. Raises ApiError 400."""
     n = request.n or 1
     options = backend.options
     if n * len(prompts) > options.max_choices:
@@ -114,7 +114,7 @@ def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: i
 
 
 def speculation(service: "Service", request: Sampling, *, has_prediction: bool) -> MethodConfig | None:
-    """How the request is guessed for; None: as the service chooses. Raises ApiError 400."""
+    """The request's method configuration; None: the service's default. Raises ApiError 400."""
     asked, most = request.speculative, request.num_draft_tokens
     try:
         if asked is False:

@@ -14,15 +14,15 @@ LOWEST = -9999.0  # stands for minus infinity, which JSON does not have
 
 
 class TokenTexts:
-    """What each token reads as, remembered."""
+    """Texts of single tokens, cached."""
 
     def __init__(self, tokenizer: Any) -> None:
-        """tokenizer: an engine's, or None where texts are not known: tokens then read as their ids."""
+        """tokenizer: an engine's, or None: tokens are then shown as their ids."""
         self.tokenizer = tokenizer
         self.text = lru_cache(maxsize=65536)(self._text)
 
     def spelling(self, token: int) -> list[int]:
-        """UTF-8 bytes; of half a character the half, where the tokenizer's vocabulary tells."""
+        """UTF-8 bytes; of an incomplete character its bytes, where the tokenizer's vocabulary gives them."""
         text = self.text(token)
         spelled = self._spelled(token) if "\ufffd" in text else None
         return list(text.encode("utf-8", "replace") if spelled is None else spelled)
@@ -68,7 +68,7 @@ class TokenTexts:
         }
 
     def _best(self, piece: Piece) -> dict[str, float]:
-        """By text; of tokens that read alike the likeliest. The token itself is always there."""
+        """By text; of tokens with the same text the likeliest. The token itself is always included."""
         best: dict[str, float] = {}
         for token, value in (*piece.top_logprobs, (piece.token_id, _logprob(piece))):
             best.setdefault(self.text(token), finite(value))

@@ -40,7 +40,8 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-# -- what was asked ------------------------------------------------------------------------------------------------------
+# -- the request
+# ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -74,7 +75,7 @@ class ToolUse:
     tools: tuple[Tool, ...]  # those that may be called: for a named choice, that one
     mode: Literal["none", "auto", "required", "named"]
     parallel: bool  # more than one call
-    rendered: tuple[Mapping[str, Any], ...]  # those that the prompt tells of; none where none may be called
+    rendered: tuple[Mapping[str, Any], ...]  # those that the prompt lists; none where none may be called
 
     @classmethod
     def of(cls, tools: Any = None, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> "ToolUse":
@@ -112,7 +113,7 @@ class ToolUse:
         return self.mode != "none"
 
     def constraint(self, constraints: Constraints) -> Constraint | None:
-        """What holds the output to the form; None for "none". Raises ConfigError for a schema, naming its tool.
+        """The constraint of the output; None for "none". Raises ConfigError for a schema, naming its tool.
 
         "auto": free text up to an opener, then calls to the end. "required": calls only. Named: that one call.
         """
@@ -163,8 +164,8 @@ def _short(given: Any) -> str:
 def knows_tools(chat_template: Any) -> bool:
     """Whether a model's own template renders tools, and in the form that is generated here.
 
-    Templates of another form (``<function=...>``, ``[TOOL_CALLS]``) would teach what the grammar forbids: for them, as
-    for those that know nothing of tools, use ``messages_with_tools``.
+    Templates of another form (``<function=...>``, ``[TOOL_CALLS]``) would show the model calls that the grammar
+    forbids: for them, and for templates without tools, use ``messages_with_tools``.
     """
     if isinstance(chat_template, Mapping):
         chat_template = chat_template.get("tool_use", chat_template.get("default"))
@@ -176,7 +177,7 @@ def knows_tools(chat_template: Any) -> bool:
 def messages_with_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
 ) -> list[dict[str, str]]:
-    """A conversation for a template that knows nothing of tools: every message a role and a text.
+    """A conversation for a template without tools: every message a role and a text.
 
     The tools come first, in the system message; calls become ``<tool_call>`` texts, results ``<tool_response>`` texts of
     the user's. Raises ConfigError for content that is not text.
@@ -222,7 +223,8 @@ def _text(content: Any) -> str:
     return "".join(whole)
 
 
-# -- what comes back -----------------------------------------------------------------------------------------------------
+# -- the output
+# ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -269,8 +271,8 @@ def new_call_id() -> str:
 class ToolCallStream:
     """Reads a text as it comes; the deltas joined are the same however it was cut into pieces.
 
-    White space around calls belongs to the form and is dropped. What opens like a call and is none (only texts that were
-    not constrained, or were cut off before the arguments) is content, as it stands.
+    White space around calls belongs to the form and is dropped. Text that starts like a call but is not one (only in
+    unconstrained texts, or where a limit cut it before the arguments) is returned as content, unchanged.
     """
 
     def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
@@ -284,11 +286,11 @@ class ToolCallStream:
         )
 
     def push(self, text: str) -> list[ContentDelta | CallDelta]:
-        """What a further piece of text decides."""
+        """The deltas that a further piece of text completes."""
         return self._drain(text, final=False)
 
     def finish(self) -> list[ContentDelta | CallDelta]:
-        """What was held back: the text is at its end."""
+        """The end of the text: the deltas that were held back."""
         return self._drain("", final=True)
 
     def _drain(self, text: str, *, final: bool) -> list[ContentDelta | CallDelta]:
@@ -298,7 +300,7 @@ class ToolCallStream:
             pass
         return made
 
-    # Each reader takes what it can of the rest and tells whether another one (or itself) may go on.
+    # Each reader consumes what it can of the rest and returns whether another one (or itself) may continue.
 
     def _content(self, made: list[ContentDelta | CallDelta], final: bool) -> bool:
         at = self._rest.find(OPEN)

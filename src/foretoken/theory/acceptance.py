@@ -1,8 +1,8 @@
 """The exact chance that one step at one node accepts a draft, for each rule, from the laws alone: no sampling.
 
-p, q [R, V] are laws of target and draft; n = num_drafts. Rules whose formula is a page of its own live in ``coupling``
-(shared Gumbel noise) and ``recursive`` (recursive rejection), and are named here too. The optimum of any rule for
-drafts of a law is in ``optimum``.
+p, q [R, V] are laws of target and draft; n = num_drafts. Rules with long formulas are in ``coupling`` (shared Gumbel
+noise) and ``recursive`` (recursive rejection), and are re-exported here. The optimum of any rule for drafts of a law is
+in ``optimum``.
 """
 
 import torch

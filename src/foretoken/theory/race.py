@@ -1,4 +1,4 @@
-"""Exponential races: the chance that fewer than n tokens arrive before the rest of the field does.
+"""Exponential races: the chance that fewer than n tokens arrive before the rest.
 
 Token x arrives at an exponential time of rate a_x; the rest of the field, at rate b. Drawing without replacement from
 the law (a, b) is the order of arrivals, so what is computed here,
@@ -136,7 +136,7 @@ def miss(moments: Array, heads: Array, rest: Array, last: Integers, first: int, 
     least = DELTA / np.exp2(level_of)  # [X] the least rate that is a head
     for m in range(heads.shape[1]):
         rate = heads[:, m : m + 1]
-        start = int(np.searchsorted(-least, -rate.max()))  # before it the token is in everybody's tail
+        start = int(np.searchsorted(-least, -rate.max()))  # before it the token is in every tail
         arrived = np.where(rate >= least[start:], -np.expm1(-rate * time[start:]), 0.0)  # [E, X']
         part = law[:, :, start:]
         gain = part[:-1] * arrived

@@ -1,4 +1,4 @@
-"""Rows of laws: what every function of this package checks before it computes, and what the inexact ones return.
+"""Rows of laws: the input checks of every function of this package, and the result types of inexact ones.
 
 p is the target's law, q the draft's: never swapped. Both are [R, V], any floating type, rows summing to 1; all that
 follows is float64. Rows are rescaled to sum to 1 in float64, since float32 laws miss it by 1e-6.
@@ -36,7 +36,7 @@ class Estimate(NamedTuple):
 
 
 def check_laws(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """p and q [R, V] as float64 rows that sum to 1. Raises ConfigError where they are no laws."""
+    """p and q [R, V] as float64 rows that sum to 1. Raises ConfigError where they are no probabilities."""
     if p.dim() != 2 or p.shape != q.shape or p.shape[-1] == 0:
         raise ConfigError(f"p and q are rows of laws of one shape [R, V]; given {list(p.shape)} and {list(q.shape)}")
     laws = []
@@ -72,7 +72,7 @@ def check_tolerance(tolerance: float) -> float:
 
 def by_ratio(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
     """Checked p and q [R, V] with the tokens of each row sorted by p / q ascending; q = 0 last."""
-    ratio = torch.where(q > 0, p / torch.where(q > 0, q, 1.0), torch.inf)  # p = q = 0 counts as inf: it weighs nothing
+    ratio = torch.where(q > 0, p / torch.where(q > 0, q, 1.0), torch.inf)  # p = q = 0 counts as inf: it has no weight
     order = ratio.argsort(-1)
     return p.gather(1, order), q.gather(1, order)
 

@@ -21,7 +21,7 @@ Parent = tuple[int, ...]
 
 @dataclass(frozen=True)
 class BestTree:
-    """A tree and what it is worth."""
+    """A tree and its expected figures."""
 
     parent: (
         Parent  # parent[0] = -1, parent < child, siblings in order; depth first, so the leading path is 0, 1, 2, ...

@@ -1,4 +1,4 @@
-"""What there is to gain by stopping a chain of guesses at the right place, from recorded steps alone.
+"""The gain of stopping a chain of guesses at the best place, computed from recorded steps.
 
 A record holds, of each of S steps, how many of G guesses in a line the target would have kept. Every policy is judged by
 tokens over cost on these steps, as if how far one step drafts did not change where the next begins. Costs are in passes
@@ -54,7 +54,7 @@ def best_fixed(
 
 
 def oracle_speed(accepted: Tensor, draft_cost: float, *, target_cost: TargetCost = one_pass) -> float:
-    """The most that any choice of lengths reaches on these steps, none of whose guesses is drafted in vain.
+    """The most that any choice of lengths reaches on these steps, with no rejected guess drafted.
 
     A step that can keep a guesses drafts the g <= a that makes g + 1 - speed * cost(g) largest, at the speed that results
     (Dinkelbach's iteration, exact in a few rounds). Where a guess costs less than it brings, that is g = a.

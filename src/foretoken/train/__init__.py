@@ -1,1 +1,1 @@
-"""Training of drafters and of the small heads around them, and what can be said of a drafter before anyone times it."""
+"""Training of drafters and of the small heads around them, and the evaluation of drafters without timing."""

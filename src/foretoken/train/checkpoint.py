@@ -1,4 +1,4 @@
-"""Checkpoints that are there or are not: written beside, flushed to the disk, renamed; the last two are kept."""
+"""Atomic checkpoints: written to a temporary name, flushed to the disk, renamed; the last two are kept."""
 
 import io
 import json
@@ -24,7 +24,7 @@ def write_bytes(file: Path, content: bytes | memoryview) -> None:
 
 
 def write_json(file: Path, value: Any) -> None:
-    """JSON, whole or not at all. Raises OSError."""
+    """Write JSON atomically. Raises OSError."""
     part = file.with_name(f".{file.name}.part")
     try:
         write_bytes(part, (json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n").encode())
@@ -39,11 +39,12 @@ def found(out: Path) -> list[Path]:
 
 
 def save(out: Path, step: int, state: dict[str, Any], about: dict[str, Any], *, keep: int = 2) -> Path:
-    """Write the checkpoint after ``step`` steps. Raises OSError and leaves nothing behind; older ones stay until then."""
+    """Write the checkpoint after ``step`` steps. Raises OSError and leaves no partial files; older checkpoints stay
+    until it is written."""
     folder = out / FOLDER
     final, part = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
     content = io.BytesIO()
-    torch.save(state, content)  # to memory first: torch hides the errors of a file behind its own
+    torch.save(state, content)  # to memory first: torch replaces a file's errors by its own
     try:
         shutil.rmtree(part, ignore_errors=True)
         part.mkdir(parents=True)
@@ -67,7 +68,7 @@ def load(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, 
     try:
         about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
         state: dict[str, Any] = torch.load(folder / STATE, map_location=device, weights_only=True)
-    except Exception as error:  # torch, zip and JSON each raise their own
+    except Exception as error:  # torch, zip and JSON each raise their own kinds
         raise TrainError(
             f"checkpoint {folder} cannot be read ({error}): delete it, and the one before is used"
         ) from error

@@ -11,7 +11,7 @@ PRECISIONS = ("float32", "bfloat16")
 
 @dataclass(frozen=True)
 class TrainConfig:
-    """How to train; which method and which head is the objective's business.
+    """How to train. The method and the head are chosen by the objective.
 
     steps, epochs and minutes exclude each other; none of them is one epoch.
     """
@@ -41,14 +41,14 @@ class TrainConfig:
         None, "The loss, e.g. forward_kl, lk or js/weight=0.3.", metavar="NAME", told="the method's own"
     )
     temperature: float = setting(1.0, "Of both laws in the loss.", option="--loss-temperature", metavar="T")
-    held_out: float = setting(0.05, "Share of the prompts that is not learned from.")
+    held_out: float = setting(0.05, "Share of the prompts that is kept for evaluation.")
     eval_every: int = setting(200, "Steps between evaluations; 0: at the end only.")
     eval_tokens: int = setting(16384, "Tokens of an evaluation.")
     checkpoint_every: int = setting(200, "Steps between checkpoints.")
     seed: int = setting(0, "Of weights, answers and batches.", envvar="FORETOKEN_SEED")
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         _ = self.budget
         if self.divergence is not None:
             from foretoken.train.losses import parse_divergence  # imports torch, which ``train --help`` does without

@@ -1,4 +1,4 @@
-"""Which texts make a batch: of like length, at most so many tokens with the padding, the same in every run of a seed."""
+"""Batches of texts of similar length: bounded by tokens with padding, and the same in every run of a seed."""
 
 from collections.abc import Sequence
 

@@ -49,7 +49,7 @@ def collect(model: CausalModel, labels: Sequence[Mined], config: JudgeConfig, *,
     beside the token that stayed.
     """
     used = [mined for mined in labels if mined.swaps]
-    # Alike lengths go together: less padding.
+    # Similar lengths are batched together: less padding.
     order = sorted(used, key=lambda mined: len(mined.prompt) + len(mined.answer))
     x, important, prompt = [], [], []
     for first in range(0, len(order), batch_size):
@@ -146,7 +146,8 @@ def cut_of(score: Tensor, important: Tensor, recall: float) -> float:
 
 
 def table(score: Tensor, important: Tensor, shift: float) -> list[dict[str, float]]:
-    """What each threshold does, by recall: score [M] is the logit of "will do" before it is shifted by ``shift``."""
+    """The effect of each threshold, by recall: score [M] is the logit of "acceptable" before it is shifted by
+    ``shift``."""
     rows = []
     for recall in RECALLS:
         cut = cut_of(score, important, recall)
@@ -163,7 +164,7 @@ def table(score: Tensor, important: Tensor, shift: float) -> list[dict[str, floa
 
 
 def held_out(prompt: Tensor, seed: int) -> Tensor:
-    """[M] bool: about a tenth of the prompts, the same whatever else was mined."""
+    """[M] bool: about a tenth of the prompts, independent of the other prompts."""
     numbers = prompt.tolist()
     chosen = {number: derive_seed(seed, number) % 10 == 0 for number in set(numbers)}
     return torch.tensor([chosen[number] for number in numbers], dtype=torch.bool)

@@ -1,6 +1,6 @@
-"""What training reads: texts of the target's own, and what the frozen target says about them, computed on the way.
+"""The input of training: texts of the target, and the frozen target's outputs on them, computed in each step.
 
-Nothing of it is stored: hidden states of three layers are a thousand times the size of the text they belong to.
+Outputs are not stored: hidden states of three layers are a thousand times the size of their text.
 """
 
 from collections.abc import Sequence
@@ -29,13 +29,13 @@ class Batch:
         return (index + 1 >= self.start[:, None]) & (index + 1 < self.length[:, None])
 
     def to(self, device: torch.device) -> "Batch":
-        """The same batch elsewhere."""
+        """The same batch on a device."""
         return Batch(self.tokens.to(device), self.length.to(device), self.start.to(device))
 
 
 @dataclass(frozen=True)
 class Lesson:
-    """A batch, and what the target computes on it. No gradient flows into any of it. float32 whatever the target is."""
+    """A batch and the target's outputs on it, without gradient, in float32 for every dtype of the target."""
 
     batch: Batch
     taps: Tensor  # [B, T, n * H] outputs of the tapped layers, concatenated

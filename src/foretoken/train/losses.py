@@ -3,7 +3,8 @@
 Each takes logits of p and of q, [M, V], and returns [M] in nats (or a share of 1). p may be given on the draft's own
 columns alone (``Slot.vocab``): the softmax then renormalises it there. No gradient flows into p. Both laws are taken at
 ``temperature``. Half precision is computed in float32, float64 stays. Which loss when: DistillSpec (2310.08461) and the LK
-losses (2602.23881) compare them; at temperature 0 they differ little, sampled text gains from those that know acceptance.
+losses (2602.23881) compare them; at temperature 0 they differ little; at temperature 1 losses based on acceptance are
+better.
 """
 
 import math
@@ -20,7 +21,7 @@ from foretoken.errors import ConfigError, nearest
 Divergence = Callable[..., Tensor]
 """(p logits [M, V], q logits [M, V], *, temperature) -> [M]."""
 FLOOR = -1e4
-"""The least log probability of p: a masked token (-inf) then is dear, where q has it, and not infinite."""
+"""The least log probability of p: a masked token (-inf) that q allows then has a large loss, not an infinite one."""
 
 
 def _scaled(logits: Tensor, temperature: float) -> Tensor:
@@ -107,7 +108,7 @@ def lk(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
 def lk_hybrid(p: Tensor, q: Tensor, *, temperature: float = 1.0, eta: float = 3.0) -> Tensor:
     """w KL(p || q) + (1 - w) (1 - a), a = sum min(p, q), w = exp(-eta a) without gradient (2602.23881).
 
-    KL has a gradient where TV has none, far from p; TV counts what is counted, near it.
+    KL has a gradient far from p, where TV has almost none; near p, TV is the acceptance itself.
     """
     alpha = acceptance(p, q, temperature=temperature)
     share = (-eta * alpha.detach()).exp()

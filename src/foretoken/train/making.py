@@ -1,4 +1,4 @@
-"""What a head to be trained is made from, and what each method says of its training: a ``Recipe``."""
+"""The inputs from which a head to be trained is made, and each method's ``Recipe``."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -20,12 +20,12 @@ Options = dict[str, Any]
 
 @dataclass(frozen=True)
 class Making:
-    """What a head is made from."""
+    """The inputs from which a head is made."""
 
     model: CausalModel  # the target
     responses: Responses
     seed: int
-    init: str | None = None  # what to begin from, or what to read: a directory
+    init: str | None = None  # directory to start from, or to read
     given: Mapping[str, Any] = field(default_factory=dict)  # settings that are no defaults
 
     @property
@@ -87,7 +87,7 @@ class Making:
         return norm_weight(self.model)
 
     def tap_scale(self, layers: tuple[int, ...]) -> list[float]:
-        """Root mean square of what each of these layers puts out, over a few responses."""
+        """Root mean square of each of these layers' outputs, over a few responses."""
         batch = self.responses.batch(list(range(min(8, len(self.responses))))).to(self.model.spec.device)
         taps = Teacher(self.model).teach(batch, layers).taps[batch.supervised]
         return [float(part.pow(2).mean().sqrt()) for part in taps.chunk(len(layers), -1)]
@@ -98,10 +98,10 @@ Build = Callable[[Making, Options], Objective]
 
 @dataclass(frozen=True)
 class Recipe:
-    """How one method learns from the target's laws: the attribute RECIPE of its file."""
+    """How one method is trained on the target's probabilities: the attribute RECIPE of its file."""
 
     build: Build
-    options: Options  # its own settings; None: the target's own size, or what ``build`` makes of it
+    options: Options  # its own settings; None: the target's own size, or decided by ``build``
     config: Options = field(default_factory=dict)  # where its defaults are not TrainConfig's
     needs_init: bool = False
     finish: Callable[[Objective, Teacher, Responses], None] | None = None  # after the last step, on held-out text

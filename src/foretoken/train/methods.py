@@ -1,8 +1,8 @@
-"""From a method's name and settings to all that ``Trainer`` needs.
+"""Resolve a method's name and settings to the inputs of ``Trainer``.
 
 Settings are flat: a method's own (sizes of the head, its loss), those of ``TrainConfig``, and ``save_dtype``. Sizes that
-are not given are the target's own. What is a method's own stands in its file of ``train.builders``, imported when it is
-needed: a method costs nothing until it is used.
+are not given are the target's own. Each method's own part is in its file of ``train.builders``, which is imported when
+it is used.
 """
 
 import copy
@@ -41,7 +41,7 @@ class Prepared:
 
 
 def recipe_of(method: str) -> Recipe:
-    """How a method learns from the target's laws. Raises ConfigError for one that does not."""
+    """The recipe of a method. Raises ConfigError for a method that cannot be trained."""
     found = load_reference(builtin.TRAINING[method]) if method in builtin.TRAINING else None
     if not isinstance(found, Recipe):
         raise ConfigError(f"method {method!r} cannot be trained{nearest(method, builtin.TRAINING)}")

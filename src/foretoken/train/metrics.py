@@ -1,6 +1,6 @@
-"""What a drafter is worth, slot by slot, before anyone times anything: acceptance, agreement, length, calibration.
+"""The quality of a drafter, slot by slot, without timing: acceptance, agreement, length, calibration.
 
-All of it on text of the target's own, under teacher forcing (the guesses before a slot are the text's tokens). At every
+Measured on text of the target, under teacher forcing (the guesses before a slot are the text's tokens). At every
 place of slot k two figures are taken: sum min(p, q), the chance that a guess drawn from q is kept at temperature 1, and
 whether both laws have one argmax, which decides at temperature 0. A slot's *conditional* figure weights each place by the
 chance that the slots before it, of the same proposal, were kept: only such places are ever verified.
@@ -80,7 +80,7 @@ class Places:
 
 @torch.no_grad()
 def compare(slot: Slot, logits: Tensor) -> Places:
-    """The laws of a slot beside the target's; logits [B, T, V] of the lesson. p is never restricted here."""
+    """The distributions of a slot and the target's; logits [B, T, V] of the lesson. p is never restricted here."""
     parts: list[tuple[Tensor, ...]] = []
     for at in range(0, len(slot.row), CHUNK):
         part = slice(at, at + CHUNK)
@@ -98,7 +98,7 @@ def compare(slot: Slot, logits: Tensor) -> Places:
 
 
 class Meter:
-    """Adds lessons up."""
+    """Sums of the figures over lessons."""
 
     def __init__(self) -> None:
         self._sums: list[Tensor] = []  # a slot: places, acceptance, agreement, then (mass, kept) sampled and greedy

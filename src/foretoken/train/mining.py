@@ -2,10 +2,10 @@
 
 The target answers a prompt greedily; its outcome a* is what an answer is compared by. The draft model reads the answer
 along. At the first place where its own choice is another token, that token is put in, and the target goes on greedily
-from there. Outcome a* again: the token is *unimportant*, and the new answer takes the place of the old one. Another
-outcome, or none: it is *important*, and the answer stays as it was. The search goes on behind this place.
+from there. If the outcome is a* again, the token is *unimportant*, and the new answer replaces the old one. If it is
+another outcome, or none, the token is *important*, and the answer is kept. The search goes on behind this place.
 
-a* is the target's own outcome, not the right one: the judge is to keep what the target would have said.
+a* is the target's own outcome, right or wrong: the judge must keep the target's results.
 
 Later swaps never change what stands before an earlier one, so one text a prompt, its last, and the list of swaps hold
 the context of every label.
@@ -80,16 +80,16 @@ def read_labels(path: Path) -> list[Mined]:
 
 
 class _Work:
-    """One prompt being mined: what it asks the target next, and what became of the last question."""
+    """One prompt being mined: its next request to the target, and the result of the last one."""
 
     def __init__(self, index: int, prompt: list[int]) -> None:
         self.index, self.prompt = index, prompt
         self.answer: list[int] | None = None
         self.outcome: str | None = None
         self.swaps: list[Swap] = []
-        self.border = 0  # places before it are settled
+        self.border = 0  # places before it are final
         self.likely: list[int] = []  # the draft's choice at every place of the answer
-        self.tried: list[int] | None = None  # the answer's beginning that the target is asked to continue
+        self.tried: list[int] | None = None  # the beginning of the answer that the target continues next
 
     def mined(self) -> Mined:
         return Mined(self.index, self.prompt, self.answer or [], self.outcome, self.swaps)
@@ -118,7 +118,7 @@ class _Work:
 
 
 class Miner:
-    """Mines many prompts at once: in each round every prompt in work asks the target one question."""
+    """Mines many prompts at once: in each round the target answers one request of every open prompt."""
 
     def __init__(self, engine: Engine, draft: CausalModel, outcome: Outcome, *, max_new_tokens: int = 128) -> None:
         """engine: the target, plain or with an exact rule (its text is greedy), with a tokenizer. draft: of the same
@@ -153,7 +153,7 @@ class Miner:
             works = going
 
     def _answers(self, works: Sequence[_Work]) -> list[list[int]]:
-        """The target's greedy answers, each with the beginning that was asked for."""
+        """The target's greedy answers, each with the given beginning."""
         ends = set(self.engine.model.spec.eos_token_ids)
         starts = [work.tried or [] for work in works]
         asked = [
@@ -204,7 +204,7 @@ def mine(
     batch_size: int = 64,
     progress: Callable[[int, int, Mined], bool | None] | None = None,
 ) -> list[Mined]:
-    """Mine prompts and write a line each to ``out``, where a run that was stopped goes on. Returns all labels there.
+    """Mine prompts and write a line each to ``out``, a stopped run is continued there. Returns all labels there.
 
     progress is called with (prompts done, prompts in all, labels of the last one); if it returns True, mining ends.
     Labels do not depend on batch_size, but for ties that a pass of another shape rounds otherwise. Raises ConfigError.

@@ -1,8 +1,8 @@
-"""What each method must say of itself to be trained and evaluated by the one trainer.
+"""The interface of training objectives: what the trainer needs of each method.
 
 A *slot* is one guess of a proposal: slot 1 follows the pending token, slot 2 the first guess, and so on, each given
 that the guesses before it were right (they are the text's own tokens: teacher forcing). Slots are what acceptance is
-counted by, so losses and metrics are functions of slots and know no method.
+counted by, so losses and metrics are functions of slots, the same for all methods.
 """
 
 from abc import ABC, abstractmethod
@@ -27,7 +27,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a head says of a lesson."""
+    """The result of a head on a lesson."""
 
     slots: list[Slot]  # slot 1 first
     extra: Tensor | None = None  # a scalar to add to the loss (feature regression, confidence): gradient flows
@@ -40,10 +40,11 @@ class Objective(ABC):
     head: nn.Module
     divergence: str = "forward_kl"  # a name of ``train.losses``
     share: float = 0.0
-    """How much of training is done, 0 to 1: told by the trainer before each step."""
+    """Share of training done, 0 to 1: set by the trainer before each step."""
     stepwise: bool = False
-    """Whether one slot says all: slot k of a proposal has the law that slot 1 has k - 1 positions later. True where the
-    drafter computes its law from the text alone (draft models, early exits), False where it feeds on its own guesses."""
+    """Whether slot 1 determines all slots: slot k of a proposal has the law that slot 1 has k - 1 positions later. True
+    where the drafter computes its law from the text alone (draft models, early exits), False where it feeds on its own
+    guesses."""
 
     @property
     @abstractmethod

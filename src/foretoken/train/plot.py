@@ -17,8 +17,8 @@ SMOOTH = 50
 def draw_losses(out: Path | str) -> Path | None:
     """Draw ``loss.png`` from ``log.jsonl`` and ``record.json`` of a run's folder; None, and no file, without a step.
 
-    Losses are means of a slot, so that they can be compared where slots join. Raises ConfigError where matplotlib is not
-    installed, OSError.
+    Losses are means of a slot, so that they stay comparable when slots are added. Raises ConfigError where matplotlib
+    is not installed, OSError.
     """
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg

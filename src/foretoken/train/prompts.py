@@ -1,4 +1,5 @@
-"""What prompts for training must be: conversations that the chat template can read, and short enough to be answered."""
+"""Check training prompts: conversations must suit the chat template, and prompts must be short enough to be
+answered."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -48,7 +49,7 @@ def check_room(
     max_new_tokens: int | None,
     max_length: int | None,
 ) -> None:
-    """Refuse prompts all of which are too long, before any is answered. names: of each, as messages call it.
+    """Refuse prompts that are all too long, before any is answered. names: of each prompt, for messages.
 
     max_new_tokens is how long answers may be, max_length where training cuts texts; None: no limit. Raises PromptError.
     """

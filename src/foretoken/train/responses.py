@@ -1,9 +1,9 @@
-"""The target's own texts, which drafters learn from: made once, kept in one file, read again by every later run.
+"""The target's own texts, on which drafters are trained: generated once, stored in one file, reused by later runs.
 
-A drafter imitates what the target writes, so the responses of a data set are thrown away and written anew by the target
-(every source of notes names this the largest single lever). On disk: ``responses.safetensors`` with ``tokens`` int32
-[N, L] padded with zeros on the right, ``length`` and ``start`` int64 [N], and as metadata what they were made by. While
-they are made each one is appended to a journal, so that a run that was killed goes on where it was.
+A drafter imitates what the target writes, so the responses of a data set are replaced by the target's own (the sources
+in the notes call this the largest single improvement). On disk: ``responses.safetensors`` with ``tokens`` int32 [N, L]
+padded with zeros on the right, ``length`` and ``start`` int64 [N], and as metadata what they were made by. Each one is
+appended to a journal when it is done, so that a killed run continues there.
 """
 
 import hashlib
@@ -33,7 +33,7 @@ FILE = "responses.safetensors"
 TEXT_PROMPT = 48
 """Tokens of a prompt cut from plain text."""
 WINDOW = 2048
-"""Prompts among which those of like length are sought; results come in the prompts' order all the same."""
+"""Number of prompts that are sorted by length together. Results keep the prompts' order."""
 
 
 @dataclass(frozen=True)
@@ -83,8 +83,8 @@ class Responses:
         return cut.take(kept)
 
     def split(self, held_out: float = 0.05) -> tuple["Responses", "Responses"]:
-        """(to learn from, held out): by the hash of the prompt, so that no prompt is ever on both sides, and a set that
-        grows keeps its sides. At least one text is held out; with one text alone it is on both."""
+        """(to learn from, held out): by the hash of the prompt, so that no prompt is in both sets, and a growing set
+        keeps its split. At least one text is held out; with one text alone it is on both."""
         marks = [
             int.from_bytes(hashlib.sha256(json.dumps(self.text(i)[: int(self.start[i])]).encode()).digest()[:8], "big")
             for i in range(len(self))
@@ -96,14 +96,14 @@ class Responses:
 
     @property
     def fingerprint(self) -> str:
-        """sha256 of all that is learned from."""
+        """sha256 of the training texts."""
         digest = hashlib.sha256()
         for tensor in (self.tokens, self.length, self.start):
             digest.update(str(tuple(tensor.shape)).encode() + tensor.contiguous().numpy().tobytes())
         return digest.hexdigest()
 
     def save(self, file: Path) -> None:
-        """Write ``responses.safetensors``, whole or not at all. Raises OSError."""
+        """Write ``responses.safetensors`` atomically. Raises OSError."""
         file.parent.mkdir(parents=True, exist_ok=True)
         part = file.with_name(f".{file.name}.part")
         try:
@@ -119,14 +119,14 @@ class Responses:
 
     @classmethod
     def load(cls, file: Path | str) -> "Responses":
-        """Read one. Raises ConfigError where it is none."""
+        """Read a file of responses. Raises ConfigError for any other file."""
         try:
             with safe_open(str(file), framework="pt") as opened:
                 metadata = {key: _read(value) for key, value in (opened.metadata() or {}).items()}
                 found = {name: opened.get_tensor(name) for name in ("tokens", "length", "start")}
-        except Exception as error:  # safetensors raises its own kind, which is no OSError
+        except Exception as error:  # safetensors raises its own errors, which are not OSErrors
             raise ConfigError(
-                f"{file} is no file of responses ({error}); 'foretoken train' writes such files"
+                f"{file} is not a file of responses ({error}); 'foretoken train' writes such files"
             ) from None
         return cls(**found, metadata=metadata)
 
@@ -136,7 +136,7 @@ class Responses:
         if wrote != target:
             raise ConfigError(
                 f"{name}: these responses were written by {self.metadata.get('target', 'an unknown model')!r} (hash "
-                f"{wrote}), not by this target (hash {target}), and a drafter learns its own target's text alone: give the "
+                f"{wrote}), not by this target (hash {target}), and a drafter is trained on its target's text: give the "
                 "prompts, and they are answered by this target"
             )
 
@@ -159,7 +159,7 @@ def pack(texts: Sequence[tuple[Sequence[int], int]], metadata: Mapping[str, Any]
 
 @torch.no_grad()
 def target_hash(model: CausalModel) -> str:
-    """What a target is told from others by, whatever its directory is called, whatever runs it and in which dtype.
+    """An identifier of a target, independent of its directory, implementation and dtype.
 
     sha256 of its sizes and of a few embeddings as bfloat16: cheap, and different for any two models that were trained.
     """
@@ -248,8 +248,8 @@ def regenerate(
     engine: of the target alone (its drafter, if any, changes no token). Prompts of like length share a batch, which
     changes no token either. Prompts that leave no room for a response are skipped and counted.
     progress(done, total, tokens written) is called after each answer.
-    journal: a file that each answer is appended to as it is made. Where it exists, the answers in it are not asked for
-    again; it must come from the same target, prompts and settings.
+    journal: a file that each answer is appended to as it is made. Answers in an existing journal are reused; it must
+    come from the same target, prompts and settings.
 
     Raises PromptError where every prompt is too long, ConfigError where the journal is of another run.
     """

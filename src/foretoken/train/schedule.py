@@ -8,14 +8,15 @@ from foretoken.errors import ConfigError
 
 @dataclass(frozen=True)
 class Budget:
-    """Exactly one of the three. By minutes the rate follows the clock, so two runs part; every step's rate is logged."""
+    """Exactly one of the three. By minutes the rate follows the clock, so two runs differ; every step's rate is
+    logged."""
 
     steps: int | None = None
     epochs: float | None = None
     minutes: float | None = None
 
     def __post_init__(self) -> None:
-        """Refuse none, several, and nothing to do."""
+        """Refuse none, several, and values that are not positive."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         if len(given) != 1:
             raise ConfigError(f"give one of steps, epochs and minutes, not {', '.join(given) or 'none of them'}")
@@ -24,7 +25,7 @@ class Budget:
             raise ConfigError(f"{name} = {value} must be positive")
 
     def share(self, step: int, seconds: float, steps_per_epoch: float) -> float:
-        """What part is done before a step, seconds of training having passed: 1 or more ends it."""
+        """Share of training done before a step, after so many seconds: 1 or more ends it."""
         if self.minutes is not None:
             return seconds / (60.0 * self.minutes)
         return step / self.num_steps(steps_per_epoch)

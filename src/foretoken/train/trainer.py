@@ -1,8 +1,8 @@
-"""The one trainer. A step: texts, what the frozen target says of them, what the head says of that, loss, AdamW.
+"""The trainer for all methods. A step: texts, the frozen target's outputs, the head's outputs, loss, AdamW.
 
-Everything random is a function of (seed, step, process), so a run that was cut goes on exactly as if it had not been.
-Several processes (``accelerate launch``) each take batches of their own and average gradients; the head is not wrapped, so
-objectives may call whatever of it they like.
+Everything random is a function of (seed, step, process), so an interrupted run continues exactly as if it had not been
+interrupted. Several processes (``accelerate launch``) each take batches of their own and average gradients; the head is
+not wrapped, so objectives may call any of its methods.
 """
 
 import json
@@ -39,12 +39,12 @@ LOG, RECORD = "log.jsonl", "record.json"
 
 @dataclass(frozen=True)
 class Report:
-    """What a step, or an evaluation, tells the caller."""
+    """Progress after a step or an evaluation."""
 
     step: int
     num_steps: int  # 0 where the clock decides
     share: float  # of training done
-    loss: float  # as it is minimised: a sum over slots, so it jumps where slots join
+    loss: float  # as it is minimised: a sum over slots, so it jumps where slots are added
     tokens_per_second: float  # positions of the batch, padding left out
     evaluation: Evaluation | None = None  # the newest
     slot_losses: tuple[float | None, ...] = ()  # mean of each slot
@@ -68,7 +68,7 @@ class Trainer:
         progress: Callable[[Report], None] | None = None,
         plot: Callable[[Path], object] | None = None,
     ) -> None:
-        """identity: what a resumed run must agree on besides config and data (method, its options, target); it goes
+        """identity: what must be equal in a resumed run besides config and data (method, its options, target); it goes
         into the record. finish is called with the held-out texts after the last step (calibration); save writes the
         final weights into a folder; plot, e.g. ``train.plot.draw_losses``, draws what the folder's log holds, after
         every checkpoint and at the end. Raises ConfigError."""
@@ -101,7 +101,7 @@ class Trainer:
 
     def run(self, *, resume: bool = False) -> Evaluation:
         """Train to the end of the budget. Raises KeyboardInterrupt after a checkpoint where Ctrl-C asked for it, and
-        TrainError where it cannot go on; the last good checkpoint then is named, and stays."""
+        TrainError where it cannot continue; the message names the last good checkpoint, which is kept."""
         self._open(resume)
         num_steps = self.config.budget.num_steps(self.steps_per_epoch)
         self._write_record(finished=False)
@@ -143,7 +143,7 @@ class Trainer:
         return final
 
     def _step(self, share: float, stop: bool) -> dict[str, Any]:
-        """One step: what the log says of it, ``seconds`` it took, and whether any process was asked to ``stop``."""
+        """One step: its log entry, its ``seconds``, and whether any process received a request to ``stop``."""
         begun, config = perf_counter(), self.config
         # By steps the middle of the step counts, so that neither the first nor the last has a rate of 0.
         shift = 0.0 if config.minutes is not None else 0.5 / config.budget.num_steps(self.steps_per_epoch)
@@ -179,8 +179,8 @@ class Trainer:
         norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.clip))
         if not math.isfinite(loss_mean) or not math.isfinite(norm):
             raise TrainError(
-                f"step {self.step + 1}: loss {loss_mean:g}, gradient norm {norm:g}: no finite numbers, so nothing was "
-                f"learned from it; {self._last()}: try a smaller lr or clip, or precision float32"
+                f"step {self.step + 1}: loss {loss_mean:g}, gradient norm {norm:g}: not finite, so the step was not "
+                f"applied; {self._last()}: try a smaller lr or clip, or precision float32"
             )
         self.optimizer.step()
         return {
@@ -200,7 +200,7 @@ class Trainer:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
 
     def _evaluate(self) -> Evaluation:
-        """On the held-out texts. Every process computes the same: it is short, and nothing need be sent."""
+        """On the held-out texts. Every process computes the same figures, without communication."""
         with self._autocast():
             self.evaluation = evaluate(
                 self.objective, self.teacher, self.held_out, self.divergence,
@@ -305,7 +305,7 @@ class Trainer:
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """A disk that is full, or cannot be written to, is said in one sentence."""
+        """Turn errors of writing to the disk into one TrainError."""
         try:
             yield
         except OSError as error:
@@ -333,7 +333,7 @@ def train(
     progress: Callable[[Report], None] | None = None,
     plot: Callable[[Path], object] | None = None,
 ) -> Evaluation:
-    """Train a head and return what it is worth on held-out text. See ``Trainer`` for arguments and errors."""
+    """Train a head and return its evaluation on held-out text. See ``Trainer`` for arguments and errors."""
     trainer = Trainer(
         objective, teacher, responses, out, config or TrainConfig(), identity=identity, save=save, finish=finish,
         progress=progress, plot=plot,
@@ -342,7 +342,7 @@ def train(
 
 
 def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """Raise ConfigError where a run to be resumed was another one, naming the first difference."""
+    """Raise ConfigError where the run to resume had other settings, naming the first difference."""
     difference = first_difference(was, json.loads(json.dumps(now, default=str)))
     if difference is not None:
         key, old, new = difference

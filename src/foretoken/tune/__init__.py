@@ -1,5 +1,5 @@
-"""Floor 5: what a pair of models could do: acceptance of every rule beside the optimum, and the tree that suits a machine.
+"""Floor 5: what a pair of models can reach: acceptance of every rule, the optimum, and the fastest tree for a machine.
 
 ``pairs.py`` collects the laws of target and draft at contexts of real text, ``optimum.py`` compares rules on them,
-``trees.py`` measures what the shape of a tree needs to know.
+``trees.py`` measures the inputs of the tree search.
 """

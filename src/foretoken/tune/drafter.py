@@ -1,7 +1,7 @@
-"""How good a drafter is, before anyone times a decoding: acceptance by slot, calibration, costs, predicted speedup.
+"""The quality of a drafter, before any decoding is timed: acceptance by slot, calibration, costs, predicted speedup.
 
 Accuracy against the tokens of a data set misleads; what counts is acceptance at contexts of the target's own text, slot
-by slot, given that the slots before were kept, and how well the drafter's confidence foretells it. All is measured in
+by slot, given that the slots before were kept, and how well the drafter's confidence predicts it. All is measured in
 the engine's own steps, on chains. Contexts of one text are not independent: standard errors are over texts.
 """
 
@@ -131,10 +131,11 @@ def evaluate(
 ) -> DrafterReport:
     """Measure engine's drafter on these prompts, with chains of num_speculative_tokens (None: as configured).
 
-    Every prompt is decoded once at each temperature while laws and fates of its guesses are recorded, under the rule
-    ``rejection`` where the method draws (at temperature 0, and for all others, ``exact``: the same acceptance). Then
-    num_timed prompts are decoded again, plainly and with fewer and fewer guesses, for the costs. until tells how many
-    tokens of an output count (bench.first_loop; None: all). progress is called with (decodings done, in all).
+    Every prompt is decoded once at each temperature while probabilities and results of its guesses are recorded, under
+    the rule ``rejection`` where the method draws (at temperature 0, and for all others, ``exact``: the same
+    acceptance). Then num_timed prompts are decoded again, plainly and with fewer and fewer guesses, for the costs.
+    until(output) returns how many tokens of an output count (bench.first_loop; None: all). progress is called with
+    (decodings done, in all).
 
     Raises ConfigError where there is nothing to evaluate, PromptError.
     """
@@ -189,7 +190,7 @@ def evaluate(
 
 
 def _unread(method: Method) -> Method:
-    """A method that knows no text of the temperature before: one without weights may learn from what it reads."""
+    """A method without data from the previous temperature: methods without weights may learn from what they read."""
     can = method.capabilities
     return method if can.draws or can.needs_draft or can.needs_head or can.reads_target else copy.deepcopy(method)
 
@@ -242,7 +243,7 @@ def _report(
         chance = slot.by_rule.get(rule) if rule != "measured" else slot.acceptance
         if chance is None:
             break
-        # A drafter with a law guesses wherever there is room; another may find nothing.
+        # A drafter with probabilities guesses wherever there is room; others may find no guess.
         rates.append(chance.value if drawn else chance.value * slot.num_guesses / slot.num_contexts)
     whole = [step for step in steps if step.room >= longest] or list(steps)
     accepted = sum(slot.accepted for step in whole for slot in step.slots)

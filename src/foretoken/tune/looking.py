@@ -1,4 +1,4 @@
-"""Looking on while an engine decodes: of every guess behind kept text, whether it was kept and how likely that was.
+"""Record an engine's guesses: for every guess after kept text, whether it was kept and its probability of being kept.
 
 ``look_on`` observes an engine's steps (``StepEvent``): nothing is drawn and nothing is changed.
 """
@@ -20,7 +20,8 @@ from foretoken.verify.law import Evidence
 
 @dataclass(frozen=True)
 class Laws:
-    """What p and q say of one guess before it is drawn. q: at temperature 0 the drafter's law at temperature 1."""
+    """Statistics of p and q for one guess before it is drawn. q: at temperature 0 the drafter's law at temperature
+    1."""
 
     confidence: float  # the largest probability of q
     agrees: bool  # whether both have their largest probability at one token
@@ -52,14 +53,14 @@ class Step:
 
 @dataclass
 class Record:
-    """All steps that were looked at; prompts must be decoded one at a time, ``text`` set before each."""
+    """All recorded steps; prompts must be decoded one at a time, ``text`` set before each."""
 
     steps: list[Step] = field(default_factory=list)
     text: int = 0
 
     def __call__(self, event: StepEvent) -> None:
         """Look at one step."""
-        assert len(event.rows) == 1, "prompts are looked at one at a time"
+        assert len(event.rows) == 1, "prompts must be decoded one at a time"
         commit, (part,) = event.commit, event.parts
         room = min(part.shape.depth, event.room[0])
         # An expander's logits are the only trace of q at temperature 0: one [1, V'] after the root and each node it read.
@@ -86,7 +87,7 @@ def _laws(evidence: Evidence, node: int, guess: int, logits: Sequence[Tensor]) -
     elif node < len(logits) and int(logits[node][0, : p.shape[1]].argmax()) == guess:
         q = torch.softmax(logits[node][:, : p.shape[1]].float(), -1)
         rejection = coupled = float(p[0, guess])
-    else:  # no law, or one that cannot be told from what the drafter computed
+    else:  # no distribution, or one that cannot be derived from the drafter's logits
         return None
     confidence, first = (float(x) for x in q[0].max(0))
     token = int(first)
@@ -94,7 +95,7 @@ def _laws(evidence: Evidence, node: int, guess: int, logits: Sequence[Tensor]) -
 
 
 def look_on(engine: Engine, config: MethodConfig, method: Method) -> tuple[Engine, Record]:
-    """engine's target decoding by config and method, and the record of what it will do."""
+    """The engine's target decoding by config and method, and the record that its steps will fill."""
     record = Record()
     made = Engine(engine.model, engine.tokenizer, speculative=config, method=method, width=engine.width)
     made.observers.append(record)

@@ -1,7 +1,7 @@
 """Acceptance of every multi-draft rule beside the optimum, on the laws of a real pair of models.
 
 The table of Hu et al. (2502.18779) on the user's own models. Nothing is sampled where a formula exists: an acceptance is
-the mean over contexts of an exact conditional probability. What is drawn anyway says so by its standard error.
+the mean over contexts of an exact conditional probability. Sampled values have a standard error.
 """
 
 from collections.abc import Callable, Sequence
@@ -157,7 +157,7 @@ def optimum_table(
 
 
 def applies(rule: str, draws: Draws, temperature: float, num_drafts: int) -> bool:
-    """Whether a cell says something of its own: at temperature 0 all rules take the argmax iff it was drafted, and with
+    """Whether a cell is not redundant: at temperature 0 all rules take the argmax iff it was drafted, and with
     one draft the rules that read q are all plain rejection."""
     if temperature == 0:
         return draws == Draws.FIXED

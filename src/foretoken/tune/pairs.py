@@ -1,4 +1,4 @@
-"""Logits of target and draft at the same contexts: the raw material of every figure about a pair of models."""
+"""Logits of target and draft at the same contexts: the input of all figures about a pair of models."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Pairs:
-    """R contexts: what both models say of the token that follows."""
+    """R contexts: both models' logits of the next token."""
 
     target: Tensor  # [R, V] float32 logits
     draft: Tensor  # [R, V] float32, -inf where the draft knows no such token

@@ -1,4 +1,4 @@
-"""What the shape of a tree needs to know: how often the first, second, ... child is the right one, and what a pass costs.
+"""Inputs of the tree search: how often the first, second, ... child is accepted, and the cost of a pass.
 
 From both ``theory.shape.choose_size`` makes the tree that is fastest on this machine (Chen et al. 2402.12374).
 """

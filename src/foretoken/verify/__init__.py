@@ -1,4 +1,4 @@
-"""Floor 1: verification rules. Pure functions from evidence to laws; no models, no state, no generators."""
+"""Floor 1: verification rules. Pure functions from evidence to probabilities; no models, no state, no generators."""
 
 import dataclasses
 from typing import Any
@@ -37,7 +37,7 @@ def _verifier(name: str, found: Any) -> Verifier:
     if lacking:
         raise UnusableError(f"it does not declare {', '.join(lacking)}")
     if found.name != name:
-        raise UnusableError(f"it calls itself {found.name!r}: the entry point and the attribute 'name' must agree")
+        raise UnusableError(f"its attribute 'name' is {found.name!r}: it must equal the entry point's name")
     return found
 
 

@@ -1,4 +1,4 @@
-"""The divergence judge (2601.04766): a mismatch is forgiven where target and draft agree as laws."""
+"""The divergence judge (2601.04766): a mismatch is accepted where the distributions of target and draft are close."""
 
 from dataclasses import dataclass
 
@@ -30,8 +30,8 @@ class Divergence(Lossy):
 
     measure "kl": KL(q || p). "reverse_kl": KL(p || q). "js": Jensen-Shannon. 2601.04766 shows that trained linear judges
     follow the divergence of draft and target and that a threshold on it needs no training; its exact statistic and its
-    thresholds were not available to us, so measure and default are ours. KL(q || p) is inf where top-k, top-p or min-p
-    cut from p what q keeps; "js" never is.
+    thresholds were not available, so measure and default were chosen here. KL(q || p) is inf where top-k, top-p or
+    min-p cut from p what q keeps; "js" never is.
 
     Only children drawn from q are tolerated: a FIXED or COUPLED one comes with no law to compare. So this rule asks for
     independent draws, which match the target's less often than coupled ones. threshold = 0 tolerates nothing.
@@ -47,7 +47,7 @@ class Divergence(Lossy):
     measure: str = "kl"
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(self.threshold >= 0, "threshold", self.threshold, "at least 0 nats (0: tolerate nothing)")
         require(self.measure in MEASURES, "measure", self.measure, " or ".join(MEASURES))
 

@@ -60,7 +60,7 @@ def follow_draws(evidence: Evidence) -> tuple[Tensor, Tensor]:
 
 
 def lawful(p: Tensor, drawn: Tensor) -> Tensor:
-    """[B, N] bool: nodes whose draw means something; at a node without a law the winner is any token."""
+    """[B, N] bool: nodes whose draw is defined; at a node without a valid distribution the winner is any token."""
     return p.gather(2, drawn[:, :, None])[..., 0] > 0
 
 
@@ -75,7 +75,7 @@ class Exact(Verifier):
     summary = "accept iff equal to the target's own draw; greedy at temperature 0; the drafter proposes its argmax"
 
     invariant: ClassVar[bool] = True
-    lazy: ClassVar[bool] = True  # choices are target_draws: where reading is free, nodes off the path need none
+    lazy: ClassVar[bool] = True  # choices are target_draws: on the CPU only the nodes on the path are drawn
 
     def choices(self, evidence: Evidence) -> Tensor:
         """[B, N] int64: the token that the target takes after each node."""
@@ -96,7 +96,7 @@ class Exact(Verifier):
         return Walk(stops_from_edges(tree.parent, match.to(evidence.p.dtype)), drawn)
 
     def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
-        """Follow the target's draws: nothing is left to chance."""
+        """Follow the target's draws: deterministic given the noise."""
         tree = evidence.tree
         if self.lazy and tree.num_nodes > 1 and tree.parent.device.type == "cpu":
             return follow_draws(evidence)
@@ -113,7 +113,8 @@ class Exact(Verifier):
         return at, drawn.gather(1, at[:, None])[:, 0]
 
     def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
-        """One-hot at the target's draw; zero where p itself was not a law, so that ``draw`` calls it unsound."""
+        """One-hot at the target's draw; zero where p itself was not a distribution, so that ``draw`` marks the row
+        unsound."""
         assert walk.carry is not None
         token = walk.carry.gather(1, at[:, None])  # [B, 1]
         rows = torch.arange(at.shape[0], device=at.device)

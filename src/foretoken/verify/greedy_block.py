@@ -9,8 +9,8 @@ path with q~ in place of q keeps the target's law. Two forms of q~, chosen row b
 * Where the number of children depends on the depth alone and all are draws from q: the marginal law, by nested
   composition. With F and q of the selected tokens above, ``T(u) = (F + q u^k)^k'`` and so on outwards, and
   ``q~(x) = (T(F(<= x)) - T(F(< x))) / (T(1) - T(0))``.
-* Elsewhere, given how many draws m are alive at each depth: ``q~(x) = F(<= x)^m - F(< x)^m``. Sound, as m is settled by
-  the depths above and by no token of this one; it accepts no more than the marginal law does (Jensen).
+* Elsewhere, given how many draws m are alive at each depth: ``q~(x) = F(<= x)^m - F(< x)^m``. Sound, as m depends on
+the depths above and on no token of this one; it accepts no more than the marginal law does (Jensen).
 
 What counts as a draw from q: IID children before any other, the first child also WITHOUT_REPLACEMENT. The number of a
 node's children must not depend on their tokens. A node without such draws takes the child with the largest p, q~ one-hot.

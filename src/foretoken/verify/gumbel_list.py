@@ -2,7 +2,7 @@
 
 Child k of a node is drawn as argmin of E^(k) / q, with independent exponentials E^(0), E^(1), ...; a node with C
 children draws its own token as argmin over x of min over k < C of E^(k)_x / p_x. A minimum of C exponentials is
-exponential, so that this is a draw from p whatever C is, and each child has its own chance to agree with it:
+exponential, so that this is a draw from p for every C, and each child may agree with it:
 
     Pr[the draw is among C drafts of law q] >= sum_j C / (sum_i max(q_i / q_j, p_i / p_j) + (C - 1) / p_j)
 
@@ -70,7 +70,7 @@ class GumbelList(Exact):
 
     How many children a node has must not depend on the noise of its own depth. Where children are drawn from it (LIST,
     COUPLED) that means: not on their tokens. Dropping a child because of its token, or of an earlier sibling's, biases
-    the draw. Shapes that fix the number of children before they are drawn (chain, adaptive, static, delayed, sequoia)
+    the draw. Shapes that fix the number of children before drawing them (chain, adaptive, static, delayed, sequoia)
     are fine; rankings after the draw, and placing the next sibling by the token of the last, are not. With other draws
     (FIXED, IID, ...) every shape is fine. ``counts_children`` says so.
     """

@@ -1,4 +1,5 @@
-"""Judge decoding (Bachmann et al. 2501.19309): a trained head on the target's hidden states says which guesses will do."""
+"""Judge decoding (Bachmann et al. 2501.19309): a trained head on the target's hidden states says which guesses are
+acceptable."""
 
 import math
 from collections.abc import Callable
@@ -13,7 +14,7 @@ from foretoken.verify.law import Verifier, VerifierLoader
 from foretoken.verify.lossy import Lossy, Mismatch, require
 
 Head = Callable[[Tensor], Tensor]
-"""taps [B, N, T * H] -> logits [B, N] of "this token will do"; pure, each node from its own row."""
+"""taps [B, N, T * H] -> logits [B, N] of "this token is acceptable"; pure, each node from its own row."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -66,7 +67,7 @@ class Judge(Lossy):
     layers: tuple[int, ...] = field(default=(), repr=False, metadata={"spec": False})  # that the head reads
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(0 <= self.threshold <= 1, "threshold", self.threshold, "between 0 and 1 (1: tolerate nothing)")
 
     @property
@@ -75,8 +76,7 @@ class Judge(Lossy):
         return self.layers
 
     def load(self, loader: VerifierLoader) -> Verifier:
-        """With the head that the configuration names; where nothing is guessed there is nothing to judge, and none is
-        read. Raises ModelError."""
+        """With the head that the configuration names. With plain decoding no head is read. Raises ModelError."""
         if not loader.guesses:
             return replace(self, threshold=1.0)
         rule: Verifier = loader.head("judge").verifier(self)

@@ -1,4 +1,4 @@
-"""The contract of verification: a verifier returns laws, not samples, and one function draws from them.
+"""The interface of verification: a verifier returns probabilities, not samples, and one function draws from them.
 
 A walk starts at the root of a tree of guesses and moves from child to child. A verifier says with which probability
 it stops at each node (``stops``), and which law the extra token has once it stopped there (``leftover``). So every
@@ -22,7 +22,7 @@ from foretoken.tree import Draws, TokenTree, ancestors, chain_parent, is_chain
 
 @dataclass(frozen=True)
 class Evidence:
-    """All that a verifier may read. It changes none of it, and keeps none of it: tensors are valid during a call.
+    """All that a verifier may read. It must not change or keep any of it: tensors are valid during a call.
 
     p and q get one dtype, the wider of theirs.
     """
@@ -33,7 +33,7 @@ class Evidence:
     taps: Tensor | None = None  # [B, N, T * H] hidden states of the target
 
     def __post_init__(self) -> None:
-        """Widen the narrower of p and q: every value stays what it is, so q is still the law that was drawn from."""
+        """Widen the narrower of p and q. No value changes, so q is still the distribution that was drawn from."""
         q = self.tree.q
         if q is None or q.dtype == self.p.dtype:
             return
@@ -65,7 +65,7 @@ class Verdict:
     path: Tensor  # [B, N] int64 node indices, ascending along the path; behind count, the rest in any order
     count: Tensor  # [B] int64, at least 1
     bonus: Tensor  # [B] int64
-    sound: Tensor  # [B] bool: False where the laws were not finite or empty, so that bonus means nothing
+    sound: Tensor  # [B] bool: False where the probabilities were not finite or all zero; bonus is then undefined
 
 
 class VerifierLoader(Protocol):
@@ -97,12 +97,12 @@ class Verifier(ABC):
     """
 
     name: ClassVar[str]
-    exact: ClassVar[bool]  # True: the emitted text has the target's law. False: lossy, and named so wherever it is used
+    exact: ClassVar[bool]  # True: the emitted text has the target's law. False: lossy, and marked so in all output
     reads: ClassVar[frozenset[str]] = frozenset()  # of "q", "noise", "taps"
     draws: ClassVar[Draws]  # how a drafter that can choose should draw for this rule
     summary: ClassVar[str]
     invariant: ClassVar[bool] = False  # the text is a function of target and seed alone: one for all drafters and trees
-    chains_only: ClassVar[bool] = False  # has no meaning on a node with two children
+    chains_only: ClassVar[bool] = False  # undefined on a node with two children
     counts_children: ClassVar[frozenset[Draws]] = (
         frozenset()
     )  # where siblings are drawn so, how many there are must not
@@ -124,7 +124,7 @@ class Verifier(ABC):
         """The law of the node at which the walk stops."""
 
     def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
-        """(at [B], bonus [B]) for rules whose outcome the noise has settled already: what ``draw`` would get from
+        """(at [B], bonus [B]) for rules whose outcome the noise determines: what ``draw`` would get from
         one-hot stops and leftovers, without building them. None (the default): draw from the laws."""
         return None
 
@@ -137,7 +137,7 @@ def stops_from_edges(parent: Tensor, edges: Tensor) -> Tensor:
     """Stops [B, N] of a node-local rule from edges [B, N] = P(walk goes from parent(i) to i | it is at parent(i)).
 
     edges of the root and of padding are ignored. An edge that is NaN (a law that is none) counts as 0, so that the walk
-    stops at such a node, and a node that is never reached spoils nothing. Raises RuntimeError where a node's children
+    stops at such a node, and a node that is never reached has no effect. Raises RuntimeError where a node's children
     sum above 1 (checked on the CPU alone: on an accelerator the check would be a host read in every step).
     """
     valid = parent >= 0  # [B, N] real children; the root is none
@@ -198,7 +198,7 @@ def draw(verifier: Verifier | Panel, evidence: Evidence) -> Verdict:
     Peak memory beside p and q, which the caller holds: what the verifier makes of at most MAX_ELEMENTS elements of them,
     or of one row where a row alone is larger.
 
-    Raises VocabularyMismatchError for a guess outside the vocabulary of p, and ModelError for a tree that is none
+    Raises VocabularyMismatchError for a guess outside the vocabulary of p, and ModelError for an invalid tree
     (``bounds.check_tree``; on an accelerator shapes alone are checked).
     """
     check_laws(evidence.tree, evidence.p)

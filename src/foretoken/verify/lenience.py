@@ -53,7 +53,7 @@ class Lenience(Rejection):
     lenience: float = 0.8
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(0 < self.lenience <= 1, "lenience", self.lenience, "above 0 and at most 1 (1: plain rejection)")
 
     def stops(self, evidence: Evidence) -> Walk:

@@ -1,4 +1,5 @@
-"""Entropy-gated look-ahead (FLy, 2511.22972): a mismatch is forgiven where the target was unsure and then agrees again."""
+"""Entropy-gated look-ahead (FLy, 2511.22972): a mismatch is accepted where the target was unsure and then agrees
+again."""
 
 from dataclasses import dataclass
 
@@ -36,7 +37,7 @@ class EntropyGated(Lossy):
     window: int = 6
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(self.threshold >= 0, "threshold", self.threshold, "at least 0 nats (inf: tolerate nothing)")
         require(1 <= self.window <= 64, "window", self.window, "between 1 and 64")
 

@@ -49,7 +49,7 @@ class Mismatch:
         return x.gather(1, self.above)
 
     def at_open(self, statistic: Callable[..., Tensor], *laws: Tensor) -> Tensor:
-        """[B, N] a statistic [R, V], ... -> [R] of laws [B, N, V] at the open nodes; meaningless elsewhere.
+        """[B, N] a statistic [R, V], ... -> [R] of laws [B, N, V] at the open nodes; undefined elsewhere.
 
         On the CPU the other rows are never read; leaving them out on an accelerator would take a host read.
         """
@@ -117,8 +117,8 @@ class Lossy(Verifier):
     def end(self, mismatch: Mismatch) -> Tensor:
         """[B] int64: the node at which the walk ends.
 
-        It follows the target's draws to a node where no child has them, asks the rule about that node, and goes on if a
-        child is accepted: as many rounds as mismatches on the longest way, and no law is read beside it.
+        It follows the target's draws to a node where no child has them, evaluates the rule at that node, and goes on if
+        a child is accepted: as many rounds as mismatches on the longest path, and no other row of p is read.
         """
         if mismatch.open.device.type != "cpu":
             return self.end_at_once(mismatch)
@@ -134,7 +134,7 @@ class Lossy(Verifier):
         return at[:, 0]
 
     def end_at_once(self, mismatch: Mismatch) -> Tensor:
-        """The same without a host read: the rule is asked about all nodes."""
+        """The same without a host read: the rule is evaluated at all nodes."""
         child = _first(self.accepted(mismatch), mismatch.above)
         return _last(torch.where(mismatch.open, child, mismatch.forward))[:, 0]
 
@@ -145,7 +145,7 @@ class Lossy(Verifier):
         return Walk(stops.scatter_(1, self.end(mismatch)[:, None], 1.0), mismatch.drawn)
 
     def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
-        """Follow the accepted children, then the target's draw: nothing is left to chance."""
+        """Follow the accepted children, then the target's draw: deterministic given the noise."""
         mismatch = compare(evidence)
         at = self.end(mismatch)
         return at, mismatch.drawn.gather(1, at[:, None])[:, 0]
@@ -184,7 +184,7 @@ class Typical(Lossy):
     delta: float = 0.3
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(0 <= self.epsilon <= 1, "epsilon", self.epsilon, "between 0 and 1 (1 with delta=inf: tolerate nothing)")
         require(self.delta >= 0, "delta", self.delta, "at least 0")
 
@@ -212,7 +212,7 @@ class Threshold(Lossy):
     is tossed less often: by Harris' inequality the draw then misses a set A of children with at most 1 - p(A), and the
     bound below holds as well. Where both kinds stand under one node it is not proved.
 
-    SGLang's defaults are 1 and 1, which is ``coupled``; who names this rule wants it to do something, so ours are not.
+    SGLang's defaults are 1 and 1, which is ``coupled``; the defaults here are lower, so that the rule has an effect.
     """
 
     name = "threshold"
@@ -223,7 +223,7 @@ class Threshold(Lossy):
     accumulated: float = 0.8
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         for name in ("single", "accumulated"):
             value = getattr(self, name)
             require(0 < value <= 1, name, value, "above 0 and at most 1 (1: tolerate nothing)")
@@ -262,7 +262,7 @@ class TopN(Lossy):
     delta: float = 0.6
 
     def __post_init__(self) -> None:
-        """Refuse values that cannot be."""
+        """Refuse invalid values."""
         require(0 <= self.n <= 64, "n", self.n, "between 0 (tolerate nothing) and 64")
         require(0 <= self.delta <= 1, "delta", self.delta, "between 0 and 1")
 

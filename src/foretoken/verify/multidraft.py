@@ -37,7 +37,7 @@ class Runs:
 
     table: Tensor  # [B, N, C] children of each node, -1 behind the last
     length: Tensor  # [B, N] int64 length of each node's run
-    place: Tensor  # [B, N] int64 a node's row in fit; meaningless where length < 2
+    place: Tensor  # [B, N] int64 a node's row in fit; undefined where length < 2
     fit: Fit
 
 
@@ -56,7 +56,7 @@ class MultiDraft(Verifier):
     @abstractmethod
     def choose(self, fit: Fit, p: Tensor, q: Tensor, tokens: Tensor, count: Tensor) -> Tensor:
         """[R, C] float64: the probability that the walk goes to each of the run's drafts tokens[r, :count[r]], which
-        were drawn from q independently; columns behind the run mean nothing."""
+        were drawn from q independently; columns behind the run are undefined."""
 
     @abstractmethod
     def rest(self, fit: Fit, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
@@ -145,8 +145,8 @@ class MultiDraft(Verifier):
 
 
 def run_of(q: Tensor, tokens: Tensor, laws: Tensor, real: Tensor) -> Tensor:
-    """[R] int64: how many of the first children were drawn IID from q [R, V], as far as one can believe it. Children of
-    a broken q, or with a token that it excludes, are FIXED in truth and end the run."""
+    """[R] int64: how many of the first children were drawn IID from q [R, V] and consistent with q. Children of an
+    invalid q, or with a token that it excludes, count as FIXED and end the run."""
     iid = real & (laws == Law.IID)
     drawn = iid & (q.gather(1, tokens) > 0)
     rows = torch.nonzero(drawn[:, :2].all(-1))[:, 0]  # the sum over V is only for these
@@ -246,7 +246,7 @@ class KSeq(MultiDraft):
         return passed * torch.cat([torch.ones_like(failed[:, :1]), failed[:, :-1]], 1)
 
     def rest(self, fit: Fit, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
-        """P without what the run has covered of it."""
+        """P without the part covered by the run."""
         rho, gain = (x[:, None].to(p.dtype) for x in fit)
         return (p - torch.minimum(q, p / rho) * gain).clamp(min=0.0)
 

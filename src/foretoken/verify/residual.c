@@ -1,9 +1,9 @@
-/* What rejected drafts leave of the target's law, and the walks that follow from it: one row of p and q read per child.
+/* Residuals of the target's distribution after rejected drafts, and the resulting walks: one row of p and q per child.
  *
  * After any number of rejected children the rest of p at a node is (keep p - take q)+ with two scalars, since
  * (a (k p - t q)+ - b q)+ = (a k p - (a t + b) q)+; only at the tokens of the children themselves may it differ (struck,
  * or q without them). So no residual is ever stored: a node is two scalars, a child one, and a rejection is one pass
- * over p and q that sums. The slow twins are in rejection.py, block.py and traversal.py: rows of V, in torch.
+ * over p and q that sums. The slow references are in rejection.py, block.py and traversal.py: rows of V, in torch.
  *
  * This file includes itself once for each type of law: REAL is float or double. Scalars are double in both.
  */
@@ -20,7 +20,7 @@ enum { UNREAD, SOUND, BROKEN };
 #define NAMED(name, type) JOIN(name, type)
 #define NAME(name) NAMED(name, REAL)
 
-/* A share that cannot be (NaN, inf, below 0) counts as none. */
+/* An invalid share (NaN, inf, below 0) counts as 0. */
 static inline double share(double x) { return x > 0 && isfinite(x) ? x : 0; }
 
 /* Stops of a rule that decides on a node before its children: start[i] = P(walk goes on to i | it is at the parent, and
@@ -261,7 +261,7 @@ static void NAME(try_row)(int64_t num_nodes, int64_t vocab_size, int ahead, cons
     else stops_from_above(num_nodes, parent, start, scratch + 2 * num_nodes, scratch + 3 * num_nodes, stops);
 }
 
-/* Returns 0, or 1 where memory could not be had. */
+/* Returns 0, or 1 where memory could not be allocated. */
 int NAME(foretoken_try_tree)(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, int ahead, const int64_t *tokens,
                              const int64_t *parent, const int64_t *law, const REAL *p, const REAL *q, double *start,
                              double *end, double *keep, double *take, double *kept, double *stops) {
@@ -473,7 +473,7 @@ static void NAME(select_row)(int64_t num_nodes, int64_t vocab_size, int marginal
 }
 
 /* greedy_block.select; integers and reals are [5, B, N] and [3, B, N]: node, kind, token, power, outer; ratio, under,
- * likely. Returns 0, or 1 where memory could not be had. */
+ * likely. Returns 0, or 1 where memory could not be allocated. */
 int NAME(foretoken_select)(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, int marginal, const int64_t *tokens,
                            const int64_t *parent, const int64_t *law, const REAL *p, const REAL *q, int64_t *integers,
                            double *reals, double *stops) {
@@ -498,7 +498,7 @@ int NAME(foretoken_select)(int64_t num_rows, int64_t num_nodes, int64_t vocab_si
 }
 
 /* out[row] = (P p - q~)+ at node at[row] of the selected path; p at its end, elsewhere, and where nothing is left.
- * Returns 0, 1 where memory could not be had, 2 where a selected token is no token of these laws. */
+ * Returns 0, 1 where memory could not be allocated, 2 where a selected token is out of range. */
 int NAME(foretoken_selected_rest)(int64_t num_rows, int64_t num_nodes, int64_t vocab_size, const REAL *p, const REAL *q,
                                   const int64_t *integers, const double *reals, const int64_t *at, REAL *out) {
     int64_t *powers = malloc((size_t)num_nodes * sizeof(int64_t));

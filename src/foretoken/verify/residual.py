@@ -1,9 +1,10 @@
-"""What rejected drafts leave of the target's law: one pass over a row of p and q for each rejected child, in C.
+"""The residual of the target's distribution after rejected drafts: one pass over a row of p and q per rejected child,
+in C.
 
 After any number of rejected children the rest of p at a node is ``(keep p - take q)+`` with two scalars, but for the
 tokens of the children themselves, so a whole tree is tried without storing a residual: the only [B, V] tensor is the
 law that is left at the node where the walk stopped. ``try_tree`` returns None where the kernel cannot serve (another
-device, another dtype, no compiler, ``FORETOKEN_NATIVE=0``); callers then take their slow twin in torch.
+device, another dtype, no compiler, ``FORETOKEN_NATIVE=0``); callers then use their slow reference in torch.
 """
 
 import ctypes

@@ -2,8 +2,8 @@
 
 n drafts are drawn from q independently. Whichever of them is chosen has a law of its own, p_I, and one-draft rejection
 from p_I to p is exact for any way of choosing: accept x with min(1, p(x) / p_I(x)), else the next token has the law
-(p - p_I)+. This form loses nothing (Khisti et al. 2410.18234): the art is to bring p_I close to p. What can be reached
-is known: alpha* = 1 + min over sets H of p(H) - q(H)^n (Hu et al. 2502.18779).
+(p - p_I)+. This form loses nothing (Khisti et al. 2410.18234): the aim is to bring p_I close to p. The optimum is
+known: alpha* = 1 + min over sets H of p(H) - q(H)^n (Hu et al. 2502.18779).
 
 Both rules see of a token only r = p / q and work on levels of it: small tables in float64, whatever V is. Shapes: R
 nodes, C children, V vocabulary, L levels.
@@ -128,7 +128,7 @@ class Transport(Selection):
     Start from the order of r = p / q, descending: level l holds an interval of ranks, and its mean of g is what p_I / q
     is there. Where that is above r (too much), it can be exchanged for later ranks, where it is below r (too little):
     each excess is matched with the first shortages behind it, and the two levels exchange ranks in the proportion that
-    settles both. A shortage that finds no excess before it is left: these sum to 1 - alpha*, the optimum. That the
+    balances both. A shortage that finds no excess before it is left: these sum to 1 - alpha*, the optimum. That the
     exchanged shares never exceed a level follows from r falling: for y before z, g_y > r_y >= r_z > g_z.
     """
 
@@ -140,7 +140,7 @@ class Transport(Selection):
 
         order [R, L] is where a level stands when they are sorted by falling r; density [R, L], unsorted, is p_I / q.
         The others are sorted: mass of q, mean of g, and start, end [R, 2, L] of each level's step in two running sums,
-        the excess and the shortage that are settled with each other, first come first served.
+        the excess and the shortage, matched in order.
         """
         n = count.double()[:, None]
         num_own = min(NUM_OWN, p.shape[1])
@@ -215,7 +215,7 @@ class Transport(Selection):
         here = at[:, None].expand(-1, 2, -1)
         common = torch.minimum(end.gather(2, here)[..., None], end.flip(1)[:, :, None]) - torch.maximum(
             start.gather(2, here)[..., None], start.flip(1)[:, :, None]
-        )  # [R, 2, C, L] what a level has to settle with each other one
+        )  # [R, 2, C, L] amounts that a level exchanges with each other one
         weight = (mean.gather(1, at)[:, :, None] - mean[:, None]).abs() * mass.gather(1, at)[:, :, None]
         moved = common.clamp_(min=0.0).sum(1) / weight.clamp(min=TINY)
         moved = moved / moved.sum(-1, keepdim=True).clamp(min=1.0)

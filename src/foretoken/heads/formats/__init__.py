@@ -1,4 +1,4 @@
-"""Checkpoints of heads: Hugging Face directories (config.json and safetensors) in the layouts that others read.
+"""Checkpoints of heads: Hugging Face directories (config.json and safetensors) in the layouts of other engines.
 
 ======================  ==================  ==========================  ===========================================
 head                    layout              "architectures"             names of tensors, where not the head's own
@@ -17,8 +17,8 @@ head                    layout              "architectures"             names of
 ``JudgeWeights``        judge               ForetokenJudge
 ======================  ==================  ==========================  ===========================================
 
-Whatever a head needs is always written, defaults too: layer ids, norm flags, mask token, the layer it reads. What is
-absent from others' files is filled in only where every engine would fill in the same.
+Whatever a head needs is always written, defaults too: layer ids, norm flags, mask token, the layer it reads. Keys that
+other tools' files lack are filled in only where all engines use the same default.
 """
 
 from collections.abc import Mapping
@@ -105,8 +105,8 @@ def save(
 def load(path: str | Path, *, num_layers: int | None = None, name: str | None = None) -> Head:
     """Read a head from a directory in any of LAYOUTS; its weights keep the dtype that they were stored in.
 
-    num_layers: of the target, from which others' files leave something to follow. name: what messages call it. Raises
-    ModelError for a directory that is no head's, and for every tensor or key that is missing, superfluous or wrong.
+    num_layers: of the target, from which some files' defaults follow. name: used in messages. Raises ModelError for a
+    directory without a head, and for every tensor or key that is missing, unexpected or wrong.
     """
     called = str(path) if name is None else name
     config, tensors, layout = _open(Path(path), called)
@@ -114,7 +114,7 @@ def load(path: str | Path, *, num_layers: int | None = None, name: str | None = 
     found = Found(called, Keys(config, called), held, num_layers)
     try:
         head = layout.build(layout.parse(found), found)
-    except (ConfigError, ModelError) as error:  # of the head's own configuration, which knows no directory
+    except (ConfigError, ModelError) as error:  # raised by the head's configuration, without the directory's name
         message = str(error)
         raise ModelError(message if message.startswith(called) else f"{called}: {message}") from error
     fill(head, found.tensors, name=called)
@@ -127,7 +127,7 @@ def detect(path: str | Path) -> Layout:
 
 
 def describe_target(path: str | Path) -> Target:
-    """What a directory says of the target that its head was trained for."""
+    """The target recorded in a directory, for which its head was trained."""
     keys = Keys(read_config(Path(path), name=str(path)), str(path))
     said = keys.inner(MARKER).inner("target")
     verifier = keys.inner("speculators_config").inner("verifier")
@@ -173,7 +173,7 @@ def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Lay
 
 
 def _check_ours(path: Path) -> None:
-    """Refuse to write over what was not written here: a wrong --out must not cost anybody a model."""
+    """Refuse to overwrite files of other tools: a wrong --out must not destroy a model."""
     if not any((path / file).exists() for file in ("config.json", *WEIGHT_FILES)):
         return
     config = read_config(path, name=str(path)) if (path / "config.json").is_file() else {}

@@ -1,6 +1,6 @@
 """EAGLE heads: EAGLE-3 in both layouts in use, and EAGLE-1.
 
-Three ways of numbering the layers that EAGLE-3 reads are in use, and nobody's file says which one it means:
+Three ways of numbering the layers that EAGLE-3 reads are in use, and no file says which one it uses:
 
 ==================================================  ====================================================
 here: output of layer i                             ``Eagle3Config.layer_ids``
@@ -32,7 +32,7 @@ SPECULATIVE_TOKENS = 3  # in a line, where a file must name a number: the engine
 
 QWEN3 = "Eagle3Qwen3ForCausalLM"
 HARMLESS_EAGLE = ("parallel_draft_heads_num_layers", "parallel_draft_step")
-"""Keys of "eagle_config" that belong to modelopt's parallel drafting; its tensors would be refused as superfluous."""
+"""Keys of "eagle_config" that belong to modelopt's parallel drafting; its tensors would be refused as unexpected."""
 
 
 class Eagle3Native(Layout):
@@ -46,7 +46,7 @@ class Eagle3Native(Layout):
     ignored = ("verifier_lm_head.weight", "verifier_norm.weight")
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-        """The authors' own checkpoints call themselves LlamaForCausalLM: the layer's name tells."""
+        """The authors' own checkpoints have the architecture LlamaForCausalLM: the layer's name identifies them."""
         return super().claims(config, tensors) or (
             architecture(config) == "LlamaForCausalLM" and any(key.startswith("midlayer.") for key in tensors)
         )
@@ -163,7 +163,7 @@ class Eagle3Speculators(Eagle3Native):
     speculators = "eagle3"
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
-        """The type counts, whatever the architecture is called."""
+        """The type decides, not the name of the architecture."""
         return config.get("speculators_model_type") == self.speculators
 
     def outward(self, name: str, config: Any) -> str:
@@ -224,9 +224,10 @@ class Eagle3Speculators(Eagle3Native):
 
 
 class Eagle1Native(Layout):
-    """The authors' EAGLE-1 (and EAGLE-2): a Llama configuration, fc and layers.0, and nothing that names them.
+    """The authors' EAGLE-1 (and EAGLE-2): a Llama configuration, fc and layers.0, without a name of its own.
 
-    vLLM needs "LlamaForCausalLM" as architecture, which is what a whole model says, too: the marker, or fc, tells.
+    vLLM needs "LlamaForCausalLM" as architecture, which a whole model has, too: the marker, or fc, identifies the
+    layout.
     """
 
     name = "eagle1"
@@ -265,7 +266,7 @@ class Eagle1Native(Layout):
         return out if config.fc_bias else {**out, "bias": False}
 
     def parse(self, found: Found) -> HeadConfig:
-        """What the head reads is the target's last layer: said by the marker, or by the number of the target's layers."""
+        """The head reads the target's last layer: from the marker, or from the number of the target's layers."""
         fc_bias = "fc.bias" in found.tensors
         if "bias" in found.keys and found.keys.flag("bias") != fc_bias:
             raise ModelError(
@@ -322,7 +323,7 @@ def llama(config: PairConfig, target: Target) -> dict[str, Any]:
 def llama_sizes(keys: Keys, tensors: Mapping[str, Tensor], *, qwen: bool) -> dict[str, Any]:
     """Sizes and options of decoder layers, Qwen3's or Llama's, by the names that heads have for them.
 
-    Raises ModelError, by the name of the key, where they are something else.
+    Raises ModelError, naming the key, for other layers.
     """
     num_layers = keys.size("num_hidden_layers", 1)
     keys.only("hidden_act", "silu")
@@ -354,13 +355,13 @@ def llama_sizes(keys: Keys, tensors: Mapping[str, Tensor], *, qwen: bool) -> dic
 
 
 def marker(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What this library wrote about a directory; empty where another did."""
+    """This library's marker in a directory; empty in directories of other tools."""
     found = config.get(MARKER)
     return found if isinstance(found, Mapping) else {}
 
 
 def last_layer(found: Found) -> int:
-    """The layer that a head of the final hidden state reads. Raises ModelError where nothing tells."""
+    """The layer that a head of the final hidden state reads. Raises ModelError where it is unknown."""
     said = found.keys.inner(MARKER)
     if "tap_layer" in said:
         return said.integer("tap_layer")
@@ -378,7 +379,7 @@ def complete_vocabulary(tensors: dict[str, Tensor], config: Eagle3Config, *, nam
     if "d2t" not in tensors and size == total:
         tensors["d2t"] = torch.zeros(size, dtype=torch.int64)
     if "d2t" not in tensors or tensors["d2t"].shape != (size,):
-        return  # missing, or of a wrong shape: said with all the others
+        return  # missing, or of a wrong shape: reported with all others
     ids = tensors["d2t"].long() + torch.arange(size)
     if int(ids.min()) < 0 or int(ids.max()) >= total or len(set(ids.tolist())) != size:
         raise ModelError(

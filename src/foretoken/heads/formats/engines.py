@@ -1,6 +1,7 @@
 """How to start other engines with a head: vLLM's ``--speculative-config`` and SGLang's flags, and what cannot run there.
 
-What is said of vLLM was seen in 0.32 (EAGLE-1, EAGLE-3, Medusa) or read in 0.32 and 0.33; of SGLang, read.
+Statements about vLLM were tested in 0.32 (EAGLE-1, EAGLE-3, Medusa) or read in the source of 0.32 and 0.33; those about
+SGLang were read in its source.
 """
 
 from dataclasses import dataclass, field
@@ -18,7 +19,7 @@ from foretoken.heads.pair import PairConfig
 from foretoken.heads.rope import default_attention_factor
 
 DEFAULT_LENGTH = 3
-"""Guesses in a line where neither the caller nor the head says: what both engines' documentation uses for EAGLE."""
+"""Default of num_speculative_tokens: the value of both engines' documentation for EAGLE."""
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class Serving:
 def serving(head: Head, layout: Layout, model: str, about: Target, length: int | None = None) -> Serving:
     """What to pass for a head that lies in directory or hub id ``model``, in a layout, to draft ``length`` tokens.
 
-    Raises ConfigError for a length that the head, or the engine with it, does not draft rightly.
+    Raises ConfigError for a length that the head, or the engine with it, does not support.
     """
     if length is not None and length < 1:
         raise ConfigError(f"num_speculative_tokens = {length} must be at least 1")
@@ -81,7 +82,7 @@ def _eagle3(head: Eagle3Head, layout: Layout, model: str, about: Target, length:
             f"only {config.draft_vocab_size} of {config.vocab_size} tokens are ever drafted: d2t maps them in both engines"
         )
     if len(config.layer_ids) != 3:
-        notes.append(f"it reads {len(config.layer_ids)} layers; engines may take three for granted")
+        notes.append(f"it reads {len(config.layer_ids)} layers; engines may assume three")
     flags = [name for name in ("norm_before_residual", "fc_norm", "norm_output") if getattr(config, name)]
     if flags:
         notes.append(f"it was trained with {', '.join(flags)}: vLLM reads that; see that your SGLang does")
@@ -93,7 +94,7 @@ def _eagle1(head: Eagle1Head, model: str, about: Target, length: int) -> Serving
     notes.append('SGLang knows EAGLE-1 as "LlamaForCausalLMEagle": put that into "architectures" of a copy for it')
     if head.config.fc_bias:
         notes.append(
-            "fc has a bias, as the authors' has: vLLM 0.32 has none there, drops it without a word, and guesses otherwise"
+            "fc has a bias, as in the authors' checkpoints: vLLM 0.32 silently ignores it, and may accept less"
         )
     config: dict[str, Any] | None = {"method": "eagle", "model": model, "num_speculative_tokens": length}
     reason = _not_vllm(head.config)

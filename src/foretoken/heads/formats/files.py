@@ -1,4 +1,4 @@
-"""Checkpoint directories on disk: tensors read whatever file holds them, and files replaced all or none."""
+"""Checkpoint directories on disk: tensors are read from any supported file, and files are replaced all or none."""
 
 import json
 import math
@@ -60,14 +60,14 @@ def read_tensors(path: Path, *, name: str, prefer: str = WEIGHTS) -> dict[str, T
 
 def _read(file: Path, *, name: str) -> dict[str, Tensor]:
     if file.suffix == ".safetensors":
-        read_header(file, name=name)  # says in words what is wrong with a damaged file
+        read_header(file, name=name)  # raises a clear error for a damaged file
         try:
             return dict(load_file(file))
         except SafetensorError as error:
             raise ModelError(f"{name}: {file.name} cannot be read ({error}); download it again") from error
     try:
         found = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # pickle, zip and torch have many ways to fail
+    except Exception as error:  # pickle, zip and torch raise many kinds of errors
         raise ModelError(f"{name}: {file.name} cannot be read ({str(error).splitlines()[0]})") from error
     if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
         raise ModelError(f"{name}: {file.name} holds no dictionary of tensors")
@@ -77,9 +77,10 @@ def _read(file: Path, *, name: str) -> dict[str, Tensor]:
 def replace(path: Path, files: Mapping[str, bytes], *, stale: Iterable[str] = ()) -> None:
     """Write files into directory path, made where there is none: all of them, or none.
 
-    Everything is written beside and flushed to the disk first, so a full disk or an interruption leaves what was there.
+    Everything is written beside and flushed to the disk first, so a full disk or an interruption leaves the old files.
     A new directory then appears by one renaming; in one that exists, each file is renamed into place, in order, and the
-    files named stale go. Raises ConfigError where path is a file, and OSError that names what could not be written.
+    files named stale are deleted. Raises ConfigError where path is a file, and OSError that names what could not be
+    written.
     """
     if path.exists() and not path.is_dir():
         raise ConfigError(f"{path} is a file; expected a directory, or a place where one can be made")

@@ -1,4 +1,4 @@
-"""A config.json written by others, read key by key: whatever is absent, wrong or unsupported is said by its name."""
+"""Read a config.json of other tools key by key: errors name the key that is absent, wrong or unsupported."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ class Keys:
     def __init__(self, values: Mapping[str, Any], name: str, prefix: str = "") -> None:
         self.values, self.name, self.prefix = values, name, prefix
         self.read: set[str] = set()
-        """The keys that somebody asked for, there or not."""
+        """The keys that were read, present or not."""
 
     def __contains__(self, key: str) -> bool:
         """Whether the key is there and not null."""
@@ -72,7 +72,7 @@ class Keys:
         return Keys(value, self.name, f"{self.prefix}{key}.")
 
     def only(self, key: str, allowed: Any, *, default: Any = None) -> None:
-        """Refuse a value that would compute something else than what is implemented here."""
+        """Refuse a value that is not implemented here."""
         self.read.add(key)
         value = self.values.get(key, default)
         if value is not None and value != allowed:

@@ -1,7 +1,7 @@
-"""What others' config.json say of a decoder layer: rotary frequencies, windows, and keys that change no result.
+"""Read a decoder layer's keys from other tools' config.json: rotary frequencies, windows, and keys without effect.
 
-A key that is neither read nor known to be harmless is refused by its name: a head that computes something else than it
-was trained to is still lossless, and nothing but a poor acceptance would tell.
+A key that is neither read nor known to have no effect is refused by name: a wrongly computed head is still lossless,
+and only a low acceptance would show the error.
 """
 
 from collections.abc import Iterable, Mapping
@@ -33,13 +33,12 @@ HARMLESS = frozenset(
         "tf_legacy_loss", "tie_encoder_decoder", "top_k", "top_p", "typical_p",
     }
 )  # fmt: skip
-"""Keys of config.json that change nothing of what a head computes here. Those of words (embeddings that are tied, say)
-have no say either: the tensors of the file are used."""
+"""Keys of config.json without effect on a head's results here. Keys about embeddings (tied ones, for example) are
+ignored too: the tensors of the file are used."""
 
 
 def refuse_unknown(keys: Keys, harmless: Iterable[str] = HARMLESS) -> None:
-    """Raise ModelError for the first key that nobody has read, that is not harmless and that is not off (null, false,
-    empty)."""
+    """Raise ModelError for the first key that was not read, is not harmless and is not off (null, false, empty)."""
     known = keys.read | set(harmless)
     for key, value in sorted(keys.values.items()):
         if key not in known and not (value is None or value is False or value == "" or value == [] or value == {}):
@@ -52,7 +51,7 @@ def refuse_unknown(keys: Keys, harmless: Iterable[str] = HARMLESS) -> None:
 def rope(keys: Keys) -> tuple[float, RopeScaling | None]:
     """(base, scaling) of either spelling: rope_theta and rope_scaling, or rope_parameters as transformers 5 writes them.
 
-    Raises ModelError for frequencies that are not implemented (see ``heads.rope``), by the name of what asks for them.
+    Raises ModelError for frequencies that are not implemented (see ``heads.rope``), naming the key.
     """
     parts = [keys.inner(key) for key in ("rope_scaling", "rope_parameters")]
     for part in parts:
@@ -136,7 +135,7 @@ def windows(keys: Keys, num_layers: int, *, qwen: bool) -> tuple[int, ...]:
     """How many last positions each layer sees, 0 for all; empty where all layers see all.
 
     "layer_types" says it. Where it is absent, Qwen's rule holds for Qwen's layers: with "use_sliding_window", those from
-    number "max_window_layers" on. Raises ModelError where the keys leave open which layers see what.
+    number "max_window_layers" on. Raises ModelError where the keys do not determine the windows of all layers.
     """
     size = keys.integer("sliding_window", 0)
     used = keys.flag("use_sliding_window") if "use_sliding_window" in keys else None

@@ -1,4 +1,4 @@
-"""What every checkpoint layout says of itself, and the checks that all of them share."""
+"""The interface of checkpoint layouts, and the checks that they share."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
@@ -20,7 +20,7 @@ DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 @dataclass(frozen=True)
 class Target:
-    """What is known of the target when a head is saved. Some layouts have keys for it."""
+    """Facts about the target that are saved with a head. Some layouts have keys for it."""
 
     name: str | None = None
     architecture: str | None = None
@@ -32,13 +32,13 @@ class Target:
 class Found:
     """A checkpoint as it lies on disk, its names already the head's own."""
 
-    name: str  # what the user called it: begins every message
+    name: str  # as given by the user: begins every message
     keys: Keys
     tensors: dict[str, Tensor]
     num_layers: int | None  # of the target, where the caller knows
 
     def shape(self, tensor: str) -> Sequence[int]:
-        """Of a matrix that the layout cannot do without."""
+        """Shape of a matrix that the layout requires."""
         if tensor not in self.tensors:
             raise ModelError(f"{self.name}: the weights lack {tensor}; found {some(self.tensors)}")
         shape = self.tensors[tensor].shape
@@ -51,9 +51,9 @@ class Layout(ABC):
     """A way of writing one kind of head: names of tensors, and a config.json."""
 
     name: ClassVar[str]
-    """What ``--to`` calls it."""
+    """Its name for ``--to``."""
     summary: ClassVar[str]
-    """Who reads it, in half a line."""
+    """Which engines read it, in a few words."""
     head: ClassVar[type[Head]]
     architectures: ClassVar[tuple[str, ...]] = ()
     """Values of "architectures" by which it is known; the first is written."""
@@ -109,7 +109,7 @@ def fill(head: Head, tensors: Mapping[str, Tensor], *, name: str) -> None:
     own = head.state_dict()
     faults = [
         *([f"missing: {some(own.keys() - tensors.keys())}"] if own.keys() - tensors.keys() else []),
-        *([f"superfluous: {some(tensors.keys() - own.keys())}"] if tensors.keys() - own.keys() else []),
+        *([f"unexpected: {some(tensors.keys() - own.keys())}"] if tensors.keys() - own.keys() else []),
     ]
     wrong = [key for key in own if key in tensors and own[key].shape != tensors[key].shape]
     faults += [f"{key} is {list(tensors[key].shape)}, expected {list(own[key].shape)}" for key in wrong[:3]]
@@ -131,7 +131,7 @@ def fill(head: Head, tensors: Mapping[str, Tensor], *, name: str) -> None:
 
 
 def check_layer_ids(ids: Sequence[int], *, name: str, source: str) -> None:
-    """Layer ids (ours: i is the output of layer i) must be distinct and ascend: engines capture them in that order."""
+    """Layer ids (i is the output of layer i) must be distinct and ascend: engines capture them in that order."""
     if not ids or list(ids) != sorted(set(ids)):
         raise ModelError(
             f"{name}: {source} name the target layers {list(ids)} (numbered by their outputs, from 0); they must be "

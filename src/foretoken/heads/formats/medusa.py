@@ -15,7 +15,7 @@ from foretoken.heads.medusa import MedusaConfig, MedusaHead
 
 
 class MedusaAuthors(Layout):
-    """FasterDecoding's: medusa_lm_head.safetensors (or .pt), and a config.json that knows no sizes.
+    """FasterDecoding's: medusa_lm_head.safetensors (or .pt), and a config.json without sizes.
 
     Sizes are those of the tensors, and so is the number of heads: published directories say 2 and hold 5.
     """
@@ -54,13 +54,13 @@ class MedusaAuthors(Layout):
         return self.sizes(found, 1 + max(held), num_layers)
 
     def sizes(self, found: Found, num_heads: int, num_layers: int) -> MedusaConfig:
-        """What the tensors tell."""
+        """The sizes of the tensors."""
         name = f"0.{num_layers}.weight"
         last = found.shape(name) if name in found.tensors else None
         hidden = found.shape("0.0.linear.weight" if num_layers else name)[1]
         keys = found.keys
         columns = keys.size("vocab_size") if last is None else last[0]
-        # Without a map each column is the token of its number. Old files say nothing of the vocabulary.
+        # Without a map column i is token i. Old files do not give the size of the vocabulary.
         vocab = keys.size("vocab_size", columns) if "token_map" in found.tensors else columns
         return MedusaConfig(
             hidden_size=hidden,
@@ -74,7 +74,7 @@ class MedusaAuthors(Layout):
 
 
 class MedusaVLLM(MedusaAuthors):
-    """``MedusaModel`` of vLLM. A chain of each head's first choice is all that it drafts.
+    """``MedusaModel`` of vLLM. It drafts only a chain of each head's first choice.
 
     vLLM has keys for a reduced vocabulary (truncated_vocab_size, token_map), but its linear layers are as wide as the whole
     one and refuse to load fewer rows (read and seen in 0.32): such heads are read here and not written.
@@ -131,7 +131,7 @@ class MedusaVLLM(MedusaAuthors):
         }
 
     def parse(self, found: Found) -> HeadConfig:
-        """Sizes are checked against what config.json says."""
+        """Sizes are checked against config.json."""
         keys = found.keys
         num_layers = keys.integer("num_hidden_layers", 1)
         for key in [key for key in found.tensors if re.fullmatch(r"lm_heads\.\d+\.weight", key)]:

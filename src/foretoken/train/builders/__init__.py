@@ -1,1 +1,2 @@
-"""A file a method: how a fresh head for a target is made, and what it is trained by. Found by ``builtin.METHODS``."""
+"""One file per method: how a fresh head for a target is made, and its training objective. Found by
+``builtin.METHODS``."""

@@ -1,9 +1,9 @@
-"""SpecDec++'s acceptance head: will the target keep this guess?"""
+"""SpecDec++'s acceptance head: the probability that the target keeps a guess."""
 
 import torch
 
 from foretoken.errors import ConfigError
-from foretoken.heads.acceptance import AcceptanceConfig, AcceptanceHead
+from foretoken.heads.acceptance import LAW_DRAFTER, AcceptanceConfig, AcceptanceHead, law_refused
 from foretoken.train.data import sequential_batches
 from foretoken.train.lesson import Teacher
 from foretoken.train.making import Making, Options, Recipe
@@ -21,15 +21,19 @@ def build(making: Making, options: Options) -> Objective:
             "acceptance needs --init DIR: the draft model, or the head, whose hidden states are to be read"
         )
     reader = open_reader(making.init or "bundled/draft", making.model, num_slots=options["num_slots"])
+    if options["reads_law"] and reader.drafter != LAW_DRAFTER:
+        raise ConfigError(law_refused(reader.drafter))
     config = AcceptanceConfig(
         reader.hidden_size, spec.vocab_size, num_layers=options["num_layers"], normalize=options["normalize"],
-        drafter=reader.drafter,
+        drafter=reader.drafter, reads_law=options["reads_law"],
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(making.seed)
         head = AcceptanceHead(config)
-    given = {name: options[name] for name in ("rule", "mixing", "everywhere", "weight_accepted", "weight_rejected")}
-    return AcceptanceObjective(head, reader, temperature=options["label_temperature"], **given)
+    own = (
+        "rule", "temperatures", "prefix", "target_share", "everywhere", "weight_accepted", "weight_rejected",
+    )  # fmt: skip
+    return AcceptanceObjective(head, reader, **{name: options[name] for name in own})
 
 
 @torch.no_grad()
@@ -42,14 +46,15 @@ def calibrate_head(objective: Objective, teacher: Teacher, held_out: Responses) 
         batch = held_out.batch(index).to(teacher.model.spec.device)
         generator = torch.Generator().manual_seed(10_000 + number)  # other places than ``evaluate`` draws
         places = objective.places(teacher.teach(batch, objective.taps), teacher, generator)
-        logits.append(objective.head(places.hidden))
+        logits.append(objective.read(places))
         labels.append(places.labels)
     calibrate(objective.head, torch.cat(logits), torch.cat(labels))
 
 
 RECIPE = Recipe(
     build,
-    {"num_layers": 2, "normalize": True, "rule": "coupled", "label_temperature": 1.0, "mixing": 0.15,
-     "everywhere": False, "weight_accepted": 1.0, "weight_rejected": 6.0, "num_slots": 5},
+    {"num_layers": 2, "normalize": True, "reads_law": False, "rule": "coupled", "temperatures": [0.0, 1.0],
+     "prefix": "mixed", "target_share": 0.15, "everywhere": False, "weight_accepted": 1.0, "weight_rejected": 6.0,
+     "num_slots": 5},
     finish=calibrate_head,
 )  # fmt: skip

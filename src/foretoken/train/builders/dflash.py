@@ -1,4 +1,4 @@
-"""DFlash, with DSpark's heads where they are asked for: a block of guesses in one pass."""
+"""DFlash, with DSpark's heads on request: a block of guesses in one pass."""
 
 from foretoken.heads.dflash import DFlashConfig, DFlashHead, spread_layers
 from foretoken.train.making import LAYER, SIZES, Making, Options, Recipe, shaped
@@ -7,7 +7,7 @@ from foretoken.train.objectives.dflash import DFlashObjective
 
 
 def build(making: Making, options: Options) -> Objective:
-    """A block drafter over features of the layers asked for, or of layers evenly spread."""
+    """A block drafter over features of the given layers, or of evenly spread ones."""
     spec = making.model.spec
     mask = options["mask_token_id"]
     if mask is None:  # a token that no text holds

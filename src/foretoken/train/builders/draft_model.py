@@ -1,4 +1,4 @@
-"""A small model, trained on the target's laws."""
+"""A small model, trained on the target's probabilities."""
 
 from typing import Any
 

@@ -7,7 +7,7 @@ from foretoken.train.objectives.eagle1 import Eagle1Objective
 
 
 def build(making: Making, options: Options) -> Objective:
-    """A layer of the target's sizes, or of those asked for."""
+    """A layer of the target's sizes, or of the given ones."""
     spec = making.model.spec
     config = Eagle1Config(
         spec.hidden_size, spec.vocab_size, tap_layer=spec.num_layers - 1, **shaped(making, options, *LAYER)

@@ -7,7 +7,7 @@ from foretoken.train.objectives.medusa import MedusaObjective
 
 
 def build(making: Making, options: Options) -> Objective:
-    """As many heads as asked for, each begun as the target's own."""
+    """The given number of heads, each initialised with the target's own head."""
     size, wide = options["draft_vocab_size"] or 32000, making.model.spec.vocab_size
     ids = making.counts.argsort(descending=True, stable=True)[:size].sort().values if size < wide else None
     given = {name: options[name] for name in ("num_heads", "num_layers", "own_lm_head")}

@@ -1,1 +1,1 @@
-"""How each method is trained: one ``Objective`` a method, all for the one trainer."""
+"""One training ``Objective`` per method."""

@@ -1,30 +1,43 @@
 """How the acceptance head of SpecDec++ is trained (2405.19715, section 3.2), and calibrated.
 
-What it reads is a frozen drafter's hidden state after a guess, so texts must hold guesses: a share of the response's
-tokens is replaced by draws from the drafter, the rest stays the target's, and so do most prefixes, as in decoding
-(*token mixing*). The label is the probability that the target would keep that token, from both laws on the mixed text.
+The head learns, from a frozen drafter's hidden state after a guess, the probability that the target keeps that guess. So a
+text must hold guesses. Two ways to put them there, by ``prefix``:
+
+- ``mixed``, the paper's: each token of the response stays the target's with probability ``target_share`` (0.15 in the
+  authors' code), all others are draws from the drafter and carry labels. The labels are those of the text as the target
+  wrote it; the drafter reads the mixed text, so most of what stands before a guess are guesses too.
+- ``target``: a guess at every token of the response, each read behind the target's own text, as in decoding, where a guess
+  counts only if all before it were kept. Draft models alone (``Reader.beside``).
+
 Which drafter it is, ``reading.Reader`` says.
 """
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretoken.heads.acceptance import AcceptanceHead
+from foretoken.errors import ConfigError
+from foretoken.heads.acceptance import AcceptanceHead, law_inputs
 from foretoken.train.lesson import Lesson, Teacher
 from foretoken.train.objective import Objective, Outcome
 from foretoken.train.objectives.reading import Reader, can_say
 
+PREFIXES = ("mixed", "target")
+
 
 @dataclass(frozen=True)
 class Places:
-    """M guesses: what the drafter's hidden state was after reading each, and what became of it."""
+    """M guesses: what an acceptance head reads of each, and what became of it."""
 
-    hidden: Tensor  # [M, H] float32
+    hidden: Tensor  # [M, H] float32 the drafter's hidden state after it has read the guess
+    law: Tensor  # [M, 4] float32 ``heads.acceptance.law_inputs``
     labels: Tensor  # [M] float32 probability that the target keeps it
+    row: Tensor  # [M] int64 row of the batch
+    at: Tensor  # [M] int64 position of the guess in its text
 
 
 class AcceptanceObjective(Objective):
@@ -38,20 +51,52 @@ class AcceptanceObjective(Objective):
         reader: Reader,
         *,
         rule: str = "coupled",
-        temperature: float = 1.0,
-        mixing: float = 0.15,
+        temperatures: Sequence[float] = (1.0,),
+        prefix: str = "mixed",
+        target_share: float = 0.15,
         everywhere: bool = False,
         weight_accepted: float = 1.0,
         weight_rejected: float = 6.0,
     ) -> None:
-        """rule: the verifier whose acceptance is the label, a name of LABELS. mixing: share of the response's tokens that
-        are replaced. everywhere: learn from all tokens of the response that the drafter could have guessed, not from the
-        replaced ones alone."""
-        if rule not in LABELS or not 0 < mixing <= 1 or temperature < 0:
-            raise ValueError(f"rule {rule!r} of {sorted(LABELS)}, mixing {mixing} in (0, 1], temperature {temperature}")
+        """rule: the verifier whose acceptance is the label, a name of LABELS. temperatures: each text is guessed at one of
+        them, drawn anew each time it is read. prefix: what stands before a guess, "mixed" or "target". target_share, for
+        "mixed": the share of the response's tokens that stay the target's; they carry no labels, unless everywhere, which
+        labels them too where the drafter could have guessed them. Raises ConfigError."""
+        for good, name, value, expected in (
+            (rule in LABELS, "rule", rule, f"one of {', '.join(LABELS)}"),
+            (prefix in PREFIXES, "prefix", prefix, f"one of {', '.join(PREFIXES)}"),
+            (
+                0 <= target_share <= 1,
+                "target_share",
+                target_share,
+                "in [0, 1]: the share of tokens that stay the target's",
+            ),
+            (
+                target_share < 1 or everywhere or prefix == "target",
+                "target_share",
+                target_share,
+                "below 1: no token carries a label",
+            ),
+            (
+                not (everywhere and prefix == "target"),
+                "everywhere",
+                everywhere,
+                'false with prefix "target", where every token is guessed',
+            ),
+            (
+                len(temperatures) > 0 and all(is_temperature(t) for t in temperatures),
+                "temperatures",
+                temperatures,
+                "some numbers, each at least 0",
+            ),
+        ):
+            if not good:
+                raise ConfigError(f"{name} = {value!r} must be {expected}")
+        if prefix == "target":
+            reader.check_beside()
         self.head, self.reader = head, reader
-        self.label, self.temperature = LABELS[rule], temperature
-        self.mixing, self.everywhere = mixing, everywhere
+        self.label, self.temperatures = LABELS[rule], tuple(temperatures)
+        self.prefix, self.target_share, self.everywhere = prefix, target_share, everywhere
         self.weight_accepted, self.weight_rejected = weight_accepted, weight_rejected
 
     @property
@@ -61,53 +106,134 @@ class AcceptanceObjective(Objective):
 
     @torch.no_grad()
     def places(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator) -> Places:
-        """Mix, and let target and drafter read the mixed text. What is mixed in are first guesses, drawn from the drafter's
-        law on the text as it was, all at once; labels and hidden states are those of the mixed text, at every depth that
-        the drafter tells apart. Choices are made on the CPU, by generator."""
+        """Guesses of a batch with their labels. Guesses are first guesses, drawn from the drafter's law on the text as it
+        was, all at once; every choice is made on the CPU, by generator. Labels are always those of the text as it was."""
+        batch = lesson.batch
+        which = torch.randint(len(self.temperatures), (len(batch.tokens),), generator=generator)
+        temperature = torch.tensor(self.temperatures)[which].to(batch.tokens.device)  # [B]
+        if self.prefix == "target":
+            return self._beside(lesson, teacher, temperature, generator)
+        return self._mixed(lesson, teacher, temperature, generator)
+
+    def _beside(self, lesson: Lesson, teacher: Teacher, temperature: Tensor, generator: torch.Generator) -> Places:
+        """A guess for each token of the response, read in its place behind the text's own tokens."""
         batch, model = lesson.batch, teacher.model
-        (first,) = self.reader.read(lesson, model, first=True)
+        (reading,) = self.reader.read(lesson, model)
+        rows, before = batch.supervised.nonzero(as_tuple=True)  # [R] positions whose next token is guessed
+        logits = self.reader.logits(reading.told[rows, before], model)
+        guesses = batch.tokens[:, 1:].clone()  # [B, T - 1]
+        guesses[rows, before] = draw(logits, temperature[rows], generator)
+        hidden = self.reader.beside(lesson, guesses)[rows, before].float()
+        return self._labelled(lesson, rows, before, guesses[rows, before], logits, hidden, temperature)
+
+    def _mixed(self, lesson: Lesson, teacher: Teacher, temperature: Tensor, generator: torch.Generator) -> Places:
+        """Let the drafter read the mixed text, at every depth that it tells apart."""
+        batch, model = lesson.batch, teacher.model
+        clean = self.reader.read(lesson, model)
+        first = clean[0]
         rows, before = batch.supervised.nonzero(as_tuple=True)  # [R] positions whose next token may be replaced
         rows, before = rows[before >= first.back], before[before >= first.back]
-        drawn = torch.rand(len(rows), generator=generator).to(rows.device) < self.mixing
-        q = law_of(self.reader.logits(first.told[rows[drawn], before[drawn] - first.back], model), self.temperature)
+        drawn = torch.rand(len(rows), generator=generator).to(rows.device) >= self.target_share
+        at = (rows[drawn], before[drawn] - first.back)
+        logits = self.reader.logits(first.told[at], model)
         tokens = batch.tokens.clone()
-        if len(q):
-            tokens[rows[drawn], before[drawn] + 1] = torch.multinomial(q.cpu(), 1, generator=generator)[:, 0].to(
-                rows.device
-            )
+        tokens[rows[drawn], before[drawn] + 1] = draw(logits, temperature[rows[drawn]], generator)
+        mixed_batch = replace(batch, tokens=tokens)
+        # Only drafters that read the target's hidden states ask for another pass of the target.
+        mixed = teacher.teach(mixed_batch, self.taps) if self.taps else replace(lesson, batch=mixed_batch)
         if not self.everywhere:
             rows, before = rows[drawn], before[drawn]
-        mixed = teacher.teach(replace(batch, tokens=tokens), self.taps)
-        p, guesses = law_of(mixed.logits[rows, before], self.temperature), tokens[rows, before + 1]
-        hidden, labels = [], []
-        for reading in self.reader.read(mixed, model):
-            there = before >= reading.back
-            at = (rows[there], before[there] - reading.back)
-            logits = self.reader.logits(reading.told[at], model)
-            said = can_say(logits, guesses[there])
-            label = self.label(p[there], law_of(logits, self.temperature), guesses[there])
-            hidden.append(reading.hidden[at][said].float())
-            labels.append(label[said])
-        return Places(torch.cat(hidden), torch.cat(labels))
+        parts = []
+        for own, noisy in zip(clean, self.reader.read(mixed, model), strict=True):
+            there = before >= own.back
+            row, at_before = rows[there], before[there]
+            guesses = tokens[row, at_before + 1]
+            logits = self.reader.logits(own.told[row, at_before - own.back], model)
+            hidden = noisy.hidden[row, at_before - own.back].float()
+            said = can_say(logits, guesses)
+            parts.append(
+                self._labelled(
+                    lesson, row[said], at_before[said], guesses[said], logits[said], hidden[said], temperature
+                )
+            )
+        return Places(*(torch.cat([getattr(part, name) for part in parts]) for name in FIELDS))
+
+    def _labelled(
+        self,
+        lesson: Lesson,
+        rows: Tensor,
+        before: Tensor,
+        guesses: Tensor,
+        logits: Tensor,
+        hidden: Tensor,
+        temperature: Tensor,
+    ) -> Places:
+        """Places of guesses [M] behind positions before [M] of rows [M], drawn after logits [M, V]."""
+        own, laws, labels = temperature[rows], [], []
+        for part in parts_of(len(rows)):
+            p = law_of(lesson.logits[rows[part], before[part]], own[part])
+            labels.append(self.label(p, law_of(logits[part], own[part]), guesses[part]))
+            laws.append(law_inputs(logits[part], guesses[part], own[part]))
+        return Places(hidden, torch.cat(laws), torch.cat(labels), rows, before + 1)
 
     def outcome(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator, *, training: bool) -> Outcome:
         """No slots: the loss is ``extra``. figures: of the calibrated prediction, how often it is on the label's side of
-        one half, and its calibration error."""
+        one half, its calibration error, and the area under its ROC curve (one half where all are kept, or none)."""
         places = self.places(lesson, teacher, generator)
-        logits = self.head(places.hidden)
+        logits = self.read(places)
         loss = weighted_bce(logits, places.labels, self.weight_accepted, self.weight_rejected)
         with torch.no_grad():
             chance = torch.sigmoid(logits * self.head.scale + self.head.shift)
             right = ((chance > 0.5) == (places.labels > 0.5)).float()
-            figures = {"accuracy": float(right.mean()), "ece": calibration_error(chance, places.labels)}
+            auc = area_under_curve(chance, places.labels)
+            figures = {
+                "accuracy": float(right.mean()),
+                "ece": calibration_error(chance, places.labels),
+                "auc": 0.5 if math.isnan(auc) else auc,
+            }
         return Outcome([], loss, figures if len(logits) else {})
 
+    def read(self, places: Places) -> Tensor:
+        """[M] raw logits of the head for these guesses."""
+        logits: Tensor = self.head(places.hidden, places.law if self.head.config.reads_law else None)
+        return logits
 
-def law_of(logits: Tensor, temperature: float) -> Tensor:
-    """[M, V] float32; temperature 0 is the most probable token for certain."""
-    if temperature == 0:
-        return torch.zeros_like(logits, dtype=torch.float32).scatter_(-1, logits.argmax(-1, keepdim=True), 1.0)
-    return torch.softmax(logits.float() / temperature, -1)
+
+FIELDS = ("hidden", "law", "labels", "row", "at")
+
+
+def is_temperature(value: object) -> bool:
+    """Whether it is a finite number, at least 0."""
+    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+
+
+CHUNK = 256
+"""Places whose laws are computed at once: laws of a whole batch do not fit a cache, and took twice as long."""
+
+
+def parts_of(count: int) -> list[slice]:
+    """Slices of at most CHUNK of so many places; one, empty, of none."""
+    return [slice(at, at + CHUNK) for at in range(0, max(1, count), CHUNK)]
+
+
+def draw(logits: Tensor, temperature: Tensor, generator: torch.Generator) -> Tensor:
+    """[M] int64 drawn from the laws of logits [M, V] at temperature [M], by generator on the CPU."""
+    drawn = [
+        torch.multinomial(law_of(logits[part], temperature[part]).cpu(), 1, generator=generator)[:, 0]
+        for part in parts_of(len(logits))
+        if len(logits)
+    ]
+    return torch.cat([torch.zeros(0, dtype=torch.int64), *drawn]).to(logits.device)
+
+
+def law_of(logits: Tensor, temperature: Tensor) -> Tensor:
+    """[M, V] float32 of logits [M, V] at temperature [M]; temperature 0 is the most probable token for certain."""
+    greedy = temperature == 0
+    law = torch.softmax(logits.float() / temperature.masked_fill(greedy, 1.0)[:, None], -1)
+    if bool(greedy.any()):
+        best = logits[greedy].argmax(-1, keepdim=True)
+        law[greedy] = torch.zeros_like(law[greedy]).scatter_(-1, best, 1.0)
+    return law
 
 
 def rejection_label(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
@@ -157,6 +283,23 @@ def calibration_error(chance: Tensor, labels: Tensor, num_bins: int = 10) -> flo
     gap = torch.zeros(num_bins, dtype=torch.float64, device=chance.device)
     gap.index_add_(0, bins, (chance - labels).double())
     return float(gap.abs().sum() / len(chance))
+
+
+def area_under_curve(score: Tensor, labels: Tensor, weight: Tensor | None = None) -> float:
+    """Area under the ROC curve: the probability that a kept guess scores higher than a rejected one, ties counted half.
+
+    score [M]; labels [M] in [0, 1]: a soft label is a kept guess of that weight and a rejected one of the rest. weight [M]
+    multiplies both. NaN where all are kept, or none.
+    """
+    value, place = torch.unique(score, return_inverse=True)
+    whole = labels.new_ones(len(labels), dtype=torch.float64) if weight is None else weight.double()
+    kept = torch.zeros(len(value), dtype=torch.float64, device=score.device).index_add_(
+        0, place, whole * labels.double()
+    )
+    lost = torch.zeros_like(kept).index_add_(0, place, whole * (1.0 - labels.double()))
+    below = lost.cumsum(0) - 0.5 * lost
+    total = float(kept.sum() * lost.sum())
+    return float((kept * below).sum()) / total if total > 0 else float("nan")
 
 
 @torch.no_grad()

@@ -1,6 +1,6 @@
 """Distilling the target into an existing draft model (DistillSpec, 2310.08461), by any divergence of ``train.losses``.
 
-The paper finds text of the target's own nearly as good to learn from as the draft's own, and far cheaper.
+The paper finds training on the target's text nearly as good as on the draft's own, and far cheaper.
 """
 
 from typing import Any
@@ -13,7 +13,7 @@ from foretoken.train.objective import Objective, Outcome, Slot
 
 
 class DraftModelObjective(Objective):
-    """One slot: a draft model reads nothing but the text, so every slot is the first, further on."""
+    """One slot: a draft model reads only the text, so slot k equals slot 1 at a later position."""
 
     stepwise = True
 

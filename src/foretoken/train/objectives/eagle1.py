@@ -13,7 +13,8 @@ class Eagle1Objective(Objective):
     """Loss: weight_feature * SmoothL1(predicted feature, true feature) + weight_law * divergence of slot 1.
 
     Training knows slot 1 alone, with uniform noise on the features it reads, since the head never sees its own outputs.
-    Evaluation unrolls num_slots of them on its own features, exactly as decoding does: its slots mean what EAGLE-3's do.
+    Evaluation unrolls num_slots of them on its own features, exactly as decoding does: its slots are defined as for
+    EAGLE-3.
     """
 
     head: Eagle1Head

@@ -15,8 +15,7 @@ class Eagle3Objective(Objective):
     """Slot k behind anchor t: from the target's features up to position t, token t + 1 pending, the guess of token
     t + 1 + k, whose law the target has at position t + k. Weights of the slots are decay ** (k - 1).
 
-    The first ``alone`` of training learns slot 1 by itself: a head that cannot guess it has no use for the others, which
-    cost as much again each, and what it learns there they need too.
+    The first share ``alone`` of training uses slot 1 only. The other slots build on it, and each costs as much again.
     """
 
     head: Eagle3Head
@@ -45,7 +44,7 @@ class Eagle3Objective(Objective):
 
     def outcome(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator, *, training: bool) -> Outcome:
         """In training, places whose most probable token lies outside the draft vocabulary are left out (as published):
-        there the law restricted to it is what little is left over. In evaluation none is."""
+        there the restricted distribution has little mass. In evaluation none are left out."""
         features = self.head.features(lesson.taps, teacher.model)
         num_slots = 1 if training and self.share < self.alone else self.num_slots
         reads = unrolled(self.head, lesson.batch, features, teacher.model, num_slots)

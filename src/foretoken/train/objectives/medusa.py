@@ -1,4 +1,4 @@
-"""How Medusa heads are trained (2401.10774, section 2.2.1, "Medusa-1"): the target stays as it is."""
+"""How Medusa heads are trained (2401.10774, section 2.2.1, "Medusa-1"): the target is frozen."""
 
 import torch
 from torch import Tensor
@@ -9,8 +9,8 @@ from foretoken.train.objective import Objective, Outcome, Slot
 
 
 class MedusaObjective(Objective):
-    """Head k = 1, 2, ... at position t imitates p of token t + k + 1, which stands at t + k; its weight is decay ** k, as
-    distant heads are wrong more often and would else drown the near ones."""
+    """Head k = 1, 2, ... at position t imitates p of token t + k + 1, which stands at t + k; its weight is decay ** k,
+    as distant heads are wrong more often and would otherwise dominate the loss."""
 
     head: MedusaHead
 

@@ -19,10 +19,11 @@ from foretoken.heads.load import load_head
 from foretoken.heads.pair import PairHead
 from foretoken.model.checkpoint import resolve
 from foretoken.model.load import load_model
-from foretoken.model.target import CausalModel
+from foretoken.model.target import CausalModel, Target
 from foretoken.train.lesson import Lesson, Teacher
 from foretoken.train.objectives.eagle3 import require_slots, unrolled
 from foretoken.train.objectives.kangaroo import adapted
+from foretoken.tree import Plan
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,19 @@ class Reader(ABC):
         """[M, V] of M places' ``told``, over the drafter's own vocabulary or the target's, by id."""
         return told
 
+    def check_beside(self) -> None:
+        """Raise ConfigError where ``beside`` is not known."""
+        raise ConfigError(
+            f'prefix = "target" is known for draft models, and {self.drafter!r} reads the target\'s hidden states: give '
+            'prefix = "mixed"'
+        )
+
+    def beside(self, lesson: Lesson, guesses: Tensor) -> Tensor:
+        """[B, T - 1, H] the hidden state after reading guess t of guesses [B, T - 1] behind tokens 0 to t of the text.
+        Raises ConfigError as ``check_beside`` does."""
+        self.check_beside()
+        raise AssertionError("check_beside raises where beside is not known")
+
 
 class ModelReader(Reader):
     """A draft model: it computes from the text alone, so all depths are one."""
@@ -68,6 +82,18 @@ class ModelReader(Reader):
         """One reading."""
         own = self.draft.teach(lesson.batch, ())
         return [Reading(own.logits[:, :-1], own.hidden[:, 1:], back=0)]
+
+    def check_beside(self) -> None:
+        """Known."""
+
+    @torch.no_grad()
+    def beside(self, lesson: Lesson, guesses: Tensor) -> Tensor:
+        """See ``Reader``: one pass over a tree, the text as its trunk and each guess as a leaf."""
+        num_rows, num_leaves = guesses.shape
+        tokens = torch.cat((lesson.batch.tokens[:, :num_leaves], guesses), 1)
+        plan = comb(num_rows, num_leaves, guesses.device)
+        out = Target(self.draft.model, num_rows, 2 * num_leaves).forward(tokens, plan, head=False)
+        return out.hidden[:, num_leaves:].float()
 
 
 class AdapterReader(Reader):
@@ -113,6 +139,18 @@ class PairReader(Reader):
         if self.vocabulary is None:
             return logits
         return logits.new_full((len(logits), model.spec.vocab_size), -torch.inf).index_copy_(1, self.vocabulary, logits)
+
+
+def comb(num_rows: int, num_leaves: int, device: torch.device) -> Plan:
+    """The plan of a trunk of n nodes and, behind them, a leaf under each: what ``layout`` returns for that tree, without
+    its products of N x N matrices, which take longer than the draft model for a long text."""
+    trunk = torch.ones(num_leaves, num_leaves, dtype=torch.bool, device=device).tril()
+    own = torch.eye(num_leaves, dtype=torch.bool, device=device)
+    ancestry = torch.cat((torch.cat((trunk, trunk)), torch.cat((torch.zeros_like(own), own))), 1)  # [2n, 2n]
+    slots = torch.arange(2 * num_leaves, device=device).expand(num_rows, -1)
+    positions = torch.cat((torch.arange(num_leaves), torch.arange(num_leaves) + 1)).to(device).expand(num_rows, -1)
+    length = torch.zeros(num_rows, dtype=torch.int64, device=device)
+    return Plan(length, ancestry.expand(num_rows, -1, -1), slots, positions, positions, 2 * num_leaves)
 
 
 def can_say(logits: Tensor, tokens: Tensor) -> Tensor:

@@ -1,0 +1,196 @@
+"""The documents say what the code does: links, paths, signatures, the numbers of the walk, figures, plain words."""
+
+import importlib
+import importlib.util
+import inspect
+import re
+from functools import cache
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+import foretoken
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
+WALK = "docs/how-a-step-works.md"
+
+LINK = re.compile(r"!?\[[^\]]*\]\(([^)\s]+)\)")
+SPAN = re.compile(r"`([^`\n]+)`")
+SIGNATURE = re.compile(r"<!-- signature: (\S+) -->\n```python\n(.*?)\n```", re.DOTALL)
+NODE = re.compile(r"^\| (\d) \| `(\S+)` \| (0\.\d+) \| (0\.\d+) \|$", re.MULTILINE)
+TOP = ("src/", "tests/", "benchmarks/", "recipes/", "examples/", "docs/")
+
+MANNERED = (
+    r"goes? through the motions", r"nobody's business", r"means? nothing to", r"no gift to", r"\bluck\b", r"\bseam\b", r"\boracle of\b",
+    r"\blooks? on;", r"say yes\b", r"\bthat is all there is to it\b", r"no thought at all", r"\bforesaw\b", r"what .{1,20} is owed",
+)  # fmt: skip
+"""Phrases that are not plain technical English, as regular expressions."""
+FREE = ("docs/LOG.md", "docs/help.md")
+"""A record of what was written when, and a generated page: their words are not checked."""
+
+
+@cache
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+def prose(text: str) -> str:
+    """A page without its code blocks."""
+    return re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE)
+
+
+def anchors(text: str) -> set[str]:
+    """The fragments that GitHub gives a page's headings."""
+    titles = re.findall(r"^#+ (.+)$", re.sub(r"^```.*?^```", "", text, flags=re.DOTALL | re.MULTILINE), re.MULTILINE)
+    plain = (re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", title).replace("`", "").strip().lower() for title in titles)
+    return {re.sub(r"[^\w\- ]", "", title).replace(" ", "-") for title in plain}
+
+
+def broken_links(page: str, text: str) -> list[str]:
+    """Targets of links inside the repository that are not there."""
+    broken = []
+    for target in LINK.findall(prose(text)):
+        if re.match(r"[a-z]+:", target):
+            continue
+        name, _, fragment = target.partition("#")
+        where = (ROOT / page).parent / name if name else ROOT / page
+        if not where.exists() or (fragment and fragment not in anchors(where.read_text(encoding="utf-8"))):
+            broken.append(target)
+    return broken
+
+
+def missing_paths(text: str) -> list[str]:
+    """Files of the repository named in code spans and commands that are not there (names with a wildcard must match)."""
+    named = {span.split()[0].split("::")[0] for span in SPAN.findall(prose(text))}
+    named |= set(re.findall(r"\b(?:python|pytest) ((?:%s)[\w/.-]+)" % "|".join(TOP), text))
+    paths = {name for name in named if name.startswith(TOP) and not re.search(r"[{}<>]", name)}
+    return sorted(name for name in paths if not (list(ROOT.glob(name)) if "*" in name else (ROOT / name).exists()))
+
+
+def mannered(text: str) -> list[str]:
+    """Phrases of the list above that stand in a page."""
+    flat = re.sub(r"\s+", " ", prose(text))
+    return [found.group() for phrase in MANNERED if (found := re.search(phrase, flat, re.IGNORECASE))]
+
+
+def find(name: str) -> object:
+    """What a dotted name stands for."""
+    parts = name.split(".")
+    for split in range(len(parts) - 1, 0, -1):
+        try:
+            value: object = importlib.import_module(".".join(parts[:split]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[split:]:
+            value = getattr(value, part)
+        return value
+    raise LookupError(name)
+
+
+def signature(name: str) -> str:
+    """A callable's signature without types and ``self``; defaults that are objects are written ``...``."""
+    found = find(name)
+    assert callable(found)
+    given = inspect.signature(found)
+    simple = (int, float, str, bool, tuple, type(None))
+    parameters = [
+        parameter.replace(annotation=parameter.empty) if parameter.default is parameter.empty or isinstance(parameter.default, simple)
+        else parameter.replace(annotation=parameter.empty, default=...)
+        for parameter in given.parameters.values()
+        if parameter.name != "self"
+    ]  # fmt: skip
+    text = str(given.replace(parameters=parameters, return_annotation=inspect.Signature.empty))
+    return name.rsplit(".", 1)[1] + text.replace("Ellipsis", "...")
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_links_and_paths(page: str) -> None:
+    assert broken_links(page, read(page)) == []
+    if page not in FREE:
+        assert missing_paths(read(page)) == []
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in FREE])
+def test_plain_words(page: str) -> None:
+    assert mannered(read(page)) == []
+
+
+def test_the_checks_find_what_is_wrong() -> None:
+    text = "# A `b` c\n[x](no.md) [y](#a-b-c) [z](#nowhere) `src/no.py` `tests/test_docs.py`\n\nIt goes\nthrough the motions.\n"
+    assert broken_links("README.md", text) == ["no.md", "#a-b-c", "#nowhere"]  # README.md has no such headings
+    assert anchors(text) == {"a-b-c"}
+    assert missing_paths(text + "\n```sh\npython benchmarks/no.py --x\n```\n") == ["benchmarks/no.py", "src/no.py"]
+    assert mannered(text) == ["goes through the motions"]
+
+
+def test_quoted_signatures() -> None:
+    quoted = SIGNATURE.findall(read(WALK))
+    assert len(quoted) >= 8
+    assert [text for _, text in quoted] == [signature(name) for name, _ in quoted]
+
+
+def test_the_walk_is_what_the_engine_does() -> None:
+    """The second step of the walk's run: guesses, q and p of its table, kept path, slots and text."""
+    shown: list[dict[str, object]] = []
+    engine = foretoken.Engine.load("bundled", speculative="draft_model")
+    assert engine.tokenizer is not None
+    decode = engine.tokenizer.decode
+    engine.observes_draft_logits = True
+
+    def look(event: foretoken.StepEvent) -> None:
+        tree, commit = event.evidence.tree, event.commit
+        tokens = tree.tokens[0].tolist()
+        q = [(logits[0, 0] / 0.7).softmax(-1) for logits in event.draft_logits]
+        shown.append({
+            "tokens": [decode([token]) for token in tokens],
+            "q": [float(q[node - 1][token]) for node, token in enumerate(tokens) if node],
+            "p": [float(event.evidence.p[0, node - 1, token]) for node, token in enumerate(tokens) if node],
+            "path": commit.path[0],
+            "emitted": [decode([token]) for token in commit.tokens[0]],
+            "length": int(commit.length[0]),
+        })  # fmt: skip
+
+    engine.observers.append(look)
+    completion = engine.generate("def add(a, b):\n    return", temperature=0.7, seed=2, max_new_tokens=32)
+    second = shown[1]
+    nodes = NODE.findall(read(WALK))
+    assert second["tokens"] == [" a", *(text.replace("␣", " ").replace(r"\n", "\n") for _, text, _, _ in nodes)]
+    assert second["q"] == pytest.approx([float(q) for *_, q, _ in nodes], abs=2e-3)
+    assert second["p"] == pytest.approx([float(p) for *_, p in nodes], abs=2e-3)
+    assert (second["path"], second["emitted"], second["length"]) == ([0, 1, 2], [" +", " b", "\n"], 8)
+    assert (len(completion.token_ids), len(shown), shown[2]["length"]) == (32, 13, 11)
+    assert "32 tokens took 13 steps" in read(WALK)
+
+
+def _figures() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("figures_make", ROOT / "docs/figures/make.py")
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_figures_show_their_tables() -> None:
+    pytest.importorskip("matplotlib")
+    make = _figures()
+    drawn = {path.stem for path in (ROOT / "docs/figures").glob("*.svg")}
+    assert drawn == set(make.FIGURES)
+    for name, (numbers_of, _, _) in make.FIGURES.items():
+        data = numbers_of()
+        assert data and all(data.values()), name
+        text = read(f"docs/figures/{name}.svg")
+        assert make.fingerprint(data) in text, f"{name} is stale: python docs/figures/make.py"
+        shown_in = [page for page in PAGES if f"figures/{name}.svg" in read(page)]
+        assert shown_in, f"no page shows {name}"
+
+
+def test_a_figure_notices_another_number() -> None:
+    pytest.importorskip("matplotlib")
+    make = _figures()
+    data = make.step_data()
+    first = next(iter(data))
+    assert make.fingerprint(data) != make.fingerprint({**data, first: [data[first][0] + 0.1]})
+    with pytest.raises(ValueError, match="no table"):
+        make.table("serving.md", "no such header")
