@@ -1,4 +1,5 @@
-"""The same weights and prompts, four ways, interleaved: transformers plain and assisted, ours plain and speculative.
+"""The same weights and prompts, four ways, interleaved: transformers plain and assisted, foretoken plain and
+speculative.
 
     python benchmarks/against_transformers.py --target DIR [--draft DIR] [--dtype bfloat16] [--prompts 5] [--rounds 3]
 
@@ -28,7 +29,7 @@ Runner = Callable[[list[int]], list[int]]
 
 
 def transformers_runner(model: PreTrainedModel, tokens: int, assistant: PreTrainedModel | None, guesses: int) -> Runner:
-    """Greedy generate, with an assistant where one is given (its number of guesses held constant, as ours is)."""
+    """Greedy generate, with an assistant where one is given (its number of guesses held constant, as in foretoken)."""
 
     def run(ids: list[int]) -> list[int]:
         extra = {} if assistant is None else {"assistant_model": assistant}
@@ -52,7 +53,7 @@ def transformers_runner(model: PreTrainedModel, tokens: int, assistant: PreTrain
 
 
 def our_runner(engine: foretoken.Engine, tokens: int) -> Runner:
-    """Our engine, greedy, the same number of tokens whatever an end token says."""
+    """foretoken's engine, greedy, the same number of tokens, end tokens ignored."""
 
     def run(ids: list[int]) -> list[int]:
         end_ids = engine.model.spec.eos_token_ids
@@ -74,7 +75,8 @@ def load_prompts(tokenizer: object, limit: int) -> list[list[int]]:
 
 
 def llama_cpp(gguf: str | None) -> float | None:
-    """Tokens per second of llama.cpp's plain decoding of the same weights, where llama-bench and a GGUF are at hand."""
+    """Tokens per second of llama.cpp's plain decoding of the same weights, where llama-bench and a GGUF file are
+    available."""
     program = shutil.which("llama-bench")
     if program is None or gguf is None:
         return None

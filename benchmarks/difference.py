@@ -1,4 +1,4 @@
-"""Does one drafter accept more than another? The difference of their mean acceptance lengths, paired by prompt.
+"""Compare two drafters: the difference of their mean acceptance lengths, paired by prompt.
 
     python benchmarks/drafters.py --methods eagle1,eagle3 --prompts-per-category 24 --rounds 1 \\
       --max-new-tokens 64 --json r.json

@@ -5,8 +5,9 @@
 
 One process, one set of weights, all methods in turn on each prompt (``foretoken.bench.run_bench``); verification is
 ``coupled``, so all texts must be plain decoding's own. Heads are the bundled ones, or DIR/METHOD with --heads DIR (eagle2
-reads eagle1's where it has none of its own). A method is written as ``foretoken bench --methods`` takes it. One whose head
-is missing is left out, and said so. Markdown on stdout, progress on stderr; --json FILE keeps the whole report.
+reads eagle1's where it has none of its own). A method is written as ``foretoken bench --methods`` takes it. Methods
+whose head is missing are left out with a message. Markdown on stdout, progress on stderr; --json FILE keeps the whole
+report.
 """
 
 import argparse
@@ -35,7 +36,7 @@ NOTES = """\
 length: mean acceptance length, 1 + accepted / steps. c: one guess in plain passes of the target. drafting, verifying: all
 drafting of a step, and the target's pass over it, in plain passes. speedup: tokens/s against plain decoding of the same
 prompts, in brackets 95 % by paired bootstrap over prompts. same text: prompts whose tokens are plain decoding's own, all
-of them. suffix reads the text at hand alone: in a second round it would know every output by heart."""
+of them. suffix reads each request's own text alone: in a second round it would repeat every output."""
 
 
 def method_of(text: str, guesses: int, heads: Path | None, draft: str | None) -> BenchMethod:

@@ -4,7 +4,7 @@
     python benchmarks/forward.py path/to/model
 
 Prints the machine's DRAM bandwidth, measured in the same run, a table, and one line of JSON. Figures are medians (and
-minima in the JSON) over interleaved rounds, so that a disturbance meets all implementations alike.
+minima in the JSON) over interleaved rounds, so that a disturbance affects all implementations equally.
 """
 
 import argparse

@@ -1,7 +1,8 @@
-"""What growing a tree costs without the drafter's passes: ``python benchmarks/growth.py [--vocab 8192] [--threads 2]``.
+"""The cost of growing a tree without the drafter's passes: ``python benchmarks/growth.py [--vocab 8192] [--threads
+2]``.
 
-A stand-in hands out fixed Zipf-like logits, so that what is timed is the drafter's laws (a softmax of every node), the
-draws with their noise, and the bookkeeping. Medians of interleaved rounds.
+A fake drafter returns fixed Zipf-like logits, so that what is timed is the drafter's laws (a softmax of every node),
+the draws with their noise, and the bookkeeping. Medians of interleaved rounds.
 """
 
 import argparse

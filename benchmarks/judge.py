@@ -1,4 +1,4 @@
-"""The judge on worked problems: how long accepted runs get, and what becomes of the answers, along the threshold.
+"""The judge on worked problems: mean acceptance length and quality of the answers, by threshold.
 
     python -m benchmarks.judge [--problems 400] [--thresholds 1,0.9,0.7,0.5,0.3,0.1,0] [--temperatures 0,0.7]
                                [--judge DIR] [--gamma 8] [--unanswerable 200] [--json FILE]
@@ -8,11 +8,10 @@ with the bundled draft under ``coupled`` (exact), ``typical`` at several epsilon
 ``off_support``: at temperature 0 no other token than the target's has a probability, so without it the judge, like
 ``typical``, would change nothing.
 
-length: mean acceptance length. right: answers that are, with a 95 % interval (Wilson). kept: answers that say in the end
-what the exact run says (same seed). none: answers that come to no end. declined: of further problems, none of which can be
-answered, those that are declined. +-: a standard error of kept.
-The bundled target solves few problems but those that cannot be answered: the interval of *right* is then wider than what
-the judge could cost, so *kept* is the figure to go by.
+length: mean acceptance length. right: answers that are, with a 95 % interval (Wilson). kept: answers with the same
+outcome as the exact run (same seed). none: answers that do not end. declined: of further problems, none of which can be
+answered, those that are declined. +-: a standard error of kept. The bundled target solves few problems but those that
+cannot be answered: the interval of *right* is then wider than the judge's effect, so *kept* is the figure to use.
 """
 
 import argparse

@@ -36,7 +36,7 @@ print(json.dumps({"implementation": spec.implementation, **figures}))
 
 
 def main() -> int:
-    """Run the child for each dtype asked for and print the ratios."""
+    """Run the child for each dtype and print the ratios."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--target", required=True)
     parser.add_argument("--dtype", nargs="+", default=["float32", "bfloat16"])

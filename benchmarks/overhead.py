@@ -1,4 +1,5 @@
-"""What checking costs: verification, noise and tree growth as shares of a decode step, beside the passes of the models.
+"""The cost of checking: verification, noise and tree growth as shares of a decode step, beside the passes of the
+models.
 
     python benchmarks/overhead.py --target build/inflated [--dtype float32] [--tokens 64] [--temperature 1]
 

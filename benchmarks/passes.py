@@ -1,4 +1,4 @@
-"""Target passes of one list of requests through both doors of the loop: ``Engine.generate_batch`` and ``Service``.
+"""Target passes of the same requests through ``Engine.generate_batch`` and ``Service``.
 
 Both refill a row as soon as its request ends, so they should need the same number. Counts, not times: any machine will do.
 

@@ -1,4 +1,4 @@
-"""Does planned speculation ever cost time? A simulation of the planner alone: no model, made-up machines and texts.
+"""A simulation of the planner, to check that planned speculation costs no time: no model, simulated machines and texts.
 
     python benchmarks/planning.py [--steps 2000] [--seeds 3] [--batches 1 2 4 8 16 32] [--only WORDS]
 

@@ -3,7 +3,7 @@
     python benchmarks/rules.py [--prompts 20] [--tokens 64] [--temperatures 0.6,1] [--drafts 1,2,4,8] [--lossy]
 
 n drafts are n parallel lines of four guesses (one line for n = 1). Each way of drawing decodes the same prompts once, and
-at every step all rules that suit it are asked about the very same tree: length is the mean of 1 + E[accepted guesses] given
+at every step all suitable rules are evaluated on the same tree: length is the mean of 1 + E[accepted guesses] given
 the tree, so differences between rules of one group are paired. The time is that of ``verify.draw``: laws in, verdict out.
 Acceptance of a single token, and its distance from the optimum, is what ``foretoken theory optimum`` computes.
 """
@@ -29,7 +29,7 @@ LOSSY = [rule.name for rule in VERIFIERS.values() if not rule.exact and "taps" n
 
 
 def groups(drafts: int, lossy: bool) -> dict[Draws, list[str]]:
-    """Ways of drawing, and the rules that are asked about such trees; the first of them decodes."""
+    """Ways of drawing, and the rules that are evaluated on such trees; the first rule decodes."""
     if lossy:
         matching = [name for name in LOSSY if VERIFIERS[name].draws == Draws.COUPLED]
         return {
@@ -68,7 +68,7 @@ def main() -> None:
     times: dict[str, list[float]] = defaultdict(list)
 
     def asked(verifier: Any, evidence: Any) -> Any:
-        """The verdict of the rule that decodes, and what every rule of the group says of this tree."""
+        """The verdict of the rule that decodes, and every rule's expected length on this tree."""
         depth = depths(evidence.tree.parent)
         for name in rules:
             begun = perf_counter()

@@ -4,9 +4,9 @@
     python benchmarks/serving.py --target bundled --transformers
 
 For each load: the best fixed length is chosen on other prompts (one round of each), then ``--rounds`` paired rounds run
-plain, that length, and auto on the same prompts in rotating order, and (unless --once) once more in the reverse order, so
-that a drift of the machine hits all alike. A round submits as many requests as the load at once
-and is timed until the last has ended, prefill included; tokens are those asked for (end tokens are ignored), at
+plain, that length, and auto on the same prompts in rotating order, and (unless --once) once more in the reverse order,
+so that a drift of the machine affects all equally. A round submits as many requests as the load at once and is timed
+until the last has ended, prefill included; every request writes its full number of tokens (end tokens are ignored), at
 temperature 1 with fixed seeds, so all arms write the same tokens, which is checked. The figures are medians of the
 rounds' ratios with percentile bootstrap intervals of the median. --nonsense replaces the draft by one whose logits are
 shifted to other tokens. Prefix reuse is off: it would help later arms.
@@ -39,7 +39,7 @@ MAX_PROMPT = 64
 
 
 class Nonsense(CausalModel):
-    """A draft model that guesses other tokens than the ones it thinks of, at its full price."""
+    """A draft model with shifted logits: wrong guesses at the full cost."""
 
     def __init__(self, model: CausalModel) -> None:
         self.model, self.spec = model, model.spec
@@ -142,7 +142,7 @@ class Transformers:
 
         self.tokens = tokens
         self.model = AutoModelForCausalLM.from_pretrained(str(resolve(target)), dtype=torch.float32)
-        release_workers()  # of this thread: they would slow its manager's thread, and ours
+        release_workers()  # of this thread: they would slow the manager's thread and the engine's
         self.config = GenerationConfig(max_new_tokens=tokens, do_sample=False, eos_token_id=-1, pad_token_id=0)
 
     def run(self, prompts: list[list[int]]) -> float:

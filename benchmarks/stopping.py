@@ -52,7 +52,7 @@ WARM_UP_TOKENS = 16
 
 @dataclass
 class Lane:
-    """One policy, and what it did: prompt to one run a round."""
+    """One policy and its runs: prompt to one run per round."""
 
     family: str  # "plain", "fixed", "long" or a rule
     value: float  # length or threshold
@@ -91,7 +91,8 @@ class Lane:
 
 
 def lanes_of(engine: Engine, args: argparse.Namespace) -> list[Lane]:
-    """Plain, fixed lengths, the long run, and every rule at every threshold; a rule that cannot run is left out, aloud."""
+    """Plain, fixed lengths, the long run, and every rule at every threshold; rules that cannot run are left out with a
+    message."""
     base: dict[str, Any] = {"method": args.method}
     if args.draft is not None:
         base["model"] = args.draft
@@ -108,7 +109,7 @@ def lanes_of(engine: Engine, args: argparse.Namespace) -> list[Lane]:
                 if args.acceptance is not None and "acceptance" in known:
                     config["acceptance"] = args.acceptance
             with_head = shares.with_method({**config, "shape": shape_of(rule, RULES[rule][0])})
-            with_head.generate([1, 2], max_new_tokens=4)  # what it lacks it says when it decodes at the latest
+            with_head.generate([1, 2], max_new_tokens=4)  # raises here, at the latest, where something is missing
             for threshold in RULES[rule]:
                 own = speculative_config({**config, "shape": shape_of(rule, threshold)})
                 lanes.append(Lane(rule, threshold, with_head.with_method(own, method=with_head.method)))

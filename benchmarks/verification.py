@@ -1,9 +1,9 @@
-"""What a verifier costs: ``python benchmarks/verification.py [--vocab 8192 151936] [--shape chain tree] [--parts]``.
+"""The cost of verifiers: ``python benchmarks/verification.py [--vocab 8192 151936] [--shape chain tree] [--parts]``.
 
 Microseconds of one ``verify.draw`` (noise included), p and q given, one row, float32. Contexts have Zipf-like laws and a
 correlated draft law; children are really drawn from q, as each verifier asks for. Verifiers are timed in interleaved
-rounds, so that a busy machine is busy for all; the median over the rounds and the least are printed. With ``--model MS``
-the median is also given as a share of one pass of a model that takes so many milliseconds.
+rounds, so that load on the machine affects all equally; the median over the rounds and the least are printed. With
+``--model MS`` the median is also given as a share of one pass of a model that takes so many milliseconds.
 """
 
 import argparse
@@ -123,7 +123,7 @@ def timed(call: Callable[[], object]) -> float:
 
 
 def main() -> int:
-    """Time every verifier on every shape and vocabulary that was asked for."""
+    """Time every verifier on every given shape and vocabulary."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--vocab", type=int, nargs="+", default=[8192, 151936])
     parser.add_argument("--shape", nargs="+", choices=list(SHAPES), default=list(SHAPES))

@@ -1,6 +1,6 @@
-"""What ``make demo`` shows: real text from the bundled models, guessed, checked and kept, and what that was worth.
+"""The program of ``make demo``: speculative text of the bundled models, and the measured speedup.
 
-First the bundled target writes with the bundled draft guessing: kept guesses are tinted. Then the same target is made as
+First the bundled target generates with the bundled draft: accepted guesses are tinted. Then the same target is made as
 costly as a model of 350M parameters (same function, more arithmetic: recipes/inflate.py) and decodes the same prompts
 with and without guessing, turn by turn. The tokens must be identical; the speedup is whatever was measured.
 """

@@ -1,4 +1,5 @@
-"""A file of prompts, completed by two actors; run again, it goes on where it stopped. Needs ``foretoken[ray]``."""
+"""A file of prompts, completed by two actors; a second run continues where the first stopped. Needs
+``foretoken[ray]``."""
 
 import json
 import logging

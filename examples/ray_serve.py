@@ -1,4 +1,4 @@
-"""Two replicas of the server on this machine, and sessions that stay with theirs. Needs ``foretoken[ray]``."""
+"""Two replicas of the server on this machine, and sessions that stay with their replica. Needs ``foretoken[ray]``."""
 
 import json
 import logging
@@ -26,7 +26,7 @@ def complete(prompt: str, session: str) -> str:
 
 
 def main() -> None:
-    """Deploy, ask, and take everything down again."""
+    """Deploy, send requests, and shut everything down."""
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": PORT})

@@ -1,7 +1,7 @@
 """A target divided over several devices: ``torchrun --nproc-per-node 2 examples/tensor_parallel.py``.
 
 Every process runs this whole script: each holds its part of the target and all of the draft model, all write the same
-text, and process 0 prints it. Without arguments the bundled pair is divided, on CPUs or GPUs alike.
+text, and process 0 prints it. Without arguments the bundled pair is divided, on CPUs or GPUs.
 """
 
 import argparse
@@ -47,7 +47,7 @@ def main() -> None:
             print(f"{prompt}{completion.text}\n")
             print(f"[{completion.num_tokens} tokens in {completion.num_steps} passes]\n")
     if together:
-        torch.distributed.barrier()  # nobody leaves while another still sends
+        torch.distributed.barrier()  # no process exits while another still communicates
         torch.distributed.destroy_process_group()
 
 

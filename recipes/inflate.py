@@ -11,8 +11,8 @@ inflated target computes the same function with the arithmetic and the memory tr
   model serves the same number of query heads; a real query head is placed in the group of its own key-value head.
 * Added layers compute random attention and MLPs and add zero: their output projections are zero. Real layers are
   spread evenly among them.
-* Added vocabulary rows (``--vocab``) are random embeddings, so the *text* of such a model means nothing: it is for the
-  time per pass only, and its config says so.
+* Added vocabulary rows (``--vocab``) are random embeddings, so the *text* of such a model is random: it is for the time
+per pass only, as its config says.
 
 Zero weights cost what other weights cost: no kernel here looks at their value.
 """

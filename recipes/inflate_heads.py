@@ -11,8 +11,8 @@ channels. What it computes stays the same (float32: within 1e-4), and so do its 
 * The output of layer i is the output of the large model's layer ``real_layers(...)[i]``, the last one's that of its last.
   Kangaroo's exit is placed in proportion, which an exit between two real layers may be: idle layers add nothing.
 
-A judge reads the first h columns in any case, and an acceptance head reads a draft model, which nobody inflated: both only
-change their numbers.
+A judge reads the first h columns in any case, and an acceptance head reads a draft model, which is not inflated: for
+both only the configuration changes.
 """
 
 from __future__ import annotations

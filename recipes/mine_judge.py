@@ -32,7 +32,7 @@ MAX_NEW_TOKENS = 128  # four times the mean answer
 
 
 def outcome(text: str) -> str | None:
-    """What an answer says in the end; None where it never comes to an end."""
+    """The outcome of an answer; None where it does not end."""
     found = ANSWER.findall(text)
     return found[-1].strip() if found else None
 

@@ -25,7 +25,7 @@ BLOCK = 1024  # tokens; training reads whole blocks
 END_OF_TEXT = 0  # id of <|endoftext|>, see tokenizer.SPECIAL
 # Share of the bytes of the whole mixture, by kind of generated conversation; the rest is documents.
 SHARES = {"problems": 0.07, "questions": 0.05, "copies": 0.05}
-CODE_SHARE_OF_DOCUMENTS = 0.68  # code is far more plentiful than prose; a cap keeps prose audible
+CODE_SHARE_OF_DOCUMENTS = 0.68  # code is far more plentiful than prose; a cap keeps a share for prose
 
 
 def read_documents(path: Path) -> list[Document]:

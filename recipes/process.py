@@ -1,4 +1,4 @@
-"""Being a good background process: quick memory, few threads, low priority, pauses."""
+"""Settings of a background process: memory allocator, few threads, low priority, pauses."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts for training drafters: what the target is then asked to answer itself (`foretoken train` regenerates).
+"""Prompts for training drafters: the target answers them itself (`foretoken train` regenerates the answers).
 
 Beginnings of training blocks and questions of training conversations, as in `recipes.sampling`; nothing of the suite:
 its material comes from held-out packages and from another stream of problems.

@@ -178,7 +178,7 @@ def main() -> None:
         }
     with args.out.open("w") as out:
         for number, c in enumerate(suite):
-            # A prompt must not send anybody anywhere: addresses of package indexes become reserved ones.
+            # Prompts must not contain real addresses: those of package indexes become reserved ones.
             line = json.dumps({"question_id": number, **c.record})
             out.write(INDEX_ADDRESS.sub("example.org", line) + "\n")
     (args.data / "suite_check.json").write_text(json.dumps(check, indent=1) + "\n")

@@ -152,7 +152,7 @@ class Run:
         stop: list[int] = []
         signal.signal(signal.SIGTERM, lambda number, _: stop.append(number))
         while (share := self.share()) < 1.0:
-            if stop:  # asked to end early: keep what there is, to be resumed
+            if stop:  # a request to end early: keep the state, to be resumed
                 self.store()
                 return
             wait_while_paused(self.out)

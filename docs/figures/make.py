@@ -32,7 +32,7 @@ STYLE = {
 
 
 def table(page: str, header: str) -> Rows:
-    """Cells of the first table of docs/page whose header line contains ``header``; the header is row 0. Raises ValueError."""
+    """Cells of the first table of docs/page whose header line contains ``header``, which is row 0. Raises ValueError."""
     lines = (DOCS / page).read_text(encoding="utf-8").splitlines()
     for start, line in enumerate(lines):
         if line.startswith("|") and header in line:
@@ -59,6 +59,7 @@ def speedup_data() -> Numbers:
 
 
 def draw_speedup(axes: Axes, data: Numbers) -> None:
+    """A point and its interval for each row."""
     labels = list(data)
     for place, (label, (middle, low, high)) in enumerate(data.items()):
         colour = ORANGE if label.startswith("ngram") else BLUE
@@ -78,6 +79,7 @@ def shapes_data() -> Numbers:
 
 
 def draw_shapes(axes: Axes, data: Numbers) -> None:
+    """A line for each shape."""
     for label, lengths in data.items():
         axes.plot([4, 8, 16, 32, 64][: len(lengths)], lengths, marker="o", markersize=4, label=label)
     axes.set_xscale("log", base=2)
@@ -107,6 +109,7 @@ def rules_data() -> Numbers:
 
 
 def draw_rules(axes: Axes, data: Numbers) -> None:
+    """A line for each rule."""
     for name, chances in data.items():
         axes.plot([0.3, 0.6, 1.0, 1.2], chances, marker="o", markersize=4, color=RULES[name], label=name)
     axes.set_xlabel("temperature")
@@ -126,6 +129,7 @@ def drafters_data() -> Numbers:
 
 
 def draw_drafters(axes: Axes, data: Numbers) -> None:
+    """A point for each method."""
     for name, (length, speedup) in data.items():
         axes.plot(length, speedup, "o", color=BLUE)
         axes.annotate(name, (length, speedup), xytext=(5, 4), textcoords="offset points", size=8)
@@ -145,6 +149,7 @@ def step_data() -> Numbers:
 
 
 def draw_step(axes: Axes, data: Numbers) -> None:
+    """A bar for each part; in brackets the section of how-a-step-works.md."""
     names = {
         "target's pass": "target's pass (3)",
         "draft's passes": "draft model's five passes (1)",
@@ -167,6 +172,7 @@ def serving_data() -> Numbers:
 
 
 def draw_serving(axes: Axes, data: Numbers) -> None:
+    """Three bars for each load."""
     for arm, (name, colour) in enumerate([("plain", GREY), ("best fixed length", ORANGE), ("auto", BLUE)]):
         places = [place + 0.27 * (arm - 1) for place in range(len(data))]
         axes.bar(places, [arms[arm] for arms in data.values()], 0.25, color=colour, label=name)

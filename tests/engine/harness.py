@@ -190,16 +190,19 @@ class TreeDrafter(Drafter):
         return TokenTree(tokens, parent, torch.zeros_like(tokens))
 
 
-# -- the books -------------------------------------------------------------------------------------------------------
+# -- invariants ------------------------------------------------------------------------------------------------------
+
+
+def own(drafter: Drafter) -> Drafter:
+    """The drafter of a batch whose rows share one."""
+    if isinstance(drafter, Ensemble) and len(drafter.teams) == 1:
+        drafter = drafter.teams[0].drafter
+    return drafter.drafter if isinstance(drafter, Deferred) and drafter.drafter is not None else drafter
 
 
 def audit(state: State, target: Target, drafter: Drafter, report: StepEvent) -> None:
     """After every step: integrity, a legal tree, a table model's cache (exactly the text), the draft model's lag."""
     state.check_integrity()
-    if isinstance(drafter, Ensemble):
-        drafter = drafter.teams[0].drafter if len(drafter.teams) == 1 else drafter
-    if isinstance(drafter, Deferred) and drafter.drafter is not None:
-        drafter = drafter.drafter
     report.commit.tree.check()
     for row, path, tokens in zip(report.rows, report.commit.path, report.commit.tokens, strict=True):
         assert len(path) == len(tokens) >= 1 or (row.error is not None and not tokens)

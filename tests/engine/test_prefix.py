@@ -76,9 +76,9 @@ def test_who_needs_hidden_states_gets_only_prefixes_with_them() -> None:
     store.check_integrity()
 
 
-def test_books_that_do_not_add_up_are_found() -> None:
+def test_a_violated_invariant_is_found() -> None:
     store = PrefixStore(1 << 20)
     store.add(list(range(32)), row(1.0), (), None)
     store.num_bytes += 1
-    with pytest.raises(RuntimeError, match="books"):
+    with pytest.raises(RuntimeError, match="are counted"):
         store.check_integrity()

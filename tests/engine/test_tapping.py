@@ -38,29 +38,36 @@ class Spy(ModelDrafter):
 
     def __init__(self, model: TableLM, context: Context, capacity: int, told: list[dict[int, Tensor]]) -> None:
         super().__init__(model, context, capacity)
-        self.rows, self.told = list(range(context.num_rows)), told
+        self.rows, self.heard = list(range(len(told), len(told) + context.num_rows)), told
         told.extend({} for _ in self.rows)
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         for row, start, count, taps in zip(self.rows, chunk.start, chunk.count, chunk.taps, strict=True):
             for at in range(count):
-                assert start + at not in self.told[row]
-                self.told[row][start + at] = taps[at].clone()
+                assert start + at not in self.heard[row]
+                self.heard[row][start + at] = taps[at].clone()
 
     def observe(self, commit: Commit) -> None:
         super().observe(commit)
         assert commit.taps is not None
         for index, (row, start) in enumerate(zip(self.rows, commit.length.tolist(), strict=True)):
             for at, node in enumerate(commit.path[index]):
-                assert start + at not in self.told[row]
-                self.told[row][start + at] = commit.taps[index, node].clone()
+                assert start + at not in self.heard[row]
+                self.heard[row][start + at] = commit.taps[index, node].clone()
 
     def keep(self, rows: Sequence[int]) -> None:
         super().keep(rows)
         self.rows = [self.rows[row] for row in rows]
 
+    def join(self, other: Drafter, context: Context) -> None:
+        super().join(other, context)
+        assert isinstance(other, Spy)
+        self.rows += other.rows
+
 
 class SpyMethod(DraftModel):
+    capabilities = replace(DraftModel.capabilities, opens_late=False)
+
     def __init__(self, model: TableLM) -> None:
         super().__init__(model)
         self.told: list[dict[int, Tensor]] = []

@@ -127,7 +127,7 @@ class Traffic:
 
     @torch.inference_mode()
     def round(self) -> None:
-        """One tick, with what may happen before it, the books added up after it."""
+        """One tick, with the events that may precede it; invariants are checked after it."""
         rng, scheduler = self.rng, self.scheduler
         while len(scheduler.jobs) < 12 and rng.random() < 0.25:
             self.arrive()

@@ -5,15 +5,15 @@
     python -m tests.stress.equality --dtype bfloat16              # measures how often texts part, and at what gap
 
 float32: the text of plain decoding (batch 1, the first implementation) is compared, token by token, with that of every
-variant. At the first difference the oracle (transformers, float32, the plain path over the common prefix) tells how near
-the two tokens were: the gap of log(p / E), which decides under coupled noise (of logits, at temperature 0), and the
-distance of either token to the edge of top-k or top-p. Below 1e-4 it is a near-tie, where rounding decides; above, or
-where one text merely ends earlier, a DEFECT. Exit 1 on any defect, or on more than 2 ties in one variant.
+variant. At the first difference the oracle (transformers, float32, the plain path over the common prefix) shows how
+near the two tokens were: the gap of log(p / E), which decides under coupled noise (of logits, at temperature 0), and
+the distance of either token to the edge of top-k or top-p. Below 1e-4 it is a near-tie, where rounding decides; above,
+or where one text merely ends earlier, a DEFECT. Exit 1 on any defect, or on more than 2 ties in one variant.
 
 bfloat16 with --width: plain and speculative passes run the same kernels, so any difference is a DEFECT. Without: rounding
 depends on the shape of a pass, so differences are counted, not judged. Each implementation is compared with its own plain.
 
-In a mixed batch of 8, six rows are measured and two are company with other parameters. Last line: JSON.
+In a mixed batch of 8, six rows are measured and two others have different parameters. Last line: JSON.
 """
 
 import argparse
@@ -158,7 +158,7 @@ def encode(items: Sequence[Item], engine: Engine, limit: int, room: int) -> list
     deepest = max(map(len, by_category.values()))
     turns = [group[index] for index in range(deepest) for group in by_category.values() if index < len(group)][:limit]
     if len(turns) < limit:
-        say(f"the suite has {len(turns)} prompts, {limit} were asked for")
+        say(f"the suite has {len(turns)} prompts, {limit} were requested")
     longest = engine.model.spec.max_positions - room
     prompts = []
     for item in turns:

@@ -1,4 +1,4 @@
-"""Clients that a server must survive, on loopback, each beside a well-behaved one whose text must not change.
+"""Hostile clients on loopback, each beside a well-behaved client whose text must not change.
 
     python -m tests.stress.hostile [--only slow_reader ...] [--scale 1.0] [--url http://127.0.0.1:8000]
 
@@ -34,11 +34,11 @@ with httpx.stream("POST", sys.argv[1], content=sys.argv[2], headers={"content-ty
 
 
 class WrongError(Exception):
-    """A server that did what it must not."""
+    """Wrong behaviour of the server."""
 
 
 class Scene:
-    """What a scenario has at hand."""
+    """The inputs of a scenario."""
 
     def __init__(self, server: Served, model: str, scale: float) -> None:
         self.server, self.model, self.scale = server, model, scale
@@ -133,7 +133,7 @@ async def slow_reader(scene: Scene) -> str:
                     got += len(await asyncio.wait_for(loop.sock_recv(link, 1), 1.0))
                 await asyncio.sleep(1.0)
         except ConnectionError:
-            pass  # a server may lose patience
+            pass  # a server may close slow connections
         finally:
             link.close()
         return got
@@ -183,7 +183,7 @@ async def many_connections(scene: Scene) -> str:
     if bad := {status for status in statuses if status not in (200, 429, 503)}:
         raise WrongError(f"answers {dict(statuses)}: {bad} are none of 200, 429, 503")
     if not statuses[200]:
-        raise WrongError(f"nobody was served: {dict(statuses)}")
+        raise WrongError(f"no client was served: {dict(statuses)}")
     return ", ".join(f"{count} times {status}" for status, count in statuses.items())
 
 
@@ -205,7 +205,7 @@ async def dribbled_headers(scene: Scene) -> str:
                     return 0
             return await read_status(reader)
         except ConnectionError:
-            return None  # a server may lose patience
+            return None  # a server may close slow connections
         finally:
             writer.close()
 
@@ -238,7 +238,7 @@ async def endless_header(scene: Scene) -> str:
 
 
 async def half_closed(scene: Scene) -> str:
-    """Clients that close their side once they have asked: an answer or an end, in time."""
+    """Clients that close their side after the request: they must get an answer or an end, in time."""
     clients, answers = scene.count(20), Counter[str]()
     for index in range(clients):
         reader, writer = await scene.open()
@@ -279,7 +279,7 @@ async def hang_ups(scene: Scene) -> str:
 
 
 def garbage(scene: Scene) -> dict[str, bytes]:
-    """Bytes that are no request, or none that anybody means. An answer is a 4xx, or the end of the connection."""
+    """Malformed or useless requests. The answer must be a 4xx, or the end of the connection."""
     head = f"POST {PATH} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\n".encode()
 
     def with_body(content: bytes) -> bytes:
@@ -427,7 +427,7 @@ async def hostile(server: Served, names: list[str], scale: float, max_growth: fl
         checks.append(await check(scene, name, max_growth))
         print(checks[-1], file=sys.stderr)
         if not await asyncio.to_thread(server.is_up):
-            checks.append(Check("still up", False, f"nobody answers after {name}"))
+            checks.append(Check("still up", False, f"no answer after {name}"))
             break
     return checks
 

@@ -2,12 +2,13 @@
 
     python -m tests.stress.schemas [--schemas 200] [--tokens 200] [--target bundled] [--methods draft_model:4,ngram]
 
-For each schema the target is asked for a document with its keys (a model this small makes nothing of a whole schema),
+For each schema the prompt asks for a document with its keys (the bundled model is too small to use a whole schema),
 once plainly and once by each method, all at temperature 1 with one seed and held to the schema by a grammar that is
 checked at every node of every tree of guesses; --batch requests run together. Counted: texts equal to the plain ones
-token by token, texts that ended by themselves, and how many of those ``jsonschema`` (which knows nothing of the grammar)
-finds valid. The control is the same prompts without the constraint, 32 tokens each. Exit 1 where a text differs or a
-finished one is invalid, or where the control is as valid. --minutes ends a run early; --first goes on where one ended.
+token by token, texts that ended by themselves, and how many of those ``jsonschema`` (which is independent of the
+grammar) finds valid. The control is the same prompts without the constraint, 32 tokens each. Exit 1 where a text
+differs or a finished one is invalid, or where the control is as valid. --minutes ends a run early; --first goes on
+where one ended.
 """
 
 import argparse

@@ -1,4 +1,5 @@
-"""What soak.py, hostile.py and fuzz.py share: a server under test, its figures, and completions that can be compared."""
+"""Common parts of soak.py, hostile.py and fuzz.py: a server under test, its figures, and completions that can be
+compared."""
 
 import argparse
 import asyncio
@@ -25,7 +26,7 @@ TIMEOUT = httpx.Timeout(120.0)
 
 @dataclass
 class Served:
-    """A server that listens. ``pid`` None: it is not ours, and its memory is what it says itself."""
+    """A server that listens. ``pid`` None: it was not started here, and its memory is read from its metrics."""
 
     url: str
     pid: int | None = None
@@ -58,19 +59,19 @@ class Served:
         return total / 2**20
 
     def held(self) -> dict[str, int]:
-        """Open files, and threads where the server is ours."""
+        """Open files, and threads where the server was started here."""
         if self.pid is None:
             return {"fds": int(self.figures().get("process_open_fds", 0))}
         process = psutil.Process(self.pid)
         return {"fds": process.num_fds(), "threads": process.num_threads()}
 
     def integrity(self) -> dict[str, Any] | None:
-        """What GET /debug/integrity says; None where the server was not asked to have it."""
+        """The answer of GET /debug/integrity; None where the server was started without it."""
         answer = httpx.get(f"{self.url}/debug/integrity", timeout=60)
         return None if answer.status_code == 404 else {**_object(answer), "ok": answer.status_code == 200}
 
     def model(self) -> str:
-        """The name to ask for."""
+        """The name of the served model."""
         return str(httpx.get(f"{self.url}/v1/models", timeout=60).raise_for_status().json()["data"][0]["id"])
 
     def is_up(self) -> bool:
@@ -143,14 +144,14 @@ def wait_up(server: Served, process: "subprocess.Popen[bytes]", timeout_s: float
 
 
 def free_port() -> int:
-    """A loopback port that nobody listens on now."""
+    """A free loopback port."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
 
 
 class RefusedError(Exception):
-    """An answer that is no completion."""
+    """An answer other than a completion."""
 
     def __init__(self, status: int, body: str) -> None:
         super().__init__(f"HTTP {status}: {body[:300]}")
@@ -162,7 +163,7 @@ class Choice:
     """One completion as far as it was read."""
 
     text: str = ""
-    ids: list[int] = field(default_factory=list)  # empty where the server tells none
+    ids: list[int] = field(default_factory=list)  # empty where the server sends none
     finish_reason: str | None = None
 
 
@@ -227,7 +228,7 @@ def _add(answer: Answer, part: dict[str, Any]) -> None:
 
 
 def _ids(part: dict[str, Any]) -> list[Any]:
-    """Token ids of a choice that was asked for with ``provenance``."""
+    """Token ids of a choice that was requested with ``provenance``."""
     told = part.get("provenance")
     if isinstance(told, list):
         return [token["token_id"] for token in told]

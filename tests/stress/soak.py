@@ -1,9 +1,9 @@
-"""A long mixed load on a server: every text is what its request gives alone, and nothing is left behind.
+"""A long mixed load on a server: every text must equal that of its request alone, and no requests or memory may remain.
 
     python -m tests.stress.soak [--minutes 20] [--clients 16] [--url http://127.0.0.1:8000]
 
-Clients ask for requests of a fixed pool with fixed seeds, guessed for by a method chosen at random each time: the default
-verifier makes the text independent of it. A third hang up at a random moment, one request in ten is malformed.
+Clients send requests of a fixed pool with fixed seeds, each time with a method chosen at random: with the default
+verifier the text does not depend on it. A third hang up at a random moment, one request in ten is malformed.
 """
 
 import argparse
@@ -114,7 +114,7 @@ async def usable_methods(client: httpx.AsyncClient, model: str) -> list[str]:
 
 
 async def solos(client: httpx.AsyncClient, asks: list[tuple[str, dict[str, Any]]]) -> list[Answer]:
-    """What each request gives with the server to itself, without guesses."""
+    """The output of each request alone on the server, without guesses."""
     plain = {"speculative": False, "provenance": True}
     return [await complete(client, path, body | plain) for path, body in asks]
 
@@ -174,7 +174,7 @@ async def malform(client: httpx.AsyncClient, model: str, draw: random.Random, ta
 
 
 async def watch(server: Served, tally: Tally, began: float) -> None:
-    """Memory every five seconds; acceptance, speed and the engine's books every minute."""
+    """Memory every five seconds; acceptance, speed and the engine's invariants every minute."""
     last, then = await asyncio.to_thread(server.figures), time.monotonic()
     while True:
         await asyncio.sleep(5)
@@ -265,7 +265,7 @@ async def soak(server: Served, args: argparse.Namespace) -> int:
         Check("started idle", left_before is None, left_before or "nothing held"),
         Check("requests", tally.counts["finished"] > 0, ", ".join(f"{v} {k}" for k, v in tally.counts.items())),
         Check("same tokens as alone", not tally.wrong, f"{len(tally.wrong)} wrong{wrong}"),
-        Check("ids were told", tally.counts["with token ids"] > 0, f"by {tally.counts['with token ids']} answers"),
+        Check("ids were sent", tally.counts["with token ids"] > 0, f"by {tally.counts['with token ids']} answers"),
         Check("same alone afterwards", not changed, f"{len(changed)} of {len(asks)} changed"),
         Check("nothing left", left is None, left or "no request, no KV of one"),
         Check(

@@ -57,7 +57,7 @@ def refusal(
             f"shape {shape.name!r} ranks its nodes after they were found, so none is a draw of law {asked.value!r} "
             "(verified as one, the text would be biased): choose draws 'fixed' or 'auto', or shape 'dyspec'"
         )
-    # A shape that ranks afterwards asks for FIXED where a sampled law was wanted: nothing is drawn that could be counted.
+    # A shape that ranks afterwards uses FIXED nodes where sampled ones were requested: no draws are counted.
     drawn = capabilities.draws and not (shape.fixed and asked in SAMPLED)
     if drawn and not shape.template and asked in verifier.counts_children:
         return (

@@ -51,7 +51,7 @@ class ModelDrafter(Drafter):
 
     @property
     def seconds_model(self) -> float:
-        """Of the draft model's passes."""
+        """Seconds of the draft model's passes."""
         return self.target.seconds
 
     def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
@@ -69,7 +69,7 @@ class ModelDrafter(Drafter):
         return grown.tree
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Feed all tokens not yet in the cache, the pending one last; rows without room keep their lag."""
+        """Feed all tokens not yet in the cache, the pending one last; rows without room are skipped and stay behind."""
         missing = [
             [min(token, self.num_tokens - 1) for token in row[filled:]] if limit else []
             for row, filled, limit in zip(context.history.ids, self.filled, limits, strict=True)
@@ -79,7 +79,7 @@ class ModelDrafter(Drafter):
         if all(limits):
             base = context.length
         else:
-            # A row without room goes through the motions behind its own tokens, inside the model's context.
+            # A row without room computes unused values behind its own tokens, inside the model's context.
             places = [
                 length if limit else filled
                 for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
@@ -106,7 +106,7 @@ class ModelDrafter(Drafter):
 
     @property
     def chance(self) -> Tensor | None:
-        """See ``Expander``. A head that reads the law is asked along a chain: a node's parent was read before it."""
+        """See ``Expander``. A head with reads_law is called along a chain only: a node's parent was read before it."""
         if self.acceptance is None or self.hidden is None:
             return None
         if not self.reads_law:
@@ -187,7 +187,8 @@ class DraftModel(Method):
     )
 
     def __init__(self, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
-        """acceptance: what the shape ``specdec`` asks. Raises ModelError where it reads other hidden states."""
+        """acceptance: the acceptance head for the shape ``specdec``. Raises ModelError where it reads other hidden
+        states."""
         if acceptance is not None:
             acceptance.check_drafter(self.name, model.spec.hidden_size, name="acceptance")
         self.model = model
@@ -216,16 +217,16 @@ class DraftModelConfig(MethodConfig):
     capabilities = DraftModel.capabilities
 
     model: str | None = None  # hub id, directory, or None for the bundled draft (of the bundled target alone)
-    acceptance: str | None = None  # directory of the head that shape "specdec" asks; None: the bundled draft's
+    acceptance: str | None = None  # directory of the acceptance head for shape "specdec"; None: the bundled draft's
 
     def load(self, loader: Loader) -> Method:
-        """Load the draft model, and its acceptance head where the shape asks it."""
+        """Load the draft model, and its acceptance head where the shape needs one."""
         draft = loader.draft(self.model or "bundled/draft")
         if not self.proposal_shape.asks_acceptance:
             return DraftModel(draft)
         if self.acceptance is None and self.model not in (None, "bundled/draft"):
             raise ConfigError(
-                f"shape 'specdec' asks an acceptance head, and none is given for the draft {self.model}: train one with "
+                f"shape 'specdec' needs an acceptance head, and none is given for draft {self.model}: train one with "
                 "'foretoken train acceptance' and give its directory as 'acceptance', or choose shape 'adaptive'"
             )
         return DraftModel(draft, load_acceptance(self.acceptance or "bundled/acceptance", draft.spec))

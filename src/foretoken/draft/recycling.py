@@ -152,7 +152,7 @@ class RecyclingDrafter(Drafter):
 
     def observe(self, commit: Commit) -> None:
         """Learn from every node that the target read, those rejected included."""
-        assert commit.candidates is not None, "the engine gives what num_candidates asks for"
+        assert commit.candidates is not None, "the engine passes num_candidates candidates"
         self.matrix.update(commit.tree, commit.candidates)
 
     def join(self, other: Drafter, context: Context) -> None:
@@ -193,7 +193,7 @@ class RowDrafter(Drafter):
 
     def observe(self, commit: Commit) -> None:
         """Learn from every node that the target read, those rejected included."""
-        assert commit.candidates is not None, "the engine gives what num_candidates asks for"
+        assert commit.candidates is not None, "the engine passes num_candidates candidates"
         valid, tokens = commit.tree.valid.tolist(), commit.tree.tokens.tolist()
         for table, *rows in zip(self.tables, valid, tokens, commit.candidates.tolist(), strict=True):
             for is_node, token, candidates in zip(*rows, strict=True):

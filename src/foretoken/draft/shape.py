@@ -5,8 +5,8 @@ trees, each shape once, for all drafters that return logits of a frontier.
 
 Three properties decide what a shape composes with. ``is_chain``: no node ever has two children. ``fixed``: nodes
 are ranked after they were found, so none can be a draw that a verifier corrects for (under COUPLED draws exact match does
-not need to). ``template``: how many children a node has depends on no token of theirs; rules that treat siblings jointly
-need that.
+not need to). ``template``: the number of a node's children does not depend on their tokens, which rules that treat
+siblings jointly need.
 """
 
 from dataclasses import dataclass, field, replace

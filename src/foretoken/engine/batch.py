@@ -139,8 +139,8 @@ class Batch:
 
     def read(self, most: int, *, warm: bool, whole: bool = False) -> tuple[int, float]:
         """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Requests whose text is
-        complete decode from the next step on. warm: drafters read the text too, where they can. whole: all texts are read
-        to their end, in as many passes as that takes."""
+        complete decode from the next step on. warm: drafters read the text too, where they can. whole: read all texts,
+        in several passes if needed."""
         begun = perf_counter()
         total, seen, ready = 0, [], []
         waiting = list(self.arrivals)
@@ -167,8 +167,8 @@ class Batch:
         return total, seconds
 
     def _next(self, waiting: Sequence[Arrival], most: int) -> tuple[list[Arrival], list[int]]:
-        """Which arrivals the next pass reads, and how many tokens of each: the first ones, ``most`` tokens in all, as far
-        as their rows of the pool are adjacent."""
+        """The arrivals that the next pass reads, and how many tokens of each: the first ones with adjacent rows of the
+        pool, ``most`` tokens in all."""
         chosen: list[Arrival] = []
         counts: list[int] = []
         left, first = most, self.arrivals.index(waiting[0])

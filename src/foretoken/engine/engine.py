@@ -80,8 +80,7 @@ class Engine:
         if prefix_memory_gib < 0:
             raise ConfigError(f"prefix_memory_gib = {prefix_memory_gib} must not be negative; 0 keeps nothing")
         self._prefixes = PrefixStore(int(prefix_memory_gib * 2**30)) if prefix_memory_gib else None
-        self._choice = Choice(self.speculative, self.method, self.verifier)
-        self._choices = {self.speculative: self._choice}
+        self._choices: dict[MethodConfig, Choice] = {}  # of requests that chose another way than the engine's
 
     @classmethod
     def load(
@@ -163,6 +162,8 @@ class Engine:
         whole = [request if isinstance(request, Request) else Request(request) for request in requests]
         rows = [self.make_row(index, request) for index, request in enumerate(whole)]
         choices = [self.choice(request.speculative) for request in whole]
+        methods = {id(choice.method): choice.method for choice in choices}.values()
+        check_company(list(methods), [method.exit_layer for method in methods])
         return self._completions(rows, choices, batch_size)
 
     def _completions(
@@ -258,32 +259,24 @@ class Engine:
             recorder=self.recorder,
         )
 
-    def choice(self, speculative: MethodConfig | Mapping[str, Any] | str | None) -> Choice:
+    def choice(self, speculative: MethodConfig | Mapping[str, Any] | str | None = None) -> Choice:
         """The method and verifier of a request: the engine's, or others, loaded at their first use.
 
         Raises ConfigError, ModelError.
         """
-        if speculative is None:
-            return self._choice
-        config = speculative_config(speculative)
-        choice = self._choices.get(config)
-        if choice is None:
-            other = self.with_method(config)
-            choice = self._choices[config] = other._choice
-            exits = [one.method.exit_layer for one in self._choices.values()]
-            try:
-                check_company([one.method for one in self._choices.values()], exits)
-            except ConfigError:
-                del self._choices[config]
-                raise
-        return choice
+        config = self.speculative if speculative is None else speculative_config(speculative)
+        if config == self.speculative:
+            return Choice(config, self.method, self.verifier)
+        if config not in self._choices:
+            self._choices[config] = self.with_method(config).choice()
+        return self._choices[config]
 
     def _completion(self, row: Row, choice: Choice) -> Completion:
         return Completion.of(row, self.resolved(choice))
 
     def resolved(self, choice: Choice | None = None) -> dict[str, Any]:
         """What runs: names, implementation, dtype, device, method and verifier, as --json reports it."""
-        spec, config = self.model.spec, (choice or self._choice).config
+        spec, config = self.model.spec, (choice or self.choice()).config
         return {
             "target": spec.name,
             "architecture": spec.architecture,
@@ -301,7 +294,7 @@ class Stream(Iterator[Piece]):
 
     def __init__(self, engine: Engine, row: Row) -> None:
         self._engine, self._row = engine, row
-        self._steps = engine._decode([row], [engine.choice(None)], 1)
+        self._steps = engine._decode([row], [engine.choice()], 1)
         self._given = 0
 
     def __next__(self) -> Piece:
@@ -318,7 +311,7 @@ class Stream(Iterator[Piece]):
     @property
     def completion(self) -> Completion:
         """The completion so far; whole once the iterator is exhausted."""
-        return self._engine._completion(self._row, self._engine.choice(None))
+        return self._engine._completion(self._row, self._engine.choice())
 
 
 def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:

@@ -1,6 +1,6 @@
-"""Which request runs when: a queue, admission by KV budget, prefill between decode steps, preemption, endings.
+"""The scheduler: a queue, admission by KV budget, prefill between decode steps, preemption, and the end of requests.
 
-The one loop that decodes. ``tick`` does one round: expire, admit, read a piece of a prompt, decode one step. It knows
+The one loop that decodes. ``tick`` does one round: expire, admit, read a piece of a prompt, decode one step. It uses
 neither threads nor sockets: ``Engine`` calls it on the caller's thread until all have ended, ``Service`` on its own.
 """
 
@@ -33,29 +33,29 @@ MIN_CHUNK = 16
 
 @dataclass(frozen=True)
 class Limits:
-    """What a scheduler may use."""
+    """Limits of a scheduler."""
 
     max_rows: int  # decoded or read together
     max_queue: int
     kv_tokens: int  # whose keys and values may be held at once
     capacity: int  # slots of a row
-    stall_target_s: float | None  # None: nobody waits for single tokens, so prompts are read before the next step
+    stall_target_s: float | None  # None: latency does not matter, so prompts are read before the next step
 
 
 @dataclass
 class Job:
-    """A request on its way."""
+    """A request that has not ended, and its state."""
 
     submission: Submission
     row: Row
     choice: Choice
-    sink: Sink | None  # None: the caller reads ``row`` and is told by ``tick`` what has ended
+    sink: Sink | None  # None: the caller reads ``row``, and ``tick`` returns what has ended
     arrived: float
     since: float  # waiting, reading or decoding: since when
     num_draft_tokens: int = 0  # of ``row`` before the last step
-    told: int = 0  # pieces that the sink has been given, or is given with the end
+    told: int = 0  # pieces that were sent to the sink, or are sent with the end
     tail: str = ""  # see Update
-    unsaid: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, told with the end
+    unsaid: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, sent with the end
 
     @property
     def num_slots(self) -> int:
@@ -80,10 +80,9 @@ class Scheduler:
         describe: Callable[[Choice], dict[str, Any]] = lambda choice: choice.config.resolved(),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
-        """planner: None lets every row guess as deep as its own choice says, by no clock, so that processes that share a
-        model stay together. width, draft_logits: see ``Batch``. observers are told of every step, and recorder sums
-        them up. describe makes
-        ``Completion.config``; clock tells seconds."""
+        """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes
+        that share a model run the same steps. width, draft_logits: see ``Batch``. observers are called after every
+        step; recorder sums the steps up. describe returns ``Completion.config``; clock returns seconds."""
         self.limits, self.planner, self.prefixes = limits, planner, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers = list(observers)
@@ -113,7 +112,7 @@ class Scheduler:
         )
 
     def submit(self, submission: Submission, row: Row, choice: Choice, sink: Sink | None) -> None:
-        """Put a request into the queue; how long that may be is for the caller to see to (``refuse``)."""
+        """Put a request into the queue. The caller must check the queue's length (``refuse``)."""
         now = self.clock()
         deadline = None if submission.timeout_s is None else now + submission.timeout_s
         row.draft_name = choice.method.name
@@ -125,7 +124,7 @@ class Scheduler:
         self.recorder.num_submitted += 1
 
     def cancel(self, request_id: str) -> None:
-        """End a request, wherever it is; nothing where it has ended."""
+        """End a request in any state. An ended request is ignored."""
         job = self.jobs.get(request_id)
         if job is not None:
             self._cut([job], "cancelled")
@@ -209,7 +208,7 @@ class Scheduler:
                 job.since = now if not member.row.token_ids else job.since
 
     def _make_room(self) -> None:
-        """Preempt the latest comers until what all others may write fits. One request alone always does."""
+        """Preempt the latest requests until the slots of all others fit. A single request always fits."""
         while len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens:
             latest = max(self.running.values(), key=lambda job: (job.arrived, job.row.index))
             self.batch.leave([latest.row], remember=False)
@@ -255,7 +254,7 @@ class Scheduler:
         return RowView(job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.room, lag)
 
     def _views(self) -> list[RowView]:
-        """What the planner is told of those that decode."""
+        """The planner's input: one entry per decoding row."""
         if not self.batch.members:
             return []
         lags = zip(self.batch.members, self.batch.lags(), strict=True)
@@ -273,7 +272,7 @@ class Scheduler:
         )
 
     def _deliver(self, job: Job, index: int, event: StepEvent) -> None:
-        """Tell the news of one step, but for the end, which is told once its row is free."""
+        """Send the updates of one step, but for the last one of a request, which is sent when its row is free."""
         pieces = job.row.pieces[job.told :]
         if job.submission.num_logprobs is not None and pieces:
             path = event.commit.path[index]
@@ -302,7 +301,7 @@ class Scheduler:
             job.row.finish_reason = reason
             job.row.text.finish()
             tail = job.row.text.take()
-            if tail and job.row.pieces:  # what was held back in case a stop text went on
+            if tail and job.row.pieces:  # text that was held back for a possible stop text
                 last = job.row.pieces[-1]
                 job.row.pieces[-1] = replace(last, text=last.text + tail)
                 job.tail = tail
@@ -340,10 +339,10 @@ class Scheduler:
         for job in list(self.jobs.values()):
             self._fail(job, error)
 
-    # -- books -----------------------------------------------------------------------------------------------------
+    # -- invariants ------------------------------------------------------------------------------------------------
 
     def check_integrity(self) -> None:
-        """Add the books up; RuntimeError where they do not."""
+        """Check the invariants. Raises RuntimeError where one is violated."""
         self.batch.check_integrity()
         if self.prefixes is not None:
             self.prefixes.check_integrity()
@@ -356,7 +355,7 @@ class Scheduler:
             raise RuntimeError("the pool's rows and the running requests differ")
         if self.recorder.num_submitted != len(self.jobs) + sum(self.recorder.num_finished.values()):
             raise RuntimeError(
-                f"{self.recorder.num_submitted} requests came, {len(self.jobs)} are here, "
+                f"{self.recorder.num_submitted} requests were submitted, {len(self.jobs)} are present, "
                 f"{sum(self.recorder.num_finished.values())} have ended"
             )
         if len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens + sum(
@@ -365,8 +364,8 @@ class Scheduler:
             raise RuntimeError(f"{self.used_tokens} slots in use, {self.limits.kv_tokens} allowed")
         for job in self.jobs.values():
             if job.row.finish_reason is not None:
-                raise RuntimeError(f"request {job.submission.request_id} has ended and is still here")
+                raise RuntimeError(f"request {job.submission.request_id} has ended and is still present")
             if job.told > len(job.row.pieces):
                 raise RuntimeError(
-                    f"request {job.submission.request_id}: told {job.told} of {len(job.row.pieces)} pieces"
+                    f"request {job.submission.request_id}: sent {job.told} of {len(job.row.pieces)} pieces"
                 )

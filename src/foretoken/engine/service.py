@@ -14,6 +14,7 @@ from foretoken.draft.none import NoMethod
 from foretoken.engine.calibrate import measured_costs
 from foretoken.engine.choices import MARGIN, Choices
 from foretoken.engine.engine import Engine, Request
+from foretoken.engine.guard import GuardedProcessor
 from foretoken.engine.heap import IDLE_S, HeapKeeper
 from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
 from foretoken.engine.method import MethodConfig
@@ -32,7 +33,6 @@ from foretoken.planner.acceptance import Acceptance
 from foretoken.planner.costs import CostTable
 from foretoken.planner.measure import grid
 from foretoken.planner.planner import Planner
-from foretoken.sampling import LogitsProcessor
 
 logger = logging.getLogger(__name__)
 HEARTBEAT_S = 60.0  # seconds between messages to the other processes of a shared model while idle
@@ -184,7 +184,7 @@ class Service:
         choice = self._tenants.choice(choice, submission.tenant)
         params = submission.params
         if params.logits_processor is not None:
-            params = replace(params, logits_processor=_Guarded(params.logits_processor))
+            params = replace(params, logits_processor=GuardedProcessor(params.logits_processor))
         if params.seed is None:  # drawn here, in the process that takes the request
             params = replace(params, seed=secrets.randbits(63))
         self._check(submission, choice)
@@ -420,21 +420,3 @@ class _Command:
 
 def _ignore(update: Update) -> None:
     """The sink in processes other than 0: it drops all updates."""
-
-
-@dataclass(frozen=True)
-class _Guarded:
-    """A user's processor whose failure ends its own request, not the batch."""
-
-    processor: LogitsProcessor
-
-    def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
-        """The processor's result. Where it fails, all tokens are excluded, which ends the request."""
-        try:
-            made = self.processor(ids, logits)
-            if isinstance(made, torch.Tensor) and made.shape == logits.shape:
-                return made
-            logger.error("a logits processor returned %s; expected logits of shape %s", type(made), tuple(logits.shape))
-        except Exception:
-            logger.exception("a logits processor failed")
-        return torch.full_like(logits, -torch.inf)

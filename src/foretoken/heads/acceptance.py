@@ -5,9 +5,9 @@ Residual blocks x + silu(W x + b), each with weights of its own, and a linear la
 state. It is trained with rejections weighted up, so its raw output is too pessimistic to be a probability: ``scale`` and
 ``shift`` (Platt scaling) are fitted on held-out text by ``train.objectives.acceptance.calibrate``.
 
-``reads_law`` departs from the paper: beside the hidden state the head then reads four numbers about the law that the guess
-was drawn from (``law_inputs``). A hidden state after the guess does not hold q(x), which alone already says much, nor the
-temperature, on which acceptance depends.
+``reads_law`` departs from the paper: besides the hidden state the head then reads four numbers of the distribution that
+the guess was drawn from (``law_inputs``). A hidden state after the guess does not hold q(x), which alone predicts
+acceptance well, nor the temperature, on which acceptance depends.
 """
 
 from dataclasses import dataclass
@@ -111,7 +111,7 @@ class AcceptanceHead(Head):
 def law_inputs(logits: Tensor, tokens: Tensor, temperature: Tensor) -> Tensor:
     """[..., 4] float32 of guesses tokens [...] int64, drawn after the drafter's logits [..., V] at temperature [...]:
     log q(x), log max q and the entropy of q in nats, q being softmax(logits) at temperature 1 without any processor,
-    and the temperature. log q(x) is at least -20: a token that q cannot say has that."""
+    and the temperature. log q(x) is at least -20: tokens with q(x) = 0 have that value."""
     logged = torch.log_softmax(logits.float(), -1)
     size = logits.shape[-1]
     said = logged.gather(-1, tokens.clamp(max=size - 1)[..., None])[..., 0].masked_fill(tokens >= size, -20.0)

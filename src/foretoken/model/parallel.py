@@ -183,7 +183,7 @@ class ShardedModel(TransformersModel):
         largest, complement = extremes.tolist()
         if largest != ~complement:
             raise ConfigError(
-                f"{self.spec.name}: the processes were asked for different passes (here, in process "
+                f"{self.spec.name}: the processes got different passes (here, in process "
                 f"{torch.distributed.get_rank()}: {tokens.shape[0]} rows of {tokens.shape[1]} tokens); with "
                 "tensor_parallel=True every process must make the same calls with the same prompts, seeds and options"
             )

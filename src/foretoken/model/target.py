@@ -44,7 +44,7 @@ class Output:
 
     logits: Tensor | None  # [B, n, V] in the model's dtype or float32; None unless the last layer ran and head is True
     hidden: Tensor  # [B, n, H] the residual stream after the last layer that ran, before the final norm
-    taps: Tensor | None  # [B, n, T * H] outputs of the tapped layers, concatenated in the order asked for
+    taps: Tensor | None  # [B, n, T * H] outputs of the tapped layers, concatenated in the requested order
 
 
 class CausalModel(ABC):

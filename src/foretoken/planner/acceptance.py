@@ -144,7 +144,8 @@ class Acceptance:
         return index
 
     def _count(self) -> None:
-        """Count what is queued: rows fade by their own proposals, pools by all of theirs."""
+        """Count what is queued: a row's counts fade with its own proposals, a pool's with the proposals of all its
+        rows."""
         if not self._queue:
             return
         queue = np.array(self._queue)

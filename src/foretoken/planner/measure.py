@@ -11,7 +11,7 @@ from foretoken.planner.costs import Cell, CostTable
 log = logging.getLogger(__name__)
 
 PLAIN = "none"
-"""The method of a plain step, as ``measure`` asks for it."""
+"""The name that ``measure`` passes as method for a plain step."""
 MAX_NODES = 96
 """Steps with more tree nodes than this are extrapolated, not measured: they never pay on the machines that need a table."""
 _REPEATS, _MOST_REPEATS = 3, 12

@@ -42,7 +42,7 @@ class Backend:
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="foretoken-tokens")
 
     def check_model(self, name: str) -> None:
-        """Raise ApiError 404 where another model is asked for."""
+        """Raise ApiError 404 for any other model."""
         if name != self.name:
             shown = name if len(name) <= 128 else name[:125] + "..."
             message = f"the model {shown!r} does not exist; this server has {self.name!r}"

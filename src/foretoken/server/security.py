@@ -1,4 +1,4 @@
-"""The gate in front of all routes: request ids, hosts, keys, the size of bodies, and the last net under errors."""
+"""The gate in front of all routes: request ids, hosts, keys, the size of bodies, and the handler of uncaught errors."""
 
 import asyncio
 import hmac
@@ -19,7 +19,7 @@ from foretoken.server.stream import ClientGoneError
 REQUEST_ID = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 OPEN = frozenset({"/", "/health", "/ready", "/openapi.json"})
-"""Paths that need no key: probes have none, and neither the page nor the document tells a secret."""
+"""Paths that need no key: probes send none, and the page and the document contain no secrets."""
 TENANT = "foretoken.tenant"
 """Key of an ASGI scope: who has sent the request, as ``Submission.tenant``."""
 DISCARD_S = 2.0  # how long a body that is too large is still read, so that its sender sees the answer
@@ -80,13 +80,13 @@ class Gate:
                 raise ApiError(400, "this server is not known by that Host name", param="host", code="unknown_host")
 
     def _tenant(self, path: str, headers: Headers) -> str | None:
-        """Which of the keys the request has, by a name that tells nothing of it; None where none is asked for. Raises
+        """Which of the keys the request has, by a name that does not reveal it; None where no key is required. Raises
         ApiError 401."""
         if not self._keys or path in OPEN:
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
-        # All are compared, and as digests: the time tells neither which key was near nor how long one is.
+        # All are compared, as digests: the time reveals neither which key was similar nor how long one is.
         same = [hmac.compare_digest(given, known) for known in self._keys]
         if not any(same):
             raise ApiError(

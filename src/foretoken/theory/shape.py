@@ -42,7 +42,7 @@ class _Plan:
 
 def best_tree(acceptance: Sequence[float], size: int, depth: int) -> Parent:
     """Parent vector of the tree of at most ``size`` nodes (the root counts) and ``depth`` levels below the root that
-    has the largest ``expected_length``. It is smaller than asked for only where a further node is worth nothing."""
+    has the largest ``expected_length``. It is smaller than ``size`` only where further nodes add nothing."""
     rates = _check(acceptance, size, depth)
     return _build(_plan(rates, size, depth), size, depth)
 

@@ -100,7 +100,7 @@ class Trainer:
     # -- a run -----------------------------------------------------------------------------------------------------
 
     def run(self, *, resume: bool = False) -> Evaluation:
-        """Train to the end of the budget. Raises KeyboardInterrupt after a checkpoint where Ctrl-C asked for it, and
+        """Train to the end of the budget. Raises KeyboardInterrupt after a checkpoint on Ctrl-C, and
         TrainError where it cannot continue; the message names the last good checkpoint, which is kept."""
         self._open(resume)
         num_steps = self.config.budget.num_steps(self.steps_per_epoch)

@@ -69,7 +69,7 @@ class Record:
         slots = []
         for node, token in list(zip(commit.path[0], commit.tokens[0], strict=True))[:room]:
             children = [child for child in range(node + 1, len(parent)) if parent[child] == node]
-            # A rule that rejects a guess never emits its token in its place, so the token tells what was kept.
+            # A rule that rejects a guess never emits its token in its place, so the token shows what was kept.
             kept = any(guesses[child] == token for child in children)
             laws = _laws(event.evidence, node, guesses[children[0]], logits) if children else None
             slots.append(Slot(bool(children), kept, laws))

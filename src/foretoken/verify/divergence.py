@@ -33,7 +33,7 @@ class Divergence(Lossy):
     thresholds were not available, so measure and default were chosen here. KL(q || p) is inf where top-k, top-p or
     min-p cut from p what q keeps; "js" never is.
 
-    Only children drawn from q are tolerated: a FIXED or COUPLED one comes with no law to compare. So this rule asks for
+    Only children drawn from q are tolerated: a FIXED or COUPLED one comes with no law to compare. So this rule requests
     independent draws, which match the target's less often than coupled ones. threshold = 0 tolerates nothing.
     """
 

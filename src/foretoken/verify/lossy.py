@@ -41,7 +41,7 @@ class Mismatch:
     match: Tensor  # [B, N] bool: children that are their parent's draw
     open: Tensor  # [B, N] bool: nodes that have children, none of which is the draw
     asked: Tensor  # [B, N] bool: the children of open nodes
-    chance: Tensor  # [B, N] p of each asked child, given its parent; 0 elsewhere
+    chance: Tensor  # [B, N] p of each child in ``asked``, given its parent; 0 elsewhere
     forward: Tensor  # [B, N] int64: the first child that is a node's draw; the node itself where none is
 
     def of_parent(self, x: Tensor) -> Tensor:
@@ -104,14 +104,15 @@ class Lossy(Verifier):
 
     @abstractmethod
     def tolerated(self, mismatch: Mismatch) -> Tensor:
-        """[B, N] bool: children that may be accepted though the target drew another token. Read at asked ones only."""
+        """[B, N] bool: children that may be accepted though the target drew another token. Read only where
+        ``Mismatch.asked``."""
 
     def possible(self, mismatch: Mismatch) -> Tensor:
         """[B, N] bool: children that the rule may tolerate at all: those that p gives a probability."""
         return mismatch.chance > 0
 
     def accepted(self, mismatch: Mismatch) -> Tensor:
-        """[B, N] bool: the asked children that the rule accepts."""
+        """[B, N] bool: the children in ``asked`` that the rule accepts."""
         return mismatch.asked & self.possible(mismatch) & self.tolerated(mismatch)
 
     def end(self, mismatch: Mismatch) -> Tensor:

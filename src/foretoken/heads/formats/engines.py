@@ -94,7 +94,7 @@ def _eagle1(head: Eagle1Head, model: str, about: Target, length: int) -> Serving
     notes.append('SGLang knows EAGLE-1 as "LlamaForCausalLMEagle": put that into "architectures" of a copy for it')
     if head.config.fc_bias:
         notes.append(
-            "fc has a bias, as in the authors' checkpoints: vLLM 0.32 silently ignores it, and may accept less"
+            "fc has a bias, as in the authors' checkpoints: vLLM 0.32 silently ignores it, and guesses differently"
         )
     config: dict[str, Any] | None = {"method": "eagle", "model": model, "num_speculative_tokens": length}
     reason = _not_vllm(head.config)

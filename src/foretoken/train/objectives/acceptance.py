@@ -31,7 +31,7 @@ PREFIXES = ("mixed", "target")
 
 @dataclass(frozen=True)
 class Places:
-    """M guesses: what an acceptance head reads of each, and what became of it."""
+    """M guesses: the inputs of an acceptance head, and the labels."""
 
     hidden: Tensor  # [M, H] float32 the drafter's hidden state after it has read the guess
     law: Tensor  # [M, 4] float32 ``heads.acceptance.law_inputs``
@@ -127,7 +127,7 @@ class AcceptanceObjective(Objective):
         return self._labelled(lesson, rows, before, guesses[rows, before], logits, hidden, temperature)
 
     def _mixed(self, lesson: Lesson, teacher: Teacher, temperature: Tensor, generator: torch.Generator) -> Places:
-        """Let the drafter read the mixed text, at every depth that it tells apart."""
+        """Let the drafter read the mixed text, at every depth that makes a difference to it."""
         batch, model = lesson.batch, teacher.model
         clean = self.reader.read(lesson, model)
         first = clean[0]
@@ -139,7 +139,7 @@ class AcceptanceObjective(Objective):
         tokens = batch.tokens.clone()
         tokens[rows[drawn], before[drawn] + 1] = draw(logits, temperature[rows[drawn]], generator)
         mixed_batch = replace(batch, tokens=tokens)
-        # Only drafters that read the target's hidden states ask for another pass of the target.
+        # Only drafters that read the target's hidden states need another pass of the target.
         mixed = teacher.teach(mixed_batch, self.taps) if self.taps else replace(lesson, batch=mixed_batch)
         if not self.everywhere:
             rows, before = rows[drawn], before[drawn]
@@ -255,7 +255,7 @@ def coupled_label(p: Tensor, q: Tensor, tokens: Tensor) -> Tensor:
 
 
 def same_width(p: Tensor, q: Tensor) -> tuple[Tensor, Tensor]:
-    """Both laws over the larger vocabulary: what a model does not have it never says."""
+    """Both laws over the larger vocabulary: tokens that a model does not have get probability 0."""
     width = max(p.shape[1], q.shape[1])
     return F.pad(p, (0, width - p.shape[1])), F.pad(q, (0, width - q.shape[1]))
 
@@ -309,7 +309,7 @@ def calibrate(head: AcceptanceHead, logits: Tensor, labels: Tensor, *, steps: in
     """
     x, y = logits.double(), labels.double()
     design = torch.stack([x, torch.ones_like(x)], 1)  # [M, 2]
-    ridge = 1e-6 * torch.eye(2, dtype=torch.float64, device=x.device)  # where the logits are all alike
+    ridge = 1e-6 * torch.eye(2, dtype=torch.float64, device=x.device)  # for logits that are all equal
 
     def loss(at: Tensor) -> Tensor:
         return F.binary_cross_entropy_with_logits(design @ at, y)

@@ -1,6 +1,8 @@
-"""What a stepwise drafter computes on a whole text at once: its law of each token, and its hidden state after reading it.
+"""The outputs of a stepwise drafter on a whole text: its distribution of each token, and its hidden state after reading
+it.
 
-The seam between drafters and the training of an acceptance head, a class a kind of drafter. Drafters are frozen here.
+The interface between drafters and the training of an acceptance head, one class per kind of drafter. Drafters are
+frozen.
 """
 
 from abc import ABC, abstractmethod
@@ -48,7 +50,7 @@ class Reader(ABC):
 
     @abstractmethod
     def read(self, lesson: Lesson, model: CausalModel, *, first: bool = False) -> list[Reading]:
-        """The text of a lesson at every depth that tells it apart, at the shallowest alone where ``first`` says so. model
+        """The text of a lesson, read at every depth that makes a difference; with ``first`` at depth 1 only. model
         is the target."""
 
     def logits(self, told: Tensor, model: CausalModel) -> Tensor:
@@ -56,7 +58,7 @@ class Reader(ABC):
         return told
 
     def check_beside(self) -> None:
-        """Raise ConfigError where ``beside`` is not known."""
+        """Raise ConfigError where ``beside`` is not supported."""
         raise ConfigError(
             f'prefix = "target" is known for draft models, and {self.drafter!r} reads the target\'s hidden states: give '
             'prefix = "mixed"'
@@ -66,7 +68,7 @@ class Reader(ABC):
         """[B, T - 1, H] the hidden state after reading guess t of guesses [B, T - 1] behind tokens 0 to t of the text.
         Raises ConfigError as ``check_beside`` does."""
         self.check_beside()
-        raise AssertionError("check_beside raises where beside is not known")
+        raise AssertionError("check_beside raises where beside is not supported")
 
 
 class ModelReader(Reader):
@@ -117,7 +119,8 @@ class AdapterReader(Reader):
 class PairReader(Reader):
     """EAGLE: a guess is read with the head's own output as feature, so its depth counts.
 
-    The j-th guess behind anchor t, token t + 1 + j, is told by step j - 1 of ``PairHead.unroll`` and read by step j.
+    The j-th guess behind anchor t, token t + 1 + j, is predicted by step j - 1 of ``PairHead.unroll`` and read by step
+    j.
     """
 
     def __init__(self, head: PairHead, num_slots: int) -> None:
@@ -181,5 +184,5 @@ def head_kind(name: str) -> type[Head] | None:
     path = resolve(name)
     try:
         return formats.detect(path).head
-    except ModelError:  # a whole model, or nothing that can be read: loading it as a model says which
+    except ModelError:  # a whole model, or unreadable: loading it as a model gives the error
         return None
