@@ -18,7 +18,7 @@ from foretoken.engine.guard import GuardedProcessor
 from foretoken.engine.heap import IDLE_S, HeapKeeper
 from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
 from foretoken.engine.method import MethodConfig
-from foretoken.engine.options import ServiceOptions as ServiceOptions
+from foretoken.engine.options import ServiceOptions
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.snapshot import Snapshot
