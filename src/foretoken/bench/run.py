@@ -19,7 +19,6 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.journal import Journal
 from foretoken.provenance import peak_rss_bytes, provenance
-from foretoken.sampling import SamplingParams
 from foretoken.tree import Draws
 
 WARM_UP_TOKENS = 24

@@ -14,7 +14,6 @@ from foretoken.draft.config import MethodConfig
 from foretoken.engine.engine import Engine
 from foretoken.engine.event import StepEvent
 from foretoken.noise import derive_seed
-from foretoken.sampling import SamplingParams
 from foretoken.verify.law import Evidence
 
 MAX_BYTES = 2**28

@@ -7,7 +7,6 @@ from foretoken.draft.config import MethodConfig
 from foretoken.engine.result import Completion
 from foretoken.engine.state import Piece
 from foretoken.errors import ForetokenError
-from foretoken.sampling import SamplingParams
 
 
 @dataclass(frozen=True)

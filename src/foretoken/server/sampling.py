@@ -9,7 +9,6 @@ from foretoken.draft.config import MethodConfig
 from foretoken.engine.submission import Submission
 from foretoken.errors import ConfigError
 from foretoken.noise import derive_seed
-from foretoken.sampling import LogitsProcessor, SamplingParams
 from foretoken.server.backend import Backend
 from foretoken.server.errors import bad, of_engine
 from foretoken.server.prediction import prediction_method
