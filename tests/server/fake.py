@@ -10,6 +10,7 @@ import torch
 
 from foretoken import speculative_config
 from foretoken.draft.config import MethodConfig
+from foretoken.engine.options import ServiceOptions
 from foretoken.engine.result import Completion
 from foretoken.engine.snapshot import Snapshot
 from foretoken.engine.state import Row

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.core.params import SamplingParams
 from foretoken.draft.config import MethodConfig
 from foretoken.engine.engine import Engine
 from foretoken.engine.event import StepEvent

@@ -5,6 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from foretoken.core.params import LogitsProcessor, SamplingParams
 from foretoken.draft.config import MethodConfig
 from foretoken.engine.submission import Submission
 from foretoken.errors import ConfigError
