@@ -35,14 +35,14 @@ from torch import Tensor
 from foretoken import Engine, Request, SamplingParams
 from foretoken.bench import encode_item, load_suite, select
 from foretoken.cli.output import as_json
-from foretoken.heads.acceptance import AcceptanceHead, law_inputs, predicted
-from foretoken.heads.load import load_acceptance
+from foretoken.core.noise import Stream, derive_seed, race, stream_keys
+from foretoken.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
+from foretoken.methods.acceptance.load import load_acceptance
+from foretoken.methods.acceptance.objective import area_under_curve, calibration_error, distribution_of, parts_of
+from foretoken.methods.acceptance.reading import ModelReader
+from foretoken.methods.common.teacher import Teacher
 from foretoken.model.load import load_model
-from foretoken.noise import Stream, derive_seed, race, stream_keys
 from foretoken.train.data import sequential_batches
-from foretoken.train.lesson import Teacher
-from foretoken.train.objectives.acceptance import area_under_curve, calibration_error, law_of, parts_of
-from foretoken.train.objectives.reading import ModelReader
 from foretoken.train.responses import Responses, pack
 
 SEED = 1_000_000
@@ -103,27 +103,30 @@ def guess(
     scores: dict[str, list[Tensor]] = {}
     for index in sequential_batches(texts.length.tolist(), batch_tokens):
         batch = texts.batch(index)
-        lesson = teacher.teach(batch, ())
-        (reading,) = reader.read(lesson, teacher.model)
+        labeled = teacher.label(batch, ())
+        (reading,) = reader.read(labeled, teacher.model)
         row, before = batch.supervised.nonzero(as_tuple=True)
         own = torch.tensor(index)[row]
         seeds = torch.tensor([derive_seed(seed + text) for text in index])[row]  # as the engine does
         keys = stream_keys(seeds, before + 1, Stream.COUPLED)
         heat = torch.full((len(row),), temperature)
-        drawn, right, law = [], [], []
+        drawn, right, probs = [], [], []
         for part in parts_of(len(row)):
             logits = reader.logits(reading.told[row[part], before[part]], teacher.model)
-            q, p = law_of(logits, heat[part]), law_of(lesson.logits[row[part], before[part]], heat[part])
+            q, p = (
+                distribution_of(logits, heat[part]),
+                distribution_of(labeled.logits[row[part], before[part]], heat[part]),
+            )
             drawn.append(race(q, keys[part]))
             right.append(race(p, keys[part]))
-            law.append(law_inputs(logits / (temperature or 1.0), drawn[-1], heat[part]))
+            probs.append(distribution_inputs(logits / (temperature or 1.0), drawn[-1], heat[part]))
         guesses = batch.tokens[:, 1:].clone()
         guesses[row, before] = torch.cat(drawn)
-        hidden = reader.beside(lesson, guesses)[row, before]
+        hidden = reader.beside(labeled, guesses)[row, before]
         true = batch.tokens[row, before + 1]
         rows.append((own, before + 1, (guesses[row, before] == true).float(), (torch.cat(right) == true).float()))
-        inputs = torch.cat(law)
-        told = law_inputs(reading.told[row, before], guesses[row, before], heat) if temperature else inputs
+        inputs = torch.cat(probs)
+        told = distribution_inputs(reading.told[row, before], guesses[row, before], heat) if temperature else inputs
         found = {name: predicted(head, hidden, told if head.config.reads_law else None) for name, head in heads.items()}
         found |= {"q(x)": inputs[:, 0].exp(), "max q": inputs[:, 1].exp(), "entropy": -inputs[:, 2]}
         for name, score in found.items():

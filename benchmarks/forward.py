@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Qwen3Config
 
-from foretoken.model import lean, native
+from foretoken.core.tree import layout
 from foretoken.model.bandwidth import dram_read_bandwidth
+from foretoken.model.llama import lean, native
 from foretoken.model.target import CausalModel
-from foretoken.tree import layout
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

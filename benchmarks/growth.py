@@ -1,8 +1,8 @@
 """The cost of growing a tree without the drafter's passes: ``python benchmarks/growth.py [--vocab 8192] [--threads
 2]``.
 
-A fake drafter returns fixed Zipf-like logits, so that what is timed is the drafter's laws (a softmax of every node),
-the draws with their noise, and the bookkeeping. Medians of interleaved rounds.
+A fake drafter returns fixed Zipf-like logits, so that what is timed is the drafter's distributions (a softmax of every
+node), the draws with their noise, and the bookkeeping. Medians of interleaved rounds.
 """
 
 import argparse
@@ -12,19 +12,19 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foretoken import Draws, SamplingParams
+from foretoken import DrawMode, SamplingParams
+from foretoken.core.noise import Noise
+from foretoken.core.probs import History, Processors
+from foretoken.core.tree import Plan
 from foretoken.draft.base import Context
-from foretoken.draft.grow import grow
-from foretoken.draft.shape import Chain, DySpec, Eagle2, OptTree, Sequoia, Shape
-from foretoken.noise import Noise
-from foretoken.sampling import History, Processors
-from foretoken.tree import Plan
+from foretoken.draft.growing.grow import grow
+from foretoken.draft.shapes import Chain, DySpec, Eagle2Shape, OptTree, Sequoia, Shape
 
 LENGTH = 99
-CASES: list[tuple[Shape, Draws]] = [
-    (Chain(depth=15), Draws.COUPLED), (Chain(depth=15), Draws.IID), (Sequoia(depth=5, size=15), Draws.COUPLED),
-    (Sequoia(depth=5, size=15), Draws.WITHOUT_REPLACEMENT), (DySpec(depth=5, size=15), Draws.WITHOUT_REPLACEMENT),
-    (Eagle2(depth=5, size=15), Draws.COUPLED), (OptTree(depth=5, size=15), Draws.COUPLED),
+CASES: list[tuple[Shape, DrawMode]] = [
+    (Chain(depth=15), DrawMode.COUPLED), (Chain(depth=15), DrawMode.IID), (Sequoia(depth=5, size=15), DrawMode.COUPLED),
+    (Sequoia(depth=5, size=15), DrawMode.WITHOUT_REPLACEMENT), (DySpec(depth=5, size=15), DrawMode.WITHOUT_REPLACEMENT),
+    (Eagle2Shape(depth=5, size=15), DrawMode.COUPLED), (OptTree(depth=5, size=15), DrawMode.COUPLED),
 ]  # fmt: skip
 
 

@@ -26,8 +26,8 @@ from recipes.mine_judge import DECLINED, MAX_NEW_TOKENS, outcome, problems, prom
 from recipes.problems import Problem, problem
 
 from foretoken import Completion, Engine, Request, SamplingParams
-from foretoken.errors import ConfigError
-from foretoken.provenance import provenance
+from foretoken.core.errors import ConfigError
+from foretoken.core.provenance import provenance
 
 STREAM = "judge held out"
 EPSILONS = (0.3, 0.09, 0.03)

@@ -3,8 +3,8 @@ models.
 
     python benchmarks/overhead.py --target build/inflated [--dtype float32] [--tokens 64] [--temperature 1]
 
-Growing a tree is drafting without the draft model's passes; verification is ``verify.draw``, its noise included; laws is
-``warp`` of the target's logits, which plain decoding needs as well (for one node).
+Growing a tree is drafting without the draft model's passes; verification is ``verify.draw``, its noise included;
+distributions is ``logits_to_probs`` of the target's logits, which plain decoding needs as well (for one node).
 """
 
 import argparse
@@ -55,7 +55,7 @@ def main() -> None:
         return call
 
     step_module.draw = timed("draw", step_module.draw)
-    step_module.warp = timed("warp", step_module.warp)
+    step_module.logits_to_probs = timed("warp", step_module.logits_to_probs)
     draft = base.method.model  # type: ignore[attr-defined]
     draft.forward = timed("drafts", draft.forward)
     rows: dict[str, list[float]] = defaultdict(list)

@@ -132,12 +132,12 @@ def simulate(machine: Machine, text: Text, batch: int, steps: int, seed: int) ->
     done = seconds = host = plain_equal = 0.0
     plain_s = machine.verify(batch)
     work = steps * batch  # tokens, where a run has two halves of equal work
-    lag = [0] * batch
+    num_unread = [0] * batch
     marks: list[tuple[float, float]] = []
     step = 0
     while (done < work) if text.two_halves else (step < steps):
         rates = [text.rate(row, number[row], done / work if text.two_halves else 0.0) for row in range(batch)]
-        views = [RowView(f"{row}.{number[row]}", "guess", DEPTH, 100, lag[row]) for row in range(batch)]
+        views = [RowView(f"{row}.{number[row]}", "guess", DEPTH, 100, num_unread[row]) for row in range(batch)]
         began = time.thread_time()
         caps = planner.plan(views)
         host += time.thread_time() - began
@@ -161,10 +161,10 @@ def simulate(machine: Machine, text: Text, batch: int, steps: int, seed: int) ->
         plain_equal += plain_s * sum(got) / batch
         tokens += got
         for row in range(batch):
-            lag[row] = 0 if caps[row] else lag[row] + 1
+            num_unread[row] = 0 if caps[row] else num_unread[row] + 1
             if tokens[row] >= text.length:
                 planner.forget(views[row].request_id)
-                tokens[row], number[row], lag[row] = 0.0, number[row] + 1, 0
+                tokens[row], number[row], num_unread[row] = 0.0, number[row] + 1, 0
         step += 1
         if step == START or (not marks and text.two_halves and done >= work / 2):  # the start is over where it changes
             marks.append((done, seconds))

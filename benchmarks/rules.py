@@ -4,8 +4,8 @@
 
 n drafts are n parallel lines of four guesses (one line for n = 1). Each way of drawing decodes the same prompts once, and
 at every step all suitable rules are evaluated on the same tree: length is the mean of 1 + E[accepted guesses] given
-the tree, so differences between rules of one group are paired. The time is that of ``verify.draw``: laws in, verdict out.
-Acceptance of a single token, and its distance from the optimum, is what ``foretoken theory optimum`` computes.
+the tree, so differences between rules of one group are paired. The time is that of ``verify.draw``: distributions in,
+verdict out. Acceptance of a single token, and its distance from the optimum, is what ``foretoken theory optimum`` computes.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from foretoken import VERIFIERS, Draws, Engine
+from foretoken import VERIFIERS, DrawMode, Engine
 from foretoken.bench import encode_item, load_suite
+from foretoken.core.tree import depths
 from foretoken.engine import step as step_module
-from foretoken.tree import depths
 
 DEPTH = 4
 READERS = [rule.name for rule in VERIFIERS.values() if rule.exact and "noise" not in rule.reads]
@@ -28,23 +28,23 @@ ON_TREES = [name for name in READERS if not VERIFIERS[name].chains_only]
 LOSSY = [rule.name for rule in VERIFIERS.values() if not rule.exact and "taps" not in rule.reads]
 
 
-def groups(drafts: int, lossy: bool) -> dict[Draws, list[str]]:
+def groups(drafts: int, lossy: bool) -> dict[DrawMode, list[str]]:
     """Ways of drawing, and the rules that are evaluated on such trees; the first rule decodes."""
     if lossy:
-        matching = [name for name in LOSSY if VERIFIERS[name].draws == Draws.COUPLED]
+        matching = [name for name in LOSSY if VERIFIERS[name].draws == DrawMode.COUPLED]
         return {
-            Draws.COUPLED: ["coupled", *matching],
-            Draws.WITHOUT_REPLACEMENT: ["rejection", "lenience", "divergence"],
+            DrawMode.COUPLED: ["coupled", *matching],
+            DrawMode.WITHOUT_REPLACEMENT: ["rejection", "lenience", "divergence"],
         }
     if drafts == 1:
-        return {Draws.IID: READERS, Draws.COUPLED: ["coupled"], Draws.FIXED: ["exact"]}
+        return {DrawMode.IID: READERS, DrawMode.COUPLED: ["coupled"], DrawMode.FIXED: ["exact"]}
     return {
-        Draws.IID: ON_TREES,
-        Draws.WITHOUT_REPLACEMENT: ["rejection", "traversal"],
-        Draws.GREEDY: ["rejection", "traversal"],
-        Draws.COUPLED: ["coupled"],
-        Draws.LIST: ["gumbel_list"],
-        Draws.FIXED: ["exact"],
+        DrawMode.IID: ON_TREES,
+        DrawMode.WITHOUT_REPLACEMENT: ["rejection", "traversal"],
+        DrawMode.GREEDY: ["rejection", "traversal"],
+        DrawMode.COUPLED: ["coupled"],
+        DrawMode.LIST: ["gumbel_list"],
+        DrawMode.FIXED: ["exact"],
     }
 
 

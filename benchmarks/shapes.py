@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 
 from foretoken import Engine
+from foretoken.analysis.pairs import PairText, collect
+from foretoken.analysis.trees import positional_acceptance
 from foretoken.bench import Item, encode_item, load_suite, run_bench
-from foretoken.tune.pairs import Text, collect
-from foretoken.tune.trees import positional_acceptance
 from foretoken.verify import parse_verifier
 
 SIZES = (4, 8, 16, 32, 64)
@@ -57,7 +57,7 @@ def acceptance_by_child(engine: Engine, items: list[Item], temperature: float, v
     for index, item in enumerate(items):
         ids = encode_item(engine, item)
         done = engine.generate(ids, temperature=temperature, seed=index, max_new_tokens=tokens)
-        texts.append(Text([*ids, *done.token_ids], len(ids)))
+        texts.append(PairText([*ids, *done.token_ids], len(ids)))
     pairs = collect(engine.model, engine.method.model, texts, per_text=32)  # type: ignore[attr-defined]
     rule = parse_verifier(verify)
     return positional_acceptance(pairs, temperature, rule, rule.draws)

@@ -30,16 +30,16 @@ import torch
 from torch import Tensor
 
 from foretoken import Engine, ForetokenError, SamplingParams
+from foretoken.analysis.theory.stopping import oracle_speed, policy_speed
 from foretoken.bench import encode_item, load_suite, select
 from foretoken.bench.run import measure
-from foretoken.bench.stats import Pair, bootstrap
+from foretoken.bench.stats import PairedRuns, bootstrap
 from foretoken.bench.trace import Cut, cut
 from foretoken.cli.output import as_json
 from foretoken.engine.config import speculative_config
 from foretoken.engine.recorder import StepTime
 from foretoken.planner.costs import PassCosts
 from foretoken.planner.observed import StepCosts, step_costs
-from foretoken.theory.stopping import oracle_speed, policy_speed
 
 RULES = {
     "probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
@@ -199,7 +199,7 @@ def rows(lanes: Sequence[Lane], model: Model, category: str, prompts: Sequence[i
         pairs = []
         for prompt in prompts:
             ours, theirs = chosen.middle(prompt), fixed.middle(prompt)
-            pairs.append(Pair(len(theirs.token_ids), theirs.seconds, len(ours.token_ids), ours.seconds))
+            pairs.append(PairedRuns(len(theirs.token_ids), theirs.seconds, len(ours.token_ids), ours.seconds))
         against = bootstrap(pairs)
         same_family = [lane for lane in lanes if lane.family == family]
         modelled = max(same_family, key=lambda lane: model.speed(lane, prompts, most))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foretoken.theory import acceptance, optimum
+from foretoken.analysis.theory import acceptance, optimum
 
 
 def pairs(vocab_size: int, temperature: float, count: int) -> list[tuple[Tensor, Tensor]]:
@@ -27,13 +27,13 @@ def pairs(vocab_size: int, temperature: float, count: int) -> list[tuple[Tensor,
     return out
 
 
-def nucleus(laws: tuple[Tensor, Tensor], top_p: float = 0.95) -> tuple[Tensor, Tensor]:
-    """Both laws cut to the least set of tokens with mass top_p."""
+def nucleus(distributions: tuple[Tensor, Tensor], top_p: float = 0.95) -> tuple[Tensor, Tensor]:
+    """Both distributions cut to the least set of tokens with mass top_p."""
     cut = []
-    for law in laws:
-        mass, order = law.sort(-1, descending=True)
+    for probs in distributions:
+        mass, order = probs.sort(-1, descending=True)
         kept = torch.where(mass.cumsum(-1) - mass < top_p, mass, 0.0)
-        cut.append(torch.zeros_like(law).scatter_(1, order, kept / kept.sum()))
+        cut.append(torch.zeros_like(probs).scatter_(1, order, kept / kept.sum()))
     return cut[0], cut[1]
 
 

@@ -1,9 +1,10 @@
 """The cost of verifiers: ``python benchmarks/verification.py [--vocab 8192 151936] [--shape chain tree] [--parts]``.
 
-Microseconds of one ``verify.draw`` (noise included), p and q given, one row, float32. Contexts have Zipf-like laws and a
-correlated draft law; children are really drawn from q, as each verifier asks for. Verifiers are timed in interleaved
-rounds, so that load on the machine affects all equally; the median over the rounds and the least are printed. With
-``--model MS`` the median is also given as a share of one pass of a model that takes so many milliseconds.
+Microseconds of one ``verify.draw`` (noise included), p and q given, one row, float32. Contexts have Zipf-like
+distributions and a correlated draft distribution; children are really drawn from q, as each verifier asks for.
+Verifiers are timed in interleaved rounds, so that load on the machine affects all equally; the median over the rounds
+and the least are printed. With ``--model MS`` the median is also given as a share of one pass of a model that takes so
+many milliseconds.
 """
 
 import argparse
@@ -14,11 +15,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foretoken.noise import Noise, race_top
-from foretoken.sampling import invert_cdf
-from foretoken.tree import Draws, Law, TokenTree
+from foretoken.core.noise import Noise, race_top
+from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
+from foretoken.kernels.cdf import invert_cdf
 from foretoken.verify import VERIFIERS, Evidence, Verifier, draw
-from foretoken.verify.law import follow
+from foretoken.verify.base import follow
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "chain": (1,) * 15,
@@ -28,10 +29,15 @@ SHAPES: dict[str, tuple[int, ...]] = {
 }
 """Children of the nodes of each depth; chain, tree and paths have 16 nodes with the root, wide has 21."""
 
-LAWS = {Draws.FIXED: Law.FIXED, Draws.IID: Law.IID, Draws.COUPLED: Law.COUPLED, Draws.LIST: Law.COUPLED}
+LABELS = {
+    DrawMode.FIXED: DrawnBy.FIXED,
+    DrawMode.IID: DrawnBy.IID,
+    DrawMode.COUPLED: DrawnBy.COUPLED,
+    DrawMode.LIST: DrawnBy.COUPLED,
+}
 
 
-def context_laws(num_nodes: int, vocab_size: int, seed: int) -> tuple[Tensor, Tensor]:
+def context_distributions(num_nodes: int, vocab_size: int, seed: int) -> tuple[Tensor, Tensor]:
     """(p, q), both [N, V] float32: Zipf-like, correlated, in an own order of the tokens for each context."""
     generator = torch.Generator().manual_seed(seed)
     ids = torch.arange(1, vocab_size + 1).float()
@@ -42,8 +48,8 @@ def context_laws(num_nodes: int, vocab_size: int, seed: int) -> tuple[Tensor, Te
     return torch.softmax(zipf + common, -1), torch.softmax(zipf + common + 0.7 * own, -1)
 
 
-def grow(branching: tuple[int, ...], draws: Draws, vocab_size: int, seed: int) -> Evidence:
-    """A tree of one row, drawn as asked, and the laws of its nodes; breadth first."""
+def grow(branching: tuple[int, ...], draws: DrawMode, vocab_size: int, seed: int) -> Evidence:
+    """A tree of one row, drawn as asked, and the distributions of its nodes; breadth first."""
     parents, ranks, frontier = [-1], [0], [0]
     for count in branching:
         fresh = []
@@ -54,36 +60,36 @@ def grow(branching: tuple[int, ...], draws: Draws, vocab_size: int, seed: int) -
                 ranks.append(rank)
         frontier = fresh
     num_nodes = len(parents)
-    p, q = context_laws(num_nodes, vocab_size, seed)
+    p, q = context_distributions(num_nodes, vocab_size, seed)
     noise = Noise(torch.tensor([seed]), torch.tensor([100]))
     generator = torch.Generator().manual_seed(seed + 1)
-    tokens, laws = [0] * num_nodes, [int(Law.FIXED)] * num_nodes
+    tokens, drawn_by = [0] * num_nodes, [int(DrawnBy.FIXED)] * num_nodes
     for node in range(num_nodes):
         children = [i for i in range(num_nodes) if parents[i] == node]
         if not children:
             continue
         count = len(children)
         depth = 0 if node == 0 else _depth(parents, node)
-        labels = [int(LAWS.get(draws, Law.WITHOUT_REPLACEMENT))] * count
-        if draws == Draws.FIXED:
+        labels = [int(LABELS.get(draws, DrawnBy.WITHOUT_REPLACEMENT))] * count
+        if draws == DrawMode.FIXED:
             chosen = q[node].topk(count).indices.tolist()
-        elif draws in (Draws.COUPLED, Draws.LIST):
+        elif draws in (DrawMode.COUPLED, DrawMode.LIST):
             chosen = race_top(q[node], noise.coupled_keys(depth + 1)[0, depth], count)[0].tolist()
-        elif draws == Draws.GREEDY and count > 1:
+        elif draws == DrawMode.GREEDY and count > 1:
             top = q[node].topk(count - 1).indices
             rest = q[node].scatter(0, top, 0.0)
             q[node] = rest / rest.sum()
             first = torch.multinomial(q[node], 1, generator=generator).tolist()
-            chosen, labels = first + top.tolist(), [int(Law.IID)] + [int(Law.FIXED)] * (count - 1)
+            chosen, labels = first + top.tolist(), [int(DrawnBy.IID)] + [int(DrawnBy.FIXED)] * (count - 1)
         else:
-            chosen = torch.multinomial(q[node], count, draws == Draws.IID, generator=generator).tolist()
+            chosen = torch.multinomial(q[node], count, draws == DrawMode.IID, generator=generator).tolist()
         for child, token, label in zip(children, chosen, labels, strict=True):
-            tokens[child], laws[child] = token, label
-    drawn = any(law in (Law.IID, Law.WITHOUT_REPLACEMENT) for law in laws)
+            tokens[child], drawn_by[child] = token, label
+    drawn = any(drawn_by in (DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT) for drawn_by in drawn_by)
     tree = TokenTree(
         torch.tensor([tokens]),
         torch.tensor([parents]),
-        torch.tensor([laws]),
+        torch.tensor([drawn_by]),
         q[None] if drawn else None,
         max_children=max(branching),
     )
@@ -101,16 +107,16 @@ def parts_of(verifier: Verifier, evidence: Evidence) -> dict[str, Callable[[], o
     """The steps of ``draw``, each to be timed alone."""
     noise = evidence.noise
     assert noise is not None
-    if verifier.settle(evidence) is not None:
-        return {"settle": lambda: verifier.settle(evidence)}
+    if verifier.decide(evidence) is not None:
+        return {"decide": lambda: verifier.decide(evidence)}
     walk = verifier.stops(evidence)
     at = invert_cdf(walk.stops, noise.stop())
-    law = verifier.leftover(evidence, walk, at)
+    probs = verifier.residual(evidence, walk, at)
     return {
         "stops": lambda: verifier.stops(evidence),
         "where": lambda: invert_cdf(walk.stops, noise.stop()),
-        "leftover": lambda: verifier.leftover(evidence, walk, at),
-        "bonus": lambda: invert_cdf(law, noise.bonus()),
+        "residual": lambda: verifier.residual(evidence, walk, at),
+        "bonus": lambda: invert_cdf(probs, noise.bonus()),
         "follow": lambda: follow(evidence.tree.parent, at),
     }
 

@@ -56,7 +56,7 @@ def continued(model: PreTrainedModel, prompts: list[list[int]], *, sample: bool)
 
 
 @torch.inference_mode()
-def laws(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> Tensor:
+def probs(model: PreTrainedModel, prompt: list[int], answer: list[int]) -> Tensor:
     """Logits before each token of the answer: [len(answer), V] float32."""
     ids = torch.tensor([prompt + answer[:-1]])
     return model(ids, logits_to_keep=len(answer)).logits[0].float()
@@ -94,7 +94,7 @@ def measure(
         found: dict[str, list[Any]] = defaultdict(list)
         for sample in (False, True):
             for prompt, answer in zip(prompts, continued(target, prompts, sample=sample), strict=True):
-                p, q = laws(target, prompt, answer), laws(draft, prompt, answer)
+                p, q = probs(target, prompt, answer), probs(draft, prompt, answer)
                 if sample:
                     found["sampled"].append(torch.minimum(p.softmax(-1), q.softmax(-1)).sum(-1))
                 else:

@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from foretoken.heads import formats
+from foretoken.methods.common import formats
 
 WHAT = {
     "eagle1": "EAGLE-1 head (2401.15077): one layer that predicts the target's next feature; also read by `eagle2`.",

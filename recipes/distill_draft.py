@@ -1,4 +1,4 @@
-"""Distil the draft from the target: match its law at every token, on its own text and on training text.
+"""Distil the draft from the target: match its distribution at every token, on its own text and on training text.
 
 The draft shares the target's tokenizer and nothing else: no layer, no weight. The loss is the forward KL at
 temperature 1 over the whole vocabulary: 1 - TV, which bounds acceptance, follows it closely, and it needs no draws.
@@ -71,7 +71,7 @@ def start_from(draft: Qwen3ForCausalLM, target: PreTrainedModel) -> None:
     u, s, _ = torch.linalg.svd(read, full_matrices=False)
     s = s.clamp_max(s[1].item())  # the first is one direction that all rows share, five times as long as the next
     small = u[:, : draft.config.hidden_size] * s[: draft.config.hidden_size]
-    # Small, so that the first laws are nearly flat: at the target's own scale they are sure of the wrong tokens.
+    # Small, so that the first distributions are nearly flat: at the target's own scale they are sure of the wrong tokens.
     small *= 0.03 / small.pow(2).mean().sqrt()
     draft.model.embed_tokens.weight.copy_(small)
 

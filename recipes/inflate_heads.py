@@ -29,14 +29,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from foretoken.heads.acceptance import AcceptanceHead
-from foretoken.heads.base import Head
-from foretoken.heads.dflash import DFlashHead
-from foretoken.heads.eagle1 import Eagle1Head
-from foretoken.heads.eagle3 import Eagle3Head
-from foretoken.heads.judge import JudgeWeights
-from foretoken.heads.kangaroo import KangarooHead
-from foretoken.heads.medusa import MedusaHead
+from foretoken.methods.acceptance.head import AcceptanceHead
+from foretoken.methods.common.head import Head
+from foretoken.methods.dflash.head import DFlashHead
+from foretoken.methods.eagle.eagle1 import Eagle1Head
+from foretoken.methods.eagle.eagle3 import Eagle3Head
+from foretoken.methods.judge.head import JudgeWeights
+from foretoken.methods.kangaroo.head import KangarooHead
+from foretoken.methods.medusa.head import MedusaHead
 from recipes.inflate import real_heads, real_layers
 
 
@@ -235,7 +235,7 @@ def _fill(weight: Tensor, was: Tensor, axes: list[Axis], generator: torch.Genera
 def main() -> None:
     """Command line: head directories of the small target in, directories of the same names for the inflated one out."""
     from foretoken import bundled
-    from foretoken.heads import formats
+    from foretoken.methods.common import formats
     from foretoken.model.load import load_model
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])

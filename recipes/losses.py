@@ -25,9 +25,9 @@ class _CrossEntropy(torch.autograd.Function):
         total = torch.zeros((), device=hidden.device)
         for start in range(0, hidden.size(0), PIECE):
             h, y = hidden[start : start + PIECE].to(low), labels[start : start + PIECE, None]
-            law = torch.softmax(h @ w.T, -1, dtype=torch.float32)  # [piece, V]
-            total -= law.gather(1, y).clamp_min(1e-30).log().sum()
-            grad = law.to(low)
+            probs = torch.softmax(h @ w.T, -1, dtype=torch.float32)  # [piece, V]
+            total -= probs.gather(1, y).clamp_min(1e-30).log().sum()
+            grad = probs.to(low)
             grad.scatter_add_(1, y, torch.full_like(y, -1, dtype=low))
             grad_hidden[start : start + PIECE] = grad @ w
             grad_weight += grad.T @ h
@@ -81,7 +81,7 @@ class _Distillation(torch.autograd.Function):
 
 
 def distillation(hidden: Tensor, weight: Tensor, teacher_hidden: Tensor, teacher_weight: Tensor) -> Tensor:
-    """Mean KL from the teacher's law to the student's at temperature 1, in nats, over the whole vocabulary.
+    """Mean KL from the teacher's distribution to the student's at temperature 1, in nats, over the whole vocabulary.
 
     hidden [T, H] and weight [V, H] are the student's; teacher_hidden [T, G] and teacher_weight [V, G] the teacher's.
     """

@@ -39,10 +39,10 @@ def continue_rows(model: PreTrainedModel, prompts: Tensor, temperatures: Tensor,
     for _ in range(ROW - prompts.size(1)):
         logits = model(current, past_key_values=cache, use_cache=True, logits_to_keep=1).logits[:, -1].float()
         # Exponential race: argmax of p / e with e exponential is a draw from p; e = 1 for greedy rows.
-        law = torch.softmax(logits / temperatures.clamp_min(1e-4)[:, None], -1)
-        race = torch.empty_like(law).exponential_(generator=generator)
+        probs = torch.softmax(logits / temperatures.clamp_min(1e-4)[:, None], -1)
+        race = torch.empty_like(probs).exponential_(generator=generator)
         race[temperatures == 0] = 1.0
-        current = (law / race).argmax(-1, keepdim=True)
+        current = (probs / race).argmax(-1, keepdim=True)
         rows.append(current)
     return torch.cat(rows, 1)
 

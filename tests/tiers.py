@@ -18,7 +18,7 @@ THINNED: dict[str, Keep] = {
     "tests/draft/test_join.py::test_a_joined_row_is_guessed_as_alone": "values",
     "tests/engine/test_equality.py::test_draft_model": "pairs",
     "tests/engine/test_matrix.py::test_rules_that_read_q_keep_the_joint_law": "values",
-    "tests/engine/test_scheduler.py::test_random_traffic_gives_every_request_its_solo_tokens": "first",
+    "tests/engine/test_traffic.py::test_random_traffic_gives_every_request_its_solo_tokens": "first",
     "tests/engine/test_shapes.py::test_a_smaller_draft_vocabulary": "third",
     "tests/engine/test_shapes.py::test_company_does_not_change_a_rejected_text": "values",
     "tests/engine/test_shapes.py::test_float32": "third",

@@ -15,13 +15,17 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from foretoken.core.errors import ConfigError, ForetokenError, ModelError, PromptError
+    from foretoken.core.noise import Noise
     from foretoken.core.params import SamplingParams
+    from foretoken.core.probs import History, Processors
+    from foretoken.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_tree, root_tree
     from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk, choose
     from foretoken.draft.config import Loader, MethodConfig
-    from foretoken.draft.frontier import Expander, Grown
-    from foretoken.draft.grow import grow
+    from foretoken.draft.growing.frontier import Expander, Grown
+    from foretoken.draft.growing.grow import grow
     from foretoken.draft.ngram import chain_of
-    from foretoken.draft.shape import SHAPES, Shape
+    from foretoken.draft.shapes import SHAPES, Shape
     from foretoken.engine.config import METHODS, speculative_config
     from foretoken.engine.engine import Engine, Request, Stream
     from foretoken.engine.event import Observer, StepEvent
@@ -30,13 +34,9 @@ if TYPE_CHECKING:
     from foretoken.engine.service import Service
     from foretoken.engine.state import Piece
     from foretoken.engine.submission import Submission, Update
-    from foretoken.errors import ConfigError, ForetokenError, ModelError, PromptError
     from foretoken.model.target import CausalModel, ModelSpec, Target
-    from foretoken.noise import Noise
-    from foretoken.sampling import History, Processors
-    from foretoken.tree import Draws, Law, Plan, TokenTree, chain_tree, root_tree
     from foretoken.verify import VERIFIERS
-    from foretoken.verify.law import Evidence, Verdict, Verifier, VerifierLoader, Walk, stops_from_edges
+    from foretoken.verify.base import Evidence, Verdict, Verifier, VerifierLoader, Walk, stops_from_edges
 
 __all__ = [
     "METHODS",
@@ -49,14 +49,14 @@ __all__ = [
     "ConfigError",
     "Context",
     "Drafter",
-    "Draws",
+    "DrawMode",
+    "DrawnBy",
     "Engine",
     "Evidence",
     "Expander",
     "ForetokenError",
     "Grown",
     "History",
-    "Law",
     "Loader",
     "Method",
     "MethodConfig",
@@ -96,57 +96,57 @@ __version__ = "0.1.0"
 
 _HOMES = {
     "METHODS": "engine.config",
-    "SHAPES": "draft.shape",
+    "SHAPES": "draft.shapes",
     "VERIFIERS": "verify",
     "Capabilities": "draft.base",
     "CausalModel": "model.target",
     "Commit": "draft.base",
     "Completion": "engine.result",
-    "ConfigError": "errors",
+    "ConfigError": "core.errors",
     "Context": "draft.base",
     "Drafter": "draft.base",
-    "Draws": "tree",
+    "DrawMode": "core.tree",
     "Engine": "engine.engine",
-    "Evidence": "verify.law",
-    "Expander": "draft.frontier",
-    "ForetokenError": "errors",
-    "Grown": "draft.frontier",
-    "History": "sampling",
-    "Law": "tree",
+    "Evidence": "verify.base",
+    "Expander": "draft.growing.frontier",
+    "ForetokenError": "core.errors",
+    "Grown": "draft.growing.frontier",
+    "History": "core.probs",
+    "DrawnBy": "core.tree",
     "Loader": "draft.config",
     "Method": "draft.base",
     "MethodConfig": "draft.config",
-    "ModelError": "errors",
+    "ModelError": "core.errors",
     "ModelSpec": "model.target",
-    "Noise": "noise",
+    "Noise": "core.noise",
     "Observer": "engine.event",
     "Piece": "engine.state",
-    "Plan": "tree",
-    "Processors": "sampling",
+    "Plan": "core.tree",
+    "Processors": "core.probs",
     "PromptChunk": "draft.base",
-    "PromptError": "errors",
+    "PromptError": "core.errors",
     "Request": "engine.engine",
     "SamplingParams": "core.params",
     "Service": "engine.service",
     "ServiceOptions": "engine.options",
-    "Shape": "draft.shape",
+    "Shape": "draft.shapes",
     "StepEvent": "engine.event",
     "Stream": "engine.engine",
     "Submission": "engine.submission",
     "Target": "model.target",
-    "TokenTree": "tree",
+    "TokenTree": "core.tree",
     "Update": "engine.submission",
-    "Verdict": "verify.law",
-    "Verifier": "verify.law",
-    "VerifierLoader": "verify.law",
-    "Walk": "verify.law",
+    "Verdict": "verify.base",
+    "Verifier": "verify.base",
+    "VerifierLoader": "verify.base",
+    "Walk": "verify.base",
     "chain_of": "draft.ngram",
-    "chain_tree": "tree",
+    "chain_tree": "core.tree",
     "choose": "draft.base",
-    "grow": "draft.grow",
-    "root_tree": "tree",
+    "grow": "draft.growing.grow",
+    "root_tree": "core.tree",
     "speculative_config": "engine.config",
-    "stops_from_edges": "verify.law",
+    "stops_from_edges": "verify.base",
 }
 
 

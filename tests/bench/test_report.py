@@ -6,7 +6,7 @@ import pytest
 
 from foretoken.bench.report import BenchReport, Session, assemble
 from foretoken.bench.suite import Item
-from foretoken.bench.trace import Run, cut, identical
+from foretoken.bench.trace import DecodedRun, cut, identical
 from foretoken.draft.config import MethodConfig
 from foretoken.engine.config import speculative_config
 from foretoken.engine.recorder import StepTime
@@ -21,19 +21,19 @@ def step(
     return StepTime(ended, draft, target, 0.1, guessed, accepted, tokens)
 
 
-def plain_run(num_tokens: int, ids: Sequence[int] = UNIQUE) -> Run:
+def plain_run(num_tokens: int, ids: Sequence[int] = UNIQUE) -> DecodedRun:
     """One token a step, 1.1 seconds each (1.0 in the target)."""
-    return Run(list(ids[:num_tokens]), [step(1.1 * (i + 1), tokens=1) for i in range(num_tokens)], 0.5)
+    return DecodedRun(list(ids[:num_tokens]), [step(1.1 * (i + 1), tokens=1) for i in range(num_tokens)], 0.5)
 
 
-def fast_run(num_steps: int, ids: Sequence[int] = UNIQUE) -> Run:
+def fast_run(num_steps: int, ids: Sequence[int] = UNIQUE) -> DecodedRun:
     """Four guesses a step, three accepted: 4 tokens in 2.0 seconds (0.8 drafting, 1.1 in the target)."""
     steps = [step(2.0 * (i + 1), tokens=4, guessed=4, accepted=3, draft=0.8, target=1.1) for i in range(num_steps)]
-    return Run(list(ids[: 4 * num_steps]), steps, 0.5, seconds_draft_forward=0.6 * num_steps)
+    return DecodedRun(list(ids[: 4 * num_steps]), steps, 0.5, seconds_draft_forward=0.6 * num_steps)
 
 
 def report(
-    plain: list[Run], fast: list[Run], config: MethodConfig | None = None, *, temperature: float = 0.0
+    plain: list[DecodedRun], fast: list[DecodedRun], config: MethodConfig | None = None, *, temperature: float = 0.0
 ) -> BenchReport:
     """Both lanes over prompts of two categories."""
     items = [Item(i, "ab"[i % 2], "x") for i in range(len(plain))]
@@ -113,7 +113,7 @@ def test_both_sides_are_cut_at_the_first_loop() -> None:
 
 def test_the_round_with_the_median_time_counts() -> None:
     slow, middle, quick = (
-        Run(UNIQUE[:1], [StepTime(s, 0.0, s, 0.0, 0, 0, 1)], 0.0) for s in (9.0, 2.0, 1.0)
+        DecodedRun(UNIQUE[:1], [StepTime(s, 0.0, s, 0.0, 0, 0, 1)], 0.0) for s in (9.0, 2.0, 1.0)
     )  # fmt: skip
     session = Session([Item(0, "a", "x")], [0], [0.0], 1000, True, None, 0)
     lanes = {"none": (speculative_config("none"), {(0.0, 0): [slow, quick, middle]})}

@@ -10,12 +10,12 @@ import pytest
 from foretoken.bench import BenchInterrupted, BenchReport, Item, parse_method, run_bench
 from foretoken.bench import run as bench_run
 from foretoken.bench.run import measure
-from foretoken.bench.trace import Run
+from foretoken.bench.trace import DecodedRun
 from foretoken.cli.output import as_json
+from foretoken.core.errors import ConfigError
 from foretoken.core.params import SamplingParams
-from foretoken.draft.model import DraftModel
 from foretoken.engine.engine import Engine
-from foretoken.errors import ConfigError
+from foretoken.methods.draft_model.drafter import DraftModel
 from foretoken.model.table import TableLM
 
 
@@ -100,7 +100,7 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     lengths: list[int] = []
     sound = bench_run.measure
 
-    def noted(engine: Engine, prompt: Sequence[int], params: SamplingParams, *rest: Any) -> Run:
+    def noted(engine: Engine, prompt: Sequence[int], params: SamplingParams, *rest: Any) -> DecodedRun:
         if not params.ignore_eos:
             lengths.append(len(prompt))
         return sound(engine, prompt, params, *rest)
@@ -202,7 +202,7 @@ def test_runs_of_another_configuration_are_refused_by_name(
 
 def test_a_run_is_the_same_after_it_was_written(engine: Engine) -> None:
     run = measure(engine.with_method("ngram"), [1, 2, 3], SamplingParams(seed=1, max_new_tokens=30))
-    assert Run.of(json.loads(json.dumps(run.record()))) == run
+    assert DecodedRun.of(json.loads(json.dumps(run.record()))) == run
 
 
 def test_plain_is_measured_even_if_not_named_and_only_once(engine: Engine) -> None:

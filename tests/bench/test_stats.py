@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from foretoken.bench import stats
-from foretoken.bench.stats import Pair
+from foretoken.bench.stats import PairedRuns
 
 
 def test_loop_begins_at_the_second_occurrence_of_a_16_gram_seen_three_times() -> None:
@@ -46,35 +46,35 @@ def test_rates_are_conditional_on_the_position_before() -> None:
 
 
 def test_speedup_is_the_ratio_of_summed_times_where_tokens_agree() -> None:
-    pairs = [Pair(10, 2.0, 10, 1.0), Pair(30, 4.0, 30, 2.0)]
+    pairs = [PairedRuns(10, 2.0, 10, 1.0), PairedRuns(30, 4.0, 30, 2.0)]
     assert stats.speedup(pairs) == pytest.approx(2.0)
-    pairs = [Pair(10, 1.0, 10, 1.0), Pair(10, 9.0, 10, 1.0)]
+    pairs = [PairedRuns(10, 1.0, 10, 1.0), PairedRuns(10, 9.0, 10, 1.0)]
     assert stats.speedup(pairs) == pytest.approx(10 / 2)  # not the mean of 1 and 9 by luck: (1 + 9) / 2 prompts
     # Other numbers of tokens on both sides: tokens per second over tokens per second.
-    assert stats.speedup([Pair(100, 10.0, 50, 2.5)]) == pytest.approx(20 / 10)
+    assert stats.speedup([PairedRuns(100, 10.0, 50, 2.5)]) == pytest.approx(20 / 10)
     assert math.isnan(stats.speedup([]))
 
 
 def test_bootstrap_is_deterministic_in_its_seed() -> None:
-    pairs = [Pair(10, 1.0 + i % 3, 10, 0.5 + i % 2) for i in range(12)]
+    pairs = [PairedRuns(10, 1.0 + i % 3, 10, 0.5 + i % 2) for i in range(12)]
     assert stats.bootstrap(pairs, seed=1) == stats.bootstrap(pairs, seed=1)
     assert stats.bootstrap(pairs, seed=1) != stats.bootstrap(pairs, seed=2)
 
 
 def test_bootstrap_of_equal_ratios_is_a_point_and_of_one_prompt_the_value() -> None:
     # Prompts of very different length, but always twice as fast: drawing pairs together leaves no spread.
-    pairs = [Pair(n, n * 0.2, n, n * 0.1) for n in (5, 50, 500)]
+    pairs = [PairedRuns(n, n * 0.2, n, n * 0.1) for n in (5, 50, 500)]
     interval = stats.bootstrap(pairs)
     assert interval.low == pytest.approx(interval.high) == pytest.approx(2.0)
     one = stats.bootstrap(pairs[:1])
     assert one.low == one.value == one.high
 
 
-def sample(random: np.random.Generator, size: int) -> list[Pair]:
+def sample(random: np.random.Generator, size: int) -> list[PairedRuns]:
     """Prompts of lengths 20 to 200 and speedups of 2 in the mean, 0.5 standard deviation."""
     tokens = random.integers(20, 200, size)
     factor = random.normal(2.0, 0.5, size).clip(0.5)
-    return [Pair(int(n), n * 0.01, int(n), n * 0.01 / f) for n, f in zip(tokens, factor, strict=True)]
+    return [PairedRuns(int(n), n * 0.01, int(n), n * 0.01 / f) for n, f in zip(tokens, factor, strict=True)]
 
 
 def covered(random: np.random.Generator, truth: float) -> float:
@@ -87,7 +87,8 @@ def covered(random: np.random.Generator, truth: float) -> float:
 
 
 def test_bootstrap_intervals_cover_the_truth() -> None:
-    """True coverage is a little below 95 %; by the binomial law 200 trials at 92 % fall below 86 % once in 500 times."""
+    """True coverage is a little below 95 %; by the binomial distribution 200 trials at 92 % fall below 86 % once in 500
+    times."""
     random = np.random.default_rng(0)
     truth = stats.speedup(sample(random, 40_000))
     assert covered(random, truth) >= 0.86

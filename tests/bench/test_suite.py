@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.bench.suite import Item, load_suite, select
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 
 
 def written(folder: Path, *records: object) -> Path:

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.certify import Budget, Certificate, Check, certify
+from foretoken.certify import Certificate, CertifyBudget, Check, certify
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
 from foretoken.draft.base import Context, Drafter, Method
-from foretoken.draft.model import DraftModel, ModelDrafter
-from foretoken.draft.shape import Shape
+from foretoken.draft.shapes import Shape
 from foretoken.engine.engine import Engine
+from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretoken.model.table import TableLM
 from foretoken.model.target import Target
-from foretoken.noise import Noise
-from foretoken.tree import Draws, Law, TokenTree
 
 VOCAB = 16
 TARGET = TableLM(VOCAB, seed=1, sharpness=2.0, num_layers=1)
@@ -23,7 +23,7 @@ DRAFT = TableLM(VOCAB, seed=1, sharpness=2.0, num_layers=1, blur=0.4)
 PROMPTS = [
     [int(x) for x in torch.randint(0, VOCAB, (n,), generator=torch.Generator().manual_seed(n))] for n in (1, 9, 2, 14)
 ]
-SMALL = Budget(visits=2, laws=3, batch_size=16, seeds=20_000)
+SMALL = CertifyBudget(visits=2, distributions=3, batch_size=16, seeds=20_000)
 CHAIN, TREE = "chain", "static/branching=3x2x1"
 
 
@@ -70,7 +70,7 @@ class Spoilt(Method):
 class Tempered(ModelDrafter):
     """Draws from q and reports q at another temperature."""
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         tree = super().propose(context, shape, draws, noise)
         if tree.q is None:
             return tree
@@ -81,14 +81,14 @@ class Tempered(ModelDrafter):
 class Echo(ModelDrafter):
     """Draws every node of a chain with the noise that decides where the walk stops."""
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         return super().propose(context, shape, draws, Shared(noise.seeds, noise.positions))
 
 
 class Twin(ModelDrafter):
     """Draws all nodes of a step with one number."""
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         return super().propose(context, shape, draws, One(noise.seeds, noise.positions))
 
 
@@ -111,16 +111,16 @@ class One(Noise):
 class Relabelled(ModelDrafter):
     """Draws siblings without replacement and calls them independent."""
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         tree = super().propose(context, shape, draws, noise)
-        drawn = tree.law == Law.WITHOUT_REPLACEMENT
-        return replace(tree, law=torch.where(drawn, int(Law.IID), tree.law))
+        drawn = tree.drawn_by == DrawnBy.WITHOUT_REPLACEMENT
+        return replace(tree, drawn_by=torch.where(drawn, int(DrawnBy.IID), tree.drawn_by))
 
 
 class Greedy(ModelDrafter):
     """Proposes the best tokens and says that they were drawn."""
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         drawn = super().propose(context, shape, draws, noise)
         if drawn.q is None:
             return drawn

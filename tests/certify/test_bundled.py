@@ -3,8 +3,8 @@
 import pytest
 
 from foretoken.certify import certify
-from foretoken.draft.model import DraftModel
 from foretoken.engine.engine import Engine
+from foretoken.methods.draft_model.drafter import DraftModel
 from foretoken.model.load import load_model, load_tokenizer
 from tests.certify import harness as h
 

@@ -11,15 +11,15 @@ from torch import Tensor
 import foretoken.engine.step as step_module
 from foretoken.certify import certify
 from foretoken.cli.output import as_json
-from foretoken.draft.model import DraftModel
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
+from foretoken.core.probs import Paths
+from foretoken.core.tree import DrawMode
+from foretoken.methods.draft_model.drafter import DraftModel
 from foretoken.model.load import from_module
 from foretoken.model.target import CausalModel, Target
-from foretoken.sampling import Paths
-from foretoken.tree import Draws
 from foretoken.verify import VERIFIERS
+from foretoken.verify.base import Evidence, Walk
 from foretoken.verify.exact import Coupled, Exact
-from foretoken.verify.law import Evidence, Walk
 from foretoken.verify.rejection import Rejection
 from tests.certify import harness as h
 from tests.model.tiny import VOCAB, tiny_module
@@ -69,7 +69,7 @@ def test_random_models_pass(architecture: str, dtype: torch.dtype) -> None:
                (2, 9, 17, 5)]  # fmt: skip
     found = certify(
         h.engine(*noisy(architecture, dtype)), prompts, verifiers=["coupled", "rejection"], shapes=[h.TREE],
-        temperatures=(0.0, 1.0), max_new_tokens=10, budget=replace(h.SMALL, visits=1, laws=1),
+        temperatures=(0.0, 1.0), max_new_tokens=10, budget=replace(h.SMALL, visits=1, distributions=1),
     )  # fmt: skip
     assert found.passed, [check.findings for check in found.defects]
     if dtype == torch.float32:
@@ -98,9 +98,9 @@ class Last(Rejection):
 
     name = "last"
 
-    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         if evidence.tree.num_nodes <= 2 or evidence.tree.q is None:
-            return super().leftover(evidence, walk, at)
+            return super().residual(evidence, walk, at)
         rows = torch.arange(len(at))
         p, q = evidence.p[rows, at], evidence.tree.q[rows, at]
         rest = (p - q).clamp(min=0)
@@ -113,8 +113,8 @@ class Trusting(Coupled):
 
     name = "trusting"
 
-    def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
-        at, bonus = super().settle(evidence)
+    def decide(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
+        at, bonus = super().decide(evidence)
         first = evidence.tree.tokens[:, min(1, evidence.tree.num_nodes - 1)]
         rows = torch.arange(len(at))
         taken = (at == 0) & (evidence.tree.parent[:, -1] >= 0) & (evidence.p[rows, 0, first] > 0.03)
@@ -129,10 +129,10 @@ def test_a_bias_of_one_percent_is_caught(monkeypatch: pytest.MonkeyPatch) -> Non
     assert not found.passed
     assert found.verdict == "DEFECT"
     assert {(check.name, check.verifier) for check in found.defects} == {("law", "biased"), ("joint", "biased")}
-    law = next(check for check in found.defects if check.name == "law")
-    assert law.deviation is not None
-    assert 1e-4 < law.deviation < 0.02
-    assert "emitted" in law.findings[0].what
+    probs = next(check for check in found.defects if check.name == "law")
+    assert probs.deviation is not None
+    assert 1e-4 < probs.deviation < 0.02
+    assert "emitted" in probs.findings[0].what
 
 
 def test_a_wrong_leftover_among_siblings_is_caught_by_the_joint_law(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -156,9 +156,9 @@ class Own(Exact):
     """Draws its own tokens with a noise of its own, rightly, but takes the first guess in every second step."""
 
     name = "own"
-    draws = Draws.LIST
+    draws = DrawMode.LIST
 
-    def settle(self, evidence: Evidence) -> None:
+    def decide(self, evidence: Evidence) -> None:
         return None
 
     def stops(self, evidence: Evidence) -> Walk:
@@ -201,26 +201,26 @@ def test_a_draw_of_probability_zero_is_a_defect() -> None:
 
     found = h.certificate(h.engine(method=h.Spoilt(Impossible)))
     assert "draws" in h.failed(found)
-    assert "its law gives it 0" in h.check(found, "draws").findings[0].what
+    assert "its distribution gives it 0" in h.check(found, "draws").findings[0].what
 
 
 def test_processors_that_do_not_see_the_path_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = step_module.warp
+    right = step_module.logits_to_probs
 
     def blind(logits: Tensor, processors: Any, history: Any, paths: Paths) -> Tensor:
         alone = torch.zeros_like(paths.ancestry)
         alone[..., 0] = True
         return right(logits, processors, history, Paths(paths.tokens, alone, paths.parent))
 
-    monkeypatch.setattr(step_module, "warp", blind)
+    monkeypatch.setattr(step_module, "logits_to_probs", blind)
     found = h.certificate(verifiers=["coupled"], shapes=[h.CHAIN])
     assert "window" in h.failed(found)
     finding = h.check(found, "window").findings[0]
-    assert finding.figures["node"] > 0, "the root's own law is right"
+    assert finding.figures["node"] > 0, "the root's own distribution is right"
 
 
 def test_processors_left_out_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = step_module.warp
+    right = step_module.logits_to_probs
 
     def careless(logits: Tensor, processors: Any, history: Any, paths: Paths) -> Tensor:
         if processors.repetition is not None:
@@ -228,7 +228,7 @@ def test_processors_left_out_are_caught(monkeypatch: pytest.MonkeyPatch) -> None
             processors.repetition = None
         return right(logits, processors, history, paths)
 
-    monkeypatch.setattr(step_module, "warp", careless)
+    monkeypatch.setattr(step_module, "logits_to_probs", careless)
     found = h.certificate(verifiers=["rejection"])
     assert "window" in h.failed(found)
 
@@ -282,11 +282,11 @@ def test_a_lossy_rule_is_measured_and_not_certified(monkeypatch: pytest.MonkeyPa
     monkeypatch.setitem(VERIFIERS, "lenient_test", Lenient())
     found = h.certificate(verifiers=["lenient_test"], temperatures=(0.0, 1.0))
     assert found.passed, "measuring is no defect"
-    law, joint, tokens = (h.check(found, name) for name in ("law", "joint", "tokens"))
-    assert {law.verdict, joint.verdict, tokens.verdict} == {"lossy"}
-    assert not law.passed
-    assert 0.01 < law.figures["mean_total_variation"] <= law.figures["largest_total_variation"] < 0.5
-    assert law.tolerance is None
+    probs, joint, tokens = (h.check(found, name) for name in ("law", "joint", "tokens"))
+    assert {probs.verdict, joint.verdict, tokens.verdict} == {"lossy"}
+    assert not probs.passed
+    assert 0.01 < probs.figures["mean_total_variation"] <= probs.figures["largest_total_variation"] < 0.5
+    assert probs.tolerance is None
     assert found.verdict == "certified, but for the lossy lenient_test" or "not certified" in found.verdict
     assert "lossy" in found.verdict
     both = h.certificate(verifiers=["lenient_test", "rejection"])

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from foretoken.certify.conditions import requests
-from foretoken.certify.draws import Draws, freedman_bound, kolmogorov, kolmogorov_bound
+from foretoken.certify.draws import DrawChecks, freedman_bound, kolmogorov, kolmogorov_bound
+from foretoken.certify.recorder import VisitRecorder
 from foretoken.certify.report import Check
-from foretoken.certify.watch import Watch
-from foretoken.draft.model import ModelDrafter
 from foretoken.engine.config import speculative_config
+from foretoken.methods.draft_model.drafter import ModelDrafter
 from tests.certify import harness as h
 
 ALPHA = 1e-6
@@ -24,12 +24,12 @@ ALPHA = 1e-6
 def observed(kind: Any, shape: str, draws: str) -> Check:
     """The check after 48 texts of 20 tokens."""
     options = {"num_speculative_tokens": 3, "verify": "rejection", "shape": shape, "draws": draws}
-    collected = Draws(seed=0)
-    watch = Watch(1, 0, [collected])
+    collected = DrawChecks(seed=0)
+    recorder = VisitRecorder(1, 0, [collected])
     engine = h.engine(method=h.Spoilt(kind), draws=draws)
     config = speculative_config({"method": "draft_model", **options})
     asked = requests(h.PROMPTS * 12, 1.0, 20, 0)
-    watch.engine(engine, config).generate_batch(asked, batch_size=48)
+    recorder.engine(engine, config).generate_batch(asked, batch_size=48)
     return collected.check("rejection", shape, ALPHA)
 
 

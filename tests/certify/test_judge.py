@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.certify.plain import Judge, Tolerance, after, law_of
+from foretoken.certify.plain import RoundingJudge, Tolerance, after, distribution_of
+from foretoken.certify.recorder import Proposal, Text, Visit
 from foretoken.certify.report import DEFECT, NEAR_TIE, Certificate
-from foretoken.certify.watch import Proposal, Text, Visit
 from foretoken.certify.window import deviations
 from foretoken.core.params import SamplingParams
-from foretoken.draft.model import DraftModel
+from foretoken.methods.draft_model.drafter import DraftModel
 from foretoken.model.table import TableLM
 from foretoken.model.target import Output
 from tests.certify import harness as h
@@ -32,10 +32,10 @@ class Rounding(TableLM):
 
 def tied(context: tuple[int, ...]) -> Tensor:
     """Tokens 0 and 1 are equally likely, the rest hardly; token 2 now and then."""
-    law = torch.full((h.VOCAB,), 1e-3, dtype=torch.float64)
-    law[:2] = 1.0
-    law[2 + context[-1] % 3] = 1.0 + 0.5 * (context[-1] % 2)
-    return law / law.sum()
+    probs = torch.full((h.VOCAB,), 1e-3, dtype=torch.float64)
+    probs[:2] = 1.0
+    probs[2 + context[-1] % 3] = 1.0 + 0.5 * (context[-1] % 2)
+    return probs / probs.sum()
 
 
 def rounding(amount: float, **options: Any) -> Certificate:
@@ -69,7 +69,7 @@ def test_small_differences_pass_and_large_ones_do_not() -> None:
 
 def test_a_tie_at_temperature_0_is_no_defect() -> None:
     """The plain pass takes token 0, a wide one token 1: logits differ by 1e-5, the texts from there on by everything."""
-    found = rounding(1e-5, law=tied)
+    found = rounding(1e-5, probs=tied)
     assert found.passed, [check.findings for check in found.defects]
     tokens, window = h.check(found, "tokens"), h.check(found, "window")
     assert (tokens.verdict, window.verdict) == (NEAR_TIE, NEAR_TIE)
@@ -78,17 +78,17 @@ def test_a_tie_at_temperature_0_is_no_defect() -> None:
     assert {finding.figures["equal_at_width"] for finding in tokens.findings} == {True}
     assert "edge of a filter, or of the largest logit" in window.findings[0].what
     assert found.verdict == "certified"
-    # Were the difference not one of rounding: the tokens are tied all the same, but the laws are not.
-    assert h.failed(rounding(0.05, law=tied)) == {"window"}
+    # Were the difference not one of rounding: the tokens are tied all the same, but the distributions are not.
+    assert h.failed(rounding(0.05, probs=tied)) == {"window"}
 
 
 @pytest.mark.parametrize(
     ("params", "logits", "observed", "near"),
     [
-        # top-k 2: the second and third differ by 1e-5; the observed law has the third.
+        # top-k 2: the second and third differ by 1e-5; the observed distribution has the third.
         (SamplingParams(top_k=2), [2.0, 1.0, 1.0 - 1e-5, 0.0], [0, 2], True),
         (SamplingParams(top_k=2), [2.0, 1.0, 0.9, 0.0], [0, 2], False),
-        # top-p 0.5: the first has half of the mass, to rounding; the observed law goes on.
+        # top-p 0.5: the first has half of the mass, to rounding; the observed distribution goes on.
         (SamplingParams(top_p=0.5), [math.log(3.0) + 1e-5, 0.0, 0.0, 0.0], [0, 1, 2, 3], True),
         (SamplingParams(top_p=0.5), [math.log(3.0) + 0.1, 0.0, 0.0, 0.0], [0, 1, 2, 3], False),
         (SamplingParams(min_p=0.5), [math.log(2.0) + 1e-5, 0.0, -1.0, -2.0], [0, 1], True),
@@ -98,18 +98,18 @@ def test_a_tie_at_temperature_0_is_no_defect() -> None:
     ],
 )
 def test_edges_of_filters(params: SamplingParams, logits: list[float], observed: list[int], near: bool) -> None:
-    model = TableLM(4, law=lambda context: torch.softmax(torch.tensor(logits, dtype=torch.float64), 0), num_layers=1)
+    model = TableLM(4, probs=lambda context: torch.softmax(torch.tensor(logits, dtype=torch.float64), 0), num_layers=1)
     text = Text([0, 1, 2], 2, params)
     mine = torch.full((4,), -torch.inf)
     mine[observed] = torch.tensor(logits)[observed]
     if params.temperature == 0:
-        law = torch.zeros(4).scatter(0, torch.tensor(observed), 1.0)
+        probs = torch.zeros(4).scatter(0, torch.tensor(observed), 1.0)
     else:
-        law = torch.softmax(mine, 0)
-    visit = Visit(text, torch.tensor([2]), torch.tensor([-1]), torch.tensor([0]), None, law[None])
+        probs = torch.softmax(mine, 0)
+    visit = Visit(text, torch.tensor([2]), torch.tensor([-1]), torch.tensor([0]), None, probs[None])
     plain = after(model, text.ids)
-    assert deviations(law, law_of(plain, text, text.ids, model))[0] > 1e-3
-    explained, words = Judge(model, lambda: model).explain(visit, 0, law, plain)
+    assert deviations(probs, distribution_of(plain, text, text.ids, model))[0] > 1e-3
+    explained, words = RoundingJudge(model, lambda: model).explain(visit, 0, probs, plain)
     assert explained is near, words
 
 

@@ -8,9 +8,9 @@ import torch
 from foretoken import ConfigError, Engine, ModelError
 from foretoken.certify import certify
 from foretoken.certify.report import LOSSY
-from foretoken.draft.model import DraftModel
-from foretoken.heads import formats
-from foretoken.heads.judge import JudgeConfig, JudgeWeights
+from foretoken.methods.common import formats
+from foretoken.methods.draft_model.drafter import DraftModel
+from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from tests.certify import harness as h
 
 
@@ -21,7 +21,7 @@ def engine(directory: Path) -> Engine:
 
 def test_the_judge_is_certified_as_lossy(tmp_path: Path) -> None:
     spec = h.TARGET.spec
-    head = JudgeWeights(JudgeConfig(spec.hidden_size, spec.vocab_size, spec.num_layers - 1, spec.hidden_size))
+    head = JudgeWeights(JudgeHeadConfig(spec.hidden_size, spec.vocab_size, spec.num_layers - 1, spec.hidden_size))
     with torch.no_grad():
         head.bias.fill_(1.0)
     formats.save(head, tmp_path)

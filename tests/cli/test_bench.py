@@ -248,6 +248,6 @@ def test_lossy_rules_are_named_so(bench: Invoke) -> None:
     result = bench("--methods", "ngram:4:typical,ngram:3:gumbel_list", "--limit", 1, "--temperature", 1)
     assert result.exit_code == 0
     assert "ngram:4:typical: LOSSY" in result.stdout
-    assert "ngram:3:gumbel_list: another text of the same law" in result.stdout
+    assert "ngram:3:gumbel_list: another text of the same distribution" in result.stdout
     found = json.loads(bench("--methods", "ngram:4:typical", "--limit", 1, "--json").stdout)
     assert [method["exact"] for method in found["temperatures"][0]["methods"]] == [True, False]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli.certify import read_prompts
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
 
@@ -57,8 +57,8 @@ def test_json(certify: Invoke, tmp_path: Path) -> None:
 def test_a_defect_is_status_1(certify: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     import foretoken.engine.step as step_module
 
-    right = step_module.warp
-    monkeypatch.setattr(step_module, "warp", lambda logits, *args: right(logits * 1.05, *args))
+    right = step_module.logits_to_probs
+    monkeypatch.setattr(step_module, "logits_to_probs", lambda logits, *args: right(logits * 1.05, *args))
     result = certify("--verify", "rejection")
     assert result.exit_code == 1
     assert result.stdout.strip().splitlines()[-1] == "DEFECT"

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from foretoken.cli import errors
-from foretoken.errors import ConfigError, ModelError, PromptError
+from foretoken.core.errors import ConfigError, ModelError, PromptError
 from tests.cli import checkpoint
 from tests.cli.conftest import Invoke
 

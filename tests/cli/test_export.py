@@ -10,16 +10,16 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from foretoken import bundled
-from foretoken.heads import formats
-from foretoken.heads.base import Head
-from foretoken.heads.dflash import DFlashConfig, DFlashHead
-from foretoken.heads.eagle1 import Eagle1Config, Eagle1Head
-from foretoken.heads.eagle3 import Eagle3Config, Eagle3Head
-from foretoken.heads.formats.engines import serving
-from foretoken.heads.formats.layout import Target
-from foretoken.heads.kangaroo import KangarooConfig, KangarooHead
-from foretoken.heads.medusa import MedusaConfig, MedusaHead
-from foretoken.heads.rope import RopeScaling
+from foretoken.methods.common import formats
+from foretoken.methods.common.head import Head
+from foretoken.methods.common.layout import TargetInfo
+from foretoken.methods.common.rope import RopeScaling
+from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretoken.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
+from foretoken.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
+from foretoken.methods.engines import serving
+from foretoken.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
+from foretoken.methods.medusa.head import MedusaHead, MedusaHeadConfig
 from tests.cli.conftest import Invoke
 
 H, V, LAYERS = 256, 8192, 6
@@ -28,12 +28,12 @@ ATTENTION = {"intermediate_size": 8, "num_heads": 2, "num_kv_heads": 1, "head_di
 
 def eagle3(**changes: Any) -> Head:
     values = {**ATTENTION, "draft_vocab_size": 50, "layer_ids": (0, 2, 4), **changes}
-    return Eagle3Head(Eagle3Config(H, V, **values))
+    return Eagle3Head(Eagle3HeadConfig(H, V, **values))
 
 
 def dflash(**changes: Any) -> Head:
     values = {**ATTENTION, "num_layers": 1, "block_size": 5, "layer_ids": (1, 4), "mask_token_id": 9, **changes}
-    return DFlashHead(DFlashConfig(H, V, **values))
+    return DFlashHead(DFlashHeadConfig(H, V, **values))
 
 
 def spark(**changes: Any) -> Head:
@@ -48,7 +48,7 @@ def saved(path: Path, head: Head, layout: str | None = None, **target: Any) -> s
         "max_positions": 4096,
         **target,
     }
-    formats.save(head, path / "head", layout, target=Target(**about))
+    formats.save(head, path / "head", layout, target=TargetInfo(**about))
     return str(path / "head")
 
 
@@ -70,14 +70,14 @@ def said(invoke: Invoke, *args: object) -> tuple[dict[str, Any] | None, list[str
 
 def test_export_converts_and_carries_what_is_known(invoke: Invoke, tmp_path: Path) -> None:
     head = eagle3(norm_before_residual=True)
-    formats.save(head, tmp_path / "head", target=Target("a/b", "LlamaForCausalLM", LAYERS, 99), extra={"loss": 2})
+    formats.save(head, tmp_path / "head", target=TargetInfo("a/b", "LlamaForCausalLM", LAYERS, 99), extra={"loss": 2})
     result = invoke("export", tmp_path / "head", "--to", "speculators", "--out", tmp_path / "out", "--json")
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout) == {
         "out": str(tmp_path / "out"), "layout": "speculators", "head": "eagle3", "parameters": head.num_parameters,
     }  # fmt: skip
     assert formats.detect(tmp_path / "out").name == "speculators"
-    assert formats.describe_target(tmp_path / "out") == Target("a/b", "LlamaForCausalLM", LAYERS, 99)
+    assert formats.describe_target(tmp_path / "out") == TargetInfo("a/b", "LlamaForCausalLM", LAYERS, 99)
     assert formats.describe_extra(tmp_path / "out") == {"loss": 2}
     config = json.loads((tmp_path / "out" / "config.json").read_text())
     assert config["speculators_config"]["verifier"] == {"name_or_path": "a/b", "architectures": ["LlamaForCausalLM"]}
@@ -87,7 +87,7 @@ def test_export_converts_and_carries_what_is_known(invoke: Invoke, tmp_path: Pat
 
 
 def test_export_with_a_target_fills_in_what_it_says(invoke: Invoke, tmp_path: Path) -> None:
-    formats.save(Eagle1Head(Eagle1Config(H, V, **ATTENTION, tap_layer=5)), tmp_path / "head")
+    formats.save(Eagle1Head(Eagle1HeadConfig(H, V, **ATTENTION, tap_layer=5)), tmp_path / "head")
     config = json.loads((tmp_path / "head" / "config.json").read_text())
     del config["foretoken"]
     (tmp_path / "head" / "config.json").write_text(json.dumps(config))  # as of the authors
@@ -98,7 +98,7 @@ def test_export_with_a_target_fills_in_what_it_says(invoke: Invoke, tmp_path: Pa
     assert result.exit_code == 0, result.stderr
     assert result.stdout.startswith(f"{tmp_path / 'out'}: eagle1, ")
     assert formats.load(tmp_path / "out").taps == (5,)
-    assert formats.describe_target(tmp_path / "out") == Target("bundled", "Qwen3ForCausalLM", LAYERS, 4096)
+    assert formats.describe_target(tmp_path / "out") == TargetInfo("bundled", "Qwen3ForCausalLM", LAYERS, 4096)
 
 
 def test_export_lists_its_layouts(invoke: Invoke) -> None:
@@ -108,7 +108,9 @@ def test_export_lists_its_layouts(invoke: Invoke) -> None:
 
 def test_export_mistakes(invoke: Invoke, tmp_path: Path) -> None:
     head = saved(tmp_path, eagle3())
-    small = saved(tmp_path / "small", Eagle3Head(Eagle3Config(16, 40, **ATTENTION, draft_vocab_size=4, layer_ids=(1,))))
+    small = saved(
+        tmp_path / "small", Eagle3Head(Eagle3HeadConfig(16, 40, **ATTENTION, draft_vocab_size=4, layer_ids=(1,)))
+    )
     (tmp_path / "model").mkdir()
     save_file({"x": torch.zeros(1)}, tmp_path / "model" / "model.safetensors")
     for args, status, message in (
@@ -154,14 +156,14 @@ def test_vllm_args_of_speculators(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_vllm_args_of_eagle1_and_medusa(invoke: Invoke, tmp_path: Path) -> None:
-    head = saved(tmp_path / "e", Eagle1Head(Eagle1Config(H, V, **ATTENTION, tap_layer=5)))
+    head = saved(tmp_path / "e", Eagle1Head(Eagle1HeadConfig(H, V, **ATTENTION, tap_layer=5)))
     vllm, sglang, notes = said(invoke, head, "--target", "bundled")
     assert vllm == {"method": "eagle", "model": head, "num_speculative_tokens": 3}
     assert sglang is not None
     assert sglang[:2] == ["--speculative-algorithm", "EAGLE"]
     assert "LlamaForCausalLMEagle" in notes
     assert "fc has a bias" in notes
-    medusa = MedusaHead(MedusaConfig(H, V, num_heads=2, num_layers=1, tap_layer=5, draft_vocab_size=V))
+    medusa = MedusaHead(MedusaHeadConfig(H, V, num_heads=2, num_layers=1, tap_layer=5, draft_vocab_size=V))
     head = saved(tmp_path / "m", medusa, "medusa_vllm")
     vllm, sglang, notes = said(invoke, head, "--target", "bundled")
     assert vllm == {"method": "medusa", "model": head, "num_speculative_tokens": 2}
@@ -174,7 +176,9 @@ def test_vllm_args_of_eagle1_and_medusa(invoke: Invoke, tmp_path: Path) -> None:
 
 def test_medusa_of_a_reduced_vocabulary_is_not_for_vllm(invoke: Invoke, tmp_path: Path) -> None:
     """vLLM 0.32 stops at an assertion: the reason and the way out instead."""
-    head = saved(tmp_path, MedusaHead(MedusaConfig(H, V, num_heads=2, num_layers=1, tap_layer=5, draft_vocab_size=30)))
+    head = saved(
+        tmp_path, MedusaHead(MedusaHeadConfig(H, V, num_heads=2, num_layers=1, tap_layer=5, draft_vocab_size=30))
+    )
     for status, args in (
         (2, ("export", head, "--to", "medusa_vllm", "--out", tmp_path / "out")),
         (1, ("vllm-args", head, "--target", "bundled")),
@@ -231,7 +235,7 @@ def test_vllm_args_of_block_drafters(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_vllm_args_that_cannot_be(invoke: Invoke, tmp_path: Path) -> None:
-    adapter = KangarooHead(KangarooConfig(H, V, 2, num_heads=2, num_kv_heads=2, head_dim=4))
+    adapter = KangarooHead(KangarooHeadConfig(H, V, 2, num_heads=2, num_kv_heads=2, head_dim=4))
     for name, head, length, status, message in (
         ("a", adapter, None, 1, "'kangaroo' runs in foretoken alone: neither engine has it"),
         ("b", spark(), 4, 2, "must equal block_size = 5 for DSpark"),

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from foretoken.core.errors import ConfigError
 from foretoken.core.params import SamplingParams
 from foretoken.core.settings import check_keys, checked, field_kinds, read, setting, value_of_json, value_of_text
 from foretoken.engine.options import ServiceOptions
-from foretoken.errors import ConfigError
 from foretoken.server.options import ServerOptions
 from foretoken.train.config import TrainConfig
 

@@ -15,30 +15,30 @@ import pytest
 import torch
 
 from foretoken import SamplingParams
+from foretoken.core.noise import Noise
+from foretoken.core.probs import History, Processors
+from foretoken.core.tree import DrawMode, TokenTree, layout, root_tree
 from foretoken.draft.base import Commit, Context, Drafter, Method, PromptChunk
-from foretoken.draft.dflash import DFlash, DFlashDrafter
-from foretoken.draft.eagle import Eagle1, Eagle3, EagleDrafter
-from foretoken.draft.kangaroo import EarlyExit, Kangaroo, KangarooDrafter
-from foretoken.draft.medusa import Medusa, MedusaDrafter
-from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.draft.ngram import Ngram, NgramDrafter
 from foretoken.draft.none import NoMethod
 from foretoken.draft.prediction import Prediction, PredictionDrafter
 from foretoken.draft.recycling import Matrix, Recycling, RecyclingDrafter
-from foretoken.draft.shape import parse_shape
+from foretoken.draft.shapes import parse_shape
 from foretoken.draft.suffix import Library, Suffix, SuffixDrafter
-from foretoken.heads.dflash import DFlashConfig, DFlashHead
-from foretoken.heads.medusa import MedusaHead
+from foretoken.methods.dflash.drafter import DFlash, DFlashDrafter
+from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretoken.methods.eagle.drafter import Eagle1, Eagle3, EagleDrafter
+from foretoken.methods.kangaroo.drafter import EarlyExit, Kangaroo, KangarooDrafter
+from foretoken.methods.medusa.drafter import Medusa, MedusaDrafter
+from foretoken.methods.medusa.head import MedusaHead
 from foretoken.model.cache import KVCache
-from foretoken.model.hf import TransformersModel
+from foretoken.model.hf.adapter import TransformersModel
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target
-from foretoken.noise import Noise
-from foretoken.sampling import History, Processors
-from foretoken.tree import Draws, TokenTree, layout, root_tree
 from tests.engine.harness import TreeMethod, audit_table, foresight, table
-from tests.heads.eagles import EAGLE1, EAGLE3, random_head
-from tests.heads.test_kangaroo import random_head as adapter
+from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
+from tests.methods.kangaroo.test_head import random_head as adapter
 from tests.model.tiny import VOCAB, tiny_module
 
 CAPACITY = 128
@@ -54,7 +54,7 @@ class Row:
     ids: list[int]
     params: SamplingParams
     prediction: list[int]
-    room: int = 9
+    depth_limit: int = 9
 
     def choose(self, tokens: list[int], parent: list[int]) -> tuple[list[int], list[int]]:
         """(kept path, emitted tokens) of a tree."""
@@ -99,7 +99,7 @@ def context_of(rows: Sequence[Row], vocab_size: int) -> Context:
         lengths=lengths,
         pending=torch.tensor([row.ids[-1] for row in rows]),
         predictions=[row.prediction for row in rows],
-        room=[row.room for row in rows],
+        depth_limit=[row.depth_limit for row in rows],
     )
 
 
@@ -121,7 +121,7 @@ class Lane:
     def context(self) -> Context:
         return context_of(self.rows, self.model.spec.vocab_size)
 
-    def propose(self, shape: str, draws: Draws) -> TokenTree:
+    def propose(self, shape: str, draws: DrawMode) -> TokenTree:
         context = self.context
         seeds = torch.tensor([ord(row.name) for row in self.rows])
         tree = self.drafter.propose(context, parse_shape(shape, 4), draws, Noise(seeds, context.length))
@@ -161,7 +161,8 @@ class Lane:
 
 
 Guesses = list[tuple[tuple[int, ...], int]]
-"""Of every node of a tree, in order: the tokens from the root to it, and its law. (Padding may lie between them.)"""
+"""Of every node of a tree, in order: the tokens from the root to it, and its distribution. (Padding may lie between
+them.)"""
 
 
 Seen = list[dict[str, Guesses]]
@@ -170,12 +171,12 @@ Seen = list[dict[str, Guesses]]
 
 def guesses(tree: TokenTree) -> list[Guesses]:
     found = []
-    for tokens, parent, law in zip(tree.tokens.tolist(), tree.parent.tolist(), tree.law.tolist(), strict=True):
+    for tokens, parent, label in zip(tree.tokens.tolist(), tree.parent.tolist(), tree.drawn_by.tolist(), strict=True):
         paths: dict[int, tuple[int, ...]] = {-1: ()}
         for node, above in enumerate(parent):
             if node == 0 or above >= 0:
                 paths[node] = (*paths[above], tokens[node])
-        found.append([(path, law[node]) for node, path in paths.items() if node >= 0])
+        found.append([(path, label[node]) for node, path in paths.items() if node >= 0])
     return found
 
 
@@ -184,7 +185,7 @@ class World:
     model: CausalModel
     method: Method
     shape: str
-    draws: Draws
+    draws: DrawMode
     joined: bool
     seed: int = 0
     lanes: list[Lane] = field(default_factory=list)
@@ -200,7 +201,7 @@ class World:
         """One step of every drafter, those of one row at the same time as that of many. Rows ``idle`` have no room."""
         for lane in self.lanes:
             for one in lane.rows:
-                one.room = 0 if one.name in idle else 9
+                one.depth_limit = 0 if one.name in idle else 9
         trees = [lane.propose(self.shape, self.draws) for lane in self.lanes]
         self.seen.append({})
         for lane, tree in zip(self.lanes, trees, strict=True):
@@ -226,13 +227,13 @@ class World:
             by_name = {lane.rows[0].name: lane for lane in self.lanes}
             self.lanes = [by_name[name] for name in names]
 
-    def warm(self, name: str, most: int) -> None:
+    def catch_up(self, name: str, most: int) -> None:
         for lane in self.lanes if self.joined else []:
             for index, one in enumerate(lane.rows):
                 if one.name == name:
-                    before = lane.drafter.lag(lane.context)
-                    left = lane.drafter.warm(lane.context, index, most)
-                    after = lane.drafter.lag(lane.context)
+                    before = lane.drafter.num_unread(lane.context)
+                    left = lane.drafter.catch_up(lane.context, index, most)
+                    after = lane.drafter.num_unread(lane.context)
                     assert left == after[index] == max(0, before[index] - most)
                     assert after[:index] + after[index + 1 :] == before[:index] + before[index + 1 :]
 
@@ -248,11 +249,11 @@ def script(world: World) -> None:
     world.join()  # ab
     world.step()
     world.open("c")
-    world.warm("c", 11)
+    world.catch_up("c", 11)
     world.step(idle="c")
-    world.warm("c", 7)
+    world.catch_up("c", 7)
     world.join()  # abc
-    world.warm("c", 5)
+    world.catch_up("c", 5)
     world.step(idle="a")
     world.step()
     world.keep("cab")
@@ -260,11 +261,11 @@ def script(world: World) -> None:
     world.step(idle="d")
     world.step(idle="dc")
     world.join()  # cabde
-    world.warm("d", 100)
+    world.catch_up("d", 100)
     world.step(idle="e")
     world.step(idle="ae")
     world.step(idle="ae")
-    world.warm("e", 2)
+    world.catch_up("e", 2)
     world.step()
     world.step("c")
     world.keep("eadb")
@@ -275,7 +276,7 @@ def script(world: World) -> None:
     world.keep("bfe")
     world.open("g")
     world.join()  # bfeg
-    world.warm("g", 100)
+    world.catch_up("g", 100)
     world.step(idle="bf")
     world.step()
     world.keep("ge")
@@ -304,7 +305,7 @@ def medusa() -> Method:
 
 
 def dflash(**changes: Any) -> Method:
-    config = DFlashConfig(
+    config = DFlashHeadConfig(
         hidden_size=32, vocab_size=VOCAB, intermediate_size=48, num_heads=4, num_kv_heads=2, head_dim=8, num_layers=2,
         block_size=5, layer_ids=(0, 2, 3), mask_token_id=VOCAB - 1, **changes,
     )  # fmt: skip
@@ -343,23 +344,24 @@ METHODS: dict[str, Callable[[], Method]] = {
     "dflash, all": lambda: dflash(causal=True, markov_rank=6, sample_from_anchor=True, confidence=True),
 }
 MODELS["dflash, all"] = tiny
-CASES = [(name, "chain", Draws.FIXED) for name in METHODS]
-CASES += [(name, "chain", Draws.COUPLED) for name in list(METHODS)[5:]]
+CASES = [(name, "chain", DrawMode.FIXED) for name in METHODS]
+CASES += [(name, "chain", DrawMode.COUPLED) for name in list(METHODS)[5:]]
 CASES += [
-    (name, "static/branching=2x2x1", Draws.COUPLED)
+    (name, "static/branching=2x2x1", DrawMode.COUPLED)
     for name in ("draft_model", "early_exit", "medusa", "eagle1", "kangaroo", "dflash")
 ]
-CASES += [("recycling", "static/branching=3x2x1", Draws.FIXED), ("suffix", "opt_tree/size=7", Draws.FIXED)]
+CASES += [("recycling", "static/branching=3x2x1", DrawMode.FIXED), ("suffix", "opt_tree/size=7", DrawMode.FIXED)]
 CASES += [
-    ("draft_model", "dyspec/size=7/width=3", Draws.COUPLED), ("draft_model", "chain", Draws.IID),
-    ("draft_model", "eagle2/size=7/width=3", Draws.FIXED), ("draft_model", "opt_tree/size=7/threshold=0", Draws.COUPLED),
-    ("draft_model", "specdec/threshold=0.6", Draws.COUPLED), ("draft_model", "adaptive/threshold=0.3", Draws.COUPLED),
-    ("eagle3", "eagle2/size=7/width=3", Draws.COUPLED), ("kangaroo", "eagle2/size=7/width=3", Draws.COUPLED),
-    ("early_exit", "dyspec/size=7/width=3", Draws.COUPLED), ("dflash, all", "specdec/threshold=0.6", Draws.COUPLED),
+    ("draft_model", "dyspec/size=7/width=3", DrawMode.COUPLED), ("draft_model", "chain", DrawMode.IID),
+    ("draft_model", "eagle2/size=7/width=3", DrawMode.FIXED), ("draft_model", "opt_tree/size=7/threshold=0",
+        DrawMode.COUPLED),
+    ("draft_model", "specdec/threshold=0.6", DrawMode.COUPLED), ("draft_model", "adaptive/threshold=0.3", DrawMode.COUPLED),
+    ("eagle3", "eagle2/size=7/width=3", DrawMode.COUPLED), ("kangaroo", "eagle2/size=7/width=3", DrawMode.COUPLED),
+    ("early_exit", "dyspec/size=7/width=3", DrawMode.COUPLED), ("dflash, all", "specdec/threshold=0.6", DrawMode.COUPLED),
 ]  # fmt: skip
 
 
-def run(name: str, shape: str, draws: Draws, seed: int, *, joined: bool) -> Seen:
+def run(name: str, shape: str, draws: DrawMode, seed: int, *, joined: bool) -> Seen:
     """What is guessed in each step of the script."""
     with torch.inference_mode():
         world = World(MODELS.get(name, target)(), METHODS[name](), shape, draws, joined, seed)
@@ -368,25 +370,25 @@ def run(name: str, shape: str, draws: Draws, seed: int, *, joined: bool) -> Seen
 
 
 @lru_cache
-def apart(name: str, shape: str, draws: Draws, seed: int = 0) -> Seen:
+def apart(name: str, shape: str, draws: DrawMode, seed: int = 0) -> Seen:
     """By drafters of one row each."""
     return run(name, shape, draws, seed, joined=False)
 
 
-def together(name: str, shape: str, draws: Draws, seed: int = 0) -> Seen:
+def together(name: str, shape: str, draws: DrawMode, seed: int = 0) -> Seen:
     """By joined ones."""
     return run(name, shape, draws, seed, joined=True)
 
 
 def opened(name: str, *rows: str) -> Lane:
     """One drafter of some rows, before its first step."""
-    world = World(MODELS.get(name, target)(), METHODS[name](), "chain", Draws.COUPLED, True)
+    world = World(MODELS.get(name, target)(), METHODS[name](), "chain", DrawMode.COUPLED, True)
     world.open(*rows)
     return world.lanes[0]
 
 
 @pytest.mark.parametrize(("name", "shape", "draws"), CASES)
-def test_a_joined_row_is_guessed_as_alone(name: str, shape: str, draws: Draws) -> None:
+def test_a_joined_row_is_guessed_as_alone(name: str, shape: str, draws: DrawMode) -> None:
     expected = apart(name, shape, draws)
     assert together(name, shape, draws) == expected
     num_guesses = sum(len(found) - 1 for step in expected for found in step.values())
@@ -412,7 +414,9 @@ def test_an_adapter_that_lacks_a_state_in_some_rows(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(KangarooDrafter, "join", joined)
     monkeypatch.setattr(KangarooDrafter, "read_root", read)
     for seed in (1, 2):
-        assert together("kangaroo", "chain", Draws.COUPLED, seed) == apart("kangaroo", "chain", Draws.COUPLED, seed)
+        assert together("kangaroo", "chain", DrawMode.COUPLED, seed) == apart(
+            "kangaroo", "chain", DrawMode.COUPLED, seed
+        )
     assert len(sides) == 4
     assert True in mixed
     assert False in mixed
@@ -426,7 +430,7 @@ def test_steps_in_which_a_drafter_is_not_asked(name: str) -> None:
     found = []
     for ask in (True, False):
         with torch.inference_mode():
-            world = World(MODELS.get(name, target)(), METHODS[name](), "chain", Draws.COUPLED, True)
+            world = World(MODELS.get(name, target)(), METHODS[name](), "chain", DrawMode.COUPLED, True)
             world.open("a", "b", "e")
             world.step()
             for _ in range(3):
@@ -458,17 +462,17 @@ def test_reading_ahead(name: str, pending: int, monkeypatch: pytest.MonkeyPatch)
         drafter, context = lane.drafter, lane.context
         lengths = [max(0, length - pending) for length in context.lengths]
         assert lengths == [8 - pending, 0, 29 - pending, 16 - pending]
-        assert drafter.lag(context) == lengths
+        assert drafter.num_unread(context) == lengths
         before = [memory.clone() for memory in memory_of(drafter).keys]
-        assert drafter.warm(context, 2, 5) == lengths[2] - 5
-        assert drafter.lag(context) == [lengths[0], 0, lengths[2] - 5, lengths[3]]
+        assert drafter.catch_up(context, 2, 5) == lengths[2] - 5
+        assert drafter.num_unread(context) == [lengths[0], 0, lengths[2] - 5, lengths[3]]
         for old, new in zip(before, memory_of(drafter).keys, strict=True):
             assert torch.equal(old[[0, 1, 3]], new[[0, 1, 3]])
             assert not torch.equal(old[2, :, :5], new[2, :, :5])
             assert torch.equal(old[2, :, 5:CAPACITY], new[2, :, 5:CAPACITY])
-        assert drafter.warm(context, 2, 0) == lengths[2] - 5
-        assert [drafter.warm(context, row, 1000) for row in range(4)] == [0] * 4
-        assert [drafter.warm(context, row, 1000) for row in range(4)] == [0] * 4, "nothing is left"
+        assert drafter.catch_up(context, 2, 0) == lengths[2] - 5
+        assert [drafter.catch_up(context, row, 1000) for row in range(4)] == [0] * 4
+        assert [drafter.catch_up(context, row, 1000) for row in range(4)] == [0] * 4, "nothing is left"
         widths: list[int] = []
         write = KVCache.write
 
@@ -477,7 +481,7 @@ def test_reading_ahead(name: str, pending: int, monkeypatch: pytest.MonkeyPatch)
             write(self, layer, slots, *rest)
 
         monkeypatch.setattr(KVCache, "write", spied)
-        lane.propose("chain", Draws.COUPLED)
+        lane.propose("chain", DrawMode.COUPLED)
         assert set(widths) == {5 if name == "dflash" else 1}
 
 
@@ -485,8 +489,8 @@ def test_a_draft_model_whose_context_is_at_its_end() -> None:
     """It will not guess there again: nothing is worth reading, and nothing would have a place."""
     with torch.inference_mode():
         lane = opened("draft_model, short", "a", "c")  # 8 and 29 tokens before the pending one, of 30
-        assert lane.drafter.lag(lane.context) == [8, 0]
-        assert lane.drafter.warm(lane.context, 1, 9) == 0
+        assert lane.drafter.num_unread(lane.context) == [8, 0]
+        assert lane.drafter.catch_up(lane.context, 1, 9) == 0
         assert lane.drafter.filled == [0, 0]  # type: ignore[attr-defined]
 
 
@@ -496,8 +500,8 @@ def test_a_draft_model_whose_context_is_at_its_end() -> None:
 def test_drafters_that_read_as_they_are_told(name: str) -> None:
     with torch.inference_mode():
         lane = opened(name, "a", "c")
-        assert lane.drafter.lag(lane.context) == [0, 0]
-        assert lane.drafter.warm(lane.context, 1, 9) == 0
+        assert lane.drafter.num_unread(lane.context) == [0, 0]
+        assert lane.drafter.catch_up(lane.context, 1, 9) == 0
 
 
 def test_a_drafter_that_cannot_take_rows_says_so() -> None:
@@ -594,7 +598,7 @@ FAULTS: list[tuple[str, type[Drafter], Fault]] = [
 
 def is_caught(name: str) -> bool:
     """Whether the worlds differ, or a drafter notices by itself."""
-    case = (name, "chain", Draws.COUPLED if name in list(METHODS)[5:] else Draws.FIXED)
+    case = (name, "chain", DrawMode.COUPLED if name in list(METHODS)[5:] else DrawMode.FIXED)
     expected = apart(*case)
     try:
         return together(*case) != expected

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretoken.core.errors import ConfigError
 from foretoken.draft.ngram import Ngram, NgramIndex
-from foretoken.errors import ConfigError
 
 
 def reference(ids: list[int], smallest: int, largest: int, num_tokens: int) -> list[int]:

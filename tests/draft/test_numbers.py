@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import noise as noise_module
+from foretoken.core import noise as noise_module
+from foretoken.core.noise import Stream
 from foretoken.core.params import SamplingParams
-from foretoken.draft.grow import grow
-from foretoken.draft.shape import Adaptive, Chain, Delayed, DySpec, Sequoia, Shape, Static
-from foretoken.noise import Stream
-from foretoken.tree import Draws
-from tests.draft.grown import TableExpander, noise_for, rows
+from foretoken.core.tree import DrawMode
+from foretoken.draft.growing.grow import grow
+from foretoken.draft.shapes import Adaptive, Chain, Delayed, DySpec, Sequoia, Shape, Static
+from tests.draft.growing.grown import TableExpander, noise_for, rows
 from tests.verify.enumerate import tables
 
 DEPTH = 4
@@ -31,7 +31,7 @@ SHAPES: dict[str, Shape] = {
 }
 
 
-def numbers_of(monkeypatch: pytest.MonkeyPatch, shape: Shape, draws: Draws) -> tuple[Counter[int], Counter[int]]:
+def numbers_of(monkeypatch: pytest.MonkeyPatch, shape: Shape, draws: DrawMode) -> tuple[Counter[int], Counter[int]]:
     """How often each number keyed a draw while one tree grew: in the stream DRAFT (by node; 0, the root, is never drawn),
     and in the stream RACE (by parent)."""
     asked: dict[Stream, Counter[int]] = {Stream.DRAFT: Counter(), Stream.RACE: Counter()}
@@ -49,12 +49,12 @@ def numbers_of(monkeypatch: pytest.MonkeyPatch, shape: Shape, draws: Draws) -> t
     return asked[Stream.DRAFT], asked[Stream.RACE]
 
 
-@pytest.mark.parametrize("draws", [Draws.IID, Draws.WITHOUT_REPLACEMENT, Draws.GREEDY])
+@pytest.mark.parametrize("draws", [DrawMode.IID, DrawMode.WITHOUT_REPLACEMENT, DrawMode.GREEDY])
 @pytest.mark.parametrize("name", SHAPES)
-def test_no_two_draws_of_a_step_share_a_number(monkeypatch: pytest.MonkeyPatch, name: str, draws: Draws) -> None:
+def test_no_two_draws_of_a_step_share_a_number(monkeypatch: pytest.MonkeyPatch, name: str, draws: DrawMode) -> None:
     drawn, raced = numbers_of(monkeypatch, SHAPES[name], draws)
     assert drawn or raced
     for found in (drawn, raced):
         assert max(found.values(), default=1) == 1, [number for number, times in found.items() if times > 1]
-    if draws == Draws.IID:
+    if draws == DrawMode.IID:
         assert len(drawn) >= DEPTH, "every depth draws"

@@ -5,12 +5,12 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.draft.prediction import MAX_ANCHOR, Follower
+from foretoken.draft.prediction import MAX_ANCHOR, PredictionFollower
 
 
 def follow(prediction: Sequence[int], output: Sequence[int], num_tokens: int = 4) -> list[list[int]]:
     """The guess before each token of the output, and after the last."""
-    follower, guesses = Follower(prediction), []
+    follower, guesses = PredictionFollower(prediction), []
     for token in output:
         guesses.append(follower.guess(num_tokens))
         follower.extend([token])
@@ -78,7 +78,7 @@ def test_many_tokens_at_once_are_as_many_calls() -> None:
     """An accepted path and its bonus come in one call."""
     prediction = [*TEXT, *TEXT[:5]]
     output = [*TEXT[:6], 99, *TEXT[7:9], *TEXT[12:18]]
-    one, many = Follower(prediction), Follower(prediction)
+    one, many = PredictionFollower(prediction), PredictionFollower(prediction)
     for token in output:
         one.extend([token])
     many.extend(output[:6])
@@ -102,7 +102,7 @@ def find(prediction: Sequence[int], output: Sequence[int], known: int) -> int | 
 
 @given(prediction=st.lists(st.integers(0, 4), max_size=30), output=st.lists(st.integers(0, 4), max_size=30))
 def test_against_brute_force(prediction: list[int], output: list[int]) -> None:
-    follower = Follower(prediction)
+    follower = PredictionFollower(prediction)
     place: int | None = 0
     known = 0
     for end, token in enumerate(output, start=1):

@@ -5,11 +5,11 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.draft.recycling import Matrix, Recycling, Template, template
-from foretoken.draft.shape import Chain, Delayed, Sequoia, Shape, Static
-from foretoken.errors import ConfigError
-from foretoken.theory.shape import best_tree
-from foretoken.tree import TokenTree
+from foretoken.analysis.theory.shape import best_tree
+from foretoken.core.errors import ConfigError
+from foretoken.core.tree import TokenTree
+from foretoken.draft.recycling import CandidateTree, Matrix, Recycling, template
+from foretoken.draft.shapes import Chain, Delayed, Sequoia, Shape, Static
 
 CPU = torch.device("cpu")
 SHAPES: list[Shape] = [
@@ -57,10 +57,10 @@ def test_sequoia_is_the_best_tree() -> None:
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.spec)
-@pytest.mark.parametrize("room", [1, 2])
-def test_room_and_candidates_cut_a_template(shape: Shape, room: int) -> None:
-    assert max(template(shape, 8, room).depth) == room
-    assert max(template(shape, 2, room).rank) <= 1
+@pytest.mark.parametrize("depth_limit", [1, 2])
+def test_room_and_candidates_cut_a_template(shape: Shape, depth_limit: int) -> None:
+    assert max(template(shape, 8, depth_limit).depth) == depth_limit
+    assert max(template(shape, 2, depth_limit).rank) <= 1
 
 
 VOCAB = 6
@@ -72,14 +72,14 @@ ROWS = st.dictionaries(
 @given(rows=ROWS, pending=st.lists(st.integers(0, VOCAB - 1), min_size=1, max_size=3), index=st.integers(0, 5))
 def test_growing_is_looking_up(rows: dict[int, list[int]], pending: list[int], index: int) -> None:
     form = template(SHAPES[index], 3, 4)
-    room = [2, 0, 4][: len(pending)]
+    depth_limit = [2, 0, 4][: len(pending)]
     matrix = matrix_of(rows, VOCAB, 3)
-    tokens, parent = matrix.grow(torch.tensor(pending), form, room)
+    tokens, parent = matrix.grow(torch.tensor(pending), form, depth_limit)
     for row, root in enumerate(pending):
         known: dict[int, int] = {0: root}
         for node in range(1, len(form.parent)):
             above = known.get(form.parent[node])
-            if above is not None and above in rows and form.depth[node] <= room[row]:
+            if above is not None and above in rows and form.depth[node] <= depth_limit[row]:
                 known[node] = rows[above][form.rank[node]]
         found = {
             node: int(tokens[row, node]) for node in range(len(form.parent)) if node == 0 or parent[row, node] >= 0
@@ -118,7 +118,7 @@ def test_what_the_matrix_takes() -> None:
 
 
 def test_a_template_of_any_tree() -> None:
-    assert Template.of((-1, 0, 0, 1, 2, 1)).parent == (-1, 0, 1, 1, 0, 4)
+    assert CandidateTree.of((-1, 0, 0, 1, 2, 1)).parent == (-1, 0, 1, 1, 0, 4)
 
 
 @pytest.mark.parametrize("num_candidates", [0, 65])

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from foretoken.core.errors import ConfigError
 from foretoken.draft.automaton import NOWHERE, Automaton, Place
 from foretoken.draft.host import depth_first
-from foretoken.draft.suffix import Library, Reader, SuffixOptions, best_first
-from foretoken.errors import ConfigError
+from foretoken.draft.suffix import Library, SuffixOptions, SuffixReader, best_first
 
 Texts = list[list[int]]
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=14), max_size=4)
@@ -99,7 +99,7 @@ def test_following_finds_the_longest_known_suffix(texts: Texts, text: list[int],
 @given(texts=TEXTS, text=st.lists(st.integers(0, 3), max_size=20), window=WINDOWS, every=st.integers(1, 7))
 def test_a_reader_sees_what_came_in_meanwhile(texts: Texts, text: list[int], window: int, every: int) -> None:
     automaton = Automaton(window)
-    reader = Reader(automaton)
+    reader = SuffixReader(automaton)
     waiting, there = list(texts), []
     for end in range(len(text) + 1):
         if end % every == 0 and waiting:
@@ -136,7 +136,7 @@ def test_a_class_split_under_a_place_does_not_lengthen_it() -> None:
 
 def test_a_reader_looks_again_when_texts_came_in() -> None:
     automaton = grown([[1, 3, 5]], 4)
-    reader = Reader(automaton)
+    reader = SuffixReader(automaton)
     assert reader.read([1, 2, 3])[1] == 1
     automaton.begin()
     automaton.extend([1, 2, 3, 4])

@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 from foretoken import Completion, Engine, Request, SamplingParams
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawMode, TokenTree
 from foretoken.draft.base import Capabilities, Context, Drafter, Method
-from foretoken.draft.model import DraftModel, ModelDrafter
-from foretoken.draft.shape import Shape
-from foretoken.engine.deferred import Deferred
+from foretoken.draft.shapes import Shape
 from foretoken.engine.event import StepEvent
+from foretoken.engine.groups import GroupedDrafter
+from foretoken.engine.lazy import LazyDrafter
 from foretoken.engine.state import State
-from foretoken.engine.team import Ensemble
-from foretoken.heads.acceptance import AcceptanceConfig, AcceptanceHead
+from foretoken.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
+from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretoken.model.table import TableLM
 from foretoken.model.target import CausalModel, Target
-from foretoken.noise import Noise
-from foretoken.tree import Draws, TokenTree
 
 EOS = 22
 PIECES = [
@@ -69,11 +69,11 @@ def table(seed: int = 1, **options: Any) -> TableLM:
 def adversary(target: TableLM) -> TableLM:
     """A draft model that prefers what the target never says."""
 
-    def law(context: tuple[int, ...]) -> Tensor:
-        weight = 1.0 / (target.law_after(context) + 1e-3)
+    def probs(context: tuple[int, ...]) -> Tensor:
+        weight = 1.0 / (target.probs_after(context) + 1e-3)
         return weight / weight.sum()
 
-    return TableLM(VOCAB, law=law, context=target.context, dtype=torch.float64, num_layers=1)
+    return TableLM(VOCAB, probs=probs, context=target.context, dtype=torch.float64, num_layers=1)
 
 
 def restless(ids: Tensor, logits: Tensor) -> Tensor:
@@ -87,7 +87,7 @@ def restless(ids: Tensor, logits: Tensor) -> Tensor:
 def foresight(model: CausalModel, *, drafter: str = "draft_model", reads_law: bool = False) -> AcceptanceHead:
     """A random acceptance head on a draft model's hidden states: sure of some guesses, doubtful of others."""
     spec = model.spec
-    config = AcceptanceConfig(
+    config = AcceptanceHeadConfig(
         spec.hidden_size, spec.vocab_size, 2, normalize=True, drafter=drafter, reads_law=reads_law
     )
     with torch.random.fork_rng():
@@ -177,8 +177,8 @@ class TreeDrafter(Drafter):
     def __init__(self, guess: Guess) -> None:
         self.guess = guess
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
-        depths = [min(shape.depth, room) for room in context.room]
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        depths = [min(shape.depth, depth_limit) for depth_limit in context.depth_limit]
         rows = [self.guess(ids, depth) for ids, depth in zip(context.history.ids, depths, strict=True)]
         width = 1 + max(map(len, rows))
         tokens = torch.zeros(len(rows), width, dtype=torch.int64)
@@ -195,9 +195,9 @@ class TreeDrafter(Drafter):
 
 def own(drafter: Drafter) -> Drafter:
     """The drafter of a batch whose rows share one."""
-    if isinstance(drafter, Ensemble) and len(drafter.teams) == 1:
-        drafter = drafter.teams[0].drafter
-    return drafter.drafter if isinstance(drafter, Deferred) and drafter.drafter is not None else drafter
+    if isinstance(drafter, GroupedDrafter) and len(drafter.groups) == 1:
+        drafter = drafter.groups[0].drafter
+    return drafter.drafter if isinstance(drafter, LazyDrafter) and drafter.drafter is not None else drafter
 
 
 def audit(state: State, target: Target, drafter: Drafter, report: StepEvent) -> None:

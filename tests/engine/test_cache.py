@@ -7,13 +7,13 @@ import pytest
 import torch
 
 from foretoken import Engine, Request, SamplingParams
-from foretoken.draft.model import DraftModel, ModelDrafter
+from foretoken.core.tree import root_tree
 from foretoken.engine.state import State
-from foretoken.model.lean import LeanModel
+from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretoken.model.llama.lean import LeanModel
 from foretoken.model.prefill import feed
 from foretoken.model.table import TableLM
 from foretoken.model.target import CausalModel, Target
-from foretoken.tree import root_tree
 from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, outcome, plain, prompts, table
 from tests.model.tiny import VOCAB, tiny_module
 
@@ -126,15 +126,18 @@ def test_a_lagging_draft_model_catches_up(target: CausalModel, draft: CausalMode
     class Lazy(ModelDrafter):
         calls = 0
 
-        def propose(self, context: Any, shape: Any, law: Any, noise: Any) -> Any:
+        def propose(self, context: Any, shape: Any, probs: Any, noise: Any) -> Any:
             type(self).calls += 1
             if self.calls % 5:
                 self.limits = [0] * context.num_rows
                 return root_tree(context.pending)
             lags.append([length - filled for length, filled in zip(context.lengths, self.filled, strict=True)])
             turn = self.calls // 5  # half the rows in turn, so that the lags differ
-            room = [0 if (turn + row.index) % 2 else room for row, room in zip(context.rows, context.room, strict=True)]
-            return super().propose(replace(context, room=room), shape, law, noise)
+            depth_limit = [
+                0 if (turn + row.index) % 2 else depth_limit
+                for row, depth_limit in zip(context.rows, context.depth_limit, strict=True)
+            ]
+            return super().propose(replace(context, depth_limit=depth_limit), shape, probs, noise)
 
     class LazyMethod(DraftModel):
         def open(self, context: Any, capacity: int, target: Any) -> Any:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from foretoken import Completion, Engine, Piece, Request, SamplingParams
-from foretoken.draft.model import DraftModel
+from foretoken.methods.draft_model.drafter import DraftModel
 from foretoken.model.table import TableLM
 from tests.engine.harness import EOS, PIECES, VOCAB, ToyTokenizer, draft_engine, outcome, plain, prompts, table
 
@@ -22,7 +22,7 @@ def scripted(
     """A model that says the script after the prompt [4, 4, ... 4]: its context is long enough to count."""
     context = len(script) + 2
 
-    def law(text: tuple[int, ...]) -> torch.Tensor:
+    def probs(text: tuple[int, ...]) -> torch.Tensor:
         said = list(text)
         while said and said[0] == 4:  # the prompt is made of line breaks; no script has one
             said = said[1:]
@@ -33,7 +33,7 @@ def scripted(
 
     return TableLM(
         VOCAB,
-        law=law,
+        probs=probs,
         context=context,
         num_layers=1,
         dtype=torch.float64,
@@ -209,12 +209,12 @@ def test_a_full_batch_mate_does_not_stop_the_guessing() -> None:
 def test_min_new_tokens_forbids_the_end_at_draft_positions() -> None:
     """A model that always wants to end: the end comes exactly where it is allowed, whatever the draft length."""
 
-    def law(text: tuple[int, ...]) -> torch.Tensor:
+    def probs(text: tuple[int, ...]) -> torch.Tensor:
         out = torch.full((VOCAB,), 0.1 / VOCAB, dtype=torch.float64)
         out[EOS] += 0.9
         return out
 
-    model = TableLM(VOCAB, law=law, num_layers=1, dtype=torch.float64, eos_token_ids=(EOS,))
+    model = TableLM(VOCAB, probs=probs, num_layers=1, dtype=torch.float64, eos_token_ids=(EOS,))
     for minimum in (0, 1, 4, 6, 9):
         params = SamplingParams(temperature=0.0, min_new_tokens=minimum, max_new_tokens=20)
         expected = plain(model, [Request([1], params)])[0]

@@ -9,13 +9,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from foretoken import Completion, Engine, Request, SamplingParams
-from foretoken.model.hf import TransformersModel
-from foretoken.model.lean import LeanModel
+from foretoken.core.noise import Noise, derive_seed, exponentials
+from foretoken.core.probs import History, Paths, Processors, logits_to_probs
+from foretoken.model.hf.adapter import TransformersModel
+from foretoken.model.llama.lean import LeanModel
 from foretoken.model.prefill import feed
 from foretoken.model.table import TableLM
 from foretoken.model.target import CausalModel, Target
-from foretoken.noise import Noise, derive_seed, exponentials
-from foretoken.sampling import History, Paths, Processors, warp
 from tests.engine.harness import (
     EOS,
     VOCAB,
@@ -73,7 +73,7 @@ def test_draft_model(name: str, gamma: int, oracle: tuple[str, list[Completion]]
         accepted = sum(completion.num_accepted_tokens for completion in found)
         drafted = sum(completion.num_draft_tokens for completion in found)
         if name == "equal" and verify == "coupled":
-            assert accepted == drafted > 0, "the same law under the same noise draws the same token"
+            assert accepted == drafted > 0, "the same distribution under the same noise draws the same token"
         if name == "adversarial":
             assert accepted < 0.5 * drafted
 
@@ -159,7 +159,7 @@ def true_path(ids: list[int], depth: int, seed: int) -> list[int]:
     """The tokens that plain decoding at temperature 1 will say next: what a perfect drafter would guess."""
     text, said = list(ids), []
     for _ in range(depth):
-        token = int((TARGET.law_after(text) / variates(seed, len(text) - 1, VOCAB)).argmax())
+        token = int((TARGET.probs_after(text) / variates(seed, len(text) - 1, VOCAB)).argmax())
         text.append(token)
         said.append(token)
     return said
@@ -274,8 +274,8 @@ def gap(oracle: CausalModel, request: Request, common: list[int], a: int, b: int
         [request.params], vocab_size=REAL_VOCAB, end_token_ids=oracle.spec.eos_token_ids, device=torch.device("cpu")
     )
     root = Paths(torch.tensor([[ids[-1]]]), torch.ones(1, 1, 1, dtype=torch.bool))
-    law = warp(logits, processors, History([ids], [len(request.prompt)]), root)[0, 0]
-    score = (law / variates(request.params.seed, len(ids) - 1, REAL_VOCAB)).log()
+    probs = logits_to_probs(logits, processors, History([ids], [len(request.prompt)]), root)[0, 0]
+    score = (probs / variates(request.params.seed, len(ids) - 1, REAL_VOCAB)).log()
     return abs(float(score[a] - score[b]))
 
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foretoken import ConfigError, Engine, ModelError, PromptError, Request, SamplingParams
-from foretoken.errors import VocabularyMismatchError
+from foretoken.core.errors import VocabularyMismatchError
 from foretoken.model.table import TableLM
 from tests.engine.harness import VOCAB, TreeMethod, draft_engine, outcome, table
 

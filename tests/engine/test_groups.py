@@ -1,7 +1,7 @@
 """Rows of one batch with several ways of guessing: each row draws with its own seed, whatever stands above it.
 
 Under a rule that reads q the text depends on the draft's own draws. So a row whose drafter drew with another row's seed
-has another text than alone, though not a wrong law: no statistical test of one row sees it.
+has another text than alone, though not a wrong distribution: no statistical test of one row sees it.
 """
 
 import threading

@@ -8,9 +8,9 @@ import torch
 
 from foretoken import ConfigError, Engine, ModelError, Request, SamplingParams
 from foretoken.cli.methods import catalogue
-from foretoken.draft.model import DraftModel
-from foretoken.heads import formats
-from foretoken.heads.judge import JudgeConfig, JudgeWeights
+from foretoken.methods.common import formats
+from foretoken.methods.draft_model.drafter import DraftModel
+from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretoken.verify import Judge
 from tests.engine.harness import ToyTokenizer, outcome, plain, prompts, table
 
@@ -21,7 +21,7 @@ def judge_of(target: Any, directory: Path, **config: Any) -> str:
     """A judge of random weights for a target, stored."""
     spec = target.spec
     settings = {"layer": LAYER, "columns": spec.hidden_size, **config}
-    head = JudgeWeights(JudgeConfig(**{"hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size, **settings}))
+    head = JudgeWeights(JudgeHeadConfig(**{"hidden_size": spec.hidden_size, "vocab_size": spec.vocab_size, **settings}))
     with torch.no_grad():
         head.weight.copy_(torch.randn(head.weight.shape, generator=torch.Generator().manual_seed(1)))
     formats.save(head, directory)

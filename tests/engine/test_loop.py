@@ -7,15 +7,15 @@ import pytest
 import torch
 
 from foretoken import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretoken.core.errors import ConfigError, ModelError
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawMode, TokenTree
 from foretoken.draft.base import Context, Drafter, Method
 from foretoken.draft.host import tree_of
 from foretoken.draft.ngram import Ngram
-from foretoken.draft.shape import Shape
+from foretoken.draft.shapes import Shape
 from foretoken.engine.event import StepEvent
-from foretoken.errors import ConfigError, ModelError
 from foretoken.model.target import Target
-from foretoken.noise import Noise
-from foretoken.tree import Draws, TokenTree
 from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
 from tests.engine.test_service import Mailbox
 
@@ -138,7 +138,7 @@ def test_an_observer_is_told_what_happened() -> None:
         assert row.known == texts[-1] + event.commit.tokens[0]
         assert 0.0 <= event.seconds_draft_model <= event.seconds_draft <= event.seconds
         assert sum(logits.shape[1] for logits in event.draft_logits) == nodes, "the root and all but the leaf"
-        assert event.room[0] >= nodes
+        assert event.depth_limit[0] >= nodes
 
     engine.observers.append(observe)
     found = engine.generate([1, 2, 3], seed=1, max_new_tokens=20, ignore_eos=True)
@@ -196,11 +196,11 @@ class Repeating(Drafter):
     def __init__(self, num_rows: int) -> None:
         self.num_rows = num_rows
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         assert context.num_rows == self.num_rows == 1, "a drafter without join has one row"
         guesses = [
-            [(depth, ids[-1]) for depth in range(min(room, 2))]
-            for ids, room in zip(context.history.ids, context.room, strict=True)
+            [(depth, ids[-1]) for depth in range(min(depth_limit, 2))]
+            for ids, depth_limit in zip(context.history.ids, context.depth_limit, strict=True)
         ]
         return tree_of(context, guesses)
 

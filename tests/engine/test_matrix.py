@@ -1,7 +1,8 @@
 """Every legal combination of method, verifier, shape and draws runs; every other is refused with its reason.
 
 Rules under which the text cannot depend on the drafter must give plain decoding's tokens. Exact rules that read q are
-held to the target's joint law by a chi-square test at a false-alarm rate of ALPHA a case (fixed seeds: no flicker).
+held to the target's joint distribution by a chi-square test at a false-alarm rate of ALPHA a case (fixed seeds: no
+flicker).
 """
 
 import itertools
@@ -12,17 +13,17 @@ from typing import Any
 import pytest
 from scipy.stats import chi2, ncx2
 
-from foretoken import METHODS, SHAPES, VERIFIERS, ConfigError, Draws, Engine, Request, SamplingParams
+from foretoken import METHODS, SHAPES, VERIFIERS, ConfigError, DrawMode, Engine, Request, SamplingParams
 from foretoken.draft.base import Method
 from foretoken.draft.legality import refusal
-from foretoken.draft.model import DraftModel
+from foretoken.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import ToyTokenizer, foresight, outcome, plain, prompts, table
 from tests.engine.test_rejection import ALPHA, chi_square, joint, toy
 from tests.pairwise import covering
 
 SIZES = {"static": "static/branching=2x2x1", "sequoia": "sequoia/size=5", "dyspec": "dyspec/size=5/width=3"}
 SIZES |= {"eagle2": "eagle2/size=5/width=2", "opt_tree": "opt_tree/size=5/threshold=0", "delayed": "delayed/width=2"}
-DRAWS = [None, *Draws]
+DRAWS = [None, *DrawMode]
 INVARIANT = {name for name, rule in VERIFIERS.items() if rule.invariant}
 READS_Q = [name for name, rule in VERIFIERS.items() if rule.exact and "q" in rule.reads]
 NEEDS_MORE = {"judge"}  # its head reads hidden states, and a table has none worth reading: test_judge.py
@@ -32,7 +33,7 @@ READS_TARGET = {name for name, kind in METHODS.items() if kind.capabilities.need
 SAMPLES = 2000
 
 
-def engine_of(method: str, verify: str, shape: str, draws: Draws | None) -> Engine:
+def engine_of(method: str, verify: str, shape: str, draws: DrawMode | None) -> Engine:
     config: dict[str, Any] = {
         "method": method, "verify": verify, "shape": SIZES.get(shape, shape), "draws": draws or "auto",
         "num_speculative_tokens": 3,
@@ -54,7 +55,7 @@ def requests() -> list[Request]:
     ]
 
 
-def combinations(method: str) -> Iterator[tuple[str, str, Draws | None]]:
+def combinations(method: str) -> Iterator[tuple[str, str, DrawMode | None]]:
     yield from itertools.product(sorted(set(VERIFIERS) - NEEDS_MORE), SHAPES, DRAWS)
 
 
@@ -86,12 +87,14 @@ def test_legal_ones_run_and_the_others_are_refused(method: str, whole: bool, exp
     assert len(legal) >= len(VERIFIERS) - 2
 
 
-def drawn_cases() -> Iterator[tuple[str, str, Draws | None]]:
+def drawn_cases() -> Iterator[tuple[str, str, DrawMode | None]]:
     """The shapes that draw, as the rule asks; under ``rejection`` every shape, and one drawn in every way."""
     for verify in READS_Q:
-        cases: list[tuple[str, Draws | None]] = [(shape, None) for shape in ("chain", "adaptive", "static", "dyspec")]
+        cases: list[tuple[str, DrawMode | None]] = [
+            (shape, None) for shape in ("chain", "adaptive", "static", "dyspec")
+        ]
         if verify == "rejection":
-            cases = [(shape, None) for shape in SHAPES] + [("static", draws) for draws in Draws]
+            cases = [(shape, None) for shape in SHAPES] + [("static", draws) for draws in DrawMode]
         for shape, draws in cases:
             if refusal("draft_model", DraftModel.capabilities, VERIFIERS[verify], SHAPES[shape], draws) is None:
                 yield verify, shape, draws
@@ -103,7 +106,7 @@ def test_every_rule_has_cases() -> None:
 
 
 @pytest.mark.parametrize(("verify", "shape", "draws"), list(drawn_cases()))
-def test_rules_that_read_q_keep_the_joint_law(verify: str, shape: str, draws: Draws | None) -> None:
+def test_rules_that_read_q_keep_the_joint_law(verify: str, shape: str, draws: DrawMode | None) -> None:
     target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8), foresight(toy(3, seed=8)))
     expected = joint(target, [1, 0])
     config = {
@@ -121,7 +124,7 @@ def test_rules_that_read_q_keep_the_joint_law(verify: str, shape: str, draws: Dr
 @pytest.mark.parametrize("verify", ["rejection", "traversal"])
 def test_draws_without_replacement_at_length(verify: str) -> None:
     """Races cannot be enumerated by intervals as other draws are (tests/verify/test_two_steps.py), so production keys over
-    several steps are tested at length: power 0.99 against a law that differs by 7 % in every one of 27 cells."""
+    several steps are tested at length: power 0.99 against a distribution that differs by 7 % in every one of 27 cells."""
     many, size, wanted = 30_000, 27, 0.07
     critical = chi2.isf(ALPHA, size - 1)
     assert ncx2.sf(critical, size - 1, many * wanted**2) > 0.99
@@ -147,19 +150,21 @@ def test_a_sampled_tree_under_the_wrong_label_is_caught_by_the_same_test() -> No
 
     import torch
 
-    from foretoken.tree import Law
+    from foretoken.core.tree import DrawnBy
     from foretoken.verify import Evidence, Rejection, Walk
 
     class Mislabelled(Rejection):
         def stops(self, evidence: Evidence) -> Walk:
             return super().stops(self._lie(evidence))
 
-        def leftover(self, evidence: Evidence, walk: Walk, at: torch.Tensor) -> torch.Tensor:
-            return super().leftover(self._lie(evidence), walk, at)
+        def residual(self, evidence: Evidence, walk: Walk, at: torch.Tensor) -> torch.Tensor:
+            return super().residual(self._lie(evidence), walk, at)
 
         def _lie(self, evidence: Evidence) -> Evidence:
-            law = torch.where(evidence.tree.law == Law.WITHOUT_REPLACEMENT, int(Law.IID), evidence.tree.law)
-            return replace(evidence, tree=replace(evidence.tree, law=law))
+            label = torch.where(
+                evidence.tree.drawn_by == DrawnBy.WITHOUT_REPLACEMENT, int(DrawnBy.IID), evidence.tree.drawn_by
+            )
+            return replace(evidence, tree=replace(evidence.tree, drawn_by=label))
 
     target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8))
     config = {"method": "draft_model", "verify": "rejection", "shape": "static/branching=3x1"}

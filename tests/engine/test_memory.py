@@ -7,13 +7,13 @@ import torch
 
 from foretoken import Engine, Service, ServiceOptions, speculative_config
 from foretoken.core.params import SamplingParams
+from foretoken.core.probs import Processors
 from foretoken.draft.base import Method
-from foretoken.draft.model import DraftModel
 from foretoken.engine.memory import bytes_per_token
 from foretoken.engine.state import State
+from foretoken.methods.draft_model.drafter import DraftModel
 from foretoken.model.cache import KVCache
 from foretoken.model.target import Target
-from foretoken.sampling import Processors
 from tests.engine.harness import table
 
 WITH_MEMORY = ("draft_model", "eagle1", "eagle2", "eagle3", "kangaroo", "dflash")

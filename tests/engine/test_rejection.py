@@ -1,4 +1,5 @@
-"""The verifier ``rejection`` through the whole engine: the joint law of three tokens, over many seeds, is the target's.
+"""The verifier ``rejection`` through the whole engine: the joint distribution of three tokens, over many seeds, is the
+target's.
 
 Each test is one chi-square test at a false-alarm rate of ALPHA, on fixed seeds: it cannot flicker. The negative controls
 are drafters that lie about q, or draw from noise that comes back; the same test must reject them.
@@ -12,15 +13,15 @@ import torch
 from scipy.stats import chi2
 
 from foretoken import Engine, Request, SamplingParams
-from foretoken.draft import grow
+from foretoken.core.noise import Noise
+from foretoken.core.probs import logits_to_probs
+from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
 from foretoken.draft.base import Context, Drafter, Method
-from foretoken.draft.model import DraftModel, ModelDrafter
-from foretoken.draft.shape import Shape
+from foretoken.draft.growing import grow
+from foretoken.draft.shapes import Shape
+from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretoken.model.table import TableLM
 from foretoken.model.target import CausalModel, Target
-from foretoken.noise import Noise
-from foretoken.sampling import warp
-from foretoken.tree import Draws, Law, TokenTree
 from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, mixed_requests, outcome, table
 
 ALPHA = 1e-6
@@ -29,13 +30,13 @@ BATCH = 500
 HORIZON = 3
 
 
-def chi_square(counts: torch.Tensor, law: torch.Tensor) -> float:
-    """The p-value of counts [K] under law [K]; cells expected below 5 are merged, impossible ones must be empty."""
+def chi_square(counts: torch.Tensor, probs: torch.Tensor) -> float:
+    """The p-value of counts [K] under probs [K]; cells expected below 5 are merged, impossible ones must be empty."""
     total = float(counts.sum())
-    assert float(counts[law == 0].sum()) == 0, "a token of mass 0 was emitted"
-    expected = law * total
-    small = (expected < 5) & (law > 0)
-    cells = [(float(counts[i]), float(expected[i])) for i in torch.nonzero((law > 0) & ~small)[:, 0]]
+    assert float(counts[probs == 0].sum()) == 0, "a token of mass 0 was emitted"
+    expected = probs * total
+    small = (expected < 5) & (probs > 0)
+    cells = [(float(counts[i]), float(expected[i])) for i in torch.nonzero((probs > 0) & ~small)[:, 0]]
     if bool(small.any()):
         cells.append((float(counts[small].sum()), float(expected[small].sum())))
     statistic = sum((seen - mean) ** 2 / mean for seen, mean in cells)
@@ -43,20 +44,20 @@ def chi_square(counts: torch.Tensor, law: torch.Tensor) -> float:
 
 
 def joint(target: TableLM, prompt: list[int], temperature: float = 1.0) -> torch.Tensor:
-    """[V ** 3] the target's law of the next three tokens."""
+    """[V ** 3] the target's distribution of the next three tokens."""
     size = target.spec.vocab_size
-    law = torch.zeros([size] * HORIZON, dtype=torch.float64)
+    probs = torch.zeros([size] * HORIZON, dtype=torch.float64)
     for tokens in itertools.product(range(size), repeat=HORIZON):
         chance = 1.0
         for k in range(HORIZON):
-            p = torch.softmax(target.law_after([*prompt, *tokens[:k]]).log() / temperature, 0)
+            p = torch.softmax(target.probs_after([*prompt, *tokens[:k]]).log() / temperature, 0)
             chance *= float(p[tokens[k]])
-        law[tokens] = chance
-    return law.flatten()
+        probs[tokens] = chance
+    return probs.flatten()
 
 
 def p_value(target: TableLM, method: Method, gamma: int, *, temperature: float = 1.0, seed0: int = 0) -> float:
-    """Sample the engine with consecutive seeds (adjacent ones must be independent) and test the joint law."""
+    """Sample the engine with consecutive seeds (adjacent ones must be independent) and test the joint distribution."""
     size, prompt = target.spec.vocab_size, [1, 0]
     config = {"method": "draft_model", "num_speculative_tokens": gamma, "verify": "rejection"}
     engine = Engine(target, None, speculative=config, method=method)
@@ -111,7 +112,7 @@ class Spoilt(Method):
 class Tempered(ModelDrafter):
     """Draws at temperature 1 and reports the q of another temperature."""
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         tree = super().propose(context, shape, draws, noise)
         if tree.q is None:
             return tree
@@ -120,15 +121,15 @@ class Tempered(ModelDrafter):
 
 
 class OtherSource(ModelDrafter):
-    """Says that it draws from a uniform law, but proposes the argmax of another."""
+    """Says that it draws from a uniform distribution, but proposes the argmax of another."""
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
-        tree = super().propose(context, shape, Draws.FIXED, noise)
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        tree = super().propose(context, shape, DrawMode.FIXED, noise)
         size = self.num_tokens
         q = torch.full((context.num_rows, tree.num_nodes, size), 1.0 / size, dtype=torch.float64)
-        laws = torch.full_like(tree.law, int(Law.IID))
-        laws[:, 0] = Law.FIXED
-        return replace(tree, q=q, law=laws)
+        labels = torch.full_like(tree.drawn_by, int(DrawnBy.IID))
+        labels[:, 0] = DrawnBy.FIXED
+        return replace(tree, q=q, drawn_by=labels)
 
 
 class Stale(Noise):
@@ -141,7 +142,7 @@ class Stale(Noise):
 class Reusing(ModelDrafter):
     """Draws with noise that it used in the step before."""
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         return super().propose(context, shape, draws, Stale(noise.seeds, noise.positions))
 
 
@@ -155,7 +156,7 @@ class Peeking(Noise):
 class Sharing(ModelDrafter):
     """Shares the stream STOP."""
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         return super().propose(context, shape, draws, Peeking(noise.seeds, noise.positions))
 
 
@@ -170,22 +171,22 @@ def test_reported_q_is_what_tokens_were_drawn_from(monkeypatch: pytest.MonkeyPat
     seen: list[torch.Tensor] = []
 
     def spy(*args: object, **options: object) -> torch.Tensor:
-        law: torch.Tensor = warp(*args, **options)  # type: ignore[arg-type]
-        seen.append(law[:, 0].clone())
-        return law
+        probs: torch.Tensor = logits_to_probs(*args, **options)  # type: ignore[arg-type]
+        seen.append(probs[:, 0].clone())
+        return probs
 
-    monkeypatch.setattr(grow, "warp", spy)
+    monkeypatch.setattr(grow, "logits_to_probs", spy)
     trees: list[TokenTree] = []
 
     class Watched(ModelDrafter):
-        def propose(self, context: Context, shape: Shape, how: Law, noise: Noise) -> TokenTree:
+        def propose(self, context: Context, shape: Shape, how: DrawnBy, noise: Noise) -> TokenTree:
             seen.clear()
             tree = super().propose(context, shape, how, noise)
             if tree.q is not None:
                 trees.append(tree)
-                drawn = tree.law[:, 1:] == Law.IID  # [B, N - 1]; rows near their limit get fewer guesses
-                for i, law in enumerate(seen):
-                    assert torch.equal(tree.q[drawn[:, i], i], law[drawn[:, i]])
+                drawn = tree.drawn_by[:, 1:] == DrawnBy.IID  # [B, N - 1]; rows near their limit get fewer guesses
+                for i, probs in enumerate(seen):
+                    assert torch.equal(tree.q[drawn[:, i], i], probs[drawn[:, i]])
                     assert bool((tree.q[~drawn[:, i], i] == 0).all())
                 assert bool((tree.q[:, -1] == 0).all())
                 assert bool((tree.q[:, :-1].gather(2, tree.tokens[:, 1:, None])[..., 0][drawn] > 0).all())

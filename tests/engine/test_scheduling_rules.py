@@ -1,4 +1,4 @@
-"""Single rules of the scheduler, each by the smallest load that shows it; ``test_scheduler.py`` has them all at random."""
+"""Single rules of the scheduler, each by the smallest load that shows it; ``test_traffic.py`` has them all at random."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from foretoken import Engine, Request, SamplingParams, Submission, Update, speculative_config
-from foretoken.draft.model import DraftModel
+from foretoken.engine.groups import Choice
+from foretoken.engine.loop import HEADROOM, Limits, Loop
 from foretoken.engine.prefix import PrefixStore
-from foretoken.engine.scheduler import HEADROOM, Limits, Scheduler
-from foretoken.engine.team import Choice
+from foretoken.methods.draft_model.drafter import DraftModel
 from foretoken.model.cache import KVCache
 from foretoken.planner.acceptance import Acceptance
 from foretoken.planner.costs import CostTable
@@ -36,7 +36,7 @@ class Stage:
         planner = Planner(CostTable({(1, 1): 1.0}, {}), Acceptance(16), mode="on")
         limits = Limits(max_rows, 100, kv_tokens, 192, 0.05)
         self.now = 0.0
-        self.scheduler = Scheduler(self.engine.model, limits, planner, prefixes=prefixes, clock=lambda: self.now)
+        self.loop = Loop(self.engine.model, limits, planner, prefixes=prefixes, clock=lambda: self.now)
         self.told: dict[str, list[Update]] = {}
 
     def submit(self, name: str, prompt: Sequence[int], **options: Any) -> None:
@@ -45,16 +45,16 @@ class Stage:
         row = self.engine.make_row(len(self.told), Request(list(prompt), params))
         self.told[name] = []
         submission = Submission(name, list(prompt), params, timeout_s=timeout_s)
-        self.scheduler.submit(submission, row, self.choice, self.told[name].append)
+        self.loop.submit(submission, row, self.choice, self.told[name].append)
 
     def tick(self) -> None:
         with torch.inference_mode():
-            self.scheduler.tick()
-        self.scheduler.check_integrity()
+            self.loop.tick()
+        self.loop.check_integrity()
         self.now += 1.0
 
     def finish(self) -> None:
-        while self.scheduler.has_work:
+        while self.loop.has_work:
             self.tick()
 
     def completion(self, name: str) -> Any:
@@ -62,7 +62,7 @@ class Stage:
         return self.told[name][-1].completion
 
     def running(self) -> set[str]:
-        return {job.submission.request_id for job in self.scheduler.running.values()}
+        return {job.submission.request_id for job in self.loop.running.values()}
 
 
 def test_who_came_last_is_preempted_first() -> None:
@@ -88,14 +88,14 @@ def test_a_request_waits_until_its_text_and_some_room_fit() -> None:
     # Two texts of 20 fit, and a third where its headroom does: counted before any of them has grown.
     for stage in (short, enough):
         with torch.inference_mode():
-            stage.scheduler._admit()
-    held = [stage.scheduler.used_tokens for stage in (short, enough)]
+            stage.loop._admit()
+    held = [stage.loop.used_tokens for stage in (short, enough)]
     each = 20 + stage_nodes()
     for stage, used in zip((short, enough), held, strict=True):
-        count = len(stage.scheduler.running)
+        count = len(stage.loop.running)
         assert used == count * each
-        assert used + HEADROOM <= stage.scheduler.limits.kv_tokens
-        assert used + each + HEADROOM > stage.scheduler.limits.kv_tokens or count == 4
+        assert used + HEADROOM <= stage.loop.limits.kv_tokens
+        assert used + each + HEADROOM > stage.loop.limits.kv_tokens or count == 4
     for stage in (short, enough):
         stage.finish()
 
@@ -115,7 +115,7 @@ def test_text_that_was_held_back_is_told_when_a_request_is_cut(ending: str) -> N
     for _ in range(4):
         stage.tick()
     if ending == "cancelled":
-        stage.scheduler.cancel("a")
+        stage.loop.cancel("a")
     stage.finish()
     completion, last = stage.completion("a"), stage.told["a"][-1]
     assert completion.finish_reason == ending

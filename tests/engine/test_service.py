@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from foretoken import Engine, SamplingParams, Service, ServiceOptions, Submission, Update, speculative_config
-from foretoken.draft.model import DraftModel
-from foretoken.errors import ConfigError, PromptError, QueueFullError, ServiceClosedError
+from foretoken.core.errors import ConfigError, PromptError, QueueFullError, ServiceClosedError
+from foretoken.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 
 
@@ -267,9 +267,9 @@ def test_logprobs_are_plain_decodings_own(running: Service) -> None:
     ids = [1, 2, 3]
     model = running.engine.model
     for piece in made["none"].pieces:
-        law = model.law_after(ids)  # type: ignore[attr-defined]
-        assert piece.logprob == pytest.approx(float(law[piece.token_id].log()), abs=1e-5)
-        assert piece.top_logprobs[0][0] == int(law.argmax())
+        probs = model.probs_after(ids)  # type: ignore[attr-defined]
+        assert piece.logprob == pytest.approx(float(probs[piece.token_id].log()), abs=1e-5)
+        assert piece.top_logprobs[0][0] == int(probs.argmax())
         ids.append(piece.token_id)
 
 
@@ -311,8 +311,8 @@ def test_an_engine_that_fails_says_so_to_all(running: Service, monkeypatch: pyte
         raise RuntimeError("out of memory")
 
     box = Mailbox()
-    assert running._scheduler is not None
-    monkeypatch.setattr(running._scheduler, "tick", fail)
+    assert running._loop is not None
+    monkeypatch.setattr(running._loop, "tick", fail)
     running.submit(Submission("a", [1, 2], ENDLESS), box.hear)
     error = box.last("a").error
     assert error is not None

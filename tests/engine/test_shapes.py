@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from foretoken import Completion, Engine, Request, SamplingParams
+from foretoken.core.tree import DrawMode
 from foretoken.draft.legality import refusal
-from foretoken.draft.model import DraftModel, ModelDrafter
-from foretoken.draft.shape import SHAPES, parse_shape
+from foretoken.draft.shapes import SHAPES, parse_shape
+from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretoken.model.table import TableLM
-from foretoken.tree import Draws
 from foretoken.verify import parse_verifier
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, foresight, mixed_requests, outcome, plain, prompts, table
 
@@ -24,7 +24,7 @@ CONFIGS = [
 ]  # fmt: skip
 LEGAL = [
     (shape, draws)
-    for shape, draws in itertools.product(CONFIGS, Draws)
+    for shape, draws in itertools.product(CONFIGS, DrawMode)
     if refusal("draft_model", DraftModel.capabilities, parse_verifier("coupled"), parse_shape(shape, 4), draws) is None
 ]
 
@@ -53,7 +53,7 @@ def test_all_shapes_are_tested() -> None:
 
 
 @pytest.mark.parametrize(("shape", "draws"), LEGAL)
-def test_the_same_text(shape: str, draws: Draws, expected: list[Completion]) -> None:
+def test_the_same_text(shape: str, draws: DrawMode, expected: list[Completion]) -> None:
     """Eight requests that differ in everything, together and some of them alone; what was accepted does not differ."""
     found = engine(shape, draws.value).generate_batch(mixed_requests())
     assert [outcome(one) for one in found] == [outcome(one) for one in expected]
@@ -137,10 +137,10 @@ def test_a_greedy_row_has_branches(shape: str) -> None:
 def test_short_outputs_waste_nothing() -> None:
     """No guess beyond the limit of a row: its trees are cut, and with one token left nothing is drafted."""
     for shape in CONFIGS:
-        for room in (1, 2, 3):
-            params = SamplingParams(max_new_tokens=room, seed=room, ignore_eos=True)
+        for depth_limit in (1, 2, 3):
+            params = SamplingParams(max_new_tokens=depth_limit, seed=depth_limit, ignore_eos=True)
             one = engine(shape).generate([1, 2, 3], params)
-            assert one.num_tokens == room
-            assert one.num_draft_tokens == 0 or room > 1
+            assert one.num_tokens == depth_limit
+            assert one.num_draft_tokens == 0 or depth_limit > 1
             assert one.num_steps >= 1
     assert EOS < VOCAB

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from foretoken import Engine, Request, SamplingParams
-from foretoken.draft.model import DraftModel
+from foretoken.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
 
 

@@ -8,12 +8,12 @@ import torch
 from torch import Tensor
 
 from foretoken import Completion, ConfigError, Engine, Request, SamplingParams, speculative_config
+from foretoken.core.tree import depths
 from foretoken.draft.config import Loader
 from foretoken.draft.recycling import Recycling, RecyclingDrafter
 from foretoken.draft.suffix import Suffix
 from foretoken.engine.candidates import candidates
 from foretoken.model.table import TableLM
-from foretoken.tree import depths
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 
 TARGET = table()
@@ -61,21 +61,21 @@ def test_greedy_rejection_and_padded_width(config: dict[str, Any], width: int) -
 
 def cycle(context: tuple[int, ...]) -> Tensor:
     """A target that counts to twelve again and again."""
-    law = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
-    law[(context[-1] + 1) % 12] = 1.0
-    return law / law.sum()
+    probs = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
+    probs[(context[-1] + 1) % 12] = 1.0
+    return probs / probs.sum()
 
 
 def script(context: tuple[int, ...]) -> Tensor:
     """A target that never says the same pair twice in sixty tokens: nothing to learn from itself."""
-    law = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
+    probs = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
     before, last = (context[-2], context[-1]) if len(context) > 1 else (0, context[-1])
-    law[(2 * last + 3 * before + 1) % 19] = 1.0
-    return law / law.sum()
+    probs[(2 * last + 3 * before + 1) % 19] = 1.0
+    return probs / probs.sum()
 
 
-def engine_on(law: Callable[[tuple[int, ...]], Tensor], context: int, config: dict[str, Any]) -> Engine:
-    target = TableLM(VOCAB, law=law, context=context, dtype=torch.float64, num_layers=1)
+def engine_on(probs: Callable[[tuple[int, ...]], Tensor], context: int, config: dict[str, Any]) -> Engine:
+    target = TableLM(VOCAB, probs=probs, context=context, dtype=torch.float64, num_layers=1)
     return Engine(target, ToyTokenizer(), speculative=config)
 
 
@@ -105,13 +105,15 @@ def test_no_guess_is_deeper_than_its_row_has_room(config: dict[str, Any], audite
 
     def auditor(state: Any, target: Any, drafter: Any, report: Any) -> None:
         for row, tokens, depth in zip(state.rows, report.commit.tokens, depths(report.commit.tree.parent), strict=True):
-            deepest.append((int(depth.max()), row.room + len(tokens)))
+            deepest.append((int(depth.max()), row.depth_limit + len(tokens)))
 
     audited.append(auditor)
     requests = [Request([0], SamplingParams(temperature=0.0, max_new_tokens=most)) for most in (30, 45, 60)]
     engine_on(cycle, 1, config).generate_batch(requests)
-    assert all(depth <= room for depth, room in deepest)
-    assert any(depth == room > 0 for depth, room in deepest), "somewhere it is the room that ends the guesses"
+    assert all(depth <= depth_limit for depth, depth_limit in deepest)
+    assert any(depth == depth_limit > 0 for depth, depth_limit in deepest), (
+        "somewhere it is the room that ends the guesses"
+    )
 
 
 @pytest.mark.parametrize("cached", [1000, 0])
@@ -180,8 +182,8 @@ def test_the_matrix_holds_the_target_s_candidates(audited: list[Callable[..., No
         for row, nodes in enumerate(commit.path):
             text = state.history.ids[row]
             for place, node in enumerate(nodes, start=int(commit.length[row])):
-                law = target.model.law_after(text[: place + 1])
-                assert commit.candidates[row, node].tolist() == law.topk(8).indices.tolist()
+                probs = target.model.probs_after(text[: place + 1])
+                assert commit.candidates[row, node].tolist() == probs.topk(8).indices.tolist()
                 seen += 1
 
     audited.append(auditor)
@@ -238,7 +240,7 @@ def test_the_matrix_is_kept_between_requests_and_made_anew_for_another_vocabular
         ({"method": "suffix", "suffix_decoding_min_match": 0}, "suffix_decoding_min_match = 0 must be between"),
         ({"method": "suffix", "suffix_decoding_mn_match": 1}, "did you mean 'suffix_decoding_min_match'"),
         ({"method": "recycling", "num_candidates": 0}, "num_candidates = 0 must be between 1 and 64"),
-        ({"method": "recycling", "draws": "iid"}, "draws from no law"),
+        ({"method": "recycling", "draws": "iid"}, "draws from no distribution"),
     ],
 )
 def test_mistakes(given: dict[str, Any], message: str) -> None:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from foretoken import Engine
 from foretoken.draft.base import Commit, Context, Drafter, PromptChunk
-from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.engine.tapping import Tapping
+from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretoken.model.prefill import feed
 from foretoken.model.table import TableLM
 from foretoken.model.target import Target
+from foretoken.verify.base import Evidence
 from foretoken.verify.exact import Coupled
-from foretoken.verify.law import Evidence
 from tests.engine.harness import ToyTokenizer, mixed_requests, outcome, plain, table
 
 LAYERS = (1, 0)
@@ -89,11 +89,11 @@ class ReadsLast(Coupled):
     def taps(self) -> tuple[int, ...]:
         return (0,)
 
-    def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
+    def decide(self, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
         assert evidence.taps is not None
         assert torch.equal(evidence.taps[..., 0].long(), evidence.tree.tokens), "a node's own state, of its own token"
         assert bool((evidence.taps[..., 1] == 1).all()), "after one layer"
-        return super().settle(evidence)
+        return super().decide(evidence)
 
 
 @pytest.mark.parametrize("shape", ["chain", "static/branching=2x2"])

@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from foretoken import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
+from foretoken.core.errors import ConfigError
 from foretoken.draft.base import Method
 from foretoken.draft.recycling import Recycling
 from foretoken.draft.suffix import Suffix
 from foretoken.engine.choices import Choices
 from foretoken.engine.tenants import Tenants
-from foretoken.errors import ConfigError
 from foretoken.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer
 from tests.engine.test_service import Mailbox
@@ -28,14 +28,14 @@ SECRET = [5, 9, 4, 11, 2, 16, 7, 13, 3, 18, 1, 12, 6, 15, 8, 10, 17, 0, 14]  # w
 
 def follow(context: tuple[int, ...]) -> Tensor:
     """A target that says SECRET again and again."""
-    law = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
-    law[SECRET[(SECRET.index(context[-1]) + 1) % len(SECRET)] if context[-1] in SECRET else SECRET[0]] = 1.0
-    return law / law.sum()
+    probs = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
+    probs[SECRET[(SECRET.index(context[-1]) + 1) % len(SECRET)] if context[-1] in SECRET else SECRET[0]] = 1.0
+    return probs / probs.sum()
 
 
 @contextmanager
 def service(**options: Any) -> Iterator[Service]:
-    target = TableLM(VOCAB, law=follow, context=1, dtype=torch.float64, num_layers=1)
+    target = TableLM(VOCAB, probs=follow, context=1, dtype=torch.float64, num_layers=1)
     settings = {"speculation": "on", "max_num_seqs": 4, "max_model_len": 200, **options}
     made = Service(Engine(target, ToyTokenizer(), speculative="suffix"), ServiceOptions(**settings))
     made.start()
@@ -135,7 +135,7 @@ def test_prefixes_are_the_tenants_own() -> None:
 
 
 def choices() -> Choices:
-    target = TableLM(VOCAB, law=follow, context=1, dtype=torch.float64, num_layers=1)
+    target = TableLM(VOCAB, probs=follow, context=1, dtype=torch.float64, num_layers=1)
     return Choices(Engine(target, ToyTokenizer(), speculative="suffix"), (), off=False)
 
 
@@ -174,7 +174,7 @@ class Hoarder(Suffix):
 
 
 def test_a_learner_that_cannot_be_separated_is_refused() -> None:
-    target = TableLM(VOCAB, law=follow, context=1, dtype=torch.float64, num_layers=1)
+    target = TableLM(VOCAB, probs=follow, context=1, dtype=torch.float64, num_layers=1)
     engine = Engine(target, ToyTokenizer(), speculative="suffix", method=Hoarder())
     base = Choices(engine, (), off=False).default
     with pytest.raises(ConfigError, match="fresh"):

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from foretoken import Request, SamplingParams
+from foretoken.core.errors import ModelError, VocabularyMismatchError
 from foretoken.engine.vocabulary import check_vocabulary
-from foretoken.errors import ModelError, VocabularyMismatchError
-from foretoken.model.hf import TransformersModel
-from foretoken.model.lean import LeanModel
+from foretoken.model.hf.adapter import TransformersModel
+from foretoken.model.llama.lean import LeanModel
 from foretoken.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer, draft_engine, mixed_requests, outcome, plain, table
 from tests.model.tiny import tiny_module
@@ -73,13 +73,13 @@ def other_width(size: int) -> TableLM:
     """A draft model with other columns: cut, or with surplus ones that have most of the mass."""
     full = table(blur=0.2)
 
-    def law(context: tuple[int, ...]) -> torch.Tensor:
-        known = full.law_after(context)
+    def probs(context: tuple[int, ...]) -> torch.Tensor:
+        known = full.probs_after(context)
         if size <= VOCAB:
             return known[:size] / known[:size].sum()
         return torch.cat([0.4 * known, torch.full((size - VOCAB,), 0.6 / (size - VOCAB), dtype=torch.float64)])
 
-    return TableLM(size, law=law, dtype=torch.float64, num_layers=1)
+    return TableLM(size, probs=probs, dtype=torch.float64, num_layers=1)
 
 
 @pytest.mark.parametrize("size", [VOCAB - 9, VOCAB - 1, VOCAB + 1, VOCAB + 40])
@@ -118,7 +118,7 @@ def test_a_token_that_the_drafts_embedding_does_not_have(implementation: str) ->
 
 @pytest.mark.parametrize("verify", ["coupled", "exact", "rejection"])
 def test_only_tokens_that_the_draft_does_not_have_are_allowed(verify: str) -> None:
-    """The draft's law is empty everywhere: its guesses are worth nothing, and nothing breaks."""
+    """The draft's distribution is empty everywhere: its guesses are worth nothing, and nothing breaks."""
     banned = tuple(range(VOCAB - 3))
     requests = [
         Request([VOCAB - 1, 2], SamplingParams(max_new_tokens=9, seed=i, banned_token_ids=banned, ignore_eos=True))

@@ -10,11 +10,11 @@ import torch
 from foretoken import Engine, Request, SamplingParams, speculative_config
 from foretoken.draft.base import Method
 from foretoken.draft.config import Loader
-from foretoken.draft.model import DraftModel
+from foretoken.engine.groups import Choice
+from foretoken.engine.loop import Limits, Loop
 from foretoken.engine.prefix import PrefixStore
-from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.submission import Submission, Update
-from foretoken.engine.team import Choice
+from foretoken.methods.draft_model.drafter import DraftModel
 from foretoken.planner.acceptance import Acceptance
 from foretoken.planner.costs import CostTable
 from foretoken.planner.observations import RowView
@@ -46,7 +46,7 @@ class RandomPlanner(Planner):
     def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
         super().plan(rows, arriving)
         quiet = self.rng.random() < 0.2
-        return [0 if quiet else self.rng.randint(0, max(0, min(row.max_depth, row.room))) for row in rows]
+        return [0 if quiet else self.rng.randint(0, max(0, min(row.max_depth, row.depth_limit))) for row in rows]
 
 
 @dataclass
@@ -93,7 +93,7 @@ class Traffic:
             self.choices.append(Choice(config, methods[key], config.load_verifier(self.target)))
         limits = Limits(max_rows, 1000, kv_tokens, 192, 0.05)
         store = PrefixStore(1 << 20) if prefixes else None
-        self.scheduler = Scheduler(self.target, limits, RandomPlanner(self.rng), prefixes=store)
+        self.loop = Loop(self.target, limits, RandomPlanner(self.rng), prefixes=store)
         self.told: dict[str, Told] = {}
         self.cancelled: set[str] = set()
         self.heads = [[self.rng.randrange(EOS) for _ in range(self.rng.choice((16, 20, 40)))] for _ in range(4)]
@@ -123,27 +123,27 @@ class Traffic:
         self.told[request_id] = told = Told(request)
         submission = Submission(request_id, prompt, params, guess)
         row = self.engine.make_row(number, replace(request))
-        self.scheduler.submit(submission, row, rng.choice(self.choices), told.hear)
+        self.loop.submit(submission, row, rng.choice(self.choices), told.hear)
 
     @torch.inference_mode()
     def round(self) -> None:
         """One tick, with the events that may precede it; invariants are checked after it."""
-        rng, scheduler = self.rng, self.scheduler
-        while len(scheduler.jobs) < 12 and rng.random() < 0.25:
+        rng, loop = self.rng, self.loop
+        while len(loop.jobs) < 12 and rng.random() < 0.25:
             self.arrive()
-        if scheduler.jobs and rng.random() < 0.02:
-            request_id = rng.choice(list(scheduler.jobs))
+        if loop.jobs and rng.random() < 0.02:
+            request_id = rng.choice(list(loop.jobs))
             self.cancelled.add(request_id)
-            scheduler.cancel(request_id)
-        scheduler.tick()
-        scheduler.check_integrity()
+            loop.cancel(request_id)
+        loop.tick()
+        loop.check_integrity()
 
     @torch.inference_mode()
     def finish(self) -> None:
         """No more arrivals: until all have ended."""
-        while self.scheduler.has_work:
-            self.scheduler.tick()
-            self.scheduler.check_integrity()
+        while self.loop.has_work:
+            self.loop.tick()
+            self.loop.check_integrity()
 
     def check(self) -> int:
         """Compare every request with its solo plain completion; how many were compared whole."""

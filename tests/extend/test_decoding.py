@@ -17,11 +17,11 @@ from foretoken import (
     ConfigError,
     Context,
     Drafter,
-    Draws,
+    DrawMode,
+    DrawnBy,
     Engine,
     Evidence,
     History,
-    Law,
     Loader,
     Method,
     MethodConfig,
@@ -41,12 +41,12 @@ from foretoken import (
 )
 from foretoken.bench import run_bench
 from foretoken.certify import certify
-from foretoken.certify.run import Budget
-from foretoken.draft.model import DraftModel
+from foretoken.certify.run import CertifyBudget
 from foretoken.draft.none import NoMethod
-from foretoken.draft.shape import Chain
+from foretoken.draft.shapes import Chain
 from foretoken.engine.choices import Choices
-from foretoken.engine.deferred import Deferred, open_drafter
+from foretoken.engine.lazy import LazyDrafter, open_drafter
+from foretoken.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 from tests.engine.test_service import Mailbox
 from tests.extend.packages import lay_third_party
@@ -95,17 +95,17 @@ def test_its_drafter_decodes_the_same_text_alone_and_in_batches() -> None:
 @pytest.mark.usefixtures("installed")
 @pytest.mark.parametrize("vocab_size", [3, 4])
 def test_its_verifier_emits_exactly_the_targets_law(vocab_size: int) -> None:
-    """All draws on all trees of up to three guesses, every law at every node."""
+    """All draws on all trees of up to three guesses, every label at every node."""
     rule, checked = VERIFIERS["direct"], 0
-    laws = tables(vocab_size, 4, seed=1, sparse_p=0.3, sparse_q=0.2)
+    probs = tables(vocab_size, 4, seed=1, sparse_p=0.3, sparse_q=0.2)
     for parent in shapes(3):
-        for kinds in itertools.product((Law.FIXED, Law.IID), repeat=len(parent) - 1):
+        for kinds in itertools.product((DrawnBy.FIXED, DrawnBy.IID), repeat=len(parent) - 1):
             if any(
-                kinds[i - 1] == Law.FIXED and kinds[j - 1] != Law.FIXED and parent[i] == parent[j]
+                kinds[i - 1] == DrawnBy.FIXED and kinds[j - 1] != DrawnBy.FIXED and parent[i] == parent[j]
                 for i, j in itertools.combinations(range(1, len(parent)), 2)
             ):
                 continue  # drawn siblings stand before FIXED ones
-            assert error(rule, Case(parent, (Law.FIXED, *kinds)), laws) < 1e-12
+            assert error(rule, Case(parent, (DrawnBy.FIXED, *kinds)), probs) < 1e-12
             checked += 1
     assert checked > 20
 
@@ -115,11 +115,11 @@ def test_control_the_rule_without_its_leftover_is_caught() -> None:
     kind = type(VERIFIERS["direct"])
 
     class Wrong(kind):  # type: ignore[misc, valid-type]
-        def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+        def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
             return evidence.p[range(len(at)), at]
 
-    laws = tables(3, 3, seed=1)
-    assert error(Wrong(), Case((-1, 0), (Law.FIXED, Law.FIXED)), laws) > 1e-2
+    probs = tables(3, 3, seed=1)
+    assert error(Wrong(), Case((-1, 0), (DrawnBy.FIXED, DrawnBy.FIXED)), probs) > 1e-2
 
 
 @pytest.mark.usefixtures("installed")
@@ -131,7 +131,7 @@ def test_both_are_benched_and_certified_by_name() -> None:
     assert all(method.overall.num_identical == 2 for method in report.temperatures[0].methods)
     found = certify(
         engine(), [[1, 2, 1, 2, 1], [3, 1, 3, 1]], verifiers=["direct", "exact"], temperatures=(1.0,), max_new_tokens=6,
-        replay=lambda: table(1), budget=Budget(seeds=1000),
+        replay=lambda: table(1), budget=CertifyBudget(seeds=1000),
     )  # fmt: skip
     assert found.passed
     assert {check.verifier for check in found.checks} >= {"direct", "exact"}
@@ -149,10 +149,10 @@ class Counter(Drafter):
         self.num_rows = num_rows
         Counter.opened += 1
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         assert context.num_rows == self.num_rows == 1
-        return chain_of(context, [[ids[-1]] * max(0, min(shape.depth, room)) for ids, room in zip(
-            context.history.ids, context.room, strict=True)])  # fmt: skip
+        return chain_of(context, [[ids[-1]] * max(0, min(shape.depth, depth_limit)) for ids, depth_limit in zip(
+            context.history.ids, context.depth_limit, strict=True)])  # fmt: skip
 
     def observe(self, commit: Commit) -> None:
         assert len(commit.tokens) == 1
@@ -224,7 +224,7 @@ def test_every_built_in_drafter_can_be_joined() -> None:
             yield sub
             yield from below(sub)
 
-    own = [kind for kind in below(Drafter) if kind.__module__.startswith("foretoken.draft")]
+    own = [kind for kind in below(Drafter) if kind.__module__.startswith(("foretoken.draft", "foretoken.methods"))]
     assert len(own) >= 10
     assert all(kind.can_join for kind in own)
 
@@ -234,7 +234,7 @@ def test_a_late_opened_drafter_that_cannot_be_joined_is_opened_anew() -> None:
         capabilities = dataclasses.replace(Counting.capabilities, opens_late=True)
 
     class Any(Counter):
-        def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+        def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
             assert context.num_rows == self.num_rows
             return chain_of(context, [[1]] * context.num_rows)
 
@@ -242,11 +242,11 @@ def test_a_late_opened_drafter_that_cannot_be_joined_is_opened_anew() -> None:
     model, method = table(1), Late()
     target = Target(model, 1, 64)
     mine, other = (open_drafter(method, context(1), 64, target) for _ in range(2))
-    assert isinstance(mine, Deferred)
+    assert isinstance(mine, LazyDrafter)
     for drafter in (mine, other):
-        assert drafter.propose(context(1), VERY_SHORT, Draws.FIXED, noise(1)).num_nodes == 2
+        assert drafter.propose(context(1), VERY_SHORT, DrawMode.FIXED, noise(1)).num_nodes == 2
     mine.join(other, context(2))
-    assert mine.propose(context(2), VERY_SHORT, Draws.FIXED, noise(2)).tokens.shape == (2, 2)
+    assert mine.propose(context(2), VERY_SHORT, DrawMode.FIXED, noise(2)).tokens.shape == (2, 2)
 
 
 # -- capabilities decide -------------------------------------------------------------------------------------------------

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from foretoken import METHODS, SHAPES, VERIFIERS, ConfigError, builtin, speculative_config
-from foretoken.registry import Registry, load_reference
+from foretoken import METHODS, SHAPES, VERIFIERS, ConfigError, speculative_config
+from foretoken.core import builtin
+from foretoken.core.registry import Registry, load_reference
 from foretoken.verify import parse_verifier
 from tests.extend.packages import lay, lay_third_party
 
@@ -153,7 +154,7 @@ def test_of_two_packages_with_one_name_the_second_is_refused_by_name(site: Path)
         ),
         (
             "import dataclasses, foretoken\n@dataclasses.dataclass(frozen=True)\nclass Rule(foretoken.Verifier):\n"
-            "    name = 'rule'\n    def stops(self, evidence): ...\n    def leftover(self, evidence, walk, at): ...",
+            "    name = 'rule'\n    def stops(self, evidence): ...\n    def residual(self, evidence, walk, at): ...",
             "does not declare exact, draws, summary",
         ),
     ],
@@ -219,13 +220,13 @@ def test_values_can_be_set_and_deleted() -> None:
 
 def test_a_head_made_from_another_kind_is_not_written_as_that_kind() -> None:
     """Its method is another one, and that method's drafter must not be given it."""
-    from foretoken.heads import formats
-    from foretoken.heads.medusa import MedusaConfig, MedusaHead
+    from foretoken.methods.common import formats
+    from foretoken.methods.medusa.head import MedusaHead, MedusaHeadConfig
 
     class Twin(MedusaHead):
         method = "twin"
 
-    head = Twin(MedusaConfig(8, 16, 1, 1, 0, 16, True))
+    head = Twin(MedusaHeadConfig(8, 16, 1, 1, 0, 16, True))
     with pytest.raises(ConfigError, match="no checkpoint layout"):
         formats.default_layout(head)
     assert formats.LAYOUTS["medusa"].suits(head) == "it holds medusa heads, and this is a twin head"

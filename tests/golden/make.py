@@ -197,7 +197,7 @@ def _legal(config: dict[str, Any]) -> bool:
     return True
 
 
-def settle(maker: Maker, group: Group) -> None:
+def decide(maker: Maker, group: Group) -> None:
     """Give every request its tokens, and those whose tokens hang on rounding another seed and prompt."""
     amplitude = AMPLITUDE[group["world"]]
     for _ in range(30):
@@ -244,7 +244,7 @@ def main() -> None:
     if count != NUM_REQUESTS:
         sys.exit(f"{count} requests, {NUM_REQUESTS} are wanted")
     for group in groups:
-        settle(maker, group)
+        decide(maker, group)
         print(group["id"], flush=True)
     PATH.write_text(text_of(groups))
 

@@ -58,7 +58,7 @@ def test_a_difference_is_told_with_its_position() -> None:
 
 def test_making_it_anew_must_be_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.argv", ["make"])
-    monkeypatch.setattr(make, "settle", lambda maker, group: pytest.fail("nothing is replayed"))
+    monkeypatch.setattr(make, "decide", lambda maker, group: pytest.fail("nothing is replayed"))
     before = PATH.read_bytes()
     with pytest.raises(SystemExit, match="--overwrite"):
         make.main()

@@ -14,9 +14,9 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.errors import ConfigError, ModelError
+from foretoken.core.errors import ConfigError, ModelError
 from foretoken.model.checkpoint import check_files, check_layers
-from foretoken.model.hf import TransformersModel
+from foretoken.model.hf.adapter import TransformersModel
 from foretoken.model.load import from_module, load_model, load_tokenizer
 from tests.model.tiny import BUSHY, Rows, largest_error, tiny_config, tiny_module
 
@@ -172,7 +172,9 @@ class FakeTwin:
 def install(monkeypatch: pytest.MonkeyPatch, **twins: FakeTwin) -> None:
     """Put fakes in the place of the fast modules."""
     for kind in ("native", "lean"):
-        monkeypatch.setitem(sys.modules, f"foretoken.model.{kind}", twins.get(kind, FakeTwin("is not tested here")))
+        monkeypatch.setitem(
+            sys.modules, f"foretoken.model.llama.{kind}", twins.get(kind, FakeTwin("is not tested here"))
+        )
 
 
 def test_auto_takes_the_fastest_that_supports_the_model(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
@@ -198,7 +200,7 @@ def test_auto_survives_a_twin_that_fails(monkeypatch: pytest.MonkeyPatch, saved:
     """A compiler that is missing must never stop what transformers can run."""
     install(monkeypatch, native=FakeTwin(None, RuntimeError("no compiler")))
     assert isinstance(load_model(str(saved)), TransformersModel)
-    monkeypatch.setitem(sys.modules, "foretoken.model.native", None)  # cannot even be imported
+    monkeypatch.setitem(sys.modules, "foretoken.model.llama.native", None)  # cannot even be imported
     assert isinstance(load_model(str(saved)), TransformersModel)
 
 
@@ -207,7 +209,7 @@ def test_forced_implementation_says_why_not(monkeypatch: pytest.MonkeyPatch, sav
     install(monkeypatch, native=FakeTwin("float16 is not for CPUs"))
     with pytest.raises(ConfigError, match=r"'native' does not support .*llama: float16 is not for CPUs"):
         load_model(str(saved), implementation="native")
-    monkeypatch.setitem(sys.modules, "foretoken.model.lean", None)
+    monkeypatch.setitem(sys.modules, "foretoken.model.llama.lean", None)
     with pytest.raises(ConfigError, match="'lean' does not support"):
         load_model(str(saved), implementation="lean")
 

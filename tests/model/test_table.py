@@ -1,4 +1,4 @@
-"""TableLM: its laws, and that nothing but the right slot, mask, position and commit gives the right text."""
+"""TableLM: its distributions, and that nothing but the right slot, mask, position and commit gives the right text."""
 
 from dataclasses import replace
 
@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.core.tree import chain_tree, layout, root_tree
 from foretoken.model.table import TableLM
 from foretoken.model.target import Target
-from foretoken.tree import chain_tree, layout, root_tree
 
 TREE = torch.tensor([[-1, 0, 0, 1, 1, 2, 3]])  # two branches, the first one three deep
 TOKENS = torch.tensor([[5, 1, 2, 3, 4, 6, 7]])
@@ -23,9 +23,9 @@ def prefilled(model: TableLM, texts: list[list[int]], capacity: int = 32) -> Tar
     return target
 
 
-def laws_of(model: TableLM, texts: list[list[int]]) -> Tensor:
-    """[len(texts), V] the oracle's laws."""
-    return torch.stack([model.law_after(text) for text in texts])
+def distributions_of(model: TableLM, texts: list[list[int]]) -> Tensor:
+    """[len(texts), V] the oracle's distributions."""
+    return torch.stack([model.probs_after(text) for text in texts])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -36,7 +36,7 @@ def test_chain_logits_are_the_log_laws_of_each_prefix(dtype: torch.dtype) -> Non
     out = target.forward(torch.tensor([text]), layout(torch.arange(-1, 5)[None], torch.tensor([0]), 16))
     assert out.logits is not None
     assert out.logits.dtype == dtype
-    expected = laws_of(model, [text[: i + 1] for i in range(6)])
+    expected = distributions_of(model, [text[: i + 1] for i in range(6)])
     assert torch.equal(out.logits[0], expected.log().to(dtype))
     assert torch.allclose(expected.sum(-1), torch.ones(6, dtype=torch.float64))
 
@@ -45,14 +45,14 @@ def test_tree_logits_are_those_of_each_path_in_any_batch_and_span() -> None:
     model = TableLM(8, seed=1, context=4)
     prefix = [2, 2, 6]
     paths = [[5], [5, 1], [5, 2], [5, 1, 3], [5, 1, 4], [5, 2, 6], [5, 1, 3, 7]]
-    expected = laws_of(model, [prefix + path for path in paths]).log().float()
+    expected = distributions_of(model, [prefix + path for path in paths]).log().float()
     for span in (10, 17, 32):
         target = prefilled(model, [prefix, [0, 1, 0]])
         plan = layout(TREE.expand(2, -1), torch.tensor([3, 3]), 32, span=span)
         out = target.forward(TOKENS.expand(2, -1), plan)
         assert out.logits is not None
         assert torch.equal(out.logits[0], expected)
-        assert not torch.equal(out.logits[1], expected)  # another prefix, another law
+        assert not torch.equal(out.logits[1], expected)  # another prefix, another distribution
 
 
 def test_nodes_one_by_one_equal_all_at_once() -> None:
@@ -72,7 +72,7 @@ def test_commit_of_a_side_branch_then_next_step() -> None:
     target.commit(torch.tensor([[3, 5, 8]]), torch.tensor([[3, 4, 5]]))  # path of nodes 0, 2, 5
     out = target.forward(torch.tensor([[4]]), layout(root_tree(torch.tensor([4])).parent, torch.tensor([6]), 32))
     assert out.logits is not None
-    assert torch.equal(out.logits[0, 0], model.law_after([2, 2, 6, 5, 2, 6, 4]).log().float())
+    assert torch.equal(out.logits[0, 0], model.probs_after([2, 2, 6, 5, 2, 6, 4]).log().float())
 
 
 def next_logits(model: TableLM, src: list[int]) -> Tensor:
@@ -138,11 +138,11 @@ def test_layer_ranges_taps_and_exits() -> None:
 def test_explicit_laws_and_blur() -> None:
     calls: list[tuple[int, ...]] = []
 
-    def law(context: tuple[int, ...]) -> list[float]:
+    def probs(context: tuple[int, ...]) -> list[float]:
         calls.append(context)
         return [0.5, 0.5, 0.0] if context[-1] == 0 else [0.0, 0.0, 1.0]
 
-    model = TableLM(3, context=2, law=law, dtype=torch.float64)
+    model = TableLM(3, context=2, probs=probs, dtype=torch.float64)
     out = Target(model, 1, 8).forward(
         torch.tensor([[0, 1, 2, 0]]), layout(torch.tensor([[-1, 0, 1, 2]]), torch.tensor([0]), 8)
     )
@@ -150,11 +150,11 @@ def test_explicit_laws_and_blur() -> None:
     assert out.logits.exp()[0].tolist() == [[0.5, 0.5, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 1.0], [0.5, 0.5, 0.0]]
     assert calls == [(0,), (0, 1), (1, 2), (2, 0)]
     sharp, soft = TableLM(16, seed=2, sharpness=4.0), TableLM(16, seed=2, sharpness=0.5)
-    assert sharp.law_after([1, 2]).max() > soft.law_after([1, 2]).max()
+    assert sharp.probs_after([1, 2]).max() > soft.probs_after([1, 2]).max()
     near, same = TableLM(16, seed=2, blur=0.2), TableLM(16, seed=2)
-    distance = (near.law_after([1, 2]) - same.law_after([1, 2])).abs().sum() / 2
+    distance = (near.probs_after([1, 2]) - same.probs_after([1, 2])).abs().sum() / 2
     assert 0.0 < float(distance) <= 0.2
-    assert not torch.equal(TableLM(16, seed=3).law_after([1, 2]), same.law_after([1, 2]))
+    assert not torch.equal(TableLM(16, seed=3).probs_after([1, 2]), same.probs_after([1, 2]))
 
 
 def test_parameters_that_cannot_be() -> None:

@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+from foretoken.core.tree import Plan, layout
 from foretoken.model.target import CausalModel, Output, Target
-from foretoken.tree import Plan, layout
 
 VOCAB = 61
 WINDOW = 4

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.planner.corrections import Corrections
 from foretoken.planner.costs import CostTable, isotonic
 from foretoken.planner.files import cache_file, identity, load, save

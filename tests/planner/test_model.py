@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from foretoken.errors import ConfigError
+from foretoken.analysis.theory.length import expected_tokens, walltime_factor
+from foretoken.analysis.theory.shape import choose_size
+from foretoken.core.errors import ConfigError
 from foretoken.planner.costs import CostTable, PassCosts
 from foretoken.planner.model import speedup, step_cost
 from foretoken.planner.observed import MeanCosts, mean_costs
-from foretoken.theory.length import expected_tokens, walltime_factor
-from foretoken.theory.shape import choose_size
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.planner.acceptance import Acceptance
 from foretoken.planner.account import BUDGET
 from foretoken.planner.allocation import Problem, price, search
@@ -124,9 +124,9 @@ class Run:
         self.caps: list[list[int]] = []
         self.seconds = self.tokens = 0.0
 
-    def step(self, room: int = 99, lag: int = 0, method: str = "m") -> list[int]:
+    def step(self, depth_limit: int = 99, num_unread: int = 0, method: str = "m") -> list[int]:
         batch = len(self.rates)
-        caps = self.planner.plan([RowView(str(row), method, 4, room, lag) for row in range(batch)])
+        caps = self.planner.plan([RowView(str(row), method, 4, depth_limit, num_unread) for row in range(batch)])
         kept = [
             int(np.argmin([*(self.rng.random(cap) < rate), False])) for cap, rate in zip(caps, self.rates, strict=True)
         ]
@@ -248,9 +248,9 @@ def test_each_row_gets_what_its_own_guesses_are_worth() -> None:
 
 def test_room_is_never_exceeded() -> None:
     run = Run(planner(), [0.95]).steps(40)
-    assert run.step(room=2) == [2]
-    assert run.step(room=0) == [0]
-    assert run.step(room=-1) == [0]
+    assert run.step(depth_limit=2) == [2]
+    assert run.step(depth_limit=0) == [0]
+    assert run.step(depth_limit=-1) == [0]
 
 
 def test_a_table_that_flatters_guessing_is_seen_through() -> None:
@@ -267,7 +267,7 @@ def test_a_drafter_far_behind_is_not_tried_on_a_whim() -> None:
         run.steps(20)
         before = len([caps for caps in run.caps if any(caps)])
         for _ in range(300):
-            run.step(lag=1000)
+            run.step(num_unread=1000)
         return len([caps for caps in run.caps if any(caps)]) - before
 
     assert lagging(0.0) > 0

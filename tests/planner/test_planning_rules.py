@@ -14,8 +14,8 @@ def test_room_is_never_exceeded_while_a_decision_stands(phase: int) -> None:
     """A decision stands for some steps: a row's room may shrink in any of them."""
     run = Run(planner(), [0.95, 0.9]).steps(100 + phase)
     assert max(run.step()) > 1
-    for room in (1, 0, -1):
-        assert max(run.step(room=room)) <= max(room, 0)
+    for depth_limit in (1, 0, -1):
+        assert max(run.step(depth_limit=depth_limit)) <= max(depth_limit, 0)
 
 
 def test_what_a_row_lags_behind_is_part_of_its_price() -> None:

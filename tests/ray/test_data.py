@@ -12,7 +12,7 @@ pytest.importorskip("ray", exc_type=ImportError)
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 import foretoken  # noqa: E402
-from foretoken.errors import ConfigError  # noqa: E402
+from foretoken.core.errors import ConfigError  # noqa: E402
 
 SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3}
 PARAMS = foretoken.SamplingParams(max_new_tokens=4, temperature=0.8, seed=5)

@@ -19,7 +19,7 @@ pytest.importorskip("ray", exc_type=ImportError)
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
 import foretoken  # noqa: E402
-from foretoken.errors import ConfigError  # noqa: E402
+from foretoken.core.errors import ConfigError  # noqa: E402
 from tests.ray.stand_in import Diary, build  # noqa: E402
 
 

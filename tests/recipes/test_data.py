@@ -1,4 +1,4 @@
-"""Problems have right answers, conversations follow the template, overlap is found, the n-gram model is a law."""
+"""Problems have right answers, conversations follow the template, overlap is found, the n-gram model is a distribution."""
 
 from __future__ import annotations
 
@@ -104,14 +104,14 @@ def test_shuffled_blocks_keep_every_token() -> None:
 
 def test_kneser_ney_sums_to_one_and_beats_chance() -> None:
     r = np.random.default_rng(0)
-    law = 1.0 / np.arange(1, 51) ** 1.5  # the step from one token to the next
-    law /= law.sum()
-    steps = r.choice(50, size=22_000, p=law)
+    probs = 1.0 / np.arange(1, 51) ** 1.5  # the step from one token to the next
+    probs /= probs.sum()
+    steps = r.choice(50, size=22_000, p=probs)
     tokens = (np.cumsum(steps) % 50).astype(np.int64)
     model = KneserNey(tokens[:20_000], vocabulary=50, order=5)
     for history in (tokens[:6], tokens[100:106], np.array([0, 49, 0, 49, 0, 49])):
         total = sum(model.probabilities(np.append(history, w).astype(np.int64))[-1] for w in range(50))
         assert total == pytest.approx(1.0, abs=1e-9)
-    entropy = -(law * np.log2(law)).sum()  # 3.2 bits; chance is 5.6
+    entropy = -(probs * np.log2(probs)).sum()  # 3.2 bits; chance is 5.6
     bits = -np.log2(model.probabilities(tokens[20_000:])).mean()
     assert entropy - 0.1 < bits < entropy + 0.6

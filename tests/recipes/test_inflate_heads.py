@@ -11,19 +11,19 @@ from recipes.inflate_heads import inflate_head, main
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from foretoken.draft.eagle import Eagle1
-from foretoken.heads.acceptance import AcceptanceConfig, AcceptanceHead
-from foretoken.heads.base import Head
-from foretoken.heads.dflash import DFlashConfig, DFlashHead
-from foretoken.heads.eagle1 import Eagle1Config, Eagle1Head
-from foretoken.heads.eagle3 import Eagle3Config, Eagle3Head, draft_vocabulary
-from foretoken.heads.judge import JudgeConfig, JudgeWeights
-from foretoken.heads.kangaroo import KangarooConfig, KangarooHead
-from foretoken.heads.layers import causal_mask
-from foretoken.heads.medusa import MedusaConfig, MedusaHead
-from foretoken.heads.pair import PairHead
-from foretoken.model.hf import TransformersModel
-from foretoken.train.lesson import Batch, Teacher
+from foretoken.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
+from foretoken.methods.common.head import Head
+from foretoken.methods.common.layers import causal_mask
+from foretoken.methods.common.pair import PairHead
+from foretoken.methods.common.teacher import Batch, Teacher
+from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretoken.methods.eagle.drafter import Eagle1
+from foretoken.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
+from foretoken.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
+from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights
+from foretoken.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
+from foretoken.methods.medusa.head import MedusaHead, MedusaHeadConfig
+from foretoken.model.hf.adapter import TransformersModel
 
 H, V, T, LAYERS = 32, 61, 12, 3
 
@@ -59,31 +59,33 @@ LARGE_EPS = SIZES | {
 
 
 def eagle3(**options: Any) -> Eagle3Head:
-    config = Eagle3Config(H, V, 40, draft_vocab_size=24, layer_ids=(0, 1, 2), **LARGE_EPS, **options)
+    config = Eagle3HeadConfig(H, V, 40, draft_vocab_size=24, layer_ids=(0, 1, 2), **LARGE_EPS, **options)
     return Eagle3Head.fresh(config, torch.Generator(), vocabulary=draft_vocabulary(torch.arange(V) % 7, 24))
 
 
 def dflash(**options: Any) -> DFlashHead:
     return DFlashHead(
-        DFlashConfig(H, V, 40, num_layers=2, block_size=4, layer_ids=(1, 2), mask_token_id=5, **SIZES, **options)
+        DFlashHeadConfig(H, V, 40, num_layers=2, block_size=4, layer_ids=(1, 2), mask_token_id=5, **SIZES, **options)
     )
 
 
 HEADS: dict[str, Any] = {
-    "kangaroo 1": lambda: KangarooHead(KangarooConfig(H, V, 1, **LARGE_EPS)),
-    "kangaroo 2": lambda: KangarooHead(KangarooConfig(H, V, 2, **LARGE_EPS)),
-    "eagle1": lambda: Eagle1Head(Eagle1Config(H, V, 40, tap_layer=2, **LARGE_EPS)),
+    "kangaroo 1": lambda: KangarooHead(KangarooHeadConfig(H, V, 1, **LARGE_EPS)),
+    "kangaroo 2": lambda: KangarooHead(KangarooHeadConfig(H, V, 2, **LARGE_EPS)),
+    "eagle1": lambda: Eagle1Head(Eagle1HeadConfig(H, V, 40, tap_layer=2, **LARGE_EPS)),
     "eagle1 with an embedding": lambda: Eagle1Head(
-        Eagle1Config(H, V, 40, tap_layer=2, fc_bias=False, own_embedding=True, **LARGE_EPS)
+        Eagle1HeadConfig(H, V, 40, tap_layer=2, fc_bias=False, own_embedding=True, **LARGE_EPS)
     ),
     "eagle3": eagle3,
     "eagle3.1": lambda: eagle3(fc_norm=True, norm_output=True, norm_before_residual=True, own_embedding=True),
-    "medusa": lambda: MedusaHead(MedusaConfig(H, V, 2, 2, tap_layer=2, draft_vocab_size=V)),
-    "medusa of a reduced vocabulary": lambda: MedusaHead(MedusaConfig(H, V, 2, 1, tap_layer=2, draft_vocab_size=20)),
-    "medusa on the target's head": lambda: MedusaHead(MedusaConfig(H, V, 2, 1, 2, V, own_lm_head=False)),
+    "medusa": lambda: MedusaHead(MedusaHeadConfig(H, V, 2, 2, tap_layer=2, draft_vocab_size=V)),
+    "medusa of a reduced vocabulary": lambda: MedusaHead(
+        MedusaHeadConfig(H, V, 2, 1, tap_layer=2, draft_vocab_size=20)
+    ),
+    "medusa on the target's head": lambda: MedusaHead(MedusaHeadConfig(H, V, 2, 1, 2, V, own_lm_head=False)),
     "dflash": dflash,
     "dspark": lambda: dflash(sample_from_anchor=True, markov_rank=3, confidence=True, causal=True),
-    "judge": lambda: JudgeWeights(JudgeConfig(H, V, layer=1, columns=H)),
+    "judge": lambda: JudgeWeights(JudgeHeadConfig(H, V, layer=1, columns=H)),
 }
 
 
@@ -92,23 +94,23 @@ def says(head: Head, model: TransformersModel) -> list[Tensor]:
     """All that a head says of two texts: logits of tokens below V, and whatever else it predicts."""
     tokens = torch.randint(0, V, (2, T), generator=torch.Generator().manual_seed(1))
     length = torch.full((2,), T)
-    lesson = Teacher(model).teach(Batch(tokens, length, length), head.taps)
+    labeled = Teacher(model).label(Batch(tokens, length, length), head.taps)
     if isinstance(head, KangarooHead):
-        out = [model.head(head(lesson.taps, torch.arange(T)[None], causal_mask(length, T)))]
+        out = [model.head(head(labeled.taps, torch.arange(T)[None], causal_mask(length, T)))]
     elif isinstance(head, PairHead):
-        steps = head.unroll(head.embed(tokens[:, 1:], model), head.features(lesson.taps, model)[:, :-1], 3)
+        steps = head.unroll(head.embed(tokens[:, 1:], model), head.features(labeled.taps, model)[:, :-1], 3)
         out = [head.logits(read, model) for _, read in steps]
     elif isinstance(head, MedusaHead):
-        said = [head(model.normed(lesson.taps), index) for index in range(2)]
+        said = [head(model.normed(labeled.taps), index) for index in range(2)]
         out = said if head.config.own_lm_head else [model.head(one) for one in said]
     elif isinstance(head, DFlashHead):
         blocks = model.embed(torch.full((2, 3, 4), head.config.mask_token_id).flatten(1)).unflatten(1, (3, 4))
-        normed = head(lesson.taps, blocks, torch.tensor([[2, 5, 9], [1, 3, 10]]))
+        normed = head(labeled.taps, blocks, torch.tensor([[2, 5, 9], [1, 3, 10]]))
         out = [model.head(normed.flatten(1, 2))]
         if head.markov_head is not None:
             out += [head.bias(tokens), head.confidence(normed, torch.full((2, 3, 4), 7))]
     else:
-        out = [head(lesson.taps)]
+        out = [head(labeled.taps)]
     return [one[..., :V] for one in out]
 
 
@@ -151,30 +153,30 @@ def test_who_reads_the_last_layer_still_does(small: Qwen3ForCausalLM, big: Qwen3
 def test_an_exit_in_proportion(small: Qwen3ForCausalLM, big: Qwen3ForCausalLM) -> None:
     """Layers 0, 1, 2 stand at 1, 4, 6 of 8: exits after one and two of three are placed behind 3 and 5."""
     exits = [inflate_head(HEADS[f"kangaroo {k}"](), small.config, big.config).config for k in (1, 2)]
-    assert [config.exit_layer for config in exits if isinstance(config, KangarooConfig)] == [3, 5]
+    assert [config.exit_layer for config in exits if isinstance(config, KangarooHeadConfig)] == [3, 5]
 
 
 def test_an_acceptance_head_stays(small: Qwen3ForCausalLM, big: Qwen3ForCausalLM) -> None:
-    head = randomised(AcceptanceHead(AcceptanceConfig(16, V, 1, normalize=True, drafter="draft_model")))
+    head = randomised(AcceptanceHead(AcceptanceHeadConfig(16, V, 1, normalize=True, drafter="draft_model")))
     hidden = torch.randn(2, 16, generator=torch.Generator().manual_seed(1))
     assert torch.equal(inflate_head(head, small.config, big.config)(hidden), head(hidden))
     with pytest.raises(ValueError, match="'eagle3' cannot be inflated"):
         inflate_head(
-            AcceptanceHead(AcceptanceConfig(H, V, 1, normalize=True, drafter="eagle3")), small.config, big.config
+            AcceptanceHead(AcceptanceHeadConfig(H, V, 1, normalize=True, drafter="eagle3")), small.config, big.config
         )
 
 
 def test_refuses_the_head_of_another_target(small: Qwen3ForCausalLM, big: Qwen3ForCausalLM) -> None:
     with pytest.raises(ValueError, match="do not fit"):
-        inflate_head(KangarooHead(KangarooConfig(16, V, 1, **SIZES)), small.config, big.config)
+        inflate_head(KangarooHead(KangarooHeadConfig(16, V, 1, **SIZES)), small.config, big.config)
     with pytest.raises(ValueError, match="vocabulary of 7"):
-        inflate_head(KangarooHead(KangarooConfig(H, 7, 1, **SIZES)), small.config, big.config)
+        inflate_head(KangarooHead(KangarooHeadConfig(H, 7, 1, **SIZES)), small.config, big.config)
 
 
 def test_command_line(
     tmp_path: Path, small: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from foretoken.heads import formats
+    from foretoken.methods.common import formats
 
     inflated = inflate(small, hidden=64, layers=6, intermediate=96, heads=8, kv_heads=4)
     small.save_pretrained(tmp_path / "small")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from foretoken import speculative_config
+from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.draft.config import MethodConfig
 from foretoken.engine.options import ServiceOptions
 from foretoken.engine.result import Completion
@@ -16,7 +17,6 @@ from foretoken.engine.snapshot import Snapshot
 from foretoken.engine.state import Row
 from foretoken.engine.submission import Sink, StepTrace, Submission, Update
 from foretoken.engine.text import TextStream
-from foretoken.errors import ConfigError, ForetokenError
 from foretoken.model.target import ModelSpec
 
 EOS, VOCAB = 256, 258

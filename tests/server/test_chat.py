@@ -8,8 +8,8 @@ import openai
 import pytest
 
 from foretoken import Engine
+from foretoken.core.noise import derive_seed
 from foretoken.engine.service import Service
-from foretoken.noise import derive_seed
 from foretoken.server.replies import ChatReply
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService

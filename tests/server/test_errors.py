@@ -7,7 +7,7 @@ import httpx
 import openai
 import pytest
 
-from foretoken.errors import ConfigError, ModelError, PromptError, QueueFullError, ServiceClosedError
+from foretoken.core.errors import ConfigError, ModelError, PromptError, QueueFullError, ServiceClosedError
 from foretoken.server.replies import ErrorReply
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 import pytest
 from structlog.contextvars import bind_contextvars
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.server.logs import configure_logs, log, log_request
 from foretoken.server.metrics import RequestRecord
 

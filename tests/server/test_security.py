@@ -6,7 +6,7 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.server.options import ServerOptions
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService

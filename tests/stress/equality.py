@@ -29,13 +29,13 @@ import torch
 
 from foretoken import Completion, Engine, ForetokenError, Request, SamplingParams
 from foretoken.bench.suite import Item, load_suite
+from foretoken.core.noise import Noise, derive_seed, exponentials
+from foretoken.core.probs import History, Paths, Processors, logits_to_probs
 from foretoken.draft.base import Method
-from foretoken.draft.model import DraftModel
+from foretoken.methods.draft_model.drafter import DraftModel
 from foretoken.model.load import load_model, load_tokenizer
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target
-from foretoken.noise import Noise, derive_seed, exponentials
-from foretoken.sampling import History, Paths, Processors, warp
 
 TIE = 1e-4
 MAX_TIES = 2
@@ -127,10 +127,10 @@ class Oracle:
         paths = Paths(torch.tensor([[ids[-1]]]), torch.ones(1, 1, 1, dtype=torch.bool))
         if params.temperature == 0:
             return abs(float(logits[0, 0, a] - logits[0, 0, b])), math.inf
-        law = warp(logits.double(), processors, history, paths)[0, 0]
+        probs = logits_to_probs(logits.double(), processors, history, paths)[0, 0]
         key = Noise(torch.tensor([derive_seed(params.seed)]), torch.tensor([len(ids) - 1])).coupled_keys(1)[0, 0]
-        score = (law / exponentials(key, len(law))).log()
-        gap = abs(float(score[a] - score[b])) if min(law[a], law[b]) > 0 else math.inf
+        score = (probs / exponentials(key, len(probs))).log()
+        gap = abs(float(score[a] - score[b])) if min(probs[a], probs[b]) > 0 else math.inf
         return gap, self._edge(logits[0, 0].double() / params.temperature, params, (a, b))
 
     @staticmethod

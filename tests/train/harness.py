@@ -3,9 +3,9 @@
 import torch
 from torch import Tensor, nn
 
+from foretoken.methods.common.objective import LossSlot, Objective, Outcome
+from foretoken.methods.common.teacher import LabeledBatch, Teacher
 from foretoken.model.load import from_module
-from foretoken.train.lesson import Lesson, Teacher
-from foretoken.train.objective import Objective, Outcome, Slot
 from foretoken.train.responses import Responses, pack
 from tests.model.tiny import VOCAB, tiny_module
 
@@ -27,14 +27,16 @@ class Linear(Objective):
     def taps(self) -> tuple[int, ...]:
         return (3,)
 
-    def outcome(self, lesson: Lesson, teacher: Teacher, generator: torch.Generator, *, training: bool) -> Outcome:
+    def outcome(
+        self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
+    ) -> Outcome:
         slots = []
         for index, layer in enumerate(self.head):
-            row, at = lesson.batch.supervised[:, index:].nonzero(as_tuple=True)
-            hidden = lesson.taps[row, at]
+            row, at = labeled.batch.supervised[:, index:].nonzero(as_tuple=True)
+            hidden = labeled.taps[row, at]
             if training:
                 hidden = hidden + self.noise * torch.randn(hidden.shape, generator=generator)
-            slots.append(Slot(layer(hidden), row, at + index, 0.5**index, self.vocab))
+            slots.append(LossSlot(layer(hidden), row, at + index, 0.5**index, self.vocab))
         return Outcome(slots, figures={"places": float(len(slots[0].row)), "told": self.share})
 
 
@@ -43,7 +45,7 @@ def teacher() -> Teacher:
 
 
 def texts(number: int = 24, seed: int = 0) -> Responses:
-    """Random tokens: nothing to be learned of language, plenty to be learned of the target's laws."""
+    """Random tokens: nothing to be learned of language, plenty to be learned of the target's distributions."""
     generator = torch.Generator().manual_seed(seed)
     made = []
     for _ in range(number):

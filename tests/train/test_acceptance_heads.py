@@ -7,18 +7,18 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.errors import ConfigError, ModelError
-from foretoken.heads import formats
-from foretoken.heads.base import Head
-from foretoken.heads.load import load_acceptance
-from foretoken.heads.medusa import MedusaHead
+from foretoken.core.errors import ConfigError, ModelError
+from foretoken.methods.acceptance.load import load_acceptance
+from foretoken.methods.acceptance.objective import AcceptanceObjective
+from foretoken.methods.acceptance.reading import AdapterReader, PairReader, open_reader
+from foretoken.methods.common import formats
+from foretoken.methods.common.head import Head
+from foretoken.methods.common.teacher import Teacher
+from foretoken.methods.medusa.head import MedusaHead
 from foretoken.train import methods
-from foretoken.train.lesson import Teacher
-from foretoken.train.objectives.acceptance import AcceptanceObjective
-from foretoken.train.objectives.reading import AdapterReader, PairReader, open_reader
 from foretoken.train.trainer import LOG, train
-from tests.heads.eagles import EAGLE1, EAGLE3, random_head
-from tests.heads.test_kangaroo import random_head as random_adapter
+from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
+from tests.methods.kangaroo.test_head import random_head as random_adapter
 from tests.train.harness import teacher, texts
 
 TEACHER = teacher()
@@ -57,8 +57,8 @@ def test_the_drafter_stays_as_it_is(saved: dict[str, str]) -> None:
     for name in HEADS:
         objective = methods.prepare("acceptance", TEACHER.model, texts(), CONFIG, init=saved[name]).objective
         assert isinstance(objective, AcceptanceObjective)
-        lesson = TEACHER.teach(texts().batch(list(range(8))), objective.taps)
-        outcome = objective.outcome(lesson, TEACHER, torch.Generator().manual_seed(2), training=True)
+        labeled = TEACHER.label(texts().batch(list(range(8))), objective.taps)
+        outcome = objective.outcome(labeled, TEACHER, torch.Generator().manual_seed(2), training=True)
         assert outcome.extra is not None
         outcome.extra.backward()
         assert all(parameter.grad is not None for parameter in objective.head.parameters())
@@ -77,8 +77,8 @@ def test_more_depths_are_more_places(saved: dict[str, str]) -> None:
             objective = methods.prepare("acceptance", TEACHER.model, texts(), CONFIG, init=saved[name]).objective
             assert isinstance(objective, AcceptanceObjective)
             objective.reader = reader
-            lesson = TEACHER.teach(batch, objective.taps)
-            counts.append(len(objective.places(lesson, TEACHER, torch.Generator().manual_seed(1)).labels))
+            labeled = TEACHER.label(batch, objective.taps)
+            counts.append(len(objective.places(labeled, TEACHER, torch.Generator().manual_seed(1)).labels))
         assert counts[0] > 0
         assert (counts[0] < counts[1]) == (name != "kangaroo")
 

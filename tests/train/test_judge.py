@@ -11,15 +11,15 @@ import torch
 from torch import Tensor
 
 from foretoken import ConfigError, Engine
-from foretoken.heads.judge import JudgeConfig, JudgeWeights, features
-from foretoken.heads.load import load_head
+from foretoken.core.tree import TokenTree, chain_tree, layout
+from foretoken.methods.common.load import load_head
+from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights, features
 from foretoken.model.load import from_module
 from foretoken.model.table import TableLM
 from foretoken.model.target import CausalModel, Target
 from foretoken.train import judge as training
 from foretoken.train.judge import collect, cut_of, fit_logistic, fold, held_out, roc_auc, standardised, train_judge
 from foretoken.train.mining import Mined, Swap, mine, read_labels
-from foretoken.tree import TokenTree, chain_tree, layout
 from foretoken.verify import Judge
 from tests.model.tiny import tiny_module
 
@@ -39,13 +39,13 @@ class Digits:
 def scripted(script: dict[str, int], *, ends: bool = True) -> TableLM:
     """After the last two tokens (or the last one) comes what the script says."""
 
-    def law(context: tuple[int, ...]) -> Tensor:
+    def probs(context: tuple[int, ...]) -> Tensor:
         digits = "".join(str(token) for token in context if token >= 0)[-2:]
         weight = torch.full((VOCAB,), 0.01)
         weight[script.get(digits, script.get(digits[-1:], END))] = 1.0
         return weight / weight.sum()
 
-    return TableLM(VOCAB, law=law, context=2, num_layers=2, eos_token_ids=(END,) if ends else ())
+    return TableLM(VOCAB, probs=probs, context=2, num_layers=2, eos_token_ids=(END,) if ends else ())
 
 
 # After 1: 2 3 4 5 and the end; other ways lead on to 5 through 4, or end in a 7 or an 8.
@@ -177,7 +177,7 @@ def alone(model: CausalModel, ids: Sequence[int], layer: int) -> Tensor:
 @pytest.mark.parametrize("batch_size", [1, 4])
 def test_a_feature_is_the_state_of_the_swapped_token_in_its_own_text(tiny: CausalModel, batch_size: int) -> None:
     made = labels(torch.Generator().manual_seed(0), 6)
-    config = JudgeConfig(32, tiny.spec.vocab_size, 2, 24)
+    config = JudgeHeadConfig(32, tiny.spec.vocab_size, 2, 24)
     found = collect(tiny, made, config, batch_size=batch_size)
     expected = {
         (one.index, swap.position): features(
@@ -198,7 +198,7 @@ def test_a_feature_is_the_state_of_the_swapped_token_in_its_own_text(tiny: Causa
 @torch.inference_mode()
 def test_the_rules_head_is_the_trained_one(tiny: CausalModel) -> None:
     """From the taps of a tree that is decoded behind a cached text: what the training-time forward gives, 1e-6."""
-    config = JudgeConfig(32, tiny.spec.vocab_size, 3, 32)
+    config = JudgeHeadConfig(32, tiny.spec.vocab_size, 3, 32)
     head = JudgeWeights(config)
     head.weight.copy_(torch.randn(32, generator=torch.Generator().manual_seed(3)) / 32)
     head.bias.fill_(0.3)

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.train.losses import DIVERGENCES, acceptance, js, lk_hybrid, parse_divergence
 
 M, V = 5, 7
@@ -15,7 +15,7 @@ def logits(seed: int) -> Tensor:
     return torch.randn(M, V, generator=torch.Generator().manual_seed(seed), dtype=torch.float64) * 2
 
 
-def law(z: Tensor, temperature: float = 1.0) -> np.ndarray:
+def probs(z: Tensor, temperature: float = 1.0) -> np.ndarray:
     exp = np.exp((z.detach().numpy() - z.detach().numpy().max(-1, keepdims=True)) / temperature)
     return np.asarray(exp / exp.sum(-1, keepdims=True))
 
@@ -48,14 +48,16 @@ FORMULAS = {
 def test_values(name: str, temperature: float) -> None:
     p, q = logits(1), logits(2)
     found = DIVERGENCES[name](p, q, temperature=temperature)
-    np.testing.assert_allclose(found.numpy(), FORMULAS[name](law(p, temperature), law(q, temperature)), rtol=1e-10)
+    np.testing.assert_allclose(found.numpy(), FORMULAS[name](probs(p, temperature), probs(q, temperature)), rtol=1e-10)
 
 
 def test_options() -> None:
     p, q = logits(1), logits(2)
-    np.testing.assert_allclose(js(p, q, weight=0.1).numpy(), jensen(law(p), law(q), 0.1), rtol=1e-10)
-    np.testing.assert_allclose(parse_divergence("js/weight=0.1")(p, q).numpy(), jensen(law(p), law(q), 0.1), rtol=1e-10)
-    np.testing.assert_allclose(lk_hybrid(p, q, eta=1.0).numpy(), hybrid(law(p), law(q), 1.0), rtol=1e-10)
+    np.testing.assert_allclose(js(p, q, weight=0.1).numpy(), jensen(probs(p), probs(q), 0.1), rtol=1e-10)
+    np.testing.assert_allclose(
+        parse_divergence("js/weight=0.1")(p, q).numpy(), jensen(probs(p), probs(q), 0.1), rtol=1e-10
+    )
+    np.testing.assert_allclose(lk_hybrid(p, q, eta=1.0).numpy(), hybrid(probs(p), probs(q), 1.0), rtol=1e-10)
 
 
 def gradient(name: str, p: Tensor, q: Tensor, temperature: float = 1.0) -> np.ndarray:
@@ -80,7 +82,7 @@ def test_gradients_by_differences(name: str, temperature: float) -> None:
 
 def test_gradients_in_closed_form() -> None:
     p, q = logits(5), logits(6)
-    a, b = law(p), law(q)
+    a, b = probs(p), probs(q)
     np.testing.assert_allclose(gradient("forward_kl", p, q), b - a, atol=1e-12)
     np.testing.assert_allclose(gradient("cross_entropy", p, q), b - a, atol=1e-12)
     one = np.eye(V)[a.argmax(-1)]
@@ -118,9 +120,9 @@ def test_masked_tokens_and_half_precision(name: str) -> None:
 def test_draft_vocabulary_renormalises() -> None:
     p, q = logits(11), logits(12)
     kept = [1, 2, 5]
-    restricted = law(p)[:, kept] / law(p)[:, kept].sum(-1, keepdims=True)
+    restricted = probs(p)[:, kept] / probs(p)[:, kept].sum(-1, keepdims=True)
     found = acceptance(p[:, kept], q[:, kept])
-    np.testing.assert_allclose(found.numpy(), np.minimum(restricted, law(q[:, kept])).sum(-1), rtol=1e-10)
+    np.testing.assert_allclose(found.numpy(), np.minimum(restricted, probs(q[:, kept])).sum(-1), rtol=1e-10)
 
 
 @pytest.mark.parametrize(

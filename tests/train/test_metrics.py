@@ -5,7 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.train.lesson import Batch, Lesson
+from foretoken.methods.common.objective import LossSlot, Outcome
+from foretoken.methods.common.teacher import Batch, LabeledBatch
 from foretoken.train.losses import DIVERGENCES, forward_kl
 from foretoken.train.metrics import (
     Meter,
@@ -17,26 +18,27 @@ from foretoken.train.metrics import (
     loss_per_slot,
     slot_losses,
 )
-from foretoken.train.objective import Outcome, Slot
 from tests.train.harness import Linear, teacher, texts
 
 B, T, V = 2, 6, 5
 
 
-def lesson(seed: int = 0) -> Lesson:
+def labeled(seed: int = 0) -> LabeledBatch:
     generator = torch.Generator().manual_seed(seed)
     batch = Batch(torch.zeros(B, T, dtype=torch.int64), torch.tensor([T, T - 1]), torch.tensor([1, 3]))
-    return Lesson(batch, torch.zeros(B, T, 0), torch.zeros(B, T, 1), torch.randn(B, T, V, generator=generator) * 2)
+    return LabeledBatch(
+        batch, torch.zeros(B, T, 0), torch.zeros(B, T, 1), torch.randn(B, T, V, generator=generator) * 2
+    )
 
 
-def slot(index: int, seed: int, known: Lesson, vocab: Tensor | None = None) -> Slot:
+def slot(index: int, seed: int, known: LabeledBatch, vocab: Tensor | None = None) -> LossSlot:
     row, at = known.batch.supervised[:, index:].nonzero(as_tuple=True)
     size = V if vocab is None else len(vocab)
     logits = torch.randn(len(row), size, generator=torch.Generator().manual_seed(seed)) * 2
-    return Slot(logits, row, at + index, vocab=vocab)
+    return LossSlot(logits, row, at + index, vocab=vocab)
 
 
-def by_start(one: Slot, index: int, known: Lesson) -> dict[tuple[int, int], tuple[float, float]]:
+def by_start(one: LossSlot, index: int, known: LabeledBatch) -> dict[tuple[int, int], tuple[float, float]]:
     """(row, start) -> (acceptance, agreement), each place by itself."""
     out = {}
     for m, (row, at) in enumerate(zip(one.row.tolist(), one.at.tolist(), strict=True)):
@@ -47,7 +49,7 @@ def by_start(one: Slot, index: int, known: Lesson) -> dict[tuple[int, int], tupl
 
 
 def test_conditional_figures() -> None:
-    known = lesson()
+    known = labeled()
     slots = [slot(index, 10 + index, known) for index in range(3)]
     meter = Meter()
     meter.add(known, Outcome(slots), stepwise=False)
@@ -68,18 +70,18 @@ def test_conditional_figures() -> None:
 
 
 def test_stepwise_is_the_same_slot_further_on() -> None:
-    known = lesson(1)
+    known = labeled(1)
     first = slot(0, 20, known)
     index = torch.arange(len(first.row))
 
-    def later(k: int) -> Slot:  # the places of slot 1 that are k positions behind a supervised one
+    def later(k: int) -> LossSlot:  # the places of slot 1 that are k positions behind a supervised one
         kept = torch.tensor(
             [
                 int(at) - k >= 0 and bool(known.batch.supervised[row, at - k])
                 for row, at in zip(first.row, first.at, strict=True)
             ]
         )
-        return Slot(first.logits[index[kept]], first.row[kept], first.at[kept])
+        return LossSlot(first.logits[index[kept]], first.row[kept], first.at[kept])
 
     one, many = Meter(), Meter()
     one.add(known, Outcome([first]), stepwise=True)
@@ -91,9 +93,9 @@ def test_stepwise_is_the_same_slot_further_on() -> None:
 
 
 def test_draft_vocabulary_counts_what_it_misses() -> None:
-    known, ids = lesson(2), torch.tensor([1, 3, 4])
+    known, ids = labeled(2), torch.tensor([1, 3, 4])
     row, at = known.batch.supervised.nonzero(as_tuple=True)
-    perfect = Slot(known.logits[row, at][:, ids], row, at, vocab=ids)
+    perfect = LossSlot(known.logits[row, at][:, ids], row, at, vocab=ids)
     p = known.logits[row, at].softmax(-1)
     q = p[:, ids] / p[:, ids].sum(-1, keepdim=True)
     found = compare(perfect, known.logits)
@@ -105,11 +107,11 @@ def test_draft_vocabulary_counts_what_it_misses() -> None:
 
 
 def test_calibration_error() -> None:
-    known = lesson(3)
+    known = labeled(3)
     row, at = known.batch.supervised.nonzero(as_tuple=True)
     for logits, wanted in ((known.logits[row, at], 0.0), (known.logits[row, at] * 100, None)):
         meter = Meter()
-        meter.add(known, Outcome([Slot(logits, row, at)]), stepwise=False)
+        meter.add(known, Outcome([LossSlot(logits, row, at)]), stepwise=False)
         p, q = known.logits[row, at].softmax(-1), logits.softmax(-1)
         stated, best = q.max(-1)
         gap = (stated - p.gather(1, best[:, None])[:, 0]).numpy()
@@ -126,11 +128,11 @@ def test_expected_length() -> None:
 
 @pytest.mark.parametrize("name", DIVERGENCES)
 def test_loss_is_the_weighted_sum_of_slots(name: str) -> None:
-    known, divergence = lesson(4), DIVERGENCES[name]
+    known, divergence = labeled(4), DIVERGENCES[name]
     slots = [slot(index, 30 + index, known) for index in range(2)]
     weights = (0.25, torch.rand(len(slots[1].row), generator=torch.Generator().manual_seed(1)))
-    slots = [Slot(one.logits, one.row, one.at, weight) for one, weight in zip(slots, weights, strict=True)]
-    empty = Slot(torch.zeros(0, V), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
+    slots = [LossSlot(one.logits, one.row, one.at, weight) for one, weight in zip(slots, weights, strict=True)]
+    empty = LossSlot(torch.zeros(0, V), torch.zeros(0, dtype=torch.int64), torch.zeros(0, dtype=torch.int64))
     values = [divergence(known.logits[one.row, one.at], one.logits) for one in slots]
     expected = 0.25 * values[0].mean() + (weights[1] * values[1]).mean() + 2.0
     found = divergence_of(known, Outcome([*slots, empty], torch.tensor(2.0)), divergence)
@@ -145,7 +147,7 @@ def test_loss_is_the_weighted_sum_of_slots(name: str) -> None:
 
 
 def test_a_loss_of_a_slot_does_not_grow_with_the_number_of_slots() -> None:
-    known = lesson(5)
+    known = labeled(5)
     one = slot(0, 31, known)
     few, many = (divergence_of(known, Outcome([one] * count), forward_kl) for count in (1, 7))
     assert float(many.total) == pytest.approx(7 * float(few.total), rel=1e-5)

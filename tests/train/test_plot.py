@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.train.plot import PLOT, draw_losses, read_log, smooth
 
 matplotlib = pytest.importorskip("matplotlib")

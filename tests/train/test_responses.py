@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from foretoken import Engine, Request
-from foretoken.errors import ConfigError, PromptError
-from foretoken.journal import read_journal
+from foretoken.core.errors import ConfigError, PromptError
+from foretoken.core.journal import read_journal
 from foretoken.train.responses import TEXT_PROMPT, Responses, pack, read_prompts, regenerate, target_hash
 from tests.engine.harness import VOCAB, ToyTokenizer, table
 

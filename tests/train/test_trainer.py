@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.errors import ConfigError, TrainError
+from foretoken.core.errors import ConfigError, TrainError
 from foretoken.train import checkpoint
 from foretoken.train.config import TrainConfig
 from foretoken.train.data import Batches, epoch_batches
 from foretoken.train.plot import read_log
-from foretoken.train.schedule import Budget, rate
+from foretoken.train.schedule import TrainBudget, rate
 from foretoken.train.trainer import LOG, RECORD, Report, Trainer, train
 from tests.train.harness import Linear, teacher, texts
 
@@ -149,7 +149,7 @@ def test_record_and_log(tmp_path: Path) -> None:
 
 def test_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr("foretoken.train.trainer.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
     shares: list[float] = []
     run(tmp_path / "out", steps=None, minutes=0.1, progress=lambda report: shares.append(report.share))
     assert shares == sorted(shares)
@@ -280,5 +280,5 @@ def test_rate() -> None:
     assert rate(0.1, warmup=0.1, final=0.2) == pytest.approx(1.0)
     assert rate(0.55, warmup=0.1, final=0.2) == pytest.approx(0.6)
     assert rate(1.0, warmup=0.1, final=0.2) == pytest.approx(0.2)
-    assert Budget(epochs=1.5).num_steps(10.0) == 15
-    assert Budget(minutes=2.0).share(0, 30.0, 10.0) == 0.25
+    assert TrainBudget(epochs=1.5).num_steps(10.0) == 15
+    assert TrainBudget(minutes=2.0).share(0, 30.0, 10.0) == 0.25

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.tree import TokenTree
+from foretoken.core.tree import TokenTree
+from foretoken.kernels import residual as module
 from foretoken.verify import Evidence, Verifier
-from foretoken.verify import residual as module
 from tests.verify.enumerate import Drafts, Tables, emitted_joint, target_joint
 
 KERNELS = ("c", "torch")
@@ -28,20 +28,24 @@ def accepted(verifier: Verifier, out: Drafts) -> float:
     return float((out.weight[:, None] * stops * torch.tensor(out.depth)).sum())
 
 
-def joint_error(verifier: Verifier, out: Drafts, laws: Tables, evidence: Evidence | None = None) -> float:
-    """Largest difference of the joint laws, with evidence that may lie."""
-    return float((emitted_joint(verifier, out, laws, evidence) - target_joint(laws, max(out.depth) + 1)).abs().max())
+def joint_error(verifier: Verifier, out: Drafts, distributions: Tables, evidence: Evidence | None = None) -> float:
+    """Largest difference of the joint distributions, with evidence that may lie."""
+    return float(
+        (emitted_joint(verifier, out, distributions, evidence) - target_joint(distributions, max(out.depth) + 1))
+        .abs()
+        .max()
+    )
 
 
 def all_leftovers(verifier: Verifier, evidence: Evidence) -> Iterator[Tensor]:
-    """The leftover of each node, normalised."""
+    """The residual of each node, normalised."""
     walk = verifier.stops(evidence)
     for node in range(evidence.tree.num_nodes):
-        law = verifier.leftover(evidence, walk, torch.full((len(walk.stops),), node))
-        yield law / law.sum(1, keepdim=True)
+        probs = verifier.residual(evidence, walk, torch.full((len(walk.stops),), node))
+        yield probs / probs.sum(1, keepdim=True)
 
 
 def inputs(evidence: Evidence) -> list[Tensor]:
     """Copies of all that a verifier reads."""
     tree: TokenTree = evidence.tree
-    return [x.clone() for x in (tree.tokens, tree.parent, tree.law, tree.q, evidence.p) if x is not None]
+    return [x.clone() for x in (tree.tokens, tree.parent, tree.drawn_by, tree.q, evidence.p) if x is not None]

@@ -1,8 +1,9 @@
-"""Exact match and its coupled twin: one-hot stops, the target's joint law exactly, and the same text for every tree.
+"""Exact match and its coupled twin: one-hot stops, the target's joint distribution exactly, and the same text for every
+tree.
 
-The exponentials E of one depth matter only by the order of E_a / p_a over tokens a, for each law p in play. For V = 3
-the direction of E is uniform on a triangle, which those comparisons cut into polygons: finitely many outcomes, whose
-probabilities are areas. So enumeration is exact, with production code on one point inside each polygon.
+The exponentials E of one depth matter only by the order of E_a / p_a over tokens a, for each distribution p in play.
+For V = 3 the direction of E is uniform on a triangle, which those comparisons cut into polygons: finitely many
+outcomes, whose probabilities are areas. So enumeration is exact, with production code on one point inside each polygon.
 """
 
 import itertools
@@ -13,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import noise as noise_module
-from foretoken.noise import Noise, race
-from foretoken.tree import Law, TokenTree, chain_tree, pad_tree, root_tree
+from foretoken.core import noise as noise_module
+from foretoken.core.noise import Noise, race
+from foretoken.core.tree import DrawnBy, TokenTree, chain_tree, pad_tree, root_tree
 from foretoken.verify import Coupled, Evidence, Exact, Rejection, draw
-from foretoken.verify.law import follow
+from foretoken.verify.base import follow
 from tests.verify.enumerate import Case, Tables, tables, target_joint
 
-F, I, C = Law.FIXED, Law.IID, Law.COUPLED  # noqa: E741
+F, I, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.COUPLED  # noqa: E741
 Polygon = np.ndarray  # [n, 3] corners, each row sums to 1
 
 
@@ -44,11 +45,11 @@ def area(polygon: Polygon) -> float:
     return float(abs(np.dot(x, np.roll(y, -1)) - np.dot(y, np.roll(x, -1))))
 
 
-def cells(laws: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
-    """(points [K, 3], weights [K]): directions of E, one for each order of E / p under all the laws at once."""
+def cells(distributions: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    """(points [K, 3], weights [K]): directions of E, one for each order of E / p under all the distributions at once."""
     polygons = [np.eye(3)]
-    for law in laws:
-        p = law.tolist()
+    for probs in distributions:
+        p = probs.tolist()
         for a, b in itertools.combinations(range(3), 2):
             if p[a] == 0 or p[b] == 0:
                 continue  # a token that cannot win cuts nothing
@@ -82,20 +83,21 @@ def given_noise(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def markov(seed: int, depth: int, *, sparse_p: float = 0.0) -> Tables:
-    """Tables whose laws depend on the last token alone: as many contexts, but fewer laws to cut the triangle by."""
+    """Tables whose distributions depend on the last token alone: as many contexts, but fewer distributions to cut the
+    triangle by."""
     first = tables(3, 2, seed, sparse_p=sparse_p)
 
-    def spread(laws: list[Tensor]) -> list[Tensor]:
-        return [laws[0], *[laws[1].repeat(3 ** (d - 1), 1) for d in range(1, depth)]]
+    def spread(distributions: list[Tensor]) -> list[Tensor]:
+        return [distributions[0], *[distributions[1].repeat(3 ** (d - 1), 1) for d in range(1, depth)]]
 
     return Tables(3, spread(first.p), spread(first.q))
 
 
-def all_noise(laws: Tables, depth: int) -> tuple[Tensor, Tensor]:
+def all_noise(distributions: Tables, depth: int) -> tuple[Tensor, Tensor]:
     """(E [R, depth, 3], weights [R]) over all outcomes of independent exponentials at each depth."""
-    # Markov laws; nothing is drafted after the deepest nodes, so that q cuts nothing there.
+    # Markov distributions; nothing is drafted after the deepest nodes, so that q cuts nothing there.
     parts = [
-        cells([*laws.p[d][: 3 ** min(d, 1)], *(laws.q[d][: 3 ** min(d, 1)] if d < depth - 1 else [])])
+        cells([*distributions.p[d][: 3 ** min(d, 1)], *(distributions.q[d][: 3 ** min(d, 1)] if d < depth - 1 else [])])
         for d in range(depth)
     ]
     index = torch.cartesian_prod(*[torch.arange(len(weight)) for _, weight in parts]).view(-1, depth)
@@ -104,20 +106,20 @@ def all_noise(laws: Tables, depth: int) -> tuple[Tensor, Tensor]:
     return rows, weight
 
 
-def coupled_tree(parent: Sequence[int], laws: Tables, rows: Tensor) -> tuple[TokenTree, Tensor]:
+def coupled_tree(parent: Sequence[int], distributions: Tables, rows: Tensor) -> tuple[TokenTree, Tensor]:
     """(tree, p [R, N, V]) whose node of sibling rank k has the k-th best token of q / E at its depth."""
     depth, code = [0], [torch.zeros(len(rows), dtype=torch.int64)]
     tokens = [torch.zeros(len(rows), dtype=torch.int64)]
     for node in range(1, len(parent)):
         above = parent[node]
         depth.append(depth[above] + 1)
-        score = laws.q[depth[above]][code[above]] / rows[:, depth[above]]
+        score = distributions.q[depth[above]][code[above]] / rows[:, depth[above]]
         rank = sum(parent[i] == above for i in range(1, node))
         tokens.append(score.argsort(1, descending=True)[:, rank])
         code.append(code[above] * 3 + tokens[-1])
-    p = torch.stack([laws.p[depth[i]][code[i]] for i in range(len(parent))], 1)
-    law = torch.tensor([int(F)] + [int(C)] * (len(parent) - 1)).expand(len(rows), -1)
-    return TokenTree(torch.stack(tokens, 1), torch.tensor(parent).expand(len(rows), -1), law), p
+    p = torch.stack([distributions.p[depth[i]][code[i]] for i in range(len(parent))], 1)
+    probs = torch.tensor([int(F)] + [int(C)] * (len(parent) - 1)).expand(len(rows), -1)
+    return TokenTree(torch.stack(tokens, 1), torch.tensor(parent).expand(len(rows), -1), probs), p
 
 
 def emitted(verifier: Exact, tree: TokenTree, p: Tensor, noise: Noise) -> tuple[Tensor, Tensor]:
@@ -130,18 +132,18 @@ def emitted(verifier: Exact, tree: TokenTree, p: Tensor, noise: Noise) -> tuple[
     assert bool(((walk.stops == 0) | (walk.stops == 1)).all())
     assert bool((walk.stops.sum(1) == 1).all())
     assert torch.equal(walk.stops.argmax(1), at), "settle agrees with stops"
-    left = verifier.leftover(evidence, walk, at)
+    left = verifier.residual(evidence, walk, at)
     assert torch.equal(left, torch.nn.functional.one_hot(verdict.bonus, 3).double()), "settle agrees with leftover"
     tokens = tree.tokens.gather(1, verdict.path).roll(-1, 1)
     tokens.scatter_(1, verdict.count[:, None] - 1, verdict.bonus[:, None])
     return tokens, verdict.count
 
 
-def plain_text(laws: Tables, rows: Tensor, length: int) -> Tensor:
+def plain_text(distributions: Tables, rows: Tensor, length: int) -> Tensor:
     """[R, length] what decoding without any draft draws from the same noise."""
     code, out = torch.zeros(len(rows), dtype=torch.int64), []
     for d in range(length):
-        out.append((laws.p[d][code] / rows[:, d]).argmax(1))
+        out.append((distributions.p[d][code] / rows[:, d]).argmax(1))
         code = code * 3 + out[-1]
     return torch.stack(out, 1)
 
@@ -153,31 +155,31 @@ def plain_text(laws: Tables, rows: Tensor, length: int) -> Tensor:
     "parent", [(-1,), (-1, 0), (-1, 0, 1), (-1, 0, 0), (-1, 0, 0, 1, 1, 2), (-1, 0, 0, 0, 1, 2, 3)]
 )
 def test_joint_law_and_text_by_exact_enumeration(parent: tuple[int, ...], verifier: Exact, sparse: float) -> None:
-    laws = markov(7, 3, sparse_p=sparse)
+    probs = markov(7, 3, sparse_p=sparse)
     horizon = max(Case(parent, (F,) * len(parent)).depths) + 1
-    rows, weight = all_noise(laws, horizon)
+    rows, weight = all_noise(probs, horizon)
     assert abs(float(weight.sum()) - 1.0) < 1e-12
-    tree, p = coupled_tree(parent, laws, rows)
+    tree, p = coupled_tree(parent, probs, rows)
     tokens, count = emitted(verifier, tree, p, GivenNoise(rows))
     assert int(count.max()) == horizon
-    plain = plain_text(laws, rows, horizon)
+    plain = plain_text(probs, rows, horizon)
     for k in range(horizon):
         assert bool(((tokens[:, k] == plain[:, k]) | (count <= k)).all()), "the text is that of plain decoding"
     code = (plain * 3 ** torch.arange(horizon - 1, -1, -1)).sum(1)
     joint = torch.zeros(3**horizon, dtype=torch.float64).index_add_(0, code, weight)
-    assert float((joint - target_joint(laws, horizon)).abs().max()) < 1e-12
+    assert float((joint - target_joint(probs, horizon)).abs().max()) < 1e-12
 
 
 @pytest.mark.usefixtures("given_noise")
 def test_coupled_acceptance_is_the_closed_form() -> None:
     """sum_j 1 / sum_i max(p_i / p_j, q_i / q_j), between (1 - TV) / (1 + TV) and 1 - TV; 1 where q = p."""
     for seed in range(8):
-        laws = tables(3, 2, seed)
-        rows, weight = all_noise(laws, 2)
-        tree, p = coupled_tree((-1, 0), laws, rows)
+        distributions = tables(3, 2, seed)
+        rows, weight = all_noise(distributions, 2)
+        tree, p = coupled_tree((-1, 0), distributions, rows)
         stops = Coupled().stops(Evidence(tree, p, GivenNoise(rows))).stops
         accepted = float((weight * stops[:, 1]).sum())
-        a, b = laws.p[0][0], laws.q[0][0]
+        a, b = distributions.p[0][0], distributions.q[0][0]
         form = sum(1 / float(torch.maximum(a / a[j], b / b[j]).sum()) for j in range(3))
         overlap = float(torch.minimum(a, b).sum())
         assert abs(accepted - form) < 1e-12
@@ -186,8 +188,8 @@ def test_coupled_acceptance_is_the_closed_form() -> None:
 
 @pytest.mark.usefixtures("given_noise")
 def test_equal_laws_accept_whole_coupled_chains() -> None:
-    laws = markov(1, 3)
-    same = Tables(3, laws.p, laws.p)
+    distributions = markov(1, 3)
+    same = Tables(3, distributions.p, distributions.p)
     rows, _ = all_noise(same, 3)
     tree, p = coupled_tree((-1, 0, 1), same, rows)
     assert bool((Coupled().stops(Evidence(tree, p, GivenNoise(rows))).stops[:, 2] == 1).all())
@@ -199,27 +201,27 @@ def test_mutant_shared_noise_under_rejection() -> None:
     the residual from the noise that chose the draft."""
     worst = 0.0
     for seed in range(30):
-        laws = tables(3, 2, seed)
-        rows, weight = all_noise(laws, 2)
-        tree, p = coupled_tree((-1, 0), laws, rows)
-        q = torch.stack([laws.q[0], torch.zeros_like(laws.q[0])], 1).expand(len(rows), 2, 3)
+        distributions = tables(3, 2, seed)
+        rows, weight = all_noise(distributions, 2)
+        tree, p = coupled_tree((-1, 0), distributions, rows)
+        q = torch.stack([distributions.q[0], torch.zeros_like(distributions.q[0])], 1).expand(len(rows), 2, 3)
         drawn = TokenTree(tree.tokens, tree.parent, torch.tensor([int(F), int(I)]).expand(len(rows), 2), q)
         evidence = Evidence(drawn, p)
         walk = Rejection().stops(evidence)
-        left = Rejection().leftover(evidence, walk, torch.zeros(len(rows), dtype=torch.int64))
+        left = Rejection().residual(evidence, walk, torch.zeros(len(rows), dtype=torch.int64))
         residual = (left / rows[:, 0]).argmax(1)
         first = torch.zeros(3, dtype=torch.float64)
         first.index_add_(0, tree.tokens[:, 1], weight * walk.stops[:, 1])
         first.index_add_(0, residual, weight * walk.stops[:, 0])
-        worst = max(worst, float((first - laws.p[0][0]).abs().max()))
+        worst = max(worst, float((first - distributions.p[0][0]).abs().max()))
     assert worst > 1e-3  # exactly enumerated: rounding is 1e-12
 
 
 # Token equality with plain decoding, by the real noise
 
 
-def law_of(prefix: Sequence[int], vocab_size: int = 12) -> Tensor:
-    """A context-dependent law for any text."""
+def distribution_of(prefix: Sequence[int], vocab_size: int = 12) -> Tensor:
+    """A context-dependent distribution for any text."""
     generator = torch.Generator().manual_seed(hash(tuple(prefix)) % (1 << 31))
     weight = -torch.rand(vocab_size, generator=generator).log()
     return weight / weight.sum()
@@ -239,7 +241,7 @@ def decode(verifier: Exact, propose: Callable[[list[int], Noise], TokenTree], se
             while at > 0:
                 path.insert(0, int(tree.tokens[0, at]))
                 at = int(tree.parent[0, at])
-            rows.append(law_of([*text, *path]))
+            rows.append(distribution_of([*text, *path]))
         verdict = draw(verifier, Evidence(tree, torch.stack(rows)[None], noise))
         assert bool(verdict.sound.all())
         text += [*tree.tokens[0, verdict.path[0, 1 : int(verdict.count[0])]].tolist(), int(verdict.bonus[0])]
@@ -247,26 +249,30 @@ def decode(verifier: Exact, propose: Callable[[list[int], Noise], TokenTree], se
 
 
 def proposals() -> dict[str, Callable[[list[int], Noise], TokenTree]]:
-    """Drafters of every kind: none, perfect, useless, coupled with a wrong law, random trees, padded ones."""
+    """Drafters of every kind: none, perfect, useless, coupled with a wrong distribution, random trees, padded ones."""
 
     def perfect(text: list[int], noise: Noise) -> TokenTree:
         tokens = [text[-1]]
         for depth in range(4):
-            tokens.append(int(race(law_of([*text, *tokens[1:]])[None], noise.coupled_keys(depth + 1)[:, depth])))
-        return chain_tree(torch.tensor([tokens]), law=C)
+            tokens.append(
+                int(race(distribution_of([*text, *tokens[1:]])[None], noise.coupled_keys(depth + 1)[:, depth]))
+            )
+        return chain_tree(torch.tensor([tokens]), drawn_by=C)
 
     def nearly(text: list[int], noise: Noise) -> TokenTree:
         tokens = [text[-1]]
         for depth in range(5):
-            mixed = law_of([*text, *tokens[1:]]) + 0.5 * law_of([len(text)])
+            mixed = distribution_of([*text, *tokens[1:]]) + 0.5 * distribution_of([len(text)])
             tokens.append(int(race(mixed[None], noise.coupled_keys(depth + 1)[:, depth])))
-        return pad_tree(chain_tree(torch.tensor([tokens]), torch.tensor([len(text) % 5 + 1]), law=F), 9)
+        return pad_tree(chain_tree(torch.tensor([tokens]), torch.tensor([len(text) % 5 + 1]), drawn_by=F), 9)
 
     def bush(text: list[int], noise: Noise) -> TokenTree:
         parent = torch.tensor([[-1, 0, 0, 0, 1, 1, 2, 4, 4, -1]])
         generator = torch.Generator().manual_seed(len(text))
         tokens = torch.randint(0, 12, (1, 10), generator=generator)
-        best = (law_of(text) / noise_module.exponentials(noise.coupled_keys(1), 12)[0, 0]).argsort(descending=True)
+        best = (distribution_of(text) / noise_module.exponentials(noise.coupled_keys(1), 12)[0, 0]).argsort(
+            descending=True
+        )
         tokens[0, 0], tokens[0, 1:4] = text[-1], best[[1, 0, 0]]  # the right one second, and doubled
         return TokenTree(tokens, parent, torch.zeros_like(tokens))
 
@@ -338,14 +344,14 @@ def test_rows_without_a_law_are_reported() -> None:
 @pytest.mark.usefixtures("given_noise")
 def test_inputs_are_not_mutated() -> None:
     """Item 6.6."""
-    laws = markov(1, 3)
-    rows, _ = all_noise(laws, 3)
-    tree, p = coupled_tree((-1, 0, 0, 1), laws, rows)
+    probs = markov(1, 3)
+    rows, _ = all_noise(probs, 3)
+    tree, p = coupled_tree((-1, 0, 0, 1), probs, rows)
     noise = GivenNoise(rows)
-    before = [x.clone() for x in (tree.tokens, tree.parent, tree.law, p, noise.coupled_keys(3))]
+    before = [x.clone() for x in (tree.tokens, tree.parent, tree.drawn_by, p, noise.coupled_keys(3))]
     walk = Exact().stops(Evidence(tree, p, noise))
-    Exact().leftover(Evidence(tree, p, noise), walk, torch.zeros(len(p), dtype=torch.int64)).zero_()
-    after = (tree.tokens, tree.parent, tree.law, p, noise.coupled_keys(3))
+    Exact().residual(Evidence(tree, p, noise), walk, torch.zeros(len(p), dtype=torch.int64)).zero_()
+    after = (tree.tokens, tree.parent, tree.drawn_by, p, noise.coupled_keys(3))
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
 
 

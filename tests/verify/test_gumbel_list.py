@@ -1,4 +1,5 @@
-"""Gumbel list sampling: a slow twin, the law p at every number of children, agreement above the list bound, controls.
+"""Gumbel list sampling: a slow twin, the distribution p at every number of children, agreement above the list bound,
+controls.
 
 False-alarm rate of each chi-square that passes: 1e-6. Seeds are fixed.
 """
@@ -11,8 +12,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from foretoken.noise import Noise, exponentials, exponentials_at, race
-from foretoken.tree import Draws, Law, TokenTree, chain_tree, depths, pad_tree
+from foretoken.core.noise import Noise, exponentials, exponentials_at, race
+from foretoken.core.tree import DrawMode, DrawnBy, TokenTree, chain_tree, depths, pad_tree
 from foretoken.verify import Coupled, Evidence, draw
 from foretoken.verify.gumbel_list import GumbelList, list_draws, num_children
 from tests.verify.random_trees import random_evidence, row_of, tensors_of
@@ -28,7 +29,7 @@ def fan(num_children: int, tokens: Tensor | None = None, num_rows: int = ROWS) -
     return TokenTree(
         torch.nn.functional.pad(tokens, (1, 0)),
         torch.tensor([-1] + [0] * num_children).expand(num_rows, -1),
-        torch.tensor([int(Law.FIXED)] + [int(Law.COUPLED)] * num_children).expand(num_rows, -1),
+        torch.tensor([int(DrawnBy.FIXED)] + [int(DrawnBy.COUPLED)] * num_children).expand(num_rows, -1),
     )
 
 
@@ -37,19 +38,19 @@ def noise_of(num_rows: int = ROWS, position: int = 7) -> Noise:
 
 
 def list_children(q: Tensor, noise: Noise, depth: int, count: int) -> Tensor:
-    """[B, count] drafts of law q [B, V], each from its own noise: what Draws.LIST asks for."""
+    """[B, count] drafts of distribution q [B, V], each from its own noise: what DrawMode.LIST asks for."""
     keys = noise.list_keys(depth, count)
     return torch.stack([race(q, keys[:, k]) for k in range(count)], 1)
 
 
-def chi_square(tokens: Tensor, law: Tensor) -> float:
-    counts = torch.bincount(tokens, minlength=len(law)).double()
-    assert not bool(counts[law == 0].any())
-    expected = law.double()[law > 0]
-    return float(stats.chisquare(counts[law > 0], expected / expected.sum() * len(tokens), sum_check=False).pvalue)
+def chi_square(tokens: Tensor, probs: Tensor) -> float:
+    counts = torch.bincount(tokens, minlength=len(probs)).double()
+    assert not bool(counts[probs == 0].any())
+    expected = probs.double()[probs > 0]
+    return float(stats.chisquare(counts[probs > 0], expected / expected.sum() * len(tokens), sum_check=False).pvalue)
 
 
-LAW = torch.tensor([0.4, 0.05, 0.0, 0.25, 0.2, 0.1])
+PROBS = torch.tensor([0.4, 0.05, 0.0, 0.25, 0.2, 0.1])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -81,9 +82,9 @@ def test_one_exponential_is_that_of_the_whole_row() -> None:
 
 @pytest.mark.parametrize("count", [1, 2, 3, 8])
 def test_law_of_the_draw_is_p(count: int) -> None:
-    evidence = Evidence(fan(count), LAW.expand(ROWS, count + 1, -1), noise_of())
+    evidence = Evidence(fan(count), PROBS.expand(ROWS, count + 1, -1), noise_of())
     drawn = list_draws(evidence)
-    assert chi_square(drawn[:, 0], LAW) > FALSE_ALARM
+    assert chi_square(drawn[:, 0], PROBS) > FALSE_ALARM
     if count > 1:  # the leaves read one noise
         assert not torch.equal(drawn[:, 0], drawn[:, 1])
         assert torch.equal(drawn[:, 1], Coupled().choices(evidence)[:, 1])
@@ -92,18 +93,18 @@ def test_law_of_the_draw_is_p(count: int) -> None:
 def test_control_children_dropped_by_their_token() -> None:
     """The second child drawn only if the first is token 0: C then depends on the noise, and the draw is biased."""
     noise = noise_of()
-    first = list_children(LAW.expand(ROWS, -1), noise, 0, 1)
+    first = list_children(PROBS.expand(ROWS, -1), noise, 0, 1)
     tree = fan(2)
     tree = replace(tree, parent=torch.where((first == 0) | (torch.arange(3) < 2), tree.parent, -1))
-    tree = replace(tree, law=torch.where(tree.valid, tree.law, 0))
+    tree = replace(tree, drawn_by=torch.where(tree.valid, tree.drawn_by, 0))
     tree.check()
-    assert chi_square(list_draws(Evidence(tree, LAW.expand(ROWS, 3, -1), noise))[:, 0], LAW) < FALSE_ALARM
+    assert chi_square(list_draws(Evidence(tree, PROBS.expand(ROWS, 3, -1), noise))[:, 0], PROBS) < FALSE_ALARM
 
 
 def test_control_the_largest_minimum() -> None:
     """argmax of max_k E^(k) in place of the minimum is no draw from p."""
-    e = exponentials(noise_of().list_keys(0, 2), len(LAW)).amax(1)
-    assert chi_square((LAW / e).argmax(-1), LAW) < FALSE_ALARM
+    e = exponentials(noise_of().list_keys(0, 2), len(PROBS)).amax(1)
+    assert chi_square((PROBS / e).argmax(-1), PROBS) < FALSE_ALARM
 
 
 def list_bound(p: Tensor, q: Tensor, count: int) -> float:
@@ -120,8 +121,8 @@ def test_agreement_is_at_least_the_list_bound(count: int) -> None:
     q = torch.tensor([0.1, 0.3, 0.1, 0.1, 0.1, 0.3])
     noise = noise_of()
     tree = fan(count, list_children(q.expand(ROWS, -1), noise, 0, count))
-    result = RULE.settle(Evidence(tree, LAW.expand(ROWS, count + 1, -1), noise))
-    rate, bound = float((result[0] > 0).double().mean()), list_bound(LAW, q, count)
+    result = RULE.decide(Evidence(tree, PROBS.expand(ROWS, count + 1, -1), noise))
+    rate, bound = float((result[0] > 0).double().mean()), list_bound(PROBS, q, count)
     sigma = math.sqrt(bound * (1 - bound) / ROWS)
     assert 0.3 < bound < 0.95
     assert rate > bound - 5 * sigma
@@ -129,20 +130,20 @@ def test_agreement_is_at_least_the_list_bound(count: int) -> None:
         assert rate < bound + 5 * sigma, "an equality for one draft"
     else:
         other = fan(count, list_children(q.expand(ROWS, -1), noise_of(position=8), 0, count))
-        chance = float((RULE.settle(Evidence(other, LAW.expand(ROWS, count + 1, -1), noise))[0] > 0).double().mean())
+        chance = float((RULE.decide(Evidence(other, PROBS.expand(ROWS, count + 1, -1), noise))[0] > 0).double().mean())
         assert chance < bound - 5 * sigma, "the control: drafts from other noise agree by chance alone"
 
 
 def test_noises_are_independent_over_children_and_positions() -> None:
     """Winners of two noises of one position, and of one noise at two positions: contingency against the product."""
-    noise, law = noise_of(), LAW.expand(ROWS, -1)
-    here, there = list_children(law, noise, 0, 3), list_children(law, noise, 1, 3)
+    noise, probs = noise_of(), PROBS.expand(ROWS, -1)
+    here, there = list_children(probs, noise, 0, 3), list_children(probs, noise, 1, 3)
     pairs = [(here[:, 0], here[:, 1]), (here[:, 1], here[:, 2]), (here[:, 1], there[:, 1]), (here[:, 0], there[:, 1])]
     for a, b in pairs:
-        joint = torch.outer(LAW, LAW).flatten()
-        assert chi_square(a * len(LAW) + b, joint) > FALSE_ALARM
-    assert torch.equal(list_children(law, Noise(noise.seeds, noise.positions + 1), 0, 3), there), "keyed by position"
-    assert chi_square(here[:, 0] * len(LAW) + here[:, 0], torch.outer(LAW, LAW).flatten()) == 0.0, "the control"
+        joint = torch.outer(PROBS, PROBS).flatten()
+        assert chi_square(a * len(PROBS) + b, joint) > FALSE_ALARM
+    assert torch.equal(list_children(probs, Noise(noise.seeds, noise.positions + 1), 0, 3), there), "keyed by position"
+    assert chi_square(here[:, 0] * len(PROBS) + here[:, 0], torch.outer(PROBS, PROBS).flatten()) == 0.0, "the control"
 
 
 def test_one_child_is_coupled_token_for_token() -> None:
@@ -150,29 +151,29 @@ def test_one_child_is_coupled_token_for_token() -> None:
     tree = chain_tree(evidence.tree.tokens, 1 + torch.arange(300) % evidence.tree.num_nodes)
     for given in (tree, replace(tree, max_children=None)):
         chains = replace(evidence, tree=given)
-        for mine, base in zip(RULE.settle(chains), Coupled().settle(chains), strict=True):
+        for mine, base in zip(RULE.decide(chains), Coupled().decide(chains), strict=True):
             assert torch.equal(mine, base)
 
 
 def decode(parent: tuple[int, ...], seed: int = 0) -> Tensor:
-    """[ROWS, HORIZON] tokens after (0, 0) of independent requests: several steps on trees drawn as Draws.LIST asks."""
+    """[ROWS, HORIZON] tokens after (0, 0) of independent requests: several steps on trees drawn as DrawMode.LIST asks."""
     num_nodes, rows = len(parent), torch.arange(ROWS)
     text = torch.zeros(ROWS, 2 + HORIZON + 2 + num_nodes, dtype=torch.int64)
     length, seeds = torch.full((ROWS,), 2), torch.arange(ROWS) + seed * ROWS
     parents = torch.tensor(parent).expand(ROWS, -1)
     depth = depths(parents[:1])[0].tolist()
-    laws = torch.tensor([0] + [int(Law.COUPLED)] * (num_nodes - 1)).expand(ROWS, -1)
+    labels = torch.tensor([0] + [int(DrawnBy.COUPLED)] * (num_nodes - 1)).expand(ROWS, -1)
     for _ in range(HORIZON):
         noise = Noise(seeds, length - 1)
         tokens, before = [text[rows, length - 1]], [text[rows, length - 2]]
         for node in range(1, num_nodes):
             above = parent[node]
             rank = sum(parent[i] == above for i in range(1, node))
-            law = Q[before[above], tokens[above]]
+            probs = Q[before[above], tokens[above]]
             before.append(tokens[above])
-            tokens.append(race(law, noise.list_keys(depth[above], rank + 1)[:, rank]))
+            tokens.append(race(probs, noise.list_keys(depth[above], rank + 1)[:, rank]))
         p = torch.stack([P[before[node], tokens[node]] for node in range(num_nodes)], 1)
-        tree = TokenTree(torch.stack(tokens, 1), parents, laws)
+        tree = TokenTree(torch.stack(tokens, 1), parents, labels)
         verdict = draw(RULE, Evidence(tree, p, noise))
         assert bool(verdict.sound.all())
         for k in range(1, int(verdict.count.max())):
@@ -190,36 +191,36 @@ def test_joint_law_of_three_tokens_through_several_steps(parent: tuple[int, ...]
 
 def test_the_text_depends_on_the_tree() -> None:
     """Exact, but not drafter-invariant: what the docstring warns of."""
-    evidence = Evidence(fan(2, num_rows=200), LAW.expand(200, 3, -1), noise_of(200))
-    assert not torch.equal(RULE.settle(evidence)[1], Coupled().settle(evidence)[1])
+    evidence = Evidence(fan(2, num_rows=200), PROBS.expand(200, 3, -1), noise_of(200))
+    assert not torch.equal(RULE.decide(evidence)[1], Coupled().decide(evidence)[1])
     assert RULE.exact is True
-    assert RULE.draws == Draws.LIST
-    assert RULE.counts_children == {Draws.LIST, Draws.COUPLED}
+    assert RULE.draws == DrawMode.LIST
+    assert RULE.counts_children == {DrawMode.LIST, DrawMode.COUPLED}
 
 
 def test_rows_alone_padding_and_inputs() -> None:
     evidence = random_evidence(6, num_rows=80)
     before = [x.clone() for x in tensors_of(evidence)]
-    at, bonus = RULE.settle(evidence)
+    at, bonus = RULE.decide(evidence)
     walk = RULE.stops(evidence)
     assert torch.equal(walk.stops.argmax(1), at)
-    left = RULE.leftover(evidence, walk, at)
+    left = RULE.residual(evidence, walk, at)
     assert torch.equal(left, torch.nn.functional.one_hot(bonus, left.shape[1]).to(left.dtype))
     assert all(torch.equal(x, y) for x, y in zip(before, tensors_of(evidence), strict=True))
     for row in range(80):
         alone = row_of(evidence, row, int(evidence.tree.valid[row].sum()))
-        one = RULE.settle(alone)
+        one = RULE.decide(alone)
         assert (int(one[0]), int(one[1])) == (int(at[row]), int(bonus[row]))
     wide = evidence.tree.num_nodes + 5
     p = torch.nn.functional.pad(evidence.p, (0, 0, 0, 5), value=0.25)
-    padded = RULE.settle(Evidence(pad_tree(replace(evidence.tree, q=None), wide), p, evidence.noise))
+    padded = RULE.decide(Evidence(pad_tree(replace(evidence.tree, q=None), wide), p, evidence.noise))
     assert torch.equal(padded[0], at)
     assert torch.equal(padded[1], bonus)
 
 
 def test_equal_siblings_have_a_noise_each_and_the_first_counts() -> None:
-    evidence = Evidence(fan(2, torch.full((500, 2), 3), num_rows=500), LAW.expand(500, 3, -1), noise_of(500))
-    at, _ = RULE.settle(evidence)
+    evidence = Evidence(fan(2, torch.full((500, 2), 3), num_rows=500), PROBS.expand(500, 3, -1), noise_of(500))
+    at, _ = RULE.decide(evidence)
     assert set(at.tolist()) == {0, 1}
     assert torch.equal(at == 1, list_draws(evidence)[:, 0] == 3)
 

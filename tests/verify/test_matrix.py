@@ -1,8 +1,9 @@
-"""The proof: every exact verifier that reads q, on every tree of at most six guesses, under every law and mixture.
+"""The proof: every exact verifier that reads q, on every tree of at most six guesses, under every distribution and mixture.
 
-All draws are enumerated as the batch axis (``enumerate.py``); production ``stops`` and ``leftover`` say what is emitted;
-the joint law of the text must be the target's within 1e-12. p and q depend on the context, with zeros in both. Rules that
-read noise have one-hot stops: their proof is token equality with plain decoding (tests/engine) and the law of the noise.
+All draws are enumerated as the batch axis (``enumerate.py``); production ``stops`` and ``residual`` say what is emitted;
+the joint distribution of the text must be the target's within 1e-12. p and q depend on the context, with zeros in both.
+Rules that read noise have one-hot stops: their proof is token equality with plain decoding (tests/engine) and the
+distribution of the noise.
 """
 
 import itertools
@@ -12,11 +13,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken.noise import Noise
-from foretoken.tree import Law
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawnBy
 from foretoken.verify import VERIFIERS, Evidence, Verifier, draw
-from foretoken.verify import law as law_module
-from tests.verify.enumerate import (
+from foretoken.verify import base as base_module
+from tests.verify.enumerate import (  # fmt: skip
     Case,
     chains,
     drafts,
@@ -25,15 +26,15 @@ from tests.verify.enumerate import (
     labelled,
     renumbered,
     shapes,
-    sibling_laws,
+    sibling_labels,
     tables,
     target_joint,
-)  # fmt: skip
+)
 
-F, I, W, C = Law.FIXED, Law.IID, Law.WITHOUT_REPLACEMENT, Law.COUPLED  # noqa: E741
+F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741
 TOLERANCE = 1e-12
-LAWFUL = [rule for rule in VERIFIERS.values() if rule.exact and "noise" not in rule.reads]
-ON_TREES = [rule for rule in LAWFUL if not rule.chains_only]
+EXACT_RULES = [rule for rule in VERIFIERS.values() if rule.exact and "noise" not in rule.reads]
+ON_TREES = [rule for rule in EXACT_RULES if not rule.chains_only]
 LOSSY = [rule for rule in VERIFIERS.values() if not rule.exact and "noise" not in rule.reads]
 
 
@@ -44,97 +45,98 @@ def named(rules: list[Verifier]) -> pytest.MarkDecorator:
 def stars(vocab_size: int, max_children: int = 4) -> Iterator[Case]:
     """One node and its children: every way of drawing siblings there is."""
     for count in range(1, max_children + 1):
-        for laws in dict.fromkeys(sibling_laws(count, vocab_size)):
-            yield Case((-1, *[0] * count), (F, *laws))
+        for probs in dict.fromkeys(sibling_labels(count, vocab_size)):
+            yield Case((-1, *[0] * count), (F, *probs))
 
 
 def everything_on_pairs(vocab_size: int) -> Iterator[Case]:
-    """Trees of two and three guesses with every assignment of laws that is legal."""
+    """Trees of two and three guesses with every assignment of distributions that is legal."""
     for parent in shapes(3):
-        for laws in itertools.product((F, I, W, C), repeat=len(parent) - 1):
-            yield Case(parent, (F, *laws))
+        for labels in itertools.product((F, I, W, C), repeat=len(parent) - 1):
+            yield Case(parent, (F, *labels))
 
 
 def test_all_verifiers_are_here() -> None:
     assert {"rejection", "block", "traversal", "k_seq", "importance", "transport", "greedy_block"} == {
-        rule.name for rule in LAWFUL
+        rule.name for rule in EXACT_RULES
     }
 
 
-@named(LAWFUL)
+@named(EXACT_RULES)
 def test_chains(verifier: Verifier) -> None:
-    """Depth up to 3 (V = 3) and 2 (V = 4), every law at every node; supports that differ, and may be disjoint."""
+    """Depth up to 3 (V = 3) and 2 (V = 4), every label at every node; supports that differ, and may be disjoint."""
     for vocab_size, depth in ((3, 3), (4, 2)):
         for seed, sparse in ((0, 0.0), (1, 0.4), (2, 0.6)):
-            laws = tables(vocab_size, depth + 1, seed, sparse_p=sparse, sparse_q=sparse / 2)
+            distributions = tables(vocab_size, depth + 1, seed, sparse_p=sparse, sparse_q=sparse / 2)
             for case in chains(depth):
-                if all(law != W for law in case.laws) or sparse == 0:
-                    assert error(verifier, case, laws) < TOLERANCE, case
+                if all(label != W for label in case.labels) or sparse == 0:
+                    assert error(verifier, case, distributions) < TOLERANCE, case
 
 
 @named(ON_TREES)
 @pytest.mark.parametrize("vocab_size", [3, 4])
 def test_siblings(verifier: Verifier, vocab_size: int) -> None:
     for seed, sparse in ((0, 0.0), (1, 0.3)):
-        laws = tables(vocab_size, 2, seed, sparse_p=sparse)
+        probs = tables(vocab_size, 2, seed, sparse_p=sparse)
         for case in stars(vocab_size):
-            assert error(verifier, case, laws) < TOLERANCE, case
+            assert error(verifier, case, probs) < TOLERANCE, case
 
 
 @named(ON_TREES)
 def test_every_law_at_every_node_of_small_trees(verifier: Verifier) -> None:
-    laws = tables(3, 4, 3, sparse_p=0.2)
+    probs = tables(3, 4, 3, sparse_p=0.2)
     for case in everything_on_pairs(3):
-        assert error(verifier, case, laws) < TOLERANCE, case
+        assert error(verifier, case, probs) < TOLERANCE, case
 
 
 @named(ON_TREES)
 @pytest.mark.parametrize("drafted", [4, 5, 6])
 def test_every_shape(verifier: Verifier, drafted: int) -> None:
-    """All rooted trees, depth up to 3, up to 4 children; each law alone, and six mixtures, nodes also renumbered."""
-    laws = tables(3, 4, 1, sparse_p=0.2)
+    """All rooted trees, depth up to 3, up to 4 children; each distribution alone, and six mixtures, nodes also
+    renumbered."""
+    probs = tables(3, 4, 1, sparse_p=0.2)
     tried = 0
     for parent in shapes(drafted):
         if len(parent) != drafted + 1:
             continue
         for case in labelled(parent, 3, num_mixed=6):
             tried += 1
-            assert error(verifier, case, laws) < TOLERANCE, case
+            assert error(verifier, case, probs) < TOLERANCE, case
             if tried % 4 == 0:
-                assert error(verifier, renumbered(case, tried), laws) < TOLERANCE, case
+                assert error(verifier, renumbered(case, tried), probs) < TOLERANCE, case
     assert tried > 40
 
 
 @named(ON_TREES)
 def test_every_shape_at_v_4(verifier: Verifier) -> None:
-    laws = tables(4, 4, 5)
+    probs = tables(4, 4, 5)
     for parent in shapes(6):
         for case in labelled(parent, 4, num_mixed=2, seed=1):
-            assert error(verifier, case, laws) < TOLERANCE, case
+            assert error(verifier, case, probs) < TOLERANCE, case
 
 
-# Mutants of the evidence: a drafter that lies, a caller that mixes up. Every rule must give another law then.
+# Mutants of the evidence: a drafter that lies, a caller that mixes up. Every rule must give another distribution then.
 
 
 def told(verifier: Verifier, case: Case, change: Callable[[Evidence], Evidence], seeds: range = range(4)) -> float:
     """Largest error where the rule is given evidence that is not what happened; not every table shows every bias."""
     worst = 0.0
     for seed in seeds:
-        laws = tables(3, 3, seed)
-        out = drafts(case, laws)
-        emitted = emitted_joint(verifier, out, laws, change(Evidence(out.tree, out.p)))
-        worst = max(worst, float((emitted - target_joint(laws, max(case.depths) + 1)).abs().max()))
+        probs = tables(3, 3, seed)
+        out = drafts(case, probs)
+        emitted = emitted_joint(verifier, out, probs, change(Evidence(out.tree, out.p)))
+        worst = max(worst, float((emitted - target_joint(probs, max(case.depths) + 1)).abs().max()))
     return worst
 
 
-def relabelled(law: Law) -> Callable[[Evidence], Evidence]:
+def relabelled(label: DrawnBy) -> Callable[[Evidence], Evidence]:
     def change(evidence: Evidence) -> Evidence:
         tree = evidence.tree
         guessed = tree.parent >= 0
         q = tree.q
         if q is None:  # what a drafter would report that ranked by it
             q = torch.full_like(evidence.p, 1 / 3)
-        return replace(evidence, tree=replace(tree, law=torch.where(guessed, int(law), 0), q=q))
+        return replace(evidence, tree=replace(tree, drawn_by=torch.where(guessed, int(label), 0), q=q))
 
     return change
 
@@ -154,7 +156,7 @@ def swapped(evidence: Evidence) -> Evidence:
     return Evidence(replace(evidence.tree, q=torch.where(has, p, q)), torch.where(has, q, p))
 
 
-@named(LAWFUL)
+@named(EXACT_RULES)
 def test_mutant_evidence_is_caught(verifier: Verifier) -> None:
     chain = Case((-1, 0, 1), (F, I, I))
     assert told(verifier, chain, lambda evidence: evidence) < TOLERANCE
@@ -172,25 +174,25 @@ def test_mutant_evidence_is_caught(verifier: Verifier) -> None:
         assert told(verifier, independent, relabelled(W)) < TOLERANCE
 
 
-@named(LAWFUL)
+@named(EXACT_RULES)
 def test_inputs_are_not_changed(verifier: Verifier) -> None:
-    laws = tables(3, 4, 0, sparse_p=0.2)
+    probs = tables(3, 4, 0, sparse_p=0.2)
     parent = (-1, 0, 1) if verifier.chains_only else (-1, 0, 0, 1, 1, 2)
-    out = drafts(Case(parent, (F,) + (I,) * (len(parent) - 1)), laws)
+    out = drafts(Case(parent, (F,) + (I,) * (len(parent) - 1)), probs)
     evidence = Evidence(out.tree, out.p)
     assert out.tree.q is not None
-    given = [out.p, out.tree.q, out.tree.tokens, out.tree.parent, out.tree.law]
+    given = [out.p, out.tree.q, out.tree.tokens, out.tree.parent, out.tree.drawn_by]
     before = [x.clone() for x in given]
     walk = verifier.stops(evidence)
     for node in range(len(parent)):
-        verifier.leftover(evidence, walk, torch.full((len(out.p),), node))
+        verifier.residual(evidence, walk, torch.full((len(out.p),), node))
     assert all(torch.equal(x, y) for x, y in zip(given, before, strict=True))
 
 
 @named(LOSSY)
 def test_lossy_rules_do_not_pass(verifier: Verifier) -> None:
-    laws = tables(3, 3, 0)
-    assert max(error(verifier, case, laws) for case in chains(2)) > 1e-3
+    probs = tables(3, 3, 0)
+    assert max(error(verifier, case, probs) for case in chains(2)) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["rejection", "coupled", "traversal", "transport"])
@@ -201,7 +203,7 @@ def test_rows_in_turn_are_rows_at_once(monkeypatch: pytest.MonkeyPatch, name: st
     noise = Noise(torch.arange(len(out.weight)), torch.zeros(len(out.weight), dtype=torch.int64))
     evidence = Evidence(out.tree, out.p, noise)
     whole = draw(verifier, evidence)
-    monkeypatch.setattr(law_module, "MAX_ELEMENTS", 5 * out.p[0].numel())
+    monkeypatch.setattr(base_module, "MAX_ELEMENTS", 5 * out.p[0].numel())
     parts = draw(verifier, evidence)
     assert len(out.weight) > 11
     for column in ("path", "count", "bonus", "sound"):

@@ -1,4 +1,5 @@
-"""K-SEQ, importance and transport, by exact enumeration: every law, mixture and shape; optima; mutants to be caught."""
+"""K-SEQ, importance and transport, by exact enumeration: every distribution, mixture and shape; optima; mutants to be
+caught."""
 
 import itertools
 from collections.abc import Iterator
@@ -8,25 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.errors import ConfigError
-from foretoken.tree import Law, TokenTree
+from foretoken.core.errors import ConfigError
+from foretoken.core.tree import DrawnBy, TokenTree
 from foretoken.verify import VERIFIERS, Evidence, Rejection, multidraft, selection
 from foretoken.verify.multidraft import Fit, KSeq, MultiDraft
 from foretoken.verify.selection import Importance, Selection, Transport, selection_gap
-from tests.verify.enumerate import (
-    Case,
-    Tables,
-    batch,
-    chains,
-    drafts,
-    error,
-    labelled,
-    renumbered,
-    shapes,
-    tables,
-)
+from tests.verify.enumerate import Case, Tables, batch, chains, drafts, error, labelled, renumbered, shapes, tables
 
-F, I, W, C = Law.FIXED, Law.IID, Law.WITHOUT_REPLACEMENT, Law.COUPLED  # noqa: E741
+F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741
 TOLERANCE = 1e-12
 RULES = [KSeq(), Importance(), Transport()]
 SELECTIONS = [Importance(), Transport()]
@@ -43,7 +33,7 @@ def shared_levels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(selection, "NUM_SHARED", 5)
 
 
-def random_laws(num_rows: int, vocab_size: int, seed: int, sharp: float = 1.0) -> tuple[Tensor, Tensor]:
+def random_labels(num_rows: int, vocab_size: int, seed: int, sharp: float = 1.0) -> tuple[Tensor, Tensor]:
     """(p, q) [R, V] float64: q is p with noise."""
     generator = torch.Generator().manual_seed(seed)
     base = torch.randn(num_rows, vocab_size, generator=generator, dtype=torch.float64)
@@ -51,40 +41,40 @@ def random_laws(num_rows: int, vocab_size: int, seed: int, sharp: float = 1.0) -
     return (sharp * 1.5 * base).softmax(1), (sharp * (1.5 * base + noise)).softmax(1)
 
 
-# The joint law of the text
+# The joint distribution of the text
 
 
 @rules
 def test_all_shapes_to_4_drafts_with_every_law_and_mixture_at_v_3(rule: MultiDraft) -> None:
-    laws = tables(3, 4, 1, sparse_p=0.2)
+    probs = tables(3, 4, 1, sparse_p=0.2)
     for parent in shapes(4):
         for tried, case in enumerate(labelled(parent, 3, num_mixed=8)):
-            assert error(rule, case, laws) < TOLERANCE, case
+            assert error(rule, case, probs) < TOLERANCE, case
             if tried % 3 == 0:
-                assert error(rule, renumbered(case, tried), laws) < TOLERANCE, case
+                assert error(rule, renumbered(case, tried), probs) < TOLERANCE, case
 
 
 @rules
 def test_some_shapes_of_6_drafts_at_v_3(rule: MultiDraft) -> None:
-    laws = tables(3, 4, 2, sparse_p=0.2)
+    probs = tables(3, 4, 2, sparse_p=0.2)
     for parent in [(-1, 0, 0, 0, 0, 1, 1), (-1, 0, 0, 1, 1, 2, 2), (-1, 0, 0, 0, 1, 2, 3), (-1, 0, 1, 1, 1, 2, 2)]:
         for case in labelled(parent, 3, num_mixed=2):
-            assert error(rule, case, laws) < TOLERANCE, case
+            assert error(rule, case, probs) < TOLERANCE, case
 
 
 @rules
 def test_shapes_to_3_drafts_at_v_4(rule: MultiDraft) -> None:
-    laws = tables(4, 4, 5)
+    probs = tables(4, 4, 5)
     for parent in shapes(3):
         for case in labelled(parent, 4, num_mixed=4):
-            assert error(rule, case, laws) < TOLERANCE, case
+            assert error(rule, case, probs) < TOLERANCE, case
     for group in ((I, I, I, I), (I, I, W, W), (I, I, F, F), (I, I, I, C)):
-        assert error(rule, Case((-1, 0, 0, 0, 0), (F, *group)), laws) < TOLERANCE, group
+        assert error(rule, Case((-1, 0, 0, 0, 0), (F, *group)), probs) < TOLERANCE, group
 
 
 @rules
 def test_runs_that_end_before_their_siblings(rule: MultiDraft) -> None:
-    laws = tables(4, 2, 0, sparse_p=0.3)
+    probs = tables(4, 2, 0, sparse_p=0.3)
     for group in (
         (I, I, W),
         (I, I, W, I),
@@ -96,44 +86,44 @@ def test_runs_that_end_before_their_siblings(rule: MultiDraft) -> None:
         (I, I, I, W, F),
     ):
         case = Case((-1, *[0] * len(group)), (F, *group))
-        assert error(rule, case, laws) < TOLERANCE, case
+        assert error(rule, case, probs) < TOLERANCE, case
 
 
 @rules
 def test_zeros_in_p_and_q_and_disjoint_supports(rule: MultiDraft) -> None:
     for seed in range(6):
-        laws = tables(4, 3, seed, sparse_p=0.5, sparse_q=0.5)
+        probs = tables(4, 3, seed, sparse_p=0.5, sparse_q=0.5)
         for case in (TRIPLE, Case((-1, 0, 0, 1, 1), (F, I, I, I, I)), Case((-1, 0, 0, 0), (F, I, I, F))):
-            assert error(rule, case, laws) < TOLERANCE, (seed, case)
+            assert error(rule, case, probs) < TOLERANCE, (seed, case)
 
 
 @rules
 def test_chains_are_plain_rejection(rule: MultiDraft) -> None:
-    laws = tables(3, 4, 0, sparse_p=0.3)
+    probs = tables(3, 4, 0, sparse_p=0.3)
     for case in chains(2):
-        out = drafts(case, laws)
+        out = drafts(case, probs)
         mine, plain = (verifier.stops(Evidence(out.tree, out.p)).stops for verifier in (rule, Rejection()))
         assert torch.equal(mine, plain)
-        assert error(rule, case, laws) < TOLERANCE
+        assert error(rule, case, probs) < TOLERANCE
 
 
 @pytest.mark.usefixtures("shared_levels")
 def test_transport_with_shared_levels() -> None:
     for seed in range(3):
-        laws = tables(4, 4, seed, sparse_p=0.2, sparse_q=0.2 * (seed > 1))
+        probs = tables(4, 4, seed, sparse_p=0.2, sparse_q=0.2 * (seed > 1))
         for case in (TRIPLE, FORK, Case((-1, 0, 0, 0, 0), (F, I, I, I, W)), Case((-1, 0, 0, 0, 0), (F, I, I, I, I))):
-            if seed < 2 or W not in case.laws:
-                assert error(Transport(), case, laws) < TOLERANCE, case
+            if seed < 2 or W not in case.labels:
+                assert error(Transport(), case, probs) < TOLERANCE, case
 
 
 @rules
 def test_a_ragged_padded_batch_equals_its_parts(rule: MultiDraft) -> None:
-    laws = tables(3, 4, 1, sparse_p=0.2)
+    probs = tables(3, 4, 1, sparse_p=0.2)
     cases = [Case((-1, 0), (F, C)), TRIPLE, FORK, Case((-1, 0, 0, 0), (F, I, I, F)), Case((-1,), (F,))]
-    parts = [drafts(case, laws) for case in cases]
+    parts = [drafts(case, probs) for case in cases]
     tree, p = batch(parts, 8)
     evidence = Evidence(tree, p)
-    before = [x.clone() for x in (tree.tokens, tree.parent, tree.law, tree.q, p) if x is not None]
+    before = [x.clone() for x in (tree.tokens, tree.parent, tree.drawn_by, tree.q, p) if x is not None]
     walk = rule.stops(evidence)
     start = 0
     for part in parts:
@@ -144,41 +134,41 @@ def test_a_ragged_padded_batch_equals_its_parts(rule: MultiDraft) -> None:
         assert torch.allclose(walk.stops[rows, :num_nodes], alone.stops, atol=1e-14, rtol=0)
         assert bool((walk.stops[rows, num_nodes:] == 0).all())
         for node in range(num_nodes):
-            together = rule.leftover(evidence, walk, torch.full((len(p),), node))[rows]
-            single = rule.leftover(own, alone, torch.full((len(part.weight),), node))
+            together = rule.residual(evidence, walk, torch.full((len(p),), node))[rows]
+            single = rule.residual(own, alone, torch.full((len(part.weight),), node))
             assert torch.allclose(together, single, atol=1e-14, rtol=0)
-    after = [x for x in (tree.tokens, tree.parent, tree.law, tree.q, p) if x is not None]
+    after = [x for x in (tree.tokens, tree.parent, tree.drawn_by, tree.q, p) if x is not None]
     assert all(map(torch.equal, before, after)), "inputs are never changed"
 
 
-# Degenerate laws
+# Degenerate distributions
 
 
 @rules
 def test_equal_laws_accept_everything_and_disjoint_ones_nothing(rule: MultiDraft) -> None:
-    p, _ = random_laws(20, 6, 0)
+    p, _ = random_labels(20, 6, 0)
     for num_drafts in (2, 3, 5):
         assert float((1.0 - rule.acceptance(p, p, num_drafts)).abs().max()) < 1e-14
         half = torch.tensor([[0.5, 0.5, 0.0, 0.0]], dtype=torch.float64)
         assert float(rule.acceptance(half, half.flip(1), num_drafts).abs()) < 1e-14
-    laws = tables(3, 2, 3)
-    same = Tables(3, laws.p, laws.p)
+    distributions = tables(3, 2, 3)
+    same = Tables(3, distributions.p, distributions.p)
     out = drafts(TRIPLE, same)
     walk = rule.stops(Evidence(out.tree, out.p))
     assert float(walk.stops[:, 0].abs().max()) < 1e-14
-    left = rule.leftover(Evidence(out.tree, out.p), walk, torch.zeros(len(out.weight), dtype=torch.int64))
+    left = rule.residual(Evidence(out.tree, out.p), walk, torch.zeros(len(out.weight), dtype=torch.int64))
     assert torch.equal(left > 0, out.p[:, 0] > 0) or bool((left.sum(1) > 0).all())
 
 
 def one_node(p: Tensor, q: Tensor, tokens: list[int]) -> Evidence:
     """A root with IID children of these tokens."""
     num_nodes = len(tokens) + 1
-    laws = torch.stack([q, *[torch.zeros_like(q)] * (num_nodes - 1)])[None]
+    probs = torch.stack([q, *[torch.zeros_like(q)] * (num_nodes - 1)])[None]
     tree = TokenTree(
         torch.tensor([[0, *tokens]]),
         torch.tensor([[-1, *[0] * (num_nodes - 1)]]),
         torch.tensor([[int(F), *[int(I)] * (num_nodes - 1)]]),
-        laws,
+        probs,
     )
     return Evidence(tree, p.expand(1, num_nodes, -1))
 
@@ -196,7 +186,7 @@ def test_children_that_q_excludes_and_broken_q_count_as_fixed(rule: MultiDraft) 
         walk = rule.stops(broken)
         expected = torch.tensor([[0.4, 0.2, 0.4, 0.0]], dtype=torch.float64)
         assert torch.allclose(walk.stops, expected, atol=1e-12)
-        left = rule.leftover(broken, walk, torch.zeros(1, dtype=torch.int64))
+        left = rule.residual(broken, walk, torch.zeros(1, dtype=torch.int64))
         assert torch.allclose(left / left.sum(), torch.tensor([0.25, 0.0, 0.75, 0.0], dtype=torch.float64), atol=1e-12)
 
 
@@ -210,7 +200,7 @@ def test_a_run_ends_where_q_excludes_a_token(rule: MultiDraft) -> None:
     rest = rule.rest(rule.fit(p[None], q[None], count), p[None], q[None], count)[0]
     first = float(walk.stops[0, 1] + walk.stops[0, 2])
     assert abs(float(walk.stops[0, 3]) - (1.0 - first) * float(rest[3] / rest.sum())) < 1e-12
-    left = rule.leftover(one_node(p, q, [0, 0, 3]), walk, torch.zeros(1, dtype=torch.int64))[0]
+    left = rule.residual(one_node(p, q, [0, 0, 3]), walk, torch.zeros(1, dtype=torch.int64))[0]
     assert torch.allclose(left, torch.cat([rest[:3], rest.new_zeros(1)]), atol=1e-12)
 
 
@@ -221,16 +211,17 @@ def test_where_p_is_no_law_the_walk_stops_and_draw_can_tell(rule: MultiDraft) ->
         evidence = one_node(torch.tensor(p, dtype=torch.float64), q, [0, 1])
         walk = rule.stops(evidence)
         assert walk.stops.tolist() == [[1.0, 0.0, 0.0]]
-        left = rule.leftover(evidence, walk, torch.zeros(1, dtype=torch.int64))
+        left = rule.residual(evidence, walk, torch.zeros(1, dtype=torch.int64))
         assert not bool(torch.isfinite(left.sum())) or float(left.sum()) == 0.0
 
 
 @rules
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_large_vocabularies_keep_the_books(rule: MultiDraft, dtype: torch.dtype) -> None:
-    """Rest and acceptance add up to one, whatever a float32 law sums to; and temperatures make most of p and q zero."""
+    """Rest and acceptance add up to one, whatever a float32 distribution sums to; and temperatures make most of p and q
+    zero."""
     for sharp in (1.0, 4.0, 40.0):
-        p, q = (law.to(dtype) for law in random_laws(6, 2000, 1, sharp))
+        p, q = (probs.to(dtype) for probs in random_labels(6, 2000, 1, sharp))
         count = torch.tensor([2, 3, 4, 8, 2, 5])
         fit = rule.fit(p, q, count)
         rest = rule.rest(fit, p, q, count)
@@ -256,7 +247,7 @@ def test_float32_laws_give_what_float64_laws_give(rule: MultiDraft) -> None:
         assert mine.stops.dtype == torch.float32
         assert torch.allclose(mine.stops.double(), true.stops, atol=1e-6, rtol=0)
         at = torch.zeros(len(out.p), dtype=torch.int64)
-        left, expected = rule.leftover(short, mine, at), rule.leftover(exact, true, at)
+        left, expected = rule.residual(short, mine, at), rule.residual(exact, true, at)
         assert left.dtype == torch.float32
         reached = true.stops[:, 0] > 1e-3
         assert torch.allclose(left.double()[reached], expected[reached], atol=1e-6, rtol=0)
@@ -267,10 +258,10 @@ def test_float32_laws_give_what_float64_laws_give(rule: MultiDraft) -> None:
     "name", ["rejection", "traversal", "greedy_block", "lenience", "k_seq", "importance", "transport"]
 )
 def test_laws_of_two_dtypes_are_judged_in_the_wider(name: str, narrow: str) -> None:
-    """Where the narrow law is held in float64 too, everything is equal bit for bit."""
+    """Where the narrow distribution is held in float64 too, everything is equal bit for bit."""
     out = drafts(FORK, tables(4, 4, 3))
     assert out.tree.q is not None
-    p, q = (law.float() if which == narrow else law for which, law in (("p", out.p), ("q", out.tree.q)))
+    p, q = (probs.float() if which == narrow else probs for which, probs in (("p", out.p), ("q", out.tree.q)))
     mixed = Evidence(replace(out.tree, q=q), p)
     wide = Evidence(replace(out.tree, q=q.double()), p.double())
     rule = VERIFIERS[name]
@@ -279,23 +270,23 @@ def test_laws_of_two_dtypes_are_judged_in_the_wider(name: str, narrow: str) -> N
     assert torch.equal(mine.stops, true.stops)
     for node in range(out.tree.num_nodes):
         at = torch.full((len(p),), node)
-        assert torch.equal(rule.leftover(mixed, mine, at), rule.leftover(wide, true, at))
+        assert torch.equal(rule.residual(mixed, mine, at), rule.residual(wide, true, at))
 
 
 @selections
 @pytest.mark.parametrize("vocab_size", [5, 80])
 def test_the_law_of_the_choice_takes_laws_of_two_dtypes(rule: Selection, vocab_size: int) -> None:
     """Within 1e-6 of float64, whichever of p and q is float32."""
-    p, q = random_laws(3, vocab_size, 1)
+    p, q = random_labels(3, vocab_size, 1)
     count = torch.tensor([2, 3, 4])
-    expected = rule.law_of_choice(rule.fit(p, q, count), p, q)
+    expected = rule.distribution_of_choice(rule.fit(p, q, count), p, q)
     for mine in ((p.float(), q), (p, q.float())):
-        law = rule.law_of_choice(rule.fit(*mine, count), *mine)
-        assert law.dtype == torch.float64
-        assert torch.allclose(law, expected, atol=1e-6, rtol=0)
+        probs = rule.distribution_of_choice(rule.fit(*mine, count), *mine)
+        assert probs.dtype == torch.float64
+        assert torch.allclose(probs, expected, atol=1e-6, rtol=0)
 
 
-# The law of the choice
+# The distribution of the choice
 
 
 def all_tuples(vocab_size: int, num_drafts: int) -> Tensor:
@@ -304,15 +295,15 @@ def all_tuples(vocab_size: int, num_drafts: int) -> Tensor:
 
 
 def enumerated_choice(rule: Selection, p: Tensor, q: Tensor, num_drafts: int) -> tuple[Tensor, Tensor]:
-    """[V] twice: the law of the chosen draft by adding up all outcomes, and what the rule says it is. p, q [V]."""
+    """[V] twice: the distribution of the chosen draft by adding up all outcomes, and what the rule says it is. p, q [V]."""
     tokens = all_tuples(len(p), num_drafts)
     rows = len(tokens)
     fit = rule.fit(p[None], q[None], torch.tensor([num_drafts]))
-    said = rule.law_of_choice(fit, p[None], q[None])[0]
+    said = rule.distribution_of_choice(fit, p[None], q[None])[0]
     wide = tuple(x.expand(rows, *x.shape[1:]) for x in fit)
-    chosen, law = rule.choices(wide, p[tokens], q[tokens], tokens, torch.ones_like(tokens, dtype=torch.bool))
+    chosen, probs = rule.choices(wide, p[tokens], q[tokens], tokens, torch.ones_like(tokens, dtype=torch.bool))
     assert torch.allclose(chosen.sum(1), torch.ones(rows, dtype=torch.float64), atol=1e-13, rtol=0)
-    assert torch.allclose(law, said[tokens], atol=1e-14, rtol=0)
+    assert torch.allclose(probs, said[tokens], atol=1e-14, rtol=0)
     weight = q[tokens].prod(1)
     return torch.zeros_like(p).index_add_(0, tokens.flatten(), (weight[:, None] * chosen).flatten()), said
 
@@ -320,7 +311,7 @@ def enumerated_choice(rule: Selection, p: Tensor, q: Tensor, num_drafts: int) ->
 @selections
 def test_the_law_of_the_choice_is_what_all_outcomes_add_up_to(rule: Selection) -> None:
     for seed, num_drafts in itertools.product(range(4), (1, 2, 3, 5)):
-        p, q = (law[0] for law in random_laws(1, 4, seed, 1.0 + seed))
+        p, q = (probs[0] for probs in random_labels(1, 4, seed, 1.0 + seed))
         counted, said = enumerated_choice(rule, p, q, num_drafts)
         assert torch.allclose(counted, said, atol=1e-13, rtol=0)
         if num_drafts == 1:
@@ -331,7 +322,7 @@ def test_the_law_of_the_choice_is_what_all_outcomes_add_up_to(rule: Selection) -
 def test_the_law_of_the_choice_of_many_drafts(rule: Selection) -> None:
     """Nine: the polynomials have degree eight."""
     for seed in range(3):
-        p, q = (law[0] for law in random_laws(1, 2, seed, 0.5))
+        p, q = (probs[0] for probs in random_labels(1, 2, seed, 0.5))
         counted, said = enumerated_choice(rule, p, q, 9)
         assert torch.allclose(counted, said, atol=1e-13, rtol=0)
 
@@ -341,7 +332,7 @@ def test_the_law_of_the_choice_among_many_tokens(rule: Selection) -> None:
     """V = 80: more tokens than transport has levels of their own for."""
     assert selection.NUM_OWN < 80
     for seed, sharp in ((0, 0.7), (1, 2.0)):
-        p, q = (law[0] for law in random_laws(1, 80, seed, sharp))
+        p, q = (probs[0] for probs in random_labels(1, 80, seed, sharp))
         counted, said = enumerated_choice(rule, p, q, 2)
         assert torch.allclose(counted, said, atol=1e-13, rtol=0)
 
@@ -349,27 +340,27 @@ def test_the_law_of_the_choice_among_many_tokens(rule: Selection) -> None:
 @pytest.mark.usefixtures("shared_levels")
 def test_the_law_of_the_choice_with_few_levels() -> None:
     for seed, num_drafts in itertools.product(range(4), (2, 3, 4)):
-        p, q = (law[0] for law in random_laws(1, 5, seed, 1.0 + seed))
+        p, q = (probs[0] for probs in random_labels(1, 5, seed, 1.0 + seed))
         counted, said = enumerated_choice(Transport(), p, q, num_drafts)
         assert torch.allclose(counted, said, atol=1e-13, rtol=0)
 
 
 def test_importance_between_two_drafts_has_a_closed_form() -> None:
     """p_I(x) = 2 q_x sum_y q_y w_x / (w_x + w_y), over weights whose extremes are 1e9 apart: the integral's error."""
-    p, q = random_laws(50, 60, 3, 3.0)
+    p, q = random_labels(50, 60, 3, 3.0)
     fit = Importance().fit(p, q, torch.full((50,), 2))
     weights = selection.race_table(p.device)[0]
     assert float(weights.max() / weights.min()) > 1e6
     weight = weights[selection.level_of(p, q, fit[0])]
     pair = weight[:, :, None] / (weight[:, :, None] + weight[:, None, :])
     expected = 2.0 * q * (pair * q[:, None, :]).sum(-1)
-    assert torch.allclose(Importance().law_of_choice(fit, p, q), expected, atol=1e-14, rtol=1e-13)
+    assert torch.allclose(Importance().distribution_of_choice(fit, p, q), expected, atol=1e-14, rtol=1e-13)
 
 
 def test_the_ranks_of_transport_are_uniform() -> None:
     """sum_x q(x) K(x, dt) = dt: each interval gets, from all levels together, its own length."""
     for num_drafts, vocab_size in ((2, 6), (4, 40), (8, 200)):
-        p, q = random_laws(30, vocab_size, num_drafts)
+        p, q = random_labels(30, vocab_size, num_drafts)
         fit = Transport().fit(p, q, torch.full((30,), num_drafts))
         mass = fit[5]
         ranks = Transport().ranks(fit, torch.arange(mass.shape[1]).expand(30, -1))
@@ -389,7 +380,7 @@ def optimum(p: Tensor, q: Tensor, num_drafts: int) -> float:
 
 def test_transport_reaches_the_optimum_and_nothing_passes_it() -> None:
     for seed, num_drafts in itertools.product(range(8), (1, 2, 3, 6)):
-        p, q = random_laws(1, 7, seed, 0.5 * (seed + 1))
+        p, q = random_labels(1, 7, seed, 0.5 * (seed + 1))
         best = optimum(p[0], q[0], num_drafts)
         for rule in RULES:
             gap = selection_gap(p, q, num_drafts, rule)[0]
@@ -399,7 +390,7 @@ def test_transport_reaches_the_optimum_and_nothing_passes_it() -> None:
 
 
 def test_transport_reaches_the_optimum_on_every_support_of_64_tokens() -> None:
-    p, q = random_laws(200, 64, 0)
+    p, q = random_labels(200, 64, 0)
     q = torch.where(torch.rand(q.shape, generator=torch.Generator().manual_seed(1)) < 0.3, 0.0, q)
     q = q / q.sum(1, keepdim=True)
     for num_drafts in (2, 4, 16):
@@ -408,7 +399,7 @@ def test_transport_reaches_the_optimum_on_every_support_of_64_tokens() -> None:
 
 
 def realistic(vocab_size: int, noise: float, temperature: float) -> tuple[Tensor, Tensor]:
-    """(p, q) [16, V]: Zipf-like laws with logits of their own, and a draft whose logits are off by noise."""
+    """(p, q) [16, V]: Zipf-like distributions with logits of their own, and a draft whose logits are off by noise."""
     generator = torch.Generator().manual_seed(0)
     logits = -1.1 * torch.arange(1, vocab_size + 1, dtype=torch.float64).log()
     logits = logits + torch.randn(16, vocab_size, generator=generator, dtype=torch.float64)
@@ -447,7 +438,7 @@ def test_bounds_of_k_seq(monkeypatch: pytest.MonkeyPatch) -> None:
     """At least 1 - TV, what one draft has, and (1 - (1 - 1/n)^n) of the optimum (SpecTr, theorem 2), with the best
     factor; the default stays close to that."""
     for seed, num_drafts in itertools.product(range(5), (2, 3, 8)):
-        p, q = random_laws(40, 20, seed, 0.5 + seed)
+        p, q = random_labels(40, 20, seed, 0.5 + seed)
         quick = KSeq().acceptance(p, q, num_drafts)
         with monkeypatch.context() as patch:
             patch.setattr(multidraft, "NUM_EVALUATIONS", 80)
@@ -459,15 +450,17 @@ def test_bounds_of_k_seq(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @rules
 def test_stops_accept_as_often_as_acceptance_says(rule: MultiDraft) -> None:
-    laws = tables(4, 2, 9)
+    distributions = tables(4, 2, 9)
     for num_drafts in (2, 3, 4):
-        out = drafts(Case((-1, *[0] * num_drafts), (F, *[I] * num_drafts)), laws)
+        out = drafts(Case((-1, *[0] * num_drafts), (F, *[I] * num_drafts)), distributions)
         stopped = float((out.weight * rule.stops(Evidence(out.tree, out.p)).stops[:, 0]).sum())
-        assert abs(1.0 - stopped - float(rule.acceptance(laws.p[0], laws.q[0], num_drafts))) < TOLERANCE
+        assert (
+            abs(1.0 - stopped - float(rule.acceptance(distributions.p[0], distributions.q[0], num_drafts))) < TOLERANCE
+        )
 
 
 def test_selection_gap_wants_a_draft() -> None:
-    p, q = random_laws(1, 4, 0)
+    p, q = random_labels(1, 4, 0)
     with pytest.raises(ConfigError, match="at least 1"):
         selection_gap(p, q, 0, Transport())
 
@@ -483,9 +476,9 @@ class WrongCount(Importance):
 
 
 class Unquantised(Importance):
-    """Weights by level, but their law as if each token had its own (exact for two drafts but for that)."""
+    """Weights by level, but their distribution as if each token had its own (exact for two drafts but for that)."""
 
-    def law_of_choice(self, fit: Fit, p: Tensor, q: Tensor) -> Tensor:
+    def distribution_of_choice(self, fit: Fit, p: Tensor, q: Tensor) -> Tensor:
         x = (p / (fit[0] * q)).clamp(max=0.999)
         weight = x / (1.0 - x)
         return 2.0 * q * (weight[:, :, None] / (weight[:, :, None] + weight[:, None, :]) * q[:, None, :]).sum(-1)
@@ -543,21 +536,21 @@ def test_mutants_are_caught(mutant: MultiDraft) -> None:
 def test_a_run_that_is_too_long_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """WITHOUT_REPLACEMENT children counted into the run: the drafts are not independent."""
 
-    def too_long(q: Tensor, tokens: Tensor, laws: Tensor, real: Tensor) -> Tensor:
+    def too_long(q: Tensor, tokens: Tensor, probs: Tensor, real: Tensor) -> Tensor:
         return real.long().sum(1)
 
     monkeypatch.setattr(multidraft, "run_of", too_long)
-    laws = tables(3, 2, 0)
+    probs = tables(3, 2, 0)
     for rule in RULES:
-        assert error(rule, Case((-1, 0, 0), (F, I, W)), laws) > 1e-3
+        assert error(rule, Case((-1, 0, 0), (F, I, W)), probs) > 1e-3
 
 
 def test_a_rest_behind_the_run_that_starts_from_p_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, laws = multidraft.try_behind, tables(3, 2, 0)
+    original, distributions = multidraft.try_behind, tables(3, 2, 0)
 
     def from_p(rest: Tensor, *args: Tensor) -> tuple[Tensor, Tensor]:
-        return original(laws.p[0].expand_as(rest), *args)
+        return original(distributions.p[0].expand_as(rest), *args)
 
     monkeypatch.setattr(multidraft, "try_behind", from_p)
     for rule in RULES:
-        assert error(rule, Case((-1, 0, 0, 0), (F, I, I, F)), laws) > 1e-3
+        assert error(rule, Case((-1, 0, 0, 0), (F, I, I, F)), distributions) > 1e-3

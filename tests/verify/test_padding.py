@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from foretoken.noise import Noise
-from foretoken.tree import Law, chain_tree
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawnBy, chain_tree
 from foretoken.verify import VERIFIERS
+from foretoken.verify.base import Evidence, draw
 from foretoken.verify.exact import target_draws
-from foretoken.verify.law import Evidence, draw
 from tests.verify.enumerate import tables
 
 
@@ -21,7 +21,7 @@ def test_padding_that_would_match_is_not_accepted(rule: str) -> None:
     tokens = torch.zeros(num_rows, num_nodes, dtype=torch.int64)
     drawn = target_draws(Evidence(chain_tree(tokens), p, noise))  # p is the same at every node
     tokens[:, 1:] = drawn[:, :-1]
-    tree = chain_tree(tokens, count, law=Law.COUPLED)
+    tree = chain_tree(tokens, count, drawn_by=DrawnBy.COUPLED)
     verifier, evidence = VERIFIERS[rule], Evidence(tree, p, noise)
     verdict = draw(verifier, evidence)
     assert verdict.count.tolist() == count.tolist()

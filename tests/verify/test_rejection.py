@@ -1,4 +1,5 @@
-"""Rejection, by exact enumeration: every law, mixture, chain and shape, to 1e-12; and mutants that must be caught."""
+"""Rejection, by exact enumeration: every distribution, mixture, chain and shape, to 1e-12; and mutants that must be
+caught."""
 
 from dataclasses import replace
 
@@ -6,10 +7,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.tree import Law, TokenTree, ancestors, chain_tree
+from foretoken.core.tree import DrawnBy, TokenTree, ancestors, chain_tree
 from foretoken.verify import Evidence, Rejection, Walk
 from foretoken.verify import rejection as module
-from foretoken.verify.law import stops_from_edges
+from foretoken.verify.base import stops_from_edges
 from foretoken.verify.rejection import children_of, try_children
 from tests.verify.enumerate import (
     Case,
@@ -28,7 +29,7 @@ from tests.verify.enumerate import (
 )
 from tests.verify.kernels import KERNELS, use
 
-F, I, W, C = Law.FIXED, Law.IID, Law.WITHOUT_REPLACEMENT, Law.COUPLED  # noqa: E741
+F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741
 TOLERANCE = 1e-12
 VERIFIER = Rejection()
 CHAIN = Case((-1, 0, 1), (F, I, I))
@@ -46,22 +47,22 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
 def test_chains_to_depth_3_with_every_law_at_every_node() -> None:
     for vocab_size in (3, 4):
         for seed, sparse in ((0, 0.0), (1, 0.4)):  # zeros in p too: drafted tokens that p excludes
-            laws = tables(vocab_size, 4, seed, sparse_p=sparse)
+            probs = tables(vocab_size, 4, seed, sparse_p=sparse)
             for case in chains(3 if vocab_size == 3 else 2):
-                assert error(VERIFIER, case, laws) < TOLERANCE, case
+                assert error(VERIFIER, case, probs) < TOLERANCE, case
 
 
 def test_chains_where_q_has_zeros_and_supports_may_be_disjoint() -> None:
     for seed in range(4):
-        laws = tables(4, 3, seed, sparse_p=0.5, sparse_q=0.5)
+        probs = tables(4, 3, seed, sparse_p=0.5, sparse_q=0.5)
         for case in chains(2):
-            assert error(VERIFIER, case, laws) < TOLERANCE, case
+            assert error(VERIFIER, case, probs) < TOLERANCE, case
 
 
 @pytest.mark.parametrize("max_drafted", [4, 6])
 def test_all_shapes_with_every_law_and_mixture_at_v_3(kernel: str, max_drafted: int) -> None:
     """All rooted trees with up to 6 drafted nodes, depth up to 3, up to 4 children."""
-    laws = tables(3, 4, 1, sparse_p=0.2)
+    probs = tables(3, 4, 1, sparse_p=0.2)
     tried = 0
     for parent in shapes(max_drafted):
         if max_drafted == 6 and len(parent) <= 5:
@@ -70,31 +71,31 @@ def test_all_shapes_with_every_law_and_mixture_at_v_3(kernel: str, max_drafted: 
             continue
         for case in labelled(parent, 3, num_mixed=12 if max_drafted == 4 else 2):
             tried += 1
-            assert error(VERIFIER, case, laws) < TOLERANCE, case
+            assert error(VERIFIER, case, probs) < TOLERANCE, case
             if kernel == "c" or tried % 3 == 0:
-                assert error(VERIFIER, renumbered(case, tried), laws) < TOLERANCE, case
+                assert error(VERIFIER, renumbered(case, tried), probs) < TOLERANCE, case
     assert tried > (150 if kernel == "c" else 70)
 
 
 def test_shapes_at_v_4() -> None:
-    laws = tables(4, 4, 5)
+    probs = tables(4, 4, 5)
     for parent in shapes(4):
         for case in labelled(parent, 4, num_mixed=4):
-            assert error(VERIFIER, case, laws) < TOLERANCE, case
+            assert error(VERIFIER, case, probs) < TOLERANCE, case
 
 
 def test_fixed_before_drawn_siblings_is_sound_too() -> None:
     """Drawn ones first is a matter of acceptance, not of soundness."""
-    laws = tables(3, 2, 0)
+    probs = tables(3, 2, 0)
     for group in ((F, I), (F, W, W), (C, W, I), (F, I, F, I)):
         case = Case((-1, *[0] * len(group)), (F, *group))
-        assert error(VERIFIER, case, laws) < TOLERANCE, case
+        assert error(VERIFIER, case, probs) < TOLERANCE, case
 
 
 def test_a_ragged_padded_batch_equals_its_parts() -> None:
-    laws = tables(3, 4, 1, sparse_p=0.2)
+    probs = tables(3, 4, 1, sparse_p=0.2)
     cases = [Case((-1, 0), (F, C)), CHAIN, FORK, Case((-1, 0, 0, 0), (F, W, W, F)), Case((-1,), (F,))]
-    parts = [drafts(case, laws) for case in cases]
+    parts = [drafts(case, probs) for case in cases]
     tree, p = batch(parts, 8)
     tree.check()
     evidence = Evidence(tree, p)
@@ -107,14 +108,14 @@ def test_a_ragged_padded_batch_equals_its_parts() -> None:
         assert torch.allclose(walk.stops[rows, :num_nodes], alone.stops, atol=1e-15, rtol=0)
         assert bool((walk.stops[rows, num_nodes:] == 0).all())
         for node in range(num_nodes):
-            together = VERIFIER.leftover(evidence, walk, torch.full((len(p),), node))[rows]
-            single = VERIFIER.leftover(Evidence(part.tree, part.p), alone, torch.full((len(part.weight),), node))
+            together = VERIFIER.residual(evidence, walk, torch.full((len(p),), node))[rows]
+            single = VERIFIER.residual(Evidence(part.tree, part.p), alone, torch.full((len(part.weight),), node))
             assert torch.allclose(together, single, atol=1e-15, rtol=0)
 
 
 def test_max_children_known_beforehand_changes_nothing() -> None:
-    laws = tables(3, 3, 2)
-    out = drafts(FORK, laws)
+    probs = tables(3, 3, 2)
+    out = drafts(FORK, probs)
     known = replace(out.tree, max_children=3)
     assert children_of(known).shape[-1] == 3
     assert children_of(out.tree).shape[-1] == 2
@@ -127,61 +128,61 @@ def test_max_children_known_beforehand_changes_nothing() -> None:
 
 def test_one_drawn_child_is_accepted_with_1_minus_tv() -> None:
     for seed in range(10):
-        laws = tables(4, 2, seed)
-        out = drafts(Case((-1, 0), (F, I)), laws)
+        distributions = tables(4, 2, seed)
+        out = drafts(Case((-1, 0), (F, I)), distributions)
         accepted = (out.weight * VERIFIER.stops(Evidence(out.tree, out.p)).stops[:, 1]).sum()
-        overlap = torch.minimum(laws.p[0], laws.q[0]).sum()
+        overlap = torch.minimum(distributions.p[0], distributions.q[0]).sum()
         assert abs(float(accepted - overlap)) < 1e-14
 
 
 def test_equal_laws_accept_everything_and_disjoint_ones_nothing() -> None:
-    """Metamorphic; zero residual: p = q leaves nothing, and then p is the law."""
-    laws = tables(4, 3, 3)
-    same = Tables(4, laws.p, laws.p)
+    """Metamorphic; zero residual: p = q leaves nothing, and then p is the distribution."""
+    distributions = tables(4, 3, 3)
+    same = Tables(4, distributions.p, distributions.p)
     out = drafts(CHAIN, same)
     walk = VERIFIER.stops(Evidence(out.tree, out.p))
     assert torch.allclose(walk.stops[:, 2], torch.ones_like(out.weight))
-    left = VERIFIER.leftover(Evidence(out.tree, out.p), walk, torch.zeros(len(out.weight), dtype=torch.int64))
+    left = VERIFIER.residual(Evidence(out.tree, out.p), walk, torch.zeros(len(out.weight), dtype=torch.int64))
     assert bool((left.sum(1) > 0).all())
     half = torch.tensor([[0.5, 0.5, 0.0, 0.0]], dtype=torch.float64)
-    apart = Tables(4, [half, laws.p[1]], [half.flip(1), laws.q[1]])
+    apart = Tables(4, [half, distributions.p[1]], [half.flip(1), distributions.q[1]])
     out = drafts(Case((-1, 0), (F, I)), apart)
     walk = VERIFIER.stops(Evidence(out.tree, out.p))
     assert torch.equal(walk.stops[:, 0], torch.ones_like(out.weight))
-    left = VERIFIER.leftover(Evidence(out.tree, out.p), walk, torch.zeros(len(out.weight), dtype=torch.int64))
+    left = VERIFIER.residual(Evidence(out.tree, out.p), walk, torch.zeros(len(out.weight), dtype=torch.int64))
     assert torch.allclose(left, half.expand_as(left))
 
 
 def test_fixed_children_are_accepted_with_their_summed_p() -> None:
-    laws = tables(4, 2, 3)
-    out = drafts(Case((-1, 0, 0, 0), (F, F, F, F)), laws)
+    distributions = tables(4, 2, 3)
+    out = drafts(Case((-1, 0, 0, 0), (F, F, F, F)), distributions)
     stops = VERIFIER.stops(Evidence(out.tree, out.p)).stops[0]
     chosen = out.tree.tokens[0, 1:]
     assert len(set(chosen.tolist())) == 3
-    assert torch.allclose(stops[1:], laws.p[0][0, chosen])
+    assert torch.allclose(stops[1:], distributions.p[0][0, chosen])
 
 
 # Mutants and negative controls: each must be caught
 
 
-def mislabelled(case: Case, laws: Tables, wrong: tuple[Law, ...], *, q_given: bool = False) -> float:
+def mislabelled(case: Case, distributions: Tables, wrong: tuple[DrawnBy, ...], *, q_given: bool = False) -> float:
     """Error when the nodes are drawn as case says and verified under other labels."""
-    out = drafts(case, laws)
-    label = torch.tensor([int(law) for law in wrong]).expand_as(out.tree.law)
+    out = drafts(case, distributions)
+    label = torch.tensor([int(probs) for probs in wrong]).expand_as(out.tree.drawn_by)
     q = out.tree.q
     if q_given:
         q = torch.zeros_like(out.p)
         for node in range(len(case.parent)):
             if node in case.parent:
-                q[:, node] = laws.q[out.depth[node]][out.code[:, node]]
-    tree = replace(out.tree, law=label, q=q)
-    return joint_error(out, laws, Evidence(tree, out.p))
+                q[:, node] = distributions.q[out.depth[node]][out.code[:, node]]
+    tree = replace(out.tree, drawn_by=label, q=q)
+    return joint_error(out, distributions, Evidence(tree, out.p))
 
 
-def joint_error(out: Drafts, laws: Tables, evidence: Evidence, verifier: Rejection = VERIFIER) -> float:
-    """Largest difference of the joint laws, with evidence that may lie."""
-    joint = emitted_joint(verifier, out, laws, evidence)
-    return float((joint - target_joint(laws, max(out.depth) + 1)).abs().max())
+def joint_error(out: Drafts, distributions: Tables, evidence: Evidence, verifier: Rejection = VERIFIER) -> float:
+    """Largest difference of the joint distributions, with evidence that may lie."""
+    joint = emitted_joint(verifier, out, distributions, evidence)
+    return float((joint - target_joint(distributions, max(out.depth) + 1)).abs().max())
 
 
 def worst(errors: list[float]) -> float:
@@ -195,20 +196,20 @@ def many_tables(count: int = 30, depth: int = 2, vocab_size: int = 3) -> list[Ta
 
 def test_mutant_without_replacement_labelled_iid() -> None:
     wor = Case((-1, 0, 0), (F, W, W))
-    assert worst([mislabelled(wor, laws, (F, I, I)) for laws in many_tables()]) > 0.05
+    assert worst([mislabelled(wor, probs, (F, I, I)) for probs in many_tables()]) > 0.05
 
 
 def test_iid_labelled_without_replacement_is_sound() -> None:
     """No mutant: given that it repeats no rejected sibling, an iid token is a draw without replacement; and one that
     does repeat is never accepted, since nothing of it is left in p."""
-    for laws in many_tables(10):
-        assert mislabelled(PAIR, laws, (F, W, W)) < TOLERANCE
-        assert mislabelled(Case((-1, 0, 0, 0), (F, I, I, I)), laws, (F, W, W, W)) < TOLERANCE
+    for probs in many_tables(10):
+        assert mislabelled(PAIR, probs, (F, W, W)) < TOLERANCE
+        assert mislabelled(Case((-1, 0, 0, 0), (F, I, I, I)), probs, (F, W, W, W)) < TOLERANCE
 
 
 def test_mutant_deterministic_top_2_labelled_iid() -> None:
     top = Case((-1, 0, 0), (F, F, F))
-    assert worst([mislabelled(top, laws, (F, I, I), q_given=True) for laws in many_tables()]) > 0.3
+    assert worst([mislabelled(top, probs, (F, I, I), q_given=True) for probs in many_tables()]) > 0.3
 
 
 @pytest.mark.parametrize(
@@ -222,41 +223,43 @@ def test_mutant_deterministic_top_2_labelled_iid() -> None:
         ((I, W), (I, I), 0.1),
     ],
 )
-def test_mutant_mixed_siblings_under_one_label(drawn: tuple[Law, ...], wrong: tuple[Law, ...], least: float) -> None:
+def test_mutant_mixed_siblings_under_one_label(
+    drawn: tuple[DrawnBy, ...], wrong: tuple[DrawnBy, ...], least: float
+) -> None:
     case = Case((-1, *[0] * len(drawn)), (F, *drawn))
-    assert worst([mislabelled(case, laws, (F, *wrong)) for laws in many_tables(100, vocab_size=4)]) > least
+    assert worst([mislabelled(case, probs, (F, *wrong)) for probs in many_tables(100, vocab_size=4)]) > least
 
 
 def test_drawn_nodes_labelled_fixed_are_sound() -> None:
     """FIXED is always sound, so every drafter composes with every verifier."""
     for case in (CHAIN, FORK, Case((-1, 0, 0, 0), (F, W, W, I))):
-        laws = tables(3, 3, 4)
-        out = drafts(case, laws)
-        tree = replace(out.tree, law=torch.zeros_like(out.tree.law), q=None)
-        assert joint_error(out, laws, Evidence(tree, out.p)) < TOLERANCE
+        probs = tables(3, 3, 4)
+        out = drafts(case, probs)
+        tree = replace(out.tree, drawn_by=torch.zeros_like(out.tree.drawn_by), q=None)
+        assert joint_error(out, probs, Evidence(tree, out.p)) < TOLERANCE
 
 
 def test_mutant_q_at_another_temperature() -> None:
-    """Item 6.2: the q in the ratio is not the law the token was drawn from."""
+    """Item 6.2: the q in the ratio is not the distribution the token was drawn from."""
     errors = []
-    for laws in many_tables():
-        out = drafts(Case((-1, 0), (F, I)), laws)
+    for probs in many_tables():
+        out = drafts(Case((-1, 0), (F, I)), probs)
         assert out.tree.q is not None
         q = out.tree.q**0.7
         q = torch.where(q > 0, q / q.sum(-1, keepdim=True).clamp(min=1e-300), 0.0)
-        errors.append(joint_error(out, laws, Evidence(replace(out.tree, q=q), out.p)))
+        errors.append(joint_error(out, probs, Evidence(replace(out.tree, q=q), out.p)))
     assert worst(errors) > 0.02
 
 
 def test_mutant_p_and_q_swapped() -> None:
     errors = []
-    for laws in many_tables():
-        out = drafts(Case((-1, 0), (F, I)), laws)
+    for probs in many_tables():
+        out = drafts(Case((-1, 0), (F, I)), probs)
         assert out.tree.q is not None
         p = out.p.clone()
         q = torch.zeros_like(p)
         p[:, 0], q[:, 0] = out.tree.q[:, 0], out.p[:, 0]
-        errors.append(joint_error(out, laws, Evidence(replace(out.tree, q=q), p)))
+        errors.append(joint_error(out, probs, Evidence(replace(out.tree, q=q), p)))
     assert worst(errors) > 0.1
 
 
@@ -265,21 +268,21 @@ def pruned(out: Drafts, floor: float) -> TokenTree:
     assert out.tree.q is not None
     chance = out.tree.q[:, :-1].gather(2, out.tree.tokens[:, 1:, None])[..., 0]  # [R, N-1]
     kept = torch.cat([torch.ones_like(chance[:, :1]), (chance >= floor).double().cumprod(1)], 1) > 0
-    tree = chain_tree(out.tree.tokens, kept.sum(1), law=I, q=out.tree.q)
+    tree = chain_tree(out.tree.tokens, kept.sum(1), drawn_by=I, q=out.tree.q)
     return replace(tree, max_children=None)
 
 
 def test_mutant_pruning_after_the_draw() -> None:
     """Item 6.3: p = q, and the dropped set comes out with d q(x), the others with (1 + d) q(x)."""
     errors = []
-    for laws in many_tables(depth=3):
-        out = drafts(CHAIN, laws)
-        errors.append(joint_error(out, laws, Evidence(pruned(out, 0.3), out.p)))
+    for probs in many_tables(depth=3):
+        out = drafts(CHAIN, probs)
+        errors.append(joint_error(out, probs, Evidence(pruned(out, 0.3), out.p)))
     assert worst(errors) > 0.05
     p = torch.tensor([[0.7, 0.2, 0.1]], dtype=torch.float64)
-    laws = Tables(3, [p, p.expand(3, 3)], [p, p.expand(3, 3)])
-    out = drafts(Case((-1, 0), (F, I)), laws)
-    first = emitted_joint(VERIFIER, out, laws, Evidence(pruned(out, 0.3), out.p)).view(3, 3).sum(1)
+    probs = Tables(3, [p, p.expand(3, 3)], [p, p.expand(3, 3)])
+    out = drafts(Case((-1, 0), (F, I)), probs)
+    first = emitted_joint(VERIFIER, out, probs, Evidence(pruned(out, 0.3), out.p)).view(3, 3).sum(1)
     # d = 0.3: a dropped token comes only as a draw from p, the others also as themselves.
     expected = torch.tensor([0.7 * 1.3, 0.2 * 0.3, 0.1 * 0.3], dtype=torch.float64)
     assert torch.allclose(first, expected)
@@ -287,19 +290,19 @@ def test_mutant_pruning_after_the_draw() -> None:
 
 def test_pruning_before_the_draw_is_sound() -> None:
     """The other half of item 6.3: whether to draw may depend on all that was drawn before (here: on max q)."""
-    laws = tables(3, 3, 0)
-    out = drafts(CHAIN, laws)
-    sure = laws.q[1][out.code[:, 1]].amax(1) > 0.6
+    distributions = tables(3, 3, 0)
+    out = drafts(CHAIN, distributions)
+    sure = distributions.q[1][out.code[:, 1]].amax(1) > 0.6
     assert bool(sure.any())
     assert bool((~sure).any())
-    tree = chain_tree(out.tree.tokens, torch.where(sure, 3, 2), law=I, q=out.tree.q)
-    assert joint_error(out, laws, Evidence(tree, out.p)) < TOLERANCE
+    tree = chain_tree(out.tree.tokens, torch.where(sure, 3, 2), drawn_by=I, q=out.tree.q)
+    assert joint_error(out, distributions, Evidence(tree, out.p)) < TOLERANCE
 
 
 class ResidualIsP(Rejection):
     """Mutant: after a rejection draws from p."""
 
-    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         return evidence.p[torch.arange(len(at)), at]
 
 
@@ -324,13 +327,13 @@ class AcceptBelowOneOnly(Rejection):
     """Mutant: forgets that a rejected drawn child takes its share out of p before the next sibling is tried."""
 
     def stops(self, evidence: Evidence) -> Walk:
-        tree = replace(evidence.tree, law=torch.where(evidence.tree.law == I, int(F), evidence.tree.law))
+        tree = replace(evidence.tree, drawn_by=torch.where(evidence.tree.drawn_by == I, int(F), evidence.tree.drawn_by))
         walk = super().stops(Evidence(tree, evidence.p))
         return Walk(walk.stops, children_of(evidence.tree))
 
 
 def class_error(verifier: Rejection, case: Case, depth: int) -> float:
-    return worst([error(verifier, case, laws) for laws in many_tables(10, depth)])
+    return worst([error(verifier, case, probs) for probs in many_tables(10, depth)])
 
 
 def test_mutant_residual_is_p() -> None:
@@ -380,36 +383,36 @@ def test_inputs_are_not_mutated(case: Case) -> None:
     evidence = evidence_of(case)
     tree = evidence.tree
     assert tree.q is not None
-    before = [x.clone() for x in (tree.tokens, tree.parent, tree.law, tree.q, evidence.p)]
+    before = [x.clone() for x in (tree.tokens, tree.parent, tree.drawn_by, tree.q, evidence.p)]
     walk = VERIFIER.stops(evidence)
     kept = walk.stops.clone()
     for node in range(tree.num_nodes):
-        law = VERIFIER.leftover(evidence, walk, torch.full((len(kept),), node))
-        law.zero_()  # what is returned is the caller's: no view of the inputs
-    after = (tree.tokens, tree.parent, tree.law, tree.q, evidence.p)
+        probs = VERIFIER.residual(evidence, walk, torch.full((len(kept),), node))
+        probs.zero_()  # what is returned is the caller's: no view of the inputs
+    after = (tree.tokens, tree.parent, tree.drawn_by, tree.q, evidence.p)
     assert all(torch.equal(x, y) for x, y in zip(before, after, strict=True))
     assert torch.equal(walk.stops, kept)
 
 
 def test_broken_q_counts_as_fixed() -> None:
     """Items 6.5 and 6.11: q NaN, inf, or q(x) = 0 of a drawn x: struck from p, never accepted with certainty."""
-    laws = tables(3, 2, 0)
+    distributions = tables(3, 2, 0)
     for value in (float("nan"), float("inf"), 0.0):
-        out = drafts(Case((-1, 0), (F, I)), laws)
+        out = drafts(Case((-1, 0), (F, I)), distributions)
         q = torch.full_like(out.p, value)
         evidence = Evidence(replace(out.tree, q=q), out.p)
-        assert joint_error(out, laws, evidence) < TOLERANCE
+        assert joint_error(out, distributions, evidence) < TOLERANCE
         walk = VERIFIER.stops(evidence)
         token = out.tree.tokens[:, 1]
-        assert torch.allclose(walk.stops[:, 1], laws.p[0][0, token])
-        left = VERIFIER.leftover(evidence, walk, torch.zeros(len(token), dtype=torch.int64))
+        assert torch.allclose(walk.stops[:, 1], distributions.p[0][0, token])
+        left = VERIFIER.residual(evidence, walk, torch.zeros(len(token), dtype=torch.int64))
         assert bool((left.gather(1, token[:, None]) == 0).all())
 
 
 def test_without_replacement_that_repeats_a_token_counts_as_fixed() -> None:
-    laws = tables(3, 2, 0)
-    out = drafts(PAIR, laws)  # IID, so that pairs are equal in some rows
-    wrong = replace(out.tree, law=torch.tensor([[0, int(W), int(W)]]).expand_as(out.tree.law))
+    probs = tables(3, 2, 0)
+    out = drafts(PAIR, probs)  # IID, so that pairs are equal in some rows
+    wrong = replace(out.tree, drawn_by=torch.tensor([[0, int(W), int(W)]]).expand_as(out.tree.drawn_by))
     walk = VERIFIER.stops(Evidence(wrong, out.p))
     equal = out.tree.tokens[:, 1] == out.tree.tokens[:, 2]
     assert bool(equal.any())
@@ -420,17 +423,17 @@ def test_without_replacement_that_repeats_a_token_counts_as_fixed() -> None:
 def test_a_token_that_p_excludes_is_always_rejected() -> None:
     p = torch.tensor([[[0.0, 0.4, 0.6], [1.0, 0.0, 0.0]]])
     q = torch.tensor([[[0.9, 0.1, 0.0], [0.0, 0.0, 0.0]]])
-    for law in (F, I, W):
-        tree = chain_tree(torch.tensor([[0, 0]]), law=law, q=None if law == F else q)
+    for label in (F, I, W):
+        tree = chain_tree(torch.tensor([[0, 0]]), drawn_by=label, q=None if label == F else q)
         walk = VERIFIER.stops(Evidence(tree, p))
         assert walk.stops.tolist() == [[1.0, 0.0]]
-        assert float(VERIFIER.leftover(Evidence(tree, p), walk, torch.tensor([0]))[0, 0]) == 0.0
+        assert float(VERIFIER.residual(Evidence(tree, p), walk, torch.tensor([0]))[0, 0]) == 0.0
 
 
 def test_drawn_without_q_is_verified_as_fixed() -> None:
     """Item 6.4: q = None means one-hot."""
     p = torch.tensor([[[0.2, 0.3, 0.5], [1.0, 0.0, 0.0]]])
-    tree = chain_tree(torch.tensor([[0, 1]]), law=I)
+    tree = chain_tree(torch.tensor([[0, 1]]), drawn_by=I)
     assert torch.allclose(VERIFIER.stops(Evidence(tree, p)).stops, torch.tensor([[0.7, 0.3]]))
 
 
@@ -443,7 +446,7 @@ def test_a_law_that_is_none_spoils_only_its_own_node() -> None:
         evidence = Evidence(tree, p)
         walk = VERIFIER.stops(evidence)
         assert walk.stops.tolist() == [expected]
-        assert bool(VERIFIER.leftover(evidence, walk, torch.tensor([1])).isnan().any())
+        assert bool(VERIFIER.residual(evidence, walk, torch.tensor([1])).isnan().any())
     q = torch.full_like(p, 1 / 3)
     pair = TokenTree(torch.tensor([[0, 2, 0, 1]]), torch.tensor([[-1, 0, 0, 1]]), torch.tensor([[0, 1, 1, 1]]), None)
     wide = torch.cat([p, p[:, 2:]], 1)
@@ -469,9 +472,9 @@ def test_try_children_leaves_the_rest_only_where_asked() -> None:
 
 
 def test_float32_laws_stay_close() -> None:
-    laws = tables(4, 4, 2)
+    probs = tables(4, 4, 2)
     case = Case((-1, 0, 0, 1, 1, 3), (F, I, I, W, W, I))
-    out = drafts(case, laws)
+    out = drafts(case, probs)
     assert out.tree.q is not None
     evidence = Evidence(replace(out.tree, q=out.tree.q.float()), out.p.float())
     walk = VERIFIER.stops(evidence)

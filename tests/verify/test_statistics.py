@@ -12,15 +12,15 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from foretoken import noise as noise_module
+from foretoken.core import noise as noise_module
+from foretoken.core.noise import Noise, Stream
+from foretoken.core.tree import DrawnBy, TokenTree
 from foretoken.draft.base import choose
 from foretoken.model.table import TableLM
-from foretoken.noise import Noise, Stream
-from foretoken.tree import Law, TokenTree
 from foretoken.verify import Coupled, Evidence, Exact, Rejection, Verifier, draw
 from tests.verify.enumerate import Case
 
-F, I, C = Law.FIXED, Law.IID, Law.COUPLED  # noqa: E741
+F, I, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.COUPLED  # noqa: E741
 FALSE_ALARM = 1e-6
 ROWS = 60_000
 V, HORIZON = 4, 3
@@ -28,8 +28,8 @@ TARGET, DRAFT = TableLM(V, seed=5, context=2), TableLM(V, seed=5, context=2, blu
 
 
 def table(model: TableLM) -> Tensor:
-    """[V, V, V] law after two tokens, float32 as the engine has it."""
-    rows = [[model.law_after([a, b]).tolist() for b in range(V)] for a in range(V)]
+    """[V, V, V] distribution after two tokens, float32 as the engine has it."""
+    rows = [[model.probs_after([a, b]).tolist() for b in range(V)] for a in range(V)]
     return torch.tensor(rows, dtype=torch.float32)
 
 
@@ -52,18 +52,18 @@ def decode(
         before = [text[rows, length - 2]]
         q = torch.zeros(ROWS, len(case.parent), V)
         for node in range(1, len(case.parent)):
-            parent, how = case.parent[node], case.laws[node]
-            law = Q[before[parent], tokens[parent]]
-            tokens.append(choose(law, how, noise, depth=depth[parent], node=node))
+            parent, how = case.parent[node], case.labels[node]
+            probs = Q[before[parent], tokens[parent]]
+            tokens.append(choose(probs, how, noise, depth=depth[parent], node=node))
             before.append(tokens[parent])
             if how == I:
-                q[:, parent] = law
+                q[:, parent] = probs
         p = torch.stack([P[before[node], tokens[node]] for node in range(len(case.parent))], 1)
         tree = TokenTree(
             torch.stack(tokens, 1),
             torch.tensor(case.parent).expand(ROWS, -1),
-            torch.tensor([int(law) for law in case.laws]).expand(ROWS, -1),
-            q if I in case.laws else None,
+            torch.tensor([int(label) for label in case.labels]).expand(ROWS, -1),
+            q if I in case.labels else None,
         )
         verdict = draw(verifier, Evidence(lie(tree), p, noise))
         assert bool(verdict.sound.all())
@@ -95,10 +95,10 @@ CHAIN, BUSH = (-1, 0, 1), (-1, 0, 0, 1, 1, 2)
 
 @pytest.mark.parametrize("parent", [(-1,), CHAIN, BUSH])
 @pytest.mark.parametrize(
-    ("verifier", "law"), [(Rejection(), I), (Rejection(), C), (Coupled(), C), (Exact(), F), (Coupled(), I)]
+    ("verifier", "label"), [(Rejection(), I), (Rejection(), C), (Coupled(), C), (Exact(), F), (Coupled(), I)]
 )
-def test_joint_law_of_three_tokens(parent: tuple[int, ...], verifier: Verifier, law: Law) -> None:
-    case = Case(parent, (F, *[law] * (len(parent) - 1)))
+def test_joint_law_of_three_tokens(parent: tuple[int, ...], verifier: Verifier, label: DrawnBy) -> None:
+    case = Case(parent, (F, *[label] * (len(parent) - 1)))
     assert p_value(decode(case, verifier)) > FALSE_ALARM
 
 
@@ -146,7 +146,7 @@ def test_control_residual_shares_the_stops_noise() -> None:
 
 
 def test_control_lossy_acceptance() -> None:
-    """Accepting every draft emits the draft's law."""
+    """Accepting every draft emits the draft's distribution."""
 
     def trusted(tree: TokenTree) -> TokenTree:
         assert tree.q is not None

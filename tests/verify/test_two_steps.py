@@ -1,8 +1,9 @@
 """Two steps in a row under the production keying of noise, enumerated exactly.
 
 Every key that production code asks for is one independent uniform, held as an interval. A pass runs the whole program
-on the midpoints; wherever a draw's cumulative law cuts an interval, that outcome splits in two or three, until no cut
-is left. A key that comes back, in this step or the next, is the same variable: reuse shows as a wrong joint law.
+on the midpoints; wherever a draw's cumulative distribution cuts an interval, that outcome splits in two or three, until
+no cut is left. A key that comes back, in this step or the next, is the same variable: reuse shows as a wrong joint
+distribution.
 """
 
 import itertools
@@ -15,18 +16,18 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import noise as noise_module
+from foretoken.core import noise as noise_module
+from foretoken.core.noise import Noise, Stream, stream_keys, uniforms
+from foretoken.core.tree import DrawnBy, TokenTree
 from foretoken.draft import base as draft_module
 from foretoken.draft.base import choose
-from foretoken.noise import Noise, Stream, stream_keys, uniforms
-from foretoken.sampling import invert_cdf
-from foretoken.tree import Law, TokenTree
+from foretoken.kernels.cdf import invert_cdf
 from foretoken.verify import VERIFIERS, Block, Coupled, Evidence, Rejection, Traversal, Verifier, draw
-from foretoken.verify import law as law_module
-from tests.verify.enumerate import Case, Tables, draw_law, tables, target_joint
+from foretoken.verify import base as base_module
+from tests.verify.enumerate import Case, Tables, draw_probs, tables, target_joint
 from tests.verify.test_exact import cells
 
-F, I, W, C = Law.FIXED, Law.IID, Law.WITHOUT_REPLACEMENT, Law.COUPLED  # noqa: E741
+F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741
 ROOT = 10  # position of the first step's root
 EMPTY = 1e-14  # shorter intervals are rounding
 
@@ -39,7 +40,7 @@ class KeyedTensor(Tensor):
 
 @dataclass
 class Call:
-    """One draw by inverse CDF: the keys of its uniforms [R], where its law cuts [R, V] the unit interval."""
+    """One draw by inverse CDF: the keys of its uniforms [R], where its distribution cuts [R, V] the unit interval."""
 
     keys: list[int]
     cuts: np.ndarray
@@ -60,12 +61,12 @@ class Watch:
         out.keys = keys
         return out
 
-    def invert_cdf(self, law: Tensor, uniform: Tensor) -> Tensor:
+    def invert_cdf(self, probs: Tensor, uniform: Tensor) -> Tensor:
         """The production draw, watched."""
         assert isinstance(uniform, KeyedTensor)
-        mass = law.double().cumsum(1)
+        mass = probs.double().cumsum(1)
         self.calls.append(Call(uniform.keys.tolist(), (mass / mass[:, -1:]).numpy()))
-        return invert_cdf(law, uniform.as_subclass(Tensor))
+        return invert_cdf(probs, uniform.as_subclass(Tensor))
 
     def stream_keys(self, seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor | int = 0) -> Tensor:
         """The production keys, watched."""
@@ -81,7 +82,7 @@ def watched(watch: Watch) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(noise_module, "uniforms", watch.uniforms)
         patch.setattr(noise_module, "stream_keys", watch.stream_keys)
-        patch.setattr(law_module, "invert_cdf", watch.invert_cdf)
+        patch.setattr(base_module, "invert_cdf", watch.invert_cdf)
         patch.setattr(draft_module, "invert_cdf", watch.invert_cdf)
         yield
 
@@ -94,21 +95,21 @@ class State:
     code: Tensor
 
 
-def step(case: Case, laws: Tables, verifier: Verifier, state: State, make_noise: type[Noise]) -> State:
+def step(case: Case, distributions: Tables, verifier: Verifier, state: State, make_noise: type[Noise]) -> State:
     """One step by production functions: draw, verify, draw from what is left."""
-    size, num_rows = laws.vocab_size, len(state.count)
-    flat_p, flat_q = torch.cat(laws.p), torch.cat(laws.q)
-    first = torch.tensor([(size**d - 1) // (size - 1) for d in range(len(laws.p))])  # contexts shorter than d
+    size, num_rows = distributions.vocab_size, len(state.count)
+    flat_p, flat_q = torch.cat(distributions.p), torch.cat(distributions.q)
+    first = torch.tensor([(size**d - 1) // (size - 1) for d in range(len(distributions.p))])  # contexts shorter than d
     noise = make_noise(torch.zeros(num_rows, dtype=torch.int64), ROOT + state.count)
     depth, code = case.depths, [state.code]
     tokens = [torch.zeros(num_rows, dtype=torch.int64)]
     q = torch.zeros(num_rows, len(case.parent), size, dtype=torch.float64)
     for node in range(1, len(case.parent)):
-        parent, how = case.parent[node], case.laws[node]
+        parent, how = case.parent[node], case.labels[node]
         given = flat_q[first[state.count + depth[parent]] + code[parent]]
-        law = draw_law(case, node, how, given, torch.stack(tokens, 1))
+        probs = draw_probs(case, node, how, given, torch.stack(tokens, 1))
         drawn_as = F if how == F else (C if how == C else I)
-        tokens.append(choose(law, drawn_as, noise, depth=depth[parent], node=node))
+        tokens.append(choose(probs, drawn_as, noise, depth=depth[parent], node=node))
         code.append(code[parent] * size + tokens[-1])
         if how in (I, W):
             q[:, parent] = given
@@ -116,8 +117,8 @@ def step(case: Case, laws: Tables, verifier: Verifier, state: State, make_noise:
     tree = TokenTree(
         torch.stack(tokens, 1),
         torch.tensor(case.parent).expand(num_rows, -1),
-        torch.tensor([int(law) for law in case.laws]).expand(num_rows, -1),
-        q if any(law in (I, W) for law in case.laws) else None,
+        torch.tensor([int(label) for label in case.labels]).expand(num_rows, -1),
+        q if any(label in (I, W) for label in case.labels) else None,
     )
     verdict = draw(verifier, Evidence(tree, p, noise))
     assert bool(verdict.sound.all())
@@ -126,16 +127,16 @@ def step(case: Case, laws: Tables, verifier: Verifier, state: State, make_noise:
     return State(state.count + verdict.count, ended * size + verdict.bonus)
 
 
-def joint_of(states: list[tuple[State, Tensor]], laws: Tables, horizon: int) -> Tensor:
-    """[V ** horizon] the law of the first tokens, continued by p where two steps gave fewer."""
-    size = laws.vocab_size
+def joint_of(states: list[tuple[State, Tensor]], distributions: Tables, horizon: int) -> Tensor:
+    """[V ** horizon] the distribution of the first tokens, continued by p where two steps gave fewer."""
+    size = distributions.vocab_size
     sums = [torch.zeros(size**d, dtype=torch.float64) for d in range(horizon + 1)]
     for state, weight in states:
         for count, code, mass in zip(state.count.tolist(), state.code.tolist(), weight.tolist(), strict=True):
             sums[min(count, horizon)][code // size ** max(count - horizon, 0)] += mass
     joint = sums[0]
     for d in range(1, horizon + 1):
-        joint = (joint[:, None] * laws.p[d - 1]).flatten() + sums[d]
+        joint = (joint[:, None] * distributions.p[d - 1]).flatten() + sums[d]
     return joint
 
 
@@ -149,7 +150,7 @@ class Result:
 
 
 def enumerate_two_steps(
-    case: Case, laws: Tables, verifier: Verifier, make_noise: type[Noise] = Noise, *, horizon: int = 3
+    case: Case, distributions: Tables, verifier: Verifier, make_noise: type[Noise] = Noise, *, horizon: int = 3
 ) -> Result:
     """Every outcome of two consecutive steps."""
     rows: list[dict[int, tuple[float, float]]] = [{}]
@@ -160,7 +161,7 @@ def enumerate_two_steps(
         with watched(watch):
             state = State(torch.zeros(len(rows), dtype=torch.int64), torch.zeros(len(rows), dtype=torch.int64))
             for _ in range(2):
-                state = step(case, laws, verifier, state, make_noise)
+                state = step(case, distributions, verifier, state, make_noise)
         finished, split = [], []
         for row, held in enumerate(rows):
             for call in watch.calls:
@@ -180,8 +181,8 @@ def enumerate_two_steps(
             total, num_outcomes = total + sum(weight), num_outcomes + len(weight)
         rows = split
     assert abs(total - 1.0) < 1e-9, "the outcomes are all there are"
-    joint = joint_of(done, laws, horizon)
-    return Result(float((joint - target_joint(laws, horizon)).abs().max()), num_outcomes, reused)
+    joint = joint_of(done, distributions, horizon)
+    return Result(float((joint - target_joint(distributions, horizon)).abs().max()), num_outcomes, reused)
 
 
 CASES = {
@@ -201,8 +202,8 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_two_steps_have_the_targets_law_and_share_no_key(name: str) -> None:
     vocab_size, case = CASES[name]
-    laws = tables(vocab_size, 7, 11)
-    found = enumerate_two_steps(case, laws, Rejection())
+    probs = tables(vocab_size, 7, 11)
+    found = enumerate_two_steps(case, probs, Rejection())
     assert found.error < 1e-11
     assert not found.reused
     assert found.num_outcomes >= vocab_size**2
@@ -227,13 +228,13 @@ def test_two_steps_of_every_rule(rule: str, name: str) -> None:
 
 def test_keys_asked_for_in_one_step_are_those_documented() -> None:
     """One DRAFT key a drawn node, one STOP, one BONUS: no more, and all different between roots."""
-    laws, case = tables(3, 7, 11), CASES["tree"][1]
+    probs, case = tables(3, 7, 11), CASES["tree"][1]
     seen: dict[int, int] = {}
     for position in range(12):
         watch = Watch([{}])
         with watched(watch):
             noise_start = torch.tensor([position])
-            step(case, laws, Rejection(), State(noise_start * 0, noise_start * 0), _shifted(position))
+            step(case, probs, Rejection(), State(noise_start * 0, noise_start * 0), _shifted(position))
         streams = [stream for stream, _ in watch.asked]
         assert streams == [Stream.DRAFT] * 3 + [Stream.STOP, Stream.BONUS]
         for _, (key,) in watch.asked:
@@ -340,12 +341,12 @@ def test_mutant_keys_bias_the_text(mutant: type[Noise], name: str, least: float)
 def test_mutant_draft_noise_by_position_alone() -> None:
     """It comes back in the next step, which the keys show under any rule. Rejection happens to be unhurt, since it
     never looked behind the rejected token; block verification has looked, and errs."""
-    laws = tables(3, 7, 11)
+    probs = tables(3, 7, 11)
     case = CASES["iid chain"][1]
-    sound = enumerate_two_steps(case, laws, Block())
+    sound = enumerate_two_steps(case, probs, Block())
     assert sound.error < 1e-11
     assert not sound.reused
-    assert enumerate_two_steps(case, laws, Rejection(), PositionOnly).reused
+    assert enumerate_two_steps(case, probs, Rejection(), PositionOnly).reused
     worst = 0.0
     for seed in (11, 12, 13):
         found = enumerate_two_steps(case, tables(3, 7, seed), Block(), PositionOnly)
@@ -357,12 +358,12 @@ def test_mutant_draft_noise_by_position_alone() -> None:
 # Coupled: the same over two steps; its keys do come back, and may
 
 
-def coupled_two_steps(case: Case, laws: Tables, monkeypatch: pytest.MonkeyPatch) -> tuple[float, int]:
+def coupled_two_steps(case: Case, distributions: Tables, monkeypatch: pytest.MonkeyPatch) -> tuple[float, int]:
     """(error, number of distinct step patterns). Position ROOT + k has exponentials of its own, enumerated by cells."""
-    first_q = laws.q[0][0]  # one draft law for every context, so that the triangle is cut less
-    spread_p = [laws.p[0], *[laws.p[1].repeat(3 ** (d - 1), 1) for d in range(1, 7)]]
-    laws = Tables(3, spread_p, [first_q.expand(3**d, 3) for d in range(7)])
-    parts = [cells([*laws.p[min(d, 1)], first_q]) for d in range(3)]
+    first_q = distributions.q[0][0]  # one draft distribution for every context, so that the triangle is cut less
+    spread_p = [distributions.p[0], *[distributions.p[1].repeat(3 ** (d - 1), 1) for d in range(1, 7)]]
+    distributions = Tables(3, spread_p, [first_q.expand(3**d, 3) for d in range(7)])
+    parts = [cells([*distributions.p[min(d, 1)], first_q]) for d in range(3)]
     index = torch.cartesian_prod(*[torch.arange(len(weight)) for _, weight in parts])
     points = torch.stack([part[0][index[:, d]] for d, part in enumerate(parts)], 1)  # [R, 3, V]
     weight = torch.stack([part[1][index[:, d]] for d, part in enumerate(parts)], 1).prod(1)
@@ -388,11 +389,11 @@ def coupled_two_steps(case: Case, laws: Tables, monkeypatch: pytest.MonkeyPatch)
     state = State(torch.zeros_like(seeds), torch.zeros_like(seeds))
     patterns = []
     for _ in range(2):
-        state = step(case, laws, Coupled(), state, Seeded)
+        state = step(case, distributions, Coupled(), state, Seeded)
         patterns.append(state.count)
-    joint = joint_of([(state, weight)], laws, 3)
+    joint = joint_of([(state, weight)], distributions, 3)
     # Two steps may have given two tokens only; p continues, as the next step's own noise would.
-    return float((joint - target_joint(laws, 3)).abs().max()), len(torch.stack(patterns, 1).unique(dim=0))
+    return float((joint - target_joint(distributions, 3)).abs().max()), len(torch.stack(patterns, 1).unique(dim=0))
 
 
 @pytest.mark.parametrize("case", [Case((-1, 0), (F, C)), Case((-1, 0, 1), (F, C, C)), Case((-1, 0), (F, F))])

@@ -5,9 +5,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from foretoken.bench import stats
-from foretoken.bench.stats import Interval, Pair
+from foretoken.bench.stats import Interval, PairedRuns
 from foretoken.bench.suite import Item
-from foretoken.bench.trace import Cut, Run, cut, identical
+from foretoken.bench.trace import Cut, DecodedRun, cut, identical
 from foretoken.draft.config import MethodConfig
 from foretoken.planner.observed import MeanCosts, mean_costs
 
@@ -45,8 +45,8 @@ class MethodReport:
 
     label: str
     config: dict[str, Any]
-    exact: bool  # False: lossy, the text has another law than plain decoding's
-    identical_expected: bool  # False: another text, of the same law where the rule is exact
+    exact: bool  # False: lossy, the text has another distribution than plain decoding's
+    identical_expected: bool  # False: another text, of the same distribution where the rule is exact
     overall: Figures
     categories: list[Figures]
 
@@ -90,7 +90,7 @@ class Session:
     seed: int
 
 
-Runs = Mapping[tuple[float, int], Sequence[Run]]
+Runs = Mapping[tuple[float, int], Sequence[DecodedRun]]
 """(temperature, item) to one run a round."""
 
 
@@ -137,13 +137,13 @@ def assemble(
 class _Prompt:
     """One prompt decoded plainly and by a method, all rounds; times are those of the round with the median time."""
 
-    def __init__(self, item: Item, plain_runs: Sequence[Run], runs: Sequence[Run]) -> None:
+    def __init__(self, item: Item, plain_runs: Sequence[DecodedRun], runs: Sequence[DecodedRun]) -> None:
         self.item, self.plain_runs, self.runs = item, plain_runs, runs
         self.plain_cuts, self.cuts = [cut(run) for run in plain_runs], [cut(run) for run in runs]
         self.identical = identical(runs, plain_runs)
         mine, plain = _middle(self.cuts), _middle(self.plain_cuts)
         self.middle = mine
-        self.pair = Pair(len(plain.token_ids), plain.seconds, len(mine.token_ids), mine.seconds)
+        self.pair = PairedRuns(len(plain.token_ids), plain.seconds, len(mine.token_ids), mine.seconds)
 
     def record(self) -> dict[str, Any]:
         """Its record in the report."""
@@ -221,7 +221,7 @@ def _costs(prompts: Sequence[_Prompt]) -> tuple[float | None, MeanCosts | None]:
     return mean_costs(plain, [step for prompt in prompts for one in prompt.cuts for step in one.steps])
 
 
-def _outside(runs: Sequence[Run]) -> float | None:
+def _outside(runs: Sequence[DecodedRun]) -> float | None:
     """Share of decode time that was spent outside passes of target and draft model."""
     wall = sum(sum(run.seconds_of()) for run in runs)
     inside = sum(sum(step.seconds_target for step in run.steps) + run.seconds_draft_forward for run in runs)

@@ -11,16 +11,16 @@ from typing import Any
 
 from foretoken.bench.report import BenchReport, Session, assemble
 from foretoken.bench.suite import Item
-from foretoken.bench.trace import Run
+from foretoken.bench.trace import DecodedRun
+from foretoken.core.errors import ConfigError
+from foretoken.core.journal import Journal
 from foretoken.core.params import SamplingParams
+from foretoken.core.provenance import peak_rss_bytes, provenance
+from foretoken.core.tree import DrawMode
 from foretoken.draft.config import MethodConfig
-from foretoken.draft.shape import SHAPES
+from foretoken.draft.shapes import SHAPES
 from foretoken.engine.config import METHODS, speculative_config
 from foretoken.engine.engine import Engine
-from foretoken.errors import ConfigError
-from foretoken.journal import Journal
-from foretoken.provenance import peak_rss_bytes, provenance
-from foretoken.tree import Draws
 
 WARM_UP_TOKENS = 24
 
@@ -47,7 +47,7 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
             options["num_speculative_tokens"] = int(part)
         elif part:
             word = part.split("/")[0]
-            key = "shape" if word in SHAPES else "draws" if word in [*Draws] else "verify"
+            key = "shape" if word in SHAPES else "draws" if word in [*DrawMode] else "verify"
             options[key] = part
         else:
             raise ConfigError(f"method {text!r}: expected METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. 'draft_model:5'")
@@ -66,7 +66,7 @@ class _Lane:
 
     method: BenchMethod
     engine: Engine
-    runs: dict[tuple[float, int], list[Run]] = field(default_factory=dict)  # (temperature, item) -> one a round
+    runs: dict[tuple[float, int], list[DecodedRun]] = field(default_factory=dict)  # (temperature, item) -> one a round
 
 
 FINISHED = "finished"
@@ -98,7 +98,7 @@ class PromptDone:
     temperature: float
     round: int  # from 0
     item: Item
-    runs: Mapping[str, Run]  # by the method's label, plain decoding among them
+    runs: Mapping[str, DecodedRun]  # by the method's label, plain decoding among them
 
 
 class BenchInterrupted(KeyboardInterrupt):
@@ -208,7 +208,7 @@ def run_bench(
                 "torch_threads": origin["machine"]["torch_threads"],
             }
             journal = stack.enter_context(Journal(runs_file, identity))
-            known = {_key(record): Run.of(record) for record in journal.records if FINISHED not in record}
+            known = {_key(record): DecodedRun.of(record) for record in journal.records if FINISHED not in record}
         begun, num_runs = perf_counter(), 0
         try:
             for temperature in given:
@@ -244,11 +244,13 @@ def run_bench(
     return report(begun, partial=False)
 
 
-def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams, prediction: str | None = None) -> Run:
+def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams, prediction: str | None = None) -> DecodedRun:
     """Decode one prompt, keeping the time of every step."""
     with engine.recorder.timing() as steps:
         completion = engine.generate(prompt, params, prediction=prediction)
-    return Run(completion.token_ids, steps, completion.seconds_prefill, sum(step.seconds_draft_model for step in steps))
+    return DecodedRun(
+        completion.token_ids, steps, completion.seconds_prefill, sum(step.seconds_draft_model for step in steps)
+    )
 
 
 def _key(record: Mapping[str, Any]) -> RunKey:

@@ -56,7 +56,7 @@ def conditional_rates(steps: Iterable[tuple[int, int]]) -> list[float]:
 
 
 @dataclass(frozen=True)
-class Pair:
+class PairedRuns:
     """One prompt decoded both ways."""
 
     plain_tokens: int
@@ -74,7 +74,7 @@ class Interval:
     high: float
 
 
-def speedup(pairs: Sequence[Pair]) -> float:
+def speedup(pairs: Sequence[PairedRuns]) -> float:
     """Tokens per second of the method over those of plain decoding, each summed over prompts first.
 
     Where both sides emit the same tokens this is the ratio of the summed times.
@@ -86,7 +86,7 @@ def speedup(pairs: Sequence[Pair]) -> float:
     return (tokens / seconds) * (plain_seconds / plain_tokens)
 
 
-def bootstrap(pairs: Sequence[Pair], *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
+def bootstrap(pairs: Sequence[PairedRuns], *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
     """The speedup with a percentile bootstrap interval: whole prompts are drawn anew, both sides of each together.
 
     It shows how the figure varies with other prompts of the same kind, not with another machine. With fewer than

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError, nearest
 
 
 @dataclass(frozen=True)

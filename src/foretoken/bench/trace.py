@@ -9,7 +9,7 @@ from foretoken.engine.recorder import StepTime
 
 
 @dataclass(frozen=True)
-class Run:
+class DecodedRun:
     """One prompt decoded once by one method."""
 
     token_ids: list[int]
@@ -32,7 +32,7 @@ class Run:
         }
 
     @classmethod
-    def of(cls, record: Mapping[str, Any]) -> "Run":
+    def of(cls, record: Mapping[str, Any]) -> "DecodedRun":
         """From ``record``; other keys are left alone."""
         steps = [StepTime(*step) for step in record["steps"]]
         return cls(record["token_ids"], steps, record["seconds_prefill"], record["seconds_draft_forward"])
@@ -48,7 +48,7 @@ class Cut:
     looped: bool
 
 
-def cut(run: Run) -> Cut:
+def cut(run: DecodedRun) -> Cut:
     """A run up to its first loop."""
     end = first_loop(run.token_ids)
     if end is None:
@@ -65,6 +65,6 @@ def cut(run: Run) -> Cut:
     return Cut(run.token_ids[:end], kept, seconds, True)
 
 
-def identical(ours: Sequence[Run], plain: Sequence[Run]) -> bool:
+def identical(ours: Sequence[DecodedRun], plain: Sequence[DecodedRun]) -> bool:
     """Whether every run has the tokens of its plain counterpart, all of them, loops included."""
     return len(ours) == len(plain) and all(a.token_ids == b.token_ids for a, b in zip(ours, plain, strict=True))

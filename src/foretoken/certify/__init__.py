@@ -1,11 +1,12 @@
 """Floor 5: check the output. Production decoding on a user's own models is compared with the required distributions.
 
-``certify(engine, prompts)`` returns a ``Certificate``. Five checks: ``window`` (p at every node is plain decoding's law),
-``draws`` (tokens come from the q that is reported), ``law`` and ``joint`` (a rule emits exactly p), ``tokens`` (the same
-text with and without speculation). docs/certify.md says what each check covers, and what is not covered.
+``certify(engine, prompts)`` returns a ``Certificate``. Five checks: ``window`` (p at every node is plain decoding's
+distribution), ``draws`` (tokens come from the q that is reported), ``law`` and ``joint`` (a rule emits exactly p),
+``tokens`` (the same text with and without speculation). docs/certify.md says what each check covers, and what is not
+covered.
 """
 
 from foretoken.certify.report import Certificate, Check, Finding
-from foretoken.certify.run import Budget, certify
+from foretoken.certify.run import CertifyBudget, certify
 
-__all__ = ["Budget", "Certificate", "Check", "Finding", "certify"]
+__all__ = ["Certificate", "CertifyBudget", "Check", "Finding", "certify"]

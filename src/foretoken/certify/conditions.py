@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from foretoken.core.noise import derive_seed
 from foretoken.core.params import SamplingParams
 from foretoken.engine.engine import Prompt, Request
-from foretoken.noise import derive_seed
 
 
 def unquiet(ids: Tensor, logits: Tensor) -> Tensor:

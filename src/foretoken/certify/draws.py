@@ -2,8 +2,8 @@
 not.
 
 Each drawn token becomes a number u = (mass of q before it) + U * q(token), given the siblings struck before it: uniform
-and independent if and only if the token came from that law (Rosenblatt 1952; U is the certificate's own noise). Tests,
-each with a bound that holds for any number of draws, so that the false-alarm rate is at most what is stated:
+and independent if and only if the token came from that distribution (Rosenblatt 1952; U is the certificate's own
+noise). Tests, each with a bound that holds for any number of draws, so that the false-alarm rate is at most what is stated:
 
 * ``order``, ``rank``: u with tokens in the order of their ids, and of their probability; Kolmogorov's distance, by the
   Dvoretzky-Kiefer-Wolfowitz inequality with Massart's constant (1990).
@@ -22,19 +22,19 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
+from foretoken.certify.recorder import Text
 from foretoken.certify.report import DEFECT, Check, Finding, few, verdict_of
-from foretoken.certify.watch import Text
-from foretoken.noise import derive_seed
-from foretoken.tree import Law
-from foretoken.verify.law import Evidence
+from foretoken.core.noise import derive_seed
+from foretoken.core.tree import DrawnBy
+from foretoken.verify.base import Evidence
 
-DRAWN = (int(Law.IID), int(Law.WITHOUT_REPLACEMENT))
+DRAWN = (int(DrawnBy.IID), int(DrawnBy.WITHOUT_REPLACEMENT))
 NUM_TESTS = 6
 ONE_HOT = 1.0 - 1e-6
 
 
 @dataclass
-class Draws:
+class DrawChecks:
     """Collects the draws of a run, step by step: a listener of a ``Watch``."""
 
     seed: int
@@ -59,18 +59,18 @@ class Draws:
             return
         assert evidence.noise is not None
         stops, bonuses = evidence.noise.stop().tolist(), evidence.noise.bonus().tolist()
-        tokens, parents, laws = tree.tokens.tolist(), tree.parent.tolist(), tree.law.tolist()
+        tokens, parents, labels = tree.tokens.tolist(), tree.parent.tolist(), tree.drawn_by.tolist()
         for row, text in enumerate(texts):
             found = []
             for node in range(1, len(parents[row])):
-                if laws[row][node] not in DRAWN or parents[row][node] < 0:
+                if labels[row][node] not in DRAWN or parents[row][node] < 0:
                     continue
                 before = [
                     tokens[row][other]
                     for other in range(1, node)
-                    if parents[row][other] == parents[row][node] and laws[row][other] in DRAWN
+                    if parents[row][other] == parents[row][node] and labels[row][other] in DRAWN
                 ]
-                struck = before if laws[row][node] == Law.WITHOUT_REPLACEMENT else []
+                struck = before if labels[row][node] == DrawnBy.WITHOUT_REPLACEMENT else []
                 u = self._one(tree.q[row, parents[row][node]], tokens[row][node], struck, text, node)
                 if u is not None:
                     found.append(u)
@@ -83,28 +83,28 @@ class Draws:
     def _one(self, q: Tensor, token: int, struck: list[int], text: Text, node: int) -> float | None:
         """Record one draw; its u by id (the order in which production inverts), or None where it carries no
         information."""
-        law = q.double().clone()
-        law[struck] = 0.0
-        mass = float(law.sum())
-        chance = float(law[token]) / mass if mass > 0 else math.nan
+        probs = q.double().clone()
+        probs[struck] = 0.0
+        mass = float(probs.sum())
+        chance = float(probs[token]) / mass if mass > 0 else math.nan
         if not math.isfinite(mass) or not chance > 0:
-            words = f"token {token} was drawn, and its law gives it {chance:.3g}"
+            words = f"token {token} was drawn, and its distribution gives it {chance:.3g}"
             where = f"prompt of {text.num_prompt} tokens, output position {text.num_output}, node {node}"
             self.impossible.append(Finding(DEFECT, where, words, {"token": token, "seed": text.params.seed}))
             return None
-        law /= mass
-        if float(law.max()) > ONE_HOT:
+        probs /= mass
+        if float(probs.max()) > ONE_HOT:
             self.num_one_hot += 1
             return None
         inside = self._random.random() * chance
-        above = law > law[token]
-        above[:token] |= law[:token] == law[token]
-        u = float(law[:token].sum()) + inside
+        above = probs > probs[token]
+        above[:token] |= probs[:token] == probs[token]
+        u = float(probs[:token].sum()) + inside
         self.by_id.append(u)
-        self.by_rank.append(float(law[above].sum()) + inside)
-        square = float((law * law).sum())
+        self.by_rank.append(float(probs[above].sum()) + inside)
+        square = float((probs * probs).sum())
         self.excess += chance - square
-        self.variance += float((law * law * law).sum()) - square * square
+        self.variance += float((probs * probs * probs).sum()) - square * square
         return u
 
     def check(self, verifier: str, shape: str, alpha: float) -> Check:
@@ -127,7 +127,7 @@ class Draws:
         return Check(
             "draws", verifier, shape, verdict_of(findings, count), count, "draws",
             tests[worst][0] if worst else None, tests[worst][1] if worst else None,
-            f"statistic of the test nearest to its bound ({worst})" if worst else "nothing was drawn from a law",
+            f"statistic of the test nearest to its bound ({worst})" if worst else "nothing was drawn from a distribution",
             "", few(findings), {"tests": figures, "alpha": alpha, "one_hot": self.num_one_hot},
         )  # fmt: skip
 
@@ -147,8 +147,8 @@ def kolmogorov_bound(count: int, alpha: float) -> float:
 def freedman_bound(variance: float, alpha: float) -> float:
     """Of a sum of martingale differences within [-1, 1]: 2 exp(-t^2 / (2 (variance + t / 3))) = alpha, solved for t.
 
-    ``variance`` is the sum of the conditional variances; it is random where earlier draws choose later laws, and the
-    bound is then read at the value found: a small optimism that the stated rate does not cover.
+    ``variance`` is the sum of the conditional variances; it is random where earlier draws choose later distributions,
+    and the bound is then read at the value found: a small optimism that the stated rate does not cover.
     """
     log = math.log(2.0 / alpha)
     return log / 3.0 + math.sqrt(log * log / 9.0 + 2.0 * variance * log)

@@ -1,4 +1,4 @@
-"""Plain decoding, one node a pass, on a fresh cache: what every observed law is compared with."""
+"""Plain decoding, one node a pass, on a fresh cache: what every observed distribution is compared with."""
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -6,14 +6,14 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from foretoken.certify.watch import Text, Visit
+from foretoken.certify.recorder import Text, Visit
+from foretoken.core.errors import ForetokenError
 from foretoken.core.params import SamplingParams
-from foretoken.errors import ForetokenError
+from foretoken.core.probs import History, Paths, Processors, logits_to_probs
+from foretoken.core.tree import layout, pad_tree, root_tree
 from foretoken.model.load import load_model
 from foretoken.model.prefill import feed, round_up
 from foretoken.model.target import CausalModel, Target
-from foretoken.sampling import History, Paths, Processors, warp
-from foretoken.tree import layout, pad_tree, root_tree
 
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 2e-1}
 """How far rounding may move a log probability at temperature 1, by the model's dtype. Measured on the bundled pair between
@@ -35,15 +35,15 @@ class Tolerance:
         return cls(log, log / 2)  # |dp| <= p (1 - p) * 2 log
 
 
-def law_of(logits: Tensor, text: Text, ids: Sequence[int], model: CausalModel) -> Tensor:
-    """[V] the production law after the whole text ids, from its last logits [V]: one node, nothing but history."""
+def distribution_of(logits: Tensor, text: Text, ids: Sequence[int], model: CausalModel) -> Tensor:
+    """[V] the production distribution after the whole text ids, from its last logits [V]: one node, nothing but history."""
     spec = model.spec
     processors = Processors(
         [text.params], vocab_size=spec.vocab_size, end_token_ids=spec.eos_token_ids, device=spec.device
     )
     last = torch.tensor([[ids[-1]]], device=spec.device)
     paths = Paths(last, torch.ones(1, 1, 1, dtype=torch.bool, device=spec.device))
-    return warp(logits[None, None], processors, History([list(ids)], [text.num_prompt]), paths)[0, 0]
+    return logits_to_probs(logits[None, None], processors, History([list(ids)], [text.num_prompt]), paths)[0, 0]
 
 
 def unfiltered(text: Text) -> Text:
@@ -98,9 +98,9 @@ def plain_logits(model: CausalModel, visits: Sequence[Visit], width: int) -> Ite
                 waiting += [(child, length + 1) for child in range(1, len(parent)) if parent[child] == node]
 
 
-class Judge:
-    """Decides whether rounding explains a difference: by what lies next to the plain law, by the pass at equal width,
-    and by the context computed in float32 by the unmodified transformers model (``replay``)."""
+class RoundingJudge:
+    """Decides whether rounding explains a difference: by what lies next to the plain distribution, by the pass at equal
+    width, and by the context computed in float32 by the unmodified transformers model (``replay``)."""
 
     def __init__(self, model: CausalModel, replay: Callable[[], CausalModel] | None) -> None:
         self.model = model
@@ -115,42 +115,47 @@ class Judge:
         return self._replay
 
     def explain(self, visit: Visit, node: int, observed: Tensor, logits: Tensor) -> tuple[bool, str]:
-        """(whether rounding explains it, the figures in words) of an observed law [V] beyond tolerance of the plain one."""
+        """(whether rounding explains it, the figures in words) of an observed probs [V] beyond tolerance of the plain
+        one."""
         ids, text = visit.context(node), visit.text
         tolerance = Tolerance.of(self.model.spec.dtype, text.params)
-        plain = law_of(logits, text, ids, self.model)
+        plain = distribution_of(logits, text, ids, self.model)
         gap = distance(observed, plain)
-        nearest = min((distance(observed, law) for law in self.nearby(logits, text, ids, observed, plain)), default=gap)
+        nearest = min(
+            (distance(observed, probs) for probs in self.nearby(logits, text, ids, observed, plain)), default=gap
+        )
         if nearest <= 4 * tolerance.probability:  # the moved logits themselves change probabilities that much
             return True, f"tokens within {tolerance.log:.1e} of the edge of a filter, or of the largest logit"
         width = max(2, visit.tokens.shape[0])
-        same = distance(observed, law_of(after(self.model, ids, width=width), text, ids, self.model))
-        exact = law_of(after(self.replay, ids).to(logits.device), text, ids, self.model)
+        same = distance(observed, distribution_of(after(self.model, ids, width=width), text, ids, self.model))
+        exact = distribution_of(after(self.replay, ids).to(logits.device), text, ids, self.model)
         mine, its = distance(observed, exact), distance(plain, exact)
         words = f"from plain {gap:.1e}, at width {width} {same:.1e}; from float32 {mine:.1e}, plain {its:.1e}"
         bounded = gap <= 20 * tolerance.probability
         return bounded and same <= tolerance.probability and mine <= max(tolerance.probability, 4 * its), words
 
     def nearby(self, logits: Tensor, text: Text, ids: Sequence[int], observed: Tensor, plain: Tensor) -> list[Tensor]:
-        """Laws of logits that differ from these by no more than rounding, where the laws disagree on what is possible.
+        """Distributions of logits that differ from these by no more than rounding, where the distributions disagree on
+        what is possible.
 
-        A token that only the observed law allows is raised together with all below it, one that only the plain law
-        allows is lowered likewise: this moves the edges of top-k, top-p, min-p and of the argmax over the token.
+        A token that only the observed distribution allows is raised together with all below it, one that only the plain
+        distribution allows is lowered likewise: this moves the edges of top-k, top-p, min-p and of the argmax over the
+        token.
         """
         inside, outside = (observed > 0) & ~(plain > 0), (plain > 0) & ~(observed > 0)
         step = 2 * ROUNDING[self.model.spec.dtype]
-        level = law_of(logits.double(), unfiltered(text), ids, self.model)
+        level = distribution_of(logits.double(), unfiltered(text), ids, self.model)
         raised = [(inside, outside, step)] if bool(inside.any()) else []
         raised += [(outside, inside, -step)] if bool(outside.any()) else []
-        # Of tokens that are equal to the last bit, those that the two laws disagree on move apart.
+        # Of tokens that are equal to the last bit, those that the two distributions disagree on move apart.
         moved = [logits.double() + change * ((level <= level[which].max()) & ~other) for which, other, change in raised]
         if len(moved) == 2:
             moved.append(moved[0] + moved[1] - logits.double())
-        return [law_of(shifted, text, ids, self.model).to(plain.dtype) for shifted in moved]
+        return [distribution_of(shifted, text, ids, self.model).to(plain.dtype) for shifted in moved]
 
 
 def distance(a: Tensor, b: Tensor) -> float:
-    """Largest difference of a probability; infinite where one law is none."""
+    """Largest difference of a probability; infinite where one distribution is none."""
     gap = float((a.double() - b.double()).abs().max())
     return gap if gap == gap else float("inf")
 

@@ -29,7 +29,7 @@ class Check:
     verifier: str
     shape: str
     verdict: str
-    num_contexts: int  # what was compared: nodes, draws, laws or tokens, as ``unit`` says
+    num_contexts: int  # what was compared: nodes, draws, distributions or tokens, as ``unit`` says
     unit: str
     deviation: float | None  # the largest; None where nothing was compared
     tolerance: float | None

@@ -9,23 +9,23 @@ from typing import Any
 import torch
 
 from foretoken.certify.conditions import NAMES, requests
-from foretoken.certify.draws import Draws
+from foretoken.certify.distribution import VisitedContext, check_distribution, contexts_of
+from foretoken.certify.draws import DrawChecks
 from foretoken.certify.joint import check_joint
-from foretoken.certify.law import Context, check_law, contexts_of
 from foretoken.certify.noise import check_noise
-from foretoken.certify.plain import Judge
+from foretoken.certify.plain import RoundingJudge
+from foretoken.certify.recorder import Proposal, Visit, VisitRecorder
 from foretoken.certify.report import Certificate, Check
-from foretoken.certify.tokens import Run, check_tokens, follows_noise
-from foretoken.certify.watch import Proposal, Visit, Watch
+from foretoken.certify.tokens import ObservedRun, check_tokens, follows_noise
 from foretoken.certify.window import check_window
+from foretoken.core.errors import ConfigError
+from foretoken.core.noise import derive_seed
 from foretoken.draft.config import MethodConfig
 from foretoken.draft.legality import parse_draws, refusal
-from foretoken.draft.shape import parse_shape
+from foretoken.draft.shapes import parse_shape
 from foretoken.engine.engine import Engine, Prompt, Request
 from foretoken.engine.result import Completion
-from foretoken.errors import ConfigError
 from foretoken.model.target import CausalModel
-from foretoken.noise import derive_seed
 from foretoken.verify import VERIFIERS, Verifier, parse_verifier
 
 SHAPES = ("chain", "static/branching=3x2x1")
@@ -37,17 +37,17 @@ Progress = Callable[[int, int, str], None]
 
 
 @dataclass(frozen=True)
-class Budget:
+class CertifyBudget:
     """Sample sizes, for each verifier and shape."""
 
-    visits: int = 1  # steps of each request whose laws are recomputed plainly
-    laws: int = 2  # contexts of ``law`` at each temperature
+    visits: int = 1  # steps of each request whose distributions are recomputed plainly
+    distributions: int = 2  # contexts of ``law`` at each temperature
     batch_size: int = 4
     seeds: int = 100_000  # of ``noise``, a tree
 
 
 @dataclass(frozen=True)
-class Pair:
+class Combination:
     """A verifier and a shape that compose."""
 
     config: MethodConfig
@@ -67,7 +67,7 @@ def certify(
     temperatures: Sequence[float] = (0.0, 0.7, 1.0),
     max_new_tokens: int = 16,
     seed: int = 0,
-    budget: Budget | None = None,
+    budget: CertifyBudget | None = None,
     replay: Callable[[], CausalModel] | None = None,
     progress: Progress | None = None,
 ) -> Certificate:
@@ -79,7 +79,7 @@ def certify(
     The engine is not changed. Raises ConfigError for invalid arguments, before anything is decoded.
     """
     begun = perf_counter()
-    budget = budget or Budget()
+    budget = budget or CertifyBudget()
     if not prompts:
         raise ConfigError("no prompts: a certificate needs at least one")
     if engine.speculative.method == "none":
@@ -107,16 +107,16 @@ def certify(
     say(0, total, "plain decoding")
     plain = engine.with_method("none")
     expected = plain.generate_batch(asked, batch_size=1)
-    judge = Judge(engine.model, replay)
+    judge = RoundingJudge(engine.model, replay)
     checks: list[Check] = []
-    contexts: dict[str, list[Context]] = {}
+    contexts: dict[str, list[VisitedContext]] = {}
     with torch.inference_mode():
         for done, pair in enumerate(pairs, 1):
             say(done, total, f"{pair.config.verify}, {pair.config.shape}")
             alpha = ALPHA / 2 / len(pairs)
             checks += certify_pair(engine, pair.config, asked, expected, judge, budget, seed, alpha, contexts)
         say(total, total, "laws")
-        checks += certify_laws(contexts, seed, ALPHA / 2, budget.seeds)
+        checks += certify_distributions(contexts, seed, ALPHA / 2, budget.seeds)
     order = ("window", "draws", "law", "joint", "noise", "tokens")
     checks.sort(key=lambda check: order.index(check.name))
     settings: dict[str, Any] = {
@@ -127,7 +127,9 @@ def certify(
     return Certificate(tuple(checks), tuple(left_out), settings, perf_counter() - begun)
 
 
-def combinations(base: MethodConfig, verifiers: Sequence[str], shapes: Sequence[str]) -> tuple[list[Pair], list[str]]:
+def combinations(
+    base: MethodConfig, verifiers: Sequence[str], shapes: Sequence[str]
+) -> tuple[list[Combination], list[str]]:
     """The legal pairs of a verifier and a shape, and why the others are not. Raises ConfigError where none is legal."""
     pairs, left_out = [], []
     for verify in verifiers:
@@ -136,7 +138,7 @@ def combinations(base: MethodConfig, verifiers: Sequence[str], shapes: Sequence[
             shape = parse_shape(text, base.num_speculative_tokens)
             reason = refusal(base.method, base.capabilities, verifier, shape, parse_draws(base.draws))
             if reason is None:
-                pairs.append(Pair(dataclasses.replace(base, verify=verify, shape=text)))
+                pairs.append(Combination(dataclasses.replace(base, verify=verify, shape=text)))
             else:
                 left_out.append(f"{verify}, {text}: {reason}")
     if not pairs:
@@ -149,34 +151,34 @@ def certify_pair(
     config: MethodConfig,
     asked: Sequence[Request],
     expected: Sequence[Completion],
-    judge: Judge,
-    budget: Budget,
+    judge: RoundingJudge,
+    budget: CertifyBudget,
     seed: int,
     alpha: float,
-    contexts: dict[str, list[Context]],
+    contexts: dict[str, list[VisitedContext]],
 ) -> list[Check]:
     """One verifier and shape: decode everything once, watched; then window, draws and tokens. Adds to contexts."""
     verifier, shape = config.verifier, config.shape
-    draws = Draws(seed)
+    draws = DrawChecks(seed)
     temperatures = list(dict.fromkeys(request.params.temperature for request in asked))
-    runs: list[Run] = []
+    runs: list[ObservedRun] = []
     visits: list[Visit] = []
-    last: Watch | None = None
+    last: VisitRecorder | None = None
     proposals: dict[int, list[Proposal]] = {}
     for temperature in temperatures:
         part = [index for index, request in enumerate(asked) if request.params.temperature == temperature]
-        watch = Watch(budget.visits, derive_seed(seed, part[0]), [draws])
-        found = watch.engine(engine, config).generate_batch(
+        recorder = VisitRecorder(budget.visits, derive_seed(seed, part[0]), [draws])
+        found = recorder.engine(engine, config).generate_batch(
             [asked[index] for index in part], batch_size=budget.batch_size
         )
-        visits += watch.visits
-        proposals |= watch.proposals
-        contexts.setdefault(config.verify, []).extend(contexts_of(watch.visits, budget.laws))
+        visits += recorder.visits
+        proposals |= recorder.proposals
+        contexts.setdefault(config.verify, []).extend(contexts_of(recorder.visits, budget.distributions))
         for index, completion in zip(part, found, strict=True):
             prompt = asked[index].prompt
             assert not isinstance(prompt, str)
-            runs.append(Run(asked[index], list(prompt), expected[index], completion))
-        last = watch
+            runs.append(ObservedRun(asked[index], list(prompt), expected[index], completion))
+        last = recorder
     assert last is not None
     last.proposals = proposals
     checks = [check_window(engine.model, visits, judge, config.verify, shape, engine.width)]
@@ -184,21 +186,25 @@ def certify_pair(
         checks.append(draws.check(config.verify, shape, alpha))
     same = [run for run in runs if run.request.params.temperature == 0 or follows_noise(verifier)]
     if same:
-        unwatched = Engine(engine.model, engine.tokenizer, speculative=config, method=engine.method, width=engine.width)
-        checks.append(check_tokens(same, unwatched, last, judge, verifier, shape))
+        unrecorded = Engine(
+            engine.model, engine.tokenizer, speculative=config, method=engine.method, width=engine.width
+        )
+        checks.append(check_tokens(same, unrecorded, last, judge, verifier, shape))
     return checks
 
 
-def certify_laws(contexts: dict[str, list[Context]], seed: int, alpha: float, seeds: int) -> list[Check]:
-    """The laws of every rule that reads no hidden states, at the contexts visited under it; lossy rules that read noise
-    are measured by ``tokens``."""
+def certify_distributions(
+    contexts: dict[str, list[VisitedContext]], seed: int, alpha: float, seeds: int
+) -> list[Check]:
+    """The distributions of every rule that reads no hidden states, at the contexts visited under it; lossy rules that
+    read noise are measured by ``tokens``."""
     checks = []
     for spec, visited in contexts.items():
         verifier = parse_verifier(spec)
         if "taps" in verifier.reads:
             continue
         if "noise" not in verifier.reads:
-            checks += [check_law(verifier, spec, visited), check_joint(verifier, spec, visited)]
+            checks += [check_distribution(verifier, spec, visited), check_joint(verifier, spec, visited)]
         elif verifier.exact and "q" not in verifier.reads:
             checks.append(check_noise(verifier, spec, visited, seed, alpha / len(contexts), seeds))
     return checks

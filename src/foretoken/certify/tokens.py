@@ -11,25 +11,25 @@ from typing import Any
 
 import torch
 
-from foretoken.certify.plain import ROUNDING, Judge, after, law_of, unfiltered
+from foretoken.certify.plain import ROUNDING, RoundingJudge, after, distribution_of, unfiltered
+from foretoken.certify.recorder import Text, VisitRecorder
 from foretoken.certify.report import DEFECT, LOSSY, NEAR_TIE, Check, Finding, few, verdict_of
-from foretoken.certify.watch import Text, Watch
+from foretoken.core.noise import Noise, derive_seed, exponentials
+from foretoken.core.tree import DrawMode
 from foretoken.engine.engine import Engine, Request
 from foretoken.engine.result import Completion
-from foretoken.noise import Noise, derive_seed, exponentials
-from foretoken.tree import Draws
-from foretoken.verify.law import Verifier
+from foretoken.verify.base import Verifier
 
 
 def follows_noise(verifier: Verifier) -> bool:
     """Whether sampled text is to be the plain text: the noise of plain decoding decides. (List sampling has a noise a
     draft.) A lossy rule that reads this noise parts from the plain text where it errs, so comparing texts measures how
     often."""
-    return "noise" in verifier.reads and verifier.draws != Draws.LIST
+    return "noise" in verifier.reads and verifier.draws != DrawMode.LIST
 
 
 @dataclass(frozen=True)
-class Run:
+class ObservedRun:
     """One request with and without speculation."""
 
     request: Request
@@ -39,7 +39,12 @@ class Run:
 
 
 def check_tokens(
-    runs: Sequence[Run], engine: Engine, watch: Watch, judge: Judge, verifier: Verifier, shape: str
+    runs: Sequence[ObservedRun],
+    engine: Engine,
+    recorder: VisitRecorder,
+    judge: RoundingJudge,
+    verifier: Verifier,
+    shape: str,
 ) -> Check:
     """Compare all texts. engine is the speculative one, not watched: it decodes again where texts part."""
     findings, worst, num_tokens, num_parted, where = [], 0.0, 0, 0, ""
@@ -51,7 +56,7 @@ def check_tokens(
         num_parted += 1
         if not verifier.exact:
             continue
-        finding = difference(run, engine, watch, judge)
+        finding = difference(run, engine, recorder, judge)
         findings.append(finding)
         if finding.figures["gap"] >= worst:
             worst, where = finding.figures["gap"], finding.where
@@ -68,13 +73,13 @@ def check_tokens(
     )  # fmt: skip
 
 
-def difference(run: Run, engine: Engine, watch: Watch, judge: Judge) -> Finding:
+def difference(run: ObservedRun, engine: Engine, recorder: VisitRecorder, judge: RoundingJudge) -> Finding:
     """What happened at the first token that differs."""
     expected, found = run.plain.token_ids, run.found.token_ids
     common = min(len(expected), len(found))
     at = next((k for k in range(common) if expected[k] != found[k]), common)
     params = run.request.params
-    proposals = [made for made in watch.proposals.get(int(params.seed or 0), []) if made.num_output <= at]
+    proposals = [made for made in recorder.proposals.get(int(params.seed or 0), []) if made.num_output <= at]
     node = proposals[-1].node_before(found, at) if proposals else 0
     where = f"prompt of {len(run.prompt_ids)} tokens, output token {at}, after node {node}, "
     where += f"temperature {params.temperature:g}"
@@ -95,29 +100,29 @@ def difference(run: Run, engine: Engine, watch: Watch, judge: Judge) -> Finding:
     return Finding(NEAR_TIE if near else DEFECT, where, words, figures)
 
 
-def gaps(text: Text, judge: Judge, a: int, b: int) -> tuple[float, bool]:
+def gaps(text: Text, judge: RoundingJudge, a: int, b: int) -> tuple[float, bool]:
     """(gap of the scores of tokens a and b after a text in float32, whether a filter's edge lies within rounding)."""
     params, model = text.params, judge.replay
     logits = after(model, text.ids).double()
     if params.temperature == 0:
-        level = law_of(logits, unfiltered(text), text.ids, model).log()
+        level = distribution_of(logits, unfiltered(text), text.ids, model).log()
         return abs(float(level[a] - level[b])), False
     assert params.seed is not None
     noise = Noise(torch.tensor([derive_seed(params.seed)]), torch.tensor([len(text.ids) - 1]))
     waits = exponentials(noise.coupled_keys(1)[0, 0], model.spec.vocab_size).double().to(logits.device)
-    law = law_of(logits, text, text.ids, model)
-    score = (law / waits).log()
-    if min(float(law[a]), float(law[b])) > 0:
+    probs = distribution_of(logits, text, text.ids, model)
+    score = (probs / waits).log()
+    if min(float(probs[a]), float(probs[b])) > 0:
         return abs(float(score[a] - score[b])), False
     # One of the two cannot be drawn in float32: would it be, were the logits moved by no more than rounding?
-    other = law.clone()
-    lone = a if float(law[b]) > 0 else b
-    other[lone] = 1.0 if float(law[lone]) == 0 else 0.0
-    winners = {int((moved / waits).argmax()) for moved in [law, *judge.nearby(logits, text, text.ids, other, law)]}
+    other = probs.clone()
+    lone = a if float(probs[b]) > 0 else b
+    other[lone] = 1.0 if float(probs[lone]) == 0 else 0.0
+    winners = {int((moved / waits).argmax()) for moved in [probs, *judge.nearby(logits, text, text.ids, other, probs)]}
     return math.inf, {a, b} <= winners
 
 
-def equal_at_width(run: Run, engine: Engine) -> bool:
+def equal_at_width(run: ObservedRun, engine: Engine) -> bool:
     """Whether both texts agree when every pass of either, plain ones too, has as many nodes as the widest."""
     width = max(engine.width, engine.speculative.max_nodes)
     wide = Engine(engine.model, engine.tokenizer, speculative=engine.speculative, method=engine.method, width=width)

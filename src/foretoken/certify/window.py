@@ -2,7 +2,7 @@
 masks.
 
 The rows that production gave to its verifier, against a fresh cache, one node a pass, and processors that read only a
-history. Beyond the tolerance of the dtype a ``Judge`` separates rounding from defects.
+history. Beyond the tolerance of the dtype a ``RoundingJudge`` separates rounding from defects.
 """
 
 import math
@@ -11,9 +11,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from foretoken.certify.plain import Judge, Tolerance, law_of, plain_logits
+from foretoken.certify.plain import RoundingJudge, Tolerance, distribution_of, plain_logits
+from foretoken.certify.recorder import Visit
 from foretoken.certify.report import DEFECT, NEAR_TIE, Check, Finding, few, verdict_of
-from foretoken.certify.watch import Visit
 from foretoken.model.target import CausalModel
 
 HEAVY = 0.01
@@ -21,7 +21,8 @@ HEAVY = 0.01
 
 
 def deviations(observed: Tensor, plain: Tensor) -> tuple[float, float]:
-    """(largest difference of a probability, of the log probability of a heavy token); infinite where just one is no law."""
+    """(largest difference of a probability, of the log probability of a heavy token); infinite where just one is no
+    distribution."""
     fine, known = bool(torch.isfinite(observed).all()), bool(torch.isfinite(plain).all())
     if not (fine and known):
         return (0.0, 0.0) if fine == known else (math.inf, math.inf)
@@ -32,14 +33,14 @@ def deviations(observed: Tensor, plain: Tensor) -> tuple[float, float]:
 
 
 def check_window(
-    model: CausalModel, visits: Sequence[Visit], judge: Judge, verifier: str, shape: str, width: int
+    model: CausalModel, visits: Sequence[Visit], judge: RoundingJudge, verifier: str, shape: str, width: int
 ) -> Check:
     """Compare every node of every visit."""
     findings: list[Finding] = []
     worst, worst_log, worst_share, where, tolerance, num_contexts, num_off_path = 0.0, 0.0, -1.0, "", 0.0, 0, 0
     for visit, node, logits in plain_logits(model, visits, width):
         allowed = Tolerance.of(model.spec.dtype, visit.text.params)
-        gap, log = deviations(visit.p[node], law_of(logits, visit.text, visit.context(node), model))
+        gap, log = deviations(visit.p[node], distribution_of(logits, visit.text, visit.context(node), model))
         num_contexts += 1
         num_off_path += node > 0
         share = max(gap / allowed.probability, log / allowed.log)

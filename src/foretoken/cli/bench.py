@@ -13,12 +13,12 @@ from foretoken.cli import settings
 from foretoken.cli.errors import INTERRUPTED, TERMINATED, say
 from foretoken.cli.interrupt import Terminated, interruptible
 from foretoken.cli.output import as_json, check_writable, has_color, write
-from foretoken.errors import ConfigError
-from foretoken.journal import read_journal
+from foretoken.core.errors import ConfigError
+from foretoken.core.journal import read_journal
 
 if TYPE_CHECKING:
     from foretoken.bench import BenchMethod, BenchReport, PromptDone
-    from foretoken.bench.trace import Run
+    from foretoken.bench.trace import DecodedRun
 
 PROMPTS = "Prompts"
 Suite = Annotated[
@@ -260,7 +260,7 @@ def _progress(no_color: bool) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _rate(run: "Run") -> float:
+def _rate(run: "DecodedRun") -> float:
     seconds = sum(run.seconds_of())
     return len(run.token_ids) / seconds if seconds else 0.0
 

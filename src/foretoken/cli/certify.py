@@ -11,7 +11,7 @@ import typer
 from foretoken.cli import options as o
 from foretoken.cli import settings
 from foretoken.cli.output import as_json, check_writable, has_color, write
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken import Engine
@@ -83,9 +83,9 @@ def certify(
 ) -> None:
     """Check that the output is still right: production decoding on these models against what it must be.
 
-    window: the law at every guess is plain decoding's. draws: guesses come from the law that is reported. law, joint:
-    the rule emits exactly the target's law. tokens: the same text with and without speculation. Lossy rules are measured,
-    never certified.
+    window: the distribution at every guess is plain decoding's. draws: guesses come from the distribution that is
+    reported. law, joint: the rule emits exactly the target's distribution. tokens: the same text with and without
+    speculation. Lossy rules are measured, never certified.
 
     Exit status: 0 certified, 1 a defect, 2 a wrong option, 130 interrupted.
     """

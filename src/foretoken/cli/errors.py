@@ -15,7 +15,7 @@ import typer
 from typer.core import TyperGroup
 
 from foretoken.cli.interrupt import Terminated
-from foretoken.errors import ConfigError, ForetokenError, nearest
+from foretoken.core.errors import ConfigError, ForetokenError, nearest
 
 BROKEN_PIPE, INTERRUPTED = 1, 130  # as typer has it for a closed pipe; what a shell reports after SIGINT
 TERMINATED = 143  # what a shell reports after SIGTERM

@@ -11,13 +11,13 @@ from foretoken.cli import settings
 from foretoken.cli.bench import PROMPTS, Categories, Limit, ReportFile, Threads, _progress
 from foretoken.cli.output import as_json, check_writable, write
 from foretoken.cli.theory import Temperatures, _table
-from foretoken.errors import ConfigError
-from foretoken.spec import parse_numbers
+from foretoken.core.errors import ConfigError
+from foretoken.core.spec import parse_numbers
 
 if TYPE_CHECKING:
     from foretoken import Engine
+    from foretoken.analysis.drafter import DrafterFigures, DrafterReport, Mean
     from foretoken.bench import Item
-    from foretoken.tune.drafter import DrafterReport, Mean, TemperatureReport
 
 EvaluatedPrompts = Annotated[
     str,
@@ -31,9 +31,10 @@ NumTimed = Annotated[
 ]  # fmt: skip
 NOTES = (
     "accepted: of the guesses made there, given that all before were kept. 1-TV, coupled, argmax: the exact chance under\n"
-    "the rules rejection, coupled and exact, from both laws. agree: target and drafter have the same first choice. sure:\n"
+    "the rules rejection, coupled and exact, from both distributions. agree: target and drafter have the same "
+    "first choice. sure:\n"
     "probability that the drafter gives to its own. +-: standard error over texts. cost: drafting and the verifying pass,\n"
-    "in plain passes; predicted: tokens / cost; whole: the same with laws and bookkeeping on both sides."
+    "in plain passes; predicted: tokens / cost; whole: the same with distributions and bookkeeping on both sides."
 )
 
 
@@ -91,7 +92,7 @@ def evaluate(
 
         torch.set_num_threads(threads)
     engine = settings.load_engine(ctx.params, config)
-    from foretoken.tune.drafter import evaluate as measure
+    from foretoken.analysis.drafter import evaluate as measure
 
     with _progress(no_color) as progress:
         report = measure(
@@ -140,7 +141,7 @@ def show(report: "DrafterReport", *, no_color: bool) -> None:
 SLOT_COLUMNS = ("slot", "contexts", "guesses", "accepted", "1-TV", "coupled", "argmax", "agree", "sure")
 
 
-def _slots(at: "TemperatureReport") -> Iterator[tuple[str, ...]]:
+def _slots(at: "DrafterFigures") -> Iterator[tuple[str, ...]]:
     for slot in at.slots:
         rules = (_mean(slot.by_rule.get(rule)) for rule in ("rejection", "coupled", "exact"))
         yield (
@@ -149,7 +150,7 @@ def _slots(at: "TemperatureReport") -> Iterator[tuple[str, ...]]:
         )  # fmt: skip
 
 
-def _lengths(at: "TemperatureReport") -> Iterator[tuple[str, ...]]:
+def _lengths(at: "DrafterFigures") -> Iterator[tuple[str, ...]]:
     for length in at.lengths:
         yield (
             str(length.num_speculative_tokens),
@@ -160,7 +161,7 @@ def _lengths(at: "TemperatureReport") -> Iterator[tuple[str, ...]]:
         )
 
 
-def _about(at: "TemperatureReport") -> Iterator[str]:
+def _about(at: "DrafterFigures") -> Iterator[str]:
     yield (
         f"measured under {at.measured_with}: {at.num_contexts} guesses in {at.num_steps} steps of {at.num_texts} texts, "
         f"mean acceptance length {at.mean_acceptance_length:.2f}"

@@ -36,8 +36,8 @@ def export(
     With a target that is here (a directory, or 'bundled'), the head is checked against it, and missing keys of other
     tools' files are derived from it.
     """
-    from foretoken.errors import ConfigError
-    from foretoken.heads import formats
+    from foretoken.core.errors import ConfigError
+    from foretoken.methods.common import formats
     from foretoken.model.checkpoint import resolve
 
     if to == "list":
@@ -74,9 +74,9 @@ def vllm_args(
 
     Exit status 1 where neither engine can run the head.
     """
-    from foretoken.errors import ModelError
-    from foretoken.heads import formats
-    from foretoken.heads.formats.engines import serving
+    from foretoken.core.errors import ModelError
+    from foretoken.methods.common import formats
+    from foretoken.methods.engines import serving
     from foretoken.model.checkpoint import resolve
 
     path, spec = resolve(head), find_target(target)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from foretoken.tune.optimum import Acceptance, OptimumTable
+    from foretoken.analysis.optimum import OptimumTable, RuleAcceptance
 
 FIELDS = ("temperature", "num_drafts", "rule", "draws", "acceptance", "standard_error", "optimum", "share_of_optimum")
 
@@ -29,7 +29,7 @@ def optimum_rows(table: "OptimumTable") -> Iterator[tuple[str, tuple[str, ...], 
         yield f"temperature {temperature:g}", ("acceptance for drafts:", *map(str, counts)), rows
 
 
-def _cell(cell: "Acceptance | None") -> str:
+def _cell(cell: "RuleAcceptance | None") -> str:
     if cell is None:
         return ""
     share = "" if cell.share_of_optimum is None else f" ({100 * cell.share_of_optimum:.1f} %)"
@@ -48,7 +48,7 @@ def csv_of(table: "OptimumTable") -> str:
 def draw_plot(table: "OptimumTable", file: str) -> None:
     """One panel a temperature: acceptance against the number of drafts, optima dashed. Raises ConfigError where
     matplotlib is not installed."""
-    from foretoken.errors import ConfigError
+    from foretoken.core.errors import ConfigError
 
     try:
         import matplotlib

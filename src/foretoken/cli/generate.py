@@ -13,8 +13,8 @@ from foretoken.cli.errors import INTERRUPTED
 from foretoken.cli.fields import with_fields
 from foretoken.cli.interrupt import interruptible
 from foretoken.cli.output import PieceWriter, as_json, check_writable, has_color, write
+from foretoken.core.errors import ConfigError
 from foretoken.core.params import SamplingParams
-from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken import Engine
@@ -68,7 +68,7 @@ def generate(
     """Continue a text. The output goes to standard output as it is made, the figures to standard error.
 
     On a terminal the tokens that were guessed and accepted are tinted. Whatever the method, the text is the one that
-    plain decoding with the same seed gives (--verify rejection: another text of the same law).
+    plain decoding with the same seed gives (--verify rejection: another text of the same distribution).
     """
     check_writable(output)
     text = settings.one_text(prompt, prompt_file, "prompt")

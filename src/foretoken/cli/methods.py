@@ -11,7 +11,7 @@ from foretoken.cli import options as o
 from foretoken.cli.output import as_json, has_color
 
 if TYPE_CHECKING:
-    from foretoken.registry import Registry
+    from foretoken.core.registry import Registry
 
 
 def methods(json_: o.Json = False, no_color: o.NoColor = False) -> None:
@@ -30,7 +30,7 @@ def catalogue() -> dict[str, Any]:
 
     "package" is where a name comes from; "not_used" are names of packages that cannot be used, with the reason.
     """
-    from foretoken import METHODS, SHAPES, VERIFIERS, Draws
+    from foretoken import METHODS, SHAPES, VERIFIERS, DrawMode
     from foretoken.draft.legality import refusal
 
     ways = {}
@@ -73,7 +73,7 @@ def catalogue() -> dict[str, Any]:
     pairs = {
         name: {
             rule: {
-                "draws": verifier.draws.value if way["proposals"] == "drawn" else Draws.FIXED.value,
+                "draws": verifier.draws.value if way["proposals"] == "drawn" else DrawMode.FIXED.value,
                 "exact": verifier.exact,
                 "refused": {
                     form: reason
@@ -164,9 +164,11 @@ def show(found: dict[str, Any], *, no_color: bool) -> None:
         console.print("\n".join(f"  {message}" for message in found["not_used"]), markup=False)
     console.print(
         "\nHow children are drawn (--draws; by default as the rule asks): fixed: the most probable ones, sound under every "
-        "rule. coupled: by the target's own noise. iid, without_replacement, greedy: from the draft's law q, which the "
-        "rule reads. list: by one noise for each draft. exact: the text has the target's law; under coupled and exact it "
-        "is even the same text, token for token, with any method, any shape or none. LOSSY: it has another law."
+        "rule. coupled: by the target's own noise. iid, without_replacement, greedy: from the draft's "
+        "distribution q, which the "
+        "rule reads. list: by one noise for each draft. exact: the text has the target's distribution; under "
+        "coupled and exact it "
+        "is even the same text, token for token, with any method, any shape or none. LOSSY: it has another distribution."
     )
 
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TextIO
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 
 TINT, RESET = "\x1b[32m", "\x1b[0m"
 # A model may write terminal control characters: they are shown, not sent. Tab and newline stay.

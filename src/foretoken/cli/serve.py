@@ -10,8 +10,8 @@ from foretoken.cli import options as o
 from foretoken.cli import settings
 from foretoken.cli.errors import say
 from foretoken.cli.fields import with_fields
+from foretoken.core.errors import ConfigError
 from foretoken.engine.options import ServiceOptions
-from foretoken.errors import ConfigError
 from foretoken.server.options import ServerOptions
 
 if TYPE_CHECKING:

@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foretoken.cli.output import waiting
+from foretoken.core.errors import ConfigError
 from foretoken.core.params import SamplingParams
 from foretoken.core.settings import field_kinds, value_of_json
-from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken import Engine

@@ -61,9 +61,11 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
     different = dict.fromkeys(method.label for method in methods if method.exact and not method.identical_expected)
     lossy = dict.fromkeys(method.label for method in methods if not method.exact)
     if different:
-        console.print(f"{', '.join(different)}: another text of the same law is expected, not the same tokens.")
+        console.print(
+            f"{', '.join(different)}: another text of the same distribution is expected, not the same tokens."
+        )
     if lossy:
-        console.print(f"{', '.join(lossy)}: LOSSY, the text has another law than the target's.", style="bold")
+        console.print(f"{', '.join(lossy)}: LOSSY, the text has another distribution than the target's.", style="bold")
     console.print(NOTES if wide else "A wider terminal (128 columns) or --json shows all figures, and what they mean.")
     for line in _about(report):
         console.print(line, soft_wrap=True)

@@ -10,12 +10,12 @@ from foretoken.cli import settings
 from foretoken.cli.bench import Categories, Limit, Suite, Threads, _progress
 from foretoken.cli.errors import OneLineGroup
 from foretoken.cli.output import as_json, check_writable, has_color, write
-from foretoken.errors import ConfigError
-from foretoken.spec import parse_numbers
+from foretoken.core.errors import ConfigError
+from foretoken.core.spec import parse_numbers
 
 if TYPE_CHECKING:
     from foretoken import Engine
-    from foretoken.tune.pairs import Pairs
+    from foretoken.analysis.pairs import Pairs
 
 theory = typer.Typer(
     name="theory",
@@ -64,7 +64,7 @@ def length(
     operations: arithmetic against plain decoding, if a guess's share of it is its share of time. Real streams of acceptance
     are not independent: measured rates by position ('foretoken bench' prints them) predict better than one.
     """
-    from foretoken.theory.length import best_length, expected_tokens, operations_factor, walltime_factor
+    from foretoken.analysis.theory.length import best_length, expected_tokens, operations_factor, walltime_factor
 
     rates = parse_numbers(acceptance, "--acceptance")
     given: Any = rates[0] if len(rates) == 1 else rates
@@ -124,8 +124,8 @@ def optimum(
     check_writable(csv)
     check_writable(plot)
     settings.quiet()
+    from foretoken.analysis.optimum import optimum_table
     from foretoken.cli.figures_theory import csv_of, draw_plot, optimum_rows
-    from foretoken.tune.optimum import optimum_table
 
     at = parse_numbers(temperatures, "--temperatures")
     counts = [int(count) for count in parse_numbers(drafts, "--drafts", whole=True)]
@@ -179,8 +179,8 @@ def shape(
     a dynamic program finds the tree (Sequoia, 2402.12374).
     """
     settings.quiet()
+    from foretoken.analysis.trees import choose_tree, pass_seconds
     from foretoken.draft.legality import parse_draws
-    from foretoken.tune.trees import choose_tree, pass_seconds
     from foretoken.verify import parse_verifier
 
     verifier = parse_verifier(verify or "coupled")
@@ -244,8 +244,8 @@ def _pairs(
     contexts: int, seed: int,
 ) -> "Pairs":  # fmt: skip
     """Logits of both models at contexts of the target's own text at this temperature."""
+    from foretoken.analysis.pairs import PairText, collect
     from foretoken.bench import encode_item, load_suite, select
-    from foretoken.tune.pairs import Text, collect
 
     wanted = [name.strip() for name in categories.split(",")] if categories is not None else None
     items = select(load_suite(prompts), categories=wanted, limit=limit)
@@ -254,7 +254,7 @@ def _pairs(
         ids = encode_item(engine, item)
         if len(ids) < engine.model.spec.max_positions:
             done = engine.generate(ids, temperature=temperature, seed=seed + index, max_new_tokens=max_new_tokens)
-            texts.append(Text([*ids, *done.token_ids], len(ids)))
+            texts.append(PairText([*ids, *done.token_ids], len(ids)))
     return collect(engine.model, _draft_of(engine), texts, per_text=contexts)
 
 

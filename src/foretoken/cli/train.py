@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from foretoken import builtin
 from foretoken.cli import options as o
 from foretoken.cli import settings
 from foretoken.cli.errors import say
 from foretoken.cli.fields import option_name, with_fields
 from foretoken.cli.output import as_json, has_color, waiting, write
+from foretoken.core import builtin
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.journal import first_difference
 from foretoken.core.settings import check_keys
-from foretoken.errors import ConfigError, nearest
-from foretoken.journal import first_difference
 from foretoken.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -178,8 +178,8 @@ def _drafter(
     answering = {**answering, "max_length": TrainConfig(**training).max_length}
     given.setdefault("seed", TrainConfig.seed)
     with waiting(f"loading {target}", no_color=no_color):
+        from foretoken.methods.common.teacher import Teacher
         from foretoken.model.load import load_model
-        from foretoken.train.lesson import Teacher
         from foretoken.train.responses import target_hash
 
         model = load_model(target, dtype=dtype, device=local(device), implementation="transformers")

@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from foretoken.core.errors import ConfigError
 from foretoken.core.settings import setting
-from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from torch import Tensor

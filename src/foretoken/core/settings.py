@@ -9,7 +9,7 @@ from functools import lru_cache
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError, nearest
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter

@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from foretoken.draft.shape import Shape
+from foretoken.core.noise import Noise, race
+from foretoken.core.probs import History, Processors
+from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
+from foretoken.draft.shapes import Shape
+from foretoken.kernels.cdf import invert_cdf
 from foretoken.model.target import Target
-from foretoken.noise import Noise, race
-from foretoken.sampling import History, Processors, invert_cdf
-from foretoken.tree import Draws, Law, TokenTree
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Capabilities:
     """What a method can do and what it needs."""
 
     summary: str
-    draws: bool  # can draw from a law (COUPLED, IID); False: every proposal is FIXED
+    draws: bool  # can draw from a distribution (COUPLED, IID); False: every proposal is FIXED
     needs_draft: bool = False  # needs a model of its own
     needs_prediction: bool = False  # needs the caller's guess of the output
     reads_target: bool = False  # observe() needs hidden states of the target: those of ``Method.taps``
@@ -55,7 +56,7 @@ class Context:
     lengths: list[int]  # the same on the host
     pending: Tensor  # [B] int64
     predictions: list[list[int]]  # the caller's guess of each row's output, as tokens; empty where there is none
-    room: list[int]  # greatest depth that each row can use before its limit: no row's nodes may be deeper
+    depth_limit: list[int]  # greatest depth that each row can use before its limit: no row's nodes may be deeper
     # If a list: growing appends the draft's logits [B, n, V] after the root and after the nodes it reads, in order.
     draft_logits: list[Tensor] | None = field(default=None, kw_only=True)
 
@@ -96,7 +97,7 @@ class Drafter(ABC):
     """The memory of one batch of rows: those of the context that it was opened with, in that order.
 
     Calls alternate: propose, observe, propose, ...; ``read_prompt`` comes before the first proposal, ``keep``, ``join`` and
-    ``warm`` between steps. All come from one thread, under ``torch.inference_mode``. Only ``propose`` is required. A
+    ``catch_up`` between steps. All come from one thread, under ``torch.inference_mode``. Only ``propose`` is required. A
     drafter that computes its guesses from the context alone has no memory and needs nothing else.
     """
 
@@ -121,10 +122,10 @@ class Drafter(ABC):
             )
 
     @abstractmethod
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree whose root is ``context.pending``. draws is how to draw where the method can; a deterministic method
         proposes FIXED nodes for every value of draws. Rows may get fewer nodes than the shape allows, or none; none of
-        row b is deeper than ``context.room[b]``. All randomness comes from noise. The drafter must not change the
+        row b is deeper than ``context.depth_limit[b]``. All randomness comes from noise. The drafter must not change the
         tree's tensors before ``observe`` has returned."""
 
     def read_prompt(self, chunk: PromptChunk) -> None:  # noqa: B027
@@ -143,11 +144,11 @@ class Drafter(ABC):
         where ``can_join``."""
         raise RuntimeError(f"{type(self).__name__} was joined though its can_join is False")
 
-    def lag(self, context: Context) -> list[int]:
+    def num_unread(self, context: Context) -> list[int]:
         """[B] how many tokens of each row's known text the next proposal would read beside the pending one."""
         return [0] * context.num_rows
 
-    def warm(self, context: Context, row: int, most: int) -> int:
+    def catch_up(self, context: Context, row: int, most: int) -> int:
         """Read at most ``most`` tokens of the row's known text that the drafter would otherwise read in its next proposal;
         returns how many are still unread (0: nothing to do). It keeps a long prompt, or a long time without guessing,
         from delaying a step. Other rows are not changed."""
@@ -213,11 +214,11 @@ class Method(ABC):
         """
 
 
-def choose(law: Tensor, how: Law, noise: Noise, *, depth: int, node: int) -> Tensor:
-    """[B] int64: the token of node ``node``, child of a node at this depth, drawn from law [B, V] in the way
+def choose(probs: Tensor, how: DrawnBy, noise: Noise, *, depth: int, node: int) -> Tensor:
+    """[B] int64: the token of node ``node``, child of a node at this depth, drawn from probs [B, V] in the way
     ``how``."""
-    if how == Law.COUPLED:
-        return race(law, noise.coupled_keys(depth + 1)[:, depth])
-    if how == Law.FIXED:
-        return law.argmax(-1)
-    return invert_cdf(law, noise.draft(node))
+    if how == DrawnBy.COUPLED:
+        return race(probs, noise.coupled_keys(depth + 1)[:, depth])
+    if how == DrawnBy.FIXED:
+        return probs.argmax(-1)
+    return invert_cdf(probs, noise.draft(node))

@@ -9,14 +9,14 @@ from typing import Any, ClassVar
 
 import torch
 
+from foretoken.core.errors import ConfigError
+from foretoken.core.tree import DrawMode
 from foretoken.draft.base import Capabilities, Method
 from foretoken.draft.legality import check_combination, parse_draws
-from foretoken.draft.shape import Shape, parse_shape
-from foretoken.errors import ConfigError
-from foretoken.heads.base import Head
-from foretoken.heads.load import load_kind
+from foretoken.draft.shapes import Shape, parse_shape
+from foretoken.methods.common.head import Head
+from foretoken.methods.common.load import load_kind
 from foretoken.model.target import CausalModel
-from foretoken.tree import Draws
 from foretoken.verify import Verifier, parse_verifier
 
 SHARED = frozenset({"num_speculative_tokens", "verify", "shape", "draws", "judge"})
@@ -35,7 +35,7 @@ class Loader:
 
 @dataclass(frozen=True)
 class RuleLoader:
-    """Loading functions that a verifier may use: see ``verify.law.VerifierLoader``."""
+    """Loading functions that a verifier may use: see ``verify.distribution.VerifierLoader``."""
 
     target: CausalModel
     guesses: bool  # False: plain decoding, nothing will ever be verified
@@ -95,7 +95,7 @@ class MethodConfig(ABC):
         return parse_shape(self.shape, self.num_speculative_tokens)
 
     @property
-    def proposal_draws(self) -> Draws:
+    def proposal_draws(self) -> DrawMode:
         """How the method must draw its children."""
         return parse_draws(self.draws) or self.verifier.draws
 

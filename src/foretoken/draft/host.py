@@ -5,8 +5,8 @@ from collections.abc import Sequence
 
 import torch
 
+from foretoken.core.tree import TokenTree
 from foretoken.draft.base import Context
-from foretoken.tree import TokenTree
 
 Node = tuple[int, int]
 """(parent, token) of a guess: guesses are numbered from 1 as they stand in their list; 0 is the root."""

@@ -3,28 +3,28 @@
 FIXED nodes are sound under every verifier, so most combinations are; refused combinations would be undefined or biased.
 """
 
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.tree import DrawMode
 from foretoken.draft.base import Capabilities
-from foretoken.draft.shape import Shape
-from foretoken.errors import ConfigError, nearest
-from foretoken.tree import Draws
+from foretoken.draft.shapes import Shape
 from foretoken.verify import Verifier
 
-SAMPLED = (Draws.IID, Draws.WITHOUT_REPLACEMENT, Draws.GREEDY)
+SAMPLED = (DrawMode.IID, DrawMode.WITHOUT_REPLACEMENT, DrawMode.GREEDY)
 """Draws whose distribution a verifier has to correct for."""
 
 
-def parse_draws(text: str) -> Draws | None:
+def parse_draws(text: str) -> DrawMode | None:
     """The way of drawing; None for "auto". Raises ConfigError."""
     if text == "auto":
         return None
-    known = [draws.value for draws in Draws]
+    known = [draws.value for draws in DrawMode]
     if text not in known:
         raise ConfigError(f"draws = {text!r} is not a way of drawing{nearest(text, ['auto', *known])}")
-    return Draws(text)
+    return DrawMode(text)
 
 
 def check_combination(
-    method: str, capabilities: Capabilities, verifier: Verifier, shape: Shape, draws: Draws | None
+    method: str, capabilities: Capabilities, verifier: Verifier, shape: Shape, draws: DrawMode | None
 ) -> None:
     """Raise ConfigError, with the reason and the nearest legal choice, where the parts do not compose.
 
@@ -36,7 +36,7 @@ def check_combination(
 
 
 def refusal(
-    method: str, capabilities: Capabilities, verifier: Verifier, shape: Shape, draws: Draws | None
+    method: str, capabilities: Capabilities, verifier: Verifier, shape: Shape, draws: DrawMode | None
 ) -> str | None:
     """Why a combination is not legal; None where it is."""
     asked = draws or verifier.draws
@@ -45,8 +45,8 @@ def refusal(
             f"method {method!r} cannot grow the shape {shape.name!r}: choose shape {_either(capabilities.shapes)}, "
             "or another method"
         )
-    if draws is not None and draws != Draws.FIXED and not capabilities.draws:
-        return f"method {method!r} draws from no law: choose draws 'auto' or 'fixed', not {draws.value!r}"
+    if draws is not None and draws != DrawMode.FIXED and not capabilities.draws:
+        return f"method {method!r} draws from no distribution: choose draws 'auto' or 'fixed', not {draws.value!r}"
     if verifier.chains_only and not shape.is_chain:
         return (
             f"verifier {verifier.name!r} is defined on chains, and shape {shape.name!r} branches: "
@@ -54,7 +54,8 @@ def refusal(
         )
     if shape.fixed and draws in SAMPLED:
         return (
-            f"shape {shape.name!r} ranks its nodes after they were found, so none is a draw of law {asked.value!r} "
+            f"shape {shape.name!r} ranks its nodes after they were found, so none is a draw of distribution "
+            f"{asked.value!r} "
             "(verified as one, the text would be biased): choose draws 'fixed' or 'auto', or shape 'dyspec'"
         )
     # A shape that ranks afterwards uses FIXED nodes where sampled ones were requested: no draws are counted.

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 
 import torch
 
+from foretoken.core.errors import ConfigError
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawMode, TokenTree, chain_tree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.config import Loader, MethodConfig
-from foretoken.draft.shape import Shape
-from foretoken.errors import ConfigError
+from foretoken.draft.shapes import Shape
 from foretoken.model.target import Target
-from foretoken.noise import Noise
-from foretoken.tree import Draws, TokenTree, chain_tree
 
 
 class NgramIndex:
@@ -66,9 +66,9 @@ class NgramDrafter(Drafter):
         for index, ids in zip(self.indices, context.history.ids, strict=True):
             index.extend(ids)
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains; a row without a match gets the root alone."""
-        wanted = [min(shape.depth, room) for room in context.room]
+        wanted = [min(shape.depth, depth_limit) for depth_limit in context.depth_limit]
         return chain_of(context, [index.lookup(most) for index, most in zip(self.indices, wanted, strict=True)])
 
     def observe(self, commit: Commit) -> None:

@@ -2,12 +2,12 @@
 
 from dataclasses import dataclass
 
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawMode, TokenTree, root_tree
 from foretoken.draft.base import Capabilities, Context, Drafter, Method
 from foretoken.draft.config import Loader, MethodConfig
-from foretoken.draft.shape import Shape
+from foretoken.draft.shapes import Shape
 from foretoken.model.target import Target
-from foretoken.noise import Noise
-from foretoken.tree import Draws, TokenTree, root_tree
 
 
 class NoDrafter(Drafter):
@@ -15,7 +15,7 @@ class NoDrafter(Drafter):
 
     can_join = True
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """One node a row."""
         return root_tree(context.pending)
 

@@ -3,19 +3,19 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawMode, TokenTree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.ngram import chain_of
-from foretoken.draft.shape import Shape
+from foretoken.draft.shapes import Shape
 from foretoken.model.target import Target
-from foretoken.noise import Noise
-from foretoken.tree import Draws, TokenTree
 
 MAX_ANCHOR = 8
 """Longest suffix of the output, in tokens, that is searched for in the prediction after a mismatch."""
 
 
-class Follower:
+class PredictionFollower:
     """A place in one predicted text. While the output agrees, the place advances; after a mismatch it is searched for.
 
     It is found where the longest suffix of the output (at most MAX_ANCHOR tokens) occurs in the prediction; of equally
@@ -64,11 +64,11 @@ class PredictionDrafter(Drafter):
     can_join = True
 
     def __init__(self, context: Context) -> None:
-        self.followers = [Follower(prediction) for prediction in context.predictions]
+        self.followers = [PredictionFollower(prediction) for prediction in context.predictions]
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains; a row whose place is lost gets the root alone."""
-        wanted = [min(shape.depth, room) for room in context.room]
+        wanted = [min(shape.depth, depth_limit) for depth_limit in context.depth_limit]
         return chain_of(context, [follower.guess(most) for follower, most in zip(self.followers, wanted, strict=True)])
 
     def observe(self, commit: Commit) -> None:

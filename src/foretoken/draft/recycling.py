@@ -12,19 +12,19 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from foretoken.analysis.theory.shape import best_tree
+from foretoken.core.errors import ConfigError
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawMode, DrawnBy, TokenTree, root_tree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.host import Node, depth_first, tree_of
-from foretoken.draft.shape import Delayed, Sequoia, Shape, Static
-from foretoken.errors import ConfigError
+from foretoken.draft.shapes import Delayed, Sequoia, Shape, Static
 from foretoken.model.target import Target
-from foretoken.noise import Noise
-from foretoken.theory.shape import best_tree
-from foretoken.tree import Draws, Law, TokenTree, root_tree
 
 
 @dataclass(frozen=True)
-class Template:
+class CandidateTree:
     """A tree of fixed form, depth first, each node with its rank among its siblings."""
 
     parent: tuple[int, ...]  # parent[0] = -1
@@ -32,7 +32,7 @@ class Template:
     depth: tuple[int, ...]
 
     @classmethod
-    def of(cls, parent: Sequence[int]) -> "Template":
+    def of(cls, parent: Sequence[int]) -> "CandidateTree":
         """parent[0] = -1, parent < child."""
         ordered = (-1, *(above for above, _ in depth_first([(above, 0) for above in parent[1:]])))
         rank, depth = [0], [0]
@@ -50,18 +50,18 @@ class Template:
 
 
 @lru_cache(maxsize=64)
-def template(shape: Shape, num_candidates: int, room: int) -> Template:
+def template(shape: Shape, num_candidates: int, depth_limit: int) -> CandidateTree:
     """The tree of a shape, at most room deep, without children beyond those that a token has candidates for."""
-    depth = min(shape.depth, room)
+    depth = min(shape.depth, depth_limit)
     if isinstance(shape, Sequoia):
-        return Template.of(best_tree(shape.acceptance[:num_candidates], shape.size + 1, depth))
+        return CandidateTree.of(best_tree(shape.acceptance[:num_candidates], shape.size + 1, depth))
     branching = shape.branching if isinstance(shape, Static | Delayed) else (1,) * depth
     parent, level = [-1], [0]
     for count in branching[:depth]:
         below = [above for above in level for _ in range(min(count, num_candidates))]
         level = list(range(len(parent), len(parent) + len(below)))
         parent += below
-    return Template.of(parent)
+    return CandidateTree.of(parent)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Lookup:
 
 
 @lru_cache(maxsize=64)
-def lookup(form: Template, device: torch.device) -> Lookup:
+def lookup(form: CandidateTree, device: torch.device) -> Lookup:
     """Shared between calls: never write to it."""
 
     def tensor(values: Sequence[int], dtype: torch.dtype = torch.int64) -> Tensor:
@@ -102,8 +102,9 @@ class Matrix:
         shape = (vocab_size + 2, num_candidates)
         self.entries = torch.full(shape, self.nothing, dtype=torch.int32, device=device)
 
-    def grow(self, pending: Tensor, form: Template, room: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """(tokens, parent) [B, N] int64 of a template filled from the root on; nodes deeper than room[b] are padding."""
+    def grow(self, pending: Tensor, form: CandidateTree, depth_limit: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """(tokens, parent) [B, N] int64 of a template filled from the root on; nodes deeper than depth_limit[b] are
+        padding."""
         at, flat = lookup(form, pending.device), self.entries.view(-1)
         num_candidates = self.entries.shape[1]
         level = pending[:, None].to(torch.int32)  # [B, W]
@@ -114,8 +115,8 @@ class Matrix:
             levels.append(level)
         tokens = torch.cat(levels, 1).index_select(1, at.order).long()
         unknown = tokens == self.nothing
-        if min(room) < max(form.depth):
-            unknown |= at.depth > torch.tensor(room, device=pending.device).clamp(min=0)[:, None]
+        if min(depth_limit) < max(form.depth):
+            unknown |= at.depth > torch.tensor(depth_limit, device=pending.device).clamp(min=0)[:, None]
         return tokens.masked_fill(unknown, 0), at.parent.masked_fill(unknown, -1)
 
     def update(self, tree: TokenTree, candidates: Tensor) -> None:
@@ -137,18 +138,18 @@ class RecyclingDrafter(Drafter):
     def __init__(self, matrix: Matrix, num_candidates: int) -> None:
         self.matrix, self.num_candidates = matrix, num_candidates
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED trees of the shape, depth first, with gaps where nothing is known."""
-        room = max(0, *context.room)
-        if room == 0:
+        depth_limit = max(0, *context.depth_limit)
+        if depth_limit == 0:
             return root_tree(context.pending)
-        form = template(shape, self.num_candidates, min(room, shape.depth))
-        tokens, parent = self.matrix.grow(context.pending, form, context.room)
+        form = template(shape, self.num_candidates, min(depth_limit, shape.depth))
+        tokens, parent = self.matrix.grow(context.pending, form, context.depth_limit)
         if context.device.type == "cpu":  # a look at the last known node is free here and saves the target's work
             known = (parent >= 0).any(0).nonzero()
             end = int(known[-1]) + 1 if len(known) else 1
             tokens, parent = tokens[:, :end], parent[:, :end]
-        return TokenTree(tokens, parent, torch.full_like(tokens, int(Law.FIXED)), max_children=max(form.rank) + 1)
+        return TokenTree(tokens, parent, torch.full_like(tokens, int(DrawnBy.FIXED)), max_children=max(form.rank) + 1)
 
     def observe(self, commit: Commit) -> None:
         """Learn from every node that the target read, those rejected included."""
@@ -171,15 +172,15 @@ class RowDrafter(Drafter):
         self.num_candidates = num_candidates
         self.tables: list[dict[int, list[int]]] = [{} for _ in range(num_rows)]  # token -> what is likely after it
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED trees of the shape, depth first, as far as they are known."""
-        rows = zip(self.tables, context.history.ids, context.room, strict=True)
-        return tree_of(context, [self._guess(table, ids[-1], shape, room) for table, ids, room in rows])
+        rows = zip(self.tables, context.history.ids, context.depth_limit, strict=True)
+        return tree_of(context, [self._guess(table, ids[-1], shape, depth_limit) for table, ids, depth_limit in rows])
 
-    def _guess(self, table: dict[int, list[int]], pending: int, shape: Shape, room: int) -> list[Node]:
-        if room < 1 or pending not in table:
+    def _guess(self, table: dict[int, list[int]], pending: int, shape: Shape, depth_limit: int) -> list[Node]:
+        if depth_limit < 1 or pending not in table:
             return []
-        form = template(shape, self.num_candidates, min(room, shape.depth))
+        form = template(shape, self.num_candidates, min(depth_limit, shape.depth))
         nodes: list[Node] = []
         known = {0: (0, pending)}  # node of the template -> (its number among the guesses, its token)
         for node in range(1, len(form.parent)):

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from heapq import heappop, heappush
 
+from foretoken.core.errors import ConfigError
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawMode, TokenTree
 from foretoken.draft.automaton import NOWHERE, Automaton, Place
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.host import Node, depth_first, tree_of
-from foretoken.draft.shape import OptTree, Shape
-from foretoken.errors import ConfigError
+from foretoken.draft.shapes import OptTree, Shape
 from foretoken.model.target import Target
-from foretoken.noise import Noise
-from foretoken.tree import Draws, TokenTree
 
 STATE_BYTES = 384
 """Of an automaton, a state, as Python holds it: 350 to 370 measured, a token taking 1.2 to 1.3 states."""
@@ -77,7 +77,7 @@ class Library:
 
 
 @dataclass
-class Reader:
+class SuffixReader:
     """Where a text stands in an automaton that grows by other texts."""
 
     automaton: Automaton
@@ -104,12 +104,12 @@ class SuffixRow:
     text: list[int]
     num_prompt: int
     own: Automaton
-    readers: list[Reader] = field(default_factory=list)  # of the library's automata
+    readers: list[SuffixReader] = field(default_factory=list)  # of the library's automata
 
     def places(self, library: Library) -> list[tuple[Automaton, Place]]:
         """The longest match in each source, the row's own text first."""
         known = {id(reader.automaton): reader for reader in self.readers}
-        self.readers = [known.get(id(automaton)) or Reader(automaton) for automaton in library.automata]
+        self.readers = [known.get(id(automaton)) or SuffixReader(automaton) for automaton in library.automata]
         return [(self.own, self.own.repeat()), *((reader.automaton, reader.read(self.text)) for reader in self.readers)]
 
 
@@ -156,20 +156,24 @@ class SuffixDrafter(Drafter):
         for row in self.rows:
             row.own.extend(row.text)
 
-    def propose(self, context: Context, shape: Shape, draws: Draws, noise: Noise) -> TokenTree:
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED trees, depth first, the best child first; a row without a match gets the root alone."""
         return tree_of(
-            context, [self._guess(row, shape, room) for row, room in zip(self.rows, context.room, strict=True)]
+            context,
+            [
+                self._guess(row, shape, depth_limit)
+                for row, depth_limit in zip(self.rows, context.depth_limit, strict=True)
+            ],
         )
 
-    def _guess(self, row: SuffixRow, shape: Shape, room: int) -> list[Node]:
+    def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int) -> list[Node]:
         options = self.options
         size, width = (shape.size, shape.width) if isinstance(shape, OptTree) else (shape.depth, 1)
         best: list[Node] = []
         highest = 0.0
         for automaton, place in row.places(self.library):
             reach = int(options.max_spec_factor * place[1] + options.max_spec_offset)
-            depth = min(shape.depth, room, reach)
+            depth = min(shape.depth, depth_limit, reach)
             if place[1] < options.min_match or depth < 1:
                 continue
             nodes, score = best_first(

@@ -1,6 +1,6 @@
 """The rows that one pass decodes, and the rows whose prompts are still being read, with their places in the KV pool.
 
-The pool's rows are ``[decoding, team by team | arriving]``. Rows are added and removed between steps. ``places``
+The pool's rows are ``[decoding, group by group | arriving]``. Rows are added and removed between steps. ``places``
 computes their new places and moves as few rows as possible.
 """
 
@@ -12,19 +12,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.core.probs import Processors
+from foretoken.core.tree import DrawMode
 from foretoken.draft.base import Drafter, PromptChunk
-from foretoken.engine.deferred import open_drafter
 from foretoken.engine.event import Part, StepEvent
+from foretoken.engine.groups import Choice, Group, GroupedDrafter
+from foretoken.engine.lazy import open_drafter
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.state import Row, State
 from foretoken.engine.step import step
 from foretoken.engine.tapping import Tapping
-from foretoken.engine.team import Choice, Ensemble, Team
 from foretoken.model.cache import KVCache
 from foretoken.model.prefill import PREFILL_CHUNK, feed
 from foretoken.model.target import CausalModel, Target
-from foretoken.sampling import Processors
-from foretoken.tree import Draws
 
 
 @dataclass
@@ -48,11 +48,11 @@ class Arrival:
 
 @dataclass
 class Member:
-    """A row being decoded, and its team."""
+    """A row being decoded, and its group."""
 
     row: Row
     choice: Choice
-    team: Team
+    group: Group
 
 
 class Batch:
@@ -80,9 +80,9 @@ class Batch:
         self.target = Target.of(model, self.pool)
         self.members: list[Member] = []
         self.arrivals: list[Arrival] = []
-        self.teams: list[Team] = []
+        self.groups: list[Group] = []
         self.state: State | None = None
-        self.ensemble = Ensemble([])
+        self.grouped = GroupedDrafter([])
         self._pack = model.spec.device.type == "cpu" and not width
 
     # -- membership ------------------------------------------------------------------------------------------------
@@ -137,9 +137,9 @@ class Batch:
             arrival.drafter.read_prompt(PromptChunk([0], [count], taps))
             arrival.taps.append(taps)
 
-    def read(self, most: int, *, warm: bool, whole: bool = False) -> tuple[int, float]:
+    def read(self, most: int, *, catch_up: bool, whole: bool = False) -> tuple[int, float]:
         """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Requests whose text is
-        complete decode from the next step on. warm: drafters read the text too, where they can. whole: read all texts,
+        complete decode from the next step on. catch_up: drafters read the text too, where they can. whole: read all texts,
         in several passes if needed."""
         begun = perf_counter()
         total, seen, ready = 0, [], []
@@ -151,7 +151,7 @@ class Batch:
             total += sum(counts)
             for arrival, count in zip(chosen, counts, strict=True):
                 arrival.filled += count
-                arrival.unread = arrival.drafter.warm(arrival.state, 0, most) if warm else 0
+                arrival.unread = arrival.drafter.catch_up(arrival.state, 0, most) if catch_up else 0
             done = [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
             ready += done
             seen += chosen
@@ -244,18 +244,18 @@ class Batch:
                 if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
                     taken = self.pool.rows(place, place + 1)
                     self._remember(known, taken, layers, arrival.taps, arrival.row.tenant)
-        rows_of: dict[int, list[tuple[int, Member]]] = {id(team): [] for team in self.teams}
-        for team in self.teams:  # remove rows, drafters first: a drafter has its team's rows, in the same order
-            kept = [index for index in staying if team.start <= index < team.stop]
-            if len(kept) < team.stop - team.start and kept:
-                team.drafter.keep([index - team.start for index in kept])
-            rows_of[id(team)] = [(index, self.members[index]) for index in kept]
-        self.teams = [team for team in self.teams if rows_of[id(team)]]
+        rows_of: dict[int, list[tuple[int, Member]]] = {id(group): [] for group in self.groups}
+        for group in self.groups:  # remove rows, drafters first: a drafter has its group's rows, in the same order
+            kept = [index for index in staying if group.start <= index < group.stop]
+            if len(kept) < group.stop - group.start and kept:
+                group.drafter.keep([index - group.start for index in kept])
+            rows_of[id(group)] = [(index, self.members[index]) for index in kept]
+        self.groups = [group for group in self.groups if rows_of[id(group)]]
         for drafter, together in self._joined(ready):
-            found = next((team for team in self.teams if team.key == together[0].choice.key), None)
+            found = next((group for group in self.groups if group.key == together[0].choice.key), None)
             if found is None or not drafter.can_join:  # then its drafter serves this row only
-                found = Team(together[0].choice, drafter, together[0].target)
-                self.teams.append(found)
+                found = Group(together[0].choice, drafter, together[0].target)
+                self.groups.append(found)
                 rows_of[id(found)] = []
             else:
                 rows = [member.row for _, member in rows_of[id(found)]] + [arrival.row for arrival in together]
@@ -268,20 +268,20 @@ class Batch:
             arrival for arrival in self.arrivals if id(arrival) not in coming and id(arrival.row) not in gone
         ]
         ranges, stop = [], 0
-        for team in self.teams:
-            old = [place for place, _ in rows_of[id(team)]]
+        for group in self.groups:
+            old = [place for place, _ in rows_of[id(group)]]
             ranges.append((stop, old))
             stop += len(old)
         waiting = [where[id(arrival)] for arrival in self.arrivals]
         order: list[int] = []
         self.members = []
-        for team, (start, old) in zip(self.teams, ranges, strict=True):
+        for group, (start, old) in zip(self.groups, ranges, strict=True):
             placed = places(start, old)
             if placed != old:
-                team.drafter.keep([old.index(place) for place in placed])
+                group.drafter.keep([old.index(place) for place in placed])
             order += placed
-            team.start, team.stop = start, start + len(old)
-            by_place = dict(rows_of[id(team)])
+            group.start, group.stop = start, start + len(old)
+            by_place = dict(rows_of[id(group)])
             self.members += [by_place[place] for place in placed]
         arriving = places(stop, waiting)
         by_old = {where[id(arrival)]: arrival for arrival in self.arrivals}
@@ -293,7 +293,7 @@ class Batch:
         for place in range(len(order), before):
             self.pool.release(place)
         self.state = self._open_state([member.row for member in self.members]) if self.members else None
-        self.ensemble = Ensemble(self.teams)
+        self.grouped = GroupedDrafter(self.groups)
         self._bind()
 
     def _joined(self, ready: Sequence[Arrival]) -> list[tuple[Drafter, list[Arrival]]]:
@@ -316,8 +316,8 @@ class Batch:
     def _bind(self) -> None:
         """Every target sees its own rows of the pool."""
         self.target.cache = self.pool.rows(0, len(self.members))
-        for team in self.teams:
-            team.target.cache = self.pool.rows(team.start, team.stop)
+        for group in self.groups:
+            group.target.cache = self.pool.rows(group.start, group.stop)
         for place, arrival in enumerate(self.arrivals, len(self.members)):
             arrival.target.cache = self.pool.rows(place, place + 1)
 
@@ -325,14 +325,14 @@ class Batch:
 
     def step(self, caps: Sequence[int] | None = None) -> StepEvent:
         """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says."""
-        state, ensemble = self.state, self.ensemble
+        state, grouped = self.state, self.grouped
         assert state is not None
         if self._draft_logits:
             state.draft_logits = []
         state.limit([member.choice.max_depth for member in self.members] if caps is None else caps)
         return step(
-            state, self.target, ensemble, ensemble.verifier, self.teams[0].shape, Draws.FIXED,
-            width=self.width, pack=self._pack, tapping=ensemble.tapping,
+            state, self.target, grouped, grouped.verifier, self.groups[0].shape, DrawMode.FIXED,
+            width=self.width, pack=self._pack, tapping=grouped.tapping,
         )  # fmt: skip
 
     @property
@@ -342,14 +342,14 @@ class Batch:
 
     def parts(self) -> list[Part]:
         """The drafter and verifier of each group of rows."""
-        return [Part(team.start, team.stop, team.method.name, team.shape, team.verifier) for team in self.teams]
+        return [Part(group.start, group.stop, group.method.name, group.shape, group.verifier) for group in self.groups]
 
-    def lags(self) -> list[int]:
+    def num_unread(self) -> list[int]:
         """Known tokens that each member's drafter has not read."""
         assert self.state is not None
         found: list[int] = []
-        for team in self.teams:
-            found += team.drafter.lag(team.context(self.state))
+        for group in self.groups:
+            found += group.drafter.num_unread(group.context(self.state))
         return found
 
     def check_integrity(self) -> None:
@@ -359,19 +359,21 @@ class Batch:
                 f"{self.pool.num_rows} rows of the pool for {len(self.members)} members, {len(self.arrivals)} arrivals"
             )
         stop = 0
-        for team in self.teams:
-            if team.start != stop or team.stop <= team.start:
-                raise RuntimeError(f"a team has rows [{team.start}, {team.stop}), and the one before it ends at {stop}")
-            stop = team.stop
-            for member in self.members[team.start : team.stop]:
-                if member.team is not team or member.choice.key != team.key:
-                    raise RuntimeError(f"request {member.row.index} stands in another team's rows")
-            if team.target.cache.num_rows != team.stop - team.start:
+        for group in self.groups:
+            if group.start != stop or group.stop <= group.start:
                 raise RuntimeError(
-                    f"a team of {team.stop - team.start} rows has {team.target.cache.num_rows} cache rows"
+                    f"a group has rows [{group.start}, {group.stop}), and the one before it ends at {stop}"
+                )
+            stop = group.stop
+            for member in self.members[group.start : group.stop]:
+                if member.group is not group or member.choice.key != group.key:
+                    raise RuntimeError(f"request {member.row.index} stands in another group's rows")
+            if group.target.cache.num_rows != group.stop - group.start:
+                raise RuntimeError(
+                    f"a group of {group.stop - group.start} rows has {group.target.cache.num_rows} cache rows"
                 )
         if stop != len(self.members):
-            raise RuntimeError(f"{len(self.members)} members, and the last team ends at {stop}")
+            raise RuntimeError(f"{len(self.members)} members, and the last group ends at {stop}")
         if (self.state is None) != (not self.members):
             raise RuntimeError("there must be a state iff there are members")
         if self.state is not None:

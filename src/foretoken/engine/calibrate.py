@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 
+from foretoken.core.noise import derive_seed
 from foretoken.core.params import SamplingParams
 from foretoken.engine.batch import Batch
+from foretoken.engine.groups import Choice
 from foretoken.engine.state import Row
-from foretoken.engine.team import Choice
 from foretoken.engine.text import TextStream
 from foretoken.model.prefill import PREFILL_CHUNK
 from foretoken.model.target import CausalModel
-from foretoken.noise import derive_seed
 from foretoken.planner.costs import CostTable
 from foretoken.planner.files import identity, load, save
 from foretoken.planner.measure import PLAIN, StepSeconds, measure
@@ -55,17 +55,17 @@ class Bench:
             batch = Batch(self.model, max_rows=1, capacity=PROMPT_TOKENS + choice.num_nodes + 64)
             batch.arrive(self._row(), choice)
             while batch.arrivals:
-                batch.read(PROMPT_TOKENS, warm=False)
+                batch.read(PROMPT_TOKENS, catch_up=False)
             batch.step([0])
-            lag = batch.lags()[0]
-            if not lag:
+            num_unread = batch.num_unread()[0]
+            if not num_unread:
                 return 0.0
             seconds = []
             for _ in range(3):  # the first call reads all pending tokens
                 begun = perf_counter()
                 batch.step([1])
                 seconds.append(perf_counter() - begun)
-            found.append(max(0.0, seconds[0] - min(seconds[1:])) / lag)
+            found.append(max(0.0, seconds[0] - min(seconds[1:])) / num_unread)
         return statistics.median(found)
 
     def _open(self, method: str, batch: int) -> Batch:
@@ -81,7 +81,7 @@ class Bench:
         for _ in range(batch):
             opened.arrive(self._row(), choice)
         while opened.arrivals:
-            opened.read(PREFILL_CHUNK, warm=True)
+            opened.read(PREFILL_CHUNK, catch_up=True)
         self._batches[key] = opened
         return opened
 

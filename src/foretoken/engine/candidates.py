@@ -9,9 +9,10 @@ _BLOCK = 64
 def candidates(logits: Tensor, count: int) -> Tensor | None:
     """[..., count] int64: the tokens of the largest logits [..., V], the largest first; None for a count of 0.
 
-    By logit, not by law: at temperature 0 and after filters a law has one token or few. Which of equal logits comes
-    first is left open: they are guesses. On a CPU ``topk`` takes 0.1 ms a node at V = 32,768, which for small models is
-    as much as their layers; so blocks are ranked by their maximum first: the best tokens lie in the best blocks.
+    By logit, not by distribution: at temperature 0 and after filters a distribution has one token or few. Which of
+    equal logits comes first is left open: they are guesses. On a CPU ``topk`` takes 0.1 ms a node at V = 32,768, which
+    for small models is as much as their layers; so blocks are ranked by their maximum first: the best tokens lie in the
+    best blocks.
     """
     if count == 0:
         return None

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from foretoken.core.errors import ConfigError
 from foretoken.draft.base import Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.none import NoneConfig
 from foretoken.engine.config import METHODS, speculative_config
 from foretoken.engine.engine import Engine
-from foretoken.engine.team import Choice, check_company
-from foretoken.errors import ConfigError
+from foretoken.engine.groups import Choice, check_together
 
 MARGIN = 64
 """Cache slots of a row beyond its longest text, for the guesses of a step."""
@@ -35,7 +35,7 @@ class Choices:
         self.default = self.of(engine.speculative, load=True)
         self.also = [self.of(config, load=True) for config in also]
         exits = [choice.method.exit_layer for choice in (self.default, *self.also)]
-        check_company([choice.method for choice in (self.default, *self.also)], exits)
+        check_together([choice.method for choice in (self.default, *self.also)], exits)
 
     @property
     def guessing(self) -> list[Choice]:

@@ -7,14 +7,14 @@ import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, get_origin, get_type_hints
 
-from foretoken import builtin
+from foretoken.core import builtin
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.registry import Registry, UnusableError
 from foretoken.core.settings import read
 from foretoken.draft.base import Capabilities
 from foretoken.draft.config import MethodConfig
-from foretoken.draft.model import DraftModelConfig
 from foretoken.draft.none import NoneConfig
-from foretoken.errors import ConfigError, nearest
-from foretoken.registry import Registry, UnusableError
+from foretoken.methods.draft_model.config import DraftModelConfig
 
 
 def _method(name: str, found: Any) -> type[MethodConfig]:

@@ -6,27 +6,27 @@ from typing import Any
 
 import torch
 
+from foretoken.core.errors import ConfigError, PromptError
+from foretoken.core.noise import derive_seed
 from foretoken.core.params import SamplingParams
 from foretoken.core.settings import checked
 from foretoken.draft.base import Method
 from foretoken.draft.config import Loader, MethodConfig
-from foretoken.draft.stopping import can_stop, check_stop
 from foretoken.engine.config import speculative_config
 from foretoken.engine.event import Observer
+from foretoken.engine.groups import Choice, check_together
+from foretoken.engine.loop import Limits, Loop
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.recorder import Recorder
 from foretoken.engine.result import Completion
-from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.state import Piece, Row
 from foretoken.engine.submission import Submission
-from foretoken.engine.team import Choice, check_company
 from foretoken.engine.text import TextStream, Tokenizer
 from foretoken.engine.vocabulary import check_vocabulary
-from foretoken.errors import ConfigError, PromptError
+from foretoken.methods.acceptance.stopping import can_stop, check_stop
 from foretoken.model.load import load_model, load_tokenizer
 from foretoken.model.prefill import round_up
 from foretoken.model.target import CausalModel
-from foretoken.noise import derive_seed
 
 Prompt = str | Sequence[int]
 """A text, or its token ids."""
@@ -163,7 +163,7 @@ class Engine:
         rows = [self.make_row(index, request) for index, request in enumerate(whole)]
         choices = [self.choice(request.speculative) for request in whole]
         methods = {id(choice.method): choice.method for choice in choices}.values()
-        check_company(list(methods), [method.exit_layer for method in methods])
+        check_together(list(methods), [method.exit_layer for method in methods])
         return self._completions(rows, choices, batch_size)
 
     def _completions(
@@ -242,13 +242,13 @@ class Engine:
                 raise failed
             yield ended
 
-    def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int) -> Scheduler:
+    def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int) -> Loop:
         """A scheduler without a planner and without a clock: its output is a function of the requests."""
         grown = max(choice.num_nodes for choice in choices)
         need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)
         capacity = round_up(need, 512 if self.width else 64)
         limits = Limits(num_rows, len(rows), (num_rows + 1) * capacity, capacity, stall_target_s=None)
-        return Scheduler(
+        return Loop(
             self.model,
             limits,
             None,

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from foretoken.draft.base import Commit
-from foretoken.draft.shape import Shape
+from foretoken.draft.shapes import Shape
 from foretoken.engine.state import Row
-from foretoken.verify.law import Evidence, Verdict, Verifier
+from foretoken.verify.base import Evidence, Verdict, Verifier
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class StepEvent:
     logits: Tensor  # [B, N, V] of the target, before any processor
     verdict: Verdict
     commit: Commit  # what was kept, cut where a row ended
-    room: Sequence[int]  # [B] greatest depth that the plan and the row's limits allowed
+    depth_limit: Sequence[int]  # [B] greatest depth that the plan and the row's limits allowed
     # Where the time went, on the host clock: on an accelerator, work is queued, not done, by then.
     seconds_draft: float  # proposing, the draft model's passes included
     seconds_draft_model: float  # the draft model's passes alone

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from foretoken.core.errors import ConfigError
 from foretoken.draft.base import Method
-from foretoken.errors import ConfigError
 from foretoken.model.target import CausalModel
 
 SHARE = 0.5

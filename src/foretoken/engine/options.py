@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from foretoken.core.errors import ConfigError
 from foretoken.core.settings import setting
-from foretoken.errors import ConfigError
 
 MODES = ("auto", "on", "off")
 SHARED_DRAFTS = ("off", "key", "all")
@@ -16,9 +16,11 @@ class ServiceOptions:
 
     max_num_seqs: int = setting(32, "Requests decoded together.")
     max_queue: int = setting(256, "Waiting requests at most; further ones get status 429.")
-    max_model_len: int | None = setting(None, "Tokens of prompt and output together.", told="the model's context")
+    max_model_len: int | None = setting(
+        None, "Tokens of prompt and output together.", num_delivered="the model's context"
+    )
     kv_memory_gib: float | None = setting(
-        None, "Memory of the KV cache.", metavar="GIB", told="a share of what is free"
+        None, "Memory of the KV cache.", metavar="GIB", num_delivered="a share of what is free"
     )
     stall_target_s: float = setting(
         0.1, "Target for how long reading a prompt delays decoding requests.",
@@ -26,14 +28,14 @@ class ServiceOptions:
     )  # fmt: skip
     speculation: str = setting(
         "auto", "auto: guess as much as pays under the load of the moment. on: always. off: never.",
-        metavar="|".join(MODES), panel="Speculation",
+        metavar="|".join(MODES), verifiers="Speculation",
     )  # fmt: skip
     # The KV of texts is kept for requests of the same tenant that begin alike.
     prefix_reuse: bool = setting(True, "Keep no KV for prompts that begin alike.", option="--no-prefix-reuse")
     shared_drafts: str = setting(
         "off", "What methods that learn from texts (suffix, recycling) guess from. off: each request's own text. key: that "
         "of all requests with the same API key. all: of all requests; clients can then see each other's texts in guesses.",
-        metavar="|".join(SHARED_DRAFTS), panel="Speculation",
+        metavar="|".join(SHARED_DRAFTS), verifiers="Speculation",
     )  # fmt: skip
     cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
 

@@ -101,7 +101,7 @@ class Recorder:
         self.seconds_target += event.seconds_target
         self.seconds_rest += event.seconds_rest
         self.num_generated_tokens += sum(map(len, event.commit.tokens))
-        self.planned = sum(event.room) / max(1, len(event.room))
+        self.planned = sum(event.depth_limit) / max(1, len(event.depth_limit))
         self.guessed = event.commit.tree.num_nodes > 1
         if self.steps is not None:
             self.steps.append(StepTime.of(event))

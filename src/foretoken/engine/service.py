@@ -10,23 +10,23 @@ from typing import Any, TypeVar
 
 import torch
 
+from foretoken.core.errors import ConfigError, ModelError, PromptError, ServiceClosedError
 from foretoken.draft.config import MethodConfig
 from foretoken.draft.none import NoMethod
 from foretoken.engine.calibrate import measured_costs
 from foretoken.engine.choices import MARGIN, Choices
 from foretoken.engine.engine import Engine, Request
+from foretoken.engine.groups import Choice
 from foretoken.engine.guard import GuardedProcessor
 from foretoken.engine.heap import IDLE_S, HeapKeeper
+from foretoken.engine.loop import Limits, Loop
 from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
 from foretoken.engine.options import ServiceOptions as ServiceOptions
 from foretoken.engine.prefix import PrefixStore
-from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.snapshot import Snapshot
 from foretoken.engine.state import Row
 from foretoken.engine.submission import Sink, Submission, Update
-from foretoken.engine.team import Choice
 from foretoken.engine.tenants import Tenants
-from foretoken.errors import ConfigError, ModelError, PromptError, ServiceClosedError
 from foretoken.model.prefill import round_up
 from foretoken.model.workers import release_workers
 from foretoken.planner.acceptance import Acceptance
@@ -61,7 +61,7 @@ class Service:
         self.engine, self.options = engine, options
         self._choices = Choices(engine, also, off=options.speculation == "off")
         self._tenants = Tenants(options.shared_drafts)
-        self._scheduler: Scheduler | None = None
+        self._loop: Loop | None = None
         self._planner: Planner | None = None
         self._inbox: deque[_Command | Callable[[], None]] = deque()
         self._news = threading.Condition()
@@ -119,7 +119,7 @@ class Service:
         self.max_model_len = longest
         self._planner = self._plan(rows)
         limits = Limits(rows, options.max_queue, self.kv_tokens, capacity, options.stall_target_s)
-        self._scheduler = Scheduler(
+        self._loop = Loop(
             self.engine.model, limits, self._planner, prefixes=prefixes, width=width, describe=self._describe,
             observers=self.engine.observers,
         )  # fmt: skip
@@ -176,7 +176,7 @@ class Service:
     def submit(self, submission: Submission, sink: Sink) -> None:
         """Queue a request; its sink receives the updates. Raises QueueFullError, ServiceClosedError, PromptError and
         ConfigError at once; the sink is then never called."""
-        if not self.ready or self._scheduler is None:
+        if not self.ready or self._loop is None:
             raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
         choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
         if choice.config.method in self._hopeless:
@@ -197,8 +197,8 @@ class Service:
             if submission.request_id in self._known:
                 raise ConfigError(f"request id {submission.request_id!r} is in use: ids must be unique")
             row = self._row(number, submission)
-            if len(self._known) - len(self._scheduler.running) >= self.options.max_queue:
-                self._scheduler.refuse()
+            if len(self._known) - len(self._loop.running) >= self.options.max_queue:
+                self._loop.refuse()
             self._known.add(submission.request_id)
             wire = ("submit", number, submission)
             self._inbox.append(_Command(lambda: self._enter(submission, row, choice, sink), wire))
@@ -245,25 +245,25 @@ class Service:
                 self._news.notify_all()
 
     def _cancel(self, request_id: str) -> None:
-        if self._scheduler is not None:
-            self._scheduler.cancel(request_id)
+        if self._loop is not None:
+            self._loop.cancel(request_id)
 
     def snapshot(self) -> Snapshot:
         """The current counters and gauges."""
-        if self._scheduler is None or self._planner is None:
+        if self._loop is None or self._planner is None:
             return Snapshot()
-        scheduler, planner = self._scheduler, self._planner
-        recorder, prefixes = scheduler.recorder, scheduler.prefixes
+        loop, planner = self._loop, self._planner
+        recorder, prefixes = loop.recorder, loop.prefixes
         return Snapshot(
-            num_running=len(scheduler.batch.members),
-            num_prefilling=len(scheduler.batch.arrivals),
-            num_waiting=len(scheduler.waiting) + len(self._inbox),
-            kv_used_tokens=sum(job.num_slots for job in list(scheduler.running.values())),
+            num_running=len(loop.batch.members),
+            num_prefilling=len(loop.batch.arrivals),
+            num_waiting=len(loop.waiting) + len(self._inbox),
+            kv_used_tokens=sum(job.num_slots for job in list(loop.running.values())),
             kv_capacity_tokens=self.kv_tokens,
             prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
             is_speculating=recorder.guessed,
             num_speculative_tokens=recorder.planned,
-            speedup=planner.speedup if scheduler.batch.members else None,
+            speedup=planner.speedup if loop.batch.members else None,
             num_steps=recorder.num_steps,
             num_finished=dict(recorder.num_finished),
             num_rejected=recorder.num_rejected,
@@ -280,11 +280,11 @@ class Service:
 
     def check_integrity(self) -> None:
         """Check the invariants between two steps. Raises RuntimeError where one is violated."""
-        self._call(self._check_books)
+        self._call(self._check_counters)
 
-    def _check_books(self) -> None:
-        assert self._scheduler is not None
-        self._scheduler.check_integrity()
+    def _check_counters(self) -> None:
+        assert self._loop is not None
+        self._loop.check_integrity()
 
     # -- the engine's thread ---------------------------------------------------------------------------------------
 
@@ -315,9 +315,9 @@ class Service:
         return result
 
     def _enter(self, submission: Submission, row: Any, choice: Choice, sink: Sink) -> None:
-        assert self._scheduler is not None
+        assert self._loop is not None
 
-        def told(update: Any) -> None:
+        def num_delivered(update: Any) -> None:
             if update.is_last:
                 with self._news:
                     self._known.discard(submission.request_id)
@@ -327,17 +327,17 @@ class Service:
             except Exception:
                 logger.exception("the sink of request %s failed", submission.request_id)
 
-        self._scheduler.submit(submission, row, choice, told)
+        self._loop.submit(submission, row, choice, num_delivered)
 
     def _run(self) -> None:
-        scheduler, model = self._scheduler, self.engine.model
-        assert scheduler is not None
+        loop, model = self._loop, self.engine.model
+        assert loop is not None
         while True:
-            if not self._inbox and not scheduler.has_work:
+            if not self._inbox and not loop.has_work:
                 release_workers()
                 self._rest()
             with self._news:
-                while not self._inbox and not scheduler.has_work and not self._closed:
+                while not self._inbox and not loop.has_work and not self._closed:
                     if not self._news.wait(HEARTBEAT_S) and model.is_shared:
                         break  # the other processes wait for a message, and their wait times out
                 todo, closed = list(self._inbox), self._closed
@@ -351,13 +351,13 @@ class Service:
                 with torch.inference_mode():
                     for command in todo:
                         command()
-                    if scheduler.has_work:
-                        scheduler.tick()
+                    if loop.has_work:
+                        loop.tick()
                         self._heap.worked()
             except Exception as error:
                 logger.exception("the engine failed")
                 self._failed = True
-                scheduler.fail_all(ModelError(f"the engine failed ({type(error).__name__}): restart the service"))
+                loop.fail_all(ModelError(f"the engine failed ({type(error).__name__}): restart the service"))
                 break
         with self._news:
             self._closed = True  # refuse further requests
@@ -369,31 +369,31 @@ class Service:
                     one()
             except Exception:
                 logger.exception("a request was lost in a stopping engine")
-        scheduler.fail_all(ServiceClosedError("the service stopped before the request ended"))
+        loop.fail_all(ServiceClosedError("the service stopped before the request ended"))
         with self._news:
             self._news.notify_all()
 
     def follow(self) -> None:
         """To be called in every process but process 0: decode the requests of process 0 until it closes."""
-        scheduler, model = self._scheduler, self.engine.model
-        if scheduler is None or model.is_leader:
+        loop, model = self._loop, self.engine.model
+        if loop is None or model.is_leader:
             raise ConfigError(
                 "follow() is for the processes beside process 0, after start(); process 0 takes the requests"
             )
         with torch.inference_mode():
             while True:
-                told: list[Any] = model.share([])
-                if told[-1]:  # closed
+                num_delivered: list[Any] = model.share([])
+                if num_delivered[-1]:  # closed
                     return
-                for kind, *rest in told[:-1]:
+                for kind, *rest in num_delivered[:-1]:
                     if kind == "cancel":
                         self._cancel(rest[0])
                         continue
                     number, submission = rest
                     choice = self._tenants.choice(self._choices.of(submission.speculative), submission.tenant)
-                    scheduler.submit(submission, self._row(number, submission), choice, _ignore)
-                if scheduler.has_work:
-                    scheduler.tick()
+                    loop.submit(submission, self._row(number, submission), choice, _ignore)
+                if loop.has_work:
+                    loop.tick()
 
     def _rest(self) -> None:
         """Wait for work. After a while without any, return freed memory to the system."""

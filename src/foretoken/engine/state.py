@@ -10,14 +10,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.core.errors import ModelError
 from foretoken.core.params import SamplingParams
+from foretoken.core.probs import History, Processors
+from foretoken.core.tree import TokenTree
 from foretoken.draft.base import Commit, Context
 from foretoken.engine.text import TextStream
-from foretoken.errors import ModelError
 from foretoken.model.prefill import round_up
-from foretoken.sampling import History, Processors
-from foretoken.tree import TokenTree
-from foretoken.verify.law import Verdict
+from foretoken.verify.base import Verdict
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,7 @@ class Row:
         return self.prompt_ids + self.token_ids
 
     @property
-    def room(self) -> int:
+    def depth_limit(self) -> int:
         """How many guesses the next step can use: one token of the remaining output is kept for the bonus.
 
         max_tokens ends with the context, so no guess within room lies beyond it either.
@@ -119,7 +119,7 @@ class State(Context):
             lengths=lengths,
             pending=torch.tensor([ids[-1] for ids in texts], device=device),
             predictions=[row.prediction for row in rows],
-            room=[row.room for row in rows],
+            depth_limit=[row.depth_limit for row in rows],
             rows=rows,
             seeds=torch.tensor([row.seed for row in rows], device=device),
             capacity=capacity,
@@ -132,7 +132,7 @@ class State(Context):
 
     def limit(self, caps: Sequence[int]) -> None:
         """In the next step row b guesses at most caps[b] deep."""
-        self.room = [min(room, cap) for room, cap in zip(self.room, caps, strict=True)]
+        self.depth_limit = [min(depth_limit, cap) for depth_limit, cap in zip(self.depth_limit, caps, strict=True)]
 
     def advance(
         self, tree: TokenTree, verdict: Verdict, taps: Tensor | None, candidates: Tensor | None = None
@@ -176,7 +176,7 @@ class State(Context):
             ids.extend(tokens)
         # A row that ended inside the path keeps no node after its last token: length is cut with the text.
         self.lengths = [len(ids) - 1 for ids in self.history.ids]
-        self.room = [row.room for row in self.rows]
+        self.depth_limit = [row.depth_limit for row in self.rows]
         device = before.device
         self.length = torch.tensor(self.lengths, device=device)
         self.pending = torch.tensor([ids[-1] for ids in self.history.ids], device=device)
@@ -191,7 +191,7 @@ class State(Context):
         self.length, self.pending, self.seeds = self.length[chosen], self.pending[chosen], self.seeds[chosen]
         self.lengths = [self.lengths[row] for row in rows]
         self.predictions = [self.predictions[row] for row in rows]
-        self.room = [self.room[row] for row in rows]
+        self.depth_limit = [self.depth_limit[row] for row in rows]
         self.rows = [self.rows[row] for row in rows]
 
     def check_integrity(self) -> None:

@@ -1,4 +1,4 @@
-"""One decode step, whole: propose, layout, forward, warp, verify, commit, observe, advance.
+"""One decode step, whole: propose, layout, forward, probabilities, verify, commit, observe, advance.
 
 There is no branch by method. A tree of one node is plain decoding by the same path: the baseline of every benchmark
 and the oracle of every test.
@@ -6,27 +6,27 @@ and the oracle of every test.
 
 from time import perf_counter
 
-from foretoken.bounds import check_tree
+from foretoken.core.noise import Noise
+from foretoken.core.probs import Paths, logits_to_probs
+from foretoken.core.tree import DrawMode, layout, pad_tree
 from foretoken.draft.base import Drafter
-from foretoken.draft.shape import Shape
+from foretoken.draft.shapes import Shape
 from foretoken.engine.candidates import candidates
 from foretoken.engine.event import StepEvent
 from foretoken.engine.state import State
 from foretoken.engine.tapping import Tapping
+from foretoken.kernels.bounds import check_tree
 from foretoken.model.target import Target
-from foretoken.noise import Noise
-from foretoken.sampling import Paths, warp
-from foretoken.tree import Draws, layout, pad_tree
-from foretoken.verify.law import Evidence, Panel, Verifier, draw
+from foretoken.verify.base import Evidence, RowVerifiers, Verifier, draw
 
 
 def step(
     state: State,
     target: Target,
     drafter: Drafter,
-    verifier: Verifier | Panel,
+    verifier: Verifier | RowVerifiers,
     shape: Shape,
-    draws: Draws,
+    draws: DrawMode,
     *,
     width: int = 0,
     pack: bool = False,
@@ -37,10 +37,10 @@ def step(
     width > 0 pads every pass to that many nodes and the attended span to 512 slots, so that plain and speculative
     passes run the very same kernels and agree bit for bit where the kernels are row-invariant. pack lets a model leave
     out the padding of ragged rows. A batch whose rows have several drafters and verifiers comes as an ``Ensemble`` and a
-    ``Panel``, which have the interface of a single one.
+    ``RowVerifiers``, which have the interface of a single one.
     """
     begun = perf_counter()
-    rows, room, spec, seconds_model = state.rows, state.room, target.spec, drafter.seconds_model
+    rows, depth_limit, spec, seconds_model = state.rows, state.depth_limit, target.spec, drafter.seconds_model
     noise = Noise(state.seeds, state.length)
     tree = drafter.propose(state, shape, draws, noise)
     check_tree(tree, spec.vocab_size)
@@ -56,7 +56,7 @@ def step(
     forwarded = perf_counter()
     assert output.logits is not None
 
-    p = warp(output.logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent))
+    p = logits_to_probs(output.logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent))
     evidence = Evidence(tree, p, noise, tapping.for_verifier(output.taps))
     verdict = draw(verifier, evidence)
     likely = candidates(output.logits, drafter.num_candidates)
@@ -65,7 +65,7 @@ def step(
         target.commit(*moves)
     drafter.observe(commit)
     return StepEvent(
-        rows, evidence, output.logits, verdict, commit, room,
+        rows, evidence, output.logits, verdict, commit, depth_limit,
         seconds_draft=proposed - begun,
         seconds_draft_model=drafter.seconds_model - seconds_model,
         seconds_target=forwarded - ready,

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from foretoken.core.errors import ForetokenError
 from foretoken.core.params import SamplingParams
 from foretoken.draft.config import MethodConfig
 from foretoken.engine.result import Completion
 from foretoken.engine.state import Piece
-from foretoken.errors import ForetokenError
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class StepTrace:
 
     tokens: list[int]  # [n] of the row's real nodes; node 0 is the pending token
     parent: list[int]  # [n]; -1 for node 0
-    probability: list[float]  # [n] the target's law of each node's token after its path; 1 for node 0
+    probability: list[float]  # [n] the target's distribution of each node's token after its path; 1 for node 0
     path: list[int]  # kept nodes, 0 first
     bonus: int | None  # the token that followed them; None where the text ended with a guess
 

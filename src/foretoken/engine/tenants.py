@@ -10,10 +10,10 @@ from collections import OrderedDict
 from dataclasses import replace
 from threading import Lock
 
+from foretoken.core.errors import ConfigError
 from foretoken.draft.base import Method
+from foretoken.engine.groups import Choice
 from foretoken.engine.options import check_shared
-from foretoken.engine.team import Choice
-from foretoken.errors import ConfigError
 
 MAX_STORE_BYTES = 256 << 20
 """Limit of all stores together; the least recently used is dropped first."""

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Protocol
 
-from foretoken.errors import VocabularyMismatchError
+from foretoken.core.errors import VocabularyMismatchError
 
 
 class HasVocabulary(Protocol):

@@ -4,7 +4,7 @@ from time import perf_counter
 
 import torch
 
-from foretoken.model.build import library
+from foretoken.kernels.native import library
 
 
 def dram_read_bandwidth(num_bytes: int = 1 << 30, *, repeats: int = 10, huge: bool = False) -> float:
@@ -13,7 +13,7 @@ def dram_read_bandwidth(num_bytes: int = 1 << 30, *, repeats: int = 10, huge: bo
     huge asks for 2 MiB pages, in which ``native.py`` keeps weights. Without the native library torch does the reading,
     and a summation's own cost may hide part of the bandwidth.
     """
-    from foretoken.model.native import huge_pages, native_functions
+    from foretoken.model.llama.native import huge_pages, native_functions
 
     memory = huge_pages(num_bytes) if huge else torch.empty(num_bytes, dtype=torch.uint8)
     memory.fill_(1)  # untouched pages would all be one page of zeros

@@ -10,7 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
-from foretoken.errors import CapacityError
+from foretoken.core.errors import CapacityError
 
 _NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
 _PAGE = mmap.PAGESIZE

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from foretoken.errors import ModelError
+from foretoken.core.errors import ModelError
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # each also with ".index.json", naming shards
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}

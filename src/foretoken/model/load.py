@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
-from foretoken.errors import ConfigError, ModelError, nearest
+from foretoken.core.errors import ConfigError, ModelError, nearest
 from foretoken.model.checkpoint import check_files, check_layers, resolve
-from foretoken.model.hf import TransformersModel
+from foretoken.model.hf.adapter import TransformersModel
+from foretoken.model.hf.probe import first_line
+from foretoken.model.hf.refusals import check_config
 from foretoken.model.parallel import Launch, ShardedModel, check_divides
-from foretoken.model.probe import first_line
-from foretoken.model.refusals import check_config
 from foretoken.model.target import CausalModel
 
 FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
@@ -130,7 +130,7 @@ def parse_device(device: str | torch.device) -> torch.device:
 def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
     """Why implementation ``kind`` ("lean" or "native") cannot run a configuration; None where it can."""
     try:
-        module = importlib.import_module(f"foretoken.model.{kind}")
+        module = importlib.import_module(f"foretoken.model.llama.{kind}")
         reason: str | None = module.supports(config, dtype, device)
     except Exception as error:  # no compiler, or an operator that does not build
         return first_line(error)
@@ -147,6 +147,6 @@ def _launch(implementation: str, device_map: Any) -> Launch:
 
 
 def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str) -> CausalModel:
-    module = importlib.import_module(f"foretoken.model.{kind}")
+    module = importlib.import_module(f"foretoken.model.llama.{kind}")
     model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name)
     return model

@@ -27,12 +27,12 @@ import torch
 from torch import Tensor
 from transformers.distributed import DistributedConfig
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
+from foretoken.core.noise import derive_seed, mix
+from foretoken.core.tree import Plan
 from foretoken.model.cache import KVCache
-from foretoken.model.hf import TransformersModel
+from foretoken.model.hf.adapter import TransformersModel
 from foretoken.model.target import Output, T
-from foretoken.noise import derive_seed, mix
-from foretoken.tree import Plan
 
 VARIABLES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 # Projections by whose rows a plan divides attention, and the count that must then divide by the number of processes.

@@ -6,8 +6,8 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
+from foretoken.core.tree import chain_parent, chain_tree, layout
 from foretoken.model.target import Target
-from foretoken.tree import chain_parent, chain_tree, layout
 
 PREFILL_CHUNK = 512
 """Most tokens of a row that one pass reads: bounds the memory of a mask, and the delay of decode steps."""

@@ -1,7 +1,7 @@
 """A language model that is a table of next-token distributions: a fake ``CausalModel`` for tests, shipped with the
 package.
 
-Its law after a node is a function of the last few tokens on the node's own path, so all code that uses a
+Its distribution after a node is a function of the last few tokens on the node's own path, so all code that uses a
 ``CausalModel`` can be tested exactly and in milliseconds. It is batch-invariant by construction: integers are hashed,
 nothing is summed in an order that depends on the shape of a pass.
 
@@ -15,22 +15,22 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from foretoken.core.noise import derive_seed, exponentials, mix
+from foretoken.core.tree import Plan
 from foretoken.model.cache import KVCache
 from foretoken.model.target import CausalModel, ModelSpec, Output
-from foretoken.noise import derive_seed, exponentials, mix
-from foretoken.tree import Plan
 
-LawOfContext = Callable[[tuple[int, ...]], Sequence[float] | Tensor]
+ProbsOfContext = Callable[[tuple[int, ...]], Sequence[float] | Tensor]
 """From the last tokens (at most ``context``, the newest last) to the V probabilities of the next one."""
 
 
 class TableLM(CausalModel):
-    """Next-token laws by hash of (seed, last ``context`` tokens), or by a function of those tokens.
+    """Next-token distributions by hash of (seed, last ``context`` tokens), or by a function of those tokens.
 
     The residual stream [B, n, H] is: token id, number of layers that ran, number of contradictions seen (in the cache,
     or a stream of another layer), then the last ``context`` tokens, newest first, -1 before the start. Each layer keeps
     its own keys and values, so running a range of layers, taps and early exits work as with a real model; an early exit
-    has a blurred law.
+    has a blurred distribution.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class TableLM(CausalModel):
         sharpness: float = 1.0,
         blur: float = 0.0,
         blur_seed: int = 1,
-        law: LawOfContext | None = None,
+        probs: ProbsOfContext | None = None,
         num_layers: int = 2,
         max_positions: int = 4096,
         eos_token_ids: Sequence[int] = (),
@@ -52,8 +52,9 @@ class TableLM(CausalModel):
         """sharpness: distributions are normalised E ** sharpness for exponentials E: 1 is uniform on the simplex,
         larger is more peaked.
 
-        blur in [0, 1] is the share of another table (of blur_seed) in each law, so that ``TableLM(seed=s, blur=0.3)``
-        is a drafter that approximates ``TableLM(seed=s)``. dtype is that of logits and cache: float32 or float64.
+        blur in [0, 1] is the share of another table (of blur_seed) in each distribution, so that ``TableLM(seed=s,
+        blur=0.3)`` is a drafter that approximates ``TableLM(seed=s)``. dtype is that of logits and cache: float32 or
+        float64.
         """
         if vocab_size < 1 or context < 1 or num_layers < 1 or not 0 <= blur <= 1:
             raise ValueError(f"vocab_size {vocab_size}, context {context}, num_layers {num_layers}, blur {blur}")
@@ -62,7 +63,7 @@ class TableLM(CausalModel):
         self.blur = blur
         self._seed = derive_seed(seed)
         self._blur_seed = derive_seed(seed, blur_seed)
-        self._law = law
+        self._probs = probs
         self._known: dict[tuple[int, ...], Tensor] = {}
         self.spec = ModelSpec(
             name=name,
@@ -108,8 +109,8 @@ class TableLM(CausalModel):
         return Output(logits, hidden, torch.cat([tapped[tap] for tap in taps], -1) if taps else None)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """[B, n, V] log law of a residual stream."""
-        return self.law(hidden).log().to(self.spec.dtype)
+        """[B, n, V] log distribution of a residual stream."""
+        return self.probs(hidden).log().to(self.spec.dtype)
 
     def embed(self, tokens: Tensor) -> Tensor:
         """[B, n, H] the stream before any layer: the token, and no context."""
@@ -125,31 +126,31 @@ class TableLM(CausalModel):
         """See ``logits``."""
         return self.logits(normed)
 
-    def law(self, hidden: Tensor) -> Tensor:
-        """[B, n, V] float64 law of a residual stream; contradictions in the cache lead to another table."""
+    def probs(self, hidden: Tensor) -> Tensor:
+        """[B, n, V] float64 distribution of a residual stream; contradictions in the cache lead to another table."""
         ids = hidden[..., 3:].long()  # [B, n, context]
         wrong = hidden[..., 2].long()
-        if self._law is not None:
-            law = self._explicit(ids)
-            law = torch.where((wrong > 0)[..., None], self._hashed(ids, self._seed + wrong), law)
+        if self._probs is not None:
+            probs = self._explicit(ids)
+            probs = torch.where((wrong > 0)[..., None], self._hashed(ids, self._seed + wrong), probs)
         else:
-            law = self._hashed(ids, self._seed + wrong)
+            probs = self._hashed(ids, self._seed + wrong)
         if self.blur:
-            law = (1.0 - self.blur) * law + self.blur * self._hashed(ids, self._blur_seed + wrong)
+            probs = (1.0 - self.blur) * probs + self.blur * self._hashed(ids, self._blur_seed + wrong)
         early = self.spec.num_layers - hidden[..., 1:2].double()  # [B, n, 1] layers still to run
         if bool((early > 0).any()):
             other = self._hashed(ids, self._blur_seed + wrong + 1)
             share = 0.5 * early / self.spec.num_layers
-            law = (1.0 - share) * law + share * other
-        return law
+            probs = (1.0 - share) * probs + share * other
+        return probs
 
-    def law_after(self, ids: Sequence[int]) -> Tensor:
-        """[V] float64: the law after a text, by the table alone: no cache, no plan. The oracle of ``forward``."""
+    def probs_after(self, ids: Sequence[int]) -> Tensor:
+        """[V] float64: the distribution after a text, by the table alone: no cache, no plan. The oracle of ``forward``."""
         hidden = torch.full((1, 1, self.spec.hidden_size), -1.0, dtype=torch.float64)
         newest = list(ids)[::-1][: self.context]
         hidden[0, 0, :3] = torch.tensor([ids[-1], self.spec.num_layers, 0.0], dtype=torch.float64)
         hidden[0, 0, 3 : 3 + len(newest)] = torch.tensor(newest, dtype=torch.float64)
-        return self.law(hidden)[0, 0]
+        return self.probs(hidden)[0, 0]
 
     def _layer(self, layer: int, hidden: Tensor, plan: Plan, cache: KVCache) -> Tensor:
         """Write token ids and positions, then read the context of every node back through the mask."""
@@ -175,7 +176,7 @@ class TableLM(CausalModel):
         return out
 
     def _hashed(self, ids: Tensor, seed: Tensor | int) -> Tensor:
-        """[B, n, V] float64 laws from a hash of ids [B, n, context]."""
+        """[B, n, V] float64 distributions from a hash of ids [B, n, context]."""
         key = mix(torch.zeros_like(ids[..., 0]) + seed)
         for column in ids.unbind(-1):
             key = mix(key ^ mix(column + 2))
@@ -183,12 +184,12 @@ class TableLM(CausalModel):
         return weight / weight.sum(-1, keepdim=True)
 
     def _explicit(self, ids: Tensor) -> Tensor:
-        """[B, n, V] float64 laws from the function given, called once for each context."""
-        assert self._law is not None
+        """[B, n, V] float64 distributions from the function given, called once for each context."""
+        assert self._probs is not None
         rows = []
         for newest_first in ids.flatten(0, 1).tolist():
             context = tuple(token for token in reversed(newest_first) if token >= 0)
             if context not in self._known:
-                self._known[context] = torch.as_tensor(self._law(context), dtype=torch.float64)
+                self._known[context] = torch.as_tensor(self._probs(context), dtype=torch.float64)
             rows.append(self._known[context])
         return torch.stack(rows).view(*ids.shape[:2], self.spec.vocab_size)

@@ -1,7 +1,7 @@
 """The interface between the engine and causal language models.
 
 A ``CausalModel`` is weights; a ``KVCache`` is the memory of some rows; a ``Target`` is the pair that the engine and
-the drafters call. Three modules implement ``CausalModel``: ``hf.py`` (the unmodified transformers model, the
+the drafters call. Three modules implement ``CausalModel``: ``model/hf/adapter.py`` (the unmodified transformers model, the
 reference), ``lean.py`` (a fast implementation of the Llama family) and ``native.py`` (the same as one C operator).
 """
 
@@ -15,8 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from foretoken.core.tree import Plan
 from foretoken.model.cache import KVCache
-from foretoken.tree import Plan
 
 T = TypeVar("T")
 

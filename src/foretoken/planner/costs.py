@@ -1,7 +1,7 @@
 """Tables of measured costs: of whole steps over batches (``CostTable``), and of one pass by its width (``PassCosts``).
 
-Two figures decide whether a guess pays: ``verify``, the target's pass with laws, verification and bookkeeping, over a
-batch of rows with so many tree nodes in all, and ``draft``, what a method takes to propose so deep for so many rows.
+Two figures decide whether a guess pays: ``verify``, the target's pass with distributions, verification and bookkeeping,
+over a batch of rows with so many tree nodes in all, and ``draft``, what a method takes to propose so deep for so many rows.
 Both are measured on a grid of real steps, smoothed so that a bigger step is never cheaper, and interpolated linearly.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.planner.model import speedup, step_cost
 
 _FAR = 1e6

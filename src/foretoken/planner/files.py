@@ -11,10 +11,10 @@ from typing import Any
 
 import torch
 
-from foretoken.cachedir import cache_directory
-from foretoken.errors import ConfigError
+from foretoken.core.cachedir import cache_directory
+from foretoken.core.errors import ConfigError
+from foretoken.core.provenance import accelerator, num_cores, package_version, processor
 from foretoken.planner.costs import CostTable
-from foretoken.provenance import accelerator, num_cores, package_version, processor
 
 log = logging.getLogger(__name__)
 FORMAT = 2

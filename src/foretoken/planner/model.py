@@ -1,14 +1,14 @@
 """The cost model: what one step costs, and how much faster than plain decoding that is.
 
 A step is one pass of the target over its nodes (``verify``), ``draft_passes`` passes of the drafter, and what stands around
-both (``overhead``: laws, verification, commit). Speedup is tokens per row and step, times the cost of a plain step, over
-the cost of this one (Leviathan et al. 2211.17192, section 3.3, with measured costs in place of constants). Every part
-of foretoken that predicts speed uses these two functions: theory, tune, bench, the command line and the planner.
+both (``overhead``: distributions, verification, commit). Speedup is tokens per row and step, times the cost of a plain
+step, over the cost of this one (Leviathan et al. 2211.17192, section 3.3, with measured costs in place of constants).
+Every part of foretoken that predicts speed uses these two functions: theory, tune, bench, the command line and the planner.
 
 Costs are in any one unit: seconds, or plain passes of the target.
 """
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 
 
 def step_cost(verify: float, draft_passes: float = 0.0, cost_draft: float = 0.0, overhead: float = 0.0) -> float:

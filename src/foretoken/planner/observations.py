@@ -11,8 +11,8 @@ class RowView:
     request_id: str
     method: str
     max_depth: int  # the request's own limit; 0: it never guesses
-    room: int  # greatest depth that it can still use
-    lag: int = 0  # tokens that its drafter has not read yet
+    depth_limit: int  # greatest depth that it can still use
+    num_unread: int = 0  # tokens that its drafter has not read yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ class StepTiming(Protocol):
 
     @property
     def seconds_rest(self) -> float:
-        """Of laws, verification, commit and bookkeeping."""
+        """Of distributions, verification, commit and bookkeeping."""
 
     @property
     def num_draft_tokens(self) -> int:
@@ -54,7 +54,7 @@ class StepCosts:
     num_steps: dict[int, int]
     draft: dict[int, float]  # c_total: drafting so many guesses, in plain passes
     verify: dict[int, float]  # v: the target's pass over them and the root, in plain passes
-    step: dict[int, float]  # the whole step, laws and bookkeeping too, in whole plain steps
+    step: dict[int, float]  # the whole step, distributions and bookkeeping too, in whole plain steps
 
     @property
     def per_guess(self) -> float | None:
@@ -112,7 +112,7 @@ class MeanCosts:
 
     draft: float  # c: one guess, the drafter's bookkeeping included
     verify: float  # v: the target's pass of a step, averaged over how many guesses the steps made
-    overhead: float  # laws, verification, commit and bookkeeping of a step
+    overhead: float  # distributions, verification, commit and bookkeeping of a step
     plain_overhead: float  # the same of a plain step
 
     def speedup(self, tokens_per_step: float, guesses_per_step: float, *, overhead: bool = False) -> float:

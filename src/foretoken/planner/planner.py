@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.planner.acceptance import Acceptance
 from foretoken.planner.account import TrialAccount
 from foretoken.planner.allocation import Allocation, price, search
@@ -114,7 +114,7 @@ class Planner:
         """
         if self.mode != "auto":
             on = self.mode == "on"
-            self._caps = [max(min(row.max_depth, row.room), 0) if on else 0 for row in rows]
+            self._caps = [max(min(row.max_depth, row.depth_limit), 0) if on else 0 for row in rows]
             self._guessing = any(self._caps)
             return list(self._caps)
         if arriving > MAX_ARRIVING_SHARE * len(rows) and not self._guessing:
@@ -128,8 +128,10 @@ class Planner:
             self._standing = self._decide(rows)
             self._patience = 1 if self._standing.trial else self._period(rows)
         caps = self._standing.caps
-        self._lagging = any(row.lag > 2 for row in rows)
-        self._caps = [cap if cap <= row.room else max(row.room, 0) for cap, row in zip(caps, rows, strict=True)]
+        self._lagging = any(row.num_unread > 2 for row in rows)
+        self._caps = [
+            cap if cap <= row.depth_limit else max(row.depth_limit, 0) for cap, row in zip(caps, rows, strict=True)
+        ]
         return list(self._caps)
 
     def _period(self, rows: Sequence[RowView]) -> int:

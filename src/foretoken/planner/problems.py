@@ -20,7 +20,7 @@ CATCH_UP_STEPS = 32.0  # steps, at most, over which reading what a drafter lags 
 
 def steps_ahead(row: RowView) -> float:
     """Steps over which reading what a row's drafter lags behind is written off: some half of those it may still have."""
-    return max(1.0, min(CATCH_UP_STEPS, row.room / 2))
+    return max(1.0, min(CATCH_UP_STEPS, row.depth_limit / 2))
 
 
 @dataclass(frozen=True)
@@ -56,12 +56,12 @@ class Problems:
         names = sorted({row.method for row, can in zip(rows, able, strict=True) if can})
         place = {name: index for index, name in enumerate(names)}
         limits = np.array(
-            [min(row.max_depth, row.room, depth) if can else 0 for row, can in zip(rows, able, strict=True)]
+            [min(row.max_depth, row.depth_limit, depth) if can else 0 for row, can in zip(rows, able, strict=True)]
         )
         depth = int(limits.max())
         allowed = np.arange(depth)[None] < limits[:, None]
         factors = self.corrections
-        entry = [self._entry(row) if can and row.lag > 1 else 0.0 for row, can in zip(rows, able, strict=True)]
+        entry = [self._entry(row) if can and row.num_unread > 1 else 0.0 for row, can in zip(rows, able, strict=True)]
         problem = Problem(
             kept=np.where(allowed, curves.kept[:, :depth], 0.0),
             drafted=curves.drafted[:, :depth],
@@ -88,7 +88,7 @@ class Problems:
         return float(sum(grid[level, 1 : count + 1].sum() for level, count in enumerate(counts)))
 
     def _may_guess(self, row: RowView, batch: int) -> bool:
-        if row.max_depth < 1 or row.room < 1 or row.method not in self.corrections.draft:
+        if row.max_depth < 1 or row.depth_limit < 1 or row.method not in self.corrections.draft:
             return False
         key = (row.method, batch)
         if key not in self._able:  # whether perfect guesses would pay, by the costs alone
@@ -98,7 +98,7 @@ class Problems:
 
     def _entry(self, row: RowView) -> float:
         """Seconds a step for the row's drafter to read what it lags behind."""
-        return self.costs.catch_up(row.method, row.lag) * self.corrections.draft[row.method] / steps_ahead(row)
+        return self.costs.catch_up(row.method, row.num_unread) * self.corrections.draft[row.method] / steps_ahead(row)
 
     def _grid(self, method: str, batch: int) -> Array:
         """[L, B + 1]: seconds that the r-th row to reach each depth adds to a method's drafting."""

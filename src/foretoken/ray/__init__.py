@@ -12,7 +12,7 @@ import importlib
 import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.ray.data import Summary, generate_files

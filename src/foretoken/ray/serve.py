@@ -13,13 +13,13 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ray.serve import Application
 
+from foretoken.core.errors import ConfigError
 from foretoken.core.settings import check_keys, read
-from foretoken.errors import ConfigError
 from ray import serve
 
 if TYPE_CHECKING:
     from foretoken.draft.config import MethodConfig
-    from foretoken.engine.service import ServiceOptions
+    from foretoken.engine.options import ServiceOptions
     from foretoken.server.options import ServerOptions
 
 NAME = "foretoken"

@@ -8,8 +8,8 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
+from foretoken.core.errors import ConfigError
 from foretoken.engine.submission import Submission
-from foretoken.errors import ConfigError
 from foretoken.server.answer import Answer, as_given, by_choice, in_worker, read
 from foretoken.server.backend import Backend
 from foretoken.server.errors import bad, of_engine

@@ -21,7 +21,7 @@ from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from torch import Tensor
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 
 GrammarKind = Literal["lark", "gbnf", "regex", "choice"]
 """A Lark grammar in llguidance's dialect, llama.cpp's GBNF, a regular expression (Rust's syntax), a JSON list of texts."""

@@ -8,14 +8,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import from_json
 from starlette.responses import JSONResponse
 
-from foretoken.errors import (
-    ConfigError,
-    ForetokenError,
-    PromptError,
-    QueueFullError,
-    ServiceClosedError,
-    nearest,
-)
+from foretoken.core.errors import ConfigError, ForetokenError, PromptError, QueueFullError, ServiceClosedError, nearest
 
 Model = TypeVar("Model", bound=BaseModel)
 INVALID, SERVER = "invalid_request_error", "server_error"

@@ -9,9 +9,9 @@ from time import perf_counter
 
 from structlog.contextvars import get_contextvars
 
+from foretoken.core.errors import ForetokenError, ModelError
 from foretoken.engine.result import Completion
 from foretoken.engine.submission import Sink, StepTrace, Submission, Update
-from foretoken.errors import ForetokenError, ModelError
 from foretoken.server.backend import Backend
 from foretoken.server.errors import ApiError, bad, of_engine
 from foretoken.server.logs import log, log_request
@@ -34,7 +34,7 @@ class Job:
         self.completions: list[Completion | None] = [None] * len(self.submissions)
         self._loop = asyncio.get_running_loop()
         self._context = copy_context()  # whose log lines carry the request's id
-        self._told: deque[tuple[int, Update]] = deque()  # by the engine's thread
+        self._delivered: deque[tuple[int, Update]] = deque()  # by the engine's thread
         self._is_woken = False
         self._ready: deque[tuple[int, Update]] = deque()
         self._news = asyncio.Event()
@@ -85,7 +85,7 @@ class Job:
 
     def _sink(self, index: int) -> Sink:
         def tell(update: Update) -> None:
-            self._told.append((index, update))
+            self._delivered.append((index, update))
             if not self._is_woken:  # one wake-up for all updates until the loop reads them
                 self._is_woken = True
                 with suppress(RuntimeError):  # the loop is closed: the update has no reader
@@ -95,8 +95,8 @@ class Job:
 
     def _wake(self) -> None:
         self._is_woken = False
-        while self._told:
-            index, update = self._told.popleft()
+        while self._delivered:
+            index, update = self._delivered.popleft()
             self._note(index, update)
             if index in self._running:
                 self._ready.append((index, update))

@@ -23,7 +23,7 @@ from structlog.processors import JSONRenderer, TimeStamper
 from structlog.stdlib import ProcessorFormatter, add_log_level
 from structlog.typing import EventDict, Processor, WrappedLogger
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError, nearest
 from foretoken.server.metrics import RequestRecord
 
 LEVELS = {"debug": logging.DEBUG, "info": logging.INFO, "warning": logging.WARNING, "error": logging.ERROR}

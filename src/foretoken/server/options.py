@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
+from foretoken.core.errors import ConfigError
 from foretoken.core.settings import setting
-from foretoken.errors import ConfigError
 
 
 @dataclass(frozen=True)

@@ -3,10 +3,10 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from foretoken.core.errors import ConfigError
 from foretoken.draft.config import MethodConfig
 from foretoken.draft.prediction import Prediction
 from foretoken.engine.state import Piece
-from foretoken.errors import ConfigError
 
 if TYPE_CHECKING:
     from foretoken.engine.service import Service

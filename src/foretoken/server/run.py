@@ -8,8 +8,8 @@ from typing import Any
 
 import uvicorn
 
+from foretoken.core.errors import ConfigError
 from foretoken.engine.service import Service
-from foretoken.errors import ConfigError
 from foretoken.server.app import build_app
 from foretoken.server.options import ServerOptions
 

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.server.constraint import Constraint, Constraints, json_options
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"

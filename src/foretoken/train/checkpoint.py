@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from foretoken.errors import TrainError
+from foretoken.core.errors import TrainError
 
 FOLDER = "checkpoints"
 STATE, ABOUT = "state.pt", "checkpoint.json"

@@ -2,9 +2,9 @@
 
 from dataclasses import dataclass
 
+from foretoken.core.errors import ConfigError
 from foretoken.core.settings import setting
-from foretoken.errors import ConfigError
-from foretoken.train.schedule import Budget
+from foretoken.train.schedule import TrainBudget
 
 PRECISIONS = ("float32", "bfloat16")
 
@@ -40,7 +40,7 @@ class TrainConfig:
     divergence: str | None = setting(
         None, "The loss, e.g. forward_kl, lk or js/weight=0.3.", metavar="NAME", told="the method's own"
     )
-    temperature: float = setting(1.0, "Of both laws in the loss.", option="--loss-temperature", metavar="T")
+    temperature: float = setting(1.0, "Of both distributions in the loss.", option="--loss-temperature", metavar="T")
     held_out: float = setting(0.05, "Share of the prompts that is kept for evaluation.")
     eval_every: int = setting(200, "Steps between evaluations; 0: at the end only.")
     eval_tokens: int = setting(16384, "Tokens of an evaluation.")
@@ -72,7 +72,7 @@ class TrainConfig:
                 raise ConfigError(f"{name} = {getattr(self, name)!r} must be {expected}")
 
     @property
-    def budget(self) -> Budget:
+    def budget(self) -> TrainBudget:
         """How long, in steps; give one of steps, epochs and minutes."""
         none = self.steps is None and self.epochs is None and self.minutes is None
-        return Budget(self.steps, 1.0 if none else self.epochs, self.minutes)
+        return TrainBudget(self.steps, 1.0 if none else self.epochs, self.minutes)

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import torch
 
-from foretoken.noise import derive_seed
+from foretoken.core.noise import derive_seed
 
 POOL = 32
 """Number of batches whose texts are sorted by length together: little padding, and batches stay mixed."""

@@ -14,13 +14,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.errors import ConfigError
-from foretoken.heads import formats
-from foretoken.heads.judge import JudgeConfig, JudgeWeights, features
+from foretoken.core.errors import ConfigError
+from foretoken.core.noise import derive_seed
+from foretoken.core.tree import TokenTree, layout
+from foretoken.methods.common import formats
+from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights, features
 from foretoken.model.target import CausalModel, Target
-from foretoken.noise import derive_seed
 from foretoken.train.mining import Mined, read_labels
-from foretoken.tree import TokenTree, layout
 
 STRENGTHS = tuple(10.0**power for power in range(-4, 3))
 """Of the L2 penalty, per example: the grid."""
@@ -42,7 +42,7 @@ class Examples:
 
 
 @torch.inference_mode()
-def collect(model: CausalModel, labels: Sequence[Mined], config: JudgeConfig, *, batch_size: int = 8) -> Examples:
+def collect(model: CausalModel, labels: Sequence[Mined], config: JudgeHeadConfig, *, batch_size: int = 8) -> Examples:
     """The hidden states of all swapped tokens, each after the target has read it, following the text that it stood in.
 
     A prompt is one tree: its last text, which holds the unimportant swaps, as a chain, and each important swap as a leaf
@@ -192,7 +192,7 @@ def train_judge(
         raise ConfigError(f"layer = {layer} must be between 0 and {spec.num_layers - 1}: {spec.name!r} has no other")
     if not 0 <= recall <= 1:
         raise ConfigError(f"recall = {recall} must be between 0 and 1")
-    config = JudgeConfig(spec.hidden_size, spec.vocab_size, layer, columns or spec.hidden_size)
+    config = JudgeHeadConfig(spec.hidden_size, spec.vocab_size, layer, columns or spec.hidden_size)
     examples = collect(model, read_labels(labels_path), config, batch_size=batch_size)
     out_of_training = held_out(examples.prompt, seed)
     seen, unseen = examples.at(~out_of_training), examples.at(out_of_training)

@@ -1,10 +1,10 @@
-"""Divergences of a draft law q from the target's law p, place by place: pure functions of logits.
+"""Divergences of a draft distribution q from the target's distribution p, place by place: pure functions of logits.
 
 Each takes logits of p and of q, [M, V], and returns [M] in nats (or a share of 1). p may be given on the draft's own
-columns alone (``Slot.vocab``): the softmax then renormalises it there. No gradient flows into p. Both laws are taken at
-``temperature``. Half precision is computed in float32, float64 stays. Which loss when: DistillSpec (2310.08461) and the LK
-losses (2602.23881) compare them; at temperature 0 they differ little; at temperature 1 losses based on acceptance are
-better.
+columns alone (``Slot.vocab``): the softmax then renormalises it there. No gradient flows into p. Both distributions are
+taken at ``temperature``. Half precision is computed in float32, float64 stays. Which loss when: DistillSpec
+(2310.08461) and the LK losses (2602.23881) compare them; at temperature 0 they differ little; at temperature 1 losses
+based on acceptance are better.
 """
 
 import math
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretoken.errors import ConfigError, nearest
+from foretoken.core.errors import ConfigError, nearest
 
 Divergence = Callable[..., Tensor]
 """(p logits [M, V], q logits [M, V], *, temperature) -> [M]."""
@@ -43,7 +43,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, p: Tensor, z: Tensor) -> Tensor:
-        """The logarithm of the sum is kept, the law of z is not."""
+        """The logarithm of the sum is kept, the distribution of z is not."""
         total = z.logsumexp(-1)
         ctx.save_for_backward(p, z, total)
         return total - _dot(p, z)

@@ -7,12 +7,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.errors import ConfigError
-from foretoken.heads.load import AnyHead, load_head
-from foretoken.heads.medusa import head_weight, norm_weight
+from foretoken.core.errors import ConfigError
+from foretoken.methods.common.load import AnyHead, load_head
+from foretoken.methods.common.objective import Objective
+from foretoken.methods.common.teacher import Teacher
+from foretoken.methods.medusa.head import head_weight, norm_weight
 from foretoken.model.target import CausalModel
-from foretoken.train.lesson import Teacher
-from foretoken.train.objective import Objective
 from foretoken.train.responses import Responses
 
 Options = dict[str, Any]
@@ -89,7 +89,7 @@ class Making:
     def tap_scale(self, layers: tuple[int, ...]) -> list[float]:
         """Root mean square of each of these layers' outputs, over a few responses."""
         batch = self.responses.batch(list(range(min(8, len(self.responses))))).to(self.model.spec.device)
-        taps = Teacher(self.model).teach(batch, layers).taps[batch.supervised]
+        taps = Teacher(self.model).label(batch, layers).taps[batch.supervised]
         return [float(part.pow(2).mean().sqrt()) for part in taps.chunk(len(layers), -1)]
 
 

@@ -13,18 +13,18 @@ from typing import Any
 
 import torch
 
-from foretoken import builtin
+from foretoken.core import builtin
+from foretoken.core.errors import ConfigError, nearest
+from foretoken.core.registry import load_reference
 from foretoken.core.settings import check_keys, field_kinds, value_of
-from foretoken.errors import ConfigError, nearest
-from foretoken.heads import formats
-from foretoken.heads.base import Head
+from foretoken.methods.common import formats
+from foretoken.methods.common.head import Head
+from foretoken.methods.common.objective import Objective
+from foretoken.methods.common.teacher import Teacher
 from foretoken.model.load import load_tokenizer, parse_dtype
 from foretoken.model.target import CausalModel
-from foretoken.registry import load_reference
 from foretoken.train.config import TrainConfig
-from foretoken.train.lesson import Teacher
 from foretoken.train.making import Making, Options, Recipe
-from foretoken.train.objective import Objective
 from foretoken.train.responses import Responses
 
 
@@ -49,7 +49,8 @@ def recipe_of(method: str) -> Recipe:
 
 
 def labelled(method: str) -> Callable[..., dict[str, Any]] | None:
-    """For a head that learns from labels, not from laws: (target, file of labels, directory to write, settings by keyword)
+    """For a head that learns from labels, not from distributions: (target, file of labels, directory to write, settings
+    by keyword)
     -> figures. None for all others."""
     found: Any = load_reference(builtin.TRAINING[method])
     return None if isinstance(found, Recipe) else found

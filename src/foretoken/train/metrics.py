@@ -2,8 +2,8 @@
 
 Measured on text of the target, under teacher forcing (the guesses before a slot are the text's tokens). At every
 place of slot k two figures are taken: sum min(p, q), the chance that a guess drawn from q is kept at temperature 1, and
-whether both laws have one argmax, which decides at temperature 0. A slot's *conditional* figure weights each place by the
-chance that the slots before it, of the same proposal, were kept: only such places are ever verified.
+whether both distributions have one argmax, which decides at temperature 0. A slot's *conditional* figure weights each
+place by the chance that the slots before it, of the same proposal, were kept: only such places are ever verified.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,15 +13,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.methods.common.objective import LossSlot, Objective, Outcome
+from foretoken.methods.common.teacher import LabeledBatch, Teacher
 from foretoken.train.data import sequential_batches
-from foretoken.train.lesson import Lesson, Teacher
 from foretoken.train.losses import Divergence
-from foretoken.train.objective import Objective, Outcome, Slot
 from foretoken.train.responses import Responses
 
 BINS = 15
 CHUNK = 1024
-"""Places whose laws are held at a time."""
+"""Places whose distributions are held at a time."""
 DEPTH = 8
 """Slots of a stepwise objective that are reported."""
 
@@ -79,8 +79,8 @@ class Places:
 
 
 @torch.no_grad()
-def compare(slot: Slot, logits: Tensor) -> Places:
-    """The distributions of a slot and the target's; logits [B, T, V] of the lesson. p is never restricted here."""
+def compare(slot: LossSlot, logits: Tensor) -> Places:
+    """The distributions of a slot and the target's; logits [B, T, V] of the labeled. p is never restricted here."""
     parts: list[tuple[Tensor, ...]] = []
     for at in range(0, len(slot.row), CHUNK):
         part = slice(at, at + CHUNK)
@@ -98,16 +98,16 @@ def compare(slot: Slot, logits: Tensor) -> Places:
 
 
 class Meter:
-    """Sums of the figures over lessons."""
+    """Sums of the figures over labeled batches."""
 
     def __init__(self) -> None:
         self._sums: list[Tensor] = []  # a slot: places, acceptance, agreement, then (mass, kept) sampled and greedy
         self._bins: list[Tensor] = []  # a slot: [BINS, 3] count, stated, true
 
-    def add(self, lesson: Lesson, outcome: Outcome, *, stepwise: bool) -> None:
-        """One lesson. stepwise: see ``Objective.stepwise``."""
-        size = lesson.batch.tokens.shape
-        places = [compare(slot, lesson.logits) for slot in outcome.slots]
+    def add(self, labeled: LabeledBatch, outcome: Outcome, *, stepwise: bool) -> None:
+        """One labeled. stepwise: see ``Objective.stepwise``."""
+        size = labeled.batch.tokens.shape
+        places = [compare(slot, labeled.logits) for slot in outcome.slots]
         where = [(slot.row, slot.at) for slot in outcome.slots]
         grids = [_grids(size, spot, place) for spot, place in zip(where, places, strict=True)]
         if stepwise and len(grids) == 1:
@@ -121,7 +121,7 @@ class Meter:
         else:
             # A place is entered by the start of its proposal: slot k (from 0) at position s + k.
             grids = [grid.roll(-k, 2) for k, grid in enumerate(grids)]
-        alive = torch.ones(2, *size, device=lesson.logits.device)
+        alive = torch.ones(2, *size, device=labeled.logits.device)
         for k, (grid, place) in enumerate(zip(grids, places, strict=True)):
             known = ~grid[0].isnan()
             kept = alive * grid.nan_to_num()
@@ -203,14 +203,14 @@ def loss_per_slot(parts: Tensor) -> float | None:
     return loss / weight if weight else None
 
 
-def divergence_of(lesson: Lesson, outcome: Outcome, divergence: Divergence, temperature: float = 1.0) -> Losses:
+def divergence_of(labeled: LabeledBatch, outcome: Outcome, divergence: Divergence, temperature: float = 1.0) -> Losses:
     """What is minimised: sum over slots of mean(weight * divergence(p, q)), plus extra; and its parts."""
-    total = outcome.extra if outcome.extra is not None else lesson.logits.new_zeros(())
+    total = outcome.extra if outcome.extra is not None else labeled.logits.new_zeros(())
     parts = torch.zeros(len(outcome.slots), 2, dtype=torch.float64)
     for index, slot in enumerate(outcome.slots):
         if not len(slot.row):
             continue  # a mean of nothing
-        p = lesson.logits[slot.row, slot.at]
+        p = labeled.logits[slot.row, slot.at]
         if slot.vocab is not None:
             p = p[:, slot.vocab]
         loss = (slot.weight * divergence(p, slot.logits, temperature=temperature)).mean()
@@ -244,13 +244,13 @@ def evaluate(
             if max_tokens is not None and weights >= max_tokens:
                 break
             batch = responses.batch(index).to(device)
-            lesson = teacher.teach(batch, objective.taps)
+            labeled = teacher.label(batch, objective.taps)
             generator = torch.Generator().manual_seed(number)  # the CPU's: the same numbers everywhere
-            outcome = objective.outcome(lesson, teacher, generator, training=False)
-            meter.add(lesson, outcome, stepwise=objective.stepwise)
+            outcome = objective.outcome(labeled, teacher, generator, training=False)
+            meter.add(labeled, outcome, stepwise=objective.stepwise)
             count = int(batch.supervised.sum())
             weights += count
-            losses = divergence_of(lesson, outcome, divergence, temperature)
+            losses = divergence_of(labeled, outcome, divergence, temperature)
             total += float(losses.total) * count
             parts = losses.parts * count + (parts if len(parts) else 0.0)
             for name, value in outcome.figures.items():

@@ -19,11 +19,11 @@ from pathlib import Path
 
 import torch
 
+from foretoken.core.errors import ConfigError
 from foretoken.core.params import SamplingParams
+from foretoken.core.tree import chain_tree, layout
 from foretoken.engine.engine import Engine, Request
-from foretoken.errors import ConfigError
 from foretoken.model.target import CausalModel, Target
-from foretoken.tree import chain_tree, layout
 
 Outcome = Callable[[int, str], str | None]
 """(number of the prompt, text of an answer) -> what answers are compared by; None where there is none."""

@@ -5,7 +5,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.train import checkpoint
 from foretoken.train.trainer import LOG, RECORD
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from jinja2 import TemplateError
 
+from foretoken.core.errors import ConfigError, PromptError
 from foretoken.engine.engine import Engine
-from foretoken.errors import ConfigError, PromptError
 
 
 def chat_ids(messages: list[Any], engine: Engine, where: str) -> list[int]:

@@ -20,13 +20,13 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken import __version__
+from foretoken.core.errors import ConfigError, PromptError
+from foretoken.core.journal import Journal
+from foretoken.core.noise import derive_seed
 from foretoken.core.params import SamplingParams
 from foretoken.engine.engine import Engine, Request
-from foretoken.errors import ConfigError, PromptError
-from foretoken.journal import Journal
+from foretoken.methods.common.teacher import Batch
 from foretoken.model.target import CausalModel
-from foretoken.noise import derive_seed
-from foretoken.train.lesson import Batch
 from foretoken.train.prompts import chat_ids, check_room
 
 FILE = "responses.safetensors"

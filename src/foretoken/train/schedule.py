@@ -3,11 +3,11 @@
 import math
 from dataclasses import dataclass
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 
 
 @dataclass(frozen=True)
-class Budget:
+class TrainBudget:
     """Exactly one of the three. By minutes the rate follows the clock, so two runs differ; every step's rate is
     logged."""
 

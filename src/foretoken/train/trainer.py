@@ -20,17 +20,17 @@ import torch
 from accelerate import PartialState
 from torch import Tensor
 
-from foretoken.errors import ConfigError, TrainError
-from foretoken.journal import first_difference
-from foretoken.noise import derive_seed
-from foretoken.provenance import provenance
+from foretoken.core.errors import ConfigError, TrainError
+from foretoken.core.journal import first_difference
+from foretoken.core.noise import derive_seed
+from foretoken.core.provenance import provenance
+from foretoken.methods.common.objective import Objective
+from foretoken.methods.common.teacher import Teacher
 from foretoken.train import checkpoint
 from foretoken.train.config import TrainConfig
 from foretoken.train.data import Batches
-from foretoken.train.lesson import Teacher
 from foretoken.train.losses import parse_divergence
 from foretoken.train.metrics import Evaluation, divergence_of, evaluate, loss_per_slot, slot_losses
-from foretoken.train.objective import Objective
 from foretoken.train.responses import Responses
 from foretoken.train.schedule import rate
 
@@ -159,10 +159,10 @@ class Trainer:
             number = self.step * self.per_step + part * self.state.num_processes + self.state.process_index
             batch = self.learned.batch(self.batches[number]).to(self.device)
             generator = torch.Generator().manual_seed(derive_seed(config.seed, number, 1) & (2**63 - 1))
-            lesson = self.teacher.teach(batch, self.objective.taps)
+            labeled = self.teacher.label(batch, self.objective.taps)
             with self._autocast():
-                outcome = self.objective.outcome(lesson, self.teacher, generator, training=True)
-            losses = divergence_of(lesson, outcome, self.divergence, config.temperature)
+                outcome = self.objective.outcome(labeled, self.teacher, generator, training=True)
+            losses = divergence_of(labeled, outcome, self.divergence, config.temperature)
             loss = losses.total / config.accumulate
             parts = losses.parts / config.accumulate + (parts if len(parts) else 0.0)
             if loss.requires_grad:

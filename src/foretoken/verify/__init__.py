@@ -3,19 +3,21 @@
 import dataclasses
 from typing import Any
 
-from foretoken import builtin
-from foretoken.registry import Registry, UnusableError
-from foretoken.spec import parse_spec
+from foretoken.core import builtin
+from foretoken.core.registry import Registry, UnusableError
+from foretoken.core.spec import parse_spec
+from foretoken.verify.base import Evidence, Verdict, Verifier, Walk, draw
 from foretoken.verify.block import Block
-from foretoken.verify.divergence import Divergence
 from foretoken.verify.exact import Coupled, Exact
 from foretoken.verify.greedy_block import GreedyBlock
 from foretoken.verify.gumbel_list import GumbelList
-from foretoken.verify.judge import Judge, JudgeHead
-from foretoken.verify.law import Evidence, Verdict, Verifier, Walk, draw
-from foretoken.verify.lenience import Lenience
-from foretoken.verify.lookahead import EntropyGated
-from foretoken.verify.lossy import Threshold, TopN, Typical
+from foretoken.verify.lossy.divergence import Divergence
+from foretoken.verify.lossy.judge import Judge, JudgeHead
+from foretoken.verify.lossy.lenience import Lenience
+from foretoken.verify.lossy.lookahead import EntropyGated
+from foretoken.verify.lossy.threshold import Threshold
+from foretoken.verify.lossy.top_n import TopN
+from foretoken.verify.lossy.typical import Typical
 from foretoken.verify.multidraft import KSeq
 from foretoken.verify.rejection import Rejection
 from foretoken.verify.selection import Importance, Transport

@@ -1,6 +1,6 @@
 """Block verification (Sun et al. 2403.10444): a chain is judged as a whole, and keeps its longest prefix that passes.
 
-``P_0 = 1``, ``P_i = min(1, P_{i-1} p(x_i) / q(x_i))``; ``S_i = sum (P_i p - q)+`` of the laws after node i and
+``P_0 = 1``, ``P_i = min(1, P_{i-1} p(x_i) / q(x_i))``; ``S_i = sum (P_i p - q)+`` of the distributions after node i and
 ``h_i = S_i / (S_i + 1 - P_i)``, at the last node ``h = P``. The walk stops at the last node whose test succeeds (h_0 is
 1), and the extra token is drawn from ``(P_i p - q)+``, at the last node from p. For a FIXED node q is one-hot, and S_i is
 ``P_i (1 - p(x))``. Expected length is that of token-wise rejection or more, and the most that one path allows.
@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.tree import Draws, Law, chain_parent
-from foretoken.verify.law import Evidence, Verifier, Walk, row_at
+from foretoken.core.tree import DrawMode, DrawnBy, chain_parent
+from foretoken.kernels.residual import Tried, excess, rest_at, subtract, try_tree
+from foretoken.verify.base import Evidence, Verifier, Walk, row_at
 from foretoken.verify.rejection import believed
-from foretoken.verify.residual import Tried, excess, rest_at, subtract, try_tree
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,12 @@ class Block(Verifier):
     name = "block"
     exact = True
     reads = frozenset({"q"})
-    draws = Draws.IID
+    draws = DrawMode.IID
     chains_only = True
-    summary = "a chain judged as a whole: keeps the longest prefix that passes; the target's law, longer than rejection"
+    summary = (
+        "a chain judged as a whole: keeps the longest prefix that passes; the target's distribution, longer than "
+        "rejection"
+    )
 
     def stops(self, evidence: Evidence) -> Walk:
         """Stops of the walk; carry is what ``residual.try_tree`` found (a chain is the tree of block verification), or
@@ -38,7 +41,7 @@ class Block(Verifier):
         tried = try_tree(evidence.tree, evidence.p, ahead=True)
         return slow_stops(evidence) if tried is None else Walk(*tried)
 
-    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         """``(P p - q)+`` at the node where the walk stopped; p at the last node, or where nothing was left."""
         if isinstance(walk.carry, Tried):
             return rest_at(evidence.tree, evidence.p, walk.carry, at)
@@ -64,8 +67,8 @@ def slow_stops(evidence: Evidence) -> Walk:
     from_q = torch.zeros_like(real)
     likely = torch.ones_like(chance)
     if tree.q is not None and num_nodes > 1:
-        law = tree.law[:, 1:]
-        drawn = real & ((law == Law.IID) | (law == Law.WITHOUT_REPLACEMENT))
+        label = tree.drawn_by[:, 1:]
+        drawn = real & ((label == DrawnBy.IID) | (label == DrawnBy.WITHOUT_REPLACEMENT))
         from_q = believed(tree.q[:, :-1].flatten(0, 1), token.flatten(0, 1), drawn.flatten()).view_as(real)
         likely = torch.where(from_q, tree.q[:, :-1].gather(2, token)[..., 0].double(), 1.0)
     ratio = torch.ones(num_rows, num_nodes, dtype=torch.float64, device=p.device)  # P
@@ -79,7 +82,7 @@ def slow_stops(evidence: Evidence) -> Walk:
         residual = torch.where(from_q, drawn_residual.view_as(above), residual)
     succeed = ratio.clone()  # h
     inner = residual / (residual + (1.0 - above))
-    inner = torch.where(residual + (1.0 - above) > 0, inner, above)  # 0/0, or no law: P
+    inner = torch.where(residual + (1.0 - above) > 0, inner, above)  # 0/0, or no distribution: P
     succeed[:, :-1] = torch.where(real, inner, above)
     succeed[:, 1:] *= real
     # The last success: node i succeeds and none after it does.

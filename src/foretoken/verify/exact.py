@@ -12,9 +12,9 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from foretoken.noise import race
-from foretoken.tree import Draws, depths, is_chain
-from foretoken.verify.law import Evidence, Verifier, Walk, stops_from_edges
+from foretoken.core.noise import race
+from foretoken.core.tree import DrawMode, depths, is_chain
+from foretoken.verify.base import Evidence, Verifier, Walk, stops_from_edges
 
 
 def target_draws(evidence: Evidence) -> Tensor:
@@ -34,7 +34,7 @@ def target_draws(evidence: Evidence) -> Tensor:
 
 def follow_draws(evidence: Evidence) -> tuple[Tensor, Tensor]:
     """(at [B], bonus [B]): where the target's draws lead, and the draw after it. Draws only on the path, for each depth
-    all rows that still walk, and reads every draw on the host: for the CPU. A twin of ``stops`` and ``leftover``."""
+    all rows that still walk, and reads every draw on the host: for the CPU. A twin of ``stops`` and ``residual``."""
     noise, tree, p = evidence.noise, evidence.tree, evidence.p
     assert noise is not None, "exact match reads the stream COUPLED"
     keys = noise.coupled_keys(tree.num_nodes)
@@ -43,9 +43,9 @@ def follow_draws(evidence: Evidence) -> tuple[Tensor, Tensor]:
     going, depth = list(range(len(parents))), 0
     while going:
         alone = len(going) == 1
-        law = p[going[0], at[going[0]]][None] if alone else p[going, [at[row] for row in going]]  # [R, V]
-        drawn = race(law, keys[going[0] : going[0] + 1, depth] if alone else keys[going, depth])
-        chance = law.gather(1, drawn[:, None])[:, 0]
+        probs = p[going[0], at[going[0]]][None] if alone else p[going, [at[row] for row in going]]  # [R, V]
+        drawn = race(probs, keys[going[0] : going[0] + 1, depth] if alone else keys[going, depth])
+        chance = probs.gather(1, drawn[:, None])[:, 0]
         walking = []
         for row, token, mass in zip(going, drawn.tolist(), chance.tolist(), strict=True):
             bonus[row] = token
@@ -59,7 +59,7 @@ def follow_draws(evidence: Evidence) -> tuple[Tensor, Tensor]:
     return torch.tensor(at), torch.tensor(bonus)
 
 
-def lawful(p: Tensor, drawn: Tensor) -> Tensor:
+def has_distribution(p: Tensor, drawn: Tensor) -> Tensor:
     """[B, N] bool: nodes whose draw is defined; at a node without a valid distribution the winner is any token."""
     return p.gather(2, drawn[:, :, None])[..., 0] > 0
 
@@ -71,7 +71,7 @@ class Exact(Verifier):
     name = "exact"
     exact = True
     reads = frozenset({"noise"})
-    draws = Draws.FIXED
+    draws = DrawMode.FIXED
     summary = "accept iff equal to the target's own draw; greedy at temperature 0; the drafter proposes its argmax"
 
     invariant: ClassVar[bool] = True
@@ -87,7 +87,9 @@ class Exact(Verifier):
         drawn = self.choices(evidence)
         above = tree.parent.clamp(min=0)
         match = (
-            (tree.parent >= 0) & (tree.tokens == drawn.gather(1, above)) & lawful(evidence.p, drawn).gather(1, above)
+            (tree.parent >= 0)
+            & (tree.tokens == drawn.gather(1, above))
+            & has_distribution(evidence.p, drawn).gather(1, above)
         )
         if tree.num_nodes > 2:
             # Of equal siblings the first counts.
@@ -95,7 +97,7 @@ class Exact(Verifier):
             match = match & ~same.tril(-1).any(-1)
         return Walk(stops_from_edges(tree.parent, match.to(evidence.p.dtype)), drawn)
 
-    def settle(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
+    def decide(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         """Follow the target's draws: deterministic given the noise."""
         tree = evidence.tree
         if self.lazy and tree.num_nodes > 1 and tree.parent.device.type == "cpu":
@@ -108,19 +110,23 @@ class Exact(Verifier):
         if tree.num_nodes == 1:
             return tree.parent[:, 0] + 1, drawn[:, 0]
         # A chain's node follows the one before it; padding, after the last, matches nothing.
-        match = (tree.tokens[:, 1:] == drawn[:, :-1]) & (tree.parent[:, 1:] >= 0) & lawful(evidence.p, drawn)[:, :-1]
+        match = (
+            (tree.tokens[:, 1:] == drawn[:, :-1])
+            & (tree.parent[:, 1:] >= 0)
+            & has_distribution(evidence.p, drawn)[:, :-1]
+        )
         at = match.long().cumprod(1).sum(1)
         return at, drawn.gather(1, at[:, None])[:, 0]
 
-    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         """One-hot at the target's draw; zero where p itself was not a distribution, so that ``draw`` marks the row
         unsound."""
         assert walk.carry is not None
         token = walk.carry.gather(1, at[:, None])  # [B, 1]
         rows = torch.arange(at.shape[0], device=at.device)
         chance = evidence.p[rows, at].gather(1, token)
-        law = torch.zeros_like(evidence.p[:, 0])
-        return law.scatter_(1, token, (chance > 0).to(law.dtype))
+        probs = torch.zeros_like(evidence.p[:, 0])
+        return probs.scatter_(1, token, (chance > 0).to(probs.dtype))
 
 
 @dataclass(frozen=True)
@@ -128,5 +134,5 @@ class Coupled(Exact):
     """``Exact`` with drafters that draw from the target's own noise: the default."""
 
     name = "coupled"
-    draws = Draws.COUPLED
+    draws = DrawMode.COUPLED
     summary = "exact match under noise shared by drafter and target: the same text with any drafter, any tree or none"

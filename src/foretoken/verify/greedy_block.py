@@ -2,15 +2,15 @@
 
 Tokens of a context have a strict order that depends on p and q alone, by p / q (``residual.rank``, ties to the higher id).
 Where a node has several draws from q, the path through the best of them is selected; of equal tokens all nodes stay
-alive, and their children together are the draws of the next depth. The selected token then has the law q~ of a maximum
-of independent draws, known exactly from the cumulative mass F of q in that order, and block verification of the selected
-path with q~ in place of q keeps the target's law. Two forms of q~, chosen row by row:
+alive, and their children together are the draws of the next depth. The selected token then has the distribution q~ of a
+maximum of independent draws, known exactly from the cumulative mass F of q in that order, and block verification of the
+selected path with q~ in place of q keeps the target's distribution. Two forms of q~, chosen row by row:
 
-* Where the number of children depends on the depth alone and all are draws from q: the marginal law, by nested
+* Where the number of children depends on the depth alone and all are draws from q: the marginal distribution, by nested
   composition. With F and q of the selected tokens above, ``T(u) = (F + q u^k)^k'`` and so on outwards, and
   ``q~(x) = (T(F(<= x)) - T(F(< x))) / (T(1) - T(0))``.
 * Elsewhere, given how many draws m are alive at each depth: ``q~(x) = F(<= x)^m - F(< x)^m``. Sound, as m depends on
-the depths above and on no token of this one; it accepts no more than the marginal law does (Jensen).
+the depths above and on no token of this one; it accepts no more than the marginal distribution does (Jensen).
 
 What counts as a draw from q: IID children before any other, the first child also WITHOUT_REPLACEMENT. The number of a
 node's children must not depend on their tokens. A node without such draws takes the child with the largest p, q~ one-hot.
@@ -21,10 +21,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.bounds import check_laws, check_nodes
-from foretoken.tree import Draws, Law, TokenTree, depths
-from foretoken.verify.law import Evidence, Verifier, Walk, row_at
-from foretoken.verify.residual import below, excess, kernel_of, rank, subtract
+from foretoken.core.tree import DrawMode, DrawnBy, TokenTree, depths
+from foretoken.kernels.bounds import check_distributions, check_nodes
+from foretoken.kernels.residual import below, excess, kernel_of, rank, subtract
+from foretoken.verify.base import Evidence, Verifier, Walk, row_at
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,17 @@ class Level:
     """One depth of the selected path; B rows."""
 
     node: Tensor  # [B] int64 the node that stands for all alive ones; -1 where the path is shorter
-    ratio: Tensor  # [B] float64 P, of target to selected law of the path down to here
+    ratio: Tensor  # [B] float64 P, of target to selected distribution of the path down to here
     drawn: Tensor  # [B] bool: the next token is the best of some draws from q ...
     fixed: Tensor  # [B] bool: ... or chosen from FIXED children; neither at the path's end
     token: Tensor  # [B] the next token
-    power: Tensor  # [B] int64 how many draws its law is the maximum of
+    power: Tensor  # [B] int64 how many draws its distribution is the maximum of
     outer: tuple["Outer", ...]  # the levels above, from the nearest
 
 
 @dataclass(frozen=True)
 class Outer:
-    """A level above, as the marginal law needs it: u -> (under + likely u) ** power."""
+    """A level above, as the marginal distribution needs it: u -> (under + likely u) ** power."""
 
     under: Tensor  # [B] float64 mass of q before the selected token
     likely: Tensor  # [B] float64 its own
@@ -69,11 +69,15 @@ class GreedyBlock(Verifier):
     name = "greedy_block"
     exact = True
     reads = frozenset({"q"})
-    draws = Draws.IID
-    counts_children = frozenset({Draws.IID})
-    summary = "select the best drafted path by p/q, then verify it as a block under the law of a best one; exact"
+    draws = DrawMode.IID
+    counts_children = frozenset({DrawMode.IID})
+    summary = (
+        "select the best drafted path by p/q, then verify it as a block under the distribution of a best one; exact"
+    )
 
-    marginal: bool = True  # False: always the law given the number of alive draws (accepts less; for comparison)
+    marginal: bool = (
+        True  # False: always the distribution given the number of alive draws (accepts less; for comparison)
+    )
 
     def stops(self, evidence: Evidence) -> Walk:
         """Stops of the walk, on the selected path alone; carry is its levels. Temporaries: [B, N] in C, a few [B, V] in
@@ -93,7 +97,7 @@ class GreedyBlock(Verifier):
             none_behind = torch.where(here, none_behind * (1.0 - chance), none_behind)
         return Walk(stops.to(p.dtype), levels)
 
-    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         """``(P p - q~)+`` at the node where the walk stopped; p at the path's end, or where nothing was left."""
         if isinstance(walk.carry, Selected):
             return rest_in_c(evidence.tree, evidence.p, walk.carry, at)
@@ -104,23 +108,23 @@ class GreedyBlock(Verifier):
             if not on_cpu or bool(fixed.any()):
                 left = torch.where(fixed[:, None], p.scatter(1, level.token[:, None], 0.0), left)
             if tree.q is not None and (not on_cpu or bool(drawn.any())):
-                best = best_law(p, row_at(tree.q, at), level)[0]
+                best = best_distribution(p, row_at(tree.q, at), level)[0]
                 rest = subtract(p, best, level.ratio, torch.ones_like(level.ratio))
                 left = torch.where(drawn[:, None], rest, left)
         return torch.where(left.sum(-1, keepdim=True) <= 0, p, left)
 
 
 def select_in_c(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[Tensor, Selected] | None:
-    """(stops [B, N] float64, what leftover needs); None where the kernel cannot serve. ``select`` is its twin.
+    """(stops [B, N] float64, what residual needs); None where the kernel cannot serve. ``select`` is its twin.
 
     Raises VocabularyMismatchError or ModelError for a tree whose tokens or parents are out of range.
     """
-    check_laws(tree, p)
+    check_distributions(tree, p)
     kernel = kernel_of("select", p, tree.q)
     if kernel is None:
         return None
     num_rows, num_nodes, vocab_size = p.shape
-    tokens, parent, law, p = (x.contiguous() for x in (tree.tokens, tree.parent, tree.law, p))
+    tokens, parent, label, p = (x.contiguous() for x in (tree.tokens, tree.parent, tree.drawn_by, p))
     q = None if tree.q is None else tree.q.contiguous()
     whole = torch.empty(5, num_rows, num_nodes, dtype=torch.int64)
     real = torch.empty(3, num_rows, num_nodes, dtype=torch.float64)
@@ -130,7 +134,7 @@ def select_in_c(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[Tensor, 
         num_nodes,
         vocab_size,
         int(marginal),
-        *(x.data_ptr() for x in (tokens, parent, law, p)),
+        *(x.data_ptr() for x in (tokens, parent, label, p)),
         None if q is None else q.data_ptr(),
         *(x.data_ptr() for x in (whole, real, stops)),
     )
@@ -138,13 +142,13 @@ def select_in_c(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[Tensor, 
 
 
 def rest_in_c(tree: TokenTree, p: Tensor, selected: Selected, at: Tensor) -> Tensor:
-    """[B, V] the leftover at node at[b]. Only after ``select_in_c`` with the same tree and p.
+    """[B, V] the residual at node at[b]. Only after ``select_in_c`` with the same tree and p.
 
     Raises as ``select_in_c`` does, and for a node that the tree does not have.
     """
     kernel = kernel_of("selected_rest", p, tree.q)
     assert kernel is not None, "select_in_c ran"
-    check_laws(tree, p)
+    check_distributions(tree, p)
     check_nodes(at, *tree.tokens.shape)
     assert selected.whole.shape[1:] == tree.tokens.shape, "selected is of another tree"
     p, at = p.contiguous(), at.contiguous()
@@ -158,7 +162,7 @@ def rest_in_c(tree: TokenTree, p: Tensor, selected: Selected, at: Tensor) -> Ten
     )
     assert failed != 2, "selected is of another vocabulary"
     if failed:
-        raise MemoryError("no memory for the law left of a selected path")
+        raise MemoryError("no memory for the distribution left of a selected path")
     return out
 
 
@@ -186,7 +190,7 @@ def select(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[list[Level], 
             drawn = drawn & torch.isfinite(tree.q[rows, node].sum(-1))
         fixed = kids.any(1) & ~drawn
         if outer:
-            # A law of draws that turned out broken: its children count as FIXED, and the composition ends.
+            # A distribution of draws that turned out broken: its children count as FIXED, and the composition ends.
             uniform = uniform & ~fixed
             outer = tuple(step.only(uniform) for step in outer)
         token, chosen = _choose(tree, p, node, pool, kids, drawn)
@@ -199,14 +203,16 @@ def select(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[list[Level], 
         residual = ratio * (1.0 - p_token)
         likely = torch.ones_like(p_token)
         if tree.q is not None:
-            best, under = best_law(p[rows, node], tree.q[rows, node], level)
+            best, under = best_distribution(p[rows, node], tree.q[rows, node], level)
             sums = excess(p[rows, node], best, ratio, torch.ones_like(ratio))
             residual = torch.where(drawn, sums, residual)
             likely = torch.where(drawn, best.gather(1, token[:, None])[:, 0].double(), 1.0)
             own = tree.q[rows, node, token].double()
             outer = (Outer(under, own, power).only(uniform), *outer)
         slack = residual + (1.0 - ratio)
-        inner = torch.where(slack > 0, residual / torch.where(slack > 0, slack, 1.0), ratio)  # 0/0, or no law: P
+        inner = torch.where(
+            slack > 0, residual / torch.where(slack > 0, slack, 1.0), ratio
+        )  # 0/0, or no distribution: P
         succeed.append(torch.where(drawn | fixed, inner, ratio))
         after = torch.where(likely > 0, (ratio * p_token / torch.where(likely > 0, likely, 1.0)).clamp(max=1.0), 0.0)
         on_path = on_path & (drawn | fixed)
@@ -232,7 +238,7 @@ def draws_of(tree: TokenTree) -> tuple[Tensor, Tensor]:
     before = (parent[:, :, None] == parent[:, None, :]).tril(-1) & real[:, :, None]  # [B, N, N] earlier siblings
     likely = tree.q[torch.arange(parent.shape[0], device=parent.device)[:, None], above, tree.tokens]  # [B, N]
     first = ~before.any(-1)
-    fresh = real & ((tree.law == Law.IID) | ((tree.law == Law.WITHOUT_REPLACEMENT) & first))
+    fresh = real & ((tree.drawn_by == DrawnBy.IID) | ((tree.drawn_by == DrawnBy.WITHOUT_REPLACEMENT) & first))
     fresh = fresh & torch.isfinite(likely) & (likely > 0)
     run = fresh & ~(before & ~fresh[:, None, :]).any(-1)
     count = torch.zeros_like(parent).scatter_add_(1, above, real.long())  # children of each node
@@ -262,8 +268,8 @@ def _choose(
     return token[:, 0], able & (tokens == token)
 
 
-def best_law(p: Tensor, q: Tensor, level: Level) -> tuple[Tensor, Tensor]:
-    """(q~ [B, V] in the dtype of p, F(< token) [B] float64): the law of the selected token of a level.
+def best_distribution(p: Tensor, q: Tensor, level: Level) -> tuple[Tensor, Tensor]:
+    """(q~ [B, V] in the dtype of p, F(< token) [B] float64): the distribution of the selected token of a level.
 
     ``q~(x) = q(x) w(x)``: each power k on the way out contributes ``sum_j hi^j lo^(k-1-j)``, so that no difference of
     nearly equal powers is ever taken.

@@ -4,7 +4,7 @@ Child k of a node is drawn as argmin of E^(k) / q, with independent exponentials
 children draws its own token as argmin over x of min over k < C of E^(k)_x / p_x. A minimum of C exponentials is
 exponential, so that this is a draw from p for every C, and each child may agree with it:
 
-    Pr[the draw is among C drafts of law q] >= sum_j C / (sum_i max(q_i / q_j, p_i / p_j) + (C - 1) / p_j)
+    Pr[the draw is among C drafts of distribution q] >= sum_j C / (sum_i max(q_i / q_j, p_i / p_j) + (C - 1) / p_j)
 
 (their bound, with equality for C = 1). For drafts of one drafter the C best of one shared noise (``coupled`` on a
 tree) agree more often; this construction is for drafts that are independent of each other.
@@ -16,10 +16,10 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from foretoken.noise import exponentials_at, race
-from foretoken.tree import Draws, TokenTree, depths, is_chain
+from foretoken.core.noise import exponentials_at, race
+from foretoken.core.tree import DrawMode, TokenTree, depths, is_chain
+from foretoken.verify.base import Evidence
 from foretoken.verify.exact import Exact, target_draws
-from foretoken.verify.law import Evidence
 
 
 def num_children(tree: TokenTree) -> Tensor:
@@ -65,8 +65,8 @@ def _score(p: Tensor, token: Tensor, keys: Tensor) -> Tensor:
 class GumbelList(Exact):
     """Accept a child iff the target drew its token, from the noises of all the node's children.
 
-    The text has the target's law, but it depends on how many drafts stand at each node: unlike ``coupled`` it is not the
-    same for every drafter and tree. With chains it is ``coupled``, token for token.
+    The text has the target's distribution, but it depends on how many drafts stand at each node: unlike ``coupled`` it
+    is not the same for every drafter and tree. With chains it is ``coupled``, token for token.
 
     How many children a node has must not depend on the noise of its own depth. Where children are drawn from it (LIST,
     COUPLED) that means: not on their tokens. Dropping a child because of its token, or of an earlier sibling's, biases
@@ -76,11 +76,11 @@ class GumbelList(Exact):
     """
 
     name = "gumbel_list"
-    draws = Draws.LIST
-    summary = "exact match with an independent noise for each child; the target's law, another text per tree"
+    draws = DrawMode.LIST
+    summary = "exact match with an independent noise for each child; the target's distribution, another text per tree"
     invariant: ClassVar[bool] = False
     lazy: ClassVar[bool] = False
-    counts_children = frozenset({Draws.LIST, Draws.COUPLED})  # drawn from the very noises that are counted
+    counts_children = frozenset({DrawMode.LIST, DrawMode.COUPLED})  # drawn from the very noises that are counted
 
     def choices(self, evidence: Evidence) -> Tensor:
         """[B, N] int64: the list's draws."""

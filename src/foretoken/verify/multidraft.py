@@ -1,12 +1,13 @@
 """Several drafts of one node judged together: the frame, and K-SEQ (Sun et al., SpecTr, 2310.15141).
 
 The first children of a node that were drawn IID from its q (its *run*) are judged by one joint rule. The rule says with
-which probability the walk goes to each of them, and which law the next token has once all of them were rejected. That
-law must not depend on the drafts: only then may the children after the run (FIXED, COUPLED, WITHOUT_REPLACEMENT or
-later IID children) be tried against it by recursive rejection, as in ``Rejection``. A run of one is plain rejection.
+which probability the walk goes to each of them, and which distribution the next token has once all of them were
+rejected. That distribution must not depend on the drafts: only then may the children after the run (FIXED, COUPLED,
+WITHOUT_REPLACEMENT or later IID children) be tried against it by recursive rejection, as in ``Rejection``. A run of one
+is plain rejection.
 
-Shapes: R nodes with a run of two or more, C children, V vocabulary. What a rule works out about two laws (its *fit*) is
-small and float64; laws [R, V] keep the dtype they are given.
+Shapes: R nodes with a run of two or more, C children, V vocabulary. What a rule works out about two distributions (its
+*fit*) is small and float64; probs [R, V] keep the dtype they are given.
 """
 
 from abc import abstractmethod
@@ -15,14 +16,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.tree import Draws, Law, is_chain
-from foretoken.verify.law import Evidence, Verifier, Walk, row_at, stops_from_edges
+from foretoken.core.tree import DrawMode, DrawnBy, is_chain
+from foretoken.verify.base import Evidence, Verifier, Walk, row_at, stops_from_edges
 from foretoken.verify.rejection import Rejection, believed, children_of, reject_child, source_of, strike, try_children
 
 PLAIN = Rejection()
 
 MAX_ELEMENTS = 1 << 21
-"""Of laws [R, V] that a rule works on at once: it makes a dozen temporaries of that size."""
+"""Of probs [R, V] that a rule works on at once: it makes a dozen temporaries of that size."""
 
 TINY = 1e-37
 """Smaller than any probability that matters, and not zero in float32."""
@@ -33,7 +34,7 @@ Fit = tuple[Tensor, ...]
 
 @dataclass(frozen=True)
 class Runs:
-    """What ``stops`` leaves for ``leftover``."""
+    """What ``stops`` leaves for ``residual``."""
 
     table: Tensor  # [B, N, C] children of each node, -1 after the last
     length: Tensor  # [B, N] int64 length of each node's run
@@ -46,8 +47,8 @@ class MultiDraft(Verifier):
 
     exact = True
     reads = frozenset({"q"})
-    draws = Draws.IID
-    counts_children = frozenset({Draws.IID})
+    draws = DrawMode.IID
+    counts_children = frozenset({DrawMode.IID})
 
     @abstractmethod
     def fit(self, p: Tensor, q: Tensor, count: Tensor) -> Fit:
@@ -60,7 +61,8 @@ class MultiDraft(Verifier):
 
     @abstractmethod
     def rest(self, fit: Fit, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
-        """[R, V] the law (unnormalised: its sum is the probability) of the next token where the run was rejected."""
+        """[R, V] the distribution (unnormalised: its sum is the probability) of the next token where the run was
+        rejected."""
 
     def acceptance(self, p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
         """[R] float64: the probability that one of num_drafts drafts from q [R, V] is accepted under p [R, V]."""
@@ -68,8 +70,8 @@ class MultiDraft(Verifier):
         return 1.0 - self.rest(self.fit(p, q, count), p, q, count).double().sum(-1)
 
     def stops(self, evidence: Evidence) -> Walk:
-        """Stops of the walk. Reads on the host which nodes have a run: their laws alone are worked on. Where none has
-        one, all is left to ``Rejection``."""
+        """Stops of the walk. Reads on the host which nodes have a run: their distributions alone are worked on. Where
+        none has one, all is left to ``Rejection``."""
         tree, p = evidence.tree, evidence.p
         if tree.q is None or tree.max_children == 1 or is_chain(tree.parent):
             return PLAIN.stops(evidence)
@@ -77,10 +79,10 @@ class MultiDraft(Verifier):
         num_rows, _, width = table.shape
         flat = table.clamp(min=0).reshape(num_rows, -1)
         tokens = tree.tokens.gather(1, flat).reshape(-1, width)
-        laws = tree.law.gather(1, flat).reshape(-1, width)
+        labels = tree.drawn_by.gather(1, flat).reshape(-1, width)
         real = (table >= 0).reshape(-1, width)
         p, q = p.flatten(0, 1), tree.q.flatten(0, 1)
-        run = run_of(q, tokens, laws, real)  # [B * N]
+        run = run_of(q, tokens, labels, real)  # [B * N]
         rows = torch.nonzero(run > 1)[:, 0]
         if not len(rows):
             return PLAIN.stops(evidence)
@@ -88,7 +90,7 @@ class MultiDraft(Verifier):
         alone = torch.nonzero(real[:, 0] & (run < 2))[:, 0]
         if len(alone):
             wide = int(real[alone].sum(-1).max())
-            part = (x[alone, :wide] for x in (tokens, laws, real))
+            part = (x[alone, :wide] for x in (tokens, labels, real))
             edges[alone, :wide] = try_children(p[alone], q[alone], *part)[0]
         place = torch.zeros_like(run)
         place[rows] = torch.arange(len(rows), device=p.device)
@@ -96,7 +98,7 @@ class MultiDraft(Verifier):
         at_once = max(1, MAX_ELEMENTS // max(p.shape[1], 64 * width))
         for start in range(0, len(rows), at_once):
             some = rows[start : start + at_once]
-            edges[some], fit = self.run_edges(p[some], q[some], tokens[some], laws[some], real[some], run[some])
+            edges[some], fit = self.run_edges(p[some], q[some], tokens[some], labels[some], real[some], run[some])
             fits.append(fit)
         together = tuple(map(torch.cat, zip(*fits, strict=True)))
         out = torch.zeros_like(evidence.p[..., 0])  # [B, N]
@@ -105,7 +107,7 @@ class MultiDraft(Verifier):
         return Walk(stops_from_edges(tree.parent, out), runs)
 
     def run_edges(
-        self, p: Tensor, q: Tensor, tokens: Tensor, laws: Tensor, real: Tensor, count: Tensor
+        self, p: Tensor, q: Tensor, tokens: Tensor, probs: Tensor, real: Tensor, count: Tensor
     ) -> tuple[Tensor, Fit]:
         """Edges [R, C] of all children of nodes with runs of count [R] >= 2, and the rule's fit."""
         sound = torch.isfinite(p.sum(-1))
@@ -119,14 +121,14 @@ class MultiDraft(Verifier):
         if len(more):
             rest = self.rest(tuple(x[more] for x in fit), p[more], q[more], count[more])
             left = (1.0 - chances[more].sum(-1)).clamp(min=0.0).to(p.dtype)
-            edges[more] += try_behind(rest, left, q[more], tokens[more], laws[more], real[more], count[more])[0]
+            edges[more] += try_behind(rest, left, q[more], tokens[more], probs[more], real[more], count[more])[0]
         return edges, fit
 
-    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         """What is left of p at the node where the walk stopped; p itself at a leaf, or where rounding left nothing."""
         tree, runs = evidence.tree, walk.carry
         if not isinstance(runs, Runs):
-            return PLAIN.leftover(evidence, walk, at)
+            return PLAIN.residual(evidence, walk, at)
         assert tree.q is not None
         children = row_at(runs.table, at)  # [B, C]
         p, q = row_at(evidence.p, at), row_at(tree.q, at)  # [B, V]
@@ -139,15 +141,15 @@ class MultiDraft(Verifier):
         real, start = children >= 0, torch.where(length > 1, length, 0)
         if bool((real.sum(-1) > start).any()):
             safe = children.clamp(min=0)
-            tokens, laws = tree.tokens.gather(1, safe), tree.law.gather(1, safe)
-            rest = try_behind(rest, torch.ones_like(p[:, 0]), q, tokens, laws, real, start)[1]
+            tokens, labels = tree.tokens.gather(1, safe), tree.drawn_by.gather(1, safe)
+            rest = try_behind(rest, torch.ones_like(p[:, 0]), q, tokens, labels, real, start)[1]
         return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
 
 
-def run_of(q: Tensor, tokens: Tensor, laws: Tensor, real: Tensor) -> Tensor:
+def run_of(q: Tensor, tokens: Tensor, labels: Tensor, real: Tensor) -> Tensor:
     """[R] int64: how many of the first children were drawn IID from q [R, V] and consistent with q. Children of an
     invalid q, or with a token that it excludes, count as FIXED and end the run."""
-    iid = real & (laws == Law.IID)
+    iid = real & (labels == DrawnBy.IID)
     drawn = iid & (q.gather(1, tokens) > 0)
     rows = torch.nonzero(drawn[:, :2].all(-1))[:, 0]  # the sum over V is only for these
     drawn[rows] &= torch.isfinite(q[rows].sum(-1, keepdim=True))
@@ -155,16 +157,16 @@ def run_of(q: Tensor, tokens: Tensor, laws: Tensor, real: Tensor) -> Tensor:
 
 
 def try_behind(
-    rest: Tensor, left: Tensor, q: Tensor | None, tokens: Tensor, laws: Tensor, real: Tensor, start: Tensor
+    rest: Tensor, left: Tensor, q: Tensor | None, tokens: Tensor, labels: Tensor, real: Tensor, start: Tensor
 ) -> tuple[Tensor, Tensor]:
     """Recursive rejection of the children from start [R] on, against rest [R, V] (any scale); left [R] is the chance
     that all before were rejected. Returns edges [R, C] (zero before start) and what is left of rest. Pure."""
     edges = torch.zeros(tokens.shape, dtype=rest.dtype, device=rest.device)
-    drawn = real & ((laws == Law.IID) | (laws == Law.WITHOUT_REPLACEMENT))
+    drawn = real & ((labels == DrawnBy.IID) | (labels == DrawnBy.WITHOUT_REPLACEMENT))
     unseen = q
     for c in range(tokens.shape[1]):
         token, here = tokens[:, c : c + 1], real[:, c] & (start <= c)
-        source = source_of(q, unseen, laws[:, c], first=c == 0)
+        source = source_of(q, unseen, labels[:, c], first=c == 0)
         from_q = believed(source, token, drawn[:, c])
         if bool(here.any()):
             total = rest.sum(-1)
@@ -201,9 +203,9 @@ class KSeq(MultiDraft):
     def fit(self, p: Tensor, q: Tensor, count: Tensor) -> Fit:
         """(rho, gain): gain is P(one of n drafts passes) / P(one draft passes).
 
-        A draft passes with beta(rho) = sum of min(q, p / rho). The rest is a law iff 1 - (1 - beta)^n <= rho beta: true
-        at rho = n and from the smallest solution on. That lies between low and high throughout; high is what counts, and
-        there the condition holds, so that the law is exact however few evaluations there are.
+        A draft passes with beta(rho) = sum of min(q, p / rho). The rest is a distribution iff 1 - (1 - beta)^n <= rho
+        beta: true at rho = n and from the smallest solution on. That lies between low and high throughout; high is what
+        counts, and there the condition holds, so that the distribution is exact however few evaluations there are.
         """
         n = count.double()
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.tree import Draws, Law, TokenTree
-from foretoken.verify.law import Evidence, Verifier, Walk, row_at, stops_from_edges
-from foretoken.verify.residual import Tried, rest_at, try_tree
+from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
+from foretoken.kernels.residual import Tried, rest_at, try_tree
+from foretoken.verify.base import Evidence, Verifier, Walk, row_at, stops_from_edges
 
 
 def children_of(tree: TokenTree) -> Tensor:
@@ -35,16 +35,16 @@ def children_of(tree: TokenTree) -> Tensor:
 
 
 def try_children(
-    p: Tensor, q: Tensor | None, tokens: Tensor, laws: Tensor, real: Tensor
+    p: Tensor, q: Tensor | None, tokens: Tensor, labels: Tensor, real: Tensor
 ) -> tuple[Tensor, Tensor | None]:
     """Recursive rejection at R nodes at once.
 
-    p [R, V] laws; q [R, V] or None; tokens, laws, real [R, C]: the children in order. Returns edges [R, C], the
+    p [R, V] distributions; q [R, V] or None; tokens, labels, real [R, C]: the children in order. Returns edges [R, C], the
     probability that the walk goes to each child, and the rest of p [R, V] (unnormalised) after all were rejected.
     With one child the rest is not built (None): only the row where the walk stops needs it.
     """
     num_children = tokens.shape[1]
-    drawn = real & ((laws == Law.IID) | (laws == Law.WITHOUT_REPLACEMENT))  # [R, C]
+    drawn = real & ((labels == DrawnBy.IID) | (labels == DrawnBy.WITHOUT_REPLACEMENT))  # [R, C]
     rest, left = p, torch.ones_like(p[:, 0])  # [R, V], [R] chance that all before were rejected
     unseen = q
     edges = torch.zeros(tokens.shape, dtype=p.dtype, device=p.device)
@@ -52,7 +52,7 @@ def try_children(
         token, here = tokens[:, c : c + 1], real[:, c]
         total = rest.sum(-1) if c else torch.ones_like(left)
         chance = rest.gather(1, token)[:, 0] / torch.where(total > 0, total, 1.0)
-        source = source_of(q, unseen, laws[:, c], first=c == 0)
+        source = source_of(q, unseen, labels[:, c], first=c == 0)
         from_q = believed(source, token, drawn[:, c])
         if source is not None:
             mass = source.sum(-1) if c else torch.ones_like(left)
@@ -67,16 +67,16 @@ def try_children(
     return edges, rest
 
 
-def source_of(q: Tensor | None, unseen: Tensor | None, law: Tensor, *, first: bool) -> Tensor | None:
+def source_of(q: Tensor | None, unseen: Tensor | None, label: Tensor, *, first: bool) -> Tensor | None:
     """[R, V] what a child was drawn from, at any scale: q, or for WITHOUT_REPLACEMENT q without the siblings before."""
     if q is None or unseen is None or first:
         return q
-    return torch.where((law == Law.WITHOUT_REPLACEMENT)[:, None], unseen, q)
+    return torch.where((label == DrawnBy.WITHOUT_REPLACEMENT)[:, None], unseen, q)
 
 
 def believed(source: Tensor | None, token: Tensor, drawn: Tensor) -> Tensor:
-    """[R] bool: drawn, and not from a broken law or one that claims it could not: such a child counts as FIXED, which
-    is sound for any way of drawing."""
+    """[R] bool: drawn, and not from a broken distribution or one that claims it could not: such a child counts as
+    FIXED, which is sound for any way of drawing."""
     if source is None:
         return torch.zeros_like(drawn)
     return drawn & torch.isfinite(source.sum(-1)) & (source.gather(1, token)[:, 0] > 0)
@@ -104,8 +104,10 @@ class Rejection(Verifier):
     name = "rejection"
     exact = True
     reads = frozenset({"q"})
-    draws = Draws.WITHOUT_REPLACEMENT
-    summary = "accept with min(1, p/q), else draw from what is left of p; the target's law, another text per drafter"
+    draws = DrawMode.WITHOUT_REPLACEMENT
+    summary = (
+        "accept with min(1, p/q), else draw from what is left of p; the target's distribution, another text per drafter"
+    )
 
     def stops(self, evidence: Evidence) -> Walk:
         """Stops of the walk; carry is what ``residual.try_tree`` found, or the table of children [B, N, C] in torch."""
@@ -120,22 +122,22 @@ class Rejection(Verifier):
         num_rows, num_nodes, width = table.shape
         flat = table.clamp(min=0).reshape(num_rows, -1)
         tokens = tree.tokens.gather(1, flat).reshape(-1, width)
-        laws = tree.law.gather(1, flat).reshape(-1, width)
+        labels = tree.drawn_by.gather(1, flat).reshape(-1, width)
         real = (table >= 0).reshape(-1, width)
         p_rows, q_rows = p.flatten(0, 1), None if tree.q is None else tree.q.flatten(0, 1)
         if p.device.type == "cpu" and width > 1:
             rows = real[:, 0].nonzero()[:, 0]  # [R]
             q_here = None if q_rows is None else q_rows[rows]
             edges = torch.zeros(real.shape, dtype=p.dtype)
-            edges[rows] = try_children(p_rows[rows], q_here, tokens[rows], laws[rows], real[rows])[0]
+            edges[rows] = try_children(p_rows[rows], q_here, tokens[rows], labels[rows], real[rows])[0]
         else:
-            edges, _ = try_children(p_rows, q_rows, tokens, laws, real)
+            edges, _ = try_children(p_rows, q_rows, tokens, labels, real)
         out = torch.zeros_like(p[..., 0])  # [B, N]
         edges = edges.reshape(num_rows, num_nodes * width) * (table >= 0).reshape(num_rows, -1)
         out.scatter_add_(1, flat, edges.to(out.dtype))
         return Walk(stops_from_edges(tree.parent, out), table)
 
-    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         """What is left of p at the node where the walk stopped; p itself at a leaf, or where rounding left nothing."""
         if isinstance(walk.carry, Tried):
             return rest_at(evidence.tree, evidence.p, walk.carry, at)
@@ -145,11 +147,11 @@ class Rejection(Verifier):
         safe = children.clamp(min=0)
         p = row_at(evidence.p, at)  # [B, V]
         q = None if tree.q is None else row_at(tree.q, at)
-        tokens, laws, real = tree.tokens.gather(1, safe), tree.law.gather(1, safe), children >= 0
-        drawn = real & ((laws == Law.IID) | (laws == Law.WITHOUT_REPLACEMENT))
+        tokens, labels, real = tree.tokens.gather(1, safe), tree.drawn_by.gather(1, safe), children >= 0
+        drawn = real & ((labels == DrawnBy.IID) | (labels == DrawnBy.WITHOUT_REPLACEMENT))
         rest, unseen = p, q
         for c in range(children.shape[1]):
-            token, source = tokens[:, c : c + 1], source_of(q, unseen, laws[:, c], first=c == 0)
+            token, source = tokens[:, c : c + 1], source_of(q, unseen, labels[:, c], first=c == 0)
             from_q = believed(source, token, drawn[:, c])
             rest = reject_child(rest, source, token, from_q, real[:, c])
             unseen = strike(unseen, token, from_q)

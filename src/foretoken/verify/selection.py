@@ -1,8 +1,9 @@
 """Choose one of n drafts first, then accept it as if it were the only one: ``importance`` and ``transport``.
 
-n drafts are drawn from q independently. Whichever of them is chosen has a law of its own, p_I, and one-draft rejection
-from p_I to p is exact for any way of choosing: accept x with min(1, p(x) / p_I(x)), else the next token has the law
-(p - p_I)+. This form loses nothing (Khisti et al. 2410.18234): the aim is to bring p_I close to p. The optimum is
+n drafts are drawn from q independently. Whichever of them is chosen has a distribution of its own, p_I, and one-draft
+rejection from p_I to p is exact for any way of choosing: accept x with min(1, p(x) / p_I(x)), else the next token has
+the distribution (p - p_I)+. This form loses nothing (Khisti et al. 2410.18234): the aim is to bring p_I close to p. The
+optimum is
 known: alpha* = 1 + min over sets H of p(H) - q(H)^n (Hu et al. 2502.18779).
 
 Both rules use only r = p / q of a token and work on levels of it: small tables in float64, whatever V is. Shapes: R
@@ -18,11 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from foretoken.errors import ConfigError
+from foretoken.core.errors import ConfigError
 from foretoken.verify.multidraft import TINY, Fit, MultiDraft
 
 NUM_LEVELS = 128
-"""Of importance: weights are constant within a level, so that their law is known exactly."""
+"""Of importance: weights are constant within a level, so that their distribution is known exactly."""
 
 NUM_OWN = 64
 """Of transport: the tokens that are most probable under q have a level each."""
@@ -36,27 +37,28 @@ exp(-pi^2 / STEP) = 7e-18."""
 
 
 class Selection(MultiDraft):
-    """A rule that chooses one draft and then accepts or rejects it. Subclasses know the law of the chosen one."""
+    """A rule that chooses one draft and then accepts or rejects it. Subclasses know the distribution of the chosen one."""
 
     @abstractmethod
-    def law_of_choice(self, fit: Fit, p: Tensor, q: Tensor) -> Tensor:
-        """[R, V] in the wider of the two dtypes: p_I, the law of the chosen draft."""
+    def distribution_of_choice(self, fit: Fit, p: Tensor, q: Tensor) -> Tensor:
+        """[R, V] in the wider of the two dtypes: p_I, the distribution of the chosen draft."""
 
     @abstractmethod
     def choices(self, fit: Fit, p: Tensor, q: Tensor, tokens: Tensor, inside: Tensor) -> tuple[Tensor, Tensor]:
         """[R, C] float64 twice: the probability that each draft is chosen (zero where inside [R, C] is False), and p_I
-        at its token. p, q [R, C] are taken at tokens, in the dtype of the laws: a token must get the same level."""
+        at its token. p, q [R, C] are taken at tokens, in the dtype of the distributions: a token must get the same
+        level."""
 
     def choose(self, fit: Fit, p: Tensor, q: Tensor, tokens: Tensor, count: Tensor) -> Tensor:
         """Chosen, and then accepted with min(1, p / p_I)."""
         inside = torch.arange(tokens.shape[1], device=p.device) < count[:, None]
         p, q = p.gather(1, tokens), q.gather(1, tokens)
-        chosen, law = self.choices(fit, p, q, tokens, inside)
-        return chosen * (p.double() / law.clamp(min=TINY)).clamp_(max=1.0)
+        chosen, probs = self.choices(fit, p, q, tokens, inside)
+        return chosen * (p.double() / probs.clamp(min=TINY)).clamp_(max=1.0)
 
     def rest(self, fit: Fit, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
         """(p - p_I)+."""
-        return (p - self.law_of_choice(fit, p, q)).clamp(min=0.0)
+        return (p - self.distribution_of_choice(fit, p, q)).clamp(min=0.0)
 
 
 @dataclass(frozen=True)
@@ -65,8 +67,9 @@ class Importance(Selection):
 
     A draft of weight w beside n - 1 of weight 1 is chosen with w / (w + n - 1), so p_I / q is about n w / (w + n - 1): to
     make that r = p / q, w = (n - 1) r / (n - r). Scaled, w = x / (1 - x) with x = r / n below 1, constant within levels.
-    Over Zipf-like laws (V = 300, 8192; five noises and temperatures) the mean distance from the optimum is 0.5, 0.6 and 0.8
-    points of acceptance with 2, 4 and 8 drafts; with the best power of r for each (3, 1.5, 1.25) it is 0.9, 2.0 and 2.5.
+    Over Zipf-like distributions (V = 300, 8192; five noises and temperatures) the mean distance from the optimum is
+    0.5, 0.6 and 0.8 points of acceptance with 2, 4 and 8 drafts; with the best power of r for each (3, 1.5, 1.25) it is
+    0.9, 2.0 and 2.5.
     """
 
     name = "importance"
@@ -86,7 +89,7 @@ class Importance(Selection):
         others = ((mass / total) @ survival).pow(n - 1.0)  # [R, S]
         return n, total, n * (others @ arrival.T)
 
-    def law_of_choice(self, fit: Fit, p: Tensor, q: Tensor) -> Tensor:
+    def distribution_of_choice(self, fit: Fit, p: Tensor, q: Tensor) -> Tensor:
         """By level."""
         n, total, density = fit
         return q * (density / total).to(p.dtype).gather(1, level_of(p, q, n))
@@ -123,13 +126,13 @@ def race_table(device: torch.device) -> tuple[Tensor, Tensor, Tensor]:
 class Transport(Selection):
     """Choose the draft of the lowest rank, ranks being drawn so that p_I meets p as far as any rule can.
 
-    Each draft x gets a rank t in [0, 1], from a law K(x, dt) with sum_x q(x) K(x, dt) = dt: the ranks of n drafts are
-    then independent and uniform, the lowest has the density g(t) = n (1 - t)^(n-1), and p_I(x) = q(x) int K(x, dt) g(t).
-    Start from the order of r = p / q, descending: level l holds an interval of ranks, and its mean of g is what p_I / q
-    is there. Where that is above r (too much), it can be exchanged for later ranks, where it is below r (too little):
-    each excess is matched with the first shortages after it, and the two levels exchange ranks in the proportion that
-    balances both. A shortage that finds no excess before it is left: these sum to 1 - alpha*, the optimum. That the
-    exchanged shares never exceed a level follows from r falling: for y before z, g_y > r_y >= r_z > g_z.
+    Each draft x gets a rank t in [0, 1], from a distribution K(x, dt) with sum_x q(x) K(x, dt) = dt: the ranks of n
+    drafts are then independent and uniform, the lowest has the density g(t) = n (1 - t)^(n-1), and p_I(x) = q(x) int
+    K(x, dt) g(t). Start from the order of r = p / q, descending: level l holds an interval of ranks, and its mean of g
+    is what p_I / q is there. Where that is above r (too much), it can be exchanged for later ranks, where it is below r
+    (too little): each excess is matched with the first shortages after it, and the two levels exchange ranks in the
+    proportion that balances both. A shortage that finds no excess before it is left: these sum to 1 - alpha*, the
+    optimum. That the exchanged shares never exceed a level follows from r falling: for y before z, g_y > r_y >= r_z > g_z.
     """
 
     name = "transport"
@@ -168,11 +171,11 @@ class Transport(Selection):
         # What is still short at a level's end for want of excess before it: the running maximum of the difference.
         end[:, 1] -= (end[:, 1] - end[:, 0]).cummax(1).values.clamp(min=0.0)
         start = torch.nn.functional.pad(end[..., :-1], (1, 0))
-        settled = (torch.minimum(end, end[:, 1:, -1:]) - torch.minimum(start, end[:, 1:, -1:])).clamp(min=0.0)
-        density = torch.minimum((mean + (settled[:, 1] - settled[:, 0]) * per_mass).clamp(min=0.0), n)
+        decided = (torch.minimum(end, end[:, 1:, -1:]) - torch.minimum(start, end[:, 1:, -1:])).clamp(min=0.0)
+        density = torch.minimum((mean + (decided[:, 1] - decided[:, 0]) * per_mass).clamp(min=0.0), n)
         return n, total, own, order, density.gather(1, order), mass, mean, start, end
 
-    def law_of_choice(self, fit: Fit, p: Tensor, q: Tensor) -> Tensor:
+    def distribution_of_choice(self, fit: Fit, p: Tensor, q: Tensor) -> Tensor:
         """Q times the density between two levels, or of a token's own."""
         n, total, own, _, density = fit[:5]
         density = (density / total).to(torch.promote_types(p.dtype, q.dtype))
@@ -191,15 +194,15 @@ class Transport(Selection):
         low = hit.long().argmax(-1) + num_shared
         if num_shared == 0:
             ranks = self.ranks(fit, order.gather(1, low))  # [R, C, L]
-            law = density.gather(1, low)
+            probs = density.gather(1, low)
         else:
             is_own, (node, share) = hit.any(-1), between(p, q, n)
             levels = torch.cat([torch.where(is_own, low, node), torch.where(is_own, low, node + 1)], 1)  # [R, 2 C]
             share, width = share.double(), tokens.shape[1]
             ranks = self.ranks(fit, order.gather(1, levels))
             ranks = torch.lerp(ranks[:, :width], ranks[:, width:], share[:, :, None])
-            law = density.gather(1, levels)
-            law = torch.lerp(law[:, :width], law[:, width:], share)
+            probs = density.gather(1, levels)
+            probs = torch.lerp(probs[:, :width], probs[:, width:], share)
         ranks = ranks * inside[:, :, None]
         points, weights = gauss(tokens.shape[1], p.device)
         # P(rank is after a point of an interval): without a rank (after the run) it is 1.
@@ -207,10 +210,11 @@ class Transport(Selection):
         one = torch.ones_like(behind[:, :1])
         before = torch.cat([one, behind[:, :-1]], 1).cumprod(1)
         later = torch.cat([one, behind[:, 1:].flip(1)], 1).cumprod(1).flip(1)
-        return (ranks * ((before * later) @ weights)).sum(-1), q.double() * law / total
+        return (ranks * ((before * later) @ weights)).sum(-1), q.double() * probs / total
 
     def ranks(self, fit: Fit, at: Tensor) -> Tensor:
-        """[R, C, L]: the law of the rank, by intervals, of tokens in the level at [R, C] (in order of falling r)."""
+        """[R, C, L]: the distribution of the rank, by intervals, of tokens in the level at [R, C] (in order of falling
+        r)."""
         mass, mean, start, end = fit[5:]
         here = at[:, None].expand(-1, 2, -1)
         common = torch.minimum(end.gather(2, here)[..., None], end.flip(1)[:, :, None]) - torch.maximum(
@@ -248,7 +252,7 @@ def gauss(num_drafts: int, device: torch.device) -> tuple[Tensor, Tensor]:
 
 
 def selection_gap(p: Tensor, q: Tensor, num_drafts: int, verifier: MultiDraft) -> Tensor:
-    """[R, 2] float64: (alpha*, achieved) acceptance with num_drafts drafts from q [R, V] under p [R, V], laws.
+    """[R, 2] float64: (alpha*, achieved) acceptance with num_drafts drafts from q [R, V] under p [R, V], distributions.
 
     alpha* = 1 + min over H of p(H) - q(H)^n; the minimum is at a prefix of the tokens in order of rising p / q
     (Hu et al. 2502.18779). Raises ConfigError for num_drafts below 1.

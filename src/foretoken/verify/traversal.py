@@ -1,12 +1,12 @@
 """Traversal verification (Weng et al. 2505.12398): a node is decided on after its subtree, with all that p and q say.
 
-``visit(node, P)``: P is the ratio of target to draft law of the path, at most 1; the root's is 1. Each child x is visited
-with ``min(1, P Mp(x) / Mq(x))``; when its subtree ends rejected, ``R = (P Mp - Mq)+``, ``s = sum R``,
+``visit(node, P)``: P is the ratio of target to draft distribution of the path, at most 1; the root's is 1. Each child x
+is visited with ``min(1, P Mp(x) / Mq(x))``; when its subtree ends rejected, ``R = (P Mp - Mq)+``, ``s = sum R``,
 ``P = s / (s + 1 - P)``, ``Mp = R / s``. After all children the node is taken with P, and the extra token is drawn from Mp.
-Mq is the law that child was drawn from: q for IID, q without the drawn siblings WITHOUT_REPLACEMENT, one-hot for FIXED.
-Given the tree all ratios are known, so the walk's law is: node i is where it stops with P_end(i) times the product of
-``1 - P_end(j)`` over all nodes j before i in post-order. On a chain it is block verification; with P reset to 1 at every
-node it would be recursive rejection, which it exceeds in expected length.
+Mq is the distribution that child was drawn from: q for IID, q without the drawn siblings WITHOUT_REPLACEMENT, one-hot
+for FIXED. Given the tree all ratios are known, so the walk's distribution is: node i is where it stops with P_end(i)
+times the product of ``1 - P_end(j)`` over all nodes j before i in post-order. On a chain it is block verification; with
+P reset to 1 at every node it would be recursive rejection, which it exceeds in expected length.
 
 A subtree must have been drawn without looking at the later siblings of its root.
 """
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.tree import Draws, Law, TokenTree
-from foretoken.verify.law import Evidence, Verifier, Walk, row_at
+from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
+from foretoken.kernels.residual import Tried, rest_at, try_tree
+from foretoken.verify.base import Evidence, Verifier, Walk, row_at
 from foretoken.verify.rejection import believed
-from foretoken.verify.residual import Tried, rest_at, try_tree
 
 
 @dataclass(frozen=True)
@@ -29,8 +29,10 @@ class Traversal(Verifier):
     name = "traversal"
     exact = True
     reads = frozenset({"q"})
-    draws = Draws.WITHOUT_REPLACEMENT
-    summary = "decide on a node after its subtree, by the ratio of its whole path; the target's law, longer accepted"
+    draws = DrawMode.WITHOUT_REPLACEMENT
+    summary = (
+        "decide on a node after its subtree, by the ratio of its whole path; the target's distribution, longer accepted"
+    )
 
     def stops(self, evidence: Evidence) -> Walk:
         """Stops of the walk; carry is what ``residual.try_tree`` found, or the rest of p at all nodes [B, N, V]."""
@@ -40,7 +42,7 @@ class Traversal(Verifier):
         end, rest = slow_ratios(evidence.tree, evidence.p)
         return Walk(stops_in_postorder(evidence.tree.parent, end).to(evidence.p.dtype), rest)
 
-    def leftover(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
         """The node's last Mp; p itself at a leaf, or where nothing was left."""
         if isinstance(walk.carry, Tried):
             return rest_at(evidence.tree, evidence.p, walk.carry, at)
@@ -60,18 +62,18 @@ def slow_ratios(tree: TokenTree, p: Tensor) -> tuple[Tensor, Tensor]:
     rest = p.clone()
     unseen = None if tree.q is None else tree.q.clone()  # q without the drawn children so far
     total = torch.ones_like(end)
-    untried = torch.ones_like(end, dtype=torch.bool)  # whose mass counts as 1, as that of a law does
+    untried = torch.ones_like(end, dtype=torch.bool)  # whose mass counts as 1, as that of a distribution does
     for node in range(1, tree.num_nodes):
         real, at = tree.parent[:, node] >= 0, tree.parent[:, node].clamp(min=0)
-        token, law = tree.tokens[:, node : node + 1], tree.law[:, node]
+        token, label = tree.tokens[:, node : node + 1], tree.drawn_by[:, node]
         here, before = rest[rows, at], end[rows, at]  # [B, V], [B]
         mass = total[rows, at]
         share = finite(here.gather(1, token)[:, 0].double()) / torch.where(mass > 0, mass, 1.0)
         share = share.clamp(max=1.0)
-        drawn = real & ((law == Law.IID) | (law == Law.WITHOUT_REPLACEMENT))
+        drawn = real & ((label == DrawnBy.IID) | (label == DrawnBy.WITHOUT_REPLACEMENT))
         source, from_q = None, torch.zeros_like(real)
         if tree.q is not None and unseen is not None:
-            without = (law == Law.WITHOUT_REPLACEMENT) & ~untried[rows, at]
+            without = (label == DrawnBy.WITHOUT_REPLACEMENT) & ~untried[rows, at]
             source = torch.where(without[:, None], unseen[rows, at], tree.q[rows, at])
             from_q = believed(source, token, drawn)
             scale = torch.where(without, source.double().sum(-1), 1.0)
@@ -85,7 +87,7 @@ def slow_ratios(tree: TokenTree, p: Tensor) -> tuple[Tensor, Tensor]:
             scaled = here * (before / torch.where(mass > 0, mass, 1.0)).to(p.dtype)[:, None]
             left = torch.where(from_q[:, None], (scaled - source).clamp(min=0.0), left)
         sum_left = left.double().sum(-1)
-        after = sum_left / (sum_left + (1.0 - before))  # 0/0, or no law: as it was
+        after = sum_left / (sum_left + (1.0 - before))  # 0/0, or no distribution: as it was
         end[rows, at] = torch.where(real & (sum_left + (1.0 - before) > 0), after, before)
         rest[rows, at] = torch.where(real[:, None], left, here)
         total[rows, at] = torch.where(real, sum_left, mass)

@@ -11,10 +11,10 @@ class EchoDrafter(foretoken.Drafter):
 
     def propose(self, context, shape, draws, noise):
         guesses = []
-        for ids, room in zip(context.history.ids, context.room, strict=True):
+        for ids, depth_limit in zip(context.history.ids, context.depth_limit, strict=True):
             *before, pending = ids[-self.window :]
             ends = [end for end, token in enumerate(before, 1) if token == pending]
-            guesses.append(before[ends[-1] :][: max(0, min(room, shape.depth))] if ends else [])
+            guesses.append(before[ends[-1] :][: max(0, min(depth_limit, shape.depth))] if ends else [])
         return foretoken.chain_of(context, guesses)
 
 

@@ -1,4 +1,4 @@
-"""Draw the next token from the target's law p. Where it was guessed, go on from there; else stop, and emit it."""
+"""Draw the next token from the target's distribution p. Where it was guessed, go on from there; else stop, and emit it."""
 
 from dataclasses import dataclass
 
@@ -11,7 +11,9 @@ import foretoken
 class Direct(foretoken.Verifier):
     name = "direct"
     exact = True
-    draws = foretoken.Draws.FIXED  # no draft law q is corrected for, so the most probable guesses are the best
+    draws = (
+        foretoken.DrawMode.FIXED
+    )  # no draft distribution q is corrected for, so the most probable guesses are the best
     summary = "draws from p and keeps the guess that it meets"
 
     def stops(self, evidence):
@@ -22,10 +24,10 @@ class Direct(foretoken.Verifier):
         edges = edges.masked_fill(twin.tril(-1).any(-1), 0.0)  # of equal siblings the first one counts
         return foretoken.Walk(foretoken.stops_from_edges(parent, edges))
 
-    def leftover(self, evidence, walk, at):
+    def residual(self, evidence, walk, at):
         """p at the node where the walk stopped, without the tokens that would have led on."""
-        law = evidence.p[torch.arange(len(at), device=at.device), at]  # [B, V]
+        probs = evidence.p[torch.arange(len(at), device=at.device), at]  # [B, V]
         child = evidence.tree.parent == at[:, None]  # [B, N]
-        met = torch.zeros_like(law).scatter_add_(1, evidence.tree.tokens, child.to(law.dtype))
-        left = law.masked_fill(met > 0, 0.0)
-        return torch.where(left.sum(-1, keepdim=True) > 0, left, law)  # nothing left: stopped here by rounding alone
+        met = torch.zeros_like(probs).scatter_add_(1, evidence.tree.tokens, child.to(probs.dtype))
+        left = probs.masked_fill(met > 0, 0.0)
+        return torch.where(left.sum(-1, keepdim=True) > 0, left, probs)  # nothing left: stopped here by rounding alone

@@ -1,0 +1,1 @@
+"""From a shape and a model's logits to a tree of guesses."""

@@ -1,0 +1,1 @@
+"""All C code: sources, their build, and the Python bindings, each with a torch twin of the same result."""

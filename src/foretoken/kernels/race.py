@@ -1,0 +1,26 @@
+"""The library of ``race.c``: noise keys, and the race that draws a token by them."""
+
+import ctypes
+from functools import lru_cache
+from pathlib import Path
+
+from foretoken.kernels.build import BuildError, load_library
+
+
+@lru_cache(maxsize=1)
+def race_library() -> ctypes.CDLL | None:
+    """The C kernels of keys and race, or None where it cannot be built."""
+    try:
+        library = load_library(Path(__file__).with_name("race.c"), ("-ffp-contract=off",))
+    except BuildError:
+        return None
+    library.foretoken_race.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4
+    library.foretoken_stream_keys.argtypes = (
+        [ctypes.c_int64] + [ctypes.c_void_p] * 3 + [ctypes.c_int64, ctypes.c_void_p]
+    )
+    library.foretoken_race_top.argtypes = (
+        [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 3 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
+    )
+    library.foretoken_race.restype = library.foretoken_stream_keys.restype = None
+    library.foretoken_race_top.restype = None
+    return library

@@ -1,0 +1,1 @@
+"""SpecDec++: an acceptance head that says when to stop guessing (2405.19715)."""

@@ -1,0 +1,1 @@
+"""What the trained methods share: head, layers, files and their keys, training targets."""

@@ -1,0 +1,24 @@
+"""Settings of method ``dflash``."""
+
+from dataclasses import dataclass
+
+from foretoken.draft.base import Method
+from foretoken.draft.config import Loader
+from foretoken.methods.common.load import load_head
+from foretoken.methods.dflash.drafter import DFlash
+from foretoken.methods.dflash.head import DFlashHead
+from foretoken.methods.head_config import HeadMethodConfig
+
+
+@dataclass(frozen=True)
+class DFlashConfig(HeadMethodConfig):
+    """A block of guesses in one pass."""
+
+    method = DFlash.name
+    capabilities = DFlash.capabilities
+
+    num_speculative_tokens: int = 7
+
+    def load(self, loader: Loader) -> Method:
+        """Load the head."""
+        return DFlash(load_head(self.head_name, loader.target.spec, DFlashHead), loader.target)

@@ -1,0 +1,1 @@
+"""A smaller model of the same vocabulary as drafter."""

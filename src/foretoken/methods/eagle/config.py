@@ -1,0 +1,52 @@
+"""Settings of methods ``eagle1``, ``eagle2`` and ``eagle3``."""
+
+from dataclasses import dataclass
+
+from foretoken.draft.base import Method
+from foretoken.draft.config import Loader
+from foretoken.methods.common.load import load_head
+from foretoken.methods.eagle.drafter import Eagle1, Eagle2, Eagle3
+from foretoken.methods.eagle.eagle1 import Eagle1Head
+from foretoken.methods.eagle.eagle3 import Eagle3Head
+from foretoken.methods.head_config import StepwiseMethodConfig
+
+
+@dataclass(frozen=True)
+class Eagle1Config(StepwiseMethodConfig):
+    """One layer over the target's last features."""
+
+    method = Eagle1.name
+    capabilities = Eagle1.capabilities
+
+    def load(self, loader: Loader) -> Method:
+        """Load the head."""
+        acceptance = self.load_acceptance(loader)
+        return Eagle1(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target, acceptance)
+
+
+@dataclass(frozen=True)
+class Eagle2Config(StepwiseMethodConfig):
+    """EAGLE-1's weights on a dynamic tree that follows the draft probabilities."""
+
+    method = Eagle2.name
+    capabilities = Eagle2.capabilities
+
+    shape: str = "eagle2"
+
+    def load(self, loader: Loader) -> Method:
+        """Load EAGLE-1's head."""
+        acceptance = self.load_acceptance(loader)
+        return Eagle2(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target, acceptance)
+
+
+@dataclass(frozen=True)
+class Eagle3Config(StepwiseMethodConfig):
+    """One layer over fused features of three target layers."""
+
+    method = Eagle3.name
+    capabilities = Eagle3.capabilities
+
+    def load(self, loader: Loader) -> Method:
+        """Load the head."""
+        acceptance = self.load_acceptance(loader)
+        return Eagle3(load_head(self.head_name, loader.target.spec, Eagle3Head), loader.target, acceptance)

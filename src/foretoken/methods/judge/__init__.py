@@ -1,0 +1,1 @@
+"""The head that verifier ``judge`` reads."""

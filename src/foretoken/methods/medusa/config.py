@@ -1,0 +1,24 @@
+"""Settings of method ``medusa``."""
+
+from dataclasses import dataclass
+
+from foretoken.draft.base import Method
+from foretoken.draft.config import Loader
+from foretoken.methods.common.load import load_head
+from foretoken.methods.head_config import HeadMethodConfig
+from foretoken.methods.medusa.drafter import Medusa
+from foretoken.methods.medusa.head import MedusaHead
+
+
+@dataclass(frozen=True)
+class MedusaConfig(HeadMethodConfig):
+    """Heads on the last hidden state."""
+
+    method = Medusa.name
+    capabilities = Medusa.capabilities
+
+    num_speculative_tokens: int = 4  # the bundled head has 4; larger values are cut to the number of heads
+
+    def load(self, loader: Loader) -> Method:
+        """Load the heads."""
+        return Medusa(load_head(self.head_name, loader.target.spec, MedusaHead), loader.target)

@@ -1,0 +1,121 @@
+"""Medusa heads as a drafter (Cai et al. 2401.10774): one hidden state, one guess for each of the next K places.
+
+The heads do not read guesses: head k's distribution does not depend on the guesses before it. So one pass of all heads
+serves a whole tree, and the only state of a row is the hidden state of its last committed token.
+"""
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawMode, Plan, TokenTree, root_tree
+from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretoken.draft.growing import grow
+from foretoken.draft.shapes import SHAPES, Shape, SpecDec
+from foretoken.methods.medusa.head import MedusaHead, Stacked
+from foretoken.model.target import CausalModel, Target
+
+
+class MedusaDrafter(Drafter):
+    """Invariant: ``feature[b]`` is the tapped hidden state of row b's last committed token, where ``known[b]``."""
+
+    can_join = True
+
+    def __init__(self, head: MedusaHead, stacked: Stacked, model: CausalModel, context: Context, capacity: int) -> None:
+        self.capacity = capacity
+        self.head, self.stacked, self.model = head, stacked, model
+        size = model.spec.hidden_size
+        self.feature = torch.zeros(context.num_rows, size, dtype=model.spec.dtype, device=context.device)  # [B, H]
+        self.known = [False] * context.num_rows  # a prompt of one token has no committed token yet
+        self.block_logits = self.feature.new_zeros(0)  # [B, n, V] logits of the next n places, of the last proposal
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        """A tree at most as deep as there are heads."""
+        deepest = min(shape.depth, self.head.config.num_heads)
+        limits = [
+            min(deepest, depth_limit) if known else 0
+            for depth_limit, known in zip(context.depth_limit, self.known, strict=True)
+        ]
+        if not any(limit > 0 for limit in limits):
+            return root_tree(context.pending)
+        return grow.grow(self, context, [max(0, limit) for limit in limits], shape, draws, noise).tree
+
+    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Run as many heads as the deepest row needs; the first predicts the token after the pending one."""
+        x = self.model.normed(self.feature[:, None])[:, 0].to(self.head.dtype)
+        out = self.stacked(x, max(limits))  # [B, n, DV]
+        token_map = self.head.token_map
+        if self.stacked.out is None:
+            out = self.model.head(out.to(self.model.spec.dtype))
+        elif token_map is not None:
+            every = out.new_full((*out.shape[:2], self.head.config.vocab_size), -torch.inf)
+            out = every.index_copy_(2, token_map, out)
+        self.block_logits = out
+        return out[:, :1], context.length
+
+    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
+        """[B, W, V]: a node's depth selects the head for its children."""
+        depth = plan.positions - plan.length[:, None]  # [B, W]
+        return self.block_logits[torch.arange(len(depth), device=depth.device)[:, None], depth]
+
+    def read_prompt(self, chunk: PromptChunk) -> None:
+        """Keep the last hidden state of each row that the chunk holds tokens of."""
+        self._keep_last([count - 1 for count in chunk.count], chunk.taps)
+
+    def observe(self, commit: Commit) -> None:
+        """Keep the hidden state of each row's last kept node."""
+        assert commit.taps is not None
+        self._keep_last([path[-1] for path in commit.path], commit.taps)
+
+    def _keep_last(self, at: list[int], taps: Tensor) -> None:
+        """Row b's feature becomes taps[b, at[b]]; -1: there is none."""
+        if all(index >= 0 for index in at):
+            self.feature = taps[torch.arange(len(at)), torch.tensor(at)]
+            self.known = [True] * len(at)
+            return
+        rows = [row for row, index in enumerate(at) if index >= 0]
+        feature = self.feature.to(taps.dtype, copy=True)
+        feature[rows] = taps[rows, [at[row] for row in rows]]
+        self.feature = feature
+        self.known = [known or index >= 0 for known, index in zip(self.known, at, strict=True)]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop rows."""
+        self.feature = self.feature[list(rows)]
+        self.known = [self.known[row] for row in rows]
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add the hidden states of other rows."""
+        assert isinstance(other, MedusaDrafter)
+        self.feature = torch.cat([self.feature, other.feature])
+        self.known += other.known
+
+
+class Medusa(Method):
+    """``--method medusa``: heads on the target's last hidden state."""
+
+    name = "medusa"
+    capabilities = Capabilities(
+        "heads on the target's last hidden state, one for each place ahead",
+        draws=True,
+        reads_target=True,
+        needs_head=True,
+        shapes=tuple(name for name in SHAPES.builtin if name != SpecDec.name),
+    )
+
+    def __init__(self, head: MedusaHead, model: CausalModel) -> None:
+        """model is the target. Raises ModelError where the heads were trained for one of another size."""
+        head.check_target(model.spec, name="medusa")
+        self.head, self.model = head.eval(), model
+        self.stacked = head.stacked()
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layer that the heads read."""
+        return self.head.taps
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        """No cache: a hidden state a row."""
+        return MedusaDrafter(self.head, self.stacked, self.model, context, capacity)

@@ -1,0 +1,362 @@
+"""One decoder for the Llama family as one C call: the fastest twin on CPUs with AVX-512 (see ``native.c``).
+
+Weights stay in the checkpoint's own [out, in] layout: read once from safetensors into huge pages, or shared with a
+loaded transformers module. Every output is summed in one order whatever the number of rows, the tree, the batch and the
+slots, so plain decoding, verification and prefill agree bit for bit, in float32 and in bfloat16.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable, Sequence
+from functools import cache
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foretoken.core.errors import ModelError
+from foretoken.core.tree import Plan
+from foretoken.kernels.build import cpu_flags
+from foretoken.kernels.native import library
+from foretoken.model.cache import KVCache
+from foretoken.model.checkpoint import resolve
+from foretoken.model.llama import shape as llama
+from foretoken.model.llama.shape import LlamaShape
+from foretoken.model.llama.weights import ModuleWeights, SafetensorsWeights, WeightSource
+from foretoken.model.target import CausalModel, Output
+
+_HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+_PROBLEMS = {
+    1: "a token is outside the vocabulary",
+    2: "a slot is outside the cache",
+    3: "a position is not the node's",
+}
+
+
+def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why ``NativeModel`` cannot run this transformers configuration so; None where it can. Builds the library."""
+    if device.type != "cpu":
+        return f"it runs on the CPU, not on {device.type}"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"it runs float32 and bfloat16, not {dtype}"
+    reason = llama.unsupported(config)
+    if reason is not None:
+        return reason
+    dim = llama.read_shape(config).head_dim
+    if dim not in _HEAD_DIMS:
+        return f"head dimension {dim}; implemented: {', '.join(map(str, _HEAD_DIMS))}"
+    if dtype == torch.bfloat16 and "avx512_bf16" not in cpu_flags():
+        return "the CPU lacks avx512_bf16"
+    return library()[1]
+
+
+class _Layer(ctypes.Structure):
+    """Mirrors Layer of native.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((f"{name}_bias", ctypes.c_void_p) for name in ("q", "k", "v", "o", "gate", "up", "down")),
+        *((name, ctypes.c_void_p) for name in ("input_norm", "mlp_norm", "q_norm", "k_norm")),
+        ("window", ctypes.c_int64),
+    ]
+
+
+class _Model(ctypes.Structure):
+    """Mirrors Model of native.c."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("bf16", "num_layers", "vocab", "hidden", "intermediate")),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim")),
+        ("eps", ctypes.c_double),
+        *((name, ctypes.c_void_p) for name in ("embedding", "head", "final_norm")),
+        ("layers", ctypes.POINTER(_Layer)),
+    ]
+
+
+class _Cache(ctypes.Structure):
+    """Mirrors Cache of native.c."""
+
+    _fields_ = [
+        ("keys", ctypes.POINTER(ctypes.c_void_p)),
+        ("values", ctypes.POINTER(ctypes.c_void_p)),
+        ("rows", ctypes.c_int64),
+        ("capacity", ctypes.c_int64),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+    ]
+
+
+class NativeCache(KVCache):
+    """A KVCache whose memory the C code knows by address."""
+
+    def __init__(self, model: "NativeModel", num_rows: int, capacity: int) -> None:
+        shape, spec = model.shape, model.spec
+        shapes = [(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
+        super().__init__(num_rows, capacity, shapes, spec.dtype, [spec.device] * shape.num_layers)
+        self._model = model
+        self._rope = llama.rope_table(shape, capacity, spec.device)
+        self._bind()
+
+    def _bind(self) -> None:
+        """Read the addresses again; needed after anything that replaces the tensors."""
+        pointers = ctypes.c_void_p * len(self.keys)
+        cos, sin = self._rope
+        self._keys = pointers(*(key.data_ptr() for key in self.keys))
+        self._values = pointers(*(value.data_ptr() for value in self.values))
+        self.view = _Cache(self._keys, self._values, self.num_rows, self.capacity, cos.data_ptr(), sin.data_ptr())
+        self.address = ctypes.addressof(self.view)
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """See ``KVCache.move``."""
+        src, dst = src.contiguous(), dst.contiguous()
+        assert src.shape == dst.shape
+        assert src.shape[0] == self.num_rows
+        _check(self._model.native.move(self._model.address, self.address, src.shape[1], src.data_ptr(), dst.data_ptr()))
+
+    def _show(self) -> None:
+        """See ``KVCache._show``; the rows in use begin where the reserve does, so their addresses are its."""
+        super()._show()
+        if hasattr(self, "_rope"):
+            self._bind()
+
+    def rows(self, start: int, stop: int) -> "NativeCache":
+        """See ``KVCache.rows``."""
+        view = super().rows(start, stop)
+        view.__class__ = NativeCache
+        assert isinstance(view, NativeCache)
+        view._model, view._rope = self._model, self._rope
+        view._bind()
+        return view
+
+
+class NativeModel(CausalModel):
+    """See the module's docstring. Logits, hidden states and taps are float32 whatever the weights are."""
+
+    def __init__(self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, name: str) -> None:
+        self.native = native_functions()
+        self.shape = shape
+        self.spec = shape.spec(name, "native", dtype, torch.device("cpu"))
+        self._matrices: dict[str, Tensor] = {}  # embedding and head, for drafters that share them
+        self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
+        self._lock = threading.Lock()  # one pass at a time: the scratch is shared
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch_for = (0, 0, 0)
+        self._view = self._read(source)
+        self.address = ctypes.addressof(self._view)
+
+    @classmethod
+    def load(
+        cls,
+        path_or_name: str | Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        name: str | None = None,
+    ) -> "NativeModel":
+        """Read a Hugging Face directory or hub id, tensor by tensor. Raises ModelError where it cannot be run."""
+        assert torch.device(device).type == "cpu"
+        directory = resolve(str(path_or_name))
+        shape = llama.read_directory(directory)
+        return cls(shape, SafetensorsWeights(directory), dtype=dtype, name=name or str(path_or_name))
+
+    @classmethod
+    def from_hf(cls, model: Any, *, name: str | None = None) -> "NativeModel":
+        """The twin of a loaded transformers module on the CPU; linears and embedding are shared with it, not copied."""
+        shape = llama.read_shape(model.config, model.generation_config)
+        name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
+        return cls(shape, ModuleWeights(model), dtype=model.dtype, name=name)
+
+    def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
+        """An empty cache; only caches made here can be used with this model."""
+        return NativeCache(self, num_rows, capacity)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        plan: Plan,
+        cache: KVCache,  # one of this model's own
+        *,
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+        taps: Sequence[int] = (),
+        head: bool = True,
+    ) -> Output:
+        """See ``CausalModel.forward``. Raises RuntimeError for tokens, slots or positions out of range."""
+        assert isinstance(cache, NativeCache)
+        first, stop = (0, self.shape.num_layers)
+        if layers is not None or hidden is not None or taps:
+            first, stop = llama.check_layers(self.shape.num_layers, layers, hidden, taps)
+        slots, positions, ancestry, length = plan.slots, plan.positions, plan.ancestry, plan.length
+        num_rows, num_nodes = slots.shape
+        assert num_rows == cache.num_rows
+        size = self.shape.hidden_size
+        if hidden is None:
+            residual = torch.empty(num_rows, num_nodes, size)
+        else:
+            residual = hidden.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        tapped = torch.empty(num_rows, num_nodes, len(taps) * size) if taps else None
+        head = head and stop == self.shape.num_layers
+        logits = torch.empty(num_rows, num_nodes, self.shape.vocab_size) if head else None
+        # Kept in names until the call returns: a contiguous copy must outlive the use of its address.
+        tokens, slots, positions, length = (
+            tokens.contiguous(), slots.contiguous(), positions.contiguous(), length.contiguous(),
+        )  # fmt: skip
+        threads = torch.get_num_threads()
+        with self._lock:
+            problem = self.native.forward(
+                self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2],
+                tokens.data_ptr(), length.data_ptr(), slots.data_ptr(), positions.data_ptr(),
+                ancestry.data_ptr(), *ancestry.stride(), first, stop, residual.data_ptr(),
+                (ctypes.c_int64 * len(taps))(*taps) if taps else None, len(taps),
+                None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
+                self._scratch_address(num_rows * num_nodes, threads, cache),
+            )  # fmt: skip
+        _check(problem)
+        return Output(logits, residual, tapped)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.logits``."""
+        residual = hidden.detach().to(torch.float32).contiguous()
+        num_rows, num_nodes = residual.shape[:2]
+        logits = torch.empty(num_rows, num_nodes, self.shape.vocab_size)
+        threads = torch.get_num_threads()
+        with self._lock:
+            self.native.forward(
+                self.address, None, threads, num_rows, num_nodes, 0, None, None, None, None, None, 0, 0, 0, 0, 0,
+                residual.data_ptr(), None, 0, None, logits.data_ptr(),
+                self._scratch_address(num_rows * num_nodes, threads, None),
+            )  # fmt: skip
+        return logits
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``CausalModel.embed``."""
+        return F.embedding(tokens, self._matrices[llama.EMBEDDING])
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.normed``; in float32."""
+        return F.rms_norm(hidden.float(), self._final_norm.shape, self._final_norm, self.shape.norm_eps)
+
+    def head(self, normed: Tensor) -> Tensor:
+        """See ``CausalModel.head``. By torch, in the weights' dtype: only drafters read this."""
+        weight = self._matrices.get(llama.HEAD, self._matrices[llama.EMBEDDING])
+        return F.linear(normed.to(weight.dtype), weight)
+
+    def _scratch_address(self, rows: int, threads: int, cache: NativeCache | None) -> int:
+        capacity = 0 if cache is None else cache.capacity
+        had = self._scratch_for
+        if rows > had[0] or threads > had[1] or capacity > had[2]:
+            need = self.native.scratch(self.address, None if cache is None else cache.address, rows, threads)
+            if need > self._scratch.numel():
+                self._scratch = huge_pages(need + 64)
+            self._scratch_for = (rows, threads, capacity)
+        address = self._scratch.data_ptr()
+        return address + -address % 64
+
+    def _read(self, source: WeightSource) -> _Model:
+        shape, dtype = self.shape, self.spec.dtype
+        matrices = [llama.EMBEDDING]
+        tied = shape.tied or llama.HEAD not in source.names
+        matrices += [] if tied else [llama.HEAD]
+        for index in range(shape.num_layers):
+            names = llama.layer_names(index)
+            matrices += [names[key] for key in ("q", "k", "v", "o", "gate", "up", "down")]
+        address = self._read_matrices(source, matrices)
+
+        def vector(name: str | None) -> int | None:
+            if name is None:
+                return None
+            self._tensors.append(source.read(name, torch.float32, self.spec.device))
+            return self._tensors[-1].data_ptr()
+
+        layers = (_Layer * shape.num_layers)()
+        for index, layer in enumerate(layers):
+            names = llama.layer_names(index)
+            for key in ("q", "k", "v", "o", "gate", "up", "down"):
+                setattr(layer, key, address[names[key]])
+                setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key], source.names)))
+            for key in ("input_norm", "mlp_norm", *(("q_norm", "k_norm") if shape.qk_norm else ())):
+                setattr(layer, key, vector(names[key]))
+            layer.window = shape.windows[index] or 0
+        final_norm = vector(llama.FINAL_NORM)
+        self._final_norm = self._tensors[-1]
+        return _Model(
+            dtype == torch.bfloat16, shape.num_layers, shape.vocab_size, shape.hidden_size, shape.intermediate_size,
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.norm_eps,
+            address[llama.EMBEDDING], address[llama.EMBEDDING if tied else llama.HEAD], final_norm, layers,
+        )  # fmt: skip
+
+    def _read_matrices(self, source: WeightSource, names: Sequence[str]) -> dict[str, int]:
+        """Name -> address: of the source's own tensor where it can be shared, else in one arena of huge pages."""
+        dtype, address, copied = self.spec.dtype, {}, []
+        for name in names:
+            own = source.shared(name)
+            if own is not None and own.dtype == dtype and own.device.type == "cpu" and own.is_contiguous():
+                self._tensors.append(own)
+                address[name] = own.data_ptr()
+                if name in (llama.EMBEDDING, llama.HEAD):
+                    self._matrices[name] = own
+            else:
+                copied.append(name)
+        sizes = [-(-prod(source.shape(name)) * dtype.itemsize // 64) * 64 for name in copied]
+        if not copied:
+            return address
+        arena = huge_pages(sum(sizes))
+        self._tensors.append(arena)
+        for name, part in zip(copied, torch.split(arena, sizes), strict=True):
+            shape = source.shape(name)
+            place = part[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
+            source.read_into(name, place)
+            address[name] = part.data_ptr()
+            if name in (llama.EMBEDDING, llama.HEAD):
+                self._matrices[name] = place
+        return address
+
+
+def huge_pages(num_bytes: int) -> Tensor:
+    """[num_bytes] uint8 of zeros, in huge pages where the system grants them: weights stream up to a tenth faster."""
+    size = 2 << 20
+    memory = mmap.mmap(-1, num_bytes + size)
+    if hasattr(memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
+    start = -whole.data_ptr() % size
+    return whole[start : start + num_bytes]
+
+
+def _check(problem: int) -> None:
+    if problem:
+        raise RuntimeError(_PROBLEMS.get(problem, "out of memory"))
+
+
+class NativeFunctions:
+    """The library's functions, typed."""
+
+    def __init__(self, lib: ctypes.CDLL) -> None:
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self.forward: Callable[..., int] = lib.foretoken_forward
+        lib.foretoken_forward.argtypes = [
+            pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 5, pointer, pointer, number, *[pointer] * 3,
+        ]  # fmt: skip
+        self.scratch: Callable[..., int] = lib.foretoken_scratch
+        lib.foretoken_scratch.argtypes = [pointer, pointer, number, number]
+        self.move: Callable[..., int] = lib.foretoken_move
+        lib.foretoken_move.argtypes = [pointer, pointer, number, pointer, pointer]
+        self.read: Callable[..., int] = lib.foretoken_read
+        lib.foretoken_read.argtypes = [pointer, number, number]
+        for function in (lib.foretoken_forward, lib.foretoken_scratch, lib.foretoken_move, lib.foretoken_read):
+            function.restype = number
+
+
+@cache
+def native_functions() -> NativeFunctions:
+    """The functions of ``native.c``. Raises ModelError with the reason where it cannot be built here."""
+    lib, reason = library()
+    if lib is None:
+        raise ModelError(f"the native decoder is not available: {reason}")
+    return NativeFunctions(lib)

@@ -1,1 +1,0 @@
-"""One training ``Objective`` per method."""

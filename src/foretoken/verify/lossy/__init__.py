@@ -1,0 +1,1 @@
+"""Lossy verification rules: the text may differ from the target's, and each says by how much."""

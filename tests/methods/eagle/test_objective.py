@@ -1,0 +1,190 @@
+"""EAGLE objectives: which distribution stands at which slot, what is left out, and that following the gradient pays."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ConfigError
+from foretoken.methods.common.objective import LossSlot, Objective, Outcome
+from foretoken.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretoken.methods.eagle.eagle1 import Eagle1Head
+from foretoken.methods.eagle.eagle3 import Eagle3Head
+from foretoken.methods.eagle.objective_eagle1 import Eagle1Objective
+from foretoken.methods.eagle.objective_eagle3 import Eagle3Objective
+from foretoken.model.hf.adapter import TransformersModel
+from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
+from tests.model.tiny import VOCAB, tiny_module
+
+MODULE = tiny_module("llama").requires_grad_(False)
+TEACHER = Teacher(TransformersModel(MODULE))
+
+
+def eagle3(**changes: object) -> Eagle3Head:
+    head = random_head(replace(EAGLE3, **changes))  # type: ignore[arg-type]
+    assert isinstance(head, Eagle3Head)
+    return head
+
+
+def eagle1(**changes: object) -> Eagle1Head:
+    head = random_head(replace(EAGLE1, **changes))  # type: ignore[arg-type]
+    assert isinstance(head, Eagle1Head)
+    return head
+
+
+def labeled_for(objective: Objective, lengths: tuple[int, ...] = (12, 7), start: int = 4) -> LabeledBatch:
+    generator = torch.Generator().manual_seed(2)
+    tokens = torch.randint(0, VOCAB, (len(lengths), max(lengths)), generator=generator)
+    length = torch.tensor(lengths)
+    return TEACHER.label(Batch(tokens, length, torch.full_like(length, start)), objective.taps)
+
+
+def outcome(objective: Objective, labeled: LabeledBatch, *, training: bool, seed: int = 0) -> Outcome:
+    return objective.outcome(labeled, TEACHER, torch.Generator().manual_seed(seed), training=training)
+
+
+def divergence(slot: LossSlot, labeled: LabeledBatch) -> Tensor:
+    """Mean cross-entropy of q against p, restricted to the draft vocabulary and renormalised."""
+    wanted = labeled.logits[slot.row, slot.at]
+    if slot.vocab is not None:
+        wanted = wanted[:, slot.vocab]
+    return -(wanted.softmax(-1) * slot.logits.log_softmax(-1)).sum(-1).mean()
+
+
+def loss(given: Outcome, labeled: LabeledBatch) -> Tensor:
+    total = torch.zeros(()) if given.extra is None else given.extra
+    for slot in given.slots:
+        total = total + slot.weight * divergence(slot, labeled)
+    return total
+
+
+def test_slots_cover_the_supervised_positions_that_have_an_anchor() -> None:
+    objective = Eagle3Objective(eagle3(), num_slots=6, decay=0.5)
+    labeled = labeled_for(objective)
+    given = outcome(objective, labeled, training=False)
+    assert [slot.weight for slot in given.slots] == [1.0, 0.5, 0.25, 0.125, 0.0625, 0.03125]
+    for number, slot in enumerate(given.slots, start=1):
+        # Position t has the distribution of token t + 1: the response begins at token 4, and an anchor is 0 or more.
+        expected = [(0, at) for at in range(3, 11) if at >= number] + [(1, at) for at in range(3, 6) if at >= number]
+        assert list(zip(slot.row.tolist(), slot.at.tolist(), strict=True)) == expected
+        assert slot.logits.shape == (len(expected), EAGLE3.draft_vocab_size)
+        assert slot.vocab is not None
+
+
+def test_training_leaves_out_places_whose_token_the_head_cannot_say() -> None:
+    objective = Eagle3Objective(eagle3(), num_slots=2)
+    labeled = labeled_for(objective)
+    everywhere = outcome(objective, labeled, training=False).slots
+    given = outcome(objective, labeled, training=True).slots
+    for some, every in zip(given, everywhere, strict=True):
+        best = labeled.logits[every.row, every.at].argmax(-1)
+        known = objective.head.t2d[best]
+        assert 0 < int(known.sum()) < len(known)
+        assert torch.equal(some.at, every.at[known])
+        torch.testing.assert_close(some.logits, every.logits[known])
+
+
+def test_a_whole_draft_vocabulary_needs_no_columns() -> None:
+    objective = Eagle3Objective(eagle3(draft_vocab_size=VOCAB), num_slots=1)
+    labeled = labeled_for(objective)
+    slot = outcome(objective, labeled, training=True).slots[0]
+    assert slot.vocab is None
+    assert len(slot.at) == 8 + 3
+
+
+def test_no_slot_at_all_is_refused() -> None:
+    for objective in (lambda: Eagle3Objective(eagle3(), num_slots=0), lambda: Eagle1Objective(eagle1(), num_slots=0)):
+        with pytest.raises(ConfigError, match="num_slots"):
+            objective()
+
+
+def test_slot_1_is_learned_alone_at_first() -> None:
+    """Until ``alone`` of training is done, and in training only; what it learns then is what slot 1 always is."""
+    objective = Eagle3Objective(eagle3(), num_slots=3, alone=0.5)
+    labeled = labeled_for(objective)
+    seen = []
+    for share in (0.0, 0.49, 0.5, 0.9):
+        objective.share = share
+        seen.append(len(outcome(objective, labeled, training=True).slots))
+        assert len(outcome(objective, labeled, training=False).slots) == 3
+    assert seen == [1, 1, 3, 3]
+    objective.share = 0.0
+    first = outcome(objective, labeled, training=True).slots[0]
+    objective.share = 0.9
+    torch.testing.assert_close(first.logits, outcome(objective, labeled, training=True).slots[0].logits)
+    with pytest.raises(ConfigError, match=r"alone = 1\.5"):
+        Eagle3Objective(eagle3(), alone=1.5)
+
+
+def test_eagle1_trains_slot_1_with_noise_and_is_evaluated_on_all() -> None:
+    objective = Eagle1Objective(eagle1(), num_slots=3, weight_law=0.1)
+    labeled = labeled_for(objective)
+    noisy = [outcome(objective, labeled, training=True, seed=seed) for seed in (1, 1, 2)]
+    assert [len(one.slots) for one in noisy] == [1, 1, 1]
+    assert noisy[0].slots[0].weight == 0.1
+    assert torch.equal(noisy[0].slots[0].logits, noisy[1].slots[0].logits)
+    assert not torch.equal(noisy[0].slots[0].logits, noisy[2].slots[0].logits)
+    quiet = outcome(objective, labeled, training=False)
+    assert len(quiet.slots) == 3
+    unnoised = outcome(Eagle1Objective(eagle1(), num_slots=3, noise=0.0), labeled, training=True)
+    torch.testing.assert_close(unnoised.slots[0].logits, quiet.slots[0].logits)
+
+
+def test_the_feature_loss_compares_with_the_feature_of_the_next_position() -> None:
+    objective = Eagle1Objective(eagle1(), weight_feature=3.0)
+    labeled = labeled_for(objective)
+    given = outcome(objective, labeled, training=False)
+    true = TEACHER.model.normed(labeled.hidden)
+    with torch.no_grad():
+        embeds = TEACHER.model.embed(labeled.batch.tokens[:, 1:])
+        predicted = objective.head.unroll(embeds, true[:, :-1], 1)[0][0]
+    total, count = 0.0, 0
+    for row, at in zip(given.slots[0].row.tolist(), given.slots[0].at.tolist(), strict=True):
+        off = (predicted[row, at - 1] - true[row, at]).abs()
+        total += float(torch.where(off < 1, 0.5 * off**2, off - 0.5).sum())
+        count += len(off)
+    assert given.extra is not None
+    assert float(given.extra.detach()) == pytest.approx(3.0 * total / count, rel=1e-5)
+    assert given.figures["feature_loss"] == pytest.approx(total / count, rel=1e-5)
+
+
+def test_a_batch_without_a_response_is_no_loss() -> None:
+    objective = Eagle1Objective(eagle1())
+    labeled = labeled_for(objective, (5, 4), start=5)
+    given = outcome(objective, labeled, training=True)
+    assert given.extra is not None
+    assert float(given.extra.detach()) == 0.0
+    assert len(given.slots[0].at) == 0
+
+
+def objectives() -> dict[str, Objective]:
+    return {
+        "eagle1": Eagle1Objective(eagle1(own_embedding=True)),
+        "eagle3": Eagle3Objective(eagle3(own_embedding=True), num_slots=4),
+        "eagle3.1": Eagle3Objective(eagle3(fc_norm=True, norm_output=True), num_slots=4),
+        "eagle3-normed": Eagle3Objective(eagle3(norm_before_residual=True), num_slots=4),
+    }
+
+
+@pytest.mark.parametrize("name", objectives())
+def test_gradients_reach_every_parameter_and_steps_reduce_the_loss(name: str) -> None:
+    objective = objectives()[name]
+    labeled = TEACHER.label(
+        Batch(torch.tensor([[5, 9, 11, 17] * 6] * 2), torch.tensor([24, 20]), torch.tensor([4, 2])), objective.taps
+    )
+    optimiser = torch.optim.AdamW(objective.head.parameters(), lr=3e-3)
+    before = [float(divergence(slot, labeled).detach()) for slot in outcome(objective, labeled, training=False).slots]
+    for step in range(30):
+        optimiser.zero_grad()
+        loss(outcome(objective, labeled, training=True, seed=step), labeled).backward()
+        for key, parameter in objective.head.named_parameters():
+            assert parameter.grad is not None, key
+            assert torch.isfinite(parameter.grad).all(), key
+            assert parameter.grad.abs().sum() > 0, key
+        optimiser.step()
+    after = [float(divergence(slot, labeled).detach()) for slot in outcome(objective, labeled, training=False).slots]
+    trained = 1 if name == "eagle1" else 4
+    assert len(after) >= trained
+    for slot in range(trained):
+        assert after[slot] < 0.9 * before[slot]

@@ -1,0 +1,384 @@
+"""Self-speculation: nothing is computed twice, and what is handed on is what a fresh pass would compute."""
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken import Engine, Request, SamplingParams
+from foretoken.core.errors import ConfigError, ModelError
+from foretoken.core.noise import Noise
+from foretoken.core.probs import History, Processors
+from foretoken.core.tree import DrawMode, Plan, layout
+from foretoken.draft.base import Commit, Context, Method, PromptChunk
+from foretoken.draft.shapes import parse_shape
+from foretoken.methods.common.layers import causal_mask
+from foretoken.methods.common.teacher import Batch, Teacher
+from foretoken.methods.kangaroo.drafter import EarlyExit, EarlyExitDrafter, Kangaroo, KangarooDrafter
+from foretoken.methods.kangaroo.head import KangarooHead
+from foretoken.model.hf.adapter import TransformersModel
+from foretoken.model.llama.lean import LeanModel
+from foretoken.model.prefill import feed
+from foretoken.model.target import CausalModel, Target
+from tests.engine.conftest import audited  # noqa: F401 - every step is followed by adding up the books
+from tests.engine.harness import ToyTokenizer, mixed_requests, outcome, plain, prompts, table
+from tests.engine.test_cache import assert_like_prefill
+from tests.methods.kangaroo.test_head import random_head
+from tests.model.tiny import VOCAB, path_to, tiny_module
+
+NUMBERS = ToyTokenizer([f"w{i} ".encode() for i in range(VOCAB)], special=(2,))
+CONFIGS = ["chain", "adaptive/threshold=0.2", "static/branching=2x2x1", "delayed", "sequoia/size=9", "dyspec/size=8",
+           "dyspec/heap=true/size=6", "eagle2/size=8/width=3", "opt_tree/size=8/threshold=0.01"]  # fmt: skip
+PREFILL_CHUNK = 4
+
+
+@pytest.fixture(scope="module")
+def hf() -> TransformersModel:
+    return TransformersModel(tiny_module("qwen3"))
+
+
+@pytest.fixture(scope="module")
+def lean() -> LeanModel:
+    return LeanModel.from_hf(tiny_module("qwen3"))
+
+
+# -- step by step, with paths chosen by the test -------------------------------------------------------------------
+
+
+@dataclass
+class Drafted:
+    """Logits that a drafter was asked for, and the tokens from the root to where they stand."""
+
+    row: int
+    path: list[int]
+    logits: Tensor
+
+
+class Recorder(KangarooDrafter):
+    """Keeps all that it told the shapes."""
+
+    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
+        logits, base = super().begin(context, limits)
+        self.fed = context.pending[:, None]  # [B, n] in the order of slots
+        self.drafted = [Drafted(row, [token], logits[row, 0]) for row, token in enumerate(context.pending.tolist())]
+        return logits, base
+
+    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
+        logits = super().logits(tokens, plan)
+        slots = plan.slots - plan.length[:, None]
+        self.fed = torch.nn.functional.pad(self.fed, (0, max(0, int(slots.max()) + 1 - self.fed.shape[1])))
+        self.fed.scatter_(1, slots, tokens)
+        for row in range(len(tokens)):
+            for node in range(tokens.shape[1]):
+                path = self.fed[row, plan.ancestry[row, node, : self.fed.shape[1]]].tolist()
+                if plan.positions[row, node] - plan.length[row] == len(path) - 1:  # else padding of the frontier
+                    self.drafted.append(Drafted(row, path, logits[row, node]))
+        return logits
+
+
+class Walk:
+    """The engine's loop without a verifier: which path is kept is said by the test."""
+
+    def __init__(self, model: CausalModel, oracle: CausalModel, lengths: Sequence[int]) -> None:
+        """model decodes; oracle says what training computes."""
+        self.model, self.oracle, self.random = model, oracle, torch.Generator().manual_seed(4)
+        head = random_head()
+        self.texts = [self._draw(length) for length in lengths]
+        num_rows, capacity = len(lengths), 128
+        self.target = Target(model, num_rows, capacity)
+        self.depth_limit = [99] * num_rows
+        self.drafter = Recorder(head, self.target, self.context(), capacity)
+        feed(
+            self.target, [text[:-1] for text in self.texts], [0] * num_rows, head=False, taps=head.taps,
+            on_chunk=lambda start, count, taps: self.drafter.read_prompt(PromptChunk(start, count, taps)),
+        )  # fmt: skip
+
+    def _draw(self, count: int) -> list[int]:
+        return torch.randint(3, VOCAB, (count,), generator=self.random).tolist()
+
+    def context(self) -> Context:
+        """As the engine would make it."""
+        lengths = [len(text) - 1 for text in self.texts]
+        device = torch.device("cpu")
+        return Context(
+            history=History(self.texts, [1] * len(lengths)),
+            processors=Processors([SamplingParams()] * len(lengths), vocab_size=VOCAB, end_token_ids=(), device=device),
+            length=torch.tensor(lengths),
+            lengths=lengths,
+            pending=torch.tensor([text[-1] for text in self.texts]),
+            predictions=[[] for _ in lengths],
+            depth_limit=self.depth_limit,
+        )
+
+    def step(self, shape: str, choose: Callable[[int, list[int]], int]) -> list[list[int]]:
+        """Propose and verify; choose(row, parents) names the node that is kept with all above it. Returns the paths."""
+        context = self.context()
+        noise = Noise(torch.arange(len(self.texts)), context.length)
+        tree = self.drafter.propose(context, parse_shape(shape, 4), DrawMode.COUPLED, noise)
+        tree.check()
+        plan = layout(tree.parent, context.length, self.drafter.capacity)
+        layers = (tree.hidden_layer, self.model.spec.num_layers)
+        self.verified = self.target.forward(tree.tokens, plan, layers=layers, hidden=tree.hidden).logits
+        parents: list[list[int]] = tree.parent.tolist()
+        self.seen = [
+            (row, [*text, *(int(tree.tokens[row, above]) for above in path_to(parents[row], node)[1:])], node)
+            for row, text in enumerate(self.texts)
+            for node in range(tree.num_nodes)
+            if node == 0 or parents[row][node] >= 0
+        ]
+        paths = [path_to(row, choose(index, row)) for index, row in enumerate(parents)]
+        bonus = self._draw(len(paths))
+        emitted = [[*(int(tree.tokens[row, node]) for node in path[1:]), bonus[row]] for row, path in enumerate(paths)]
+        depth = max(map(len, paths))
+        source = torch.tensor([path + list(range(len(path), depth)) for path in paths])
+        self.target.commit(context.length[:, None] + source, context.length[:, None] + torch.arange(depth))
+        self.texts = [text + tokens for text, tokens in zip(self.texts, emitted, strict=True)]
+        self.drafter.observe(Commit(tree, context.length, paths, emitted))
+        return paths
+
+    def check(self, texts_before: list[list[int]]) -> None:
+        """Drafted and verified logits against whole texts."""
+        assert self.verified is not None
+        drafted = self.drafter.drafted
+        texts = [texts_before[one.row][:-1] + one.path for one in drafted] + [text for _, text, _ in self.seen]
+        draft, target = whole(self.oracle, self.drafter.head, texts)
+        found = torch.stack([one.logits for one in drafted])
+        torch.testing.assert_close(found, draft[: len(drafted)], atol=2e-5, rtol=1e-5)
+        found = torch.stack([self.verified[row, node] for row, _, node in self.seen])
+        torch.testing.assert_close(found, target[len(drafted) :], atol=2e-5, rtol=1e-5)
+
+    def check_cache(self) -> None:
+        """The target's cache against a prefill."""
+        state: Any = self.context()
+        assert_like_prefill(self.target, state, state.lengths)
+
+
+def whole(model: CausalModel, head: KangarooHead, texts: list[list[int]]) -> tuple[Tensor, Tensor]:
+    """Logits [M, V] after each text, as training computes them, of the draft and of the target."""
+    length = torch.tensor([len(text) for text in texts])
+    size, ends = int(length.max()), (torch.arange(len(texts)), length - 1)
+    batch = Batch(torch.tensor([text + [0] * (size - len(text)) for text in texts]), length, length)
+    labeled = Teacher(model).label(batch, head.taps)
+    features = head(labeled.taps, torch.arange(size)[None], causal_mask(length, size))
+    return model.head(features)[ends], labeled.logits[ends]
+
+
+def deepest(parents: list[int]) -> int:
+    """The last of the deepest nodes: full acceptance, and in a tree a side branch."""
+    return max((len(path_to(parents, node)), node) for node in range(len(parents)) if parents[node] >= 0 or not node)[1]
+
+
+CHOICES: dict[str, Callable[[int, list[int]], int]] = {
+    "all": lambda row, parents: deepest(parents),
+    "last": lambda row, parents: max(node for node in range(len(parents)) if parents[node] >= 0 or not node),
+    "none": lambda row, parents: 0,
+    "some": lambda row, parents: path_to(parents, deepest(parents))[:-1][-1],
+    "ragged": lambda row, parents: deepest(parents) if row % 2 else 0,
+    "leading": lambda row, parents: 1 if parents[1:2] == [0] else 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("shape", "lengths"),
+    [*((shape, (1, 9, 3, 6)) for shape in CONFIGS), ("chain", (7,)), (CONFIGS[2], (7,)), (CONFIGS[-2], (7,))],
+)
+def test_decoding_is_training(
+    shape: str, lengths: tuple[int, ...], hf: TransformersModel, lean: LeanModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every logit that was drafted by, over steps of all kinds, as the training-time forward has it on the same tokens."""
+    monkeypatch.setattr("foretoken.model.prefill.PREFILL_CHUNK", PREFILL_CHUNK)
+    with torch.inference_mode():
+        walk = Walk(lean if shape != "chain" else hf, hf, lengths)
+        kept, moved = 0, 0
+        for kind in ("all", "last", "none", "some", "ragged", "all", "leading"):
+            before = walk.texts
+            paths = walk.step(shape, CHOICES[kind])
+            walk.check(before)
+            kept += sum(path[-1] in leaves for path, leaves in zip(paths, walk.drafter.leaves, strict=True))
+            moved += sum(path != list(range(len(path))) for path in paths)
+        walk.check_cache()
+        if shape.startswith(("chain", "static", "delayed", "sequoia")):  # others may have read their last guesses too
+            assert kept >= 2, "leaves without keys of the adapter were kept"
+        assert (moved > 0) == (not shape.startswith(("chain", "adaptive")))
+
+
+def test_rows_without_room(hf: TransformersModel, lean: LeanModel) -> None:
+    """A row without room has a tree of one node, and its adapter's cache stays whole."""
+    with torch.inference_mode():
+        walk = Walk(lean, hf, (5, 2, 8))
+        for depth_limit in ([3, 0, 1], [0, 0, 0], [0, 2, 4], [9, 9, 9]):
+            walk.depth_limit, before = depth_limit, walk.texts
+            paths = walk.step("static/branching=2x2x1", CHOICES["all"])
+            assert [len(path) - 1 for path in paths] == [min(most, 3) for most in depth_limit]
+            if any(depth_limit):
+                walk.check(before)
+        walk.check_cache()
+
+
+def test_dropped_rows(hf: TransformersModel) -> None:
+    """Rows go between steps, right after their neighbours were accepted whole."""
+    with torch.inference_mode():
+        walk = Walk(hf, hf, (5, 2, 8))
+        walk.step("chain", CHOICES["all"])
+        walk.texts, walk.depth_limit = [walk.texts[2], walk.texts[1]], walk.depth_limit[:2]
+        walk.target.keep(torch.tensor([2, 1]))
+        walk.drafter.keep([2, 1])
+        for _ in range(2):
+            before = walk.texts
+            walk.step("static/branching=2x2", CHOICES["ragged"])
+            walk.check(before)
+        walk.check_cache()
+
+
+@pytest.mark.parametrize("fault", ["full acceptance", "side branch"])
+def test_the_classic_faults_are_seen(fault: str, hf: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative controls: an adapter that forgets the last leaf, or leaves a kept branch where it was."""
+    observe = KangarooDrafter.observe
+
+    def wrong(self: KangarooDrafter, commit: Commit) -> None:
+        if fault == "side branch":
+            commit = replace(commit, path=[list(range(len(path))) for path in commit.path])
+        observe(self, commit)
+        if fault == "full acceptance":
+            self.last = None
+
+    monkeypatch.setattr(KangarooDrafter, "observe", wrong)
+    with torch.inference_mode():
+        walk = Walk(hf, hf, (6,))
+        walk.step("static/branching=2x2x1", CHOICES["all"])
+        before = walk.texts
+        walk.step("chain", CHOICES["none"])
+        with pytest.raises(AssertionError):
+            walk.check(before)
+
+
+# -- through the engine ------------------------------------------------------------------------------------------------
+
+
+def engine(target: CausalModel, method: Method, shape: str, tokenizer: Any = NUMBERS, **options: Any) -> Engine:
+    config = {"method": "draft_model", "num_speculative_tokens": 4, "shape": shape, **options}
+    return Engine(target, tokenizer, speculative=config, method=method)
+
+
+def requests(count: int = 5) -> list[Request]:
+    texts = [[3 + token % (VOCAB - 3) for token in ids] for ids in prompts()]
+    return [
+        Request(ids, SamplingParams(max_new_tokens=3 + 3 * i, seed=i, temperature=0.2 * i, ignore_eos=True))
+        for i, ids in enumerate(texts[:count])
+    ]
+
+
+@pytest.fixture(scope="module")
+def expected(hf: TransformersModel) -> list[list[int]]:
+    return [one.token_ids for one in plain(hf, requests(), tokenizer=NUMBERS)]
+
+
+@pytest.mark.parametrize("shape", CONFIGS)
+def test_the_same_text(shape: str, lean: LeanModel, expected: list[list[int]]) -> None:
+    """Ragged batches: the tokens of plain decoding by the other implementation."""
+    found = engine(lean, Kangaroo(random_head(), lean), shape).generate_batch(requests(), batch_size=4)
+    assert [one.token_ids for one in found] == expected
+    assert sum(one.num_draft_tokens for one in found) > 20
+
+
+@pytest.mark.parametrize("shape", ["chain", "static/branching=2x2x1", "eagle2/size=8/width=3"])
+def test_the_same_text_by_transformers(shape: str, hf: TransformersModel, expected: list[list[int]]) -> None:
+    for method in (Kangaroo(random_head(), hf), EarlyExit(hf, 3)):
+        found = engine(hf, method, shape).generate_batch(requests(4))
+        assert [one.token_ids for one in found] == expected[:4]
+
+
+@pytest.mark.parametrize(("shape", "exit_layer"), [(shape, 1 + i % 2) for i, shape in enumerate(CONFIGS)])
+def test_the_same_text_of_a_table(shape: str, exit_layer: int) -> None:
+    """The table sees every wrong slot, position and mask of each layer; its early exits are often right."""
+    target = table(num_layers=3, sharpness=3.0)
+    found = engine(target, EarlyExit(target, exit_layer), shape, ToyTokenizer()).generate_batch(mixed_requests(12))
+    assert [outcome(one) for one in found] == [outcome(one) for one in plain(target, mixed_requests(12))]
+    assert sum(one.num_accepted_tokens for one in found) > 20
+
+
+@pytest.mark.parametrize("verify", ["rejection", "traversal"])
+def test_a_drawn_law(verify: str) -> None:
+    """Drawn nodes carry q, hidden states and all, through rules that read it."""
+    target = table(num_layers=3, sharpness=3.0)
+    runs = [
+        engine(target, EarlyExit(target, 2), "static/branching=2x2", ToyTokenizer(), verify=verify).generate_batch(
+            mixed_requests(12), batch_size=size
+        )
+        for size in (1, 8)
+    ]
+    assert [outcome(one) for one in runs[0]] == [outcome(one) for one in runs[1]]
+    assert sum(one.num_accepted_tokens for one in runs[0]) > 20
+
+
+def test_one_fixed_width(lean: LeanModel, expected: list[list[int]]) -> None:
+    config = {"method": "draft_model", "num_speculative_tokens": 4}
+    method = Kangaroo(random_head(), lean)
+    found = Engine(lean, NUMBERS, speculative=config, method=method, width=8).generate_batch(requests())
+    assert [one.token_ids for one in found] == expected
+
+
+@pytest.mark.parametrize("adapter", [True, False])
+@pytest.mark.parametrize("shape", ["chain", "static/branching=2x2x1", "sequoia/size=9"])
+def test_no_layer_reads_a_node_twice(
+    shape: str,
+    adapter: bool,
+    audited: list[Any],  # noqa: F811
+) -> None:
+    """Attention of every layer counts the tokens it computes: the prompt and every node of every tree, once each."""
+    module = tiny_module("llama")
+    model = TransformersModel(module)
+    seen: Counter[int] = Counter()
+    for index, layer in enumerate(module.model.layers):
+        layer.self_attn.register_forward_hook(
+            lambda module, args, output, index=index: seen.update({index: output[0].shape[0] * output[0].shape[1]})
+        )
+    nodes: list[int] = []
+    audited.append(lambda state, target, drafter, report: nodes.append(report.commit.tree.num_nodes))
+    method = Kangaroo(random_head(), model) if adapter else EarlyExit(model, 2)
+    prompt = [5, 9, 11, 4, 30]
+    found = engine(model, method, shape).generate(prompt, SamplingParams(max_new_tokens=14, seed=3, ignore_eos=True))
+    assert len(nodes) >= 3
+    assert sum(nodes) == len(nodes) + found.num_draft_tokens
+    assert dict(seen) == dict.fromkeys(range(4), len(prompt) - 1 + sum(nodes))
+
+
+def test_shapes_and_refusals(hf: TransformersModel) -> None:
+    grown = {config.split("/")[0] for config in CONFIGS}
+    assert set(EarlyExit.capabilities.shapes) == grown
+    assert set(Kangaroo.capabilities.shapes) == grown | {"specdec"}  # see test_specdec_heads.py
+    assert Kangaroo.capabilities.needs_head
+    kangaroo, early_exit = Kangaroo(random_head(), hf), EarlyExit(hf, 2)
+    assert (kangaroo.taps, kangaroo.prompt_taps) == ((), (1,))
+    assert (early_exit.taps, early_exit.prompt_taps) == ((), ())
+    for exit_layer in (0, 4):
+        with pytest.raises(ConfigError, match=f"exit_layer = {exit_layer} must be between 1 and 3"):
+            EarlyExit(hf, exit_layer)
+    with pytest.raises(ModelError, match="at least one layer"):
+        Kangaroo(random_head(exit_layer=4), hf)
+
+
+def test_kangaroos_second_exit(hf: TransformersModel) -> None:
+    """The published stop, as a shape: a chain ends where the most probable guess has less than 0.6."""
+    shape = parse_shape("adaptive/rule=probability/threshold=0.6", 4)
+    method = EarlyExit(hf, 3)
+    with torch.inference_mode():
+        walk = Walk(hf, hf, (7,))
+        drafter = method.open(walk.context(), 128, walk.target)
+        assert isinstance(drafter, EarlyExitDrafter)
+        told: list[float] = []
+        logits = drafter.logits
+
+        def listening(tokens: Tensor, plan: Plan) -> Tensor:
+            out = logits(tokens, plan)
+            told.append(float(out[0, -1].softmax(-1).max()))
+            return out
+
+        drafter.logits = listening  # type: ignore[method-assign]
+        tree = drafter.propose(walk.context(), shape, DrawMode.COUPLED, Noise(torch.tensor([0]), walk.context().length))
+    sure = [chance >= 0.6 for chance in told]
+    assert tree.num_nodes - 1 == (1 + sure.index(False) if False in sure else 4)

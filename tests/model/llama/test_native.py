@@ -1,0 +1,318 @@
+"""NativeModel against LeanModel and the transformers module, and its own promise: bits that do not depend on the pass."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken.core.errors import ConfigError
+from foretoken.core.tree import layout
+from foretoken.kernels.native import library, openmp_runtime
+from foretoken.model.bandwidth import dram_read_bandwidth
+from foretoken.model.llama import native
+from foretoken.model.llama.lean import LeanModel
+from foretoken.model.llama.native import NativeModel
+from tests.model.llama.family import (
+    BUSHY,
+    FAMILY,
+    VOCABULARY,
+    chain,
+    make_model,
+    oracle_logits,
+    path_tokens,
+    prefill,
+    run_tree,
+    valid,
+)
+
+CPU = torch.device("cpu")
+CAPACITY = 64
+REASON = native.supports(make_model("llama").config, torch.float32, CPU)
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+DTYPES = [torch.float32, torch.bfloat16]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Tiny models gain nothing from threads, and lose much where another process has the other core."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def tokens_of(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randint(0, VOCABULARY, shape, generator=torch.Generator().manual_seed(seed))
+
+
+def prompts_of(lengths: tuple[int, ...]) -> list[list[int]]:
+    return [tokens_of(length, seed=row + 1).tolist() for row, length in enumerate(lengths)]
+
+
+def native_of(kind: str, dtype: torch.dtype = torch.float32, **overrides: Any) -> tuple[Any, NativeModel]:
+    module = make_model(kind, **overrides).to(dtype)
+    reason = native.supports(module.config, dtype, CPU)
+    if reason is not None:
+        pytest.skip(reason)
+    return module, NativeModel.from_hf(module)
+
+
+def logits_of(model: Any, tokens: Tensor, parent: Tensor, length: Tensor, cache: Any, span: int = CAPACITY) -> Tensor:
+    logits = model.forward(tokens, layout(parent, length, CAPACITY, span=span), cache).logits
+    assert logits is not None
+    return logits
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_equals_module_and_lean_on_trees_ragged_rows_and_after_moves(kind: str) -> None:
+    module, model = native_of(kind)
+    twin = LeanModel.from_hf(module)
+    prompts = prompts_of((13, 5))
+    caches = [model.new_cache(2, CAPACITY), twin.new_cache(2, CAPACITY)]
+    length = prefill(model, caches[0], prompts, chunk=6)
+    prefill(twin, caches[1], prompts, chunk=6)
+    tokens = tokens_of(*BUSHY.shape)
+    for step in range(2):
+        parent = BUSHY if step == 0 else BUSHY.flip(0)
+        real = valid(parent)
+        logits, lean = (logits_of(m, tokens, parent, length, c) for m, c in zip((model, twin), caches, strict=True))
+        torch.testing.assert_close(logits[real], lean[real], atol=1e-4, rtol=1e-4)
+        for row in range(2):
+            expected = oracle_logits(module, prompts[row], tokens[row], parent[row])[real[row]]
+            torch.testing.assert_close(logits[row][real[row]], expected, atol=1e-4, rtol=1e-4)
+        assert torch.isfinite(logits).all()
+        if step == 0:  # commit a side branch in row 0 and two nodes in row 1: ragged, and it moves KV
+            count, dst = torch.tensor([4, 2]), length[:, None] + torch.arange(4)
+            src = length[:, None] + torch.tensor([[0, 1, 4, 7], [0, 1, 0, 0]])
+            src = torch.where(torch.arange(4) < count[:, None], src, dst)
+            for cache in caches:
+                cache.move(src, dst)
+            prompts = [
+                prompts[0] + path_tokens(tokens[0], parent[0], 7),
+                prompts[1] + path_tokens(tokens[1], parent[1], 1),
+            ]
+            tokens, length = tokens_of(*BUSHY.shape, seed=9), length + count
+
+
+def test_move_and_keep_do_what_the_plain_cache_does() -> None:
+    _, model = native_of("llama")
+    cache = model.new_cache(3, 16)
+    for memory in (*cache.keys, *cache.values):
+        memory.copy_(torch.randn_like(memory))
+    before = [memory.clone() for memory in (*cache.keys, *cache.values)]
+    src, dst = torch.tensor([[3, 5, 4], [1, 1, 2], [7, 9, 8]]), torch.tensor([[4, 3, 5], [1, 1, 2], [6, 7, 8]])
+    cache.move(src, dst)
+    for now, was in zip((*cache.keys, *cache.values), before, strict=True):
+        for row in range(3):
+            was[row][:, dst[row]] = was[row][:, src[row]].clone()
+        assert torch.equal(now, was)
+    cache.keep(torch.tensor([2, 0]))
+    tokens, length = tokens_of(2, 1), torch.tensor([3, 2])
+    logits_of(model, tokens, chain(2, 1), length, cache, span=16)
+    assert not torch.equal(cache.keys[0][0, :, 3], before[0][2][:, 3])
+    assert torch.equal(cache.keys[0][1, :, 3], before[0][0][:, 3])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", ["qwen3-tied", "llama-mha-bias", "mistral-window", "llama"])
+def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, dtype: torch.dtype) -> None:
+    """One text of 34 tokens, decoded one by one; then in every other way that comes to the same."""
+    sizes = {} if kind == "llama" else {"hidden_size": 96, "intermediate_size": 200}  # 48 and 72: K with a tail
+    _, model = native_of(kind, dtype, **sizes)
+    torch.set_num_threads(2)
+    text = tokens_of(1, 34, seed=3)
+    cache = model.new_cache(1, CAPACITY)
+    steps = [logits_of(model, text[:, i : i + 1], chain(1, 1), torch.tensor([i]), cache) for i in range(34)]
+    plain = torch.cat(steps, 1)[0]  # [34, V]
+    keys = [memory[:, :, :34].clone() for memory in (*cache.keys, *cache.values)]
+
+    for width in (2, 3, 4, 5, 6, 7, 8, 9, 11, 16, 34):  # chains of every width, spans and prefill at once
+        cache, seen = model.new_cache(1, CAPACITY), []
+        for start in range(0, 34, width):
+            part = text[:, start : start + width]
+            span = min(CAPACITY, start + width + 5)
+            seen.append(logits_of(model, part, chain(*part.shape), torch.tensor([start]), cache, span=span))
+        assert torch.equal(torch.cat(seen, 1)[0], plain), width
+        for one, other in zip((*cache.keys, *cache.values), keys, strict=True):
+            assert torch.equal(one[:, :, :34], other)
+
+    # The text as a side branch of a tree of 16, its nodes anywhere; batched with other rows; then moved and read on.
+    parent = torch.tensor([[-1, 0, 0, 2, 2, 1, 3, 6, 6, 8, 4, 9, 11, 11, 13, 0]])
+    path = [0, 2, 3, 6, 8, 9, 11, 13, 14]
+    batch = model.new_cache(3, CAPACITY)
+    prompts = [text[0, :10].tolist(), tokens_of(21, seed=5).tolist(), text[0, :17].tolist()]
+    length = prefill(model, batch, prompts, chunk=7)
+    tokens = tokens_of(3, 16, seed=6)
+    for row in (0, 2):
+        tokens[row, path] = text[0, len(prompts[row]) : len(prompts[row]) + len(path)]
+    logits = logits_of(model, tokens, parent.expand(3, -1), length, batch)
+    for row in (0, 2):
+        start = len(prompts[row])
+        assert torch.equal(logits[row, path], plain[start : start + len(path)]), row
+    dst = length[:, None] + torch.arange(len(path))
+    batch.move(length[:, None] + torch.tensor([path]), dst)
+    length = length + len(path)
+    after = logits_of(model, text[:, 19:20].expand(3, 1), chain(3, 1), length, batch)
+    assert torch.equal(after[0, 0], plain[19])
+
+    torch.set_num_threads(1)
+    cache = model.new_cache(1, CAPACITY)
+    assert torch.equal(logits_of(model, text, chain(1, 34), torch.tensor([0]), cache)[0], plain)
+
+
+def test_control_other_bits_are_seen() -> None:
+    _, model = native_of("qwen3-tied")
+    text = tokens_of(1, 12)
+    plain = logits_of(model, text, chain(1, 12), torch.tensor([0]), model.new_cache(1, CAPACITY))
+    cache = model.new_cache(1, CAPACITY)
+    logits_of(model, text[:, :6], chain(1, 6), torch.tensor([0]), cache)
+    cache.keys[0][0, 0, 2, 3] *= 1 + 1e-6
+    other = logits_of(model, text[:, 6:], chain(1, 6), torch.tensor([6]), cache)
+    assert not torch.equal(other, plain[:, 6:])
+
+
+@pytest.mark.parametrize("kind", ["llama", "mistral-window", "qwen3-tied", "qwen2"])
+def test_bfloat16_is_near_the_float32_module(kind: str) -> None:
+    module, model = native_of(kind, torch.bfloat16)
+    prompts = prompts_of((9,))
+    cache = model.new_cache(1, CAPACITY)
+    length = prefill(model, cache, prompts, chunk=16)
+    tokens = tokens_of(1, 9)
+    output, _ = run_tree(model, cache, tokens, BUSHY[:1], length)
+    assert output.logits is not None
+    assert output.logits.dtype == torch.float32
+    expected = oracle_logits(module.float(), prompts[0], tokens[0], BUSHY[0])
+    assert (output.logits[0] - expected).abs().mean() / expected.abs().mean() < 0.03
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_layer_ranges_taps_and_headless_passes_have_the_same_bits(dtype: torch.dtype) -> None:
+    _, model = native_of("qwen3", dtype)
+    caches = [model.new_cache(2, CAPACITY) for _ in range(2)]
+    for cache in caches:
+        length = prefill(model, cache, prompts_of((7, 3)), chunk=8)
+    tokens, plan = tokens_of(*BUSHY.shape), layout(BUSHY, length, CAPACITY)
+    whole = model.forward(tokens, plan, caches[0], taps=(2, 0))
+    lower = model.forward(tokens, plan, caches[1], layers=(0, 1))
+    assert lower.logits is None
+    assert whole.logits is not None
+    assert whole.taps is not None
+    kept = lower.hidden.clone()
+    upper = model.forward(tokens, plan, caches[1], layers=(1, 3), hidden=lower.hidden)
+    assert upper.logits is not None
+    assert torch.equal(upper.logits, whole.logits)
+    assert torch.equal(lower.hidden, kept)  # what is handed in is not written to
+    assert torch.equal(whole.taps, torch.cat([upper.hidden, lower.hidden], -1))
+    headless = model.forward(tokens, plan, caches[1], head=False)
+    assert headless.logits is None
+    assert torch.equal(model.logits(headless.hidden), whole.logits)
+    assert torch.equal(model.logits(headless.hidden[:, 3:4]), whole.logits[:, 3:4])
+    one_by_one = [model.forward(tokens[:, i : i + 1], plan.nodes(i, i + 1), caches[1]).logits for i in range(9)]
+    assert torch.equal(torch.cat([x for x in one_by_one if x is not None], 1), whole.logits)
+    with pytest.raises(ConfigError, match="hidden must be given"):
+        model.forward(tokens, plan, caches[1], layers=(1, 3))
+
+
+@pytest.mark.parametrize("fault", ["token", "slot", "position"])
+def test_what_is_out_of_range_is_refused(fault: str) -> None:
+    _, model = native_of("llama")
+    cache = model.new_cache(1, 8)
+    tokens, plan = tokens_of(1, 4), layout(chain(1, 4), torch.tensor([2]), 8)
+    if fault == "token":
+        tokens[0, 1] = VOCABULARY
+    if fault == "slot":
+        plan = layout(chain(1, 4), torch.tensor([5]), 8)
+    if fault == "position":
+        plan = replace(plan, positions=plan.positions + 9)
+    with pytest.raises(RuntimeError, match=fault):
+        model.forward(tokens, plan, cache)
+
+
+@pytest.mark.parametrize("fault", ["position", "mask"])
+def test_control_a_wrong_plan_is_seen(fault: str) -> None:
+    module, model = native_of("llama")
+    prompts = prompts_of((9,))
+    cache = model.new_cache(1, CAPACITY)
+    length = prefill(model, cache, prompts, chunk=16)
+    tokens, plan = tokens_of(1, 9), layout(BUSHY[:1], length, CAPACITY)
+    wrong = (
+        replace(plan, positions=plan.slots) if fault == "position" else replace(plan, ancestry=plan.ancestry.roll(1, 1))
+    )
+    logits = model.forward(tokens, wrong, cache).logits
+    assert logits is not None
+    assert (logits[0] - oracle_logits(module, prompts[0], tokens[0], BUSHY[0])).abs().max() > 1e-2
+
+
+@pytest.mark.parametrize("kind", ["qwen3-tied", "qwen2"])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_loaded_model_equals_a_shared_one(tmp_path: Path, kind: str, dtype: torch.dtype) -> None:
+    module, shared = native_of(kind, dtype)
+    module.save_pretrained(tmp_path)
+    loaded = NativeModel.load(tmp_path, dtype=dtype, name="x")
+    assert (loaded.spec.name, loaded.spec.implementation, loaded.spec.dtype) == ("x", "native", dtype)
+    assert loaded.spec == replace(shared.spec, name="x")
+    tokens, plan = tokens_of(1, 9), layout(BUSHY[:1], torch.tensor([0]), CAPACITY)
+    results = [model.forward(tokens, plan, model.new_cache(1, CAPACITY)).logits for model in (loaded, shared)]
+    assert results[0] is not None
+    assert results[1] is not None
+    assert torch.equal(results[0], results[1])
+    other = NativeModel.load(tmp_path, dtype=torch.float32)  # converted where the checkpoint has another dtype
+    assert other.forward(tokens, plan, other.new_cache(1, CAPACITY)).logits is not None
+
+
+def test_a_module_is_shared_and_not_copied() -> None:
+    module, model = native_of("llama")
+    tokens, plan = tokens_of(1, 1), layout(chain(1, 1), torch.tensor([0]), CAPACITY)
+    before = model.forward(tokens, plan, model.new_cache(1, CAPACITY)).logits
+    with torch.no_grad():
+        module.lm_head.weight.mul_(2.0)
+    after = model.forward(tokens, plan, model.new_cache(1, CAPACITY)).logits
+    assert before is not None
+    assert after is not None
+    assert torch.equal(after, before * 2)
+
+
+def test_one_openmp_runtime_is_loaded() -> None:
+    library()
+    with open("/proc/self/maps") as maps:
+        loaded = {line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}
+    assert loaded == {str(openmp_runtime())}
+
+
+def test_it_can_be_disabled_and_says_why() -> None:
+    code = (
+        "import sys; from foretoken.kernels.native import library; lib, reason = library(); "
+        "sys.exit(0 if lib is None and 'FORETOKEN_NATIVE' in reason else 1)"
+    )
+    environment = {**os.environ, "FORETOKEN_NATIVE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "change", "reason"),
+    [
+        (torch.float16, "cpu", {}, "float16"),
+        (torch.float32, "meta", {}, "meta"),
+        (torch.float32, "cpu", {"hidden_act": "relu"}, "activation"),
+        (torch.float32, "cpu", {"head_dim": 24}, "head dimension 24"),
+    ],
+)
+def test_supports_names_the_reason(dtype: torch.dtype, device: str, change: dict[str, Any], reason: str) -> None:
+    config = make_model("llama").config
+    for key, value in change.items():
+        setattr(config, key, value)
+    said = native.supports(config, dtype, torch.device(device))
+    assert said is not None
+    assert reason in said
+
+
+def test_bandwidth_is_a_rate_of_memory() -> None:
+    assert 1e8 < dram_read_bandwidth(1 << 26, repeats=2) < 1e13
+    assert 1e8 < dram_read_bandwidth(1 << 26, repeats=2, huge=True) < 1e13
