@@ -1,4 +1,4 @@
-"""Single rules of the scheduler, each by the smallest load that shows it; ``test_traffic.py`` has them all at random."""
+"""Single rules of the loop, each by the smallest load that shows it; ``test_traffic.py`` has them all at random."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ def audited() -> None:
 
 
 class Stage:
-    """A scheduler over table models, and what its requests were told."""
+    """A loop over table models, and what its requests were told."""
 
     def __init__(self, *, kv_tokens: int = 1000, max_rows: int = 4, prefixes: PrefixStore | None = None) -> None:
         self.engine = Engine(table(1), ToyTokenizer())

@@ -1,4 +1,4 @@
-"""Random traffic on a scheduler over table models: arrivals, cancellations, preemptions, every kind of request."""
+"""Random traffic on a loop over table models: arrivals, cancellations, preemptions, every kind of request."""
 
 import random
 from collections.abc import Sequence

@@ -2,7 +2,7 @@
 without sampling.
 
 At a visited context with distributions p and q and one guess x: the sum over all x of q(x) [P(accept x) on x + P(stop)
-leftover]. For an exact rule this is p to the last bits of float32, over the whole vocabulary; a lossy one has a
+residual]. For an exact rule this is p to the last bits of float32, over the whole vocabulary; a lossy one has a
 distance from p.
 """
 

@@ -35,7 +35,7 @@ ONE_HOT = 1.0 - 1e-6
 
 @dataclass
 class DrawChecks:
-    """Collects the draws of a run, step by step: a listener of a ``Watch``."""
+    """Collects the draws of a run, step by step: a listener of a ``VisitRecorder``."""
 
     seed: int
     by_id: list[float] = field(default_factory=list)

@@ -243,7 +243,7 @@ class Engine:
             yield ended
 
     def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int) -> Loop:
-        """A scheduler without a planner and without a clock: its output is a function of the requests."""
+        """A loop without a planner and without a clock: its output is a function of the requests."""
         grown = max(choice.num_nodes for choice in choices)
         need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)
         capacity = round_up(need, 512 if self.width else 64)

@@ -1,6 +1,6 @@
-"""The scheduler: a queue, admission by KV budget, prefill between decode steps, preemption, and the end of requests.
+"""The decode loop: a queue, admission by KV budget, prefill between decode steps, preemption, and the end of requests.
 
-The one loop that decodes. ``tick`` does one round: expire, admit, read a piece of a prompt, decode one step. It uses
+``tick`` does one round: expire, admit, read a piece of a prompt, decode one step. It uses
 neither threads nor sockets: ``Engine`` calls it on the caller's thread until all have ended, ``Service`` on its own.
 """
 
@@ -33,7 +33,7 @@ MIN_CHUNK = 16
 
 @dataclass(frozen=True)
 class Limits:
-    """Limits of a scheduler."""
+    """Limits of a loop."""
 
     max_rows: int  # decoded or read together
     max_queue: int

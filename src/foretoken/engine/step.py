@@ -36,8 +36,8 @@ def step(
 
     width > 0 pads every pass to that many nodes and the attended span to 512 slots, so that plain and speculative
     passes run the very same kernels and agree bit for bit where the kernels are row-invariant. pack lets a model leave
-    out the padding of ragged rows. A batch whose rows have several drafters and verifiers comes as an ``Ensemble`` and a
-    ``RowVerifiers``, which have the interface of a single one.
+    out the padding of ragged rows. A batch whose rows have several drafters and verifiers comes as a ``GroupedDrafter``
+    and ``RowVerifiers``, which have the interface of a single one.
     """
     begun = perf_counter()
     rows, depth_limit, spec, seconds_model = state.rows, state.depth_limit, target.spec, drafter.seconds_model

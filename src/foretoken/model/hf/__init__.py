@@ -1,1 +1,1 @@
-"""Models of ``transformers`` behind the seam ``Target``."""
+"""Models of ``transformers``, unmodified: what all other implementations are compared with."""
