@@ -7,8 +7,8 @@ import pytest
 from foretoken.bench.report import BenchReport, Session, assemble
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Run, cut, identical
+from foretoken.draft.config import MethodConfig
 from foretoken.engine.config import speculative_config
-from foretoken.engine.method import MethodConfig
 from foretoken.engine.recorder import StepTime
 
 UNIQUE = list(range(1000))

@@ -9,9 +9,9 @@ import torch
 from foretoken.draft import dynamic
 from foretoken.draft.children import Children, Drawing, Nodes
 from foretoken.draft.grow import grow
+from foretoken.draft.legality import refusal
 from foretoken.draft.model import DraftModel
 from foretoken.draft.shape import DySpec, Eagle2, OptTree
-from foretoken.engine.legality import refusal
 from foretoken.noise import exponentials, mix, race_top
 from foretoken.sampling import SamplingParams
 from foretoken.tree import Draws, Law, TokenTree, ancestors

@@ -14,8 +14,8 @@ from scipy.stats import chi2, ncx2
 
 from foretoken import METHODS, SHAPES, VERIFIERS, ConfigError, Draws, Engine, Request, SamplingParams
 from foretoken.draft.base import Method
+from foretoken.draft.legality import refusal
 from foretoken.draft.model import DraftModel
-from foretoken.engine.legality import refusal
 from tests.engine.harness import ToyTokenizer, foresight, outcome, plain, prompts, table
 from tests.engine.test_rejection import ALPHA, chi_square, joint, toy
 from tests.pairwise import covering

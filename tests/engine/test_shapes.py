@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from foretoken import Completion, Engine, Request, SamplingParams
+from foretoken.draft.legality import refusal
 from foretoken.draft.model import DraftModel, ModelDrafter
 from foretoken.draft.shape import SHAPES, parse_shape
-from foretoken.engine.legality import refusal
 from foretoken.model.table import TableLM
 from foretoken.tree import Draws
 from foretoken.verify import parse_verifier

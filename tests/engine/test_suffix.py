@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from foretoken import Completion, ConfigError, Engine, Request, SamplingParams, speculative_config
+from foretoken.draft.config import Loader
 from foretoken.draft.recycling import Recycling, RecyclingDrafter
 from foretoken.draft.suffix import Suffix
 from foretoken.engine.candidates import candidates
-from foretoken.engine.method import Loader
 from foretoken.model.table import TableLM
 from foretoken.tree import depths
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table

@@ -9,8 +9,8 @@ import torch
 
 from foretoken import Engine, Request, SamplingParams, speculative_config
 from foretoken.draft.base import Method
+from foretoken.draft.config import Loader
 from foretoken.draft.model import DraftModel
-from foretoken.engine.method import Loader
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.scheduler import Limits, Scheduler
 from foretoken.engine.submission import Submission, Update

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from foretoken import speculative_config
-from foretoken.engine.method import MethodConfig
+from foretoken.draft.config import MethodConfig
 from foretoken.engine.result import Completion
 from foretoken.engine.service import ServiceOptions
 from foretoken.engine.snapshot import Snapshot

@@ -8,7 +8,7 @@ from foretoken.bench import stats
 from foretoken.bench.stats import Interval, Pair
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Cut, Run, cut, identical
-from foretoken.engine.method import MethodConfig
+from foretoken.draft.config import MethodConfig
 from foretoken.planner.observed import MeanCosts, mean_costs
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from foretoken.bench.report import BenchReport, Session, assemble
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Run
+from foretoken.draft.config import MethodConfig
 from foretoken.draft.shape import SHAPES
 from foretoken.engine.config import METHODS, speculative_config
 from foretoken.engine.engine import Engine
-from foretoken.engine.method import MethodConfig
 from foretoken.errors import ConfigError
 from foretoken.journal import Journal
 from foretoken.provenance import peak_rss_bytes, provenance

@@ -18,10 +18,10 @@ from foretoken.certify.report import Certificate, Check
 from foretoken.certify.tokens import Run, check_tokens, follows_noise
 from foretoken.certify.watch import Proposal, Visit, Watch
 from foretoken.certify.window import check_window
+from foretoken.draft.config import MethodConfig
+from foretoken.draft.legality import parse_draws, refusal
 from foretoken.draft.shape import parse_shape
 from foretoken.engine.engine import Engine, Prompt, Request
-from foretoken.engine.legality import parse_draws, refusal
-from foretoken.engine.method import MethodConfig
 from foretoken.engine.result import Completion
 from foretoken.errors import ConfigError
 from foretoken.model.target import CausalModel

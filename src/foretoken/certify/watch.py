@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.draft.config import MethodConfig
 from foretoken.engine.engine import Engine
 from foretoken.engine.event import StepEvent
-from foretoken.engine.method import MethodConfig
 from foretoken.noise import derive_seed
 from foretoken.sampling import SamplingParams
 from foretoken.verify.law import Evidence

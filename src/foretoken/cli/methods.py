@@ -31,7 +31,7 @@ def catalogue() -> dict[str, Any]:
     "package" is where a name comes from; "not_used" are names of packages that cannot be used, with the reason.
     """
     from foretoken import METHODS, SHAPES, VERIFIERS, Draws
-    from foretoken.engine.legality import refusal
+    from foretoken.draft.legality import refusal
 
     ways = {}
     for name, config in METHODS.items():

@@ -15,7 +15,7 @@ from foretoken.errors import ConfigError
 from foretoken.server.options import ServerOptions
 
 if TYPE_CHECKING:
-    from foretoken.engine.method import MethodConfig
+    from foretoken.draft.config import MethodConfig
 
 SERVER, LIMITS, LOGS = "Server", "Limits", "Logs"
 EXTRA = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "llguidance", "sse_starlette", "structlog")

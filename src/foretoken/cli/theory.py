@@ -179,7 +179,7 @@ def shape(
     a dynamic program finds the tree (Sequoia, 2402.12374).
     """
     settings.quiet()
-    from foretoken.engine.legality import parse_draws
+    from foretoken.draft.legality import parse_draws
     from foretoken.tune.trees import choose_tree, pass_seconds
     from foretoken.verify import parse_verifier
 

@@ -10,6 +10,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from foretoken.draft.config import MethodConfig
 from foretoken.draft.none import NoMethod
 from foretoken.engine.calibrate import measured_costs
 from foretoken.engine.choices import MARGIN, Choices
@@ -17,7 +18,6 @@ from foretoken.engine.engine import Engine, Request
 from foretoken.engine.guard import GuardedProcessor
 from foretoken.engine.heap import IDLE_S, HeapKeeper
 from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
-from foretoken.engine.method import MethodConfig
 from foretoken.engine.options import ServiceOptions as ServiceOptions
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.scheduler import Limits, Scheduler

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from foretoken.engine.method import MethodConfig
+from foretoken.draft.config import MethodConfig
 from foretoken.engine.result import Completion
 from foretoken.engine.state import Piece
 from foretoken.errors import ForetokenError

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from foretoken.draft.base import Commit, Context, Drafter, Method
+from foretoken.draft.config import MethodConfig
 from foretoken.draft.shape import MAX_DEPTH, Shape
 from foretoken.engine.deferred import part
-from foretoken.engine.method import MethodConfig
 from foretoken.engine.state import State
 from foretoken.engine.tapping import Tapping
 from foretoken.errors import ConfigError

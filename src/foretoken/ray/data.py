@@ -24,7 +24,7 @@ from foretoken.noise import derive_seed
 from foretoken.sampling import SamplingParams
 
 if TYPE_CHECKING:
-    from foretoken.engine.method import MethodConfig
+    from foretoken.draft.config import MethodConfig
 
 PathLike = str | os.PathLike[str]
 MAX_BLOCKS = 20_000

@@ -18,7 +18,7 @@ from foretoken.errors import ConfigError
 from ray import serve
 
 if TYPE_CHECKING:
-    from foretoken.engine.method import MethodConfig
+    from foretoken.draft.config import MethodConfig
     from foretoken.engine.service import ServiceOptions
     from foretoken.server.options import ServerOptions
 

@@ -3,8 +3,8 @@
 from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
+from foretoken.draft.config import MethodConfig
 from foretoken.draft.prediction import Prediction
-from foretoken.engine.method import MethodConfig
 from foretoken.engine.state import Piece
 from foretoken.errors import ConfigError
 

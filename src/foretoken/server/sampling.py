@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
-from foretoken.engine.method import MethodConfig
+from foretoken.draft.config import MethodConfig
 from foretoken.engine.submission import Submission
 from foretoken.errors import ConfigError
 from foretoken.noise import derive_seed

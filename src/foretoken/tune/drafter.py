@@ -15,8 +15,8 @@ from typing import Any
 import torch
 
 from foretoken.draft.base import Method
+from foretoken.draft.config import MethodConfig
 from foretoken.engine.engine import Engine, Prompt, Request
-from foretoken.engine.method import MethodConfig
 from foretoken.engine.recorder import StepTime
 from foretoken.errors import ConfigError
 from foretoken.planner.model import speedup

@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from foretoken.draft.base import Method
+from foretoken.draft.config import MethodConfig
 from foretoken.engine.engine import Engine
 from foretoken.engine.event import StepEvent
-from foretoken.engine.method import MethodConfig
 from foretoken.theory.acceptance import single_draft
 from foretoken.theory.coupling import gumbel
 from foretoken.verify.law import Evidence
