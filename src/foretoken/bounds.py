@@ -86,7 +86,7 @@ def _parents(node: int) -> str:
 
 
 def _first_bad_node(tokens: Tensor, parent: Tensor, vocab_size: int) -> int:
-    """The twin of ``foretoken_check_tree`` in torch."""
+    """The torch reference of ``foretoken_check_tree``."""
     bad = (tokens < 0) | (tokens >= vocab_size) | (parent < -1) | (parent >= torch.arange(parent.shape[1]))
     found = bad.flatten().nonzero()
     return int(found[0]) if len(found) else -1
