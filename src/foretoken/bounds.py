@@ -108,4 +108,4 @@ def check_nodes(at: Tensor, num_rows: int, num_nodes: int) -> None:
     else:
         row = library.foretoken_check_indices(num_rows, num_nodes, at.data_ptr())
     if row >= 0:
-        raise ModelError(f"row {row} asks for node {int(at[row])}; its tree has nodes 0 to {num_nodes - 1}")
+        raise ModelError(f"row {row} refers to node {int(at[row])}; its tree has nodes 0 to {num_nodes - 1}")

@@ -89,7 +89,7 @@ class DFlash(Layout):
         num_heads = keys.size("num_attention_heads")
 
         def where(key: str) -> Keys:
-            held = [place for place in (inner, keys) if key in place]  # asks both: each has been read then
+            held = [place for place in (inner, keys) if key in place]  # looks up both, so that both count as read
             return held[0] if held else keys
 
         config = DFlashConfig(
@@ -173,7 +173,7 @@ class DSpark(DFlash):
         keys, beside = found.keys, found.keys.inner("dspark_config")
 
         def where(key: str) -> Keys:
-            held = [place for place in (inner, beside, keys) if key in place]  # asks all: each has been read then
+            held = [place for place in (inner, beside, keys) if key in place]  # looks up all, so that all count as read
             return held[0] if held else keys
 
         where("markov_head_type").only("markov_head_type", "vanilla")
