@@ -29,7 +29,8 @@ from torch import Tensor
 import foretoken
 from foretoken.bench.suite import load_suite
 from foretoken.draft.model import DraftModel
-from foretoken.engine.service import Service, ServiceOptions
+from foretoken.engine.options import ServiceOptions
+from foretoken.engine.service import Service
 from foretoken.engine.submission import Submission, Update
 from foretoken.model.target import CausalModel
 from foretoken.model.workers import release_workers

@@ -19,18 +19,10 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
+from foretoken.core.params import SamplingParams
 from foretoken.errors import ConfigError
 from foretoken.noise import Noise
-from foretoken.sampling import (
-    History,
-    Paths,
-    Processors,
-    SamplingParams,
-    _top_p,
-    invert_cdf,
-    one_hot_argmax,
-    warp,
-)
+from foretoken.sampling import History, Paths, Processors, _top_p, invert_cdf, one_hot_argmax, warp
 from foretoken.tree import chain_tree, layout
 from foretoken.verify import Coupled, Evidence, Exact, Rejection, draw
 

@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from foretoken.build import BuildError, load_library
-from foretoken.core.params import LogitsProcessor as LogitsProcessor
-from foretoken.core.params import SamplingParams as SamplingParams
+from foretoken.core.params import SamplingParams
 from foretoken.errors import ConfigError
 
 

@@ -12,11 +12,11 @@ from foretoken.bench import run as bench_run
 from foretoken.bench.run import measure
 from foretoken.bench.trace import Run
 from foretoken.cli.output import as_json
+from foretoken.core.params import SamplingParams
 from foretoken.draft.model import DraftModel
 from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.model.table import TableLM
-from foretoken.sampling import SamplingParams
 
 
 class Letters:

@@ -11,10 +11,10 @@ from foretoken.certify.plain import Judge, Tolerance, after, law_of
 from foretoken.certify.report import DEFECT, NEAR_TIE, Certificate
 from foretoken.certify.watch import Proposal, Text, Visit
 from foretoken.certify.window import deviations
+from foretoken.core.params import SamplingParams
 from foretoken.draft.model import DraftModel
 from foretoken.model.table import TableLM
 from foretoken.model.target import Output
-from foretoken.sampling import SamplingParams
 from tests.certify import harness as h
 
 

@@ -9,13 +9,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.core.params import SamplingParams
 from foretoken.draft import dynamic
 from foretoken.draft.base import Context
 from foretoken.draft.children import Children, Drawing, Nodes
 from foretoken.draft.grow import grow
 from foretoken.draft.shape import Shape
 from foretoken.noise import Noise
-from foretoken.sampling import History, Processors, SamplingParams
+from foretoken.sampling import History, Processors
 from foretoken.tree import Draws, Plan, TokenTree, depths
 from foretoken.verify.law import Verifier
 from tests.verify.enumerate import Drafts, Tables, emitted_joint, target_joint

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+from foretoken.core.params import SamplingParams
 from foretoken.draft import dynamic
 from foretoken.draft.children import Children, Drawing, Nodes
 from foretoken.draft.grow import grow
@@ -13,7 +14,6 @@ from foretoken.draft.legality import refusal
 from foretoken.draft.model import DraftModel
 from foretoken.draft.shape import DySpec, Eagle2, OptTree
 from foretoken.noise import exponentials, mix, race_top
-from foretoken.sampling import SamplingParams
 from foretoken.tree import Draws, Law, TokenTree, ancestors
 from foretoken.verify import VERIFIERS
 from foretoken.verify.rejection import Rejection

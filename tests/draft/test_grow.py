@@ -8,13 +8,14 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.core.params import SamplingParams
 from foretoken.draft.children import Drawing, Nodes
 from foretoken.draft.frontier import Grown
 from foretoken.draft.grow import CHAIN_LAWS, grow
 from foretoken.draft.shape import Adaptive, Chain, Delayed, DySpec, Eagle2, OptTree, Sequoia, Shape, Static
 from foretoken.draft.template import compiled, parent_of
 from foretoken.noise import Noise, exponentials, race, race_top, top
-from foretoken.sampling import SamplingParams, invert_cdf
+from foretoken.sampling import invert_cdf
 from foretoken.tree import Draws, Law, TokenTree, depths
 from tests.draft.grown import TableExpander, codes, noise_for, rows
 from tests.verify.enumerate import tables

@@ -10,10 +10,10 @@ import pytest
 import torch
 
 from foretoken import noise as noise_module
+from foretoken.core.params import SamplingParams
 from foretoken.draft.grow import grow
 from foretoken.draft.shape import Adaptive, Chain, Delayed, DySpec, Sequoia, Shape, Static
 from foretoken.noise import Stream
-from foretoken.sampling import SamplingParams
 from foretoken.tree import Draws
 from tests.draft.grown import TableExpander, noise_for, rows
 from tests.verify.enumerate import tables

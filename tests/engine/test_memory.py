@@ -6,13 +6,14 @@ import pytest
 import torch
 
 from foretoken import Engine, Service, ServiceOptions, speculative_config
+from foretoken.core.params import SamplingParams
 from foretoken.draft.base import Method
 from foretoken.draft.model import DraftModel
 from foretoken.engine.memory import bytes_per_token
 from foretoken.engine.state import State
 from foretoken.model.cache import KVCache
 from foretoken.model.target import Target
-from foretoken.sampling import Processors, SamplingParams
+from foretoken.sampling import Processors
 from tests.engine.harness import table
 
 WITH_MEMORY = ("draft_model", "eagle1", "eagle2", "eagle3", "kangaroo", "dflash")

@@ -19,14 +19,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
+from foretoken.core.params import SamplingParams
 from foretoken.engine.engine import Engine, Request
-from foretoken.engine.service import Service, ServiceOptions
+from foretoken.engine.options import ServiceOptions
+from foretoken.engine.service import Service
 from foretoken.engine.submission import Submission, Update
 from foretoken.errors import ConfigError
 from foretoken.model.load import load_model
 from foretoken.model.parallel import Launch, ShardedModel, check_divides
 from foretoken.model.target import CausalModel
-from foretoken.sampling import SamplingParams
 from tests.model.tiny import ACCEPTED, BUSHY, VOCAB, Rows, tiny_config, tiny_module
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -55,7 +55,8 @@ def fake() -> "Iterator[httpx.Client]":
 def bundled() -> "Iterator[Service]":
     """The bundled pair, guessing always, so that no costs need be measured."""
     from foretoken import Engine
-    from foretoken.engine.service import Service, ServiceOptions
+    from foretoken.engine.options import ServiceOptions
+    from foretoken.engine.service import Service
 
     service = Service(
         Engine.load("bundled", speculative="draft_model"),

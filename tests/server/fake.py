@@ -10,8 +10,8 @@ import torch
 
 from foretoken import speculative_config
 from foretoken.draft.config import MethodConfig
+from foretoken.engine.options import ServiceOptions
 from foretoken.engine.result import Completion
-from foretoken.engine.service import ServiceOptions
 from foretoken.engine.snapshot import Snapshot
 from foretoken.engine.state import Row
 from foretoken.engine.submission import Sink, StepTrace, Submission, Update

@@ -14,7 +14,8 @@ from sse_starlette.sse import AppStatus
 from starlette.types import Message
 
 from foretoken import Engine
-from foretoken.engine.service import Service, ServiceOptions
+from foretoken.engine.options import ServiceOptions
+from foretoken.engine.service import Service
 from foretoken.server.options import ServerOptions
 from foretoken.server.replies import ChatChunk, TextReply
 from foretoken.server.stream import DONE, KEEP_ALIVE, EventStream, event

@@ -8,7 +8,8 @@ import httpx
 import pytest
 
 from foretoken import Engine
-from foretoken.engine.service import Service, ServiceOptions
+from foretoken.engine.options import ServiceOptions
+from foretoken.engine.service import Service
 from foretoken.server.app import build_app
 from foretoken.server.options import ServerOptions
 from tests.server.conftest import Serve

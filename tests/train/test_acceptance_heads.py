@@ -97,7 +97,7 @@ def test_refusals(saved: dict[str, str], tmp_path: Path) -> None:
         prepare(saved["eagle1"], reads_law=True)
     with pytest.raises(ConfigError, match=r"temperatures = 0\.5 must be a list"):
         prepare(saved["eagle1"], temperatures=0.5)
-    with pytest.raises(ConfigError, match="unknown setting 'mixing' of 'acceptance'"):
+    with pytest.raises(ConfigError, match="unknown key 'mixing' for training 'acceptance'"):
         prepare(saved["eagle1"], mixing=0.15)
     with pytest.raises(ConfigError, match="needs --init DIR: the draft model, or the head"):
         prepare(None)

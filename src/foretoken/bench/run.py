@@ -12,6 +12,7 @@ from typing import Any
 from foretoken.bench.report import BenchReport, Session, assemble
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Run
+from foretoken.core.params import SamplingParams
 from foretoken.draft.config import MethodConfig
 from foretoken.draft.shape import SHAPES
 from foretoken.engine.config import METHODS, speculative_config
@@ -19,7 +20,6 @@ from foretoken.engine.engine import Engine
 from foretoken.errors import ConfigError
 from foretoken.journal import Journal
 from foretoken.provenance import peak_rss_bytes, provenance
-from foretoken.sampling import SamplingParams
 from foretoken.tree import Draws
 
 WARM_UP_TOKENS = 24

@@ -5,9 +5,9 @@ from dataclasses import replace
 
 from torch import Tensor
 
+from foretoken.core.params import SamplingParams
 from foretoken.engine.engine import Prompt, Request
 from foretoken.noise import derive_seed
-from foretoken.sampling import SamplingParams
 
 
 def unquiet(ids: Tensor, logits: Tensor) -> Tensor:

@@ -7,11 +7,12 @@ import torch
 from torch import Tensor
 
 from foretoken.certify.watch import Text, Visit
+from foretoken.core.params import SamplingParams
 from foretoken.errors import ForetokenError
 from foretoken.model.load import load_model
 from foretoken.model.prefill import feed, round_up
 from foretoken.model.target import CausalModel, Target
-from foretoken.sampling import History, Paths, Processors, SamplingParams, warp
+from foretoken.sampling import History, Paths, Processors, warp
 from foretoken.tree import layout, pad_tree, root_tree
 
 ROUNDING = {torch.float64: 1e-9, torch.float32: 2e-4, torch.float16: 2e-2, torch.bfloat16: 2e-1}

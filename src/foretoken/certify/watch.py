@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretoken.core.params import SamplingParams
 from foretoken.draft.config import MethodConfig
 from foretoken.engine.engine import Engine
 from foretoken.engine.event import StepEvent
 from foretoken.noise import derive_seed
-from foretoken.sampling import SamplingParams
 from foretoken.verify.law import Evidence
 
 MAX_BYTES = 2**28

@@ -98,8 +98,8 @@ def certify(
     settings.quiet()
     from foretoken.certify import certify as run
     from foretoken.certify.run import SHAPES, combinations
+    from foretoken.core.params import SamplingParams
     from foretoken.engine.config import speculative_config
-    from foretoken.sampling import SamplingParams
 
     items = read_prompts(prompts, limit)
     config = speculation(target, draft, method, num_speculative_tokens)

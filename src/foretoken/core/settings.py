@@ -25,6 +25,7 @@ _KINDS: dict[Any, str] = {
     int: "a whole number",
     float: "a number",
     str: "a text",
+    list: "a list",
     Mapping[int, float]: "token ids and numbers, e.g. '{\"42\": -5.0}'",
     **{kind: f"a list of {items}" for kind, (items, _) in _LISTS.items()},
 }

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from foretoken.core.params import SamplingParams
 from foretoken.engine.batch import Batch
 from foretoken.engine.state import Row
 from foretoken.engine.team import Choice
@@ -20,7 +21,6 @@ from foretoken.noise import derive_seed
 from foretoken.planner.costs import CostTable
 from foretoken.planner.files import identity, load, save
 from foretoken.planner.measure import PLAIN, StepSeconds, measure
-from foretoken.sampling import SamplingParams
 
 logger = logging.getLogger(__name__)
 PROMPT_TOKENS = 64  # of each row that steps are measured on

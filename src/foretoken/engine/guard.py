@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import torch
 
-from foretoken.sampling import LogitsProcessor
+from foretoken.core.params import LogitsProcessor
 
 logger = logging.getLogger(__name__)
 

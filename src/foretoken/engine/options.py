@@ -15,7 +15,7 @@ class ServiceOptions:
     """Limits and modes of a service."""
 
     max_num_seqs: int = setting(32, "Requests decoded together.")
-    max_queue: int = setting(256, "Requests that may wait; further ones get status 429.")
+    max_queue: int = setting(256, "Waiting requests at most; further ones get status 429.")
     max_model_len: int | None = setting(None, "Tokens of prompt and output together.", told="the model's context")
     kv_memory_gib: float | None = setting(
         None, "Memory of the KV cache.", metavar="GIB", told="a share of what is free"

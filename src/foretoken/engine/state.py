@@ -10,11 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretoken.core.params import SamplingParams
 from foretoken.draft.base import Commit, Context
 from foretoken.engine.text import TextStream
 from foretoken.errors import ModelError
 from foretoken.model.prefill import round_up
-from foretoken.sampling import History, Processors, SamplingParams
+from foretoken.sampling import History, Processors
 from foretoken.tree import TokenTree
 from foretoken.verify.law import Verdict
 

@@ -3,11 +3,11 @@
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
+from foretoken.core.params import SamplingParams
 from foretoken.draft.config import MethodConfig
 from foretoken.engine.result import Completion
 from foretoken.engine.state import Piece
 from foretoken.errors import ForetokenError
-from foretoken.sampling import SamplingParams
 
 
 @dataclass(frozen=True)

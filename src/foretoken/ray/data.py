@@ -16,12 +16,12 @@ from typing import TYPE_CHECKING, Any
 
 import ray.data
 
+from foretoken.core.params import SamplingParams
 from foretoken.engine.config import speculative_config
 from foretoken.engine.engine import Engine, Request
 from foretoken.engine.result import Completion
 from foretoken.errors import ConfigError, PromptError
 from foretoken.noise import derive_seed
-from foretoken.sampling import SamplingParams
 
 if TYPE_CHECKING:
     from foretoken.draft.config import MethodConfig

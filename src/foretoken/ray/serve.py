@@ -67,7 +67,8 @@ Build = Callable[[Settings], tuple[Served, ASGIApp]]
 def build_replica(settings: Settings) -> tuple[Served, ASGIApp]:
     """Load the model, start its engine thread, and build the app of ``foretoken serve`` over it."""
     from foretoken.engine.engine import Engine
-    from foretoken.engine.service import Service, ServiceOptions
+    from foretoken.engine.options import ServiceOptions
+    from foretoken.engine.service import Service
     from foretoken.server.app import build_app
     from foretoken.server.options import ServerOptions
 
@@ -81,7 +82,7 @@ def check(settings: Settings) -> int:
     """Raise ConfigError, before anything is deployed, for options that ``build_replica`` would refuse. Returns the rows
     of a step."""
     from foretoken.engine.config import speculative_config
-    from foretoken.engine.service import ServiceOptions
+    from foretoken.engine.options import ServiceOptions
     from foretoken.server.options import ServerOptions
 
     speculative_config(settings.speculative)

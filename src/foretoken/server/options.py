@@ -32,7 +32,7 @@ class ServerOptions:
     keepalive_s: float = 15.0  # a comment line is sent when a stream was silent for this long
     include_metrics: bool = True  # ``metrics.speculative_decoding`` in responses, unless a request says otherwise
     log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
-    debug: bool = setting(False, "Add /debug/integrity, which checks that the engine's counts add up.", panel="Logs")
+    debug: bool = setting(False, "Add /debug/integrity, a check of the engine's state.", panel="Logs")
 
     def __post_init__(self) -> None:
         """Refuse invalid values, each with one clear ConfigError."""

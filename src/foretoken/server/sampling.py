@@ -5,11 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
+from foretoken.core.params import LogitsProcessor, SamplingParams
 from foretoken.draft.config import MethodConfig
 from foretoken.engine.submission import Submission
 from foretoken.errors import ConfigError
 from foretoken.noise import derive_seed
-from foretoken.sampling import LogitsProcessor, SamplingParams
 from foretoken.server.backend import Backend
 from foretoken.server.errors import bad, of_engine
 from foretoken.server.prediction import prediction_method

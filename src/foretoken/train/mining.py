@@ -19,10 +19,10 @@ from pathlib import Path
 
 import torch
 
+from foretoken.core.params import SamplingParams
 from foretoken.engine.engine import Engine, Request
 from foretoken.errors import ConfigError
 from foretoken.model.target import CausalModel, Target
-from foretoken.sampling import SamplingParams
 from foretoken.tree import chain_tree, layout
 
 Outcome = Callable[[int, str], str | None]

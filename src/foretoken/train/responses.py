@@ -20,12 +20,12 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from foretoken import __version__
+from foretoken.core.params import SamplingParams
 from foretoken.engine.engine import Engine, Request
 from foretoken.errors import ConfigError, PromptError
 from foretoken.journal import Journal
 from foretoken.model.target import CausalModel
 from foretoken.noise import derive_seed
-from foretoken.sampling import SamplingParams
 from foretoken.train.lesson import Batch
 from foretoken.train.prompts import chat_ids, check_room
 

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from foretoken.core.params import SamplingParams
 from foretoken.draft.base import Method
 from foretoken.draft.config import MethodConfig
 from foretoken.engine.engine import Engine, Prompt, Request
@@ -21,7 +22,6 @@ from foretoken.engine.recorder import StepTime
 from foretoken.errors import ConfigError
 from foretoken.planner.model import speedup
 from foretoken.planner.observed import StepCosts, step_costs
-from foretoken.sampling import SamplingParams
 from foretoken.theory.length import expected_tokens
 from foretoken.tune.looking import Laws, Slot, Step, look_on
 
