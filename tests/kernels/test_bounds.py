@@ -143,7 +143,7 @@ def test_the_check_equals_its_twin(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_nodes_are_checked_without_a_compiler(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(bounds, "_bounds_library", lambda: None)
     bounds.check_nodes(torch.tensor([0, 3]), 2, 4)
-    with pytest.raises(ModelError, match="row 1 asks for node 4"):
+    with pytest.raises(ModelError, match="row 1 refers to node 4"):
         bounds.check_nodes(torch.tensor([0, 4]), 2, 4)
 
 

@@ -66,7 +66,7 @@ def mix(x: Tensor) -> Tensor:
 
 
 def mix_int(x: int) -> int:
-    """``mix`` of one Python integer, as an unsigned 64-bit value: the slow twin, and for host-side seeds."""
+    """``mix`` of one Python integer, as an unsigned 64-bit value: the slow reference, also used for host-side seeds."""
     x &= _MASK64
     x = ((x ^ (x >> 30)) * _MULTIPLIER_1) & _MASK64
     x = ((x ^ (x >> 27)) * _MULTIPLIER_2) & _MASK64
@@ -223,7 +223,8 @@ def _native_top(probs: Tensor, keys: Tensor | None, count: int) -> tuple[Tensor,
 
 
 def _largest(score: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` largest scores: the slow twin. Only a stable sort sends ties to the lower id; NaN comes last."""
+    """The ``count`` largest scores: the slow reference. Only a stable sort sends ties to the lower id; NaN comes
+    last."""
     score = torch.nan_to_num(score, nan=-1.0, posinf=torch.inf)
     if count == 1:
         best, token = score.max(-1, keepdim=True)

@@ -6,6 +6,7 @@ pydantic is imported when something is read, so that ``--help`` does not wait fo
 import dataclasses
 from collections.abc import Iterable, Mapping
 from functools import lru_cache
+from math import isnan
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
@@ -86,18 +87,21 @@ def value_of(value: object, kind: Any, name: str) -> Any:
     if _plain(kind) in _LISTS and isinstance(value, list):
         asked = tuple(value)
     try:
-        return _adapter(kind, finite=False).validate_python(asked, strict=True)
+        return _adapter(kind).validate_python(asked, strict=True)
     except ValueError:
         raise ConfigError(f"{name} = {value!r} must be {_KINDS[kind]}") from None
 
 
 def value_of_text(text: str, kind: Any, name: str, *, joined_by: str = "x") -> Any:
-    """A setting written as one word, which joins the items of a list. Numbers are finite. Raises ConfigError."""
+    """A setting written as one word, which joins the items of a list. NaN is refused. Raises ConfigError."""
     if kind not in _KINDS:
         raise RuntimeError(f"{name}: fields of kind {kind} cannot be written as text")
     is_list = _plain(kind) in _LISTS
     try:
-        return _adapter(kind, finite=True).validate_python(tuple(text.split(joined_by)) if is_list else text)
+        made = _adapter(kind).validate_python(tuple(text.split(joined_by)) if is_list else text)
+        if any(isinstance(number, float) and isnan(number) for number in (made if is_list else (made,))):
+            raise ValueError(text)
+        return made
     except ValueError:
         called = _KINDS[kind]
         if is_list:
@@ -109,7 +113,7 @@ def value_of_text(text: str, kind: Any, name: str, *, joined_by: str = "x") -> A
 def value_of_json(text: str, kind: Any, name: str) -> Any:
     """A setting written in JSON. Raises ConfigError."""
     try:
-        return _adapter(kind, finite=False).validate_json(text, strict=True)
+        return _adapter(kind).validate_json(text, strict=True)
     except ValueError:
         raise ConfigError(f"{_said(name, text)} must be {_KINDS[kind]}") from None
 
@@ -125,7 +129,7 @@ def _plain(kind: Any) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _adapter(kind: Any, *, finite: bool) -> "TypeAdapter[Any]":
-    from pydantic import ConfigDict, TypeAdapter
+def _adapter(kind: Any) -> "TypeAdapter[Any]":
+    from pydantic import TypeAdapter
 
-    return TypeAdapter(kind, config=ConfigDict(allow_inf_nan=not finite))
+    return TypeAdapter(kind)

@@ -78,7 +78,7 @@ class Library:
 
 @dataclass
 class SuffixReader:
-    """Where a text stands in an automaton that grows by other texts."""
+    """The place of a text in an automaton that grows by other texts."""
 
     automaton: Automaton
     place: Place = NOWHERE

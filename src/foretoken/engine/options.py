@@ -28,14 +28,14 @@ class ServiceOptions:
     )  # fmt: skip
     speculation: str = setting(
         "auto", "auto: guess as much as pays under the load of the moment. on: always. off: never.",
-        metavar="|".join(MODES), verifiers="Speculation",
+        metavar="|".join(MODES), panel="Speculation",
     )  # fmt: skip
     # The KV of texts is kept for requests of the same tenant that begin alike.
     prefix_reuse: bool = setting(True, "Keep no KV for prompts that begin alike.", option="--no-prefix-reuse")
     shared_drafts: str = setting(
         "off", "What methods that learn from texts (suffix, recycling) guess from. off: each request's own text. key: that "
-        "of all requests with the same API key. all: of all requests; clients can then see each other's texts in guesses.",
-        metavar="|".join(SHARED_DRAFTS), verifiers="Speculation",
+        "of all requests with the same API key. all: of all requests; clients can then see each other's texts.",
+        metavar="|".join(SHARED_DRAFTS), panel="Speculation",
     )  # fmt: skip
     cost_time_limit_s: float = 20.0  # of measuring, at the first start with a model on a machine
 

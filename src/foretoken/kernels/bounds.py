@@ -86,7 +86,7 @@ def _parents(node: int) -> str:
 
 
 def _first_bad_node(tokens: Tensor, parent: Tensor, vocab_size: int) -> int:
-    """The twin of ``foretoken_check_tree`` in torch."""
+    """The torch reference of ``foretoken_check_tree``."""
     bad = (tokens < 0) | (tokens >= vocab_size) | (parent < -1) | (parent >= torch.arange(parent.shape[1]))
     found = bad.flatten().nonzero()
     return int(found[0]) if len(found) else -1
@@ -108,4 +108,4 @@ def check_nodes(at: Tensor, num_rows: int, num_nodes: int) -> None:
     else:
         row = library.foretoken_check_indices(num_rows, num_nodes, at.data_ptr())
     if row >= 0:
-        raise ModelError(f"row {row} asks for node {int(at[row])}; its tree has nodes 0 to {num_nodes - 1}")
+        raise ModelError(f"row {row} refers to node {int(at[row])}; its tree has nodes 0 to {num_nodes - 1}")

@@ -128,12 +128,13 @@ def rest_at(tree: TokenTree, p: Tensor, tried: Tried, at: Tensor) -> Tensor:
 
 
 def excess(p: Tensor, q: Tensor, keep: Tensor, take: Tensor) -> Tensor:
-    """[R] float64: sum (keep p - take q)+ of rows p, q [R, V] with scalars keep, take [R]. For the slow twins."""
+    """[R] float64: sum (keep p - take q)+ of rows p, q [R, V] with scalars keep, take [R]. For the slow references."""
     return subtract(p, q, keep, take).double().sum(-1)
 
 
 def subtract(p: Tensor, q: Tensor, keep: Tensor, take: Tensor) -> Tensor:
-    """[R, V] ``(keep p - take q)+`` in the dtype of p, with scalars keep, take [R]; a NaN stays one. For the slow twins."""
+    """[R, V] ``(keep p - take q)+`` in the dtype of p, with scalars keep, take [R]; a NaN stays one. For the slow
+    references."""
     return (keep.to(p.dtype)[:, None] * p - take.to(p.dtype)[:, None] * q).clamp(min=0.0)
 
 
@@ -146,7 +147,8 @@ def rank(p: Tensor, q: Tensor) -> Tensor:
 def below(p: Tensor, q: Tensor) -> Tensor:
     """[R, V] float64: the mass of q at the tokens before each, by (``rank``, id), of rows p, q [R, V].
 
-    A strict order that the context alone decides. For the slow twin; the kernel needs no sort, since ranks are 2^13.
+    A strict order that the context alone decides. For the slow reference; the kernel needs no sort, since ranks are
+    2^13.
     """
     order = rank(p, q).sort(dim=-1, stable=True).indices
     mass = q.double().gather(-1, order).cumsum(-1)

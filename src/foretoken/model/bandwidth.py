@@ -10,7 +10,7 @@ from foretoken.kernels.native import library
 def dram_read_bandwidth(num_bytes: int = 1 << 30, *, repeats: int = 10, huge: bool = False) -> float:
     """Bytes per second at which torch's threads read a buffer larger than any cache; the best of some repeats.
 
-    huge asks for 2 MiB pages, in which ``native.py`` keeps weights. Without the native library torch does the reading,
+    huge: request 2 MiB pages, in which ``native.py`` keeps weights. Without the native library torch does the reading,
     and a summation's own cost may hide part of the bandwidth.
     """
     from foretoken.model.llama.native import huge_pages, native_functions

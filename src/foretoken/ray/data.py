@@ -58,7 +58,7 @@ class Job:
 
     target: str
     speculative: "MethodConfig | Mapping[str, Any] | str | None"
-    params: SamplingParams  # with the seed that rows derive theirs from
+    params: SamplingParams  # with the seed from which rows' seeds are derived
     prompt_key: str
     id_key: str
     engine_options: Mapping[str, Any] = field(default_factory=dict)

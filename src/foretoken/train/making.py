@@ -35,7 +35,7 @@ class Making:
 
     def head(self, kind: type[AnyHead], fresh: Callable[[], AnyHead]) -> AnyHead:
         """The head to be trained, in float32: a fresh one, or that of ``init`` with all its weights and sizes. Raises
-        ConfigError where a setting asks for another size than that one has, ModelError where it cannot be loaded."""
+        ConfigError where a setting differs from the size of that head, ModelError where it cannot be loaded."""
         if self.init is None:
             return fresh()
         head = load_head(self.init, self.model.spec, kind, dtype=torch.float32)

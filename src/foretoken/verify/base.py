@@ -24,7 +24,7 @@ from foretoken.kernels.cdf import invert_cdf
 class Evidence:
     """All that a verifier may read. It must not change or keep any of it: tensors are valid during a call.
 
-    p and q get one dtype, the wider of theirs.
+    p and q are converted to one dtype, the wider of the two.
     """
 
     tree: TokenTree

@@ -34,7 +34,8 @@ def target_draws(evidence: Evidence) -> Tensor:
 
 def follow_draws(evidence: Evidence) -> tuple[Tensor, Tensor]:
     """(at [B], bonus [B]): where the target's draws lead, and the draw after it. Draws only on the path, for each depth
-    all rows that still walk, and reads every draw on the host: for the CPU. A twin of ``stops`` and ``residual``."""
+    all rows that still walk, and reads every draw on the host: for the CPU. Equivalent to ``stops`` and
+    ``residual``."""
     noise, tree, p = evidence.noise, evidence.tree, evidence.p
     assert noise is not None, "exact match reads the stream COUPLED"
     keys = noise.coupled_keys(tree.num_nodes)

@@ -31,7 +31,7 @@ from foretoken.verify.base import Evidence, Verifier, Walk, row_at
 class Level:
     """One depth of the selected path; B rows."""
 
-    node: Tensor  # [B] int64 the node that stands for all alive ones; -1 where the path is shorter
+    node: Tensor  # [B] int64 the node that represents all alive ones; -1 where the path is shorter
     ratio: Tensor  # [B] float64 P, of target to selected distribution of the path down to here
     drawn: Tensor  # [B] bool: the next token is the best of some draws from q ...
     fixed: Tensor  # [B] bool: ... or chosen from FIXED children; neither at the path's end
@@ -115,7 +115,7 @@ class GreedyBlock(Verifier):
 
 
 def select_in_c(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[Tensor, Selected] | None:
-    """(stops [B, N] float64, what residual needs); None where the kernel cannot serve. ``select`` is its twin.
+    """(stops [B, N] float64, what residual needs); None where the kernel cannot serve. ``select`` is its reference.
 
     Raises VocabularyMismatchError or ModelError for a tree whose tokens or parents are out of range.
     """

@@ -115,8 +115,8 @@ class Rejection(Verifier):
         return self.slow_stops(evidence) if tried is None else Walk(*tried)
 
     def slow_stops(self, evidence: Evidence) -> Walk:
-        """The twin in torch: all nodes at once, child by child. Nodes without children are left out where that needs no
-        device read; a chain needs no [N, V] temporary, other trees a few of the nodes left."""
+        """The torch reference: all nodes at once, child by child. Nodes without children are left out where that needs
+        no device read; a chain needs no [N, V] temporary, other trees a few of the nodes left."""
         tree, p = evidence.tree, evidence.p
         table = children_of(tree)
         num_rows, num_nodes, width = table.shape

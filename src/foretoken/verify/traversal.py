@@ -51,7 +51,7 @@ class Traversal(Verifier):
 
 
 def slow_ratios(tree: TokenTree, p: Tensor) -> tuple[Tensor, Tensor]:
-    """(P_end [B, N] float64, the rest of p [B, N, V] at any scale): the twin of ``try_tree`` in torch.
+    """(P_end [B, N] float64, the rest of p [B, N, V] at any scale): the torch reference of ``try_tree``.
 
     One node after the other, B rows at once: parents come before their children, siblings in order. Temporaries: two of
     the size of p.

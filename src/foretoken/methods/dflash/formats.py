@@ -90,7 +90,7 @@ class DFlashLayout(Layout):
         num_heads = keys.size("num_attention_heads")
 
         def where(key: str) -> Keys:
-            held = [place for place in (inner, keys) if key in place]  # asks both: each has been read then
+            held = [place for place in (inner, keys) if key in place]  # looks up both, so that both count as read
             return held[0] if held else keys
 
         config = DFlashHeadConfig(
@@ -174,7 +174,7 @@ class DSparkLayout(DFlashLayout):
         keys, beside = found.keys, found.keys.inner("dspark_config")
 
         def where(key: str) -> Keys:
-            held = [place for place in (inner, beside, keys) if key in place]  # asks all: each has been read then
+            held = [place for place in (inner, beside, keys) if key in place]  # looks up all, so that all count as read
             return held[0] if held else keys
 
         where("markov_head_type").only("markov_head_type", "vanilla")

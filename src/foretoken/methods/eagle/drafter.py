@@ -102,7 +102,7 @@ class EagleDrafter(Drafter):
         num_columns = plan.ancestry.shape[2]
         self._make_room(num_columns)
         # A parent has a smaller column than its child in every shape: of the columns on a node's path the largest is its
-        # own and the next its parent's (the root's is 0, as is that of all that lies elsewhere).
+        # own and the next its parent's (0 for the root, and for all nodes off the path).
         path = (plan.ancestry * self._columns[:num_columns]).topk(2, dim=2).values  # [B, W, 2]
         own, parent = path[..., 0], path[..., 1]
         features = self._outputs.gather(1, parent[:, :, None].expand(-1, -1, self._outputs.shape[2]))

@@ -60,7 +60,7 @@ class KangarooHead(Head):
         self.config = config
         self.layers = nn.ModuleList(
             [AdapterLayer(config)]
-        )  # the authors' module can stack several; all of theirs have one
+        )  # the authors' module can stack several; all published ones have one
         self.norm = RMSNorm(config.hidden_size, config.rms_norm_eps)
 
     @classmethod

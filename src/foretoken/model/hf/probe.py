@@ -54,7 +54,7 @@ def inspect_layers(module: PreTrainedModel, layers: nn.ModuleList, device: torch
         result = run(input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True)
     except Exception as error:
         raise ModelError(
-            f"{name}: {type(module).__name__} cannot be run with positions and a cache of ours ({first_line(error)}); "
+            f"{name}: {type(module).__name__} cannot be run with given positions and cache ({first_line(error)}); "
             "expected a decoder-only model whose forward takes position_ids and past_key_values"
         ) from error
     finally:

@@ -1,4 +1,4 @@
-"""One decoder for the Llama family in plain torch: the fast twin of the transformers module, on every device.
+"""One decoder for the Llama family in plain torch: a fast equivalent of the transformers module, on every device.
 
 Against the module: QKV and gate-up are one product each, linears are prepacked on the CPU, keys and values live in
 preallocated slots, attention reads ``plan.span`` of them, queries of one key-value head share a product (so keys are
@@ -100,7 +100,7 @@ class LeanModel(CausalModel):
 
     @classmethod
     def from_hf(cls, model: Any, *, name: str | None = None, pack: bool | None = None) -> "LeanModel":
-        """The twin of a loaded transformers module; unpacked, unfused weights are shared with it, not copied."""
+        """The equivalent of a loaded transformers module; unpacked, unfused weights are shared with it, not copied."""
         shape = llama.read_shape(model.config, model.generation_config)
         name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
         return cls(shape, ModuleWeights(model), dtype=model.dtype, device=model.device, name=name, pack=pack)

@@ -1,4 +1,4 @@
-"""One decoder for the Llama family as one C call: the fastest twin on CPUs with AVX-512 (see ``native.c``).
+"""One decoder for the Llama family as one C call: the fastest implementation on CPUs with AVX-512 (see ``native.c``).
 
 Weights stay in the checkpoint's own [out, in] layout: read once from safetensors into huge pages, or shared with a
 loaded transformers module. Every output is summed in one order whatever the number of rows, the tree, the batch and the
@@ -166,7 +166,8 @@ class NativeModel(CausalModel):
 
     @classmethod
     def from_hf(cls, model: Any, *, name: str | None = None) -> "NativeModel":
-        """The twin of a loaded transformers module on the CPU; linears and embedding are shared with it, not copied."""
+        """The equivalent of a loaded transformers module on the CPU; linears and embedding are shared with it, not
+        copied."""
         shape = llama.read_shape(model.config, model.generation_config)
         name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
         return cls(shape, ModuleWeights(model), dtype=model.dtype, name=name)

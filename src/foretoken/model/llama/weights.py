@@ -117,7 +117,7 @@ class SafetensorsWeights(WeightSource):
         """See ``WeightSource.read_into``. Raises ModelError where the file has another shape, or ends too soon."""
         path, dtype, shape, offset = self._entries[name]
         if tuple(out.shape) != shape:
-            raise ModelError(f"{path}: tensor {name} has shape {shape}; the configuration asks for {tuple(out.shape)}")
+            raise ModelError(f"{path}: tensor {name} has shape {shape}; the configuration expects {tuple(out.shape)}")
         direct = dtype == out.dtype and out.device.type == "cpu" and out.is_contiguous()
         target = out if direct else torch.empty(shape, dtype=dtype)
         flat: Any = target.view(-1).view(torch.uint8).numpy()

@@ -27,7 +27,7 @@ from foretoken.verify.rejection import Rejection, children_of, try_children
 
 def chances(tree: TokenTree, p: Tensor) -> Tensor:
     """[B, N] the probability under rejection that each node is accepted, given its parent was and its siblings before it
-    were not, in torch: the slow twin of ``Tried.start``."""
+    were not, in torch: the slow reference of ``Tried.start``."""
     table = children_of(tree)
     num_rows, _, width = table.shape
     flat, real = table.clamp(min=0).reshape(num_rows, -1), table >= 0
