@@ -149,7 +149,7 @@ def test_record_and_log(tmp_path: Path) -> None:
 
 def test_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr("time.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("foretoken.train.trainer.perf_counter", lambda: float(next(clock)))
     shares: list[float] = []
     run(tmp_path / "out", steps=None, minutes=0.1, progress=lambda report: shares.append(report.share))
     assert shares == sorted(shares)

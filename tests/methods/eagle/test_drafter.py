@@ -248,7 +248,7 @@ def test_decoding_computes_what_training_does(name: str, implementation: str, le
 
 
 def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.model.prefill.PREFILL_CHUNK", 5)
+    monkeypatch.setattr("foretoken.methods.eagle.drafter.PREFILL_CHUNK", 5)
     monkeypatch.setattr("foretoken.model.prefill.PREFILL_CHUNK", 4)
     for lengths in ((19,), (19, 3, 1, 11)):
         assert largest_error(decoded(random_head(EAGLE3), ORACLE, lengths)) < 1e-5

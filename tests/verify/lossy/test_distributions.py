@@ -255,7 +255,7 @@ def test_lenience_in_ragged_batches_its_slow_twin_and_broken_rows(monkeypatch: p
     assert torch.equal(rule.stops(Evidence(tree, broken)).stops[:, 0], torch.ones(len(p), dtype=torch.float64))
     noise = Noise(torch.arange(len(p)), torch.zeros(len(p), dtype=torch.int64))
     assert not bool(draw(rule, Evidence(tree, broken, noise)).sound.any())
-    monkeypatch.setattr("foretoken.kernels.residual.try_tree", lambda *args, **options: None)
+    monkeypatch.setattr("foretoken.verify.rejection.try_tree", lambda *args, **options: None)
     slow = rule.stops(evidence)
     assert isinstance(slow.carry, Tensor), "the twin in torch ran"
     assert torch.allclose(slow.stops, stops, atol=1e-12)
