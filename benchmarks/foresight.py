@@ -112,7 +112,7 @@ def guess(
         heat = torch.full((len(row),), temperature)
         drawn, right, probs = [], [], []
         for part in parts_of(len(row)):
-            logits = reader.logits(reading.told[row[part], before[part]], teacher.model)
+            logits = reader.logits(reading.features[row[part], before[part]], teacher.model)
             q, p = (
                 distribution_of(logits, heat[part]),
                 distribution_of(labeled.logits[row[part], before[part]], heat[part]),
@@ -126,7 +126,7 @@ def guess(
         true = batch.tokens[row, before + 1]
         rows.append((own, before + 1, (guesses[row, before] == true).float(), (torch.cat(right) == true).float()))
         inputs = torch.cat(probs)
-        told = distribution_inputs(reading.told[row, before], guesses[row, before], heat) if temperature else inputs
+        told = distribution_inputs(reading.features[row, before], guesses[row, before], heat) if temperature else inputs
         found = {name: predicted(head, hidden, told if head.config.reads_law else None) for name, head in heads.items()}
         found |= {"q(x)": inputs[:, 0].exp(), "max q": inputs[:, 1].exp(), "entropy": -inputs[:, 2]}
         for name, score in found.items():

@@ -21,7 +21,9 @@ from tests.cli.conftest import Invoke
 @dataclass
 class Settings:
     size: int = field(default=3, metadata={"help": "How large."})
-    kind: str | None = field(default=None, metadata={"help": "Which.", "told": "by size", "option": "--of-kind"})
+    kind: str | None = field(
+        default=None, metadata={"help": "Which.", "default_text": "by size", "option": "--of-kind"}
+    )
     rate: float = field(default=0.5, metadata={"help": "How fast.", "envvar": "FORETOKEN_TEST_RATE", "metavar": "R"})
     quick: bool = setting(False, "Hurry.")
     careful: bool = setting(True, "Take risks.", option="--no-careful")

@@ -93,13 +93,13 @@ def _parameter(name: str, item: "dataclasses.Field[Any]", panel: str) -> inspect
 
 def _option(item: "dataclasses.Field[Any]", panel: str, *, show_default: bool) -> Any:
     about = item.metadata
-    default = about.get("told", item.default)
+    default = about.get("default_text", item.default)
     tell = not show_default and default is not dataclasses.MISSING and default not in (None, ())
-    told = f" Default: {default}." if tell and not isinstance(default, bool) else ""
+    shown = f" Default: {default}." if tell and not isinstance(default, bool) else ""
     return typer.Option(
         _name(item), envvar=about.get("envvar"), metavar=about.get("metavar", METAVARS[_kind(item)]),
         min=about.get("min"), rich_help_panel=about.get("panel", panel), show_default=show_default,
-        help=about["help"] + told,
+        help=about["help"] + shown,
     )  # fmt: skip
 
 

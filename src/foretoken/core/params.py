@@ -39,7 +39,10 @@ class SamplingParams:
     stop_token_ids: tuple[int, ...] = ()  # further end tokens
     ignore_eos: bool = setting(False, "Continue after the model's end token.")
     seed: int | None = setting(
-        None, "The same seed gives the same text.", envvar="FORETOKEN_SEED", told="a fresh one, shown in the figures"
+        None,
+        "The same seed gives the same text.",
+        envvar="FORETOKEN_SEED",
+        default_text="a fresh one, shown in the figures",
     )
     logits_processor: LogitsProcessor | None = None
 

@@ -38,7 +38,7 @@ def setting(default: Any, help: str, **more: Any) -> Any:
     """A field that a user may set, with the metadata from which ``foretoken.cli.fields`` makes an option.
 
     more: values that differ from the field's name and type: ``option`` (e.g. "--loss-temperature"), ``metavar``,
-    ``envvar``, ``panel`` of the help, ``min``, and ``told``, the text of the default. A default that is a type is
+    ``envvar``, ``panel`` of the help, ``min``, and ``default_text``, the text of the default. A default that is a type is
     called for each instance.
     """
     about = {"help": help, **more}

@@ -11,7 +11,7 @@ class ServerOptions:
     """See ``build_app``. A client can lower a limit for its request, never raise it."""
 
     served_model_name: str | None = setting(
-        None, "What clients call the model.", metavar="NAME", told="as it was loaded"
+        None, "What clients call the model.", metavar="NAME", default_text="as it was loaded"
     )
     api_keys: tuple[str, ...] = setting(
         (), "Ask clients for this key before /v1 and /metrics; may be repeated. The variable keeps it out of the list of "
@@ -20,7 +20,7 @@ class ServerOptions:
     allowed_hosts: tuple[str, ...] = ()  # Host headers that are answered; none: all
     max_body_mib: float = setting(4.0, "Of a request.", metavar="MIB", panel="Limits")  # counted while it is read
     max_tokens_limit: int | None = setting(
-        None, "The most tokens that a completion may ask for.", told="the model's context", panel="Limits"
+        None, "The most tokens that a completion may ask for.", default_text="the model's context", panel="Limits"
     )
     max_choices: int = 32  # completions of one request: n times its prompts
     request_timeout_s: float | None = setting(

@@ -17,19 +17,19 @@ class TrainConfig:
     """
 
     steps: int | None = setting(None, "How long, in steps; give one of steps, epochs and minutes.")
-    epochs: float | None = setting(None, "How long, in passes over the data.", told="1")
+    epochs: float | None = setting(None, "How long, in passes over the data.", default_text="1")
     minutes: float | None = setting(
         None, "How long, by the clock: the learning rate then follows the clock, so two runs differ.", metavar="M"
     )
-    lr: float = setting(1e-3, "Learning rate.", told="by the target's hidden size, 0.002 for 256 and less")
+    lr: float = setting(1e-3, "Learning rate.", default_text="by the target's hidden size, 0.002 for 256 and less")
     warmup: float = setting(0.04, "Share of training in which the rate rises.")
     final_lr: float = setting(0.0, "Rate at the end, as a share of --lr.")
     beta1: float = setting(0.9, "Of AdamW.")
     beta2: float = setting(0.95, "Of AdamW.")
     weight_decay: float = setting(0.01, "Of AdamW.")
-    clip: float = setting(1.0, "The most that the gradient's norm may be.", told="1.0, or the method's own")
+    clip: float = setting(1.0, "The most that the gradient's norm may be.", default_text="1.0, or the method's own")
     batch_tokens: int = setting(
-        4096, "Tokens of a pass of one process, padding counted.", told="4096, or the method's own"
+        4096, "Tokens of a pass of one process, padding counted.", default_text="4096, or the method's own"
     )
     accumulate: int = setting(1, "Passes of a step.")
     max_length: int = setting(1024, "Texts are cut to this many tokens.")
@@ -38,7 +38,7 @@ class TrainConfig:
         metavar="|".join(PRECISIONS),
     )  # fmt: skip
     divergence: str | None = setting(
-        None, "The loss, e.g. forward_kl, lk or js/weight=0.3.", metavar="NAME", told="the method's own"
+        None, "The loss, e.g. forward_kl, lk or js/weight=0.3.", metavar="NAME", default_text="the method's own"
     )
     temperature: float = setting(1.0, "Of both distributions in the loss.", option="--loss-temperature", metavar="T")
     held_out: float = setting(0.05, "Share of the prompts that is kept for evaluation.")

@@ -177,7 +177,7 @@ class Shallow(PairReader):
 
     def read(self, labeled: LabeledBatch, model: CausalModel, *, first: bool = False) -> list[Reading]:
         readings = super().read(labeled, model, first=first)
-        return [replace(one, hidden=one.told) for one in readings]
+        return [replace(one, hidden=one.features) for one in readings]
 
 
 class Beside(PairReader):
@@ -192,15 +192,15 @@ class OneDepth(PairReader):
 
     def read(self, labeled: LabeledBatch, model: CausalModel, *, first: bool = False) -> list[Reading]:
         readings = super().read(labeled, model, first=first)
-        told, hidden = readings[0].told, readings[0].hidden
-        return [Reading(told.roll(1 - one.back, 1), hidden.roll(1 - one.back, 1), one.back) for one in readings]
+        features, hidden = readings[0].features, readings[0].hidden
+        return [Reading(features.roll(1 - one.back, 1), hidden.roll(1 - one.back, 1), one.back) for one in readings]
 
 
 class Late(AdapterReader):
     """The hidden state is that before the guess was read."""
 
     def read(self, labeled: LabeledBatch, model: CausalModel, *, first: bool = False) -> list[Reading]:
-        return [replace(one, hidden=one.told) for one in super().read(labeled, model, first=first)]
+        return [replace(one, hidden=one.features) for one in super().read(labeled, model, first=first)]
 
 
 @pytest.mark.parametrize(

@@ -143,8 +143,8 @@ def chain(
         paths = Paths(tokens, plan.ancestry[:, node - 1 : node])
         drawn_from = logits_to_probs(logits, context.processors, context.history, paths)[:, 0]  # [B, V]
         if stop is not None and node > 1:
-            told = partial(_softened, logits, context, paths, drawn_from)
-            going = going & (depth_limit >= node) & ~stop(node, told)
+            softened = partial(_softened, logits, context, paths, drawn_from)
+            going = going & (depth_limit >= node) & ~stop(node, softened)
             if device.type == "cpu" and not bool(going.any()):
                 tokens = tokens[:, :node]
                 break

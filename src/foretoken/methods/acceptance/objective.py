@@ -123,7 +123,7 @@ class AcceptanceObjective(Objective):
         batch, model = labeled.batch, teacher.model
         (reading,) = self.reader.read(labeled, model)
         rows, before = batch.supervised.nonzero(as_tuple=True)  # [R] positions whose next token is guessed
-        logits = self.reader.logits(reading.told[rows, before], model)
+        logits = self.reader.logits(reading.features[rows, before], model)
         guesses = batch.tokens[:, 1:].clone()  # [B, T - 1]
         guesses[rows, before] = draw(logits, temperature[rows], generator)
         hidden = self.reader.beside(labeled, guesses)[rows, before].float()
@@ -140,7 +140,7 @@ class AcceptanceObjective(Objective):
         rows, before = rows[before >= first.back], before[before >= first.back]
         drawn = torch.rand(len(rows), generator=generator).to(rows.device) >= self.target_share
         at = (rows[drawn], before[drawn] - first.back)
-        logits = self.reader.logits(first.told[at], model)
+        logits = self.reader.logits(first.features[at], model)
         tokens = batch.tokens.clone()
         tokens[rows[drawn], before[drawn] + 1] = draw(logits, temperature[rows[drawn]], generator)
         mixed_batch = replace(batch, tokens=tokens)
@@ -153,7 +153,7 @@ class AcceptanceObjective(Objective):
             there = before >= own.back
             row, at_before = rows[there], before[there]
             guesses = tokens[row, at_before + 1]
-            logits = self.reader.logits(own.told[row, at_before - own.back], model)
+            logits = self.reader.logits(own.features[row, at_before - own.back], model)
             hidden = noisy.hidden[row, at_before - own.back].float()
             said = can_say(logits, guesses)
             parts.append(

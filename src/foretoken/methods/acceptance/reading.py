@@ -33,7 +33,7 @@ class Reading:
     """A text as it is read at one depth of proposals. The guess of token t + 1 stands at index t - back of both tensors;
     the first ``back`` positions have none."""
 
-    told: Tensor  # [B, n, ...] before token t + 1 is read: what ``DraftReader.logits`` makes its distribution of
+    features: Tensor  # [B, n, ...] before token t + 1 is read: what ``DraftReader.logits`` makes its distribution of
     hidden: Tensor  # [B, n, H] after it is read: what an acceptance head reads
     back: int
 
@@ -53,9 +53,9 @@ class DraftReader(ABC):
         """The text of a labeled batch, read at every depth that makes a difference; with ``first`` at depth 1 only. model
         is the target."""
 
-    def logits(self, told: Tensor, model: CausalModel) -> Tensor:
-        """[M, V] of M places' ``told``, over the drafter's own vocabulary or the target's, by id."""
-        return told
+    def logits(self, features: Tensor, model: CausalModel) -> Tensor:
+        """[M, V] of M places' ``features``, over the drafter's own vocabulary or the target's, by id."""
+        return features
 
     def check_beside(self) -> None:
         """Raise ConfigError where ``beside`` is not supported."""
@@ -111,9 +111,9 @@ class AdapterReader(DraftReader):
         out = adapted(self.head, labeled)
         return [Reading(out[:, :-1], out[:, 1:], back=0)]
 
-    def logits(self, told: Tensor, model: CausalModel) -> Tensor:
+    def logits(self, features: Tensor, model: CausalModel) -> Tensor:
         """See ``DraftReader``: by the target's head."""
-        return model.head(told[None].to(model.spec.dtype))[0].float()
+        return model.head(features[None].to(model.spec.dtype))[0].float()
 
 
 class PairReader(DraftReader):
@@ -136,9 +136,9 @@ class PairReader(DraftReader):
         steps = unrolled(self.head, labeled.batch, features, model, num_slots + 1)
         return [Reading(steps[j - 1][1], steps[j][0], back=j) for j in range(1, num_slots + 1)]
 
-    def logits(self, told: Tensor, model: CausalModel) -> Tensor:
+    def logits(self, features: Tensor, model: CausalModel) -> Tensor:
         """See ``DraftReader``: -inf outside the draft vocabulary."""
-        logits = self.head.logits(told[None], model)[0].float()
+        logits = self.head.logits(features[None], model)[0].float()
         if self.vocabulary is None:
             return logits
         return logits.new_full((len(logits), model.spec.vocab_size), -torch.inf).index_copy_(1, self.vocabulary, logits)

@@ -34,7 +34,9 @@ class ModelDrafter(Drafter):
         self.acceptance = acceptance
         self.reads_law = acceptance is not None and acceptance.config.reads_law
         self.hidden: Tensor | None = None  # [B, W, H] after the nodes read by the last ``logits``: see Output.hidden
-        self.told: list[Tensor] = []  # with reads_law: logits [B, 1, V] after the nodes read last, and before them
+        self.recent_logits: list[
+            Tensor
+        ] = []  # with reads_law: logits [B, 1, V] after the nodes read last, and before them
         self.tokens: Tensor | None = None  # [B, 1] with reads_law: the nodes read last
         self.temperature: Tensor | None = None  # [B, 1] with reads_law
         self.target = Target(model, context.num_rows, capacity)
@@ -88,7 +90,7 @@ class ModelDrafter(Drafter):
         if self.reads_law:
             temperatures = [[row.temperature] for row in context.processors.params]
             self.temperature = torch.tensor(temperatures, device=context.device)
-            self.told, self.tokens = [logits], None
+            self.recent_logits, self.tokens = [logits], None
         return logits, base
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
@@ -97,7 +99,7 @@ class ModelDrafter(Drafter):
         assert out.logits is not None
         self.hidden = out.hidden
         if self.reads_law:
-            self.told, self.tokens = [out.logits, *self.told[:1]], tokens
+            self.recent_logits, self.tokens = [out.logits, *self.recent_logits[:1]], tokens
         return out.logits
 
     @property
@@ -109,7 +111,8 @@ class ModelDrafter(Drafter):
             return predicted(self.acceptance, self.hidden)
         assert self.tokens is not None
         assert self.temperature is not None
-        return predicted(self.acceptance, self.hidden, distribution_inputs(self.told[1], self.tokens, self.temperature))
+        inputs = distribution_inputs(self.recent_logits[1], self.tokens, self.temperature)
+        return predicted(self.acceptance, self.hidden, inputs)
 
     def observe(self, commit: Commit) -> None:
         """Move what was fed and kept after the text, and count it as filled; the rest is fed at the next begin."""
@@ -148,7 +151,7 @@ class ModelDrafter(Drafter):
         self.filled += other.filled
         self.limits += other.limits
         self.slots = self.hidden = self.tokens = None
-        self.told = []
+        self.recent_logits = []
 
     def num_unread(self, context: Context) -> list[int]:
         """What ``begin`` would feed before the pending token; nothing where the draft model's context is at its end."""
