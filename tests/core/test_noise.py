@@ -36,7 +36,7 @@ def naive_key(seed: int, position: int, stream: int, index: int) -> int:
 @pytest.fixture
 def without_library(monkeypatch: pytest.MonkeyPatch) -> None:
     """The torch twins of the C kernels."""
-    monkeypatch.setattr(module, "race_library", lambda: None)
+    monkeypatch.setattr(module_noise, "race_library", lambda: None)
 
 
 @given(st.lists(INT64, min_size=1, max_size=20))
@@ -57,7 +57,7 @@ def test_c_and_torch_keys_agree(seed: int, position: int) -> None:
     seeds, positions = torch.tensor([[seed], [seed + 1]]), torch.arange(position, position + 5)
     fast = [stream_keys(seeds, positions, stream, index) for stream in STREAMS for index in (0, 3)]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "race_library", lambda: None)
+        patch.setattr(module_noise, "race_library", lambda: None)
         slow = [stream_keys(seeds, positions, stream, index) for stream in STREAMS for index in (0, 3)]
     assert fast[0].shape == (2, 5)
     assert all(torch.equal(a, b) for a, b in zip(fast, slow, strict=True))

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from foretoken.core import noise
 from foretoken.core.errors import ConfigError, ForetokenError, ModelError, VocabularyMismatchError
 from foretoken.core.noise import Noise, Stream, race, race_top, stream_keys, top
 from foretoken.core.tree import DrawnBy, TokenTree
 from foretoken.kernels import bounds
-from foretoken.kernels import race as noise
 from foretoken.kernels.cdf import invert_cdf
 from foretoken.verify import VERIFIERS, Evidence, Rejection, draw
 from foretoken.verify.base import RowVerifiers

@@ -183,17 +183,6 @@ class State(Context):
         ended = [row.finish_reason is not None for row in self.rows]
         return Commit(tree, before, paths, emitted, taps, candidates, ended), _moves(before, paths)
 
-    def keep(self, rows: Sequence[int]) -> None:
-        """Drop all rows but these."""
-        chosen = torch.tensor(rows, device=self.length.device)
-        self.history = History([self.history.ids[row] for row in rows], [self.history.num_prompt[row] for row in rows])
-        self.processors = self.processors.keep(rows)
-        self.length, self.pending, self.seeds = self.length[chosen], self.pending[chosen], self.seeds[chosen]
-        self.lengths = [self.lengths[row] for row in rows]
-        self.predictions = [self.predictions[row] for row in rows]
-        self.depth_limit = [self.depth_limit[row] for row in rows]
-        self.rows = [self.rows[row] for row in rows]
-
     def check_integrity(self) -> None:
         """Check the invariants. Raises RuntimeError with both values where they differ. Reads the device: for tests and
         debugging."""
