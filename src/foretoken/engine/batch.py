@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from foretoken.core.probs import Processors
-from foretoken.core.tree import DrawMode
 from foretoken.draft.base import Drafter, PromptChunk
 from foretoken.engine.event import Part, StepEvent
 from foretoken.engine.groups import Choice, Group, GroupedDrafter
@@ -75,14 +74,15 @@ class Batch:
         """
         self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
         self._draft_logits = draft_logits
-        self.pool: KVCache = model.new_cache(0, capacity)
-        self.pool.set_reserve(max_rows)
+        self.pool: KVCache = model.new_cache(max_rows, capacity)
+        self.pool.clear()
         self.target = Target.of(model, self.pool)
         self.members: list[Member] = []
         self.arrivals: list[Arrival] = []
         self.groups: list[Group] = []
         self.state: State | None = None
         self.grouped = GroupedDrafter([])
+        self._max_depths: list[int] = []  # of the members, where nobody plans
         self._pack = model.spec.device.type == "cpu" and not width
 
     # -- membership ------------------------------------------------------------------------------------------------
@@ -197,8 +197,10 @@ class Batch:
             arrival.state.history.ids[0][at : at + count]
             for arrival, at, count in zip(chosen, start, counts, strict=True)
         ]
-        place = len(self.members) + self.arrivals.index(chosen[0])  # chosen ones are adjacent
-        target = Target.of(self.model, self.pool.rows(place, place + len(chosen)))
+        target = chosen[0].target
+        if len(chosen) > 1:
+            place = len(self.members) + self.arrivals.index(chosen[0])  # chosen ones are adjacent
+            target = Target.of(self.model, self.pool.rows(place, place + len(chosen)))
         layers = tuple(dict.fromkeys(layer for arrival in chosen for layer in arrival.choice.method.prompt_taps))
 
         def tapped(starts: list[int], lengths: list[int], taps: Tensor) -> None:
@@ -294,6 +296,7 @@ class Batch:
             self.pool.release(place)
         self.state = self._open_state([member.row for member in self.members]) if self.members else None
         self.grouped = GroupedDrafter(self.groups)
+        self._max_depths = [member.choice.max_depth for member in self.members]
         self._bind()
 
     def _joined(self, ready: Sequence[Arrival]) -> list[tuple[Drafter, list[Arrival]]]:
@@ -317,7 +320,8 @@ class Batch:
         """Every target sees its own rows of the pool."""
         self.target.cache = self.pool.rows(0, len(self.members))
         for group in self.groups:
-            group.target.cache = self.pool.rows(group.start, group.stop)
+            whole = group.stop - group.start == len(self.members)
+            group.target.cache = self.target.cache if whole else self.pool.rows(group.start, group.stop)
         for place, arrival in enumerate(self.arrivals, len(self.members)):
             arrival.target.cache = self.pool.rows(place, place + 1)
 
@@ -325,13 +329,15 @@ class Batch:
 
     def step(self, caps: Sequence[int] | None = None) -> StepEvent:
         """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says."""
-        state, grouped = self.state, self.grouped
+        state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
         if self._draft_logits:
             state.draft_logits = []
-        state.limit([member.choice.max_depth for member in self.members] if caps is None else caps)
+        state.limit(self._max_depths if caps is None else caps)
+        one = len(self.groups) == 1  # then nothing stands between the step and its drafter
         return step(
-            state, self.target, grouped, grouped.verifier, self.groups[0].shape, DrawMode.FIXED,
+            state, self.target, first.drafter if one else grouped, grouped.verifier,
+            first.shape_of(state.depth_limit) if one else first.shape, first.draws,
             width=self.width, pack=self._pack, tapping=grouped.tapping,
         )  # fmt: skip
 

@@ -237,9 +237,9 @@ class Engine:
         while loop.has_work:
             with torch.inference_mode():
                 ended = loop.tick()
-            failed = next((row.error for row in ended if row.error is not None), None)
-            if failed is not None:
-                raise failed
+            for row in ended:
+                if row.error is not None:
+                    raise row.error
             yield ended
 
     def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int) -> Loop:

@@ -22,7 +22,7 @@ class Part:
     verifier: Verifier
 
 
-@dataclass(frozen=True)
+@dataclass(slots=True)  # not frozen: it is made in every step, and that would take several microseconds
 class StepEvent:
     """One step of all rows. Its tensors are valid until the observer returns: copy what is to be kept; change nothing.
 

@@ -86,6 +86,7 @@ class Loop:
         self.limits, self.planner, self.prefixes = limits, planner, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers = list(observers)
+        self._is_single_use = planner is None and prefixes is None
         self.batch = Batch(
             model,
             max_rows=limits.max_rows,
@@ -143,25 +144,26 @@ class Loop:
 
     def tick(self) -> list[Row]:
         """One round: see the module's docstring. Returns the rows that a step of it ended."""
-        self._expire()
-        self._admit()
+        if self._timed:
+            self._expire()
+        if self.waiting:
+            self._admit()
         if self.batch.arrivals:
             self._read()
         if not self.batch.members:
             return []
-        self._make_room()
+        if len(self.running) > 1:
+            self._make_room()
         return self._step()
 
     def _expire(self) -> None:
-        if not self._timed:
-            return
         now = self.clock()
         late = self.share([key for key, deadline in self._timed.items() if now >= deadline])
         if late:
             self._cut([self.jobs[key] for key in late], "timeout")
 
     def _admit(self) -> None:
-        others = self.used_tokens if self.waiting else 0
+        others = self.used_tokens
         while self.waiting and len(self.running) < self.limits.max_rows:
             job = self.waiting[0]
             if others and others + job.num_slots + HEADROOM > self.limits.kv_tokens:
@@ -226,7 +228,7 @@ class Loop:
             caps = self.share(self.planner.plan(self._views(), len(self.batch.arrivals) + coming))
         event = self.batch.step(caps)
         if self.observers:
-            event = replace(event, parts=self.batch.parts(), draft_logits=self.batch.draft_logits)
+            event.parts, event.draft_logits = self.batch.parts(), self.batch.draft_logits
             for observe in self.observers:
                 observe(event)
         if self.planner is not None:
@@ -241,7 +243,10 @@ class Loop:
                 self._deliver(job, index, event)
             if job.row.finish_reason is not None:
                 ended.append(job)
-        if ended:
+        if self._is_single_use and len(ended) == len(self.jobs):  # the batch and its memory go with the loop
+            for job in ended:
+                self._end(job)
+        elif ended:
             self.batch.leave([job.row for job in ended if job.row.error is None], remember=True)
             failed = [job.row for job in ended if job.row.error is not None]
             if failed:

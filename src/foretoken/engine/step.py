@@ -43,7 +43,8 @@ def step(
     rows, depth_limit, spec, seconds_model = state.rows, state.depth_limit, target.spec, drafter.seconds_model
     noise = Noise(state.seeds, state.length)
     tree = drafter.propose(state, shape, draws, noise)
-    check_tree(tree, spec.vocab_size)
+    if tree.num_nodes > 1:
+        check_tree(tree, spec.vocab_size)
     if width:
         tree = pad_tree(tree, width)
     proposed = perf_counter()

@@ -78,7 +78,8 @@ def check_distributions(tree: TokenTree, p: Tensor) -> None:
     """
     if p.ndim != 3 or p.shape[:2] != tree.tokens.shape:
         raise ModelError(f"p of a tree of {tuple(tree.tokens.shape)} nodes is [B, N, V]; given {tuple(p.shape)}")
-    check_tree(tree, p.shape[2])
+    if tree.num_nodes > 1:  # a root alone is no index into p
+        check_tree(tree, p.shape[2])
 
 
 def _parents(node: int) -> str:

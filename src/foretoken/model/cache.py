@@ -144,10 +144,10 @@ class KVCache:
         self.num_rows += count
         self._show()
 
-    def set_reserve(self, rows: int) -> None:
-        """Room for so many rows, of a cache that has none yet."""
-        assert self.num_rows == 0, "memory that is in use cannot be reallocated"
-        self._allocate(rows)
+    def clear(self) -> None:
+        """Take all rows out of use; their memory is the reserve for rows to come."""
+        self.num_rows = 0
+        self._show()
 
     def rows(self, start: int, stop: int) -> "KVCache":
         """Rows [start, stop) of the reserve as a cache of their own, sharing memory. It must not grow or be reordered."""

@@ -175,8 +175,8 @@ def test_a_row_that_is_too_long_cannot_join() -> None:
 
 
 def test_released_rows_are_zero_again_and_others_untouched() -> None:
-    made = KVCache(0, 4096, [(2, 64)], torch.float32, [torch.device("cpu")])
-    made.set_reserve(4)
+    made = KVCache(4, 4096, [(2, 64)], torch.float32, [torch.device("cpu")])
+    made.clear()
     made.open_rows(3)
     for row in range(3):
         made.keys[0][row], made.values[0][row] = row + 1, row + 1
