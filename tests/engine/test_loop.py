@@ -15,6 +15,7 @@ from foretoken.draft.host import tree_of
 from foretoken.draft.ngram import Ngram
 from foretoken.draft.shapes import Shape
 from foretoken.engine.event import StepEvent
+from foretoken.engine.lazy import IDLE_STEPS
 from foretoken.model.target import Target
 from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
 from tests.engine.test_service import Mailbox
@@ -238,3 +239,23 @@ def test_prompts_of_all_lengths_are_read_before_the_first_step() -> None:
         engine = draft_engine(table(1), table(2, blur=0.3), 3)
         found = engine.generate_batch(asked, batch_size=rows)
         assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+
+
+def test_a_draft_model_that_is_closed_in_a_step_leaves_no_negative_time() -> None:
+    """A service closes an idle drafter while it observes a step: the step's own draft time is 0, not what went before."""
+    engine = draft_engine(table(1), table(2, blur=0.3), 3)
+    events = counted(engine)
+    service = Service(engine, ServiceOptions(max_num_seqs=1, max_model_len=200, speculation="on"))
+    service.start()
+    box = Mailbox()
+    plan = service._planner.plan  # type: ignore[union-attr]
+    steps = iter(range(10_000))
+    service._planner.plan = lambda rows, *rest: plan(rows, *rest) if next(steps) < 2 else [0] * len(rows)  # type: ignore
+    try:
+        service.submit(Submission("a", [1, 2], SamplingParams(max_new_tokens=40, ignore_eos=True, seed=1)), box.hear)
+        box.last("a")
+    finally:
+        service.close()
+    assert len(events) > 2 + IDLE_STEPS, "long enough for the drafter to be closed"
+    assert events[0].seconds_draft_model > 0
+    assert min(event.seconds_draft_model for event in events) >= 0

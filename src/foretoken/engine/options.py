@@ -17,10 +17,10 @@ class ServiceOptions:
     max_num_seqs: int = setting(32, "Requests decoded together.")
     max_queue: int = setting(256, "Waiting requests at most; further ones get status 429.")
     max_model_len: int | None = setting(
-        None, "Tokens of prompt and output together.", num_delivered="the model's context"
+        None, "Tokens of prompt and output together.", default_text="the model's context"
     )
     kv_memory_gib: float | None = setting(
-        None, "Memory of the KV cache.", metavar="GIB", num_delivered="a share of what is free"
+        None, "Memory of the KV cache.", metavar="GIB", default_text="a share of what is free"
     )
     stall_target_s: float = setting(
         0.1, "Target for how long reading a prompt delays decoding requests.",

@@ -317,7 +317,7 @@ class Service:
     def _enter(self, submission: Submission, row: Any, choice: Choice, sink: Sink) -> None:
         assert self._loop is not None
 
-        def num_delivered(update: Any) -> None:
+        def deliver(update: Any) -> None:
             if update.is_last:
                 with self._news:
                     self._known.discard(submission.request_id)
@@ -327,7 +327,7 @@ class Service:
             except Exception:
                 logger.exception("the sink of request %s failed", submission.request_id)
 
-        self._loop.submit(submission, row, choice, num_delivered)
+        self._loop.submit(submission, row, choice, deliver)
 
     def _run(self) -> None:
         loop, model = self._loop, self.engine.model
@@ -382,10 +382,10 @@ class Service:
             )
         with torch.inference_mode():
             while True:
-                num_delivered: list[Any] = model.share([])
-                if num_delivered[-1]:  # closed
+                message: list[Any] = model.share([])
+                if message[-1]:  # closed
                     return
-                for kind, *rest in num_delivered[:-1]:
+                for kind, *rest in message[:-1]:
                     if kind == "cancel":
                         self._cancel(rest[0])
                         continue
