@@ -108,3 +108,11 @@ def test_commands_have_an_option_for_every_setting(invoke: Invoke, command: str,
     for item in dataclasses.fields(kind):
         assert (f"{option_name(kind, item.name)} " in told) == (item.name not in without), item.name
         assert item.name in without or item.metadata["help"].split(".")[0] in told
+
+
+def test_what_fields_say_of_their_options_is_read() -> None:
+    """A misspelt key of a field's metadata would be ignored, and its help would lose what it says."""
+    known = {"help", "option", "metavar", "envvar", "panel", "min", "default_text"}
+    for kind in (ServiceOptions, ServerOptions, SamplingParams, TrainConfig):
+        for item in dataclasses.fields(kind):
+            assert set(item.metadata) <= known, f"{kind.__name__}.{item.name}: {set(item.metadata) - known}"
