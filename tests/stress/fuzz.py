@@ -32,9 +32,12 @@ def shorten(body: Any, model: str) -> Any:
     if isinstance(out.get("model"), str) and len(out["model"]) <= 512:
         out["model"] = model
     for name, most in CAPS.items():
-        if type(out.get(name)) is int and most < out[name] < 2**31:
+        given = out.get(name)
+        whole = type(given) is int or (type(given) is float and given.is_integer())  # JSON Schema: 1e3 is an integer
+        if whole and most < given < 2**31:
             out[name] = most
-    if "max_tokens" not in out and "model" in out:
+    # Null means no limit: with ignore_eos a whole context, and most of the minutes that the fuzz has.
+    if "model" in out and all(out.get(name) is None for name in ("max_tokens", "max_completion_tokens")):
         out["max_tokens"] = CAPS["max_tokens"]
     return out
 
@@ -55,8 +58,9 @@ def run_schemathesis(url: str, model: str, seconds: int, seed: int) -> dict[str,
         command = [
             program, "run", f"{url}/openapi.json", "--max-time", str(seconds), "--seed", str(seed), "--checks", "all",
             "--exclude-checks", LEFT_OUT, "--phases", "examples,coverage,fuzzing", "--continue-on-failure",
-            "--suppress-health-check", "all", "--request-timeout", "60", "--generation-database", "none", "--no-color",
-            "--exclude-path-regex", "^/debug", "--report", "json", "--report-json-path", str(file),
+            "--suppress-health-check", "all", "--request-timeout", "60", "--max-response-time", "30", "--no-color",
+            "--generation-database", "none", "--exclude-path-regex", "^/debug",
+            "--report", "json", "--report-json-path", str(file),
         ]  # fmt: skip
         paths = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         settings = {"SCHEMATHESIS_HOOKS": "tests.stress.fuzz", MODEL_VARIABLE: model, "PYTHONPATH": paths}
