@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ModelError
+from foretoken.model.packed import Packed
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 
@@ -37,6 +38,10 @@ class WeightSource(ABC):
 
     def shared(self, name: str) -> Tensor | None:
         """The tensor itself where it is already in memory and may be kept, else None."""
+        return None
+
+    def packed(self, name: str) -> Packed | None:
+        """A quantised matrix as the file holds it, or None where the tensor is not quantised."""
         return None
 
     def read(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
