@@ -121,7 +121,7 @@ def cpu_flags() -> frozenset[str]:
 def _cpu_flags_of_torch() -> frozenset[str]:
     import torch
 
-    capabilities = getattr(torch.cpu, "get_capabilities", dict)()
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
     names = {"fma3": "fma", **{f"avx512_{part}": f"avx512{part}" for part in ("f", "bw", "dq", "vl")}}
     return frozenset(names.get(name, name) for name, has in capabilities.items() if has is True)
 
