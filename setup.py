@@ -16,6 +16,7 @@ class BuildPy(build_py):
     """Compiles after the package's files have been copied."""
 
     def run(self) -> None:
+        """Copy the package's files, then compile."""
         super().run()
         if PREBUILD and not self.editable_mode:
             sys.path.insert(0, str(Path(__file__).parent / "src"))
@@ -28,6 +29,7 @@ class Binary(Distribution):
     """Its wheel is for one platform."""
 
     def has_ext_modules(self) -> bool:
+        """Whether anything is compiled."""
         return PREBUILD
 
 
@@ -35,6 +37,7 @@ class BdistWheel(bdist_wheel):
     """One wheel for every version of Python: the kernels are plain C."""
 
     def get_tag(self) -> tuple[str, str, str]:
+        """Python, ABI and platform of the wheel's name."""
         tag = super().get_tag()
         return ("py3", "none", tag[2]) if PREBUILD else tag
 
