@@ -1,7 +1,7 @@
 """Runs a program that a model wrote, in a process of its own with limits.
 
 Never in this process. The process starts in an empty directory that is deleted afterwards, with an empty environment,
-Python's isolated mode, and limits of time, memory, file size and open files; where the system lets a user make namespaces
+Python's isolated mode (the standard library alone), and limits of time, memory, file size and open files; where the system lets a user make namespaces
 (Linux) it has no network. That stops mistakes, such as an endless loop or a list that fills the memory. It is no
 protection against a program that means harm: it may read, and write, what this user may. ``Isolation`` says what was
 in force.
@@ -21,7 +21,7 @@ TIMEOUT_S = 10.0
 MEMORY_BYTES = 1 << 30
 PASSED, FAILED, TIMED_OUT = "passed", "failed", "timed out"
 
-# Runs as ``python -I -c``. The program is read from stdin, behind one line with a word that only this process and the
+# Runs as ``python -I -S -c``. The program is read from stdin, behind one line with a word that only this process and the
 # one that started it know: it is written to the first standard output when all has passed, so that neither a program that
 # prints nor one that exits counts as right.
 _RUNNER = """
@@ -94,7 +94,7 @@ def _run(source: str, timeout_s: float, memory_bytes: int) -> tuple[str, str]:
     word = secrets.token_hex(16)
     # A program may have left directories that it may not even list; the test process must not fail on them.
     with tempfile.TemporaryDirectory(prefix="foretoken-answer-", ignore_cleanup_errors=True) as folder:
-        command = [sys.executable, "-I", "-B", "-c", _RUNNER, str(int(timeout_s) + 1), str(memory_bytes)]
+        command = [sys.executable, "-I", "-S", "-B", "-c", _RUNNER, str(int(timeout_s) + 1), str(memory_bytes)]
         kept = ("SYSTEMROOT",) if sys.platform == "win32" else ()
         process = subprocess.Popen(
             command, cwd=folder, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
