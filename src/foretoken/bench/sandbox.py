@@ -1,10 +1,10 @@
 """Runs a program that a model wrote, in a process of its own with limits.
 
 Never in this process. The process starts in an empty directory that is deleted afterwards, with an empty environment,
-Python's isolated mode (the standard library alone), and limits of time, memory, file size and open files; where the system lets a user make namespaces
-(Linux) it has no network. That stops mistakes, such as an endless loop or a list that fills the memory. It is no
-protection against a program that means harm: it may read, and write, what this user may. ``Isolation`` says what was
-in force.
+Python's isolated mode (the standard library alone), and limits of time, memory, file size and open files; where the
+system lets a user make namespaces (Linux) it has no network. That stops mistakes, such as an endless loop or a list that
+fills the memory. It is no protection against a program that means harm: it may read, and write, what this user may.
+``Isolation`` says what was in force.
 """
 
 import os
