@@ -99,8 +99,10 @@ def test_gsm8k_and_humaneval_lines(tmp_path: Path) -> None:
             "entry_point": "area",
         },
         {"turns": ["6 times 7?"], "category": "math", "reference": ["it is 42"]},
+        {"turns": ["6 times 7?"], "category": "x", "reference": "#### 42"},
     )
-    word, code, essay = load_suite(file)
+    word, code, essay, marked = load_suite(file)
+    assert marked.check == Check("number", "42.0")
     assert (word.question_id, word.category, word.check) == (1, "gsm8k", Check("number", "1042.0"))
     assert word.prompt.startswith("6 times 7?\n")
     assert (code.question_id, code.category) == ("HumanEval/0", "humaneval")

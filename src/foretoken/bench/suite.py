@@ -2,8 +2,8 @@
 
 A line is one of three forms. Ours and Spec-Bench's: ``question_id``, ``category``, ``turns`` (messages of the user; a later
 one follows the model's own answer), and where there are any ``format`` ("text" to continue, "chat" to put into the chat
-template), ``prediction`` (a guess of the output) and ``reference`` (whose number is the right answer in categories of
-word problems). GSM8K's: ``question``, ``answer`` ("... #### 42"). HumanEval's: ``task_id``, ``prompt``, ``test``,
+template), ``prediction`` (a guess of the output) and ``reference`` (which, for word problems, ends in the right
+number). GSM8K's: ``question``, ``answer`` ("... #### 42"). HumanEval's: ``task_id``, ``prompt``, ``test``,
 ``entry_point``. Lines without ``format`` are messages, so the chat template is used wherever the tokenizer has one.
 """
 
@@ -18,7 +18,10 @@ from foretoken.bench.answers import Check, number_check, python_check
 from foretoken.core.errors import ConfigError, nearest
 
 NUMBER_CATEGORIES = ("math_reasoning", "gsm8k")
-"""Categories whose ``reference`` ends in the right number. MT-bench's ``math`` is none: its references are essays."""
+"""Categories whose ``reference`` ends in the right number, with or without MARK. MT-bench's ``math`` is none: its
+references are essays."""
+MARK = "####"
+"""What GSM8K puts before the right number."""
 SOLVE = "\nThink step by step, and end with a line that has #### and the number alone."
 COMPLETE = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{}```"
 
@@ -132,7 +135,7 @@ def _check(record: Mapping[str, Any], category: str) -> Check | None:
     reference = record.get("reference")
     if isinstance(reference, list):
         reference = next((text for text in reference if isinstance(text, str)), None)
-    if category not in NUMBER_CATEGORIES or not isinstance(reference, str):
+    if not isinstance(reference, str) or not (category in NUMBER_CATEGORIES or MARK in reference):
         return None
     return number_check(reference)
 
