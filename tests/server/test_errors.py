@@ -237,7 +237,7 @@ def test_a_request_whose_time_is_up_before_it_wrote_is_not_sent_again(serve: Ser
             row.finish_reason = "timeout"
             sink(Update(submission.request_id, completion=self._completion(row, self.default)))
 
-    answer = serve(Late()).post(TEXT, json={"prompt": "a"})
+    answer = serve(Late()).post(TEXT, json={"model": "fake", "prompt": "a"})
     assert (answer.status_code, error(answer).code) == (408, "request_timeout")
     assert answer.headers["x-should-retry"] == "false"  # read by OpenAI's clients
 
@@ -254,7 +254,7 @@ def test_a_text_that_the_context_ends_says_so(
     """More tokens than there is room for may be asked for; that fewer came is told."""
     what: Any = {"messages": USER} if path == CHAT else {"prompt": "<user>a<assistant>"}
     client = serve(FakeService(lambda _: list(b"ab" * 4) + list(b"c" * 99), max_model_len=30))
-    answer = client.post(path, json={**what, "stream": stream, **more})
+    answer = client.post(path, json={"model": "fake", **what, "stream": stream, **more})
     assert answer.status_code == 200
     (*_, last) = [answer.json()] if not stream else [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
     choice = last["choices"][0]

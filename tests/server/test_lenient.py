@@ -122,15 +122,15 @@ def test_a_reply_of_text_can_be_sent_back(serve: Serve, seen: FakeService, clien
 
 def test_our_own_reply_can_be_sent_back(serve: Serve) -> None:
     client = serve()
-    first = client.post(CHAT, json={"messages": USER, "logprobs": True, "provenance": True}).json()
-    again = client.post(CHAT, json={"messages": [*USER, first["choices"][0]["message"], *USER]})
+    first = client.post(CHAT, json={"model": "fake", "messages": USER, "logprobs": True, "provenance": True}).json()
+    again = client.post(CHAT, json={"model": "fake", "messages": [*USER, first["choices"][0]["message"], *USER]})
     assert again.status_code == 200, again.text
 
 
 def test_a_template_that_does_not_read_thoughts_gets_none(serve: Serve) -> None:
     service = FakeService()
     said = {"role": "assistant", "content": "b", "reasoning_content": "hm"}
-    assert serve(service).post(CHAT, json={"messages": [*USER, said]}).status_code == 200
+    assert serve(service).post(CHAT, json={"model": "fake", "messages": [*USER, said]}).status_code == 200
     assert bytes(service.submitted[0].prompt_ids) == b"<user>a<assistant>b<assistant>"
 
 
@@ -142,10 +142,10 @@ def test_marks_of_caches_are_left_out_of_the_prompt(serve: Serve, seen: FakeServ
         {"role": "user", "content": "a", "id": "1", **mark},
         {"role": "tool", "content": None, "tool_call_id": "call_1", **mark},
     ]
-    answer = serve(seen).post(CHAT, json={"messages": messages, "tools": [tool], "max_tokens": 1})
+    answer = serve(seen).post(CHAT, json={"model": "fake", "messages": messages, "tools": [tool], "max_tokens": 1})
     assert answer.status_code == 400  # the fake's tokenizer has no grammar; the fields were taken
     assert "grammar" in answer.text or "tokenizer" in answer.text
-    answer = serve(seen).post(CHAT, json={"messages": messages})
+    answer = serve(seen).post(CHAT, json={"model": "fake", "messages": messages})
     assert answer.status_code == 200, answer.text
     assert "cache_control" not in bytes(seen.submitted[-1].prompt_ids).decode()
 
@@ -171,7 +171,7 @@ def test_what_would_be_lost_from_a_message_is_refused(fake: httpx.Client, more: 
 def test_unsupported_fields_may_have_the_value_that_changes_nothing(serve: Serve, path: str, name: str) -> None:
     service = FakeService()
     client = serve(service)
-    body = {"messages": USER} if path == CHAT else {"prompt": "a"}
+    body: Any = {"model": "fake", **({"messages": USER} if path == CHAT else {"prompt": "a"})}
     for value in (None, *UNSUPPORTED[name].no_op):
         if path == TEXT and name in ("best_of", "echo", "max_completion_tokens"):
             continue  # supported there
@@ -221,7 +221,7 @@ def test_the_first_curl_of_the_docs_is_answered(serve: Serve) -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_the_routes_are_at_the_root_too(serve: Serve, path: str, stream: bool) -> None:
     client = serve()
-    body = {"messages": USER} if "chat" in path else {"prompt": "a"}
+    body: Any = {"model": "fake", **({"messages": USER} if "chat" in path else {"prompt": "a"})}
     here, there = (client.post(at, json={**body, "seed": 1, "stream": stream}) for at in (path, "/v1" + path))
     assert here.status_code == there.status_code == 200
     said = re.compile(r'"(?:content|text)":"([^"]*)"')  # a stream's pieces may be cut in other places
@@ -243,13 +243,13 @@ def test_models_version_and_ping_are_at_the_root(serve: Serve) -> None:
 @pytest.mark.parametrize("seed", [2**63, 2**64 - 1, -(2**63)])
 def test_seeds_of_64_bits(serve: Serve, seed: int) -> None:
     service = FakeService()
-    answer = serve(service).post(TEXT, json={"prompt": "a", "seed": seed})
+    answer = serve(service).post(TEXT, json={"model": "fake", "prompt": "a", "seed": seed})
     assert answer.status_code == 200, answer.text
     assert service.submitted[0].params.seed == answer.json()["choices"][0]["seed"] == seed
 
 
 def test_a_drawn_seed_is_a_number_that_javascript_has(serve: Serve) -> None:
     client = serve()
-    seeds = [client.post(TEXT, json={"prompt": "a"}).json()["choices"][0]["seed"] for _ in range(20)]
+    seeds = [client.post(TEXT, json={"model": "fake", "prompt": "a"}).json()["choices"][0]["seed"] for _ in range(20)]
     assert all(0 <= seed < 2**53 for seed in seeds)
     assert len(set(seeds)) == 20

@@ -129,7 +129,7 @@ def test_an_error_is_logged_as_the_client_gets_it(
     written = io.StringIO()
     configure_logs("info", True, stream=written)
     client = serve(FakeService(failure=ModelError("not finite")))
-    answer = client.post("/v1/completions", json={"prompt": "a", "stream": stream, **more})
+    answer = client.post("/v1/completions", json={"model": "fake", "prompt": "a", "stream": stream, **more})
     assert answer.status_code == (200 if stream else status)
     (line,) = [line for line in lines(written) if line["event"] == "request"]
     assert (line["status"], line["level"], line["finish_reason"]) == (status, level, "error")

@@ -97,7 +97,7 @@ def test_the_end_token_alone_has_no_log_probabilities(serve: Serve, path: str, m
             super().submit(submission, tell)
 
     what: Any = {"messages": [{"role": "user", "content": "a"}]} if path == CHAT else {"prompt": "a"}
-    body = {**what, "stream": True, "logprobs": True if path == CHAT else 1, **more}
+    body = {"model": "fake", **what, "stream": True, "logprobs": True if path == CHAT else 1, **more}
     choices = []
     with serve(Stepwise(lambda _: [*b"abc", EOS])).stream("POST", path, json=body) as response:
         for line in response.iter_lines():

@@ -36,6 +36,7 @@ def check(call: str) -> None:
 def openai(url: str, model: str, stream: bool) -> None:
     """OpenAI's own client."""
     from openai import OpenAI
+    from openai.types.chat import ChatCompletionMessage
 
     with OpenAI(base_url=url + "/v1", api_key="none", max_retries=0) as client:
 
@@ -43,8 +44,12 @@ def openai(url: str, model: str, stream: bool) -> None:
             given: dict[str, Any] = {"model": model, "messages": messages, "max_tokens": 100, "seed": 1, **more}
             if not stream:
                 return client.chat.completions.create(**given).choices[0].message
-            with client.chat.completions.stream(**given) as events:
-                return events.get_final_completion().choices[0].message
+            if "tools" in more and more["tool_choice"] == NAMED:  # the helper raises where a text is cut at max_tokens
+                with client.chat.completions.stream(**given) as events:
+                    return events.get_final_completion().choices[0].message
+            chunks = client.chat.completions.create(**given, stream=True)
+            text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+            return ChatCompletionMessage(role="assistant", content=text)
 
         _talk(reply)
 
