@@ -99,7 +99,14 @@ def test_a_field_that_cannot_be_an_option_is_refused() -> None:
         (
             "serve",
             ServerOptions,
-            {"allowed_hosts", "max_choices", "body_timeout_s", "write_timeout_s", "keepalive_s", "include_metrics"},
+            {
+                "max_choices",
+                "header_timeout_s",
+                "body_timeout_s",
+                "write_timeout_s",
+                "keepalive_s",
+                "include_metrics",
+            },
         ),
     ],
 )

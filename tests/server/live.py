@@ -8,6 +8,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import uvicorn
+from fastapi import FastAPI
+
+from foretoken.server.options import ServerOptions
+from foretoken.server.run import config_of
 
 
 @contextmanager
@@ -15,7 +19,10 @@ def live(app: Any) -> Iterator[str]:
     """The URL of an app that is served while this lasts."""
     with socket.socket() as made:
         made.bind(("127.0.0.1", 0))
-        server = uvicorn.Server(uvicorn.Config(app, log_config=None, ws="none", timeout_graceful_shutdown=2))
+        options = app.state.backend.options if isinstance(app, FastAPI) else ServerOptions()
+        config = config_of(app, options, drain_s=0)
+        config.timeout_graceful_shutdown = 2
+        server = uvicorn.Server(config)
         thread = threading.Thread(target=server.run, kwargs={"sockets": [made]})
         thread.start()
         while not server.started and thread.is_alive():

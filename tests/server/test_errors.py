@@ -8,6 +8,7 @@ import openai
 import pytest
 
 from foretoken.core.errors import ConfigError, ModelError, PromptError, QueueFullError, ServiceClosedError
+from foretoken.engine.submission import Update
 from foretoken.server.replies import ErrorReply
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
@@ -29,7 +30,7 @@ def error(response: httpx.Response) -> Any:
     ("more", "param", "says"),
     [
         ({"tempratur": 1}, "tempratur", "did you mean 'temperature'?"),
-        ({"functions": []}, "functions", "use tools"),
+        ({"functions": [{"name": "a"}]}, "functions", "use tools"),
         ({"echo": True}, "echo", "/v1/completions"),
         ({"reasoning_effort": "low"}, "reasoning_effort", "not supported"),
         ({"temperature": "hot"}, "temperature", "valid number"),
@@ -42,7 +43,7 @@ def error(response: httpx.Response) -> Any:
         ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "more than may be written"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 33}, "n", "at most 32"),
-        ({"seed": 2**63}, "seed", "less than or equal to"),
+        ({"seed": 2**64}, "seed", "less than or equal to"),
         ({"stop": ["a", ""]}, "stop.1", "at least 1 character"),
         ({"stop": ["a"] * 17}, "stop", "at most 16"),
         ({"logit_bias": {"x": 1}}, "logit_bias.x", "pattern"),
@@ -142,6 +143,7 @@ def test_paths_and_methods(serve: Serve) -> None:
     assert error(client.get("/v1/nothing")).code == "not_found"
     wrong = client.put(TEXT, json={})
     assert (wrong.status_code, wrong.headers["allow"]) == (405, "POST")
+    assert client.put("/v1/models", json={}).headers["allow"] == "GET, HEAD"
     assert error(wrong).code == "method_not_allowed"
     assert client.get("/docs").status_code == 404
     assert client.get("/v1/models/").status_code == 404
@@ -225,7 +227,38 @@ def test_a_request_whose_time_is_up_ends_with_what_it_has(serve: Serve, stream: 
     else:
         choices = response.json()["choices"]
         assert choices[0]["text"] == "aaa"
-    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("length", "timeout")
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("timeout", "timeout")
+
+
+def test_a_request_whose_time_is_up_before_it_wrote_is_not_sent_again(serve: Serve) -> None:
+    class Late(FakeService):
+        def submit(self, submission: Any, sink: Any) -> None:
+            row = self._row(submission)
+            row.finish_reason = "timeout"
+            sink(Update(submission.request_id, completion=self._completion(row, self.default)))
+
+    answer = serve(Late()).post(TEXT, json={"model": "fake", "prompt": "a"})
+    assert (answer.status_code, error(answer).code) == (408, "request_timeout")
+    assert answer.headers["x-should-retry"] == "false"  # read by OpenAI's clients
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("more", "why"),
+    [({}, "context"), ({"max_tokens": 500}, "context"), ({"max_tokens": 12}, None), ({"stop": "c"}, None)],
+)
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+def test_a_text_that_the_context_ends_says_so(
+    serve: Serve, path: str, more: Any, why: str | None, stream: bool
+) -> None:
+    """More tokens than there is room for may be asked for; that fewer came is told."""
+    what: Any = {"messages": USER} if path == CHAT else {"prompt": "<user>a<assistant>"}
+    client = serve(FakeService(lambda _: list(b"ab" * 4) + list(b"c" * 99), max_model_len=30))
+    answer = client.post(path, json={"model": "fake", **what, "stream": stream, **more})
+    assert answer.status_code == 200
+    (*_, last) = [answer.json()] if not stream else [json.loads(line[6:]) for line in answer.text.split("\n\n")[:-2]]
+    choice = last["choices"][0]
+    assert (choice["finish_reason"], choice.get("stop_reason")) == ("stop" if "stop" in more else "length", why)
 
 
 def test_probes(serve: Serve) -> None:

@@ -8,13 +8,16 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from structlog.contextvars import bind_contextvars
 
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, ModelError
 from foretoken.server.logs import configure_logs, log, log_request
 from foretoken.server.metrics import RequestRecord
+from tests.server.conftest import Serve
+from tests.server.fake import FakeService
 
 RECORD = RequestRecord(
     request_id="chat-1",
@@ -109,6 +112,29 @@ def test_a_failed_request_is_an_error(change: dict[str, object]) -> None:
     (line,) = lines(stream)
     assert line["level"] == "error"
     assert line.get("error") == change.get("error")
+
+
+@pytest.mark.parametrize("stream", [True, False])
+@pytest.mark.parametrize(
+    ("more", "status", "level", "says"),
+    [
+        ({"logit_bias": {"65": -100}}, 400, "info", "no token is possible any more"),
+        ({}, 500, "error", "not finite"),
+    ],
+)
+def test_an_error_is_logged_as_the_client_gets_it(
+    serve: Serve, stream: bool, more: dict[str, Any], status: int, level: str, says: str
+) -> None:
+    """Where a grammar or biases leave no token the request was wrong, and not the server."""
+    written = io.StringIO()
+    configure_logs("info", True, stream=written)
+    client = serve(FakeService(failure=ModelError("not finite")))
+    answer = client.post("/v1/completions", json={"model": "fake", "prompt": "a", "stream": stream, **more})
+    assert answer.status_code == (200 if stream else status)
+    (line,) = [line for line in lines(written) if line["event"] == "request"]
+    assert (line["status"], line["level"], line["finish_reason"]) == (status, level, "error")
+    assert says in line["error"]
+    assert (says in answer.text) == (status == 400)
 
 
 @pytest.mark.parametrize("as_json", [True, False])

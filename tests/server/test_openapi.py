@@ -42,7 +42,8 @@ def test_every_reference_leads_somewhere(document: Any) -> None:
 def test_every_route_tells_its_answers(document: Any) -> None:
     paths = document["paths"]
     assert set(paths) == {
-        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/ready", "/metrics", "/",
+        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/ready", "/version",
+        "/metrics", "/",
     }  # fmt: skip
     for path in ("/v1/chat/completions", "/v1/completions"):
         responses = paths[path]["post"]["responses"]
@@ -62,7 +63,7 @@ def test_every_field_is_in_it(document: Any) -> None:
     for kind in (ChatRequest, CompletionRequest):
         assert set(schemas[kind.__name__]["properties"]) == set(kind.model_fields)
         assert schemas[kind.__name__]["additionalProperties"] is False
-        assert schemas[kind.__name__]["properties"]["model"]["enum"] == ["fake"]
+        assert schemas[kind.__name__]["properties"]["model"]["enum"] == ["fake", "", None]
 
 
 def test_keys_are_in_it_where_they_are_asked_for() -> None:

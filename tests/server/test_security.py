@@ -1,7 +1,10 @@
 """Keys, hosts, sizes, and the names of requests."""
 
 import socket
+import threading
+import time
 from collections.abc import Iterator
+from contextlib import ExitStack, suppress
 
 import openai
 import pytest
@@ -87,6 +90,169 @@ def test_hosts(serve: Serve) -> None:
         ("localhost.evil.example", 400), ("", 400),
     ):  # fmt: skip
         assert client.get("/v1/models", headers={"host": host}).status_code == status, host
+
+
+def test_probes_are_answered_under_any_name(serve: Serve) -> None:
+    """Orchestrators ask by a container's address."""
+    client = serve(allowed_hosts=("ours.example",))
+    for path in ("/health", "/ready", "/ping"):
+        assert client.get(path, headers={"host": "10.0.0.7:8000"}).status_code == 200
+    for path in ("/", "/metrics", "/v1/models", "/openapi.json"):
+        assert client.get(path, headers={"host": "10.0.0.7:8000"}).status_code == 400
+        assert client.get(path, headers={"host": "OURS.example:99"}).status_code == 200
+
+
+def test_any_name_can_be_allowed(serve: Serve) -> None:
+    client = serve(allowed_hosts=("localhost", "*"))
+    assert client.get("/v1/models", headers={"host": "any.example"}).status_code == 200
+
+
+@pytest.mark.parametrize("name", ["http://a.example", "a.example:80", "a/b", "", "::1"])
+def test_hosts_that_are_no_names_are_refused(name: str) -> None:
+    with pytest.raises(ConfigError, match="allowed host"):
+        ServerOptions(allowed_hosts=(name,))
+
+
+@pytest.mark.parametrize("origin", ["app.example", "https://app.example/", "", "https://a b"])
+def test_origins_that_are_none_are_refused(origin: str) -> None:
+    with pytest.raises(ConfigError, match="allowed origin"):
+        ServerOptions(allowed_origins=(origin,))
+
+
+PREFLIGHT = {"access-control-request-method": "POST", "access-control-request-headers": "authorization,content-type"}
+
+
+def test_pages_of_other_sites_get_nothing_by_default(serve: Serve) -> None:
+    client = serve()
+    asked = client.options(TEXT, headers={"origin": "https://app.example", **PREFLIGHT})
+    assert asked.status_code == 405
+    told = client.get("/v1/models", headers={"origin": "https://app.example"})
+    assert not [name for name in (*asked.headers, *told.headers) if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize("allowed", ["https://app.example", "*"])
+def test_pages_of_an_allowed_site(serve: Serve, allowed: str) -> None:
+    client = serve(allowed_origins=(allowed,), api_keys=("right",))
+    origin = {"origin": "https://app.example"}
+    asked = client.options(TEXT, headers={**origin, **PREFLIGHT})  # a browser sends no key with it
+    assert asked.status_code == 200
+    assert asked.headers["access-control-allow-origin"] == allowed
+    assert "POST" in asked.headers["access-control-allow-methods"]
+    assert "authorization" in asked.headers["access-control-allow-headers"].lower()
+    for key, status in (("right", 200), ("wrong", 401)):  # errors can be read too
+        done = client.post(TEXT, json=BODY, headers={**origin, "authorization": f"Bearer {key}"})
+        assert (done.status_code, done.headers["access-control-allow-origin"]) == (status, allowed)
+        assert "x-request-id" in done.headers["access-control-expose-headers"]
+        assert "access-control-allow-credentials" not in done.headers
+    streamed = client.post(TEXT, json={**BODY, "stream": True}, headers={**origin, "authorization": "Bearer right"})
+    assert (streamed.status_code, streamed.headers["access-control-allow-origin"]) == (200, allowed)
+
+
+def test_pages_of_another_site_than_the_allowed_one(serve: Serve) -> None:
+    client = serve(allowed_origins=("https://app.example",))
+    asked = client.options(TEXT, headers={"origin": "https://evil.example", **PREFLIGHT})
+    assert asked.status_code == 400
+    told = client.get("/v1/models", headers={"origin": "https://evil.example"})
+    assert "access-control-allow-origin" not in {**asked.headers, **told.headers}
+
+
+@pytest.mark.parametrize(
+    "path", ["/", "/health", "/ready", "/metrics", "/v1/models", "/models", "/version", "/openapi.json"]
+)
+def test_head_is_get_without_a_body(serve: Serve, path: str) -> None:
+    client = serve()
+    head, get = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == get.headers["content-type"]
+    if path != "/metrics":  # its figures move
+        assert head.headers["content-length"] == get.headers["content-length"] == str(len(get.content))
+    assert client.get("/health").json() == {"status": "ok"}  # on the same connection
+
+
+def test_head_where_there_is_no_get(serve: Serve) -> None:
+    client = serve()
+    assert (client.head(TEXT).status_code, client.head("/nothing").status_code) == (405, 404)
+    assert client.head(TEXT).content == b""
+
+
+def answer_of(made: socket.socket) -> bytes:
+    """All that comes until the server closes the connection."""
+    made.settimeout(30)
+    answer = b""
+    while part := made.recv(4096):
+        answer += part
+    return answer
+
+
+GET = b"GET /health HTTP/1.1\r\nhost: localhost\r\n"
+
+
+@pytest.mark.parametrize(
+    ("sent", "answer"),
+    [
+        (b"", b""),
+        (b"G", b"HTTP/1.1 408 "),
+        (GET + b"x: y", b"HTTP/1.1 408 "),
+        (b"GET /health HTTP/1.1\r\nhost: localhost\r\ncontent-length: 99999\r\n\r\n", b"HTTP/1.1 200 "),
+    ],
+)
+def test_a_head_that_does_not_come(serve: Serve, sent: bytes, answer: bytes) -> None:
+    """However often a byte comes. The last one is whole, and a body follows that nobody reads."""
+    client = serve(header_timeout_s=0.3)
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as made:
+        stop = threading.Event()
+
+        def dribble() -> None:
+            with suppress(OSError):
+                made.sendall(sent)
+                while not stop.wait(0.05) and sent:
+                    made.sendall(b"x")
+
+        writer = threading.Thread(target=dribble)
+        writer.start()
+        try:
+            began = time.monotonic()
+            with suppress(ConnectionResetError):  # bytes that the server had not read when it closed
+                assert answer_of(made).startswith(answer)
+            assert time.monotonic() - began < 10
+        finally:
+            stop.set()
+            writer.join()
+
+
+def test_a_second_head_that_does_not_come(serve: Serve) -> None:
+    """On a connection that is kept: a pause between requests is none of its business, half a head is."""
+    client = serve(header_timeout_s=0.3)
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as made:
+        for _ in range(2):
+            made.sendall(GET + b"\r\n")
+            got = b""
+            while not got.endswith(b"}"):
+                got += made.recv(4096)
+            assert got.startswith(b"HTTP/1.1 200 ")
+            time.sleep(0.5)  # longer than a head may take
+        made.sendall(GET)
+        rest = answer_of(made)
+    assert rest.startswith(b"HTTP/1.1 408 ")
+    assert b'"code": "request_timeout"' in rest
+
+
+def test_a_request_that_takes_longer_than_its_head_may(serve: Serve) -> None:
+    service = FakeService(lambda _: [97] * 9, held=True)
+    client = serve(service, header_timeout_s=0.2, request_timeout_s=0.6)
+    assert client.post(TEXT, json=BODY).json()["choices"][0]["finish_reason"] == "timeout"
+
+
+def test_slow_connections_do_not_live_on(serve: Serve) -> None:
+    """Two hundred of them, as one machine can open: none is left, and others are served meanwhile."""
+    client = serve(header_timeout_s=0.5)
+    address = (client.base_url.host, client.base_url.port or 0)
+    with ExitStack() as stack:
+        made = [stack.enter_context(socket.create_connection(address)) for _ in range(200)]
+        for one in made:
+            one.sendall(GET)
+        assert client.get("/health").status_code == 200
+        assert all(answer_of(one).startswith(b"HTTP/1.1 408 ") for one in made)
 
 
 def test_names_of_requests(serve: Serve) -> None:

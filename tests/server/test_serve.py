@@ -8,7 +8,8 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -69,11 +70,16 @@ def serving(*options: str) -> Iterator[Process]:
 def test_a_signal_lets_requests_finish() -> None:
     with serving() as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         assert client.get("/ready").status_code == 200
-        body = {"model": "bundled", "prompt": "a", "max_tokens": 100, "ignore_eos": True, "stream": True, "seed": 1}
+        body = {"model": "bundled", "prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True, "seed": 1}
         with client.stream("POST", "/v1/completions", json=body) as response:
             lines = (line for line in response.iter_lines() if line)
             first = next(lines)
             server.handle.send_signal(signal.SIGTERM)
+            with httpx.Client(base_url=server.url, timeout=WAIT_S) as other:
+                while other.get("/ready").status_code != 503:
+                    pass
+                assert other.get("/health").status_code == 200
+                assert other.post("/v1/completions", json={"prompt": "a"}).status_code == 503
             *rest, last = [first, *lines]
         assert last == "data: [DONE]"
         ends = [json.loads(line[6:])["choices"][0]["finish_reason"] for line in rest]
@@ -89,9 +95,8 @@ def test_a_second_signal_does_not_wait() -> None:
             lines = response.iter_lines()
             next(lines)
             server.handle.send_signal(signal.SIGINT)
-            with suppress(httpx.HTTPError):  # the port is closed once the first signal was heard
-                while True:
-                    httpx.get(server.url + "/ready", timeout=WAIT_S)
+            while httpx.get(server.url + "/ready", timeout=WAIT_S).status_code != 503:  # until the first one was heard
+                pass
             server.handle.send_signal(signal.SIGINT)
             assert server.handle.wait(WAIT_S) == 0
             assert "data: [DONE]" not in list(lines)
@@ -110,6 +115,8 @@ def test_a_second_signal_does_not_wait() -> None:
         (("--api-key", ""), "API key is empty"),
         (("--log-level", "loud"), "log level"),
         (("--host", "256.0.0.1"), "not an address"),
+        (("--allowed-host", "http://a.example"), "without scheme, port and path"),
+        (("--allowed-origin", "a.example"), "give scheme and name"),
         (("--max-body-mib", "-1"), "max_body_mib"),
     ],
 )
@@ -145,6 +152,10 @@ def test_loopback_has_hosts_and_the_world_has_not() -> None:
     with run.bind("127.0.0.1", 0) as here, run.bind("0.0.0.0", 0) as there:
         assert "localhost" in run.hosts_of(here, "127.0.0.1")
         assert run.hosts_of(there, "0.0.0.0") == ()
+        assert {"localhost", "ours.example"} <= set(run.hosts_of(here, "127.0.0.1", ("ours.example",)))
+        assert {"localhost", "ours.example"} <= set(run.hosts_of(there, "0.0.0.0", ("ours.example",)))
+        assert run.is_local(here)
+        assert not run.is_local(there)
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+", run.url_of(here))
 
 
@@ -155,9 +166,52 @@ def test_signals_one_by_one() -> None:
     server, service = Server(), FakeService()
     heard = run._Exit(server, service, 1.0)  # type: ignore[arg-type]
     heard(signal.SIGTERM, None)
-    assert (server.should_exit, server.force_exit) == (True, False)
+    _until(lambda: server.should_exit)  # nothing was running
+    assert not server.force_exit
     heard(signal.SIGTERM, None)
     assert server.force_exit
+
+
+def test_while_requests_finish_the_port_answers_that_none_is_taken() -> None:
+    """A balancer must learn it from /ready: on a closed port it finds nothing."""
+    ended = threading.Event()
+
+    class Slow(FakeService):
+        def start(self) -> None:
+            started.set()
+
+        def drain(self, timeout_s: float) -> bool:
+            self.ready = False
+            return ended.wait(timeout_s)
+
+    class Server(run.uvicorn.Server):  # type: ignore[misc, name-defined]
+        def __init__(self, config: Any) -> None:
+            super().__init__(config)
+            servers.append(self)
+
+    service, servers, started = Slow(), list[Any](), threading.Event()
+    with run.bind("127.0.0.1", 0) as made, pytest.MonkeyPatch.context() as patched:
+        patched.setattr(run.uvicorn, "Server", Server)
+        url, options = run.url_of(made), run.ServerOptions()
+        serving = threading.Thread(target=run.serve, args=(service, options, made), kwargs={"drain_s": WAIT_S})
+        serving.start()
+        _until(lambda: servers and servers[0].started)
+        assert httpx.get(url + "/ready").status_code == 200
+        servers[0].handle_exit(signal.SIGTERM, None)
+        _until(lambda: not service.ready)
+        assert httpx.get(url + "/ready").status_code == 503
+        assert httpx.get(url + "/health").status_code == 200
+        ended.set()
+        serving.join(WAIT_S)
+        assert not serving.is_alive()
+
+
+def _until(good: Callable[[], object]) -> None:
+    for _ in range(int(WAIT_S / 0.01)):
+        if good():
+            return
+        time.sleep(0.01)
+    raise AssertionError("it never came to be")
 
 
 def test_a_start_that_fails_ends_the_server() -> None:

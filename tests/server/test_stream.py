@@ -16,6 +16,7 @@ from starlette.types import Message
 from foretoken import Engine
 from foretoken.engine.options import ServiceOptions
 from foretoken.engine.service import Service
+from foretoken.engine.submission import Sink, Submission, Update
 from foretoken.server.options import ServerOptions
 from foretoken.server.replies import ChatChunk, TextReply
 from foretoken.server.stream import DONE, KEEP_ALIVE, EventStream, event
@@ -79,6 +80,36 @@ def test_a_completion_stream_is_as_described(fake: httpx.Client) -> None:
     chunks = [TextReply.model_validate(data, strict=True) for data in events(fake.post(TEXT, json=body))]
     reasons = {chunk.choices[0].index: chunk.choices[0].finish_reason for chunk in chunks}
     assert reasons == {0: "length", 1: "length"}
+
+
+@pytest.mark.parametrize("path", [TEXT, CHAT])
+@pytest.mark.parametrize("more", [{}, {"provenance": True}])
+def test_the_end_token_alone_has_no_log_probabilities(serve: Serve, path: str, more: Any) -> None:
+    """The last step writes it and nothing else: no chunk has an empty list of them."""
+    read = threading.Event()
+
+    class Stepwise(FakeService):
+        def submit(self, submission: Submission, sink: Sink) -> None:
+            def tell(update: Update) -> None:
+                sink(update)
+                assert read.wait(WAIT_S)  # so that the end comes by itself
+
+            super().submit(submission, tell)
+
+    what: Any = {"messages": [{"role": "user", "content": "a"}]} if path == CHAT else {"prompt": "a"}
+    body = {"model": "fake", **what, "stream": True, "logprobs": True if path == CHAT else 1, **more}
+    choices = []
+    with serve(Stepwise(lambda _: [*b"abc", EOS])).stream("POST", path, json=body) as response:
+        for line in response.iter_lines():
+            if line.startswith("data: {"):
+                choices.append(json.loads(line.removeprefix("data: "))["choices"][0])
+            if choices and choices[-1]["logprobs"] is not None:
+                read.set()
+    told = [choice["logprobs"] for choice in choices if choice["logprobs"] is not None]
+    assert [len(one["content"] if path == CHAT else one["tokens"]) for one in told] == [3]
+    texts = [choice["delta"].get("content") if path == CHAT else choice["text"] for choice in choices]
+    end = [""] if more else []  # where the end token came from
+    assert texts == (["", "abc", *end, None] if path == CHAT else ["abc", *end, ""])
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -107,8 +107,8 @@ def _serve(
         )
     made = run.bind(options["host"], options["port"])
     with made:
-        hosts = run.hosts_of(made, options["host"])
-        if not hosts and not wanted.api_keys:
+        hosts = run.hosts_of(made, options["host"], wanted.allowed_hosts)
+        if not run.is_local(made) and not wanted.api_keys:
             say(f"warning: every client that reaches {options['host']} may use this server; --api-key asks for a key")
         engine = settings.load_engine({**options, "width": 0}, speculative)
         service = Service(engine, service_options, also=also)

@@ -34,7 +34,8 @@ async def read(request: Request, kind: type[Body], backend: Backend) -> Body:
     if not JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
         raise ApiError(415, "send JSON, with 'Content-Type: application/json'", code="unsupported_media_type")
     body = parse(kind, await request.body())
-    backend.check_model(body.model)
+    if body.model:  # None and "": the one that is served
+        backend.check_model(body.model)
     if body.stream_options is not None and not body.stream:
         raise bad("stream_options: only where stream is true", "stream_options")
     return body
@@ -57,9 +58,12 @@ class Answer:
         request: Request,
         kind: str,
         prefix: str,
+        max_tokens: int | None,
         num_predicted: int = 0,
     ) -> None:
-        """kind: the object's name in the API; prefix: of its id. Raises ApiError where the job cannot be started."""
+        """kind: the object's name in the API; prefix: of its id; max_tokens: as the client gave it. Raises ApiError where
+        the job cannot be started."""
+        self.max_tokens = max_tokens
         self.backend, self.body, self.kind, self.num_predicted = backend, body, kind, num_predicted
         self.id, self.created = f"{prefix}-{uuid4().hex}", int(time.time())
         self.wants_usage = bool(body.stream_options and body.stream_options.include_usage)
@@ -114,15 +118,22 @@ class Answer:
             found["trace"] = [texts.tree(step) for step in traces]
         return found
 
-    @staticmethod
-    def ending(completion: Completion, *, num_calls: int = 0) -> dict[str, Any]:
+    def ending(self, completion: Completion, *, num_calls: int = 0) -> dict[str, Any]:
         """How a choice ended."""
         reason = completion.finish_reason
+        why = {}
         if reason == "timeout":
-            return {"finish_reason": "length", "stop_reason": "timeout", "seed": completion.seed}
-        if reason == "stop" and num_calls:
+            why = {"stop_reason": "timeout"}
+        elif reason == "length" and self._is_full(completion):
+            why = {"stop_reason": "context"}
+        elif reason == "stop" and num_calls:
             reason = "tool_calls"
-        return {"finish_reason": reason, "seed": completion.seed}
+        return {"finish_reason": reason, **why, "seed": completion.seed}
+
+    def _is_full(self, completion: Completion) -> bool:
+        """Whether the context ended the text, and not a limit that the client gave."""
+        left = self.backend.max_model_len - completion.num_prompt_tokens - completion.num_tokens
+        return left <= 0 and (self.max_tokens is None or completion.num_tokens < self.max_tokens)
 
 
 @dataclass

@@ -1,11 +1,12 @@
 """The server's routes, put together."""
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fastapi import FastAPI
 from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
@@ -18,11 +19,13 @@ from foretoken.server.errors import ApiError
 from foretoken.server.openapi import GOT, POSTED, errors, install, request_body, stream_of
 from foretoken.server.options import ServerOptions
 from foretoken.server.protocol import ChatRequest, CompletionRequest
-from foretoken.server.replies import ChatChunk, ChatReply, Model, ModelList, Status, TextReply
-from foretoken.server.security import Gate
+from foretoken.server.replies import ChatChunk, ChatReply, Model, ModelList, Status, TextReply, Version
+from foretoken.server.security import REQUEST_ID, Gate
 
 if TYPE_CHECKING:
     from foretoken.engine.service import Service
+
+HIDDEN: dict[str, Any] = {"include_in_schema": False, "operation_id": None}
 
 
 def build_app(service: "Service", options: ServerOptions | None = None) -> FastAPI:
@@ -48,6 +51,14 @@ def build_app(service: "Service", options: ServerOptions | None = None) -> FastA
     )
     app.state.backend = backend
     app.add_middleware(Gate, options=options)
+    if options.allowed_origins:  # outside the gate: a browser's preflight has no key, and errors are read too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, "retry-after"),
+        )
     app.add_exception_handler(HTTPException, _http_error)
     _add_routes(app, debug=options.debug)
     install(app, backend)
@@ -55,48 +66,61 @@ def build_app(service: "Service", options: ServerOptions | None = None) -> FastA
 
 
 def _add_routes(app: FastAPI, *, debug: bool) -> None:
-    app.post(
+    _both(
+        app,
         "/v1/chat/completions",
-        response_model=None,
+        chat_completions,
+        methods=["POST"],
         operation_id="create_chat_completion",
         openapi_extra=request_body(ChatRequest),
         responses={
             200: {"model": ChatReply, "content": stream_of(ChatChunk), "description": "A reply."},
             **errors(*POSTED),
         },
-    )(chat_completions)
-    app.post(
+    )
+    _both(
+        app,
         "/v1/completions",
-        response_model=None,
+        completions,
+        methods=["POST"],
         operation_id="create_completion",
         openapi_extra=request_body(CompletionRequest),
         responses={
             200: {"model": TextReply, "content": stream_of(TextReply), "description": "Completions."},
             **errors(*POSTED),
         },
-    )(completions)
-    app.get("/v1/models", response_model=None, responses={200: {"model": ModelList}, **errors(*GOT)})(
-        models.list_models
     )
-    app.get(
+    _both(app, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **errors(*GOT)})
+    _both(
+        app,
         "/v1/models/{model:path}",
-        response_model=None,
+        models.get_model,
         responses={200: {"model": Model}, **errors(*GOT)},
         openapi_extra={
             "parameters": [
                 {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
             ]
         },
-    )(models.get_model)
+    )
     probe = errors(400, 405, 500, 503)
     app.get("/health", response_model=None, responses={200: {"model": Status}, **probe})(models.health)
+    app.get("/ping", response_model=None, include_in_schema=False)(models.health)  # as vLLM's and SageMaker's
     app.get("/ready", response_model=None, responses={200: {"model": Status}, **probe})(models.ready)
+    app.get("/version", response_model=None, responses={200: {"model": Version}, **errors(400, 405, 500)})(
+        models.version
+    )
     app.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=errors(400, 401, 405, 500))(
         models.metrics
     )
     if debug:
         app.get("/debug/integrity", response_model=None, include_in_schema=False)(models.integrity)
     app.get("/", response_model=None, response_class=HTMLResponse, responses=errors(400, 405, 500))(models.page)
+
+
+def _both(app: FastAPI, path: str, answer: Callable[..., Any], **about: Any) -> None:
+    """A route, and the same without /v1: for clients whose address has no path, as llama.cpp and MLX-LM have them."""
+    app.add_api_route(path, answer, response_model=None, **about)
+    app.add_api_route(path.removeprefix("/v1"), answer, response_model=None, **{**about, **HIDDEN})
 
 
 async def _http_error(request: Request, error: Exception) -> Response:
@@ -106,4 +130,7 @@ async def _http_error(request: Request, error: Exception) -> Response:
         return ApiError(404, f"there is nothing at {request.url.path[:200]}", code="not_found").response()
     text = f"{request.method} is not for this path" if error.status_code == 405 else str(error.detail)
     code = "method_not_allowed" if error.status_code == 405 else None
-    return ApiError(error.status_code, text, code=code, headers=error.headers).response()
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"
+    return ApiError(error.status_code, text, code=code, headers=headers).response()

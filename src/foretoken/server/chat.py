@@ -14,7 +14,15 @@ from foretoken.server.answer import Answer, as_given, by_choice, in_worker, read
 from foretoken.server.backend import Backend
 from foretoken.server.errors import bad, of_engine
 from foretoken.server.job import finish
-from foretoken.server.protocol import AssistantTurn, ChatRequest, Message, SchemaFormat, TextPart, ToolMessage
+from foretoken.server.protocol import (
+    AssistantTurn,
+    ChatRequest,
+    GivenCall,
+    Message,
+    SchemaFormat,
+    TextPart,
+    ToolMessage,
+)
 from foretoken.server.sampling import MakeProcessor, submissions
 from foretoken.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 from foretoken.server.tools import (
@@ -33,6 +41,7 @@ OBJECT = "chat.completion"
 class _Plan:
     submissions: list[Submission]
     num_predicted: int
+    max_tokens: int | None  # as it was given
     calls: bool  # whether the output may hold tool calls
 
 
@@ -43,8 +52,9 @@ async def chat_completions(request: Request) -> Response:
     plan = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body)))
     kind = OBJECT + ".chunk" if body.stream else OBJECT
     answer = Answer(
-        backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted
-    )
+        backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted,
+        max_tokens=plan.max_tokens,
+    )  # fmt: skip
     if body.stream:
         return EventStream(answer.job, _events(answer, body, calls=plan.calls))
     try:
@@ -79,7 +89,7 @@ def _plan(backend: Backend, body: ChatRequest) -> _Plan:
         prediction=prediction,
         processor=processor,
     )
-    return _Plan(made, len(prediction or ()), use is not None and use.calls)
+    return _Plan(made, len(prediction or ()), given[0] if given else None, use is not None and use.calls)
 
 
 def _constrained(backend: Backend, body: ChatRequest) -> tuple[ToolUse | None, MakeProcessor | None]:
@@ -116,7 +126,8 @@ def _renders_tools(backend: Backend) -> bool:
 
 def _messages(backend: Backend, body: ChatRequest, use: ToolUse | None) -> Sequence[Mapping[str, Any]]:
     """The conversation as the model's template reads it."""
-    plain = [_message(message) for message in body.messages]
+    reads_thoughts = "reasoning_content" in backend.template
+    plain = [_message(message, with_thoughts=reads_thoughts) for message in body.messages]
     told = any(message["role"] == "tool" or "tool_calls" in message for message in plain)
     has_tools = told or (use is not None and use.calls)
     if has_tools and not _renders_tools(backend):
@@ -129,15 +140,27 @@ def _messages(backend: Backend, body: ChatRequest, use: ToolUse | None) -> Seque
     return plain
 
 
-def _message(message: Message) -> dict[str, Any]:
+def _message(message: Message, *, with_thoughts: bool) -> dict[str, Any]:
     made: dict[str, Any] = {"role": message.role, "content": _text(message.content or "")}
     if message.name is not None:
         made["name"] = message.name
     if isinstance(message, ToolMessage) and message.tool_call_id is not None:
         made["tool_call_id"] = message.tool_call_id
     if isinstance(message, AssistantTurn) and message.tool_calls:
-        made["tool_calls"] = [as_given(call) for call in message.tool_calls]
+        made["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if (
+        isinstance(message, AssistantTurn)
+        and with_thoughts
+        and (thought := message.reasoning_content or message.reasoning)
+    ):
+        made["reasoning_content"] = thought
     return made
+
+
+def _call(call: GivenCall) -> dict[str, Any]:
+    named = {} if call.id is None else {"id": call.id}
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {**named, "type": call.type, "function": function}
 
 
 def _text(content: str | list[TextPart]) -> str:
@@ -198,8 +221,8 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIte
                 out.append(chunk(index, {"role": "assistant", "content": ""}))
             deltas = _deltas(readers[index], text, final=completion is not None)
             more = answer.extras(pieces, traces) if pieces or traces else {}
-            if body.logprobs and pieces:
-                more["logprobs"] = texts.chat_logprobs(answer.shown(pieces, completion))
+            if body.logprobs and (shown := answer.shown(pieces, completion)):
+                more["logprobs"] = texts.chat_logprobs(shown)
             if more and not deltas:
                 deltas = [{"content": ""}]
             for delta in deltas:

@@ -25,7 +25,9 @@ async def completions(request: Request) -> Response:
     backend: Backend = request.app.state.backend
     body = await read(request, CompletionRequest, backend)
     made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body)))
-    answer = Answer(backend, body, made, request=request, kind="text_completion", prefix="cmpl")
+    answer = Answer(
+        backend, body, made, request=request, kind="text_completion", prefix="cmpl", max_tokens=_max_tokens(body)
+    )
     if body.stream:
         return EventStream(answer.job, _events(answer, body, echoes))
     try:
@@ -66,10 +68,14 @@ def _plan(backend: Backend, body: CompletionRequest) -> tuple[list[Submission], 
         backend,
         body,
         prompts,
-        max_tokens=DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens,
+        max_tokens=_max_tokens(body),
         num_logprobs=body.logprobs if body.logprobs is not None else 0 if body.provenance else None,
     )
     return made, [echo for echo in echoes for _ in range(body.n or 1)]
+
+
+def _max_tokens(body: CompletionRequest) -> int:
+    return DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
 
 
 def _echo(backend: Backend, prompt: str | Sequence[int]) -> str:
@@ -105,10 +111,11 @@ async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]
             if index not in begun:
                 begun.add(index)
                 text = echoes[index] + text
-            wanted = (pieces and (body.logprobs is not None or body.provenance)) or (traces and body.trace)
+            shown = answer.shown(pieces, completion) if body.logprobs is not None else ()
+            wanted = shown or (pieces and body.provenance) or (traces and body.trace)
             if text or wanted:
                 choice = _choice(answer, body, index, text, pieces, traces, completion, offset)
-                out.append(event(answer.chunk(choice)))
+                out.append(event(answer.chunk(choice if shown else {**choice, "logprobs": None})))
             if completion is not None:
                 end = {"index": index, "text": "", "logprobs": None, **answer.ending(completion)}
                 data = answer.chunk(end)

@@ -9,25 +9,10 @@ from pydantic_core import from_json
 from starlette.responses import JSONResponse
 
 from foretoken.core.errors import ConfigError, ForetokenError, PromptError, QueueFullError, ServiceClosedError, nearest
+from foretoken.server.unsupported import UNSUPPORTED, without_no_ops
 
 Model = TypeVar("Model", bound=BaseModel)
 INVALID, SERVER = "invalid_request_error", "server_error"
-UNSUPPORTED = {
-    "audio": "this server writes text alone",
-    "best_of": "only as many completions as are returned are made: give n",
-    "draft_model": "the models are chosen where the server is started; 'speculative' chooses among their methods",
-    "echo": "it belongs to /v1/completions",
-    "function_call": "use tool_choice",
-    "functions": "use tools",
-    "guided_json": "use response_format",
-    "prompt_logprobs": "log probabilities are given of what is written, not of the prompt",
-    "reasoning_effort": "give the template's own switch in chat_template_kwargs",
-    "suffix": "the model continues texts, it does not fill gaps",
-    "use_beam_search": "texts are sampled; ask for several with n",
-    "verbosity": "give the template's own switch in chat_template_kwargs",
-    "web_search_options": "this server has no network access",
-}
-"""Known fields of the API, or of other servers, that are refused; and why."""
 
 
 class ApiError(Exception):
@@ -84,11 +69,24 @@ def of_engine(error: ForetokenError, param: str | None = None) -> ApiError:
 
 
 def parse(kind: type[Model], body: bytes) -> Model:
-    """A request of this kind from its JSON. Raises ApiError 400 naming the field, and the nearest known one."""
+    """A request of this kind from its JSON. Fields that are not supported are left out where their value changes nothing.
+    Raises ApiError 400 naming the field, and the nearest known one."""
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        raise _explain(kind, error, body) from None
+        fewer = without_no_ops(kind.model_fields, body) if _has_extras(error) else None
+        if fewer is None:
+            raise _explain(kind, error, body) from None
+    try:
+        return kind.model_validate_json(fewer)
+    except ValidationError as error:
+        raise _explain(kind, error, fewer) from None
+
+
+def _has_extras(error: ValidationError) -> bool:
+    """Whether the request has fields that its kind has not."""
+    found = error.errors(include_url=False, include_context=False, include_input=False)
+    return any(trouble["type"] == "extra_forbidden" and len(trouble["loc"]) == 1 for trouble in found)
 
 
 def _explain(kind: type[BaseModel], error: ValidationError, body: bytes) -> ApiError:
@@ -121,7 +119,7 @@ def _unknown(kind: type[BaseModel], loc: Sequence[int | str], body: bytes) -> Ap
     name, path = str(loc[-1]), _path(loc, body)
     param = ".".join(map(str, path))
     if name in UNSUPPORTED and len(path) == 1:
-        return bad(f"{name!r} is not supported: {UNSUPPORTED[name]}", param, "unsupported_parameter")
+        return bad(f"{name!r} is not supported: {UNSUPPORTED[name].reason}", param, "unsupported_parameter")
     hint = nearest(name, kind.model_fields) if len(path) == 1 else ""
     shown = name if len(name) <= 64 else name[:61] + "..."
     return bad(f"unknown field {shown!r}{hint}", param[:200], "unknown_parameter")

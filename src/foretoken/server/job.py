@@ -80,7 +80,10 @@ class Job:
         completions = [one for one in self.completions if one is not None]
         if all(one.finish_reason == "timeout" and not one.num_tokens for one in completions):
             limit = self.backend.options.request_timeout_s
-            raise ApiError(408, f"nothing was written within {limit} s", code="request_timeout", kind="timeout")
+            raise ApiError(
+                408, f"nothing was written within {limit} s", code="request_timeout", kind="timeout",
+                headers={"x-should-retry": "false"},  # OpenAI's clients would wait as long again, twice
+            )  # fmt: skip
         return completions
 
     def _sink(self, index: int) -> Sink:
@@ -116,7 +119,7 @@ class Job:
                 self.backend.metrics.next_tokens(now - last)
             self._last[index] = now
         if update.is_last:
-            record = self._record(update, now - self.arrived)
+            record = self._record(index, update, now - self.arrived)
             self.backend.metrics.observe(record)
             prompt, text = None, None
             if self.backend.options.log_prompts and self.backend.tokenizer is not None:
@@ -124,23 +127,29 @@ class Job:
                 text = update.completion.text if update.completion is not None else None
             log_request(record, prompt=prompt, text=text)
 
-    def _record(self, update: Update, seconds: float) -> RequestRecord:
+    def _record(self, index: int, update: Update, seconds: float) -> RequestRecord:
         known = get_contextvars().get("request_id") or update.request_id
         done = update.completion
-        if done is None:
-            status = 500 if update.error is None else of_engine(update.error).status
+        if update.error is not None:
+            told = self._refusal(index, update.error)
+            why = str(update.error) if told.status >= 500 else told.message
             return RequestRecord(
-                known, "error", status, self.endpoint, self.stream, seconds_total=seconds, error=str(update.error)
+                known, "error", told.status, self.endpoint, self.stream, seconds_total=seconds, error=why
             )
+        assert done is not None
         return RequestRecord.of(known, done, seconds_total=seconds, endpoint=self.endpoint, stream=self.stream)
+
+    def _refusal(self, index: int, error: ForetokenError) -> ApiError:
+        """What the client is told of an error; the log line of the request says the same."""
+        params = self.submissions[index].params
+        constrained = bool(params.logit_bias) or params.logits_processor is not None
+        if isinstance(error, ModelError) and constrained:
+            return bad("no token is possible any more: logit_bias or the grammar leave nothing to choose", None)
+        return of_engine(error)
 
     def _check(self, index: int, update: Update) -> None:
         if update.error is not None:
-            params = self.submissions[index].params
-            constrained = bool(params.logit_bias) or params.logits_processor is not None
-            if isinstance(update.error, ModelError) and constrained:
-                raise bad("no token is possible any more: logit_bias or the grammar leave nothing to choose", None)
-            error = of_engine(update.error)
+            error = self._refusal(index, update.error)
             if error.status == 500:
                 log("request failed", level="error", error=update.error)
             raise error

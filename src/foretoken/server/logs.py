@@ -88,7 +88,8 @@ def log_request(record: RequestRecord, *, prompt: str | None = None, text: str |
         if (value := getattr(record, name)) is not None:
             figures[name] = value
     figures |= {name: value for name, value in (("prompt", prompt), ("text", text)) if value is not None}
-    level = "info" if record.status < 500 and record.finish_reason != "error" else "error"
+    ours = record.status >= 500 or (record.finish_reason == "error" and record.status < 400)  # not the client's mistake
+    level = "error" if ours else "info"
     log("request", level=level, **figures)
 
 

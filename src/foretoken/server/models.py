@@ -6,7 +6,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, Response
 
-from foretoken import web
+from foretoken import __version__, web
 from foretoken.server.backend import Backend
 from foretoken.server.errors import ApiError
 from foretoken.server.stream import JsonReply
@@ -52,6 +52,11 @@ async def ready(request: Request) -> Response:
     if not request.app.state.backend.service.ready:
         raise ApiError(503, "the server is starting or stopping", code="unavailable", headers={"retry-after": "5"})
     return JsonReply({"status": "ready"})
+
+
+async def version(request: Request) -> Response:
+    """Which foretoken this is."""
+    return JsonReply({"version": __version__})
 
 
 async def metrics(request: Request) -> Response:

@@ -27,7 +27,9 @@ ERRORS = {
 }
 POSTED, GOT = (400, 401, 404, 405, 408, 413, 415, 429, 500, 503), (400, 401, 404, 405, 500)
 DESCRIPTION = (
-    "OpenAI's API over a speculative decoder. Fields that are not described are refused. Beyond OpenAI's: sampling as "
+    "OpenAI's API over a speculative decoder. Fields that are not described are refused, unless they are null or have the "
+    "value by which a field of other servers changes nothing. /chat/completions, /completions and /models are answered "
+    "without /v1 as well, and HEAD where GET is. Beyond OpenAI's: sampling as "
     "vLLM's users know it (top_k, min_p, ...), `speculative` for how a request is guessed for, `provenance` and `trace` "
     "for where its tokens came from, and `metrics.speculative_decoding` in responses."
 )
@@ -79,7 +81,7 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
         schemas.pop(unused, None)
     for kind in (ChatRequest, CompletionRequest):
         # Only this name is served: any other is a 404.
-        schemas[kind.__name__]["properties"]["model"]["enum"] = [backend.name]
+        schemas[kind.__name__]["properties"]["model"]["enum"] = [backend.name, "", None]
     for path, operations in document["paths"].items():
         for operation in operations.values():
             _mend(operation, path=path, needs_key=bool(backend.options.api_keys))

@@ -1,19 +1,20 @@
 """Request fields: those of OpenAI, of vLLM, and foretoken's own. The OpenAPI document is generated from these models.
 
-A field that is not here is refused. Fields marked "ignored" have no effect: they are accepted because clients send
-them.
+A field that is not here is refused, unless its value changes nothing (see ``unsupported``). Fields marked "ignored" have
+no effect: they are accepted because clients send them.
 """
 
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-INT32, INT64 = 2**31 - 1, 2**63 - 1
+INT32 = 2**31 - 1
 
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
 Count = Annotated[int, Field(ge=1, le=INT32)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 JsonObject = dict[str, Any]
+Ignored = Annotated[Any, Field(description="Ignored.", exclude=True)]
 Option = (
     bool
     | Annotated[int, Field(ge=-INT32, le=INT32)]
@@ -57,7 +58,7 @@ class Speculative(BaseModel):
 class Sampling(Strict):
     """Common fields of both completion routes."""
 
-    model: str = Field(max_length=512, description="One of /v1/models.")
+    model: str | None = Field(None, max_length=512, description="One of /v1/models; may be left out, as there is one.")
     temperature: float | None = Field(None, ge=0, le=100, description="0 is greedy. Default 1.")
     top_p: float | None = Field(None, gt=0, le=1, description="Keep the likeliest tokens of this mass.")
     top_k: int | None = Field(None, ge=-1, le=INT32, description="Keep the k likeliest tokens; -1 or 0: all.")
@@ -69,7 +70,10 @@ class Sampling(Strict):
         dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
     ) = Field(None, description="Token ids, and what is added to their logits.")
     seed: int | None = Field(
-        None, ge=-(2**63), le=INT64, description="The same seed gives the same text. Choice i > 0 has its own, of it."
+        None,
+        ge=-(2**63),
+        le=2**64 - 1,
+        description="The same seed gives the same text. Choice i > 0 has its own, of it.",
     )
     n: int | None = Field(None, ge=1, le=128, description="Completions of each prompt.")
     max_tokens: Count | None = Field(None, description="Most tokens to write.")
@@ -93,11 +97,22 @@ class Sampling(Strict):
     trace: bool | None = Field(None, description="The tree of guesses of every step.")
 
 
-class TextPart(Strict):
+class Returned(Strict):
+    """What clients and other servers add to messages, and to their parts. Histories come back with it."""
+
+    id: Ignored = None
+    index: Ignored = None
+    cache_control: Ignored = None
+    extra_content: Ignored = None
+    provider_specific_fields: Ignored = None
+
+
+class TextPart(Returned):
     """A part of a message."""
 
     type: Literal["text"]
     text: str
+    annotations: Ignored = None
 
 
 class FunctionCall(Strict):
@@ -115,7 +130,22 @@ class ToolCall(Strict):
     function: FunctionCall
 
 
-class GivenMessage(Strict):
+class GivenFunctionCall(FunctionCall):
+    """The function of a call, as clients send it back."""
+
+    parsed_arguments: Ignored = None
+    provider_specific_fields: Ignored = None
+
+
+class GivenCall(Returned):
+    """A call that the assistant made, as clients send it back."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: GivenFunctionCall
+
+
+class GivenMessage(Returned):
     """A message to the model."""
 
     role: Literal["system", "developer", "user"]
@@ -123,24 +153,30 @@ class GivenMessage(Strict):
     name: str | None = None
 
 
-class ToolMessage(Strict):
+class ToolMessage(Returned):
     """The result of a call."""
 
     role: Literal["tool"]
-    content: str | list[TextPart]
+    content: str | list[TextPart] | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
 
-class AssistantTurn(Strict):
-    """A message of the model, in the format of this server's answers."""
+class AssistantTurn(Returned):
+    """A message of the model: of this server's answers, of other servers', or as clients keep them."""
 
     role: Literal["assistant"]
     content: str | list[TextPart] | None = None
     name: str | None = None
-    tool_calls: list[ToolCall] | None = None
-    refusal: str | None = Field(None, description="Ignored.")
-    annotations: list[JsonObject] | None = Field(None, description="Ignored.")
+    tool_calls: list[GivenCall] | None = None
+    reasoning_content: str | None = Field(None, description="What was thought: for templates that read it.")
+    reasoning: str | None = Field(None, description="Another name of reasoning_content.")
+    reasoning_details: Ignored = None
+    thinking_blocks: Ignored = None
+    refusal: Ignored = None
+    annotations: Ignored = None
+    parsed: Ignored = None
+    images: Annotated[list[JsonObject], Field(max_length=0)] | None = None
     audio: None = None
     function_call: None = None
 
@@ -149,7 +185,7 @@ Message = Annotated[GivenMessage | ToolMessage | AssistantTurn, Field(discrimina
 """A turn of the conversation."""
 
 
-class Function(Strict):
+class Function(Returned):
     """A callable function."""
 
     name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
@@ -158,7 +194,7 @@ class Function(Strict):
     strict: bool | None = Field(None, description="Arguments of a call always keep to the schema.")
 
 
-class Tool(Strict):
+class Tool(Returned):
     """A function that the model may call."""
 
     type: Literal["function"]
@@ -238,6 +274,7 @@ class ChatRequest(Sampling):
     service_tier: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored: equal beginnings are found by themselves.")
+    prompt_cache_retention: str | None = Field(None, description="Ignored.")
 
 
 PromptText = Annotated[str, Field(min_length=1)]

@@ -7,7 +7,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from foretoken.server.protocol import ToolCall
 
-FinishReason = Literal["stop", "length", "tool_calls"]
+FinishReason = Literal["stop", "length", "tool_calls", "timeout"]
 
 
 class Reply(BaseModel):
@@ -132,7 +132,9 @@ class Choice(Reply):
 
     index: int
     finish_reason: FinishReason | None
-    stop_reason: Literal["timeout"] | None = Field(None, description="There where the request's time was up.")
+    stop_reason: Literal["timeout", "context"] | None = Field(
+        None, description="'timeout': the request's time was up; 'context': the model's context was full."
+    )
     seed: int | None = Field(None, description="Given as 'seed' with n = 1, it gives this choice again.")
     provenance: list[Provenance] | None = None
     trace: list[StepTree] | None = None
@@ -243,6 +245,12 @@ class ModelList(Reply):
 
     object: Literal["list"]
     data: list[Model]
+
+
+class Version(Reply):
+    """Of the server's program."""
+
+    version: str
 
 
 class Status(Reply):

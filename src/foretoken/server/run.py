@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from types import FrameType
 from typing import Any
 
@@ -11,6 +11,7 @@ import uvicorn
 from foretoken.core.errors import ConfigError
 from foretoken.engine.service import Service
 from foretoken.server.app import build_app
+from foretoken.server.connection import connections
 from foretoken.server.options import ServerOptions
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -38,29 +39,58 @@ def url_of(made: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
-def hosts_of(made: socket.socket, host: str) -> tuple[str, ...]:
-    """Host headers that a socket answers: on the loopback its own names, elsewhere all."""
+def is_local(made: socket.socket) -> bool:
+    """Whether only this machine reaches a bound socket."""
     address = str(made.getsockname()[0])
-    return (*LOOPBACK, host.lower()) if address.startswith("127.") or address == "::1" else ()
+    return address.startswith("127.") or address == "::1"
+
+
+def hosts_of(made: socket.socket, host: str, further: Sequence[str] = ()) -> tuple[str, ...]:
+    """Host headers that a socket answers: the loopback's names and the further ones; elsewhere all, until some are
+    given."""
+    return (*LOOPBACK, host.lower(), *further) if is_local(made) or further else ()
 
 
 class _Exit:
-    """Signal handling: the first signal lets requests finish, the second one does not wait for them."""
+    """Signal handling: the first signal lets requests finish, the second one does not wait for them.
+
+    Until they have finished the server still answers, so that probes and balancers read from ``/ready`` that it takes no
+    requests any more, and do not find a closed port.
+    """
 
     def __init__(self, server: Any, service: Service, drain_s: float) -> None:
         self.server, self.service, self.drain_s = server, service, drain_s
+        self._heard = False
 
     def __call__(self, signal: int, frame: FrameType | None) -> None:
         """Called between two instructions of the main thread: it must not wait."""
-        if self.server.should_exit:
-            self.server.force_exit = True
+        if self._heard:
+            self.server.should_exit = self.server.force_exit = True
             return
-        self.server.should_exit = True
+        self._heard = True
         threading.Thread(target=self._drain, daemon=True).start()
 
     def _drain(self) -> None:
-        if not self.service.drain(self.drain_s):
-            self.service.close()  # running requests end with an error
+        try:
+            if not self.service.drain(self.drain_s):
+                self.service.close()  # running requests end with an error
+        finally:
+            self.server.should_exit = True
+
+
+def config_of(app: Any, options: ServerOptions, *, drain_s: float) -> uvicorn.Config:
+    """How uvicorn serves an app."""
+    return uvicorn.Config(
+        app,
+        log_config=None,
+        http=connections(options.header_timeout_s),  # of h11: httptools reads a header of any length
+        h11_max_incomplete_event_size=65536,
+        timeout_graceful_shutdown=round(drain_s) + 5,
+        timeout_keep_alive=75,
+        server_header=False,
+        proxy_headers=False,
+        ws="none",
+    )
 
 
 def serve(
@@ -75,18 +105,7 @@ def serve(
 
     drain_s: how long requests may take to finish then. Raises what the service's start raises.
     """
-    config = uvicorn.Config(
-        build_app(service, options),
-        log_config=None,
-        http="h11",  # httptools reads a header of any length
-        h11_max_incomplete_event_size=65536,
-        timeout_graceful_shutdown=round(drain_s) + 5,
-        timeout_keep_alive=75,
-        server_header=False,
-        proxy_headers=False,
-        ws="none",
-    )
-    server: Any = uvicorn.Server(config)
+    server: Any = uvicorn.Server(config_of(build_app(service, options), options, drain_s=drain_s))
     server.handle_exit = _Exit(server, service, drain_s)
     failures: list[Exception] = []
 

@@ -32,6 +32,8 @@ SAME = (
 )
 """Settings that a request and SamplingParams call alike and that mean the same in both."""
 
+SEED_BITS = 53  # of a seed that is drawn: what JavaScript's numbers hold, so that its clients can send it back
+
 MakeProcessor = Callable[[int], LogitsProcessor]
 """From the number of a prompt's tokens to the processor of one choice."""
 
@@ -55,7 +57,7 @@ def submissions(
             "n",
         )
     speculative = speculation(backend.service, request, has_prediction=prediction is not None)
-    base = secrets.randbits(63) if request.seed is None else request.seed
+    base = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
     made = []
     for prompt in prompts:
         params = sampling(backend, request, len(prompt), max_tokens)

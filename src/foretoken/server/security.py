@@ -18,7 +18,9 @@ from foretoken.server.stream import ClientGoneError
 
 REQUEST_ID = "x-request-id"
 SANE_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
-OPEN = frozenset({"/", "/health", "/ready", "/openapi.json"})
+PROBES = frozenset({"/health", "/ping", "/ready"})
+"""Paths that are answered under any Host name too: an orchestrator asks by address, and they reveal nothing."""
+OPEN = PROBES | {"/", "/version", "/openapi.json"}
 """Paths that need no key: probes send none, and the page and the document contain no secrets."""
 TENANT = "foretoken.tenant"
 """Key of an ASGI scope: who has sent the request, as ``Submission.tenant``."""
@@ -31,6 +33,7 @@ class Gate:
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self.app, self.options = app, options
         self._keys = [_digest(key) for key in options.api_keys]
+        self._hosts = frozenset(host.lower() for host in options.allowed_hosts if "*" not in options.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -47,12 +50,18 @@ class Gate:
             if message["type"] == "http.response.start":
                 started = True
                 MutableHeaders(scope=message)[REQUEST_ID] = name
+            elif is_head:
+                message = {**message, "body": b""}
             await send(message)
 
         scope["foretoken.arrived"] = perf_counter()
+        is_head = scope["method"] == "HEAD"
+        if is_head:  # the answer to GET without its body
+            scope = {**scope, "method": "GET"}
         before = bind_contextvars(request_id=name)
         try:
-            self._check_host(headers)
+            if scope["path"] not in PROBES:
+                self._check_host(headers)
             scope[TENANT] = self._tenant(scope["path"], headers)
             if scope["method"] == "POST":
                 receive = await self._with_body(headers, receive)
@@ -74,10 +83,15 @@ class Gate:
 
     def _check_host(self, headers: Headers) -> None:
         """A page of another site that has its name point here must not reach a server that trusts its machine."""
-        if self.options.allowed_hosts:
+        if self._hosts:
             host = re.sub(r":\d*$", "", headers.get("host", "")).lower()
-            if host not in self.options.allowed_hosts:
-                raise ApiError(400, "this server is not known by that Host name", param="host", code="unknown_host")
+            if host not in self._hosts:
+                raise ApiError(
+                    400,
+                    "this server is not known by that Host name (--allowed-host)",
+                    param="host",
+                    code="unknown_host",
+                )
 
     def _tenant(self, path: str, headers: Headers) -> str | None:
         """Which of the keys the request has, by a name that does not reveal it; None where no key is required. Raises

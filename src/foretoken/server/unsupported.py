@@ -1,0 +1,79 @@
+"""Fields of OpenAI's API and of other servers that are refused: why, and which of their values change nothing.
+
+Clients send such values whether or not their user has set them (``"functions": null``, ``"use_beam_search": false``), so
+these are taken. Any other value would change the text, and is refused by name.
+"""
+
+from collections.abc import Container
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic_core import from_json, to_json
+
+
+@dataclass(frozen=True)
+class Unsupported:
+    """One field. null changes nothing in any."""
+
+    reason: str
+    no_op: tuple[Any, ...] = ()  # further values that change nothing
+
+
+_TEMPLATE = "give the template's own switch in chat_template_kwargs"
+_SAMPLER = "this server samples by temperature, top_k, top_p and min_p"
+_IDS = "provenance tells the id of every token"
+
+UNSUPPORTED = {
+    "audio": Unsupported("this server writes text alone"),
+    "bad_words": Unsupported("give their tokens in logit_bias", ([],)),
+    "best_of": Unsupported("only as many completions as are returned are made: give n", (1,)),
+    "cache_prompt": Unsupported("it is chosen where the server is started (--no-prefix-reuse)", (True,)),
+    "detokenize": Unsupported("texts are always given", (True,)),
+    "draft_model": Unsupported(
+        "the models are chosen where the server is started; 'speculative' chooses among their methods"
+    ),
+    "dry_multiplier": Unsupported("use repetition_penalty", (0, 0.0)),
+    "early_stopping": Unsupported("it belongs to beam search", (False,)),
+    "echo": Unsupported("it belongs to /v1/completions", (False,)),
+    "function_call": Unsupported("use tool_choice", ("none", "auto")),
+    "functions": Unsupported("use tools", ([],)),
+    "guided_json": Unsupported("use response_format"),
+    "include_stop_str_in_output": Unsupported("stop texts are no part of the output", (False,)),
+    "length_penalty": Unsupported("it belongs to beam search", (1, 1.0)),
+    "mirostat": Unsupported(_SAMPLER, (0,)),
+    "n_predict": Unsupported("use max_tokens"),
+    "priority": Unsupported("requests are taken in the order they come", (0,)),
+    "prompt_logprobs": Unsupported("log probabilities are given of what is written, not of the prompt"),
+    "reasoning_effort": Unsupported(_TEMPLATE),
+    "repeat_penalty": Unsupported("use repetition_penalty", (1, 1.0)),
+    "return_token_ids": Unsupported(_IDS, (False,)),
+    "return_tokens_as_token_ids": Unsupported(_IDS, (False,)),
+    "skip_special_tokens": Unsupported("special tokens are no part of the text", (True,)),
+    "spaces_between_special_tokens": Unsupported("special tokens are no part of the text", (True,)),
+    "suffix": Unsupported("the model continues texts, it does not fill gaps", ("",)),
+    "tfs_z": Unsupported(_SAMPLER, (1, 1.0)),
+    "top_a": Unsupported(_SAMPLER, (0, 0.0)),
+    "typical_p": Unsupported(_SAMPLER, (1, 1.0)),
+    "use_beam_search": Unsupported("texts are sampled; ask for several with n", (False,)),
+    "verbosity": Unsupported(_TEMPLATE, ("medium",)),
+    "web_search_options": Unsupported("this server has no network access"),
+    "xtc_probability": Unsupported(_SAMPLER, (0, 0.0)),
+}
+"""By name. A request's own fields come first: /v1/completions knows echo and best_of."""
+
+
+def without_no_ops(known: Container[str], body: bytes) -> bytes | None:
+    """A request without the fields that are not known and change nothing; None where there are none. body: JSON."""
+    given = from_json(body)
+    if not isinstance(given, dict):
+        return None
+    kept = {name: value for name, value in given.items() if name in known or not _changes_nothing(name, value)}
+    return to_json(kept) if len(kept) < len(given) else None
+
+
+def _changes_nothing(name: str, value: Any) -> bool:
+    """Whether the value is null, or one of the field's own. true is not 1."""
+    if value is None:
+        return True
+    same = UNSUPPORTED[name].no_op if name in UNSUPPORTED else ()
+    return any(type(value) is type(one) and value == one for one in same)

@@ -1,0 +1,7 @@
+"""``python -m tests.stress.clients``."""
+
+import sys
+
+from tests.stress.clients import main
+
+sys.exit(main())
