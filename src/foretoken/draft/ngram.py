@@ -17,7 +17,6 @@ from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.shapes import Shape
 from foretoken.model.target import Target
 
-
 MAX_NGRAM = 64
 """Longest suffix that may be looked up, in tokens: a token of text costs at most so many operations."""
 
