@@ -1,5 +1,6 @@
 """Following a predicted text through edits."""
 
+import tracemalloc
 from collections.abc import Sequence
 
 from hypothesis import given
@@ -114,3 +115,39 @@ def test_against_brute_force(prediction: list[int], output: list[int]) -> None:
         known = place if place is not None else known
         assert follower.place == place
         assert follower.guess(3) == ([] if place is None else prediction[place : place + 3])
+
+
+@given(
+    prediction=st.lists(st.integers(0, 3), max_size=30),
+    output=st.lists(st.integers(0, 4), max_size=30),
+)
+def test_the_place_is_that_of_a_search_through_all(prediction: list[int], output: list[int]) -> None:
+    """Against the definition: the longest suffix, of equals the first at or after the last known place, else the last."""
+
+    def find(written: list[int], known: int) -> int | None:
+        for size in range(min(MAX_ANCHOR, len(written)), 0, -1):
+            ends = [e for e in range(size, len(prediction) + 1) if prediction[e - size : e] == written[-size:]]
+            if ends:
+                return next((end for end in ends if end >= known), ends[-1])
+        return None
+
+    follower = PredictionFollower(prediction)
+    place: int | None = 0
+    known = 0
+    for end, token in enumerate(output, start=1):
+        follower.extend([token])
+        if place is not None and place < len(prediction) and prediction[place] == token:
+            place = known = place + 1
+        else:
+            place = find(output[:end], known)
+            known = known if place is None else place
+        assert follower.place == place
+
+
+def test_memory_is_a_few_numbers_a_token() -> None:
+    tracemalloc.start()
+    follower = PredictionFollower(list(range(20_000)))
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert follower.guess(2) == [0, 1]
+    assert held < 100 * 20_000, "n-grams as keys took some 2,000 bytes a token"

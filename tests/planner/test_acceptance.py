@@ -131,3 +131,12 @@ def test_deeper_than_it_counts_is_counted_at_its_deepest_and_no_cap_says_nothing
     assert acceptance.seen("m") == 0.0
     acceptance.observe("r", "m", 9, 9, 9)
     assert acceptance.curve("m", "r", 2)[0][1] > PRIOR_RATE**2
+
+
+def test_a_method_may_begin_with_a_better_prior() -> None:
+    found = Acceptance(4, {"told": 0.9})
+    told, other = found.curve("told", "a", 4)[0], found.curve("other", "b", 4)[0]
+    assert all(mine > theirs for mine, theirs in zip(told, other, strict=True))
+    for _ in range(40):
+        found.observe("a", "told", 4, 4, 0)
+    assert found.curve("told", "c", 4)[0][0] < 0.2, "misses count as for any other"

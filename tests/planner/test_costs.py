@@ -200,3 +200,69 @@ def test_corrections_shrug_at_outliers() -> None:
     found.observe("plain", 0.0, 1.0)
     found.observe_draft("unknown", 1.0, 1.0)
     assert found.plain == before
+
+
+def test_a_busy_machine_shows_in_the_figures() -> None:
+    rng = np.random.default_rng(0)
+
+    class Busy(Machine):
+        def step(self, method: str, batch: int, depth: int) -> StepSeconds:
+            told = super().step(method, batch, depth)
+            late = float(rng.random() < share) * 30.0
+            return StepSeconds(told.draft, told.target * (1 + late + 0.1 * rng.random()), told.rest)
+
+    for share, steady in ((0.0, True), (0.02, True), (0.7, False)):
+        busy = Busy()
+        costs = measure(busy.step, {"m": 6}, 8, time_limit_s=1e9, clock=busy.clock)
+        assert costs.is_steady == steady, share
+    falling = CostTable({(1, 1): 3.0, (1, 4): 1.0}, {})
+    assert falling.disorder == 3.0
+    assert not falling.is_steady
+    assert table().disorder == 1.0
+
+
+def test_of_two_measurements_the_lesser_figures_count() -> None:
+    one = CostTable({(1, 1): 3.0, (1, 2): 1.0}, {"m": {(1, 1): 0.5}}, {"m": 0.2}, spread=3.0)
+    other = CostTable({(1, 1): 1.0, (2, 2): 2.0}, {"m": {(1, 1): 0.7}}, {"m": 0.1}, spread=1.1)
+    both = one.least(other)
+    assert both.verify_cells == {(1, 1): 1.0, (1, 2): 1.0, (2, 2): 2.0}
+    assert both.draft_cells == {"m": {(1, 1): 0.5}}
+    assert both.lag_seconds == {"m": 0.1}
+    assert both.is_steady
+
+
+def steps(plain: float, guess: float, draft: float, count: int = 200) -> Corrections:
+    """Corrections after steps that took so many times what the table says, give or take a fifth."""
+    rng = np.random.default_rng(0)
+    found = Corrections(["m"])
+    for step in range(count):
+        found.tick()
+        noise = math.exp(0.2 * rng.standard_normal())
+        if step % 4 == 0:
+            found.observe("plain", plain * noise, 1.0)
+        else:
+            found.observe("guess", guess * noise, 1.0)
+            found.observe_draft("m", draft * noise, 1.0)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("plain", "guess", "draft", "said"),
+    [
+        (0.05, 0.05, 0.05, "passes take 0.05 of what was measured"),
+        (0.02, 0.02, 1.2, "passes take 0.02 of what was measured"),
+        (1.0, 4.0, 1.0, "guessing passes take 3.9"),
+        (1.0, 1.0, 20.0, "guesses of m take"),
+        (1.0, 1.0, 0.05, "guesses of m take 0.0"),
+    ],
+)
+def test_live_steps_speak_against_a_wrong_table(plain: float, guess: float, draft: float, said: str) -> None:
+    told = steps(plain, guess, draft).contradiction()
+    assert told is not None
+    assert said in told
+
+
+@pytest.mark.parametrize(("plain", "guess", "draft"), [(1.0, 1.0, 1.0), (4.0, 4.0, 4.0), (1.2, 0.8, 1.8)])
+def test_control_a_machine_that_is_busy_now_says_nothing_against_it(plain: float, guess: float, draft: float) -> None:
+    assert steps(plain, guess, draft).contradiction() is None
+    assert steps(0.05, 0.05, 0.05, count=20).contradiction() is None, "too few steps"

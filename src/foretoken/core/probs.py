@@ -107,12 +107,15 @@ class Processors:
             return None
         bias = torch.zeros(len(self.params), 1, self.vocab_size, dtype=torch.float32)
         for index, row in enumerate(self.params):
-            for token, value in (*row.logit_bias.items(), *((token, -math.inf) for token in row.banned_token_ids)):
+            given = (*row.logit_bias.items(), *((token, -math.inf) for token in row.banned_token_ids))
+            for token, _ in given:
                 if not 0 <= token < self.vocab_size:
                     raise ConfigError(
                         f"token id {token} in logit_bias or banned_token_ids: ids are 0 to {self.vocab_size - 1}"
                     )
-                bias[index, 0, token] += value
+            if given:  # in one call: an operation for each token took milliseconds whenever a row came or left
+                tokens, values = zip(*given, strict=True)
+                bias[index, 0].index_add_(0, torch.tensor(tokens), torch.tensor(values, dtype=torch.float32))
         return bias.to(device)
 
     def keep(self, rows: Sequence[int]) -> "Processors":

@@ -18,6 +18,9 @@ Place = tuple[int, int]
 NOWHERE: Place = (0, 0)
 """The empty substring."""
 
+MAX_READ = 2048
+"""Tokens of a text that are read at a time: a longer prompt is read over several steps, so that no step waits for it."""
+
 
 @dataclass(frozen=True)
 class Follower:
@@ -41,6 +44,7 @@ class Automaton:
         self.next: list[dict[int, int]] = [{}]
         self.count = [0]  # ends in the texts; exact for states whose shortest substring has at most window + 1 tokens
         self.latest = [0]  # number of tokens read at the latest end; exact for the same states
+        self.earlier = [0]  # the same of the end before that one, for states that end where the text does; 0: none
         self._last = 0  # the state of the whole text being read
         self._tail = NOWHERE  # its suffix of at most window + 1 tokens
 
@@ -62,6 +66,7 @@ class Automaton:
             state = self._tail[0]
             while state:
                 self.count[state] += 1
+                self.earlier[state] = self.latest[state]
                 self.latest[state] = self.num_tokens
                 self.num_hops += 1
                 state = self.link[state]
@@ -170,4 +175,5 @@ class Automaton:
         self.link.append(link)
         self.count.append(count)
         self.latest.append(latest)
+        self.earlier.append(0)
         return len(self.length) - 1

@@ -11,38 +11,39 @@ import torch
 from foretoken.core.errors import ConfigError
 from foretoken.core.noise import Noise
 from foretoken.core.tree import DrawMode, TokenTree, chain_tree
+from foretoken.draft.automaton import MAX_READ, Automaton
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.shapes import Shape
 from foretoken.model.target import Target
 
+MAX_NGRAM = 64
+"""Longest suffix that may be looked up, in tokens: a token of text costs at most so many operations."""
+
 
 class NgramIndex:
-    """All n-grams of a growing text by their most recent end: O(max_ngram) work a token, nothing to scan."""
+    """All n-grams of a growing text by their most recent ends, as a suffix automaton: memory is linear in the text,
+    whatever ``max_ngram``, and a token costs O(max_ngram) work at most."""
 
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
-        self.sizes = range(max_ngram, min_ngram - 1, -1)  # longest first
+        self.min_ngram = min_ngram
         self.ids: list[int] = []
-        self._next: dict[tuple[int, ...], int] = {}  # n-gram -> index of the token that followed it
+        self.automaton = Automaton(max_ngram)
 
     def extend(self, tokens: Sequence[int]) -> None:
-        """Append tokens to the text."""
-        for token in tokens:
-            end = len(self.ids)
-            # Entered only once its continuation exists, so that a suffix never finds itself.
-            for size in self.sizes:
-                if size <= end:
-                    self._next[tuple(self.ids[end - size :])] = end
-            self.ids.append(token)
+        """Append tokens to the text, and read at most ``MAX_READ`` of those that have not been read."""
+        self.ids += tokens
+        start = self.automaton.num_tokens
+        self.automaton.extend(self.ids[start : start + MAX_READ])
 
     def lookup(self, num_tokens: int) -> list[int]:
-        """At most num_tokens guesses. Past the end of the text they go on with the guesses themselves (a period)."""
-        end = len(self.ids)
-        for size in self.sizes:
-            at = self._next.get(tuple(self.ids[end - size :])) if size <= end else None
-            if at is not None:
-                return [self.ids[at + k % (end - at)] for k in range(num_tokens)]
-        return []
+        """At most num_tokens guesses; none while the text has not been read to its end. Past the end of the text they go on
+        with the guesses themselves (a period)."""
+        state, size = self.automaton.repeat()
+        if size < self.min_ngram or self.automaton.num_tokens < len(self.ids):
+            return []
+        end, at = len(self.ids), self.automaton.earlier[state]
+        return [self.ids[at + k % (end - at)] for k in range(num_tokens)]
 
 
 def chain_of(context: Context, guesses: Sequence[Sequence[int]]) -> TokenTree:
@@ -96,9 +97,10 @@ class Ngram(Method):
 
     def __init__(self, *, min_ngram: int = 1, max_ngram: int = 4) -> None:
         """Bounds of the suffix that is looked up, in tokens."""
-        if not 1 <= min_ngram <= max_ngram:
+        if not 1 <= min_ngram <= max_ngram <= MAX_NGRAM:
             raise ConfigError(
-                f"prompt_lookup_min = {min_ngram} and prompt_lookup_max = {max_ngram}: expected 1 <= min <= max"
+                f"prompt_lookup_min = {min_ngram} and prompt_lookup_max = {max_ngram}: expected 1 <= min <= max <= "
+                f"{MAX_NGRAM}"
             )
         self.min_ngram, self.max_ngram = min_ngram, max_ngram
 

@@ -3,6 +3,9 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+from numpy.typing import NDArray
+
 from foretoken.core.noise import Noise
 from foretoken.core.tree import DrawMode, TokenTree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
@@ -27,10 +30,10 @@ class PredictionFollower:
         self.output: list[int] = []
         self.place: int | None = 0  # index of the next expected token
         self.known = 0  # the last place that was right
-        self._ends: dict[tuple[int, ...], list[int]] = {}
-        for end in range(1, len(self.prediction) + 1):
-            for size in range(1, min(MAX_ANCHOR, end) + 1):
-                self._ends.setdefault(tuple(self.prediction[end - size : end]), []).append(end)
+        # All places by their token, and of one token in order: a search narrows the places of the output's last token.
+        self._tokens: NDArray[np.int64] = np.array(self.prediction, dtype=np.int64)
+        self._places: NDArray[np.int64] = np.argsort(self._tokens, kind="stable")
+        self._sorted = self._tokens[self._places]
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append emitted tokens to the output and move the place."""
@@ -47,11 +50,21 @@ class PredictionFollower:
                 self.known = self.place
 
     def _find(self) -> int | None:
-        for size in range(min(MAX_ANCHOR, len(self.output)), 0, -1):
-            ends = self._ends.get(tuple(self.output[-size:]))
-            if ends:
-                return next((end for end in ends if end >= self.known), ends[-1])
-        return None
+        """Where the prediction goes on after the longest suffix of the output that it has. O(len(prediction))."""
+        if not self.output:
+            return None
+        first, last = np.searchsorted(self._sorted, [self.output[-1], self.output[-1] + 1])
+        found = self._places[first:last]
+        for back in range(1, min(MAX_ANCHOR, len(self.output))):
+            longer = found[found >= back]
+            longer = longer[self._tokens[longer - back] == self.output[-1 - back]]
+            if not len(longer):
+                break
+            found = longer
+        if not len(found):
+            return None
+        after = int(np.searchsorted(found, self.known - 1))  # a suffix that ends at a place goes on one after it
+        return int(found[after if after < len(found) else -1]) + 1
 
     def guess(self, num_tokens: int) -> list[int]:
         """At most num_tokens of the prediction from the place on."""

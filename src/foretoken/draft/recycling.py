@@ -22,6 +22,9 @@ from foretoken.draft.host import Node, depth_first, tree_of
 from foretoken.draft.shapes import Delayed, Sequoia, Shape, Static
 from foretoken.model.target import Target
 
+MAX_CANDIDATES = 64
+"""Most candidates of a token that are kept: most children that a node can have."""
+
 
 @dataclass(frozen=True)
 class CandidateTree:
@@ -227,8 +230,8 @@ class Recycling(Method):
 
     def __init__(self, *, num_candidates: int = 8, by_row: bool = False) -> None:
         """num_candidates: K, the most children of a node. by_row: nothing is shared between rows."""
-        if not 1 <= num_candidates <= 64:
-            raise ConfigError(f"num_candidates = {num_candidates} must be between 1 and 64")
+        if not 1 <= num_candidates <= MAX_CANDIDATES:
+            raise ConfigError(f"num_candidates = {num_candidates} must be between 1 and {MAX_CANDIDATES}")
         self.capabilities = replace(type(self).capabilities, candidates=num_candidates)
         self.by_row = by_row
         self._matrix: Matrix | None = None

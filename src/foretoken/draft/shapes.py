@@ -17,6 +17,8 @@ from foretoken.core.registry import Registry, UnusableError
 from foretoken.core.spec import parse_spec, spec_of
 
 MAX_DEPTH, MAX_SIZE, MAX_WIDTH = 64, 512, 64
+MAX_ACCEPTANCE = 16
+"""Children of a node that a measured acceptance may rank: the dynamic program takes time in proportion."""
 
 
 @dataclass(frozen=True)
@@ -222,8 +224,10 @@ class Sequoia(Sized):
         """Refuse invalid values."""
         super().__post_init__()
         require(
-            len(self.acceptance) >= 1 and all(a >= 0 for a in self.acceptance) and 0 < sum(self.acceptance) <= 1 + 1e-9,
-            "acceptance", self.acceptance, "probabilities that sum to at most 1",
+            1 <= len(self.acceptance) <= MAX_ACCEPTANCE
+            and all(a >= 0 for a in self.acceptance)
+            and 0 < sum(self.acceptance) <= 1 + 1e-9,
+            "acceptance", self.acceptance, f"1 to {MAX_ACCEPTANCE} probabilities that sum to at most 1",
         )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ from heapq import heappop, heappush
 from foretoken.core.errors import ConfigError
 from foretoken.core.noise import Noise
 from foretoken.core.tree import DrawMode, TokenTree
-from foretoken.draft.automaton import NOWHERE, Automaton, Place
+from foretoken.draft.automaton import MAX_READ, NOWHERE, Automaton, Place
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.draft.host import Node, depth_first, tree_of
@@ -25,6 +25,10 @@ from foretoken.model.target import Target
 
 STATE_BYTES = 384
 """Of an automaton, a state, as Python holds it: 350 to 370 measured, a token taking 1.2 to 1.3 states."""
+
+MAX_MATCH, MAX_SPEC = 128, 64
+"""Largest max_match (a token of text costs at most so many operations), and largest factor and offset (no draft is deeper
+than 64)."""
 
 
 @dataclass(frozen=True)
@@ -42,9 +46,9 @@ class SuffixOptions:
         """Refuse invalid values."""
         for good, name, expected in (
             (1 <= self.min_match <= self.max_match, "min_match", f"between 1 and max_match ({self.max_match})"),
-            (self.max_match <= 1024, "max_match", "at most 1024"),
-            (0 <= self.max_spec_factor <= 1e6, "max_spec_factor", "between 0 and 1e6"),
-            (abs(self.max_spec_offset) <= 1e6, "max_spec_offset", "between -1e6 and 1e6"),
+            (self.max_match <= MAX_MATCH, "max_match", f"at most {MAX_MATCH}"),
+            (0 <= self.max_spec_factor <= MAX_SPEC, "max_spec_factor", f"between 0 and {MAX_SPEC}"),
+            (abs(self.max_spec_offset) <= MAX_SPEC, "max_spec_offset", f"between -{MAX_SPEC} and {MAX_SPEC}"),
             (0 <= self.min_token_prob <= 1, "min_token_prob", "between 0 and 1"),
             (self.max_cached_tokens >= 0, "max_cached_tokens", "at least 0"),
         ):
@@ -106,11 +110,17 @@ class SuffixRow:
     own: Automaton
     readers: list[SuffixReader] = field(default_factory=list)  # of the library's automata
 
+    def read(self) -> None:
+        """Read at most ``MAX_READ`` further tokens of the text."""
+        start = self.own.num_tokens
+        self.own.extend(self.text[start : start + MAX_READ])
+
     def places(self, library: Library) -> list[tuple[Automaton, Place]]:
-        """The longest match in each source, the row's own text first."""
+        """The longest match in each source, the row's own text first; none in a text that was not read to its end."""
         known = {id(reader.automaton): reader for reader in self.readers}
         self.readers = [known.get(id(automaton)) or SuffixReader(automaton) for automaton in library.automata]
-        return [(self.own, self.own.repeat()), *((reader.automaton, reader.read(self.text)) for reader in self.readers)]
+        own = self.own.repeat() if self.own.num_tokens == len(self.text) else NOWHERE
+        return [(self.own, own), *((reader.automaton, reader.read(self.text)) for reader in self.readers)]
 
 
 def best_first(
@@ -154,7 +164,7 @@ class SuffixDrafter(Drafter):
             for ids, num_prompt in zip(context.history.ids, context.history.num_prompt, strict=True)
         ]
         for row in self.rows:
-            row.own.extend(row.text)
+            row.read()
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED trees, depth first, the best child first; a row without a match gets the root alone."""
@@ -191,7 +201,7 @@ class SuffixDrafter(Drafter):
             if ended:
                 self.library.add(row.text[row.num_prompt :])
             else:
-                row.own.extend(tokens)
+                row.read()
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows."""

@@ -42,6 +42,17 @@ class Choices:
         """The default method and the further ones, without ``none``."""
         return [choice for choice in (self.default, *self.also) if choice is not self.plain]
 
+    @property
+    def light(self) -> list[Choice]:
+        """Methods that load nothing, with their own defaults: a request may ask for them though the service was not started
+        with them."""
+        started = {self.default.config.method, *(choice.config.method for choice in self.also)}
+        return [
+            self.of(kind())
+            for name, kind in METHODS.items()
+            if kind.capabilities.by_request and kind.guesses and name not in started and not self.off
+        ]
+
     def method(self, given: Mapping[str, Any] | str | None) -> MethodConfig:
         """A request's speculation from vLLM-named keys, within what is loaded; "none" switches it off. Keys that are not
         given are those of the service's own choice, where the method is the same. Raises ConfigError."""

@@ -53,6 +53,7 @@ class Job:
     arrived: float
     since: float  # waiting, reading or decoding: since when
     num_draft_tokens: int = 0  # of ``row`` before the last step
+    num_asked: int = 0  # steps in which it might guess
     num_delivered: int = 0  # pieces that were sent to the sink, or are sent with the end
     tail: str = ""  # see Update
     undelivered: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, sent with the end
@@ -271,6 +272,7 @@ class Loop:
         assert self.planner is not None
         rows = []
         for job, cap in zip(jobs, caps, strict=True):
+            job.num_asked += cap > 0
             drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
             nodes = job.row.num_draft_tokens - job.num_draft_tokens
             rows.append(RowStep(job.submission.request_id, job.choice.method.name, cap, drafted, accepted, nodes))
@@ -328,8 +330,19 @@ class Loop:
         if job.row.error is not None:
             job.sink(Update(request_id, pieces, trace, error=job.row.error))
         else:
-            completion = Completion.of(job.row, self.describe(job.choice))
+            completion = Completion.of(job.row, self.describe(job.choice), self._plain_reason(job))
             job.sink(Update(request_id, pieces, trace, completion, tail=job.tail))
+
+    def _plain_reason(self, job: Job) -> str | None:
+        """Why a request made no guess, where it might have made some."""
+        if job.row.num_draft_tokens or not (job.submission.note or job.choice.config.guesses):
+            return None
+        if job.submission.note:
+            return job.submission.note
+        method = job.choice.method.name
+        if job.num_asked or self.planner is None:
+            return f"{method} found nothing to guess"
+        return self.planner.why_not(method)
 
     def _fail(self, job: Job, error: ForetokenError) -> None:
         job.row.finish_reason = "error"

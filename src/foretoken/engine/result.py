@@ -32,9 +32,10 @@ class Completion:
     seconds_queue: float = 0.0  # of a service: from submission to the first pass
     num_cached_tokens: int = 0  # of the prompt, whose KV was reused
     num_preemptions: int = 0  # how often the request lost its row to others and resumed later
+    plain_reason: str | None = None  # of a service: why no token was guessed though guesses were asked for
 
     @classmethod
-    def of(cls, row: Row, config: dict[str, Any]) -> "Completion":
+    def of(cls, row: Row, config: dict[str, Any], plain_reason: str | None = None) -> "Completion":
         """The completion of a row."""
         return cls(
             text="".join(piece.text for piece in row.pieces),
@@ -59,6 +60,7 @@ class Completion:
             seconds_queue=row.seconds_queue,
             num_cached_tokens=row.num_cached_tokens,
             num_preemptions=row.num_preemptions,
+            plain_reason=plain_reason,
         )
 
     def to_dict(self) -> dict[str, Any]:

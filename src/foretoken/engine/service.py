@@ -6,6 +6,7 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import monotonic
 from typing import Any, TypeVar
 
 import torch
@@ -13,7 +14,7 @@ import torch
 from foretoken.core.errors import ConfigError, ModelError, PromptError, ServiceClosedError
 from foretoken.draft.config import MethodConfig
 from foretoken.draft.none import NoMethod
-from foretoken.engine.calibrate import measured_costs
+from foretoken.engine.calibrate import Calibration, InterruptedMeasuringError
 from foretoken.engine.choices import MARGIN, Choices
 from foretoken.engine.engine import Engine, Request
 from foretoken.engine.groups import Choice
@@ -36,6 +37,8 @@ from foretoken.planner.planner import Planner
 
 logger = logging.getLogger(__name__)
 HEARTBEAT_S = 60.0  # seconds between messages to the other processes of a shared model while idle
+TOLD_RATE = 0.9  # of a caller's own prediction: tokens that are kept, before anything is known of its kind
+MEASURE_AGAIN_S = 600.0  # between two measurements of costs by one service
 MIN_DEPTH = 16  # least number of depths the planner models, for requests with longer drafts than the default
 _T = TypeVar("_T")
 
@@ -68,7 +71,9 @@ class Service:
         self._thread: threading.Thread | None = None
         self._number = 0
         self._known: set[str] = set()  # request ids that have not ended
-        self._hopeless: set[str] = set()  # methods too slow here at any acceptance: never tried
+        self._hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
+        self._calibration: Calibration | None = None
+        self._next_measuring = 0.0  # by the monotonic clock: not before
         self._draining = self._closed = self._failed = False
         self.kv_tokens = 0
         self._heap = HeapKeeper()
@@ -130,22 +135,56 @@ class Service:
         self._thread.start()
 
     def _plan(self, rows: int) -> Planner:
-        """The planner of the chosen mode. Costs are measured in mode "auto" only."""
-        choices = [self._tenants.measured(choice) for choice in self._choices.guessing]
-        acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in choices)]))
-        if self.options.speculation != "auto" or not choices:
-            return Planner(
-                CostTable({(1, 1): 1.0}, {}), acceptance, mode=self.options.speculation if choices else "off"
-            )
-        costs = measured_costs(
-            self.engine.model, self._choices.plain, choices, max_batch=rows, time_limit_s=self.options.cost_time_limit_s
+        """The planner of the chosen mode. Costs are measured in mode "auto" only: those of the methods that were loaded,
+        and those of the ones without weights, which a request may name."""
+        mode, model = self.options.speculation, self.engine.model
+        known = [*self._choices.guessing, *self._choices.light]
+        told = {one.method.name: TOLD_RATE for one in known if one.method.capabilities.needs_prediction}
+        acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in known)]), told)
+        if mode != "auto" or model.is_shared:
+            return Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode="off" if mode == "auto" else mode)
+        self._calibration = Calibration(
+            model,
+            self._choices.plain,
+            [self._tenants.measured(choice) for choice in self._choices.guessing],
+            [self._tenants.measured(choice) for choice in self._choices.light],
+            max_batch=rows,
+            time_limit_s=self.options.cost_time_limit_s,
         )
-        for choice in choices:
-            name = choice.config.method
+        planner = Planner(self._calibration.table(), acceptance, mode="auto")
+        self._judge_costs(planner.costs, rows)
+        return planner
+
+    def _judge_costs(self, costs: CostTable, rows: int) -> None:
+        """Tell the log what the costs permit, and leave out methods that cannot pay."""
+        hopeless = {}
+        for name in costs.methods:
             logger.info("%s", costs.verdict(name))
             if all(costs.best_case(name, batch) <= 1.0 for batch in grid(rows)):
-                self._hopeless.add(name)
-        return Planner(costs, acceptance, mode="auto")
+                hopeless[name] = costs.verdict(name)
+        self._hopeless = hopeless
+
+    def _measure_again(self) -> None:
+        """While nothing is to be done: replace a cost table that live steps contradict, or that was measured on a busy
+        machine. Broken off as soon as a request comes."""
+        calibration, planner, loop = self._calibration, self._planner, self._loop
+        if calibration is None or planner is None or loop is None or monotonic() < self._next_measuring:
+            return
+        reason = planner.contradiction or (
+            "" if planner.costs.is_steady else "the machine was busy when it was measured"
+        )
+        if not reason:
+            return
+        logger.warning("costs: measuring again: %s", reason)
+        try:
+            costs = calibration.measure(must_stop=lambda: bool(self._inbox) or self._closed)
+        except InterruptedMeasuringError:
+            return
+        finally:
+            release_workers()
+        self._next_measuring = monotonic() + MEASURE_AGAIN_S
+        planner.use(costs)
+        self._judge_costs(costs, loop.limits.max_rows)
 
     @property
     def ready(self) -> bool:
@@ -179,7 +218,9 @@ class Service:
         if not self.ready or self._loop is None:
             raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
         choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
-        if choice.config.method in self._hopeless:
+        reason = self._hopeless.get(choice.config.method)
+        if reason is not None:
+            submission = replace(submission, note=submission.note or f"guessing cannot pay here: {reason}")
             choice = self._choices.plain
         choice = self._tenants.choice(choice, submission.tenant)
         params = submission.params
@@ -401,6 +442,7 @@ class Service:
             came = self._news.wait_for(lambda: bool(self._inbox) or self._closed, IDLE_S)
         if not came:
             self._heap.rested()
+            self._measure_again()
 
     def _describe(self, choice: Choice) -> dict[str, Any]:
         return {**self.engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}

@@ -22,6 +22,7 @@ class Submission:
     num_logprobs: int | None = None  # None: none; k: every piece has its token's log probability and the k best ones
     trace: bool = False  # updates carry the tree of each step
     timeout_s: float | None = None  # from submission on; the output until then is returned
+    note: str = ""  # why guesses that were asked for cannot be made: told in ``Completion.plain_reason``
     tenant: str | None = None  # who sent it: a name, or a hash of a key; see ``ServiceOptions.shared_drafts``
 
 

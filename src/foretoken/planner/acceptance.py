@@ -6,7 +6,7 @@ none). Both are counts that fade. A request's rates are shrunk towards its metho
 towards the one before it, so that a depth never tried is neither assumed nor ruled out.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -53,7 +53,10 @@ class Acceptance:
     """Online estimates up to ``max_depth`` positions. Observations are queued, and counted together when estimates are
     read."""
 
-    def __init__(self, max_depth: int) -> None:
+    def __init__(self, max_depth: int, priors: Mapping[str, float] | None = None) -> None:
+        """priors: of methods whose first guesses are kept more or less often than ``PRIOR_RATE``."""
+        self._priors: dict[int, float] = {}
+        self._given = dict(priors or {})
         self.max_depth = depth = max(max_depth, 1)
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
@@ -139,6 +142,7 @@ class Acceptance:
         index = self._methods.get(method)
         if index is None:
             index = self._methods[method] = len(self._methods)
+            self._priors[index] = self._given.get(method, PRIOR_RATE)
             self._pools.grow(index + 1)
             self._pools.last[index] = self._step
         return index
@@ -174,7 +178,8 @@ class Acceptance:
         table = self._pools.table[pool]
         counts = table[:-3].reshape(2, 2, self.max_depth)
         rates = []
-        for kind, (rate, weight) in enumerate(((PRIOR_RATE, PRIOR_WEIGHT), (PRIOR_FOUND, PRIOR_FOUND_WEIGHT))):
+        priors = ((self._priors[pool], PRIOR_WEIGHT), (PRIOR_FOUND, PRIOR_FOUND_WEIGHT))
+        for kind, (rate, weight) in enumerate(priors):
             line = []
             for tried, hit in zip(counts[kind, 0].tolist(), counts[kind, 1].tolist(), strict=True):
                 rate = (hit + weight * rate) / (tried + weight)

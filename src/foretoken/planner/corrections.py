@@ -24,6 +24,8 @@ class Corrections:
         0.4**2,
     )  # so many clipped surprises of one sign in a row are no outliers: variance is added
     _PLAIN, _GUESS = 0, 1
+    _ENOUGH = 48  # observations of a factor, before it speaks against the table
+    _FASTER, _APART = 1.8, 2.5
 
     def __init__(self, methods: Sequence[str]) -> None:
         self._index = {method: 2 + place for place, method in enumerate(methods)}
@@ -33,6 +35,7 @@ class Corrections:
         for place, row in enumerate(self._cov):
             row[place] += self._OWN if place <= self._GUESS else self._OWN_DRAFT
         self._streak = [0] * size
+        self._seen = [0] * size  # observations of each factor
         self.plain, self.guess = 1.0, 1.0
         self.draft: dict[str, float] = dict.fromkeys(methods, 1.0)
 
@@ -41,6 +44,29 @@ class Corrections:
         """Standard deviation of log (guessing passes' factor / plain passes' factor)."""
         (plain, both), guess = self._cov[0][:2], self._cov[1][1]
         return math.sqrt(max(plain + guess - 2 * both, 0.0))
+
+    def contradiction(self) -> str | None:
+        """What live steps say against the table, after enough of them; None where they agree with it.
+
+        A busy machine makes steps slower than the table says, all alike. Steps that are much faster, or guesses and passes
+        that are off by different factors, mean that the table is wrong.
+        """
+        seen, factors = self._seen, {"plain passes": self.plain, "guessing passes": self.guess}
+        for place, (name, factor) in enumerate(factors.items()):
+            if seen[place] >= self._ENOUGH and factor < 1 / self._FASTER:
+                return f"{name} take {factor:.2f} of what was measured"
+        if min(seen[self._PLAIN], seen[self._GUESS]) >= self._ENOUGH:
+            apart = self.guess / self.plain
+            if not 1 / self._APART <= apart <= self._APART:
+                return f"guessing passes take {apart:.2f} times what was measured, compared with plain ones"
+        passes = max((seen[place], factor) for place, factor in ((self._PLAIN, self.plain), (self._GUESS, self.guess)))
+        for method, place in self._index.items():
+            if min(seen[place], passes[0]) < self._ENOUGH:
+                continue
+            apart = self.draft[method] / passes[1]
+            if not 1 / self._APART <= apart <= self._APART:
+                return f"guesses of {method} take {apart:.2f} times what was measured, compared with passes"
+        return None
 
     def tick(self) -> None:
         """A step has passed."""
@@ -68,6 +94,7 @@ class Corrections:
     def _learn(self, place: int, measured: float, predicted: float) -> None:
         if measured <= 0.0 or predicted <= 0.0:
             return
+        self._seen[place] += 1
         spread = self._cov[place][place] + self._NOISE
         most = self._CLIP * math.sqrt(spread)
         surprise = math.log(measured / predicted) - self._mean[place]

@@ -18,6 +18,8 @@ from foretoken.core.errors import ConfigError
 from foretoken.planner.model import speedup, step_cost
 
 _FAR = 1e6
+MAX_SPREAD = 1.5
+"""Of the figures of a quiet machine: see ``CostTable.spread`` and ``disorder``."""
 
 Array = NDArray[np.float64]
 Cell = tuple[int, int]
@@ -99,6 +101,7 @@ class CostTable:
     verify_cells: Mapping[Cell, float]  # (batch, tree nodes in all) -> seconds; nodes == batch is plain decoding
     draft_cells: Mapping[str, Mapping[Cell, float]]  # method -> (drafting rows, depth) -> seconds
     lag_seconds: Mapping[str, float] = field(default_factory=dict)  # method -> seconds a token it lags behind
+    spread: float = 1.0  # median time of a cell's steps over their least, median of the cells: 1 on a quiet machine
     _verify: Surface = field(init=False, repr=False, compare=False)
     _draft: dict[str, Surface] = field(init=False, repr=False, compare=False)
 
@@ -123,6 +126,41 @@ class CostTable:
     def methods(self) -> list[str]:
         """Methods with measured costs."""
         return list(self._draft)
+
+    @property
+    def disorder(self) -> float:
+        """Largest ratio of a pass's seconds to those of one with more nodes, of the same batch: 1 where none is cheaper."""
+        cells = sorted(self.verify_cells.items())
+        worst = 1.0
+        for place, ((batch, rows), cost) in enumerate(cells):
+            bigger = [other for (same, more), other in cells[place + 1 :] if same == batch and more > rows]
+            worst = max([worst, *(cost / other for other in bigger)])
+        return worst
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the figures look like those of a machine that did nothing else."""
+        return max(self.spread, self.disorder) <= MAX_SPREAD
+
+    def least(self, other: "CostTable") -> "CostTable":
+        """Of two measurements the lesser figure of every cell: a step on a busy machine takes longer than it must, never
+        shorter."""
+
+        def lesser(mine: Mapping[Cell, float], others: Mapping[Cell, float]) -> dict[Cell, float]:
+            return {cell: min(mine.get(cell, math.inf), others.get(cell, math.inf)) for cell in {**mine, **others}}
+
+        return CostTable(
+            lesser(self.verify_cells, other.verify_cells),
+            {
+                name: lesser(self.draft_cells.get(name, {}), other.draft_cells.get(name, {}))
+                for name in {**self.draft_cells, **other.draft_cells}
+            },
+            {
+                name: min(self.lag_seconds.get(name, math.inf), other.lag_seconds.get(name, math.inf))
+                for name in {**self.lag_seconds, **other.lag_seconds}
+            },
+            spread=min(self.spread, other.spread),
+        )
 
     def verify(self, batch: int, rows: float) -> float:
         """Seconds of a step without its proposing: batch rows with ``rows`` tree nodes in all, roots included."""
@@ -184,6 +222,7 @@ class CostTable:
                 name: [[*cell, cost] for cell, cost in cells.items()] for name, cells in self.draft_cells.items()
             },
             "lag": dict(self.lag_seconds),
+            "spread": self.spread,
         }
 
     @classmethod
@@ -194,7 +233,8 @@ class CostTable:
             return {(int(batch), int(size)): float(cost) for batch, size, cost in rows}
 
         draft = {str(name): cells(rows) for name, rows in given["draft"].items()}
-        return cls(cells(given["verify"]), draft, {str(name): float(cost) for name, cost in given["lag"].items()})
+        lag = {str(name): float(cost) for name, cost in given["lag"].items()}
+        return cls(cells(given["verify"]), draft, lag, spread=float(given["spread"]))
 
 
 @dataclass(frozen=True)

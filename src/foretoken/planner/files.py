@@ -5,6 +5,7 @@ import json
 import logging
 import os
 import tempfile
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,9 @@ from foretoken.core.provenance import accelerator, num_cores, package_version, p
 from foretoken.planner.costs import CostTable
 
 log = logging.getLogger(__name__)
-FORMAT = 2
+FORMAT = 3
+MAX_AGE_S = 7 * 24 * 3600.0
+"""A table that is older is measured again: drivers, clocks and neighbours change."""
 
 
 def identity(model: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,7 +57,7 @@ def save(table: CostTable, key: Mapping[str, Any], path: Path | None = None) -> 
         path.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.NamedTemporaryFile("w", dir=path.parent, suffix=".tmp", delete=False, encoding="utf-8") as file:
             scratch = file.name
-            json.dump({"key": key, **table.to_json()}, file)
+            json.dump({"key": key, "time": time.time(), **table.to_json()}, file)
         os.replace(scratch, path)
     except OSError as error:
         log.warning("costs: not kept in %s (%s); they will be measured again at the next start", path, error)
@@ -71,9 +74,19 @@ def load(key: Mapping[str, Any], path: Path | None = None) -> CostTable | None:
         given = json.loads(path.read_text(encoding="utf-8"))
         if given["key"] != key:
             raise ValueError("it is of another machine, model or version")
+        if not 0 <= time.time() - float(given["time"]) <= MAX_AGE_S:
+            raise ValueError(f"it is older than {MAX_AGE_S / 86400:.0f} days")
         return CostTable.from_json(given)
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
         log.warning("costs: %s ignored (%s); measuring again", path, error)
         return None
+
+
+def discard(key: Mapping[str, Any], path: Path | None = None) -> None:
+    """Keep no table for this identity: the next start measures again."""
+    try:
+        (path or cache_file(key)).unlink(missing_ok=True)
+    except OSError as error:
+        log.warning("costs: %s cannot be removed (%s)", path or cache_file(key), error)

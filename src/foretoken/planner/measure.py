@@ -3,7 +3,7 @@
 import logging
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from foretoken.planner.costs import Cell, CostTable
@@ -46,6 +46,7 @@ def measure(
     time_limit_s: float = 20.0,
     *,
     lag_seconds: Mapping[str, float] | None = None,
+    sparse: Collection[str] = (),
     max_nodes: int = MAX_NODES,
     clock: Callable[[], float] = time.perf_counter,
 ) -> CostTable:
@@ -53,14 +54,20 @@ def measure(
 
     step(method, batch, depth) runs one step; depth 0 of the method ``PLAIN`` is a plain one. methods: the deepest guess
     of each. Plain and guessing cells of a batch take turns, so that a drift of the machine hits both alike; a cell's
-    figure is the least after one warm-up. Batch 1 is always measured once, even beyond the time limit.
+    figure is the least after one warm-up. Batch 1 is always measured once, even beyond the time limit. sparse: methods that
+    look their guesses up. How many they make hardly matters to their time, so that one depth is measured and holds for all.
     """
     begun = clock()
     verify: dict[Cell, list[float]] = {}
     draft: dict[str, dict[Cell, float]] = {method: {} for method in methods}
+    spreads: list[float] = []
     for batch in grid(max_batch):
         cells = [(PLAIN, 0)]
         for method, deepest in methods.items():
+            if method in sparse:
+                depth = min(deepest, max_nodes // batch - 1)
+                cells += [(method, depth)] if depth > 0 else []
+                continue
             cells += [(method, depth) for depth in depths(deepest) if batch * (1 + depth) <= max_nodes]
         seen: dict[tuple[str, int], list[StepSeconds]] = {cell: [] for cell in cells}
         started = clock()
@@ -85,10 +92,20 @@ def measure(
             verify.setdefault((batch, rows), []).append(rest)
             if depth:
                 draft[method][batch, depth] = min(one.draft for one in found)
+                if method in sparse:
+                    draft[method][batch, 1] = draft[method][batch, depth]
+            if len(found) >= _REPEATS:
+                times = sorted(map(_total, found))
+                spreads.append(times[len(times) // 2] / times[0])
         if clock() - begun > time_limit_s:
             log.info("costs: %.0f s used up at batch %d; larger steps are extrapolated", time_limit_s, batch)
             break
-    return CostTable({cell: statistics.fmean(costs) for cell, costs in verify.items()}, draft, dict(lag_seconds or {}))
+    cells_verify = {cell: statistics.fmean(costs) for cell, costs in verify.items()}
+    return CostTable(cells_verify, draft, dict(lag_seconds or {}), spread=_median(spreads))
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 1.0
 
 
 def _total(measured: StepSeconds) -> float:

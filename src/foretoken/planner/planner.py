@@ -92,6 +92,28 @@ class Planner:
             **{f"correction_draft_{method}": factor for method, factor in self.corrections.draft.items()},
         }
 
+    def why_not(self, method: str) -> str:
+        """Why rows of a method made no guess: one sentence for the client."""
+        if self.mode == "off":
+            return "speculation is off in this service"
+        if self.mode == "on":
+            return f"{method} found nothing to guess"
+        if method not in self.costs.methods:
+            return f"the costs of {method} were not measured in this service, so it does not guess with it"
+        return f"guessing was not expected to pay here: {self.costs.verdict(method)}"
+
+    @property
+    def contradiction(self) -> str | None:
+        """What live steps say against the cost table; None where they agree with it."""
+        return self.corrections.contradiction() if self.mode == "auto" else None
+
+    def use(self, costs: CostTable) -> None:
+        """Plan by another table from now on: corrections of the one before are dropped, acceptance is kept."""
+        self.costs, self.corrections = costs, Corrections(costs.methods)
+        self._problems = Problems(costs, self.acceptance, self.corrections)
+        self._account = TrialAccount()
+        self._ids, self._standing, self._guessing = [], _Plan([]), False
+
     def forget(self, request_id: str) -> None:
         """A request has ended; its estimates are not used for another request, even one of the same name."""
         self.acceptance.forget(request_id)

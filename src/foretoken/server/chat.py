@@ -80,6 +80,12 @@ def _plan(backend: Backend, body: ChatRequest) -> _Plan:
     prediction = None
     if body.prediction is not None:
         prediction = backend.encode(_text(body.prediction.content), "prediction", special=False)
+        if len(prediction) > backend.max_model_len:
+            raise bad(
+                f"the prediction has {len(prediction)} tokens; no output here has more than {backend.max_model_len}: "
+                "shorten it",
+                "prediction",
+            )
     made = submissions(
         backend,
         body,

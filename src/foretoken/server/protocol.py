@@ -8,7 +8,12 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from foretoken.draft.ngram import MAX_NGRAM
+from foretoken.draft.recycling import MAX_CANDIDATES
+from foretoken.draft.suffix import MAX_MATCH, MAX_SPEC
+
 INT32 = 2**31 - 1
+MAX_BIASES = 1024
 
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
 Count = Annotated[int, Field(ge=1, le=INT32)]
@@ -53,6 +58,28 @@ class Speculative(BaseModel):
     verify: str | None = Field(None, max_length=256, description="How guesses are checked, e.g. 'coupled'.")
     shape: str | None = Field(None, max_length=256, description="The shape of a proposal, e.g. 'sequoia/size=16'.")
     draws: str | None = Field(None, max_length=64, description="How children are drawn.")
+    prompt_lookup_min: int | None = Field(
+        None, ge=1, le=MAX_NGRAM, description="ngram: shortest suffix of the text that is looked up, in tokens."
+    )
+    prompt_lookup_max: int | None = Field(None, ge=1, le=MAX_NGRAM, description="ngram: longest such suffix.")
+    num_candidates: int | None = Field(
+        None, ge=1, le=MAX_CANDIDATES, description="recycling: candidates that are kept of each token."
+    )
+    suffix_decoding_min_match: int | None = Field(
+        None, ge=1, le=MAX_MATCH, description="suffix: shortest match that is followed, in tokens."
+    )
+    suffix_decoding_max_match: int | None = Field(
+        None, ge=1, le=MAX_MATCH, description="suffix: longest match; longer ones count as this."
+    )
+    suffix_decoding_max_spec_factor: float | None = Field(
+        None, ge=0, le=MAX_SPEC, description="suffix: guesses in a line for each token of the match."
+    )
+    suffix_decoding_max_spec_offset: float | None = Field(
+        None, ge=-MAX_SPEC, le=MAX_SPEC, description="suffix: guesses in a line beside those."
+    )
+    suffix_decoding_min_token_prob: float | None = Field(
+        None, ge=0, le=1, description="suffix: least share of a guess on its path."
+    )
 
 
 class Sampling(Strict):
@@ -67,7 +94,11 @@ class Sampling(Strict):
     frequency_penalty: float | None = Field(None, ge=-2, le=2)
     repetition_penalty: float | None = Field(None, ge=0.01, le=100, description="Over prompt and output; 1: off.")
     logit_bias: (
-        dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]] | None
+        Annotated[
+            dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
+            Field(max_length=MAX_BIASES),
+        ]
+        | None
     ) = Field(None, description="Token ids, and what is added to their logits.")
     seed: int | None = Field(
         None,

@@ -67,6 +67,7 @@ class SpeculativeDecoding(Reply):
     num_accepted_draft_tokens: int
     num_draft_tokens: int
     num_spec_tokens: int = Field(description="K: most tokens guessed in a line.")
+    plain_reason: str | None = Field(description="Why a choice made no guess though guesses were asked for.")
 
 
 class Metrics(Reply):

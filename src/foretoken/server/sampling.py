@@ -57,6 +57,7 @@ def submissions(
             "n",
         )
     speculative = speculation(backend.service, request, has_prediction=prediction is not None)
+    unused = prediction is not None and prediction_method(backend.service) is None
     base = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
     made = []
     for prompt in prompts:
@@ -75,6 +76,7 @@ def submissions(
                     num_logprobs=num_logprobs,
                     trace=bool(request.trace),
                     timeout_s=options.request_timeout_s,
+                    note="speculation is off in this service: the prediction was not used" if unused else "",
                 )
             )
     return made

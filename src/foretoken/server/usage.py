@@ -47,6 +47,7 @@ def metrics(completions: Sequence[Completion]) -> dict[str, Any]:
             "num_accepted_draft_tokens": accepted_tokens,
             "num_draft_tokens": drafted_tokens,
             "num_spec_tokens": longest,
+            "plain_reason": next((one.plain_reason for one in completions if one.plain_reason), None),
         }
     }
 
