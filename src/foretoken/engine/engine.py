@@ -12,7 +12,7 @@ from foretoken.core.params import SamplingParams
 from foretoken.core.settings import checked
 from foretoken.draft.base import Method
 from foretoken.draft.config import Loader, MethodConfig
-from foretoken.engine.config import speculative_config
+from foretoken.engine.config import speculative_config, with_draft
 from foretoken.engine.event import Observer
 from foretoken.engine.groups import Choice, check_together
 from foretoken.engine.loop import Limits, Loop
@@ -65,7 +65,7 @@ class Engine:
         texts is kept for prompts that begin alike: a known prefix is not read again. Raises ConfigError, ModelError.
         """
         self.model, self.tokenizer, self.width = model, tokenizer, width
-        self.speculative = speculative_config(speculative)
+        self.speculative = with_draft(speculative_config(speculative), model.spec.name)
         needed = self.speculative.max_nodes
         if width < 0 or 0 < width < needed:
             raise ConfigError(
@@ -96,7 +96,8 @@ class Engine:
         width: int = 0,
         prefix_memory_gib: float = 0.0,
     ) -> "Engine":
-        """Load a target by hub id or directory ("bundled": the one that comes with foretoken), and its drafter.
+        """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
+        foretoken), and its drafter.
 
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
         makes the same calls (docs/parallel.md).
@@ -117,7 +118,7 @@ class Engine:
         self, speculative: MethodConfig | Mapping[str, Any] | str | None, *, method: Method | None = None
     ) -> "Engine":
         """An engine with the same target and tokenizer and another method. A draft model of the same name is shared."""
-        config = speculative_config(speculative)
+        config = with_draft(speculative_config(speculative), self.model.spec.name)
         mine = self.speculative
         if (
             method is None
@@ -264,7 +265,9 @@ class Engine:
 
         Raises ConfigError, ModelError.
         """
-        config = self.speculative if speculative is None else speculative_config(speculative)
+        config = self.speculative
+        if speculative is not None:
+            config = with_draft(speculative_config(speculative), self.model.spec.name)
         if config == self.speculative:
             return Choice(config, self.method, self.verifier)
         if config not in self._choices:

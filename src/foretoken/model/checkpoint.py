@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ModelError
+from foretoken.model.catalogue import CATALOGUE, pulled
 from foretoken.model.gguf.file import is_gguf, open_gguf
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # each also with ".index.json", naming shards
@@ -26,7 +27,7 @@ class Weights:
 
 def resolve(name: str) -> Path:
     """The directory of a model or head: bundled, local, or fetched from (or found in the cache of) the Hugging Face hub;
-    or a GGUF file.
+    or a GGUF file, given by its path or pulled by its name.
 
     Raises ModelError for a directory or hub id that does not exist, and where the hub cannot be reached.
     """
@@ -38,11 +39,19 @@ def resolve(name: str) -> Path:
     if is_gguf(path):
         return path
     if path.exists():
-        raise ModelError(f"{name} is a file; expected a GGUF file, or the directory that holds config.json and the weights")
+        raise ModelError(
+            f"{name} is a file; expected a GGUF file, or the directory that holds config.json and the weights"
+        )
     if path.suffix.lower() == ".gguf":
         raise ModelError(f"file {name} does not exist")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelError(f"directory {name} does not exist")
+    if name in CATALOGUE:
+        file = pulled(name)
+        if file is None:
+            size = f"{CATALOGUE[name].size / 1e6:.0f} MB"
+            raise ModelError(f"{name} is not here yet ({size}): fetch it with 'foretoken pull {name}'")
+        return file
     return _from_hub(name)
 
 

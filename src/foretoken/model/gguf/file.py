@@ -95,7 +95,7 @@ class _Reader:
 
     def __init__(self, path: Path, name: str, data: NDArray[np.uint8]) -> None:
         self.path, self.name, self.data = path, name, data
-        self.buffer = memoryview(data)
+        self.buffer = memoryview(data)  # type: ignore[arg-type]  # numpy says so from 3.12 on
         self.at = 0
 
     def fail(self, what: str) -> NoReturn:

@@ -107,7 +107,7 @@ def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> tuple[To
     inner = Tokenizer(_bpe(file, vocab, pairs, ignore_merges=splitting.whole))
     if splitting.nfc:
         inner.normalizer = normalizers.NFC()
-    steps = [pre_tokenizers.Digits(individual_digits=True)] if splitting.digits else []
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.digits else []
     if splitting.pattern is not None:
         steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
     steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None))
@@ -120,8 +120,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Token
     """BPE over characters with bytes to fall back on. A file has no merges: they follow from the scores of the pieces
     (sentencepiece: of two adjacent pieces those are joined whose whole has the best score)."""
     gemma = str(file.get("general.architecture")).startswith("gemma")
-    if gemma:  # runs of spaces are spelled as such, and the order of pieces, not their scores, is that of merges
-        tokens = ["▁" * len(token) if " " in token and not token.strip() else token for token in tokens]
+    if gemma:  # the order of pieces, not their scores, is that of merges
         scores = [-float(index) for index in range(len(tokens))]
     else:
         scores = file.get("tokenizer.ggml.scores", [])
@@ -135,9 +134,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Token
     prefix = bool(file.get("tokenizer.ggml.add_space_prefix", not gemma))
     inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
     ends = [decoders.Strip(" ", 1, 0)] if prefix else []
-    inner.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *ends]  # type: ignore[list-item]
-    )
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
     return inner
 
 

@@ -62,7 +62,11 @@ class GGUFWeights(WeightSource):
         self._entries: dict[str, _Entry] = {}
         for theirs, ours in known.items():
             part = theirs.split(".")[-2]
-            order = _order(file.tensors[theirs].shape[0], heads[part]) if part in heads and architecture == "llama" else None
+            order = (
+                _order(file.tensors[theirs].shape[0], heads[part])
+                if part in heads and architecture == "llama"
+                else None
+            )
             shift = 1.0 if architecture == "gemma3" and theirs.endswith("norm.weight") else 0.0
             self._entries[ours] = _Entry(theirs, order, shift)
 
