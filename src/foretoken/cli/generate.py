@@ -45,7 +45,7 @@ def generate(
     prompt_file: PromptFile = None,
     chat: Chat = False,
     system: System = None,
-    target: o.Target = "bundled",
+    target: o.Target = o.AUTO,
     draft: o.Draft = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,

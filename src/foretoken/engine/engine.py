@@ -12,7 +12,7 @@ from foretoken.core.params import SamplingParams
 from foretoken.core.settings import checked
 from foretoken.draft.base import Method
 from foretoken.draft.config import Loader, MethodConfig
-from foretoken.engine.config import speculative_config
+from foretoken.engine.config import speculative_config, with_draft
 from foretoken.engine.event import Observer
 from foretoken.engine.groups import Choice, check_together
 from foretoken.engine.loop import Limits, Loop
@@ -79,7 +79,7 @@ class Engine:
                 "model would decode different steps: give 'on'"
             )
         self.model, self.tokenizer, self.width = model, tokenizer, width
-        self.speculative = speculative_config(speculative)
+        self.speculative = with_draft(speculative_config(speculative), model.spec.name)
         needed = self.speculative.max_nodes
         if width < 0 or 0 < width < needed:
             raise ConfigError(
@@ -113,7 +113,8 @@ class Engine:
         prefix_memory_gib: float = 0.0,
         speculation: str = "on",
     ) -> "Engine":
-        """Load a target by hub id or directory ("bundled": the one that comes with foretoken), and its drafter.
+        """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
+        foretoken), and its drafter.
 
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
         makes the same calls (docs/parallel.md).
@@ -142,7 +143,7 @@ class Engine:
     ) -> "Engine":
         """An engine with the same target and tokenizer and another method. A draft model of the same name is shared.
         speculation: None keeps this engine's."""
-        config = speculative_config(speculative)
+        config = with_draft(speculative_config(speculative), self.model.spec.name)
         mine = self.speculative
         if (
             method is None
@@ -297,7 +298,9 @@ class Engine:
 
         Raises ConfigError, ModelError.
         """
-        config = self.speculative if speculative is None else speculative_config(speculative)
+        config = self.speculative
+        if speculative is not None:
+            config = with_draft(speculative_config(speculative), self.model.spec.name)
         if config == self.speculative:
             return Choice(config, self.method, self.verifier)
         if config not in self._choices:

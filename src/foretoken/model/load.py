@@ -5,14 +5,17 @@ import logging
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken.core.errors import ConfigError, ModelError, nearest
 from foretoken.model.checkpoint import check_files, check_layers, resolve
+from foretoken.model.gguf.file import open_gguf
+from foretoken.model.gguf.tokenizer import read_tokenizer
 from foretoken.model.hf.adapter import TransformersModel
 from foretoken.model.hf.probe import first_line
 from foretoken.model.hf.refusals import check_config
 from foretoken.model.parallel import Launch, ShardedModel, check_divides
+from foretoken.model.source import is_file, read_config
 from foretoken.model.target import CausalModel
 
 FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
@@ -38,7 +41,7 @@ def load_model(
     implementation: str = "auto",
     tensor_parallel: bool = False,
 ) -> CausalModel:
-    """Load a decoder-only language model: "bundled/target", a directory, or a Hugging Face id.
+    """Load a decoder-only language model: "bundled/target", a directory, a GGUF file, or a Hugging Face id.
 
     dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. By default (None) the checkpoint's own
     on accelerators and float32 on the CPU. device_map is accelerate's, for models larger than one device; it implies
@@ -65,6 +68,8 @@ def load_model(
         on_cpu = where.type == "cpu" and device_map is None
         wanted = torch.float32 if on_cpu and dtype is None else checkpoint
     if launch is not None:
+        if is_file(path):
+            raise ConfigError(f"tensor_parallel=True reads directories of safetensors, and {name} is a GGUF file")
         check_divides(config, launch.num_processes, name=name)
         return ShardedModel.load_shard(path, launch, dtype=wanted, device=where, name=name)
     if implementation in FAST:
@@ -92,6 +97,8 @@ def from_module(module: PreTrainedModel, *, name: str | None = None) -> CausalMo
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, by the same names as ``load_model``. Raises ModelError where there is none."""
     path = resolve(name)
+    if is_file(path):
+        return read_tokenizer(open_gguf(path, name=name))
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:
@@ -100,9 +107,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_config(path: Any, *, name: str) -> Any:
-    """The transformers configuration in a directory. Raises ModelError where it cannot be read."""
+    """The transformers configuration of a directory or GGUF file. Raises ModelError where it cannot be read."""
     try:
-        return AutoConfig.from_pretrained(str(path), local_files_only=True)
+        return read_config(path, name=name)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{name}: config.json cannot be used ({first_line(error)})") from error
 
