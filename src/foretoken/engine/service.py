@@ -179,7 +179,7 @@ class Service:
         if not self.ready or self._loop is None:
             raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
         choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
-        if choice.config.method in self._hopeless:
+        if choice.config.method in self._hopeless and not submission.always:
             choice = self._choices.plain
         choice = self._tenants.choice(choice, submission.tenant)
         params = submission.params

@@ -42,6 +42,11 @@ class Corrections:
         (plain, both), guess = self._cov[0][:2], self._cov[1][1]
         return math.sqrt(max(plain + guess - 2 * both, 0.0))
 
+    @property
+    def plain_spread(self) -> float:
+        """Standard deviation of the log of the plain passes' factor."""
+        return math.sqrt(max(self._cov[self._PLAIN][self._PLAIN], 0.0))
+
     def tick(self) -> None:
         """A step has passed."""
         for place, row in enumerate(self._cov):

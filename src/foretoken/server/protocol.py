@@ -52,6 +52,9 @@ class Speculative(BaseModel):
     verify: str | None = Field(None, max_length=256, description="How guesses are checked, e.g. 'coupled'.")
     shape: str | None = Field(None, max_length=256, description="The shape of a proposal, e.g. 'sequoia/size=16'.")
     draws: str | None = Field(None, max_length=64, description="How children are drawn.")
+    always: bool | None = Field(
+        None, description="Guess in every step that no other request shares, even where the server expects no gain."
+    )
 
 
 class Sampling(Strict):

@@ -55,6 +55,7 @@ def submissions(
             "n",
         )
     speculative = speculation(backend.service, request, has_prediction=prediction is not None)
+    always = isinstance(request.speculative, Speculative) and bool(request.speculative.always)
     base = secrets.randbits(63) if request.seed is None else request.seed
     made = []
     for prompt in prompts:
@@ -70,6 +71,7 @@ def submissions(
                     params=SamplingParams(**params, **changes),
                     prediction_ids=tuple(prediction or ()),
                     speculative=speculative,
+                    always=always,
                     num_logprobs=num_logprobs,
                     trace=bool(request.trace),
                     timeout_s=options.request_timeout_s,
@@ -126,6 +128,7 @@ def speculation(service: "Service", request: Sampling, *, has_prediction: bool) 
             raise ConfigError("num_draft_tokens and num_speculative_tokens are one setting: give it once")
         if 0 in chosen:
             return service.method("none")
+        given.pop("always", None)  # of the request, not of its method
         if chosen:
             given["num_speculative_tokens"] = chosen.pop()
         reserved = [key for key in RESERVED if key in given]
