@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.settings import setting
+from foretoken.core.settings import setting, settle
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         """Refuse invalid values, each with one clear ConfigError."""
+        settle(self)
         for name in ("max_body_mib", "max_choices", "body_timeout_s", "write_timeout_s", "keepalive_s"):
             _require_positive(name, getattr(self, name))
         for name in ("max_tokens_limit", "request_timeout_s"):
