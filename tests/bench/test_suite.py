@@ -1,10 +1,12 @@
 """Reading prompts: our format, Spec-Bench's, and what is neither."""
 
+import gzip
 import json
 from pathlib import Path
 
 import pytest
 
+from foretoken.bench.answers import Check
 from foretoken.bench.suite import Item, load_suite, select
 from foretoken.core.errors import ConfigError
 
@@ -37,8 +39,9 @@ def test_spec_bench_questions(tmp_path: Path) -> None:
         "",
     )
     first, second = load_suite(str(file))
-    assert first == Item(81, "writing", "Compose a post.", "chat", None)
-    assert (second.category, second.format) == ("math_reasoning", "chat")
+    assert first == Item(81, "writing", "Compose a post.", "chat", None, ("Rewrite it.",), task="mt_bench")
+    assert (second.category, second.format, second.group) == ("math_reasoning", "chat", "math_reasoning")
+    assert second.check == Check("number", "2.0")
 
 
 @pytest.mark.parametrize(
@@ -49,6 +52,8 @@ def test_spec_bench_questions(tmp_path: Path) -> None:
         ([1], "expected an object with 'turns'"),
         ({"turns": []}, "expected an object with 'turns'"),
         ({"turns": [""]}, "expected an object with 'turns'"),
+        ({"turns": ["x", 3]}, "expected an object with 'turns'"),
+        ({"question": "How many?", "answer": "many"}, "the answer has no number: 'many'"),
         ({"turns": ["x"], "format": "markdown"}, "format = 'markdown' must be 'text' or 'chat'"),
         ({"turns": ["x"], "prediction": 3}, "prediction must be a text"),
     ],
@@ -80,3 +85,44 @@ def test_select_by_category_and_limit() -> None:
         select(items, categories=["c"])
     with pytest.raises(ConfigError, match="limit = 0"):
         select(items, limit=0)
+
+
+def test_gsm8k_and_humaneval_lines(tmp_path: Path) -> None:
+    given = "import math\n\n\ndef area(r):\n    pass\n"
+    file = written(
+        tmp_path,
+        {"question": "6 times 7?", "answer": "6*7=<<6*7=42>>42\n#### 1,042"},
+        {
+            "task_id": "HumanEval/0",
+            "prompt": given,
+            "test": "def check(f):\n    assert f(0) == 0\n",
+            "entry_point": "area",
+        },
+        {"turns": ["6 times 7?"], "category": "math", "reference": ["it is 42"]},
+    )
+    word, code, essay = load_suite(file)
+    assert (word.question_id, word.category, word.check) == (1, "gsm8k", Check("number", "1042.0"))
+    assert word.prompt.startswith("6 times 7?\n")
+    assert (code.question_id, code.category) == ("HumanEval/0", "humaneval")
+    assert f"```python\n{given}```" in code.prompt
+    assert code.check == Check("python", "def check(f):\n    assert f(0) == 0\n", "area", given)
+    assert essay.check is None  # MT-bench's references are essays
+
+
+def test_a_packed_file(tmp_path: Path) -> None:
+    file = tmp_path / "suite.jsonl.gz"
+    file.write_bytes(gzip.compress(b'{"turns": ["x"]}\n'))
+    assert load_suite(file) == [Item(1, "all", "x")]
+    file.write_bytes(file.read_bytes()[:20])
+    with pytest.raises(ConfigError, match="is not a whole gzip file"):
+        load_suite(file)
+
+
+def test_a_task_stands_for_its_categories() -> None:
+    items = [
+        Item(81, "writing", "x", task="mt_bench"),
+        Item(91, "roleplay", "x", task="mt_bench"),
+        Item(161, "qa", "x"),
+    ]
+    assert [item.question_id for item in select(items, categories=["mt_bench"])] == [81, 91]
+    assert [item.question_id for item in select(items, categories=["roleplay", "qa"])] == [91, 161]

@@ -21,7 +21,7 @@ def suite(tmp_path: Path) -> Path:
     records = [
         {"question_id": 1, "category": "code", "format": "text", "turns": ["def total(values):"]},
         {"question_id": 2, "category": "copy", "turns": ["Repeat: the class"], "prediction": "the class"},
-        {"question_id": 3, "category": "copy", "turns": ["Repeat: return", "and again"], "prediction": "return"},
+        {"question_id": 3, "category": "copy", "turns": ["Repeat: return"], "prediction": "return"},
     ]
     file.write_text("".join(json.dumps(record) + "\n" for record in records))
     return file

@@ -4,28 +4,39 @@
 >>> report = run_bench({"target": "bundled"}, load_suite("bundled")[:10], ["draft_model:5", "ngram"])
 >>> print(report.temperatures[0].methods[1].overall.speedup)
 
-``trace.py`` says what a run is, ``stats.py`` is all arithmetic, ``run.py`` all measuring, ``report.py`` puts them together.
+``suite.py`` reads questions, ``named.py`` knows the public suites, ``script.py`` makes prompts of them. ``trace.py`` says
+what a run is, ``stats.py`` is all arithmetic, ``run.py`` all measuring, ``report.py`` puts them together. ``answers.py``,
+``sandbox.py`` and ``quality.py`` say whether answers are right.
 """
 
-from foretoken.bench.report import BenchReport, Figures, MethodReport, TemperatureReport
-from foretoken.bench.run import BenchInterrupted, BenchMethod, PromptDone, encode_item, parse_method, run_bench
+from foretoken.bench.named import NAMED, sample
+from foretoken.bench.quality import Quality
+from foretoken.bench.report import BenchReport, Figures, Macro, MethodReport, TemperatureReport
+from foretoken.bench.run import BenchInterrupted, BenchMethod, PromptDone, parse_method, run_bench
+from foretoken.bench.script import encode_item
 from foretoken.bench.stats import Interval, first_loop
-from foretoken.bench.suite import Item, load_suite, select
+from foretoken.bench.suite import Item, Suite, load_suite, read_suite, select
 
 __all__ = [
+    "NAMED",
     "BenchInterrupted",
     "BenchMethod",
     "BenchReport",
     "Figures",
     "Interval",
     "Item",
+    "Macro",
     "MethodReport",
     "PromptDone",
+    "Quality",
+    "Suite",
     "TemperatureReport",
     "encode_item",
     "first_loop",
     "load_suite",
     "parse_method",
+    "read_suite",
     "run_bench",
+    "sample",
     "select",
 ]

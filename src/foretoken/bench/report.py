@@ -1,10 +1,11 @@
 """From runs to figures: per category and overall, for each method and temperature."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from foretoken.bench import stats
+from foretoken.bench.quality import Quality, quality
 from foretoken.bench.stats import Interval, PairedRuns
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import Cut, DecodedRun, cut, identical
@@ -14,7 +15,8 @@ from foretoken.planner.observed import MeanCosts, mean_costs
 
 @dataclass(frozen=True)
 class Figures:
-    """One method on one category (or all) at one temperature. Texts are counted up to their first loop."""
+    """One method on one category (or all) at one temperature. Texts are counted up to their first loop. A message of a
+    question with several turns is a prompt of its own; intervals draw whole questions."""
 
     category: str
     num_prompts: int
@@ -40,6 +42,16 @@ class Figures:
 
 
 @dataclass(frozen=True)
+class Macro:
+    """Means over tasks, each counting alike, whatever its length; ``overall`` counts tokens."""
+
+    num_tasks: int
+    tokens_per_second: float
+    speedup: Interval
+    mean_acceptance_length: float
+
+
+@dataclass(frozen=True)
 class MethodReport:
     """One method at one temperature."""
 
@@ -48,7 +60,10 @@ class MethodReport:
     exact: bool  # False: lossy, the text has another distribution than plain decoding's
     identical_expected: bool  # False: another text, of the same distribution where the rule is exact
     overall: Figures
-    categories: list[Figures]
+    macro: Macro
+    categories: list[Figures]  # by task: Spec-Bench's mt_bench is one, elsewhere a task is a category
+    subcategories: list[Figures]  # of tasks with several categories
+    quality: list[Quality]  # where answers were judged
 
 
 @dataclass(frozen=True)
@@ -88,6 +103,8 @@ class Session:
     split_is_real: bool  # whether the host clock can separate the parts of a step
     dram_read: float | None
     seed: int
+    questions: list[int] | None = None  # of which question an item is a message; None: each of its own
+    right: Mapping[tuple[str, float, int], bool] = field(default_factory=dict)  # (method, temperature, item) judged
 
 
 Runs = Mapping[tuple[float, int], Sequence[DecodedRun]]
@@ -116,22 +133,56 @@ def assemble(
                 index: _Prompt(session.items[index], plain[temperature, index], runs[temperature, index])
                 for index in kept
             }
-            names = list(dict.fromkeys(session.items[index].category for index in kept))
-            figures = [
-                _figures(session, name, [prompt for prompt in counted.values() if prompt.item.category == name])
-                for name in names
-            ]
-            overall = _figures(session, "overall", list(counted.values()))
+            asked = session.questions or range(len(session.items))
+            of = {index: asked[index] for index in kept}
+            tasks = _parts({index: session.items[index].group for index in kept})
+            parts = _parts({index: session.items[index].category for index in kept})
+            finer = {name: chosen for name, chosen in parts.items() if name not in tasks}
+
+            def figures(name: str, chosen: Sequence[int]) -> Figures:
+                return _figures(session, name, [counted[i] for i in chosen], [of[i] for i in chosen])  # noqa: B023
+
+            overall = figures("overall", kept)
+            by_task = [figures(name, chosen) for name, chosen in tasks.items()]
+            macro = Macro(
+                len(tasks),
+                sum(one.tokens_per_second for one in by_task) / len(by_task),
+                stats.macro(
+                    [_pairs([counted[i] for i in c], [of[i] for i in c]) for c in tasks.values()], seed=session.seed
+                ),
+                sum(one.mean_acceptance_length for one in by_task) / len(by_task),
+            )
+            judged = _judged(session, label, temperature, kept)
+            theirs = _judged(session, next(iter(lanes)), temperature, kept)
             # At temperature 0 every exact rule gives one text.
             rule = config.verifier
             one_text = rule.invariant or (rule.exact and temperature == 0)
-            reports.append(MethodReport(label, config.resolved(), rule.exact, one_text, overall, figures))
+            reports.append(
+                MethodReport(
+                    label, config.resolved(), rule.exact, one_text, overall, macro, by_task,
+                    [figures(name, chosen) for name, chosen in finer.items()],
+                    quality({index: session.items[index].group for index in kept}, judged, theirs),
+                )
+            )  # fmt: skip
             for index, prompt in counted.items():
                 key = {"temperature": temperature, "method": label, "seed": session.seed + index}
-                prompts.append({**key, **prompt.record()})
+                prompts.append({**key, **prompt.record(), "right": judged.get(index)})
         if reports:
             temperatures.append(TemperatureReport(temperature, reports))
     return BenchReport(settings, session.dram_read, temperatures, prompts, peak_rss_bytes, provenance, partial)
+
+
+def _parts(names: Mapping[int, str]) -> dict[str, list[int]]:
+    """Items by name, in the order of their first."""
+    parts: dict[str, list[int]] = {}
+    for index, name in names.items():
+        parts.setdefault(name, []).append(index)
+    return parts
+
+
+def _judged(session: Session, label: str, temperature: float, kept: Sequence[int]) -> dict[int, bool]:
+    keys = {index: (label, temperature, index) for index in kept}
+    return {index: session.right[key] for index, key in keys.items() if key in session.right}
 
 
 class _Prompt:
@@ -151,6 +202,7 @@ class _Prompt:
         return {
             "question_id": self.item.question_id,
             "category": self.item.category,
+            "turn": self.item.turn,
             "num_tokens": len(mine.token_ids),
             "num_steps": len(steps),
             "num_draft_tokens": sum(step.num_draft_tokens for step in steps),
@@ -168,8 +220,16 @@ def _middle(cuts: Sequence[Cut]) -> Cut:
     return sorted(cuts, key=lambda one: one.seconds)[(len(cuts) - 1) // 2]
 
 
-def _figures(session: Session, category: str, prompts: Sequence[_Prompt]) -> Figures:
-    pairs = [prompt.pair for prompt in prompts]
+def _pairs(prompts: Sequence[_Prompt], questions: Sequence[int]) -> list[PairedRuns]:
+    """One pair a question: its messages summed, since the answer to a later one depends on those before."""
+    sums: dict[int, PairedRuns] = {}
+    for prompt, question in zip(prompts, questions, strict=True):
+        sums[question] = sums[question] + prompt.pair if question in sums else prompt.pair
+    return list(sums.values())
+
+
+def _figures(session: Session, category: str, prompts: Sequence[_Prompt], questions: Sequence[int]) -> Figures:
+    pairs = _pairs(prompts, questions)
     middles = [prompt.middle for prompt in prompts]
     steps = [step for one in middles for step in one.steps]
     num_tokens, seconds = sum(pair.tokens for pair in pairs), sum(pair.seconds for pair in pairs)

@@ -9,7 +9,10 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
+from foretoken.bench.quality import Judge
 from foretoken.bench.report import BenchReport, Session, assemble
+from foretoken.bench.sandbox import isolation
+from foretoken.bench.script import Script, answer_text
 from foretoken.bench.suite import Item
 from foretoken.bench.trace import DecodedRun
 from foretoken.core.errors import ConfigError
@@ -23,6 +26,7 @@ from foretoken.engine.config import METHODS, speculative_config
 from foretoken.engine.engine import Engine
 
 WARM_UP_TOKENS = 24
+AUTO = "auto:"
 
 
 @dataclass(frozen=True)
@@ -31,14 +35,16 @@ class BenchMethod:
 
     label: str
     config: MethodConfig
+    speculation: str = "on"  # "auto": before each step the planner decides how deep to guess, or not at all
 
 
 def parse_method(text: str, *, draft: str | None = None, verify: str | None = None) -> BenchMethod:
-    """``METHOD[:N][:VERIFY][:SHAPE][:DRAWS]``, e.g. "draft_model:5" or "draft_model:6:rejection:sequoia/size=16:iid".
+    """``[auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS]``: "draft_model:5" or "draft_model:6:rejection:sequoia/size=16:iid".
 
-    The parts after the name may come in any order. Raises ConfigError.
+    The parts after the name may come in any order. "auto:" before it guesses as much as pays (see ``Engine``). Raises
+    ConfigError.
     """
-    name, *rest = text.strip().split(":")
+    name, *rest = text.strip().removeprefix(AUTO).split(":")
     options: dict[str, Any] = {"method": name}
     if verify is not None:
         options["verify"] = verify
@@ -50,10 +56,13 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
             key = "shape" if word in SHAPES else "draws" if word in [*DrawMode] else "verify"
             options[key] = part
         else:
-            raise ConfigError(f"method {text!r}: expected METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. 'draft_model:5'")
+            raise ConfigError(
+                f"method {text!r}: expected [auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. 'draft_model:5'"
+            )
     if draft is not None and name in METHODS and "model" in METHODS[name].key_names():
         options["model"] = draft
-    return BenchMethod(text.strip(), speculative_config(options))
+    speculation = "auto" if text.strip().startswith(AUTO) else "on"
+    return BenchMethod(text.strip(), speculative_config(options), speculation)
 
 
 AnyMethod = str | Mapping[str, Any] | MethodConfig | BenchMethod
@@ -81,7 +90,7 @@ class _Turn:
 
     temperature: float
     round: int
-    index: int  # of the prompt
+    index: int  # of the message
     lanes: list[_Lane]
 
     def key(self, lane: _Lane) -> RunKey:
@@ -125,17 +134,20 @@ def run_bench(
     progress: Callable[[int, int], None] | None = None,
     on_prompt: Callable[[PromptDone], None] | None = None,
     runs_file: Path | str | None = None,
+    judged: bool = False,
 ) -> BenchReport:
     """Decode every prompt plainly and with each method, ``rounds`` times, and report.
 
     engine, or the options of ``Engine.load``. A prompt that is a mere text is continued as it is. Plain decoding is
     always measured, whether or not it is among methods. The runs of one prompt follow each other, in an order that
     rotates from prompt to prompt, so that a slowdown of the machine affects all of them. A short run of each lane warms
-    up and is not counted. Prompts are decoded one at a time.
+    up and is not counted. Prompts are decoded one at a time. A later message of a question follows plain decoding's
+    answer to the one before, for every method: what they decode is then the same.
 
     dram_read measures the memory bandwidth in bytes per second; progress is called with (runs done, runs in all),
     on_prompt when all methods have decoded a prompt. runs_file: a file of JSON lines that every run is appended to as it
-    is made; the runs in it are not made again, if it comes from the same configuration and machine.
+    is made; the runs in it are not made again, if it comes from the same configuration and machine. judged: whether
+    answers to questions with a ``check`` are judged; programs among them are run (``sandbox``).
 
     Raises ConfigError, ModelError, BenchInterrupted.
     """
@@ -145,11 +157,9 @@ def run_bench(
         raise ConfigError(f"rounds = {rounds} must be at least 1, and temperatures = {list(temperatures)} not empty")
     chosen = [_bench_method(method, draft=draft, verify=verify) for method in methods]
     lanes = _lanes(engine, chosen)
-    items = [Item(at, "all", item, "text") if isinstance(item, str) else item for at, item in enumerate(prompts)]
-    encoded = [encode_item(engine, item) for item in items]
-    fitting = [index for index, ids in enumerate(encoded) if len(ids) < engine.model.spec.max_positions]
-    if not fitting:
-        raise ConfigError(f"none of {len(items)} prompts fits the context of {engine.model.spec.max_positions} tokens")
+    given_items = [Item(at, "all", item, "text") if isinstance(item, str) else item for at, item in enumerate(prompts)]
+    script = Script(engine, given_items)
+    items, fitting = script.messages, script.fitting
     sampling = [SamplingParams(temperature=t, max_new_tokens=max_new_tokens, seed=seed) for t in temperatures]
     given = {params.temperature: params for params in sampling}
     turns = [
@@ -164,15 +174,18 @@ def run_bench(
     num_planned = sum(len(turn.lanes) for turn in turns)
     origin = provenance()
     settings = {
-        **{key: value for key, value in engine.resolved().items() if key not in ("speculative", "exact")},
+        **{
+            key: value for key, value in engine.resolved().items() if key not in ("speculative", "speculation", "exact")
+        },
         "weight_bytes": engine.model.spec.weight_bytes,
         "vocab_size": engine.model.spec.vocab_size,
         "max_new_tokens": max_new_tokens,
         "rounds": rounds,
         "seed": seed,
+        "num_questions": len(given_items),
         "num_prompts": len(items),
-        "num_prompts_too_long": len(items) - len(fitting),
     }
+    judge = Judge()
 
     def report(begun: float, *, partial: bool) -> BenchReport:
         session = Session(
@@ -183,9 +196,18 @@ def run_bench(
             split_is_real=engine.model.spec.device.type == "cpu",
             dram_read=dram_read() if dram_read is not None else None,
             seed=seed,
+            questions=script.questions,
+            right=_right(engine, judge, items, lanes) if judged else {},
         )
         measured = sum(len(runs) for lane in lanes for runs in lane.runs.values())
-        figures = {"num_runs": measured, "num_runs_planned": num_planned, "seconds_measuring": perf_counter() - begun}
+        figures: dict[str, Any] = {
+            "num_prompts_too_long": len(items) - len(fitting) + len(script.too_long),
+            "num_runs": measured,
+            "num_runs_planned": num_planned,
+            "seconds_measuring": perf_counter() - begun,
+        }
+        if judged and any(item.check is not None and item.check.kind == "python" for item in items):
+            figures["sandbox"] = str(isolation())
         lanes_of = {lane.method.label: (lane.method.config, lane.runs) for lane in lanes}
         return assemble(
             session, lanes_of, settings={**settings, **figures}, provenance=origin, peak_rss_bytes=peak_rss_bytes(),
@@ -195,10 +217,15 @@ def run_bench(
     with ExitStack() as stack:
         journal, known = None, {}
         if runs_file is not None:
-            sha256 = hashlib.sha256(json.dumps([[encoded[i], items[i].prediction] for i in fitting]).encode())
+            texts = [[script.first.get(i, items[i].prompt), items[i].prediction] for i in fitting]
+            sha256 = hashlib.sha256(json.dumps(texts).encode())
             identity = {
                 **settings,
-                "methods": {lane.method.label: lane.method.config.resolved() for lane in lanes},
+                "num_prompts_too_long": len(items) - len(fitting),
+                "methods": {
+                    lane.method.label: {**lane.method.config.resolved(), "speculation": lane.method.speculation}
+                    for lane in lanes
+                },
                 "temperatures": list(given),
                 "prompts_sha256": sha256.hexdigest(),
                 "versions": origin["versions"],
@@ -216,8 +243,12 @@ def run_bench(
                 for lane in lanes:
                     if any(lane in turn.lanes and turn.key(lane) not in known for turn in left):
                         warm = replace(given[temperature], max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
-                        measure(lane.engine, encoded[fitting[0]], warm, items[fitting[0]].prediction)
+                        measure(lane.engine, script.first[fitting[0]], warm, items[fitting[0]].prediction)
             for turn in turns:
+                prompt = script.prompt(turn.index, lanes[0].runs, turn.temperature)
+                if prompt is None:  # with the answer before it, it is longer than the context
+                    num_planned -= len(turn.lanes)
+                    continue
                 runs, is_new = {}, False
                 for lane in turn.lanes:
                     if progress is not None:
@@ -225,7 +256,7 @@ def run_bench(
                     key = turn.key(lane)
                     if key not in known:
                         own = replace(given[turn.temperature], seed=seed + turn.index)
-                        known[key] = measure(lane.engine, encoded[turn.index], own, items[turn.index].prediction)
+                        known[key] = measure(lane.engine, prompt, own, items[turn.index].prediction)
                         is_new = True
                         if journal is not None:
                             journal.append({**dict(zip(KEY, key, strict=True)), **known[key].record()})
@@ -273,10 +304,12 @@ def _lanes(engine: Engine, methods: Sequence[BenchMethod]) -> list[_Lane]:
     twice = [method.label for method in named if [other.label for other in named].count(method.label) > 1]
     if twice:
         raise ConfigError(f"method {twice[0]!r} is given twice")
-    lanes = [_Lane(plain, engine.with_method(plain.config))]
+    lanes = [_Lane(plain, engine.with_method(plain.config, speculation="on"))]
     for method in named:
         shares = [lane.engine for lane in lanes if lane.method.config.weights == method.config.weights]
-        lanes.append(_Lane(method, (shares[0] if shares else engine).with_method(method.config)))
+        lanes.append(
+            _Lane(method, (shares[0] if shares else engine).with_method(method.config, speculation=method.speculation))
+        )
     return lanes
 
 
@@ -285,10 +318,15 @@ def _turned(lanes: Sequence[_Lane], turn: int) -> list[_Lane]:
     return [*lanes[start:], *lanes[:start]]
 
 
-def encode_item(engine: Engine, item: Item) -> list[int]:
-    """A prompt's tokens: as a message where it is one and the tokenizer has a chat template, else as it is."""
-    if item.format == "chat" and getattr(engine.tokenizer, "chat_template", None) is not None:
-        return engine.chat_prompt([{"role": "user", "content": item.prompt}])
-    if engine.tokenizer is None:
-        raise ConfigError("a suite is text: the engine needs a tokenizer")
-    return list(engine.tokenizer.encode(item.prompt, add_special_tokens=True))
+def _right(
+    engine: Engine, judge: Judge, items: Sequence[Item], lanes: Sequence[_Lane]
+) -> dict[tuple[str, float, int], bool]:
+    """(method, temperature, message) -> whether its answer is right, of those that can be judged."""
+    found = {}
+    for lane in lanes:
+        for (temperature, index), runs in lane.runs.items():
+            check = items[index].check
+            if check is not None:
+                text = answer_text(engine, runs[0].token_ids)
+                found[lane.method.label, temperature, index] = judge.right(check, text)
+    return found

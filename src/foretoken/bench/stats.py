@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -64,6 +65,15 @@ class PairedRuns:
     tokens: int
     seconds: float
 
+    def __add__(self, other: "PairedRuns") -> "PairedRuns":
+        """Both together."""
+        return PairedRuns(
+            self.plain_tokens + other.plain_tokens,
+            self.plain_seconds + other.plain_seconds,
+            self.tokens + other.tokens,
+            self.seconds + other.seconds,
+        )
+
 
 @dataclass(frozen=True)
 class Interval:
@@ -95,9 +105,49 @@ def bootstrap(pairs: Sequence[PairedRuns], *, seed: int = 0, resamples: int = 20
     value = speedup(pairs)
     if len(pairs) < 2:
         return Interval(value, value, value)
-    table = np.array([[p.tokens, p.seconds, p.plain_tokens, p.plain_seconds] for p in pairs], dtype=np.float64)
-    drawn = np.random.default_rng(seed).integers(len(pairs), size=(resamples, len(pairs)))
-    tokens, seconds, plain_tokens, plain_seconds = table[drawn].sum(1).T
-    values = (tokens / seconds) * (plain_seconds / plain_tokens)
+    values = _resampled(pairs, np.random.default_rng(seed), resamples)
     low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
     return Interval(value, float(low), float(high))
+
+
+def _resampled(pairs: Sequence[PairedRuns], generator: np.random.Generator, resamples: int) -> np.ndarray[Any, Any]:
+    """The speedup of every resample. [resamples], float64."""
+    table = np.array([[p.tokens, p.seconds, p.plain_tokens, p.plain_seconds] for p in pairs], dtype=np.float64)
+    drawn = generator.integers(len(pairs), size=(resamples, len(pairs)))
+    tokens, seconds, plain_tokens, plain_seconds = table[drawn].sum(1).T
+    values: np.ndarray[Any, Any] = (tokens / seconds) * (plain_seconds / plain_tokens)
+    return values
+
+
+def macro(
+    groups: Sequence[Sequence[PairedRuns]], *, seed: int = 0, resamples: int = 2000, level: float = 0.95
+) -> Interval:
+    """The mean of the groups' speedups, each counting alike, with a percentile interval: prompts are drawn anew within each
+    group. Groups without prompts are left out; NaN where there is none."""
+    kept = [group for group in groups if group]
+    value = sum(map(speedup, kept)) / len(kept) if kept else math.nan
+    if not kept or any(len(group) < 2 for group in kept):
+        return Interval(value, value, value)
+    generator, total = np.random.default_rng(seed), np.zeros(resamples)
+    for group in kept:
+        total += _resampled(group, generator, resamples)
+    low, high = np.quantile(total / len(kept), [(1 - level) / 2, (1 + level) / 2])
+    return Interval(value, float(low), float(high))
+
+
+def wilson(hits: int, count: int, *, z: float = 1.959963984540054) -> Interval:
+    """A share and its 95 % interval (Wilson 1927). NaN, between 0 and 1, of nothing."""
+    if not count:
+        return Interval(math.nan, 0.0, 1.0)
+    share = hits / count
+    middle, scale = share + z * z / (2 * count), 1 + z * z / count
+    half = z * math.sqrt(share * (1 - share) / count + z * z / (4 * count * count))
+    return Interval(share, max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))
+
+
+def mcnemar(one: int, other: int) -> float:
+    """Two-sided p-value of discordant pairs, ``one`` on one side and ``other`` on the other, if each side were as likely
+    (McNemar 1947, exact: binomial with 1/2). 1 without any."""
+    count, few = one + other, min(one, other)
+    tail: int = sum(math.comb(count, k) for k in range(few + 1))
+    return min(1.0, 2 * tail / (1 << count))

@@ -1,49 +1,99 @@
-"""Prompts to measure on: the bundled suite, and files in Spec-Bench's question format.
+"""Prompts to measure on: the bundled suite, the named public suites (``named.py``), and files of JSON lines.
 
-One JSON object a line: ``question_id``, ``category``, ``turns`` (the first is used; further turns would depend on the
-answer to it), and where there are any ``format`` ("text" to continue, "chat" to put into the chat template),
-``prediction`` (a guess of the output) and ``reference`` (not read here). Spec-Bench's questions have no ``format``: they
-are messages, so the chat template is used wherever the tokenizer has one.
+A line is one of three forms. Ours and Spec-Bench's: ``question_id``, ``category``, ``turns`` (messages of the user; a later
+one follows the model's own answer), and where there are any ``format`` ("text" to continue, "chat" to put into the chat
+template), ``prediction`` (a guess of the output) and ``reference`` (whose number is the right answer in categories of
+word problems). GSM8K's: ``question``, ``answer`` ("... #### 42"). HumanEval's: ``task_id``, ``prompt``, ``test``,
+``entry_point``. Lines without ``format`` are messages, so the chat template is used wherever the tokenizer has one.
 """
 
+import gzip
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from foretoken.bench.answers import Check, number_check, python_check
 from foretoken.core.errors import ConfigError, nearest
+
+NUMBER_CATEGORIES = ("math_reasoning", "gsm8k")
+"""Categories whose ``reference`` ends in the right number. MT-bench's ``math`` is none: its references are essays."""
+SOLVE = "\nThink step by step, and end with a line that has #### and the number alone."
+COMPLETE = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{}```"
 
 
 @dataclass(frozen=True)
 class Item:
-    """One prompt."""
+    """One question: its first message, and those that follow the answers to it."""
 
     question_id: int | str
     category: str
     prompt: str
     format: str = "chat"  # "text" or "chat"
     prediction: str | None = None
+    later: tuple[str, ...] = ()  # further messages of the user, each after the model's own answer to the one before
+    task: str = ""  # the part of a suite that reports sum up; empty: the category
+    check: Check | None = None  # how an answer to the first message is judged
+    turn: int = 1  # of a message of a question; runs are of one message each
+
+    @property
+    def group(self) -> str:
+        """What reports sum up."""
+        return self.task or self.category
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Questions, and what is to be said of them."""
+
+    name: str
+    items: list[Item]
+    notes: list[str] = field(default_factory=list)  # e.g. that a file has other counts than the suite it is named after
 
 
 def load_suite(name: str | Path = "bundled") -> list[Item]:
-    """The prompts of a JSONL file, or of the bundled suite. Raises ConfigError that names the line."""
+    """The questions of ``read_suite``, without its notes. Raises ConfigError."""
+    return read_suite(name).items
+
+
+def read_suite(name: str | Path = "bundled") -> Suite:
+    """A suite by name ("bundled", or one of ``named.NAMED``: from the cache directory, or fetched into it), or by a file.
+
+    Raises ConfigError that names the line.
+    """
+    from foretoken.bench import named
+
     if str(name) == "bundled":
         from foretoken import bundled
 
-        name = bundled.path("suite")
-    path = Path(name)
+        return Suite("bundled", read_file(bundled.path("suite"), "bundled"))
+    if str(name) in named.NAMED:
+        return named.read_named(str(name))
+    return named.described(Suite(str(name), read_file(Path(name), str(name))))
+
+
+def read_file(path: Path, name: str) -> list[Item]:
+    """The questions of a file of JSON lines, packed by gzip where it ends in .gz; name: as messages call it."""
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        lines = data.decode("utf-8").split("\n")
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ConfigError(f"suite {name!r} is not a whole gzip file: {error}") from None
     except OSError as error:
-        expected = "expected 'bundled' or a JSONL file"
-        raise ConfigError(f"suite {str(name)!r} cannot be read: {error.strerror}; {expected}") from None
+        from foretoken.bench.named import NAMED
+
+        known = ", ".join(["'bundled'", *NAMED])
+        close = nearest(name, list(NAMED))
+        raise ConfigError(
+            f"suite {name!r} cannot be read: {error.strerror}{close}; expected {known}, or a JSONL file"
+        ) from None
     except UnicodeDecodeError as error:
-        raise ConfigError(f"suite {str(name)!r} is not UTF-8 text (byte {error.start})") from None
+        raise ConfigError(f"suite {name!r} is not UTF-8 text (byte {error.start})") from None
     numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    items = [_item(line, number, f"suite {str(name)!r}, line {number}") for number, line in numbered]
+    items = [_item(line, number, f"suite {name!r}, line {number}") for number, line in numbered]
     if not items:
-        raise ConfigError(f"suite {str(name)!r} is empty")
+        raise ConfigError(f"suite {name!r} is empty")
     return items
 
 
@@ -52,22 +102,57 @@ def _item(line: str, number: int, where: str) -> Item:
         record: Any = json.loads(line)
     except json.JSONDecodeError as error:
         raise ConfigError(f"{where}: not JSON ({error.msg})") from None
+    if isinstance(record, dict) and "turns" not in record:
+        if all(isinstance(record.get(key), str) for key in ("question", "answer")):
+            return _gsm8k(record, number, where)
+        if all(isinstance(record.get(key), str) for key in ("task_id", "prompt", "test", "entry_point")):
+            return _humaneval(record)
     turns = record.get("turns") if isinstance(record, dict) else None
-    if not isinstance(turns, list) or not turns or not isinstance(turns[0], str) or not turns[0]:
-        raise ConfigError(f"{where}: expected an object with 'turns': a list of texts, the prompt first")
+    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
+        raise ConfigError(
+            f"{where}: expected an object with 'turns': a list of texts, the prompt first (or with GSM8K's 'question' and "
+            "'answer', or HumanEval's 'task_id', 'prompt', 'test' and 'entry_point')"
+        )
     form, prediction = record.get("format", "chat"), record.get("prediction")
     if form not in ("text", "chat"):
         raise ConfigError(f"{where}: format = {form!r} must be 'text' or 'chat'")
     if prediction is not None and not isinstance(prediction, str):
         raise ConfigError(f"{where}: prediction must be a text")
+    category = str(record.get("category", "all"))
     return Item(
-        record.get("question_id", number), str(record.get("category", "all")), turns[0], form, prediction or None
-    )
+        record.get("question_id", number), category, turns[0], form, prediction or None, tuple(turns[1:]),
+        check=_check(record, category),
+    )  # fmt: skip
+
+
+def _check(record: Mapping[str, Any], category: str) -> Check | None:
+    """The right number of a word problem with a reference, or the tests that a line brings."""
+    if isinstance(record.get("test"), str) and isinstance(record.get("entry_point"), str):
+        return python_check(record["test"], record["entry_point"], record["turns"][0])
+    reference = record.get("reference")
+    if isinstance(reference, list):
+        reference = next((text for text in reference if isinstance(text, str)), None)
+    if category not in NUMBER_CATEGORIES or not isinstance(reference, str):
+        return None
+    return number_check(reference)
+
+
+def _gsm8k(record: Mapping[str, Any], number: int, where: str) -> Item:
+    check = number_check(record["answer"])
+    if check is None:
+        raise ConfigError(f"{where}: the answer has no number: {record['answer'][-40:]!r}")
+    return Item(record.get("question_id", number), "gsm8k", record["question"] + SOLVE, check=check)
+
+
+def _humaneval(record: Mapping[str, Any]) -> Item:
+    check = python_check(record["test"], record["entry_point"], record["prompt"])
+    return Item(record["task_id"], "humaneval", COMPLETE.format(record["prompt"]), check=check)
 
 
 def select(items: Sequence[Item], *, categories: Sequence[str] | None = None, limit: int | None = None) -> list[Item]:
-    """The first ``limit`` items of each category asked for, in the suite's order. Raises ConfigError."""
-    known = list(dict.fromkeys(item.category for item in items))
+    """The first ``limit`` items of each category asked for, in the suite's order; the name of a task, such as Spec-Bench's
+    mt_bench, stands for its categories. Raises ConfigError."""
+    known = list(dict.fromkeys([*(item.category for item in items), *(item.group for item in items)]))
     for category in categories or ():
         if category not in known:
             raise ConfigError(f"unknown category {category!r}{nearest(category, known)}")
@@ -76,7 +161,7 @@ def select(items: Sequence[Item], *, categories: Sequence[str] | None = None, li
     taken: dict[str, int] = {}
     chosen = []
     for item in items:
-        if categories and item.category not in categories:
+        if categories and item.category not in categories and item.group not in categories:
             continue
         taken[item.category] = taken.get(item.category, 0) + 1
         if limit is None or taken[item.category] <= limit:

@@ -17,14 +17,27 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.journal import read_journal
 
 if TYPE_CHECKING:
-    from foretoken.bench import BenchMethod, BenchReport, PromptDone
+    from foretoken.bench import BenchMethod, BenchReport, Item, PromptDone
     from foretoken.bench.trace import DecodedRun
 
 PROMPTS = "Prompts"
 Suite = Annotated[
     str,
-    typer.Option("--suite", metavar="bundled|FILE", rich_help_panel=PROMPTS,
-                 help="Prompts: JSON lines in our format or Spec-Bench's (the first turn is used)."),
+    typer.Option("--suite", metavar="bundled|NAME|FILE", rich_help_panel=PROMPTS,
+                 help="Prompts. NAME: spec-bench, eagle/mt_bench, eagle/humaneval, eagle/gsm8k, eagle/alpaca, eagle/sum, "
+                 "eagle/qa, gsm8k or humaneval, from the cache directory, fetched once. FILE: JSON lines in our format, "
+                 "Spec-Bench's, GSM8K's or HumanEval's."),
+]  # fmt: skip
+Sample = Annotated[
+    int | None,
+    typer.Option("--sample", metavar="N", rich_help_panel=PROMPTS,
+                 help="The same N questions of the suite for everybody: as many of each task, 10 for 60 of spec-bench."),
+]  # fmt: skip
+Quality = Annotated[
+    bool,
+    typer.Option("--quality", rich_help_panel=PROMPTS,
+                 help="Judge answers to word problems (the final number) and to HumanEval's tasks: their programs are RUN, "
+                 "in a process with limits."),
 ]  # fmt: skip
 Categories = Annotated[
     str | None,
@@ -38,9 +51,9 @@ Methods = Annotated[
     str | None,
     typer.Option(
         "--methods", metavar="A,B,...", rich_help_panel=o.SPECULATION,
-        help="What to measure against plain decoding: METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. draft_model:5,"
-        "ngram:4:exact,draft_model:6:rejection:sequoia/size=16. Default: draft_model where there is a draft, "
-        "ngram, and prediction where prompts have one.",
+        help="What to measure against plain decoding: [auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. draft_model:5,"
+        "ngram:4:exact,draft_model:6:rejection:sequoia/size=16. auto: as much as pays. "
+        "Default: draft_model where there is a draft, ngram, and prediction where prompts have one.",
     ),
 ]  # fmt: skip
 Temperatures = Annotated[
@@ -87,8 +100,10 @@ Resume = Annotated[
 def bench(
     ctx: typer.Context,
     suite: Suite = "bundled",
+    sample: Sample = None,
     categories: Categories = None,
     limit: Limit = None,
+    quality: Quality = False,
     rounds: Rounds = 1,
     target: o.Target = "bundled",
     draft: o.Draft = None,
@@ -113,7 +128,8 @@ def bench(
 
     Figures: tokens/s; speedup with a 95 % interval (paired bootstrap over prompts); mean acceptance length; conditional
     acceptance rates by position; c and v, the cost of a guess and of a verifying pass in plain passes; the speedup that
-    a cost model predicts from these; whether all tokens were identical. Texts are cut at their first loop.
+    a cost model predicts from these; whether all tokens were identical. Texts are cut at their first loop. The second
+    message of a question is put after plain decoding's answer to the first.
 
     Where stderr is no terminal each prompt is a line on it. Ctrl-C and SIGTERM end with a report of what was measured,
     marked partial; --resume goes on.
@@ -124,10 +140,9 @@ def bench(
     if threads is not None and threads < 1:
         raise ConfigError(f"--threads {threads} must be at least 1")
     settings.quiet()
-    from foretoken.bench import BenchInterrupted, load_suite, run_bench, select
+    from foretoken.bench import BenchInterrupted, run_bench
 
-    wanted = [name.strip() for name in categories.split(",")] if categories is not None else None
-    items = select(load_suite(suite), categories=wanted, limit=limit)
+    items = _questions(suite, sample, categories, limit, quality)
     chosen = _methods(methods, target, draft, verify, any(item.prediction for item in items))
     if threads is not None:
         import torch
@@ -147,7 +162,7 @@ def bench(
             report = run_bench(
                 engine, items, chosen, temperatures=temperature or [0.0], max_new_tokens=max_new_tokens, rounds=rounds,
                 seed=seed, dram_read=dram_read if bandwidth and device == "cpu" else None, progress=progress,
-                on_prompt=None if sys.stderr.isatty() else _print_prompt, runs_file=runs_file,
+                on_prompt=None if sys.stderr.isatty() else _print_prompt, runs_file=runs_file, judged=quality,
             )  # fmt: skip
     except BenchInterrupted as stop:
         status = TERMINATED if isinstance(stop.__cause__, Terminated) else INTERRUPTED
@@ -165,6 +180,26 @@ def bench(
         show(report, no_color=no_color)
     if status:
         raise typer.Exit(status)
+
+
+def _questions(name: str, size: int | None, categories: str | None, limit: int | None, quality: bool) -> "list[Item]":
+    """The questions that the options ask for; what is to be said of the suite is a line each."""
+    from foretoken.bench import read_suite, select
+    from foretoken.bench import sample as sampled
+
+    suite = read_suite(name)
+    if size is not None:
+        suite = sampled(suite, size)
+    for note in suite.notes:
+        say(note)
+    wanted = [part.strip() for part in categories.split(",")] if categories is not None else None
+    items = select(suite.items, categories=wanted, limit=limit)
+    if quality and not any(item.check is not None for item in items):
+        raise ConfigError(
+            "--quality needs questions whose answers can be judged: word problems with a reference, or HumanEval's tasks, "
+            "e.g. --suite gsm8k; none of the chosen ones is"
+        )
+    return items
 
 
 def open_runs(output: str | None, *, resume: bool) -> Path | None:
@@ -232,7 +267,7 @@ def prompt_line(done: "PromptDone") -> str:
         f"bench {done.num_runs}/{done.num_planned} runs",
         f"temperature {done.temperature:g}",
         *([f"round {done.round + 1}"] if done.round else []),
-        f"{done.item.category} {done.item.question_id}",
+        f"{done.item.category} {done.item.question_id}{f' turn {done.item.turn}' if done.item.turn > 1 else ''}",
     ]
     for label, rate in sorted(rates.items(), key=lambda pair: pair[0] != "none"):
         ratio = f" ({rate / base:.2f})" if base and label != "none" else ""

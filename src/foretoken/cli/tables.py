@@ -7,7 +7,9 @@ from typing import TYPE_CHECKING, Any, Literal
 from foretoken.cli.output import has_color
 
 if TYPE_CHECKING:
-    from foretoken.bench import BenchReport, Figures, MethodReport
+    from rich.console import Console
+
+    from foretoken.bench import BenchReport, Figures, MethodReport, TemperatureReport
 
 WIDE = 136
 COLUMNS: dict[str, Literal["left", "right"]] = {
@@ -21,6 +23,7 @@ NOTES = (
     "length: mean acceptance length, 1 + accepted / steps. c, v: one guess and one verifying pass, in plain passes.\n"
     "model: the speedup that length / (v + guesses * c) predicts. outside: time outside model passes. looped: prompts cut\n"
     "at their first loop (a 16-gram seen three times), on both sides. same: prompts whose tokens are all identical.\n"
+    "mean of N: over tasks or categories, each counting alike; the first line counts tokens.\n"
     "of limit: weight bytes / time of a pass / memory read measured here; above 100 % the weights stay in the cache."
 )
 
@@ -44,10 +47,14 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
         for name, justify in columns.items():
             table.add_column(name, justify=justify, no_wrap=True)
         for method in at.methods:
-            for figures in [method.overall, *(method.categories if len(method.categories) > 1 else [])]:
+            several = len(method.categories) > 1
+            for figures in [method.overall, *(method.categories if several else [])]:
                 cells = _cells(method, figures)
                 style = "bold" if figures is method.overall else None
                 table.add_row(*(escape(cells.get(name, "")) for name in columns), style=style)
+            if several:
+                cells = _macro(method)
+                table.add_row(*(escape(cells.get(name, "")) for name in columns))
             table.add_section()
         console.print(table)
         for method in at.methods:
@@ -57,6 +64,7 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
                 console.print(
                     f"{method.label}: accepted by position, given the one before it: {listed}", soft_wrap=True
                 )
+        _show_quality(console, at)
     methods = [method for at in report.temperatures for method in at.methods]
     different = dict.fromkeys(method.label for method in methods if method.exact and not method.identical_expected)
     lossy = dict.fromkeys(method.label for method in methods if not method.exact)
@@ -69,6 +77,32 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
     console.print(NOTES if wide else "A wider terminal (128 columns) or --json shows all figures, and what they mean.")
     for line in _about(report):
         console.print(line, soft_wrap=True)
+
+
+def _show_quality(console: "Console", at: "TemperatureReport") -> None:
+    """A table of right answers, where any were judged."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    if not any(method.quality for method in at.methods):
+        return
+    title = f"right answers, temperature {at.temperature:g}"
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for name in ("method", "judged", "right", "95 %", "plain alone", "method alone", "p"):
+        table.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    for method in at.methods:
+        for number, part in enumerate(method.quality):
+            pairs = (str(part.num_plain_only), str(part.num_method_only), f"{part.p_value:.3f}")
+            table.add_row(
+                escape(method.label if number == 0 else f"  {part.category}"), str(part.num_judged),
+                f"{part.share.value:.1%}", f"{part.share.low:.1%} to {part.share.high:.1%}",
+                *(pairs if method.config["method"] != "none" else ("", "", "")),
+            )  # fmt: skip
+    console.print(table)
+    console.print(
+        "95 %: Wilson. plain alone, method alone: questions that only one of the two has right. p: McNemar's exact test."
+    )
 
 
 def _width() -> int | None:
@@ -101,13 +135,25 @@ def _cells(method: "MethodReport", f: "Figures") -> dict[str, str]:
     }
 
 
+def _macro(method: "MethodReport") -> dict[str, str]:
+    """Column to text of the row of means over tasks."""
+    mean, plain = method.macro, method.config["method"] == "none"
+    interval = f"{mean.speedup.value:.2f} [{mean.speedup.low:.2f}, {mean.speedup.high:.2f}]"
+    return {
+        "method": f"  mean of {mean.num_tasks}",
+        "tok/s": f"{mean.tokens_per_second:.1f}",
+        "speedup": "1" if plain else interval,
+        "length": "" if plain else f"{mean.mean_acceptance_length:.2f}",
+    }
+
+
 def _about(report: "BenchReport") -> list[str]:
     s: dict[str, Any] = report.settings
     p = report.provenance
     ran = [
         f"{s['target']} ({s['architecture']}, {s['weight_bytes'] / 1e6:.1f} MB a pass)", s["implementation"], s["dtype"],
         f"{p['machine']['torch_threads']} threads",
-        f"{s['num_prompts']} prompts x {s['max_new_tokens']} tokens x {s['rounds']} rounds",
+        f"{_prompts(s)} x {s['max_new_tokens']} tokens x {s['rounds']} rounds",
         f"seed {s['seed']}",
     ]  # fmt: skip
     if s["width"]:
@@ -121,7 +167,14 @@ def _about(report: "BenchReport") -> list[str]:
     if p["git_revision"]:
         commit, changes, _ = p["git_revision"].partition("+changes")
         on.append(f"revision {commit[:12]}{' with uncommitted changes' if changes else ''}")
-    return [" · ".join(ran), " · ".join(on)]
+    sandbox = [f"programs were run in {s['sandbox']}"] if "sandbox" in s else []
+    return [" · ".join(ran), " · ".join(on), *sandbox]
+
+
+def _prompts(settings: dict[str, Any]) -> str:
+    """How many prompts, and of how many questions where these have several messages."""
+    prompts, questions = settings["num_prompts"], settings["num_questions"]
+    return f"{prompts} prompts" if prompts == questions else f"{prompts} prompts of {questions} questions"
 
 
 def _number(value: float | None, form: str) -> str:

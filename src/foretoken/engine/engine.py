@@ -17,6 +17,7 @@ from foretoken.engine.config import speculative_config
 from foretoken.engine.event import Observer
 from foretoken.engine.groups import Choice, check_together
 from foretoken.engine.loop import Limits, Loop
+from foretoken.engine.planning import Planning
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.recorder import Recorder
 from foretoken.engine.result import Completion
@@ -28,6 +29,7 @@ from foretoken.methods.acceptance.stopping import can_stop, check_stop
 from foretoken.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretoken.model.prefill import round_up
 from foretoken.model.target import CausalModel
+from foretoken.planner.planner import Planner
 
 Prompt = str | Sequence[int]
 """A text, or its token ids."""
@@ -60,18 +62,30 @@ class Engine:
         method: Method | None = None,
         width: int = 0,
         prefix_memory_gib: float = 0.0,
+        speculation: str = "on",
     ) -> None:
         """model: a loaded model, of foretoken or of transformers. draft: a loaded draft model, which the configuration
         names by ``draft.spec.name``. method: the loaded method of the configuration; None: load it here.
 
         width > 0 runs every decode pass with that many nodes a row (see ``step``). prefix_memory_gib: how much KV of
-        texts is kept for prompts that begin alike: a known prefix is not read again. Raises ConfigError, ModelError.
+        texts is kept for prompts that begin alike: a known prefix is not read again. speculation: "on" guesses as deep as
+        the configuration says; "auto" measures costs at the first call (seconds, remembered) and then decides before
+        every step how deep guessing pays, or not at all. Raises ConfigError, ModelError.
         """
         width = value_of(width, int, "width")
         prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")
         self.model, self.tokenizer, self.width = as_model(model), tokenizer, width
         self._draft = None if draft is None else as_model(draft)
         model = self.model
+        if speculation not in ("on", "auto"):
+            raise ConfigError(
+                f"speculation = {speculation!r} must be 'on' or 'auto'; for plain decoding give method 'none'"
+            )
+        if speculation == "auto" and model.is_shared:
+            raise ConfigError(
+                "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
+                "model would decode different steps: give 'on'"
+            )
         self.speculative = speculative_config(speculative)
         needed = self.speculative.max_nodes
         if width < 0 or 0 < width < needed:
@@ -87,6 +101,8 @@ class Engine:
         if prefix_memory_gib < 0:
             raise ConfigError(f"prefix_memory_gib = {prefix_memory_gib} must not be negative; 0 keeps nothing")
         self._prefixes = PrefixStore(int(prefix_memory_gib * 2**30)) if prefix_memory_gib else None
+        self.speculation = speculation
+        self._planning = Planning(model) if speculation == "auto" else None
         self._choices: dict[MethodConfig, Choice] = {}  # of requests with another configuration than the engine's
 
     @classmethod
@@ -104,6 +120,7 @@ class Engine:
         tensor_parallel: bool = False,
         width: int = 0,
         prefix_memory_gib: float = 0.0,
+        speculation: str = "on",
     ) -> "Engine":
         """Load a target by hub id or directory ("bundled": the one that comes with foretoken), and its drafter.
 
@@ -135,13 +152,19 @@ class Engine:
                 )
             model = as_model(target)
         return cls(
-            model, tokenizer, speculative=config, draft=given, width=width, prefix_memory_gib=prefix_memory_gib
+            model, tokenizer, speculative=config, draft=given, width=width,
+            prefix_memory_gib=prefix_memory_gib, speculation=speculation,
         )  # fmt: skip
 
     def with_method(
-        self, speculative: MethodConfig | Mapping[str, Any] | str | None, *, method: Method | None = None
+        self,
+        speculative: MethodConfig | Mapping[str, Any] | str | None,
+        *,
+        method: Method | None = None,
+        speculation: str | None = None,
     ) -> "Engine":
-        """An engine with the same target and tokenizer and another method. A draft model of the same name is shared."""
+        """An engine with the same target and tokenizer and another method. A draft model of the same name is shared.
+        speculation: None keeps this engine's."""
         config = speculative_config(speculative)
         mine = self.speculative
         if (
@@ -151,7 +174,8 @@ class Engine:
         ):
             method = self.method
         return Engine(
-            self.model, self.tokenizer, speculative=config, draft=self._draft, method=method, width=self.width
+            self.model, self.tokenizer, speculative=config, draft=self._draft, method=method, width=self.width,
+            speculation=speculation or self.speculation,
         )  # fmt: skip
 
     def load_draft(self, name: str) -> CausalModel:
@@ -282,7 +306,12 @@ class Engine:
 
     def _decode(self, rows: Sequence[Row], choices: Sequence[Choice], batch_size: int) -> Iterator[list[Row]]:
         """Decode rows, at most batch_size together; yields after every round those that ended in it."""
-        loop = self._loop(rows, choices, min(batch_size, len(rows)))
+        num_rows = min(batch_size, len(rows))
+        planner = None
+        if self._planning is not None:
+            planner = self._planning.planner(choices, num_rows)
+            choices = [self._planning.used(choice) for choice in choices]
+        loop = self._loop(rows, choices, num_rows, planner)
         for row, choice in zip(rows, choices, strict=True):
             loop.submit(Submission(str(row.index), row.prompt_ids, row.params), row, choice, None)
         while loop.has_work:
@@ -293,8 +322,8 @@ class Engine:
                     raise row.error
             yield ended
 
-    def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int) -> Loop:
-        """A loop without a planner and without a clock: its output is a function of the requests."""
+    def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int, planner: Planner | None) -> Loop:
+        """A loop for these requests. Without a planner it reads no clock: its steps are a function of the requests."""
         grown = max(choice.num_nodes for choice in choices)
         need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)
         capacity = round_up(need, 512 if self.width else 64)
@@ -302,7 +331,7 @@ class Engine:
         return Loop(
             self.model,
             limits,
-            None,
+            planner,
             prefixes=self._prefixes,
             width=self.width,
             observers=self.observers,
@@ -335,6 +364,7 @@ class Engine:
             "dtype": str(spec.dtype).removeprefix("torch."),
             "device": str(spec.device),
             "width": self.width,
+            "speculation": self.speculation,
             "exact": config.verifier.exact,
             "speculative": config.resolved(),
         }

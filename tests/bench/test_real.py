@@ -1,0 +1,111 @@
+"""The script of real checkpoints, on table models: cells, resuming, what it prints."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from benchmarks import real
+
+from foretoken.engine.engine import Engine
+from foretoken.model.table import TableLM
+from tests.bench.test_run import Letters
+
+
+@pytest.fixture
+def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
+    """Run the script on a suite of four questions; returns what it printed and what it said."""
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path / "cache"))
+    suite = tmp_path / "suite.jsonl"
+    lines = [{"question_id": i, "category": "ab"[i % 2], "turns": ["good", "again"][: 1 + i // 2]} for i in range(4)]
+    suite.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    monkeypatch.setattr(real, "dram_read_bandwidth", lambda: 1e9)
+    monkeypatch.setattr(
+        real, "load", lambda model, weights: Engine(TableLM(16, seed=3, max_positions=64), Letters())
+        if weights == "bf16" else None
+    )  # fmt: skip
+
+    def run(*args: object) -> tuple[str, str]:
+        command = ["real", "--results", tmp_path / "real.jsonl", "--suite", suite, "--sample", 0, "--tokens", 6, *args]
+        monkeypatch.setattr(sys, "argv", [str(part) for part in command])
+        real.main()
+        return capsys.readouterr()
+
+    return run
+
+
+def cells(tmp_path: Path) -> list[tuple[str, float]]:
+    lines = (tmp_path / "real.jsonl").read_text().splitlines()
+    return [(cell["method"], cell["temperature"]) for cell in map(json.loads, lines)]
+
+
+def test_cells_are_measured_once(call: Any, tmp_path: Path) -> None:
+    out, _ = call("--model", "tiny=x", "--methods", "ngram:2,draft_model:2", "--temperatures", "0,1")
+    assert cells(tmp_path) == [("none", 0.0), ("ngram:2", 0.0), ("none", 1.0), ("ngram:2", 1.0)]  # there is no draft
+    assert "## tiny, bf16, temperature 0" in out
+    assert "| `ngram:2` |" in out
+    assert "| a | b |" in out
+    assert "6/6 |" in out  # four questions, two of them with a second message; all tokens identical
+    assert "memory reads 1.0 GB/s" in out
+    _, said = call("--model", "tiny=x", "--methods", "ngram:2,suffix", "--temperatures", "0")
+    assert "tiny, bf16, temperature 0: none, suffix" in said
+    assert cells(tmp_path)[4:] == [("none", 0.0), ("suffix", 0.0)]
+    _, said = call("--model", "tiny=x", "--methods", "ngram:2,suffix", "--temperatures", "0")
+    assert said == ""
+    assert call("--show")[0].count("## tiny") == 2
+    assert list(tmp_path.glob("*.runs.jsonl")) == []
+
+
+def test_other_questions_are_other_cells(call: Any, tmp_path: Path) -> None:
+    call("--model", "tiny=x", "--methods", "ngram:2", "--temperatures", "0")
+    call("--model", "tiny=x", "--methods", "ngram:2", "--temperatures", "0", "--limit", 1)
+    assert len(cells(tmp_path)) == 4
+
+
+def test_it_stops_in_time_and_goes_on(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = iter([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1e6])
+    monkeypatch.setattr(real.time, "monotonic", lambda: next(clock, 1e6))
+    _, said = call("--model", "tiny=x", "--methods", "ngram:2", "--temperatures", "0", "--minutes", 1)
+    assert "stopped: the same command goes on" in said
+    assert cells(tmp_path) == []
+    (runs,) = tmp_path.glob("*.runs.jsonl")
+    assert len(runs.read_text().splitlines()) > 1
+    monkeypatch.undo()
+
+
+def test_weights_that_cannot_be_made_are_left_out(call: Any, tmp_path: Path) -> None:
+    _, said = call("--model", "tiny=x", "--weights", "int8", "--methods", "ngram")
+    assert "tiny: this version has no int8 weights: left out" in said
+    with pytest.raises(SystemExit, match="--weights fp3 is not one of"):
+        call("--model", "tiny=x", "--weights", "fp3")
+
+
+def test_auto_and_its_bars() -> None:
+    def cell(method: str, ratio: float, low: float) -> dict[str, Any]:
+        parts = [
+            {"category": name, "speedup": {"value": value}} for name, value in (("a", low), ("b", 2 * ratio - low))
+        ]
+        return {"method": method, "report": {"overall": {"speedup": {"value": ratio}}, "categories": parts}}
+
+    (said,) = real.bars([cell("none", 1.0, 1.0), cell("ngram", 1.6, 0.9), cell("auto:ngram", 1.52, 0.99)])
+    assert said == (
+        "auto:ngram: at least 0.99 of plain in every task (lowest: a; bar 0.98); 0.95 of the best fixed choice, "
+        "ngram (bar 0.95)"
+    )
+    (said,) = real.bars([cell("ngram", 0.8, 0.7), cell("auto:ngram", 1.0, 0.99)])
+    assert "1.00 of the best fixed choice, plain decoding" in said
+
+
+def test_models(tmp_path: Path) -> None:
+    found = real.chosen_models(["qwen", "mine=T,draft=D", "smollm2,eagle3=E"], tmp_path)
+    assert found["qwen"].target == str(tmp_path / "qwen2.5-coder-1.5b-hf")
+    assert found["qwen"].methods()[:5] == [f"draft_model:{count}" for count in range(1, 6)]
+    assert found["qwen"].methods()[-1] == "auto:draft_model:5"
+    assert (found["mine"].target, found["mine"].draft) == ("T", "D")
+    assert found["smollm2"].methods() == ["eagle3:5", "suffix", "ngram", "auto:eagle3:5"]
+    assert found["smollm2"].method("draft_model:3") is None
+    with pytest.raises(SystemExit, match="give --model x=TARGET"):
+        real.chosen_models(["x"], None)
+    with pytest.raises(SystemExit, match="expected NAME=TARGET"):
+        real.chosen_models(["x=T,drft=D"], None)
