@@ -36,6 +36,7 @@ class Settings:
         ({"size": 3, "rate": 2, "deep": True, "name": "x"}, {"size": 3, "rate": 2.0, "deep": True, "name": "x"}),
         ({"rate": None, "name": None}, {"rate": None, "name": None}),
         ({"widths": [4, 2], "stops": ["a"]}, {"widths": (4, 2), "stops": ("a",)}),
+        ({"stops": "abc"}, {"stops": ("abc",)}),
         ({"bias": {3: 1}}, {"bias": {3: 1.0}}),
         ({"bias": {3: float("-inf")}}, {"bias": {3: float("-inf")}}),
         ({"rule": abs}, {"rule": abs}),
@@ -63,7 +64,7 @@ def test_what_is_taken(given: dict[str, Any], wanted: dict[str, Any]) -> None:
         ({"name": 3}, "name = 3 must be a text"),
         ({"widths": "4x2"}, "widths = '4x2' must be a list of whole numbers"),
         ({"widths": [1.5]}, "widths = [1.5] must be a list of whole numbers"),
-        ({"stops": "abc"}, "stops = 'abc' must be a list of texts"),
+        ({"stops": 3}, "stops = 3 must be a list of texts"),
         ({"bias": {"a": 1.0}}, "must be token ids and numbers"),
     ],
 )

@@ -91,8 +91,8 @@ def test_sampling_options_by_name() -> None:
         engine.stream([1], temperature=-1)
     with pytest.raises(ConfigError, match=r"temperature = '0\.5' must be a number"):
         engine.generate([1], temperature="0.5")
-    with pytest.raises(ConfigError, match="stop = 'abc' must be a list of texts"):
-        engine.generate([1], stop="abc")
+    with pytest.raises(ConfigError, match="stop = 3 must be a list of texts"):
+        engine.generate([1], stop=3)
     params = SamplingParams(max_new_tokens=4, seed=1)
     assert engine.generate([1], params, max_new_tokens=2).num_tokens == 2
     assert params.max_new_tokens == 4

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -10,6 +11,7 @@ import torch
 from foretoken import Engine, SamplingParams, Service, ServiceOptions, Submission, Update, speculative_config
 from foretoken.core.errors import ConfigError, PromptError, QueueFullError, ServiceClosedError
 from foretoken.methods.draft_model.drafter import DraftModel
+from foretoken.planner.costs import CostTable
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 
 
@@ -115,6 +117,31 @@ def test_a_speedup_is_told_only_while_it_is_measured(speculation: str) -> None:
         assert bool(told) == (speculation == "auto")
         assert all(0.01 < figure < 100 for figure in told)
         assert made.snapshot().speedup is None, "it is idle"
+    finally:
+        made.close()
+
+
+def test_a_request_that_asks_guesses_in_every_step_that_it_has_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where guessing can never pay, nothing was guessed even for who only wanted to see it."""
+    cells = {(batch, batch * (1 + depth)): 1.0 + depth for batch in (1, 4) for depth in (0, 1, 4)}
+    hopeless = CostTable(cells, {"draft_model": {(1, 1): 9.0, (1, 4): 36.0, (4, 4): 99.0}})
+    monkeypatch.setattr("foretoken.engine.service.measured_costs", lambda *given, **options: hopeless)
+    made, box = service(speculation="auto"), Mailbox()
+    try:
+        submission = Submission("a", [1, 2, 3], ENDLESS)
+        made.submit(submission, box.hear)
+        made.submit(replace(submission, request_id="b", always=True), box.hear)
+        planned, _ = box.last("a").completion, box.last("b")
+        made.submit(replace(submission, request_id="c", always=True, speculative=made.method("ngram")), box.hear)
+        box.last("c")
+        made.submit(replace(submission, request_id="d", always=True), box.hear)
+        asked = box.last("d").completion
+        assert planned is not None
+        assert asked is not None
+        assert planned.num_draft_tokens == 0
+        assert all(depth == 4 for depth, _ in asked.steps[:-3])
+        assert asked.token_ids == planned.token_ids
+        made.check_integrity()
     finally:
         made.close()
 

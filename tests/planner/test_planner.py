@@ -161,6 +161,23 @@ def test_off_and_on_do_as_told() -> None:
         planner(mode="sometimes")
 
 
+def test_rows_that_ask_to_guess_always_do_so_where_all_ask() -> None:
+    """A page that shows guesses asks for them; what that costs is nobody else's."""
+    hopeless = planner(guess=3.0)
+    ask, other = RowView("a", "m", 4, 3, always=True), RowView("b", "m", 4, 9)
+    unmeasured = RowView("c", "unmeasured", 4, 9, always=True)
+    assert hopeless.plan([ask]) == [3]
+    assert hopeless.will_guess([ask])
+    assert hopeless.plan([ask, unmeasured], arriving=9) == [3, 4]
+    hopeless.observe(
+        StepObservation(2, [RowStep("a", "m", 3, 3, 1), RowStep("c", "unmeasured", 4, 0, 0)], 9.0, 1.0, 0.1)
+    )
+    assert hopeless.plan([ask, other]) == [0, 0]
+    assert not hopeless.will_guess([ask, other])
+    assert hopeless.plan([other]) == [0]
+    assert planner(mode="off").plan([ask]) == [0]
+
+
 def test_nobody_and_nothing_to_guess() -> None:
     mute = planner()
     assert mute.plan([]) == []
@@ -212,6 +229,49 @@ def test_a_good_drafter_is_used_as_deep_as_it_pays() -> None:
     assert run.planner.speedup > 2.0
     assert run.planner.state["guessing"]
     assert run.planner.state["mean_depth"] == 4.0
+
+
+def test_the_speedup_without_a_guess_is_exactly_one() -> None:
+    """1.156 was shown where nothing was guessed: the table's plain step took longer than the real one."""
+    run = Run(planner(guess=3.0), [0.5], true=CostTable({(1, 1): 0.7, (1, 2): 0.8}, {"m": {(1, 1): 3.0}}))
+    for _ in range(300):
+        run.step()
+        assert run.planner.speedup == 1.0
+
+
+@pytest.mark.parametrize("wrong", [7.0, 1.0, 0.3])
+@pytest.mark.parametrize("rate", [0.95, 0.5])
+def test_the_speedup_is_the_real_one_or_unknown(wrong: float, rate: float) -> None:
+    """5.52 was shown where 0.77 was measured: plain steps were as dear as a wrong table had them."""
+    right = table(0.1)
+    plain = {cell: cost * (wrong if cell[0] == cell[1] else 1.0) for cell, cost in right.verify_cells.items()}
+    run = Run(Planner(CostTable(plain, right.draft_cells, {"m": 0.0}), Acceptance(4)), [rate], true=right)
+    run.steps(600)
+    seconds, tokens = run.seconds, run.tokens
+    told = []
+    for _ in range(600):
+        run.step()
+        told.append(run.planner.speedup)
+    real = (run.tokens - tokens) / (run.seconds - seconds) * right.verify(1, 1)
+    known = [figure for figure in told if figure is not None]
+    assert all(figure == pytest.approx(real, rel=0.2) for figure in known[-100:])
+    assert len(known) > 300, "it is measured again where it was forgotten"
+
+
+def test_the_speedup_is_unknown_where_no_plain_step_was_seen_and_never_above_the_tokens_of_a_step() -> None:
+    fresh = planner()
+    for kept in (1, 4, 2, 0, 3):
+        fresh.plan([RowView("a", "m", 4, 9, always=True)])
+        fresh.observe(StepObservation(1, [RowStep("a", "m", 4, 4, kept)], 0.01, 0.1, 0.01))
+        assert fresh.speedup is None
+    other = planner()  # whose plain steps take ten times as long as its guessing ones: it was disturbed
+    for _ in range(30):
+        other.plan([RowView("a", "m", 4, 9)])
+        other.observe(StepObservation(1, [RowStep("a", "m", 0, 0, 0)], 0.0, 1.0, 0.0))
+    for _ in range(400):
+        other.plan([RowView("a", "m", 4, 9, always=True)])
+        other.observe(StepObservation(1, [RowStep("a", "m", 4, 4, 1)], 0.01, 0.1, 0.01))
+        assert other.speedup is None or other.speedup <= 2.0
 
 
 @pytest.mark.parametrize("batch", [1, 8])

@@ -303,3 +303,15 @@ def test_speculation_can_be_off(serve: Serve, given: Any) -> None:
     body = ask(serve(), **given, provenance=True).json()
     assert {token["source"] for token in body["choices"][0]["provenance"]} == {"plain"}
     assert body["metrics"]["speculative_decoding"]["num_spec_steps"] == 0
+
+
+@pytest.mark.parametrize(
+    ("speculative", "always", "method"),
+    [(None, False, None), ({"always": True}, True, None), ({"method": "suffix", "always": True}, True, "suffix")],
+)
+def test_a_request_may_ask_to_guess_always(serve: Serve, speculative: Any, always: bool, method: str | None) -> None:
+    service = FakeService()
+    assert ask(serve(service), speculative=speculative).status_code == 200
+    (sent,) = service.submitted
+    assert sent.always is always
+    assert (sent.speculative.method if sent.speculative else None) == method

@@ -2,7 +2,7 @@
 
 Words in the prompt choose what goes wrong: ``[busy]`` 429, ``[refused]`` 400, ``[lost]`` cut off, ``[slow]`` no end soon,
 ``[other]`` another text without speculation, ``[markup]`` a text that is html, ``[chunks]`` no word of tokens,
-``[guessed]`` an accepted guess is the end.
+``[guessed]`` an accepted guess is the end, ``[tail]`` the last steps guess nothing, ``[mute]`` none does.
 Run this file to look at the page by hand.
 """
 
@@ -54,6 +54,10 @@ class Mock:
     bodies: list[dict[str, Any]] = field(default_factory=list)
     cancelled: int = 0  # streams that the client closed
     has_metrics: bool = True
+    knows_speedup: bool = True
+    method: str = "draft_model"  # of the server
+    models_after_s: float = 0.0  # how long /v1/models takes
+    tells_no_bonus: bool = False  # where a guess ends the text, as foretoken's server does
 
 
 def cut(text: str) -> list[str]:
@@ -71,11 +75,12 @@ def spread(*seed: object) -> float:
 
 
 def steps(
-    tokens: list[str], *, guesses: int, ends_guessed: bool
+    tokens: list[str], *, guesses: int, ends_guessed: bool, plain_from: int = 10**9
 ) -> Iterator[tuple[list[tuple[str, str]], dict[str, Any]]]:
     """(token, source) pairs and the trace of each step; ``guesses`` 0 is plain decoding."""
-    at, number, pending = 0, 0, "\n"
+    at, number, pending, asked = 0, 0, "\n", guesses
     while at < len(tokens):
+        guesses = asked if at < plain_from else 0
         right = tokens[at : at + guesses]
         kept = min(ACCEPTED[number % len(ACCEPTED)], len(right), max(0, len(tokens) - at - 1))
         texts, parent, probability = [pending], [-1], [1.0]
@@ -130,8 +135,9 @@ def make_app(mock: Mock) -> FastAPI:
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
-        speculative = {"method": "draft_model", "num_speculative_tokens": DEPTH}
+        speculative = {"method": mock.method, "num_speculative_tokens": DEPTH, "shape": "chain", "verify": "coupled"}
         methods = ["draft_model", "ngram", "suffix"]
+        await asyncio.sleep(mock.models_after_s)
         return {
             "object": "list",
             "data": [{"id": "mock", "object": "model", "speculative": speculative, "methods": methods}],
@@ -139,7 +145,9 @@ def make_app(mock: Mock) -> FastAPI:
 
     @app.get("/metrics")
     async def metrics() -> Response:
-        return PlainTextResponse(METRICS) if mock.has_metrics else error(404, "no metrics")
+        lines = METRICS.splitlines(keepends=True)
+        told = METRICS if mock.knows_speedup else "".join(line for line in lines if "speedup{" not in line)
+        return PlainTextResponse(told) if mock.has_metrics else error(404, "no metrics")
 
     @app.post("/v1/chat/completions")
     @app.post("/v1/completions")
@@ -171,7 +179,10 @@ async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -
     try:
         if is_chat:
             yield chunk([{"index": 0, "delta": {"role": "assistant", "content": ""}, "finish_reason": None}])
-        for pieces, trace in steps(tokens, guesses=0 if is_plain else DEPTH, ends_guessed="[guessed]" in prompt):
+        plain_from = 0 if "[mute]" in prompt else 30 if "[tail]" in prompt else 10**9
+        depth = 0 if is_plain else DEPTH
+        made = steps(tokens, guesses=depth, ends_guessed="[guessed]" in prompt, plain_from=plain_from)
+        for pieces, trace in made:
             await asyncio.sleep(pause)
             count += 1
             text = "".join(token for token, _ in pieces)
@@ -183,6 +194,8 @@ async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -
                     {"token": token, "token_id": token_id(token), "source": source, "logprob": logprob}
                     for token, source in pieces
                 ]
+            if mock.tells_no_bonus and not is_plain and pieces[-1][1] != "bonus":
+                trace["path"], trace["bonus"] = list(range(len(trace["path"]) + 1)), None
             if body.get("trace") and "[chunks]" not in prompt:
                 choice["trace"] = [trace]
             yield chunk([choice])

@@ -124,7 +124,8 @@ def test_a_run_streams_both_texts_and_says_that_they_are_identical(visit: Callab
     page = seen.page
     assert page.locator("#guessed .output").text_content() == TEXT
     assert page.locator("#plain .output").text_content() == TEXT
-    assert re.fullmatch(r"Identical texts, \d+\.\d\d × the tokens per second\.", page.inner_text("#verdict-line"))
+    ratio = r"Identical texts, \d+\.\d\d × the tokens per second in one run each\."
+    assert re.fullmatch(ratio, page.inner_text("#verdict-line"))
     assert "Seed 7." in page.inner_text("#verdict-note")
     figure = {
         name: page.inner_text(f"#guessed [data-figure={name}] dd") for name in ("rate", "length", "steps", "first")
@@ -138,7 +139,7 @@ def test_a_run_streams_both_texts_and_says_that_they_are_identical(visit: Callab
     first, second = seen.mock.bodies
     assert first["prompt"] == second["prompt"] == "def fibonacci(n):"
     assert first["seed"] == second["seed"] == 7
-    assert "speculative" not in first  # the server's own choice
+    assert first["speculative"] == {"always": True}  # the server's own choice, made in every step
     assert second["speculative"] == {"method": "none"}
     assert first["stream_options"] == {"include_usage": True}
     assert first["provenance"]
@@ -173,17 +174,96 @@ def test_chat_method_and_guesses_reach_the_server(visit: Callable[..., Visit]) -
     seen.ends("Identical texts")
     body = seen.mock.bodies[0]
     assert body["messages"] == [{"role": "user", "content": "hello"}]
-    assert body["speculative"] == {"method": "suffix", "num_speculative_tokens": 6}
+    assert body["speculative"] == {"method": "suffix", "num_speculative_tokens": 6, "always": True}
     assert (body["temperature"], body["top_p"], body["max_tokens"], body["logprobs"]) == (0, 0.9, 20, True)
     assert body["model"] == "mock"
+
+
+@needs_chromium
+def test_shape_and_verifier_reach_the_server_so_that_a_tree_can_be_asked_for(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    page = seen.page
+    expect(page.locator("#shape option").first).to_have_text("default: chain")
+    expect(page.locator("#verify option").first).to_have_text("default: coupled")
+    page.get_by_label("Shape").select_option("static/branching=3x2x1")
+    page.get_by_label("Verifier").select_option("rejection")
+    page.get_by_label("Guess in every step").uncheck()
+    seen.run("[other]", max_tokens="20")
+    seen.ends("The texts differ")
+    assert seen.mock.bodies[0]["speculative"] == {"shape": "static/branching=3x2x1", "verify": "rejection"}
+    assert "rejection keeps the distribution, not the text." in page.inner_text("#verdict-note")
+    page.get_by_label("Verifier").select_option("typical")
+    seen.run("[other]", max_tokens="20")
+    expect(page.locator("#verdict-note")).to_contain_text("typical is lossy: it changes the distribution.")
+
+
+def test_shapes_and_verifiers_of_the_page_are_what_the_library_has() -> None:
+    from foretoken import VERIFIERS, speculative_config
+
+    def choices(name: str) -> list[str]:
+        found = re.search(f'<select id="{name}">(.*?)</select>', web.page(), flags=re.S)
+        assert found is not None
+        options = re.findall(r"<option(?: value=\"([^\"]*)\")?>([^<]*)<", found[1])
+        return [value or text for value, text in options if text != "default"]
+
+    shapes, verifiers = choices("shape"), choices("verify")
+    assert len(shapes) > 5
+    for shape in shapes:
+        assert speculative_config({"method": "draft_model", "shape": shape}).max_nodes <= 63
+    for verifier in verifiers:
+        assert speculative_config({"method": "draft_model", "verify": verifier}).verifier.name == verifier
+    assert {*verifiers, "judge"} == set(VERIFIERS.names()), "a judge has weights: chosen where the server is started"
+
+
+@needs_chromium
+@pytest.mark.parametrize(
+    ("method", "always", "words"),
+    [
+        ("draft_model", False, "Nothing was guessed: the server expects no gain from draft_model here."),
+        (
+            "draft_model",
+            True,
+            "Nothing was guessed: draft_model found nothing to propose in this text, or other requests",
+        ),
+        ("none", True, "Nothing was guessed: this server has no method of its own. Choose one in the form."),
+    ],
+)
+def test_why_nothing_was_guessed_is_said(
+    visit: Callable[..., Visit], mock: Mock, method: str, always: bool, words: str
+) -> None:
+    mock.method = method
+    seen = visit()
+    expect(seen.page.locator("#method option").first).to_have_text(f"default: {method}")
+    seen.page.get_by_label("Guess in every step").set_checked(always)
+    seen.run("[mute]", max_tokens="12")
+    seen.ends("Identical texts")
+    assert words in seen.page.inner_text("#verdict-note")
+    seen.run("fine", max_tokens="12")
+    seen.ends("Identical texts")
+    assert "Nothing was guessed" not in seen.page.inner_text("#verdict-note")
+
+
+@needs_chromium
+def test_the_step_shown_at_the_end_is_the_last_that_guessed(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.run("[tail]")
+    seen.ends("Identical texts")
+    tree = seen.page.locator("#tree svg")
+    expect(tree).to_have_attribute("aria-label", re.compile(r"^Step \d+: 7 guesses"))
+    expect(seen.page.locator("#tree-title")).to_have_text("The last step that guessed")
+    shown, last = (int(seen.page.locator("#step").evaluate(f"element => element.{name}")) for name in ("value", "max"))
+    assert shown < last
+    seen.page.locator("#step").press("End")
+    expect(seen.page.locator("#tree-title")).to_have_text("The last step")
+    expect(tree).to_have_attribute("aria-label", re.compile("nothing guessed"))
 
 
 @needs_chromium
 def test_without_comparison_or_speculation_there_is_one_run(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.page.get_by_label("Method").select_option("none")
-    expect(seen.page.locator("#guesses")).to_be_disabled()
-    expect(seen.page.locator("#compare")).to_be_disabled()
+    for name in ("guesses", "shape", "verify", "always", "compare"):
+        expect(seen.page.locator(f"#{name}")).to_be_disabled()
     seen.run("x", max_tokens="9")
     seen.ends("9 tokens in 9 steps.")
     assert len(seen.mock.bodies) == 1
@@ -249,6 +329,18 @@ def test_a_guess_that_ends_the_text_is_drawn_as_accepted(visit: Callable[..., Vi
     tree = seen.page.locator("#tree svg")
     expect(tree).to_have_attribute("aria-label", "Step 28: 7 guesses, 3 accepted: ·5, ], ↵")
     expect(tree.locator(".node.kept")).to_have_count(3)
+    expect(tree.locator(".node.bonus")).to_have_count(0)
+
+
+@needs_chromium
+def test_a_step_without_a_bonus_shows_none(visit: Callable[..., Visit], mock: Mock) -> None:
+    """The server tells null where a guess ended the text; the page drew a token "#null"."""
+    mock.tells_no_bonus = True
+    seen = visit()
+    seen.run("[guessed]")
+    seen.ends("Identical texts")
+    tree = seen.page.locator("#tree svg")
+    expect(tree).to_have_attribute("aria-label", "Step 28: 7 guesses, 3 accepted: ·5, ], ↵")
     expect(tree.locator(".node.bonus")).to_have_count(0)
 
 
@@ -330,9 +422,15 @@ def test_the_key_is_asked_for_sent_and_kept_in_the_tab_alone(visit: Callable[...
     mock.key = "sesame"
     seen = visit()
     page = seen.page
-    expect(page.get_by_role("alert")).to_contain_text("did not accept the API key (401)")
+    expect(page.locator("#ask")).to_have_text("This server asks for an API key. Enter it under “API key”, then run.")
+    expect(page.locator("#error")).to_be_hidden()  # nothing is wrong yet
     assert seen.focused() == "key"
-    page.keyboard.type("sesame")
+    page.keyboard.type("guess")
+    page.keyboard.press("Control+Enter")
+    expect(page.get_by_role("alert")).to_contain_text("did not accept the API key (401)")
+    expect(page.locator("#ask")).to_be_hidden()
+    expect(page.locator("#run")).to_be_enabled()
+    page.fill("#key", "sesame")
     page.keyboard.press("Control+Enter")
     seen.ends("Identical texts")
     expect(page.locator("#error")).to_be_hidden()
@@ -343,10 +441,24 @@ def test_the_key_is_asked_for_sent_and_kept_in_the_tab_alone(visit: Callable[...
 
 
 @needs_chromium
+def test_a_run_waits_for_the_models_name(visit: Callable[..., Visit], mock: Mock) -> None:
+    """A run right after the key was typed was sent without a model, and refused."""
+    mock.models_after_s = 1.0
+    seen = visit()
+    seen.run("x", max_tokens="9")
+    seen.ends("Identical texts")
+    assert [body["model"] for body in seen.mock.bodies] == ["mock", "mock"]
+
+
+@needs_chromium
 def test_gauges_show_what_the_server_measures_and_hide_without(visit: Callable[..., Visit], mock: Mock) -> None:
     seen = visit()
     expect(seen.page.locator("#gauges")).to_be_visible()
     assert " ".join(seen.page.inner_text("#gauges").split()) == "speedup 1.87 × running 1 waiting 0"
+    mock.knows_speedup = False
+    seen.page.reload()
+    expect(seen.page.locator("#gauges")).to_be_visible()
+    assert " ".join(seen.page.inner_text("#gauges").split()) == "speedup unknown running 1 waiting 0"
     mock.has_metrics = False
     seen.page.reload()
     expect(seen.page.locator("#status")).to_have_text("")
@@ -369,7 +481,8 @@ def test_everything_is_done_with_the_keyboard(visit: Callable[..., Visit]) -> No
         reached.append(where)
         if where == "prompt":
             assert seen.style("#prompt", "outlineStyle") == "solid", "the focus is not seen"
-    parameters = ["method", "guesses", "compare", "temperature", "top_p", "max_tokens", "seed", "key-details"]
+    speculation = ["method", "guesses", "shape", "verify", "always", "compare"]
+    parameters = [*speculation, "temperature", "top_p", "max_tokens", "seed", "key-details"]
     expected = ["skip", "theme", "form", "prompt", "run", *parameters, "guessed", "plain", "tree-scroll"]
     assert reached == expected
 

@@ -6,7 +6,7 @@ Metadata keys are documented in ``foretoken.core.settings.setting``. A field wit
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -71,14 +71,14 @@ def _kind(item: "dataclasses.Field[Any]") -> Any:
     union = get_args(item.type) if isinstance(item.type, UnionType) else (item.type,)
     kinds = [kind for kind in union if kind is not type(None)]
     kind: Any = kinds[0]
-    if kind == tuple[str, ...]:
+    if kind in (tuple[str, ...], Sequence[str]):
         kind = list[str]
     elif get_origin(kind) is Mapping:
         kind = str
     if len(kinds) != 1 or kind not in METAVARS:
         raise TypeError(
             f"no option can be made for {item.name}: {item.type}; expected int, float, str, one of them or None, bool, "
-            "tuple[str, ...] or a mapping"
+            "tuple[str, ...], Sequence[str] or a mapping"
         )
     return kind
 

@@ -1,12 +1,12 @@
 """How a request is sampled."""
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.settings import setting
+from foretoken.core.settings import setting, settle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -32,11 +32,11 @@ class SamplingParams:
     logit_bias: Mapping[int, float] = setting(
         dict, "Token ids and what is added to their logits, e.g. '{\"42\": -5}'.", metavar="JSON"
     )
-    banned_token_ids: tuple[int, ...] = ()
+    banned_token_ids: Sequence[int] = ()
     min_new_tokens: int = setting(0, "No end token before that many.")
     max_new_tokens: int = setting(128, "The most tokens to write.", envvar="FORETOKEN_MAX_NEW_TOKENS")
-    stop: tuple[str, ...] = setting((), "Stop before this text; may be repeated.")
-    stop_token_ids: tuple[int, ...] = ()  # further end tokens
+    stop: Sequence[str] = setting((), "Stop before this text; may be repeated.")  # a text, or several
+    stop_token_ids: Sequence[int] = ()  # further end tokens
     ignore_eos: bool = setting(False, "Continue after the model's end token.")
     seed: int | None = setting(
         None,
@@ -47,7 +47,8 @@ class SamplingParams:
     logits_processor: LogitsProcessor | None = None
 
     def __post_init__(self) -> None:
-        """Refuse invalid values, each with one clear ConfigError."""
+        """Refuse invalid values, each with one clear ConfigError. Lists become tuples."""
+        settle(self)
         _require(
             math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "at least 0"
         )
@@ -70,6 +71,10 @@ class SamplingParams:
             self.min_new_tokens,
             f"between 0 and max_new_tokens = {self.max_new_tokens}",
         )
+        _require(
+            self.logits_processor is None or callable(self.logits_processor), "logits_processor", self.logits_processor,
+            "a function (ids [L], logits [V]) -> [V], or None",
+        )  # fmt: skip
         _require(all(self.stop), "stop", self.stop, "texts that are not empty")
         _require(
             not any(math.isnan(bias) for bias in self.logit_bias.values()), "logit_bias", self.logit_bias, "not NaN"

@@ -4,8 +4,9 @@ pydantic is imported when something is read, so that ``--help`` does not wait fo
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping
-from functools import lru_cache
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cache, lru_cache
 from math import isnan
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
@@ -21,6 +22,10 @@ _LISTS: dict[Any, tuple[str, tuple[str, ...]]] = {  # name of the items in messa
     tuple[float, ...]: ("numbers", ("0.6", "0.2")),
     tuple[str, ...]: ("texts", ("a", "b")),
 }
+_LISTS |= {Sequence[int]: _LISTS[tuple[int, ...]], Sequence[str]: _LISTS[tuple[str, ...]]}
+_TEXTS = (tuple[str, ...], Sequence[str])
+_AS_TUPLE = {Sequence[int]: tuple[int, ...], Sequence[str]: tuple[str, ...]}
+"""Kinds that are declared as sequences, so that callers may give any, and held as tuples."""
 _KINDS: dict[Any, str] = {
     bool: "true or false",
     int: "a whole number",
@@ -78,16 +83,19 @@ def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
 
 
 def value_of(value: object, kind: Any, name: str) -> Any:
-    """A value of JSON or a keyword as a setting of this kind. Raises ConfigError."""
+    """A value of JSON or a keyword as a setting of this kind: a list is taken for a tuple, one text for a tuple of texts, a
+    path for a text, a NumPy number for a number. Raises ConfigError."""
     if kind not in _KINDS:
         return value
-    if isinstance(value, Real) and not isinstance(value, (int, float)):  # of NumPy
-        value = int(value) if isinstance(value, Integral) else float(value)
-    asked: object = value
-    if _plain(kind) in _LISTS and isinstance(value, list):
-        asked = tuple(value)
+    plain = _plain(kind)
+    asked: object = _of_numpy(value)
+    if plain in _LISTS and isinstance(value, (str, list, tuple)):
+        one_text = isinstance(value, str) and plain in _TEXTS
+        asked = (value,) if one_text else value if isinstance(value, str) else tuple(map(_of_numpy, value))
+    elif plain is str and isinstance(value, os.PathLike):
+        asked = os.fspath(value)
     try:
-        return _adapter(kind).validate_python(asked, strict=True)
+        return _adapter(_AS_TUPLE.get(plain, kind)).validate_python(asked, strict=True)
     except ValueError:
         raise ConfigError(f"{name} = {value!r} must be {_KINDS[kind]}") from None
 
@@ -118,11 +126,43 @@ def value_of_json(text: str, kind: Any, name: str) -> Any:
         raise ConfigError(f"{_said(name, text)} must be {_KINDS[kind]}") from None
 
 
+def settle(settings: object) -> None:
+    """Bring the fields of a dataclass to their declared types, as ``value_of`` reads them; to be called first in
+    ``__post_init__``. Raises ConfigError for a field of another type, which would be cut or fail later."""
+    declaring: Any = type(settings)
+    for name, kind in _declared(declaring):
+        value = getattr(settings, name)
+        if not _is_settled(value, kind):
+            object.__setattr__(settings, name, value_of(value, kind, name))  # the dataclass may be frozen
+
+
+def _is_settled(value: object, kind: Any) -> bool:
+    """Whether value_of would return the value itself: the fast way, true for nearly all."""
+    if value is None:
+        return kind is not _plain(kind)
+    plain = _plain(kind)
+    if plain in _LISTS:
+        return value == ()
+    return type(value) is plain or (type(value) is dict and not value)
+
+
+@cache
+def _declared(kind: type) -> tuple[tuple[str, Any], ...]:
+    return tuple((name, item) for name, item in field_kinds(kind).items() if item in _KINDS)
+
+
+def _of_numpy(value: object) -> object:
+    if isinstance(value, Real) and not isinstance(value, (int, float)):
+        return int(value) if isinstance(value, Integral) else float(value)
+    return value
+
+
 def _said(name: str, text: str) -> str:
     """As it was given: "--option 'text'", or "field = 'text'"."""
     return f"{name} {text!r}" if name.startswith("--") else f"{name} = {text!r}"
 
 
+@cache
 def _plain(kind: Any) -> Any:
     """T of T and of T | None."""
     return next((one for one in _KINDS if kind == one | None), kind) if kind not in _LISTS else kind

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 import torch
 
 from foretoken.core.errors import ConfigError
+from foretoken.core.settings import settle
 from foretoken.core.tree import DrawMode
 from foretoken.draft.base import Capabilities, Method
 from foretoken.draft.legality import check_combination, parse_draws
@@ -72,6 +73,7 @@ class MethodConfig(ABC):
     def __post_init__(self) -> None:
         """Raise ConfigError for invalid values and parts that do not compose. A subclass that checks further keys calls
         this first."""
+        settle(self)
         if not 1 <= self.num_speculative_tokens <= 64:
             raise ConfigError(f"num_speculative_tokens = {self.num_speculative_tokens} must be between 1 and 64")
         if self.guesses:

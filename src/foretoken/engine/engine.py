@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
 from typing import Any
 
 import torch
@@ -9,7 +10,7 @@ import torch
 from foretoken.core.errors import ConfigError, PromptError
 from foretoken.core.noise import derive_seed
 from foretoken.core.params import SamplingParams
-from foretoken.core.settings import checked
+from foretoken.core.settings import check_keys, field_kinds, value_of
 from foretoken.draft.base import Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.engine.config import speculative_config, with_draft
@@ -23,9 +24,9 @@ from foretoken.engine.result import Completion
 from foretoken.engine.state import Piece, Row
 from foretoken.engine.submission import Submission
 from foretoken.engine.text import TextStream, Tokenizer
-from foretoken.engine.vocabulary import check_vocabulary
+from foretoken.engine.vocabulary import check_sizes, check_vocabulary, checked_ids
 from foretoken.methods.acceptance.stopping import can_stop, check_stop
-from foretoken.model.load import load_model, load_tokenizer
+from foretoken.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretoken.model.prefill import round_up
 from foretoken.model.target import CausalModel
 from foretoken.planner.planner import Planner
@@ -53,22 +54,29 @@ class Engine:
 
     def __init__(
         self,
-        model: CausalModel,
+        model: ModelInMemory,
         tokenizer: Tokenizer | None = None,
         *,
         speculative: MethodConfig | Mapping[str, Any] | str | None = None,
+        draft: ModelInMemory | None = None,
         method: Method | None = None,
         width: int = 0,
         prefix_memory_gib: float = 0.0,
         speculation: str = "on",
     ) -> None:
-        """model: a loaded model. method: the loaded method of the configuration; None: load it here.
+        """model: a loaded model, of foretoken or of transformers. draft: a loaded draft model, which the configuration
+        names by ``draft.spec.name``. method: the loaded method of the configuration; None: load it here.
 
         width > 0 runs every decode pass with that many nodes a row (see ``step``). prefix_memory_gib: how much KV of
         texts is kept for prompts that begin alike: a known prefix is not read again. speculation: "on" guesses as deep as
         the configuration says; "auto" measures costs at the first call (seconds, remembered) and then decides before
         every step how deep guessing pays, or not at all. Raises ConfigError, ModelError.
         """
+        width = value_of(width, int, "width")
+        prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")
+        self.model, self.tokenizer, self.width = as_model(model), tokenizer, width
+        self._draft = None if draft is None else as_model(draft)
+        model = self.model
         if speculation not in ("on", "auto"):
             raise ConfigError(
                 f"speculation = {speculation!r} must be 'on' or 'auto'; for plain decoding give method 'none'"
@@ -78,7 +86,6 @@ class Engine:
                 "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
                 "model would decode different steps: give 'on'"
             )
-        self.model, self.tokenizer, self.width = model, tokenizer, width
         self.speculative = with_draft(speculative_config(speculative), model.spec.name)
         needed = self.speculative.max_nodes
         if width < 0 or 0 < width < needed:
@@ -101,9 +108,11 @@ class Engine:
     @classmethod
     def load(
         cls,
-        target: str = "bundled",
+        target: str | PathLike[str] | ModelInMemory = "bundled",
         *,
         speculative: MethodConfig | Mapping[str, Any] | str | None = None,
+        draft: str | PathLike[str] | ModelInMemory | None = None,
+        tokenizer: Tokenizer | None = None,
         device: str = "cpu",
         dtype: str | None = None,
         device_map: str | dict[str, Any] | None = None,
@@ -116,22 +125,36 @@ class Engine:
         """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
         foretoken), and its drafter.
 
+        Target and draft may be models in memory, of transformers or of foretoken, which stay as they are. tokenizer: None
+        takes the one beside the target's files; a model in memory has none, so texts need it given. draft: the key
+        "model" of speculative, whose method is then draft_model where it is not named.
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
         makes the same calls (docs/parallel.md).
         """
-        config = speculative_config(speculative)
-        model = load_model(
-            target,
-            dtype=dtype,
-            device=device,
-            device_map=device_map,
-            implementation=implementation,
-            tensor_parallel=tensor_parallel,
-        )
-        tokenizer = load_tokenizer(target)
+        given = None if draft is None or isinstance(draft, str | PathLike) else as_model(draft)
+        named = draft if isinstance(draft, str | PathLike) else None if given is None else given.spec.name
+        config = _with_draft(speculative, named)
+        if isinstance(target, str | PathLike):
+            name = fspath(target)
+            model = load_model(
+                name,
+                dtype=dtype,
+                device=device,
+                device_map=device_map,
+                implementation=implementation,
+                tensor_parallel=tensor_parallel,
+            )
+            tokenizer = load_tokenizer(name) if tokenizer is None else tokenizer
+        else:
+            if (dtype, device_map, implementation, tensor_parallel) != (None, None, "auto", False) or device != "cpu":
+                raise ConfigError(
+                    "a target in memory stays as it is: leave out device, dtype, device_map, implementation and "
+                    "tensor_parallel, or give its directory"
+                )
+            model = as_model(target)
         return cls(
-            model, tokenizer, speculative=config, width=width, prefix_memory_gib=prefix_memory_gib,
-            speculation=speculation,
+            model, tokenizer, speculative=config, draft=given, width=width,
+            prefix_memory_gib=prefix_memory_gib, speculation=speculation,
         )  # fmt: skip
 
     def with_method(
@@ -152,13 +175,16 @@ class Engine:
         ):
             method = self.method
         return Engine(
-            self.model, self.tokenizer, speculative=config, method=method, width=self.width,
+            self.model, self.tokenizer, speculative=config, draft=self._draft, method=method, width=self.width,
             speculation=speculation or self.speculation,
         )  # fmt: skip
 
     def load_draft(self, name: str) -> CausalModel:
         """A draft model by name or directory, its vocabulary compared with the target's. Raises ModelError."""
         spec = self.model.spec
+        if self._draft is not None and name == self._draft.spec.name:
+            check_sizes(spec, self._draft.spec)
+            return self._draft
         if self.tokenizer is not None:
             tokenizers: list[Any] = [self.tokenizer, load_tokenizer(name)]
             check_vocabulary(*tokenizers, target_name=spec.name, draft_name=name)
@@ -174,21 +200,38 @@ class Engine:
         """Complete one prompt. options are fields of SamplingParams, e.g. ``temperature=0.7, seed=1``."""
         return self.generate_batch([Request(prompt, _params(params, options), prediction)])[0]
 
-    def generate_batch(self, requests: Sequence[Request | Prompt], *, batch_size: int = 8) -> list[Completion]:
+    def generate_batch(
+        self,
+        requests: Sequence[Request | Prompt],
+        params: SamplingParams | None = None,
+        *,
+        batch_size: int = 8,
+        **options: Any,
+    ) -> list[Completion]:
         """Complete many prompts, at most batch_size at a time, in order. A request's tokens do not depend on the other
-        requests."""
-        completions: dict[int, Completion] = dict(self.completions(requests, batch_size=batch_size))
+        requests. params and options are of prompts that are no Request, as in ``generate``."""
+        completions = dict(self.completions(requests, params, batch_size=batch_size, **options))
         return [completions[index] for index in range(len(completions))]
 
     def completions(
-        self, requests: Sequence[Request | Prompt], *, batch_size: int = 8
+        self,
+        requests: Sequence[Request | Prompt],
+        params: SamplingParams | None = None,
+        *,
+        batch_size: int = 8,
+        **options: Any,
     ) -> Iterator[tuple[int, Completion]]:
         """Yield (index, completion) of each request as it ends. At most batch_size are decoded together; when one ends,
-        the next takes its row. Raises ConfigError, PromptError before anything is decoded, ModelError where a request's
-        probabilities are not finite."""
-        if batch_size < 1:
+        the next takes its row. params and options are of prompts that are no Request, as in ``generate``. Raises
+        ConfigError, PromptError before anything is decoded, ModelError where a request's probabilities are not finite."""
+        if value_of(batch_size, int, "batch_size") < 1:
             raise ConfigError(f"batch_size = {batch_size} must be at least 1")
-        whole = [request if isinstance(request, Request) else Request(request) for request in requests]
+        if isinstance(requests, str | Request):
+            raise PromptError("one prompt was given where a list of them is expected: use generate, or give [prompt]")
+        shared = _params(params, options)
+        whole = [request if isinstance(request, Request) else Request(request, shared) for request in requests]
+        if (params is not None or options) and any(isinstance(request, Request) for request in requests):
+            raise ConfigError("a Request has its own params: give the sampling options there, or give plain prompts")
         rows = [self.make_row(index, request) for index, request in enumerate(whole)]
         choices = [self.choice(request.speculative) for request in whole]
         methods = {id(choice.method): choice.method for choice in choices}.values()
@@ -221,14 +264,18 @@ class Engine:
 
     def _encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
         if not isinstance(prompt, str):
-            return list(prompt)
+            return checked_ids(prompt)
         if self.tokenizer is None:
-            raise ConfigError("a text was given to an engine without a tokenizer: give token ids")
+            raise ConfigError(
+                "a text was given to an engine without a tokenizer: give token ids, or load it with tokenizer=..."
+            )
         return list(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
 
     def make_row(self, index: int, request: Request) -> Row:
         """A request as it is decoded: tokens, end tokens, seed, limits. Raises PromptError, ConfigError."""
         spec, params = self.model.spec, request.params
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"params = {params!r} must be a SamplingParams, e.g. SamplingParams(temperature=0.7)")
         ids = self._encode(request.prompt)
         guess = [] if request.prediction is None else self._encode(request.prediction, add_special_tokens=False)
         if not ids:
@@ -352,4 +399,22 @@ class Stream(Iterator[Piece]):
 
 
 def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
-    return replace(params or SamplingParams(), **checked(SamplingParams, options, "in the sampling options"))
+    if params is not None and not isinstance(params, SamplingParams):
+        raise ConfigError(f"params = {params!r} must be a SamplingParams, e.g. SamplingParams(temperature=0.7)")
+    check_keys(options, field_kinds(SamplingParams), "in the sampling options")
+    return replace(params or SamplingParams(), **options)
+
+
+def _with_draft(
+    speculative: MethodConfig | Mapping[str, Any] | str | None, draft: str | PathLike[str] | None
+) -> MethodConfig:
+    """A configuration whose key "model" is the draft, where one is given. Raises ConfigError where it takes none."""
+    if draft is None:
+        return speculative_config(speculative)
+    config = speculative_config("draft_model" if speculative is None else speculative)
+    if "model" not in config.key_names():
+        raise ConfigError(f"draft = {fspath(draft)!r} is for methods with weights, and {config.method!r} has none")
+    given, name = getattr(config, "model", None), fspath(draft)
+    if given not in (None, name):
+        raise ConfigError(f"the draft is given twice, as draft = {name!r} and as model = {given!r}: drop one")
+    return speculative_config({**config.resolved(), "model": name})

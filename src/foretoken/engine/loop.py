@@ -258,8 +258,9 @@ class Loop:
 
     def _view(self, job: Job, num_unread: int = 0) -> RowView:
         return RowView(
-            job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.depth_limit, num_unread
-        )
+            job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.depth_limit, num_unread,
+            job.submission.always,
+        )  # fmt: skip
 
     def _views(self) -> list[RowView]:
         """The planner's input: one entry per decoding row."""

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.settings import setting
+from foretoken.core.settings import setting, settle
 
 MODES = ("auto", "on", "off")
 SHARED_DRAFTS = ("off", "key", "all")
@@ -41,6 +41,7 @@ class ServiceOptions:
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
+        settle(self)
         for name in ("max_num_seqs", "max_queue"):
             if getattr(self, name) < 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be at least 1")

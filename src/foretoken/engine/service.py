@@ -219,7 +219,7 @@ class Service:
             raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
         choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
         reason = self._hopeless.get(choice.config.method)
-        if reason is not None:
+        if reason is not None and not submission.always:
             submission = replace(submission, note=submission.note or f"guessing cannot pay here: {reason}")
             choice = self._choices.plain
         choice = self._tenants.choice(choice, submission.tenant)

@@ -19,6 +19,7 @@ class Submission:
     params: SamplingParams = field(default_factory=SamplingParams)
     prediction_ids: Sequence[int] = ()  # the caller's guess of the output, for the method ``prediction``
     speculative: MethodConfig | None = None  # from ``Service.method``; None: the service's own choice
+    always: bool = False  # guess in every step that no other request shares, whether that pays or not
     num_logprobs: int | None = None  # None: none; k: every piece has its token's log probability and the k best ones
     trace: bool = False  # updates carry the tree of each step
     timeout_s: float | None = None  # from submission on; the output until then is returned

@@ -2,7 +2,8 @@
 
 import importlib
 import logging
-from typing import Any
+from os import PathLike, fspath
+from typing import Any, TypeAlias
 
 import torch
 from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
@@ -29,11 +30,13 @@ DTYPES = {
     "fp16": torch.float16,
     "half": torch.float16,
 }
+ModelInMemory: TypeAlias = CausalModel | PreTrainedModel
+"""What ``as_model`` takes."""
 logger = logging.getLogger(__name__)
 
 
 def load_model(
-    name: str,
+    name: str | PathLike[str],
     *,
     dtype: str | torch.dtype | None = None,
     device: str | torch.device = "cpu",
@@ -51,6 +54,7 @@ def load_model(
     Raises ConfigError for invalid options (with the reason, where a forced implementation does not support this model)
     and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
     """
+    name = fspath(name)
     if implementation not in IMPLEMENTATIONS:
         raise ConfigError(f"implementation {implementation!r} is unknown{nearest(implementation, IMPLEMENTATIONS)}")
     if device_map is not None and implementation in FAST:
@@ -94,8 +98,20 @@ def from_module(module: PreTrainedModel, *, name: str | None = None) -> CausalMo
     return TransformersModel(module, name=name)
 
 
-def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
+def as_model(given: Any) -> CausalModel:
+    """A model in memory as foretoken decodes it: its own kind, or wrapped by ``from_module``. Raises ConfigError for
+    anything else."""
+    if isinstance(given, CausalModel):
+        return given
+    if isinstance(given, PreTrainedModel):
+        return from_module(given)
+    hint = "; for a name or directory use Engine.load" if isinstance(given, str) else ""
+    raise ConfigError(f"{given!r} is no model: expected one of transformers or of foretoken{hint}")
+
+
+def load_tokenizer(name: str | PathLike[str]) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, by the same names as ``load_model``. Raises ModelError where there is none."""
+    name = fspath(name)
     path = resolve(name)
     if is_file(path):
         return read_tokenizer(open_gguf(path, name=name))

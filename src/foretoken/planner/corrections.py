@@ -68,6 +68,11 @@ class Corrections:
                 return f"guesses of {method} take {apart:.2f} times what was measured, compared with passes"
         return None
 
+    @property
+    def plain_spread(self) -> float:
+        """Standard deviation of the log of the plain passes' factor."""
+        return math.sqrt(max(self._cov[self._PLAIN][self._PLAIN], 0.0))
+
     def tick(self) -> None:
         """A step has passed."""
         for place, row in enumerate(self._cov):

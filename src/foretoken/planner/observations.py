@@ -13,6 +13,7 @@ class RowView:
     max_depth: int  # the request's own limit; 0: it never guesses
     depth_limit: int  # greatest depth that it can still use
     num_unread: int = 0  # tokens that its drafter has not read yet
+    always: bool = False  # it asked to guess in every step, whether that pays or not
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ PERIOD_PLAIN = 64  # ... and while nothing guesses
 PLAIN_TRIAL_PERIOD = 16  # guessing steps before a plain one is tried, to see what it costs now
 ENOUGH_PROPOSALS = 24.0  # of a method, after which its rates no longer change by the step
 SPEEDUP_DECAY = 1.0 / 200.0  # of the live speedup, per step
+MAX_PLAIN_SPREAD = 0.12  # of the log of a plain step's seconds: where it is known no better, the speedup is not known
 
 
 @dataclass
@@ -60,12 +61,18 @@ class Planner:
         self._guessing = False
         self._plain_seconds = self._seconds = 0.0
         self._since_plain = PLAIN_TRIAL_PERIOD
+        self._guessed_last = False
 
     @property
     def speedup(self) -> float | None:
-        """Tokens a second now, over what plain decoding would bring by the costs as corrected. None before any step, and in
-        the modes that measure no costs."""
-        return self._plain_seconds / self._seconds if self._seconds and self.mode == "auto" else None
+        """Tokens a second now, over those of plain decoding. A plain step counts 1, and no step more than its tokens a row.
+        None before any step, where no plain step was seen for long, and in the modes that measure no costs."""
+        known = self._seconds and self.mode == "auto" and (not self._guessed_last or self._knows_plain)
+        return self._plain_seconds / self._seconds if known else None
+
+    @property
+    def _knows_plain(self) -> bool:
+        return self.corrections.plain_spread <= MAX_PLAIN_SPREAD
 
     @property
     def trials(self) -> int:
@@ -122,8 +129,12 @@ class Planner:
     def will_guess(self, rows: Sequence[RowView]) -> bool:
         """Whether guessing is on, beyond a trial, and would be for these rows too: then preparing drafters is
         worthwhile."""
-        if self.mode != "auto" or not self._guessing:
+        if self.mode != "auto":
             return self.mode == "on"
+        if _all_ask(rows):
+            return True
+        if not self._guessing:
+            return False
         plain = self._problems.plain(len(rows))
         question = self._problems.of(rows, plain)
         best = None if question is None else search(question.problem)
@@ -132,10 +143,14 @@ class Planner:
     def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
         """The greatest depth each row may guess in the next step, 0 for none.
 
-        arriving: rows that join soon. Where they are many, guessing is not begun: the plan may not pay with them.
+        arriving: rows that join soon. Where they are many, guessing is not begun: the plan may not pay with them. Where all
+        rows ask to guess always, they do: a loss is theirs alone.
         """
-        if self.mode != "auto":
-            on = self.mode == "on"
+        asked = self.mode == "auto" and _all_ask(rows)
+        if self.mode != "auto" or asked:
+            on = self.mode == "on" or asked
+            self._ids, self._standing = [], _Plan([])
+            self._lagging = any(row.num_unread > 2 for row in rows)
             self._caps = [max(min(row.max_depth, row.depth_limit), 0) if on else 0 for row in rows]
             self._guessing = any(self._caps)
             return list(self._caps)
@@ -220,7 +235,8 @@ class Planner:
             return standing
         hope = standing.plain_rate * float(np.exp(self.corrections.doubt))
         loss = max(problem.plain - problem.batch / expected.rate, MIN_CHARGE_PASSES * problem.plain)
-        if hope > expected.rate and loss <= credit and self._since_plain >= PLAIN_TRIAL_PERIOD:
+        wanted = hope > expected.rate or not self._knows_plain
+        if wanted and loss <= credit and self._since_plain >= PLAIN_TRIAL_PERIOD:
             self._account.charge(loss)
             return _Plan([0] * problem.batch, None, standing.plain_rate, trial=True)
         caps = np.array(expected.caps)
@@ -257,7 +273,12 @@ class Planner:
         if self._standing.charged and any(row.drafted for row in step.rows if row.cap > 0):
             self._account.charge_extra(seconds - served, self._standing.charged, plain)
             self._standing.charged = 0.0
-        self._plain_seconds += SPEEDUP_DECAY * (served - self._plain_seconds)
+        self._guessed_last = drafted
+        if drafted and not self._knows_plain:
+            return
+        # Guessing adds nodes to a pass: a plain step never takes longer, whatever its estimate says.
+        worth = min(served, seconds * (step.batch + accepted) / step.batch) if drafted else seconds
+        self._plain_seconds += SPEEDUP_DECAY * (worth - self._plain_seconds)
         self._seconds += SPEEDUP_DECAY * (seconds - self._seconds)
 
     def _learn(self, step: StepObservation) -> int:
@@ -283,3 +304,7 @@ class Planner:
             expected = self._problems.draft_seconds(method, caps, step.batch)
             self.corrections.observe_draft(method, step.seconds_draft, expected)
         return accepted
+
+
+def _all_ask(rows: Sequence[RowView]) -> bool:
+    return bool(rows) and all(row.always for row in rows)

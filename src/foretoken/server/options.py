@@ -4,7 +4,7 @@ import re
 from dataclasses import dataclass
 
 from foretoken.core.errors import ConfigError
-from foretoken.core.settings import setting
+from foretoken.core.settings import setting, settle
 
 HOST = re.compile(r"\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]", re.ASCII)
 ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+", re.ASCII)
@@ -51,6 +51,7 @@ class ServerOptions:
 
     def __post_init__(self) -> None:
         """Refuse invalid values, each with one clear ConfigError."""
+        settle(self)
         for name in (
             "max_body_mib",
             "max_choices",

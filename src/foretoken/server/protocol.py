@@ -80,6 +80,9 @@ class Speculative(BaseModel):
     suffix_decoding_min_token_prob: float | None = Field(
         None, ge=0, le=1, description="suffix: least share of a guess on its path."
     )
+    always: bool | None = Field(
+        None, description="Guess in every step that no other request shares, even where the server expects no gain."
+    )
 
 
 class Sampling(Strict):

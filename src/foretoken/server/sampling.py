@@ -57,6 +57,7 @@ def submissions(
             "n",
         )
     speculative = speculation(backend.service, request, has_prediction=prediction is not None)
+    always = isinstance(request.speculative, Speculative) and bool(request.speculative.always)
     unused = prediction is not None and prediction_method(backend.service) is None
     base = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
     made = []
@@ -73,6 +74,7 @@ def submissions(
                     params=SamplingParams(**params, **changes),
                     prediction_ids=tuple(prediction or ()),
                     speculative=speculative,
+                    always=always,
                     num_logprobs=num_logprobs,
                     trace=bool(request.trace),
                     timeout_s=options.request_timeout_s,
@@ -130,6 +132,7 @@ def speculation(service: "Service", request: Sampling, *, has_prediction: bool) 
             raise ConfigError("num_draft_tokens and num_speculative_tokens are one setting: give it once")
         if 0 in chosen:
             return service.method("none")
+        given.pop("always", None)  # of the request, not of its method
         if chosen:
             given["num_speculative_tokens"] = chosen.pop()
         reserved = [key for key in RESERVED if key in given]

@@ -11,6 +11,7 @@ const plain = new Pane(at("plain"));
 let running = null; // the AbortController of the runs in progress
 let follows = true; // whether the tree shows the newest step
 let drawn = null; // the trace that is on the screen
+let lastAsked; // the speculation of the run on the screen
 
 // ---- the step's tree
 
@@ -20,6 +21,7 @@ function showStep(number) {
   if (!step?.trace) return;
   guessed.mark(number);
   at("step").value = number + 1;
+  at("tree-title").textContent = titleOf(number); // changes while later steps come
   if (drawn === step.trace) return;
   drawn = step.trace;
   const trace = guessed.tree(number);
@@ -29,10 +31,20 @@ function showStep(number) {
   const own = trace.bonus === null ? "" : `; the model’s own token: ${visible(trace.bonus)}`;
   const then = own && ", then the model’s own token";
   at("tree-caption").textContent = `Step ${number + 1} of ${lastTraced() + 1}: ${words}${then}.`;
-  at("tree-title").textContent = number === lastTraced() ? "The last step" : `Step ${number + 1}`;
   const box = at("tree-scroll");
   box.replaceChildren(drawTree(trace, `Step ${number + 1}: ${words}${path.length ? `: ${path.join(", ")}` : ""}${own}`));
   box.style.minHeight = `${Math.max(parseFloat(box.style.minHeight) || 0, box.scrollHeight)}px`; // no jumping between steps
+}
+
+function titleOf(number) {
+  if (number === lastTraced()) return "The last step";
+  return number === lastGuessed() ? "The last step that guessed" : `Step ${number + 1}`;
+}
+
+/** The last step with a guess; the last step of all where nothing was guessed. -1: none yet. */
+function lastGuessed() {
+  const found = guessed.steps.findLastIndex((step) => step.trace?.tokens.length > 1);
+  return found < 0 ? lastTraced() : found;
 }
 
 function lastTraced() {
@@ -45,7 +57,7 @@ function refresh() {
   const last = lastTraced();
   at("step").max = Math.max(1, last + 1);
   at("step-field").hidden = last < 1;
-  if (last >= 0 && follows) showStep(last);
+  if (last >= 0 && follows) showStep(lastGuessed());
 }
 
 // ---- requests
@@ -74,9 +86,35 @@ function requestOf() {
 /** The `speculative` field that the form asks for; undefined leaves it to the server. */
 function speculation() {
   const method = at("method").value;
-  const guesses = method === "none" ? NaN : at("guesses").valueAsNumber;
-  const asked = { ...(method && { method }), ...(guesses >= 1 && { num_speculative_tokens: guesses }) };
+  if (method === "none") return { method };
+  const [guesses, shape, verify] = [at("guesses").valueAsNumber, at("shape").value, at("verify").value];
+  const asked = {
+    ...(method && { method }),
+    ...(guesses >= 1 && { num_speculative_tokens: guesses }),
+    ...(shape && { shape }),
+    ...(verify && { verify }),
+    ...(at("always").checked && { always: true }),
+  };
   return Object.keys(asked).length ? asked : undefined;
+}
+
+/** What a verifier says of texts that differ. */
+function whyOther(verifier) {
+  const option = [...at("verify").options].find(({ value }) => value && value === verifier?.split("/")[0]);
+  const promise = option?.closest("optgroup")?.label ?? "";
+  if (promise === "The same distribution") return `${verifier} keeps the distribution, not the text.`;
+  if (promise.startsWith("Lossy")) return `${verifier} is lossy: it changes the distribution.`;
+  return "The default rule keeps the text up to rounding.";
+}
+
+/** Why the run guessed nothing, as far as the page can tell; "" where it did, or was not meant to. */
+function whyNothing(asked) {
+  if (!guessed.numTokens || asked?.method === "none" || guessed.numGuesses !== 0) return "";
+  const method = asked?.method ?? served.method ?? "the method";
+  if (method === "none") return " Nothing was guessed: this server has no method of its own. Choose one in the form.";
+  if (!asked?.always) return ` Nothing was guessed: the server expects no gain from ${method} here.`;
+  const others = "or other requests shared the passes";
+  return ` Nothing was guessed: ${method} found nothing to propose in this text, ${others}.`;
 }
 
 const ENDINGS = { stop: "ended by itself", length: "cut at the limit", timeout: "cut when its time was up" };
@@ -110,23 +148,27 @@ async function streamInto(pane, path, body) {
 
 async function run() {
   keepKey(); // the field tells of a change only when it is left
-  const { path, body } = requestOf();
   const method = speculation();
   const isCompared = at("compare").checked && method?.method !== "none";
+  lastAsked = method;
   begin(isCompared, method);
+  let body;
   try {
+    await loading; // the model's name
+    let path;
+    ({ path, body } = requestOf());
     say(method?.method === "none" ? "Running without speculation…" : "Running with speculation…");
     await streamInto(guessed, path, { ...body, trace: true, ...(method && { speculative: method }) });
     if (isCompared) {
       say("Now the same without speculation…"); // after the other, so that neither takes the other's cores
       await streamInto(plain, path, { ...body, speculative: { method: "none" } });
     }
-    say(conclude(isCompared, body.seed));
+    say(conclude(isCompared, body?.seed));
   } catch (error) {
     if (error.name === "AbortError") {
-      say(`Stopped. ${conclude(isCompared, body.seed)}`);
+      say(`Stopped. ${conclude(isCompared, body?.seed)}`);
     } else {
-      conclude(isCompared, body.seed);
+      conclude(isCompared, body?.seed);
       fail(error);
     }
   } finally {
@@ -144,7 +186,7 @@ function begin(isCompared, method) {
   at("tree-title").textContent = "The last step";
   at("tree-caption").textContent = "";
   at("tree-scroll").style.minHeight = "";
-  at("error").hidden = true;
+  hideMessages();
   at("verdict").hidden = false;
   at("guessed-title").textContent = method?.method === "none" ? "Without speculation" : "With speculation";
   at("plain").hidden = !isCompared;
@@ -153,6 +195,10 @@ function begin(isCompared, method) {
   if (document.activeElement === runButton) stopButton.focus({ preventScroll: true });
   runButton.disabled = true;
   if (at("results").getBoundingClientRect().top > innerHeight * 0.7) at("results").scrollIntoView();
+}
+
+function hideMessages() {
+  at("error").hidden = at("ask").hidden = true;
 }
 
 function finish() {
@@ -175,7 +221,7 @@ function verdict(line, note) {
 /** Compare the two texts, show the outcome, and return it in one sentence. */
 function conclude(isCompared, seed) {
   const [a, b] = [guessed.text, plain.text];
-  const seedWords = `Seed ${seed}.`;
+  const seedWords = `Seed ${seed}.${whyNothing(lastAsked)}`;
   if (!isCompared || !b) {
     const line = guessed.numTokens ? `${guessed.numTokens} tokens in ${guessed.steps.length} steps.` : "No text.";
     verdict(line, guessed.numTokens ? seedWords : "");
@@ -187,22 +233,24 @@ function conclude(isCompared, seed) {
   while (offset < common && a[offset] === b[offset]) offset += 1;
   const isSame = isWhole ? a === b : offset === common;
   const ratio = guessed.rate / plain.rate;
-  const times = Number.isFinite(ratio) ? `, ${ratio.toFixed(2)} × the tokens per second.` : ".";
+  const times = Number.isFinite(ratio) ? `, ${ratio.toFixed(2)} × the tokens per second in one run each.` : ".";
   const same = isWhole ? "Identical texts" : "Identical as far as both go";
   const line = isSame ? `${same}${times}` : `The texts differ from character ${offset + 1} on${times}`;
   const figures = ` ${guessed.rate.toFixed(1)} tokens/s against ${plain.rate.toFixed(1)}, after the first token.`;
   const rates = Number.isFinite(ratio) ? figures : "";
-  const why = isSame ? "" : " The default rule keeps the text up to rounding; a rule that is not exact changes it.";
+  const isAsked = ratio < 1 && lastAsked?.always && guessed.numGuesses > 0;
+  const loss = isAsked ? " Guessed in every step, as asked; by itself the server guesses where that pays." : "";
+  const why = isSame ? "" : ` ${whyOther(lastAsked?.verify ?? served.verify)}`;
   if (!isSame) for (const pane of [guessed, plain]) pane.markDifference(offset);
-  verdict(line, `${seedWords}${rates}${why}`);
+  verdict(line, `${seedWords}${rates}${loss}${why}`);
   return line;
 }
 
 function fail(error) {
-  const box = at("error");
+  const box = at(error.asks ? "ask" : "error");
   box.textContent = error instanceof Refusal ? error.message : `The page failed: ${error.message}`;
   box.hidden = false;
-  at("status").textContent = "Failed: see the message.";
+  at("status").textContent = error.asks ? "" : "Failed: see the message.";
   at("verdict").hidden = running !== null && !guessed.numTokens; // the message says it all
   if (error.status === 401 || error.status === 403) {
     at("key-details").open = true;
@@ -225,7 +273,7 @@ async function loadModels() {
   }
   at("model").replaceChildren(...found.map(({ id }) => new Option(id, id)));
   at("model-field").hidden = found.length < 2;
-  at("error").hidden = true;
+  hideMessages();
   if (!found.length) return;
   document.title = `${found[0].id} · foretoken`;
   served = found[0].speculative ?? {};
@@ -241,6 +289,9 @@ function showDefaults() {
   if (served.method) at("method").options[0].textContent = `default: ${served.method}`;
   const isDefault = ["", served.method].includes(at("method").value);
   at("guesses").placeholder = String((isDefault && served.num_speculative_tokens) || "default");
+  for (const id of ["shape", "verify"]) {
+    at(id).options[0].textContent = isDefault && served[id] ? `default: ${served[id]}` : "default";
+  }
 }
 
 async function poll() {
@@ -258,8 +309,10 @@ async function poll() {
   }
   for (const cell of document.querySelectorAll("[data-gauge]")) {
     const value = found[cell.dataset.gauge];
-    cell.parentElement.hidden = !Number.isFinite(value);
-    cell.textContent = cell.dataset.gauge === "speedup" ? `${value?.toFixed(2)} ×` : value;
+    const isSpeedup = cell.dataset.gauge === "speedup";
+    const isKnown = Number.isFinite(value);
+    cell.parentElement.hidden = !isKnown && !isSpeedup;
+    cell.textContent = !isKnown ? "unknown" : isSpeedup ? `${value.toFixed(2)} ×` : value;
   }
 }
 
@@ -273,12 +326,13 @@ function keepKey() {
 }
 
 let keptKey = "";
+let loading = Promise.resolve();
 let polling = 0;
 function watchServer() {
   clearInterval(polling);
   polling = setInterval(poll, 5000);
   poll();
-  loadModels();
+  loading = loadModels();
 }
 
 // ---- theme: the system's, until the user wants the other
@@ -333,13 +387,13 @@ form.addEventListener("change", (event) => {
   const isExample = Object.values(examples).includes(at("prompt").value);
   if (event.target.name === "mode" && isExample) at("prompt").value = examples[mode];
   const method = at("method").value;
-  at("guesses").disabled = method === "none";
+  for (const id of ["guesses", "shape", "verify", "always"]) at(id).disabled = method === "none";
   showDefaults();
   at("compare").disabled = method === "none";
 });
 at("step").addEventListener("input", () => {
   const number = at("step").valueAsNumber - 1;
-  follows = number === lastTraced();
+  follows = number === lastGuessed();
   showStep(number);
 });
 at("key").addEventListener("change", keepKey);

@@ -139,9 +139,17 @@ class Pane {
     return (1000 * (this.numTokens - this.numFirst)) / (this.lastAt - this.firstAt || NaN);
   }
 
+  /** Guesses made so far; null where the server does not tell. */
+  get numGuesses() {
+    if (this.final) return this.final.num_draft_tokens;
+    if (!this.steps.some((step) => step.trace)) return null;
+    return this.steps.reduce((sum, { trace }) => sum + (trace ? trace.tokens.length - 1 : 0), 0);
+  }
+
   /** The trace of a step as it is drawn: its path, and the text of the model's own token, null where there is none. */
   tree(number) {
     const { trace, spans } = this.steps[number];
+    if (trace.bonus === null) return trace; // the text ended with a guess
     const last = this.tokens[this.spans.indexOf(spans.at(-1))];
     const is = (node) => trace.parent[node] === trace.path.at(-1) && trace.token_ids[node] === trace.bonus;
     const node = trace.tokens.findIndex((_, candidate) => is(candidate));

@@ -1,11 +1,12 @@
 // Requests to the server this page came from. Addresses are relative, so that a prefix of a proxy stays in force.
 "use strict";
 
-/** An error in words for the user. `status` is HTTP's, 0 where there was no answer. */
+/** An error in words for the user. `status` is HTTP's, 0 where there was no answer. `asks`: no key was given yet. */
 class Refusal extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, asks = false) {
     super(message);
     this.status = status;
+    this.asks = asks;
   }
 }
 
@@ -14,10 +15,11 @@ function headers(key) {
 }
 
 /** What went wrong and how to mend it, from HTTP's status, the server's own words and its Retry-After. */
-function explain(status, said, retryAfter) {
+function explain(status, said, retryAfter, hasKey) {
   const words = said ? ` The server says: ${said}` : "";
   const seconds = Number.parseFloat(retryAfter);
   const when = seconds > 0 ? `in ${Math.ceil(seconds)} s` : "in a moment";
+  if (status === 401 && !hasKey) return "This server asks for an API key. Enter it under “API key”, then run.";
   if (status === 401 || status === 403) {
     return `The server did not accept the API key (${status}). Enter the right one under “API key”.`;
   }
@@ -26,7 +28,7 @@ function explain(status, said, retryAfter) {
   return `The server refused the request (${status}).${words}`;
 }
 
-async function refusal(response) {
+async function refusal(response, hasKey) {
   let said = "";
   try {
     const body = await response.json();
@@ -34,7 +36,8 @@ async function refusal(response) {
   } catch {
     // Not JSON: a proxy's page, say. The status tells enough.
   }
-  return new Refusal(explain(response.status, said, response.headers.get("Retry-After")), response.status);
+  const words = explain(response.status, said, response.headers.get("Retry-After"), hasKey);
+  return new Refusal(words, response.status, response.status === 401 && !hasKey);
 }
 
 async function request(path, options) {
@@ -45,7 +48,7 @@ async function request(path, options) {
     if (error.name === "AbortError") throw error;
     throw new Refusal("There is no connection to the server. Is it still running?");
   }
-  if (!response.ok) throw await refusal(response);
+  if (!response.ok) throw await refusal(response, Boolean(options.headers.Authorization));
   return response;
 }
 
