@@ -8,6 +8,7 @@ import pytest
 from foretoken.core.errors import ConfigError
 from foretoken.core.params import SamplingParams
 from foretoken.engine import planning
+from foretoken.engine.calibrate import Calibration
 from foretoken.engine.engine import Engine, Request
 from foretoken.methods.draft_model.drafter import DraftModel
 from foretoken.model.table import TableLM
@@ -31,13 +32,13 @@ def planted(monkeypatch: pytest.MonkeyPatch, draft: float) -> list[list[str]]:
     """Costs where a pass takes 1 and a guess ``draft``; returns which methods were measured, call by call."""
     asked: list[list[str]] = []
 
-    def costs(model: Any, plain: Any, choices: Any, *, max_batch: int, time_limit_s: float) -> CostTable:
-        names = [choice.config.method for choice in choices]
+    def table(self: Calibration) -> CostTable:
+        names = list(self.choices)
         asked.append(names)
-        verify = {(b, b * n): 1.0 for b in (1, max_batch) for n in (1, 8)}
+        verify = {(b, b * n): 1.0 for b in (1, self.max_batch) for n in (1, 8)}
         return CostTable(verify, {name: {(1, 1): draft, (1, 4): 4 * draft} for name in names})
 
-    monkeypatch.setattr(planning, "measured_costs", costs)
+    monkeypatch.setattr(Calibration, "table", table)
     return asked
 
 

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 
 from foretoken.draft.none import NoMethod, NoneConfig
-from foretoken.engine.calibrate import measured_costs
+from foretoken.engine.calibrate import Calibration
 from foretoken.engine.groups import Choice
 from foretoken.model.target import CausalModel
 from foretoken.planner.acceptance import Acceptance
@@ -34,9 +34,9 @@ class Planning:
             self._choices = {**self._choices, **guessing}
             self._max_batch = max(num_rows, self._max_batch)
             known = list(self._choices.values())
-            costs = measured_costs(
-                self._model, self._plain, known, max_batch=self._max_batch, time_limit_s=COST_TIME_LIMIT_S
-            )
+            costs = Calibration(
+                self._model, self._plain, known, (), max_batch=self._max_batch, time_limit_s=COST_TIME_LIMIT_S
+            ).table()
             self._hopeless = {
                 name
                 for name in self._choices
