@@ -139,7 +139,9 @@ class Job:
             params = self.submissions[index].params
             constrained = bool(params.logit_bias) or params.logits_processor is not None
             if isinstance(update.error, ModelError) and constrained:
-                raise bad("no token is possible any more: logit_bias or the grammar leave nothing to choose", None)
+                reason = getattr(params.logits_processor, "error", "")
+                reason = reason or "logit_bias or the grammar leave nothing to choose"
+                raise bad(f"no token is possible any more: {reason}", None)
             error = of_engine(update.error)
             if error.status == 500:
                 log("request failed", level="error", error=update.error)
