@@ -25,6 +25,7 @@ from tests.stress.served import TIMEOUT, Check, RefusedError, Served, add_option
 
 PATH = "/v1/completions"
 LIMIT_S = 60.0  # for any one answer
+MAX_WAIT_S = 0.5  # of a client beside requests that ask for much
 VICTIM = """
 import httpx, sys
 with httpx.stream("POST", sys.argv[1], content=sys.argv[2], headers={"content-type": "application/json"}) as answer:
@@ -347,6 +348,107 @@ async def malformed(scene: Scene) -> str:
     return f"answers {dict(answers)}"
 
 
+async def longest_wait(scene: Scene, attack: Awaitable[None] | None) -> float:
+    """Seconds that a well-behaved client waits at most, for a token of a stream or for a short answer, while an attack goes
+    on; without one, for a few seconds."""
+    running = asyncio.ensure_future(attack if attack is not None else asyncio.sleep(max(1.0, 4 * scene.scale)))
+    longest = 0.0
+
+    async def reads() -> None:
+        nonlocal longest
+        body = scene.body(prompt="A client that reads", seed=3, max_tokens=400)
+        async with httpx.AsyncClient(base_url=scene.server.url, timeout=TIMEOUT) as client:
+            while not running.done():
+                last = time.monotonic()
+                async with client.stream("POST", PATH, json=body) as answer:
+                    async for _ in answer.aiter_raw():
+                        now = time.monotonic()
+                        longest, last = max(longest, now - last), now
+
+    async def asks() -> None:
+        nonlocal longest
+        body = scene.body(prompt="A client that asks", seed=4, max_tokens=1, stream=False)
+        async with httpx.AsyncClient(base_url=scene.server.url, timeout=TIMEOUT) as client:
+            while not running.done():
+                began = time.monotonic()
+                await client.post(PATH, json=body)
+                longest = max(longest, time.monotonic() - began)
+                await asyncio.sleep(0.05)
+
+    clients = asyncio.gather(reads(), asks())
+    try:
+        await running
+        await clients
+    finally:
+        running.cancel()
+        clients.cancel()
+    return longest
+
+
+async def freezes(scene: Scene, requests: list[tuple[str, dict[str, Any]]]) -> str:
+    """Whether these requests make others wait: at most 0.5 s, or twice what they wait without them."""
+    answers = Counter[int]()
+
+    async def attack() -> None:
+        async with httpx.AsyncClient(base_url=scene.server.url, timeout=TIMEOUT) as client:
+            for _ in range(scene.count(4)):
+                told = await asyncio.gather(*(client.post(path, json=body) for path, body in requests))
+                answers.update(answer.status_code for answer in told)
+
+    quiet = await longest_wait(scene, None)
+    during = await longest_wait(scene, attack())
+    if bad := set(answers) - {200, 400, 408, 429}:
+        raise WrongError(f"answers {dict(answers)}: {bad}")
+    said = f"longest wait {during:.2f} s, without the attack {quiet:.2f} s; answers {dict(answers)}"
+    if during > max(MAX_WAIT_S, 2 * quiet):
+        raise WrongError(said)
+    return said
+
+
+async def costly_numbers(scene: Scene) -> str:
+    """Requests whose numbers ask for much: they are refused, or harm nobody."""
+    prompt = "abc abd abc abe " * 60
+    settings: list[dict[str, Any]] = [
+        {"method": "ngram", "prompt_lookup_max": 10**9},
+        {"method": "ngram", "prompt_lookup_max": 10**7},
+        {"method": "ngram", "prompt_lookup_min": 1, "prompt_lookup_max": 64, "num_speculative_tokens": 63},
+        {"method": "suffix", "suffix_decoding_max_match": 10**9},
+        {"method": "suffix", "suffix_decoding_max_match": 128, "suffix_decoding_min_token_prob": 0.0,
+         "suffix_decoding_max_spec_offset": 64.0, "num_speculative_tokens": 63},
+        {"method": "recycling", "num_candidates": 64, "shape": "sequoia/size=63", "num_speculative_tokens": 60},
+        {"method": "recycling", "shape": "sequoia/size=63/acceptance=" + "x".join(["0.01"] * 48)},
+    ]  # fmt: skip
+    body = scene.body(prompt=prompt, stream=False, max_tokens=64)
+    requests = [(PATH, {**body, "speculative": one}) for one in settings]
+    requests.append((PATH, {**body, "logit_bias": {str(token): 1.0 for token in range(8000)}}))
+    return await freezes(scene, requests)
+
+
+async def costly_grammars(scene: Scene) -> str:
+    """Schemas that take long to compile, or whose masks do."""
+    letters = "abcdefghijklmnopqrstuvwxyz"
+    schemas: list[dict[str, Any]] = [
+        {"type": "integer", "multipleOf": 765432},
+        {"type": "object", "patternProperties": {f"^a{at:05d}x": {"type": "integer"} for at in range(10_000)}},
+        {"type": "object", "patternProperties": {f"^a{at:04d}x": {"type": "integer"} for at in range(500)}},
+        {"type": "object", "properties": {f"a{at}": {"type": "string", "pattern": f"^x{at}[0-9]+$"} for at in range(2000)}},
+        {"type": "string", "pattern": "^(" + "|".join(f"{a}{b}.{{1,40}}" for a in letters for b in letters) + ")$"},
+        {"type": "string", "pattern": ".*a.{18}b.*"},
+        {"type": "array", "items": {"type": "number", "multipleOf": 0.0007}, "minItems": 50},
+    ]  # fmt: skip
+    requests = [
+        (
+            "/v1/chat/completions",
+            {
+                "model": scene.model, "messages": [{"role": "user", "content": "a"}], "max_tokens": 64, "seed": at,
+                "response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": schema}},
+            },
+        )
+        for at, schema in enumerate(schemas)
+    ]  # fmt: skip
+    return await freezes(scene, requests)
+
+
 async def unfinished_bodies(scene: Scene) -> str:
     """Requests whose body never comes whole, held open, then dropped."""
     total = scene.count(100)
@@ -364,7 +466,7 @@ async def unfinished_bodies(scene: Scene) -> str:
 
 _ALL: tuple[Callable[[Scene], Awaitable[str]], ...] = (
     killed_client, slow_reader, huge_prompt, many_connections, dribbled_headers, endless_header, half_closed, hang_ups,
-    unfinished_bodies, malformed,
+    unfinished_bodies, malformed, costly_numbers, costly_grammars,
 )  # fmt: skip
 SCENARIOS = {scenario.__name__: scenario for scenario in _ALL}
 

@@ -29,7 +29,7 @@ class StandIn:
     """A server of made-up texts that keeps the contract, but for the one fault it is given."""
 
     def __init__(self, fault: str = "") -> None:
-        self.fault, self.running = fault, 0
+        self.fault, self.running, self.num_freezes = fault, 0, 0
         self.metrics = Metrics(self, "toy")
         self.app = Starlette(
             routes=[
@@ -37,11 +37,22 @@ class StandIn:
                 Route("/v1/models", lambda _: JSONResponse({"data": [{"id": "toy"}]})),
                 Route("/metrics", lambda _: Response(self.metrics.render()[0])),
                 Route("/v1/completions", self.completions, methods=["POST"]),
+                Route("/v1/chat/completions", self.chat, methods=["POST"]),
             ]
         )
 
     def snapshot(self) -> Snapshot:
         return Snapshot(num_running=self.running, kv_used_tokens=10 * self.running, kv_capacity_tokens=1000)
+
+    async def chat(self, request: Request) -> Response:
+        self.freeze()
+        return refusal(400)
+
+    def freeze(self) -> None:
+        """Once, as nobody else is answered meanwhile."""
+        if self.fault == "freezes" and self.num_freezes == 0:
+            self.num_freezes += 1
+            time.sleep(1.0)
 
     async def completions(self, request: Request) -> Response:
         if int(request.headers.get("content-length", "0")) > 2**22:
@@ -55,6 +66,9 @@ class StandIn:
             return refusal(400)
         except (ValueError, KeyError, TypeError, RecursionError):
             return refusal(500 if self.fault == "breaks on nonsense" else 400)
+        if (body.get("speculative") or {}).get("prompt_lookup_max", 1) > 64:
+            self.freeze()
+            known = False
         if not known or (len(body["prompt"]) > 10_000 and self.fault != "takes any prompt"):
             return refusal(400)
         if not body.get("stream"):
@@ -122,6 +136,8 @@ def test_a_server_that_keeps_the_contract_passes() -> None:
         ("breaks on nonsense", "malformed", "HTTP 500"),
         ("takes any prompt", "huge_prompt", "expected 400 or 413"),
         ("mixes rows", "hang_ups", "read something else"),
+        ("freezes", "costly_numbers", "longest wait"),
+        ("freezes", "costly_grammars", "longest wait"),
     ],
 )
 def test_control_a_server_that_fails_is_found_out(

@@ -18,7 +18,7 @@ from foretoken.engine.calibrate import Calibration, InterruptedMeasuringError
 from foretoken.engine.choices import MARGIN, Choices
 from foretoken.engine.engine import Engine, Request
 from foretoken.engine.groups import Choice
-from foretoken.engine.guard import GuardedProcessor
+from foretoken.engine.guard import GuardedProcessor, StepBudget
 from foretoken.engine.heap import IDLE_S, HeapKeeper
 from foretoken.engine.loop import Limits, Loop
 from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
@@ -77,6 +77,7 @@ class Service:
         self._draining = self._closed = self._failed = False
         self.kv_tokens = 0
         self._heap = HeapKeeper()
+        self._step_budget = StepBudget()
         release_workers()  # of the thread that has loaded the engine: the engine's thread has its own
 
     # -- methods ---------------------------------------------------------------------------------------------------
@@ -225,7 +226,7 @@ class Service:
         choice = self._tenants.choice(choice, submission.tenant)
         params = submission.params
         if params.logits_processor is not None:
-            params = replace(params, logits_processor=GuardedProcessor(params.logits_processor))
+            params = replace(params, logits_processor=GuardedProcessor(params.logits_processor, self._step_budget))
         if params.seed is None:  # drawn here, in the process that takes the request
             params = replace(params, seed=secrets.randbits(63))
         self._check(submission, choice)
@@ -393,6 +394,7 @@ class Service:
                     for command in todo:
                         command()
                     if loop.has_work:
+                        self._step_budget.begin()
                         loop.tick()
                         self._heap.worked()
             except Exception as error:

@@ -150,7 +150,10 @@ class State(Context):
                 known = len(row.prompt_ids) + len(row.token_ids) + count - 1
                 row.error = ModelError(
                     f"request {row.index}: no token is possible after {known} tokens: "
-                    "the model's logits are not finite, or its processors and banned ids leave nothing to choose"
+                    + (
+                        getattr(row.params.logits_processor, "error", "")
+                        or "the model's logits are not finite, or its processors and banned ids leave nothing to choose"
+                    )
                 )
                 if not self.isolate:
                     raise row.error

@@ -4,6 +4,7 @@ import asyncio
 import re
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, TypeVar
@@ -13,6 +14,7 @@ from pydantic import BaseModel
 from starlette.requests import Request
 
 from foretoken import __version__
+from foretoken.core.errors import ConfigError
 from foretoken.engine.result import Completion
 from foretoken.engine.state import Piece
 from foretoken.engine.submission import StepTrace, Submission, Update
@@ -44,6 +46,13 @@ async def read(request: Request, kind: type[Body], backend: Backend) -> Body:
 async def in_worker(backend: Backend, work: Callable[[], Result]) -> Result:
     """work's result, from the thread that reads texts."""
     return await asyncio.get_running_loop().run_in_executor(backend.worker, work)
+
+
+async def in_compiler(backend: Backend, work: Callable[[], Result]) -> Result:
+    """work's result, from the thread that compiles grammars."""
+    with suppress(ConfigError):  # work raises it again, and names the field
+        await in_worker(backend, lambda: backend.constraints)  # reads the tokenizer, which that thread alone does
+    return await asyncio.get_running_loop().run_in_executor(backend.compiler, work)
 
 
 class Answer:

@@ -1,8 +1,11 @@
 """Common state of all routes: the service, its tokenizer, output constraints, and metrics."""
 
+import os
+import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +43,8 @@ class Backend:
         self.metrics = Metrics(service, self.name)
         # One thread: tokenizers are not safe to share, and a huge prompt must not take every core.
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="foretoken-tokens")
+        # Another: a large grammar takes up to seconds, which texts must not wait for.
+        self.compiler = ThreadPoolExecutor(1, thread_name_prefix="foretoken-grammars", initializer=_yield_to_others)
 
     def check_model(self, name: str) -> None:
         """Raise ApiError 404 for any other model."""
@@ -106,5 +111,15 @@ class Backend:
         return max(map(len, known), default=64)
 
     def close(self) -> None:
-        """Stop the thread."""
+        """Stop the threads."""
         self.worker.shutdown(wait=False, cancel_futures=True)
+        self.compiler.shutdown(wait=False, cancel_futures=True)
+        made = self.__dict__.get("constraints")  # of a cached property
+        if made is not None:
+            made.close()
+
+
+def _yield_to_others() -> None:
+    """Lower this thread's priority, where the system knows priorities of threads."""
+    with suppress(AttributeError, OSError):
+        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

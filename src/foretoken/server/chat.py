@@ -10,7 +10,7 @@ from starlette.responses import Response
 
 from foretoken.core.errors import ConfigError
 from foretoken.engine.submission import Submission
-from foretoken.server.answer import Answer, as_given, by_choice, in_worker, read
+from foretoken.server.answer import Answer, as_given, by_choice, in_compiler, in_worker, read
 from foretoken.server.backend import Backend
 from foretoken.server.errors import bad, of_engine
 from foretoken.server.job import finish
@@ -49,7 +49,12 @@ async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     backend: Backend = request.app.state.backend
     body = await read(request, ChatRequest, backend)
-    plan = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body)))
+    constrained: tuple[ToolUse | None, MakeProcessor | None] = (None, None)
+    format = body.response_format
+    if body.tools is not None or body.tool_choice is not None or (format is not None and format.type != "text"):
+        compiling = in_compiler(backend, lambda: _constrained(backend, body))
+        constrained = await while_connected(request.receive, compiling)
+    plan = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, *constrained)))
     kind = OBJECT + ".chunk" if body.stream else OBJECT
     answer = Answer(
         backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted,
@@ -63,14 +68,13 @@ async def chat_completions(request: Request) -> Response:
         answer.job.close()
 
 
-def _plan(backend: Backend, body: ChatRequest) -> _Plan:
+def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: MakeProcessor | None) -> _Plan:
     """All checks of the request, and its tokens. Raises ApiError 400."""
     if body.top_logprobs is not None and not body.logprobs:
         raise bad("top_logprobs: only where logprobs is true", "top_logprobs")
     given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
     if len(set(given)) > 1:
         raise bad("max_tokens and max_completion_tokens are one setting: give it once", "max_completion_tokens")
-    use, processor = _constrained(backend, body)
     text = backend.chat_text(
         _messages(backend, body, use),
         tools=list(use.rendered) if use is not None and use.rendered and _renders_tools(backend) else None,

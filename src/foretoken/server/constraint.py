@@ -16,12 +16,13 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from llguidance import LLMatcher, LLTokenizer, grammar_from
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError
+from foretoken.server.compiling import LIMITS, CompileCheck
 
 GrammarKind = Literal["lark", "gbnf", "regex", "choice"]
 """A Lark grammar in llguidance's dialect, llama.cpp's GBNF, a regular expression (Rust's syntax), a JSON list of texts."""
@@ -38,7 +39,8 @@ _COMPILED_CHARACTERS = 1 << 19
 class Constraints:
     """Makes constraints over one model's vocabulary. One a server: reading the tokenizer costs up to a second.
 
-    Thread-safe. Compiling takes about a millisecond, for very large schemas up to a second: keep it off an event loop.
+    Thread-safe. Compiling takes milliseconds, for very large schemas up to a second: keep it off an event loop. A grammar
+    that would take longer is refused: see ``CompileCheck``.
     The last constraints made are kept, so tools that come with every turn of a conversation are compiled once.
     """
 
@@ -60,6 +62,8 @@ class Constraints:
             raise ConfigError(
                 f"constrained outputs need a fast tokenizer of transformers, not {type(tokenizer).__name__}: {error}"
             ) from error
+        self._check = CompileCheck(tokenizer, width, list(eos_token_ids))
+        self._limits = LLParserLimits(**LIMITS)
         self.vocab_size, self.eos_token_ids = vocab_size, tuple(eos_token_ids)
         self._decode = tokenizer.decode
         self._added = [
@@ -67,6 +71,10 @@ class Constraints:
         ]
         self._made: OrderedDict[str, Constraint] = OrderedDict()
         self._lock = Lock()
+
+    def close(self) -> None:
+        """End the process that tries grammars."""
+        self._check.close()
 
     def json_object(self, *, compact: bool = False) -> "Constraint":
         """Any JSON object. compact: without white space between its tokens; else a space, or a line's break and indent."""
@@ -124,12 +132,14 @@ class Constraints:
             if made is not None:
                 self._made.move_to_end(grammar)
                 return made
-        failed, messages = LLMatcher.validate_grammar_with_warnings(grammar, self._tokenizer)
-        matcher = LLMatcher(self._tokenizer, grammar, log_level=0)
-        if failed or matcher.is_error():
-            reason = messages[0] if failed else matcher.get_error().partition("<state>")[0]
-            raise ConfigError(f"the {what} cannot be used: {reason.strip()}")
-        made = Constraint(matcher, self.vocab_size, self.eos_token_ids, tuple(messages))
+        self._check.check(grammar, what)
+        matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
+        first = matcher.deep_copy()
+        if not first.is_error():
+            first.compute_bitmask()  # what cannot even begin is refused here, and its first states are found
+        if first.is_error():
+            raise ConfigError(f"the {what} cannot be used: {first.get_error().partition('<state>')[0].strip()}")
+        made = Constraint(matcher, self.vocab_size, self.eos_token_ids, tuple(matcher.get_grammar_warnings()))
         with self._lock:
             self._made[grammar] = made
             while len(self._made) > _COMPILED or sum(map(len, self._made)) > _COMPILED_CHARACTERS:
@@ -195,9 +205,16 @@ class ConstraintProcessor:
         self._memo: dict[bytes, NDArray[np.uint8] | None] = {}
         self._anchor: NDArray[np.int64] = np.zeros(0, np.int64)  # the memo's keys are what follows it
         self.error = ""
+        self._is_stopped = False
+
+    def stop(self, reason: str) -> None:
+        """Permit nothing from now on: the engine ends the request. reason: for its client."""
+        self.error, self._is_stopped = reason, True
 
     def __call__(self, ids: Tensor, logits: Tensor) -> Tensor:
         """See the class. It never raises errors of a grammar: an exception would end the whole batch."""
+        if self._is_stopped:
+            return torch.full_like(logits, -torch.inf)
         output: NDArray[np.int64] = ids[self._num_prompt :].cpu().numpy()
         key = self._key(output)
         if key in self._memo:

@@ -144,7 +144,9 @@ class Job:
         params = self.submissions[index].params
         constrained = bool(params.logit_bias) or params.logits_processor is not None
         if isinstance(error, ModelError) and constrained:
-            return bad("no token is possible any more: logit_bias or the grammar leave nothing to choose", None)
+            reason = getattr(params.logits_processor, "error", "")
+            reason = reason or "logit_bias or the grammar leave nothing to choose"
+            return bad(f"no token is possible any more: {reason}", None)
         return of_engine(error)
 
     def _check(self, index: int, update: Update) -> None:
