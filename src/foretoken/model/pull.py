@@ -279,8 +279,8 @@ def _require_space(model: NamedModel, root: Path) -> None:
     free = shutil.disk_usage(root).free
     if free < need:
         raise ModelError(
-            f"{model.name} cannot be stored in {root}: {need / 1e6:.0f} MB are needed for the fetch and {free / 1e6:.0f} MB "
-            "are free; make room, or set FORETOKEN_MODELS to a directory elsewhere"
+            f"{model.name} cannot be stored in {root}: {need / 1e6:.0f} MB are needed for the fetch and {free / 1e6:.0f} "
+            "MB are free; make room, or set FORETOKEN_MODELS to a directory elsewhere"
         )
 
 
