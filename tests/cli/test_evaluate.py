@@ -41,7 +41,7 @@ def test_report(evaluate: Invoke, models: dict[str, Path], tmp_path: Path) -> No
 
 
 def test_a_perfect_drafter(evaluate: Invoke, models: dict[str, Path]) -> None:
-    result = evaluate("--draft", models["target"], "--temperatures", "1", "--json", "--verify", "rejection")
+    result = evaluate("--draft", models["target"], "--temperature", "1", "--json", "--verify", "rejection")
     (at,) = json.loads(result.stdout)["temperatures"]
     assert at["rule"] == "rejection"
     assert at["slots"][0]["acceptance"]["value"] == 1.0
@@ -60,10 +60,10 @@ def test_tables(evaluate: Invoke, models: dict[str, Path]) -> None:
 
 
 def test_methods_without_a_law(evaluate: Invoke) -> None:
-    result = evaluate("--method", "prediction", "--temperatures", "0")
+    result = evaluate("--method", "prediction", "--temperature", "0")
     assert (result.exit_code, result.stderr) == (0, "")
     assert "of 2 texts" in result.stdout, "one prompt has no prediction"
-    result = evaluate("--method", "ngram", "--temperatures", "0", "--timed", 0)
+    result = evaluate("--method", "ngram", "--temperature", "0", "--timed", 0)
     assert "no prediction: no guess was made, or nothing was timed" in result.stdout
 
 
@@ -76,8 +76,8 @@ def test_methods_without_a_law(evaluate: Invoke) -> None:
         (["--method", "draft_model"], "needs --draft NAME_OR_DIR"),
         (["--method", "prediction", "--categories", "code"], "needs prompts with a 'prediction'"),
         (["--method", "ngram", "--categories", "cpoy"], "did you mean 'copy'?"),
-        (["--method", "ngram", "--temperatures", "x"], "--temperatures 'x' must be numbers"),
-        (["--method", "ngram", "--temperatures", "-1"], "temperature = -1.0 must be at least 0"),
+        (["--method", "ngram", "--temperature", "x"], "--temperature 'x' must be numbers"),
+        (["--method", "ngram", "--temperature", "-1"], "temperature = -1.0 must be at least 0"),
         (["--method", "ngram", "--num-speculative-tokens", "0"], "num_speculative_tokens = 0"),
         (["--method", "ngram", "--prompts", "/nonexistent"], "cannot be read"),
         (["--method", "ngram", "--output", "/nonexistent/x"], "cannot be written"),

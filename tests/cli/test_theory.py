@@ -51,7 +51,7 @@ def test_mistakes(invoke: Invoke, arguments: tuple[str, ...], said: str) -> None
 def test_optimum_as_json_csv_and_plot(invoke: Invoke, tmp_path: Path) -> None:
     files = {name: tmp_path / f"table.{name}" for name in ("csv", "png")}
     result = invoke(
-        "theory", "optimum", *SMALL, "--temperatures", "0,1", "--drafts", "1,2", "--json",
+        "theory", "optimum", *SMALL, "--temperature", "0,1", "--drafts", "1,2", "--json",
         "--csv", str(files["csv"]), "--plot", str(files["png"]),
     )  # fmt: skip
     found = json.loads(result.stdout)
@@ -64,7 +64,7 @@ def test_optimum_as_json_csv_and_plot(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_shape(invoke: Invoke) -> None:
-    result = invoke("theory", "shape", *SMALL, "--temperatures", "1", "--max-size", "4", "--json")
+    result = invoke("theory", "shape", *SMALL, "--temperature", "1", "--max-size", "4", "--json")
     (choice,) = json.loads(result.stdout)
     assert choice["verifier"] == "coupled"
     assert len(choice["acceptance"]) == 8

@@ -188,7 +188,7 @@ def _fetch(name: str, file: Path) -> None:
         ) as stream:
             scratch = Path(stream.name)
             stream.write(data)
-        read_file(scratch, f"{name} ({url})")
+        read_file(scratch, f"{name} ({url})", is_json=True)
         os.replace(scratch, file)
     except (OSError, urllib.error.URLError, ConfigError) as error:
         reason = str(getattr(error, "reason", None) or error)

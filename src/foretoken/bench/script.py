@@ -61,6 +61,8 @@ def encode_item(engine: Engine, item: Item) -> list[int]:
     check = item.check
     if check is not None and check.given and not _has_template(engine):
         return encode_turns(engine, "text", [check.given], [])
+    if item.messages and _has_template(engine):
+        return engine.chat_prompt(item.messages)
     return encode_turns(engine, item.format, [item.prompt], [])
 
 

@@ -1,20 +1,22 @@
-"""Prompts to measure on: the bundled suite, the named public suites (``named.py``), and files of JSON lines.
+"""Prompts to measure on: the bundled suite, the named public suites (``named.py``), and files (``core.prompts``).
 
-A line is one of three forms. Ours and Spec-Bench's: ``question_id``, ``category``, ``turns`` (messages of the user; a later
-one follows the model's own answer), and where there are any ``format`` ("text" to continue, "chat" to put into the chat
-template), ``prediction`` (a guess of the output) and ``reference`` (which, for word problems, ends in the right
-number). GSM8K's: ``question``, ``answer`` ("... #### 42"). HumanEval's: ``task_id``, ``prompt``, ``test``,
-``entry_point``. Lines without ``format`` are messages, so the chat template is used wherever the tokenizer has one.
+An entry of a file is a text, ``prompt`` or ``messages``, or one of three forms. Ours and Spec-Bench's:
+``question_id``, ``category``, ``turns`` (messages of the user; a later one follows the model's own answer), and where
+there are any ``format`` ("text" to continue, "chat" to put into the chat template), ``prediction`` (a guess of the
+output) and ``reference`` (which, for word problems, ends in the right number). GSM8K's: ``question``,
+``answer`` ("... #### 42"). HumanEval's: ``task_id``, ``prompt``, ``test``, ``entry_point``. Lines without ``format``
+are messages, so the chat template is used wherever the tokenizer has one.
 """
 
 import gzip
-import json
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from foretoken.bench.answers import Check, number_check, python_check
+from foretoken.core import prompts
 from foretoken.core.errors import ConfigError, nearest
 
 NUMBER_CATEGORIES = ("math_reasoning", "gsm8k")
@@ -38,6 +40,7 @@ class Item:
     later: tuple[str, ...] = ()  # further messages of the user, each after the model's own answer to the one before
     task: str = ""  # the part of a suite that reports sum up; empty: the category
     check: Check | None = None  # how an answer to the first message is judged
+    messages: tuple[Mapping[str, Any], ...] = ()  # the whole conversation, where it is more than ``prompt``
     turn: int = 1  # of a message of a question; runs are of one message each
 
     @property
@@ -76,11 +79,12 @@ def read_suite(name: str | Path = "bundled") -> Suite:
     return named.described(Suite(str(name), read_file(Path(name), str(name))))
 
 
-def read_file(path: Path, name: str) -> list[Item]:
-    """The questions of a file of JSON lines, packed by gzip where it ends in .gz; name: as messages call it."""
+def read_file(path: Path, name: str, *, is_json: bool = False) -> list[Item]:
+    """The questions of a file, packed by gzip where it ends in .gz; name: as messages call it. is_json: refuse plain text."""
     try:
-        data = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
-        lines = data.decode("utf-8").split("\n")
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        text = data.decode("utf-8-sig")
     except (gzip.BadGzipFile, EOFError) as error:
         raise ConfigError(f"suite {name!r} is not a whole gzip file: {error}") from None
     except OSError as error:
@@ -89,42 +93,31 @@ def read_file(path: Path, name: str) -> list[Item]:
         known = ", ".join(["'bundled'", *NAMED])
         close = nearest(name, list(NAMED))
         raise ConfigError(
-            f"suite {name!r} cannot be read: {error.strerror}{close}; expected {known}, or a JSONL file"
+            f"suite {name!r} cannot be read: {error.strerror}{close}; expected {known}, or a file of prompts"
         ) from None
     except UnicodeDecodeError as error:
         raise ConfigError(f"suite {name!r} is not UTF-8 text (byte {error.start})") from None
-    numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-    items = [_item(line, number, f"suite {name!r}, line {number}") for number, line in numbered]
-    if not items:
-        raise ConfigError(f"suite {name!r} is empty")
-    return items
+    if is_json and prompts.is_plain(text):
+        raise ConfigError(f"suite {name!r}, line 1: not JSON")
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    return [_item(entry) for entry in prompts.entries(text, f"suite {name!r}", suffix=suffix)]
 
 
-def _item(line: str, number: int, where: str) -> Item:
-    try:
-        record: Any = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON ({error.msg})") from None
-    if isinstance(record, dict) and "turns" not in record:
+def _item(entry: prompts.Entry) -> Item:
+    record, number, where = entry.record, entry.number, entry.where
+    if not {"turns", "messages"} & record.keys():
         if all(isinstance(record.get(key), str) for key in ("question", "answer")):
             return _gsm8k(record, number, where)
         if all(isinstance(record.get(key), str) for key in ("task_id", "prompt", "test", "entry_point")):
             return _humaneval(record)
-    turns = record.get("turns") if isinstance(record, dict) else None
-    if not isinstance(turns, list) or not turns or not all(isinstance(turn, str) and turn for turn in turns):
-        raise ConfigError(
-            f"{where}: expected an object with 'turns': a list of texts, the prompt first (or with GSM8K's 'question' and "
-            "'answer', or HumanEval's 'task_id', 'prompt', 'test' and 'entry_point')"
-        )
-    form, prediction = record.get("format", "chat"), record.get("prediction")
-    if form not in ("text", "chat"):
-        raise ConfigError(f"{where}: format = {form!r} must be 'text' or 'chat'")
+    asked = prompts.conversation(entry)
+    prediction = record.get("prediction")
     if prediction is not None and not isinstance(prediction, str):
         raise ConfigError(f"{where}: prediction must be a text")
     category = str(record.get("category", "all"))
     return Item(
-        record.get("question_id", number), category, turns[0], form, prediction or None, tuple(turns[1:]),
-        check=_check(record, category),
+        record.get("question_id", number), category, asked.texts[0], asked.format, prediction or None, asked.texts[1:],
+        check=_check(record, category), messages=asked.messages,
     )  # fmt: skip
 
 

@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 PROMPTS = "Prompts"
 Suite = Annotated[
     str,
-    typer.Option("--suite", metavar="bundled|NAME|FILE", rich_help_panel=PROMPTS,
+    typer.Option("--prompts", "--suite", metavar="bundled|NAME|FILE", rich_help_panel=PROMPTS,
                  help="Prompts. NAME: spec-bench, eagle/mt_bench, eagle/humaneval, eagle/gsm8k, eagle/alpaca, eagle/sum, "
-                 "eagle/qa, gsm8k or humaneval, from the cache directory, fetched once. FILE: JSON lines in our format, "
-                 "Spec-Bench's, GSM8K's or HumanEval's."),
+                 "eagle/qa, gsm8k or humaneval, from the cache directory, fetched once. FILE: a prompt a line, or JSON: "
+                 "texts, objects with 'prompt', 'messages' or 'turns', Spec-Bench's, GSM8K's or HumanEval's."),
 ]  # fmt: skip
 Sample = Annotated[
     int | None,
@@ -56,16 +56,7 @@ Methods = Annotated[
         "Default: draft_model where there is a draft, ngram, and prediction where prompts have one.",
     ),
 ]  # fmt: skip
-Temperatures = Annotated[
-    list[float] | None,
-    typer.Option(
-        "--temperature",
-        metavar="T",
-        rich_help_panel=o.SAMPLING,
-        help="May be repeated. Default: 0.",
-        show_default=False,
-    ),
-]
+Temperatures = Annotated[list[str] | None, o.temperature("0")]
 BenchSeed = Annotated[
     int,
     typer.Option("--seed", envvar="FORETOKEN_SEED", rich_help_panel=o.SAMPLING, help="Prompt number i gets SEED + i."),
@@ -136,12 +127,15 @@ def bench(
     """
     check_writable(output)
     runs_file = open_runs(output, resume=resume)
-    draft = settings.draft_name(draft)
+    draft = settings.draft_of(
+        ctx, [None] if methods is None else [name.partition(":")[0] for name in methods.split(",")]
+    )
     if threads is not None and threads < 1:
         raise ConfigError(f"--threads {threads} must be at least 1")
     settings.quiet()
     from foretoken.bench import BenchInterrupted, run_bench
 
+    at = settings.temperatures(temperature, (0.0,))
     items = _questions(suite, sample, categories, limit, quality)
     chosen = _methods(methods, target, draft, verify, any(item.prediction for item in items))
     if threads is not None:
@@ -160,7 +154,7 @@ def bench(
                 update(done, total)
 
             report = run_bench(
-                engine, items, chosen, temperatures=temperature or [0.0], max_new_tokens=max_new_tokens, rounds=rounds,
+                engine, items, chosen, temperatures=at, max_new_tokens=max_new_tokens, rounds=rounds,
                 seed=seed, dram_read=dram_read if bandwidth and device == "cpu" else None, progress=progress,
                 on_prompt=None if sys.stderr.isatty() else _print_prompt, runs_file=runs_file, judged=quality,
             )  # fmt: skip

@@ -1,6 +1,5 @@
 """``foretoken certify``: checks the output on given models."""
 
-import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,15 +13,14 @@ from foretoken.cli.output import as_json, check_writable, has_color, write
 from foretoken.core.errors import ConfigError
 
 if TYPE_CHECKING:
-    from foretoken import Engine
     from foretoken.bench import Item
     from foretoken.certify import Certificate, Check
 
 PROMPTS = "Prompts"
 Prompts = Annotated[
     str,
-    typer.Option("--prompts", metavar="bundled|FILE", rich_help_panel=PROMPTS,
-                 help="One prompt a line: plain text, or JSON ('{\"prompt\": ...}', a text, or a line of a bench suite)."),
+    typer.Option("--prompts", "--suite", metavar="bundled|FILE", rich_help_panel=PROMPTS,
+                 help="Prompts, as 'foretoken bench' reads them."),
 ]  # fmt: skip
 Limit = Annotated[
     int,
@@ -39,11 +37,7 @@ Shapes = Annotated[
     typer.Option("--shape", metavar="NAME[/OPTION=VALUE]", rich_help_panel=o.SPECULATION, show_default=False,
                  help="Shapes of proposals; may be repeated. Default: chain and static/branching=3x2x1."),
 ]  # fmt: skip
-Temperatures = Annotated[
-    list[float] | None,
-    typer.Option("--temperature", metavar="T", rich_help_panel=o.SAMPLING, show_default=False,
-                 help="May be repeated. Default: 0, 0.7 and 1."),
-]  # fmt: skip
+Temperatures = Annotated[list[str] | None, o.temperature("0, 0.7 and 1")]
 Seed = Annotated[
     int, typer.Option("--seed", envvar="FORETOKEN_SEED", rich_help_panel=o.SAMPLING, help="Of the whole certificate.")
 ]
@@ -90,12 +84,13 @@ def certify(
     Exit status: 0 certified, 1 a defect, 2 a wrong option, 130 interrupted.
     """
     check_writable(output)
-    draft = settings.draft_name(draft)
+    draft = settings.draft_of(ctx, [method])
     if threads is not None and threads < 1:
         raise ConfigError(f"--threads {threads} must be at least 1")
     if limit < 1:
         raise ConfigError(f"--limit {limit} must be at least 1")
     settings.quiet()
+    from foretoken.bench import encode_item
     from foretoken.certify import certify as run
     from foretoken.certify.run import SHAPES, combinations
     from foretoken.core.params import SamplingParams
@@ -105,9 +100,8 @@ def certify(
     config = speculation(target, draft, method, num_speculative_tokens)
     verifiers, shapes = verify or exact_verifiers(), shape or list(SHAPES)
     combinations(speculative_config(config), verifiers, shapes)  # mistakes are found before anything is loaded
-    temperatures = temperature or [0.0, 0.7, 1.0]
-    for value in temperatures:
-        SamplingParams(temperature=value, max_new_tokens=max_new_tokens)
+    temperatures = settings.temperatures(temperature, (0.0, 0.7, 1.0))
+    SamplingParams(max_new_tokens=max_new_tokens)
     if threads is not None:
         import torch
 
@@ -115,7 +109,7 @@ def certify(
     engine = settings.load_engine(ctx.params, config)
     with _progress(no_color) as progress:
         certificate = run(
-            engine, [encoded(item, engine) for item in items], verifiers=verifiers, shapes=shapes,
+            engine, [encode_item(engine, item) for item in items], verifiers=verifiers, shapes=shapes,
             temperatures=temperatures, max_new_tokens=max_new_tokens, seed=seed, progress=progress,
         )  # fmt: skip
     if output is not None:
@@ -153,50 +147,12 @@ def read_prompts(name: str, limit: int) -> list["Item"]:
     """At most limit prompts, of all categories in turn. Raises ConfigError that names the line."""
     from foretoken.bench import Item, load_suite
 
-    if name == "bundled":
-        items = load_suite(name)
-    else:
-        lines = settings.read_text(name, "--prompts").splitlines()
-        numbered = [(number, line) for number, line in enumerate(lines, 1) if line.strip()]
-        if not numbered:
-            raise ConfigError(f"--prompts {name!r} is empty: expected one prompt a line")
-        if not numbered[0][1].lstrip().startswith(("{", '"')):
-            items = [Item(number, "all", line, "text") for number, line in numbered]
-        else:
-            items = [_item(number, line, name) for number, line in numbered]
+    items = load_suite(name)
     groups: dict[str, list[Item]] = {}
     for item in items:
         groups.setdefault(item.category, []).append(item)
     deepest = max(map(len, groups.values()))
     return [group[k] for k in range(deepest) for group in groups.values() if k < len(group)][:limit]
-
-
-def _item(number: int, line: str, name: str) -> "Item":
-    from foretoken.bench import Item
-
-    where = f"--prompts {name!r}, line {number}"
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON ({error.msg}), as the first line is") from None
-    if isinstance(record, str):
-        record = {"prompt": record}
-    turns = record.get("turns") if isinstance(record, dict) else None
-    first = turns[0] if isinstance(turns, list) and turns else None
-    prompt = first if first is not None else record.get("prompt") if isinstance(record, dict) else None
-    if not isinstance(prompt, str) or not prompt:
-        raise ConfigError(f"{where}: expected a text, or an object with 'prompt' or 'turns'")
-    form = record.get("format", "chat" if first is not None else "text")
-    if form not in ("text", "chat"):
-        raise ConfigError(f"{where}: format = {form!r} must be 'text' or 'chat'")
-    return Item(number, str(record.get("category", "all")), prompt, form)
-
-
-def encoded(item: "Item", engine: "Engine") -> str | list[int]:
-    """The prompt, in the chat template where it is a message and the tokenizer has one."""
-    if item.format == "chat" and getattr(engine.tokenizer, "chat_template", None) is not None:
-        return engine.chat_prompt([{"role": "user", "content": item.prompt}])
-    return item.prompt
 
 
 def show(certificate: "Certificate", *, no_color: bool) -> None:

@@ -10,9 +10,8 @@ from foretoken.cli import options as o
 from foretoken.cli import settings
 from foretoken.cli.bench import PROMPTS, Categories, Limit, ReportFile, Threads, _progress
 from foretoken.cli.output import as_json, check_writable, write
-from foretoken.cli.theory import Temperatures, _table
+from foretoken.cli.theory import _table
 from foretoken.core.errors import ConfigError
-from foretoken.core.spec import parse_numbers
 
 if TYPE_CHECKING:
     from foretoken import Engine
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
 EvaluatedPrompts = Annotated[
     str,
     typer.Option("--prompts", "--suite", metavar="bundled|FILE", rich_help_panel=PROMPTS,
-                 help="Prompts: JSON lines as 'foretoken bench --suite' reads them."),
+                 help="Prompts, as 'foretoken bench' reads them."),
 ]  # fmt: skip
 NumTimed = Annotated[
     int,
@@ -56,7 +55,7 @@ def evaluate(
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     verify: o.Verify = None,
     speculative_config: o.SpeculativeConfig = None,
-    temperatures: Temperatures = "0,1",
+    temperature: Annotated[list[str] | None, o.temperature("0 and 1")] = None,
     seed: Annotated[
         int, typer.Option("--seed", envvar="FORETOKEN_SEED", rich_help_panel=o.SAMPLING, help="Prompt i gets SEED + i.")
     ] = 0,
@@ -71,7 +70,7 @@ def evaluate(
     runs for the costs are timed: 'foretoken bench' measures the real speedup.
     """
     check_writable(output)
-    at = parse_numbers(temperatures, "--temperatures")
+    at = settings.temperatures(temperature, (0.0, 1.0))
     if threads is not None and threads < 1:
         raise ConfigError(f"--threads {threads} must be at least 1")
     settings.quiet()

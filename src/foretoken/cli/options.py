@@ -1,6 +1,6 @@
 """The options that commands share: name, help, environment variable. The API defines their meaning."""
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -118,3 +118,9 @@ Output = Annotated[
 NoColor = Annotated[
     bool, typer.Option("--no-color", rich_help_panel=OUTPUT, help="No colours; the variable NO_COLOR says so too.")
 ]
+
+
+def temperature(default: str, *, help: str = "", panel: str = SAMPLING) -> Any:
+    """The option of commands that run at several temperatures. default: as the help says it."""
+    told = f"{help}{' ' if help else ''}Joined by commas, or repeated. Default: {default}."
+    return typer.Option("--temperature", metavar="T[,T,...]", rich_help_panel=panel, show_default=False, help=told)

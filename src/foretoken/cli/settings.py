@@ -3,6 +3,7 @@
 import json
 import os
 import sys
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,6 +13,7 @@ from foretoken.cli.output import waiting
 from foretoken.core.errors import ConfigError
 from foretoken.core.params import SamplingParams
 from foretoken.core.settings import field_kinds, value_of_json
+from foretoken.core.spec import parse_numbers
 from foretoken.model.catalogue import BUNDLED, default_draft, default_speculation
 
 if TYPE_CHECKING:
@@ -73,6 +75,11 @@ def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str
             )
         if key not in merged or _typed(ctx, option) or not config_typed:  # what was typed beats the environment
             merged[key] = value
+    if not _typed(ctx, "draft") and merged.get("model") == draft_name(options["draft"]):
+        # A draft of the environment decides nothing where a method is named that reads none.
+        wants = "prediction" if has_prediction else None
+        if not takes_draft(merged.get("method", wants)):
+            merged.pop("model", None)
     if "method" not in merged:
         merged = {**default_config(options["target"], merged.get("model"), has_prediction=has_prediction), **merged}
     check_method(merged, options["target"])
@@ -90,6 +97,28 @@ def default_config(target: str, draft: str | None, *, has_prediction: bool = Fal
     if has_prediction and draft is None:
         return {"method": "prediction"}
     return {"method": "draft_model"} if draft is not None else dict(default_speculation(target))
+
+
+def takes_draft(method: object) -> bool:
+    """Whether --draft is for a method; True where it is not known yet."""
+    from foretoken import METHODS
+
+    return not isinstance(method, str) or method not in METHODS or "model" in METHODS[method].key_names()
+
+
+def draft_of(ctx: typer.Context, methods: Iterable[object]) -> str | None:
+    """--draft as the API spells it; None where only the environment names one and none of the methods takes it."""
+    if not _typed(ctx, "draft") and not any(takes_draft(method) for method in methods):
+        return None
+    return draft_name(ctx.params["draft"])
+
+
+def temperatures(given: Sequence[str] | None, default: Sequence[float]) -> list[float]:
+    """The numbers of --temperature, which may be repeated or joined by commas. Raises ConfigError."""
+    found = parse_numbers(",".join(given), "--temperature") if given else list(default)
+    for value in found:
+        SamplingParams(temperature=value)
+    return found
 
 
 def reads_prediction(method: str) -> bool:

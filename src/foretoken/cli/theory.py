@@ -32,10 +32,6 @@ def overview(ctx: typer.Context) -> None:
         typer.echo(ctx.get_help())
 
 
-Temperatures = Annotated[
-    str,
-    typer.Option("--temperatures", metavar="T,T,...", rich_help_panel=o.SAMPLING, help="Temperatures of both models."),
-]
 PerText = Annotated[
     int, typer.Option("--contexts", metavar="N", help="At most N contexts of each text, evenly spread.", min=1)
 ]
@@ -104,7 +100,7 @@ def optimum(
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
     threads: Threads = None,
-    temperatures: Temperatures = "0,0.3,0.6,0.8,1,1.2",
+    temperature: Annotated[list[str] | None, o.temperature("0, 0.3, 0.6, 0.8, 1 and 1.2")] = None,
     drafts: Annotated[
         str, typer.Option("--drafts", metavar="N,N,...", help="Numbers of drafts for one token, 1 to 16.")
     ] = "1,2,3,4,6,8",
@@ -127,7 +123,7 @@ def optimum(
     from foretoken.analysis.optimum import optimum_table
     from foretoken.cli.figures_theory import csv_of, draw_plot, optimum_rows
 
-    at = parse_numbers(temperatures, "--temperatures")
+    at = settings.temperatures(temperature, (0.0, 0.3, 0.6, 0.8, 1.0, 1.2))
     counts = [int(count) for count in parse_numbers(drafts, "--drafts", whole=True)]
     if plot is not None and not plot.endswith((".png", ".svg", ".pdf")):
         raise ConfigError(f"--plot {plot!r} must end in .png, .svg or .pdf")
@@ -165,7 +161,7 @@ def shape(
     threads: Threads = None,
     verify: o.Verify = None,
     draws: o.Draws = None,
-    temperatures: Temperatures = "0,0.6,1",
+    temperature: Annotated[list[str] | None, o.temperature("0, 0.6 and 1")] = None,
     contexts: PerText = 32,
     max_new_tokens: o.MaxNewTokens = 64,
     max_size: Annotated[int, typer.Option("--max-size", metavar="N", help="Most guesses.", min=1, max=63)] = 63,
@@ -185,7 +181,7 @@ def shape(
 
     verifier = parse_verifier(verify or "coupled")
     asked = parse_draws(draws or "auto")
-    at = parse_numbers(temperatures, "--temperatures")
+    at = settings.temperatures(temperature, (0.0, 0.6, 1.0))
     engine = _engine(ctx, threads)
     seconds_target, seconds_draft = pass_seconds(engine.model), pass_seconds(_draft_of(engine), (1, 4))
     choices = [

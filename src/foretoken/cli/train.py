@@ -35,8 +35,8 @@ Method = Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {
 Data = Annotated[
     str,
     typer.Option("--data", metavar="FILE", rich_help_panel=DATA, show_default=False,
-                 help="Prompts (JSON lines with 'prompt', 'messages' or 'turns'; or plain text), which the target answers "
-                 "first; or the responses.safetensors of an earlier run. judge: the labels.jsonl that were mined."),
+                 help="Prompts (JSON as 'foretoken bench' reads it, or plain text, which is cut into pieces), answered first "
+                 "by the target; or the responses.safetensors of an earlier run. judge: the labels.jsonl that were mined."),
 ]  # fmt: skip
 Out = Annotated[
     str,
@@ -52,10 +52,8 @@ ResponseTokens = Annotated[
     typer.Option("--max-new-tokens", metavar="N", rich_help_panel=DATA, help="The most tokens of an answer."),
 ]
 Temperatures = Annotated[
-    list[float] | None,
-    typer.Option("--temperature", metavar="T", rich_help_panel=DATA, show_default=False,
-                 help="At which prompts are answered, in turn; may be repeated. Default: 0 and 1."),
-]  # fmt: skip
+    list[str] | None, o.temperature("0 and 1", help="At which prompts are answered, in turn.", panel=DATA)
+]
 Init = Annotated[
     str | None,
     typer.Option("--init", metavar="NAME_OR_DIR", rich_help_panel=o.MODELS,
@@ -126,7 +124,11 @@ def train(
     if by_labels is not None:
         figures = _from_labels(method, by_labels, target, data, out, given, device, dtype, no_color)
     else:
-        answering = {"limit": limit, "max_new_tokens": max_new_tokens, "temperatures": temperature or [0.0, 1.0]}
+        answering = {
+            "limit": limit,
+            "max_new_tokens": max_new_tokens,
+            "temperatures": settings.temperatures(temperature, (0.0, 1.0)),
+        }
         figures = _drafter(method, target, data, out, given, init, device, dtype, resume, answering, no_color)
     if not speaks():
         return

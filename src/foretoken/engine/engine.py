@@ -255,11 +255,20 @@ class Engine:
         return Stream(self, self.make_row(0, Request(prompt, _params(params, options), prediction)))
 
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation by the model's chat template. Raises ConfigError where it has none."""
+        """Token ids of a conversation by the model's chat template. Raises ConfigError where it has none, PromptError
+        where it refuses the messages."""
         template = getattr(self.tokenizer, "apply_chat_template", None)
         if template is None or getattr(self.tokenizer, "chat_template", None) is None:
             raise ConfigError(f"{self.model.spec.name!r} has no chat template: give the prompt as plain text")
-        text = template(list(messages), tokenize=False, add_generation_prompt=True)
+        if isinstance(messages, str | Mapping):
+            raise PromptError(f"messages = {messages!r:.80} must be a list of objects with 'role' and 'content'")
+        try:
+            text = template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates raise their own errors, and any other by what they read
+            raise PromptError(
+                f"the chat template of {self.model.spec.name!r} refuses these messages "
+                f"({str(error) or type(error).__name__}): mend them"
+            ) from error
         return self._encode(text, add_special_tokens=False)
 
     def _encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:

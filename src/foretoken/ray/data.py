@@ -19,6 +19,7 @@ import ray.data
 from foretoken.core.errors import ConfigError, PromptError
 from foretoken.core.noise import derive_seed
 from foretoken.core.params import SamplingParams
+from foretoken.core.prompts import Entry, conversation
 from foretoken.engine.config import speculative_config
 from foretoken.engine.engine import Engine, Request
 from foretoken.engine.result import Completion
@@ -193,6 +194,8 @@ def read(path: Path, job: Job, offset: int = 0, line: int = 1) -> Iterator[tuple
                     row = json.loads(text)
                 except ValueError as error:
                     raise ConfigError(f"{place} is not JSON: {error}") from None
+                if job.prompt_key == "prompt" and isinstance(row, dict) and "prompt" not in row:
+                    row |= _as_prompt(row, place)
                 if not isinstance(row, dict) or job.prompt_key not in row:
                     raise ConfigError(f"{place} is not an object with the key {job.prompt_key!r}")
                 prompt = row[job.prompt_key]
@@ -200,6 +203,17 @@ def read(path: Path, job: Job, offset: int = 0, line: int = 1) -> Iterator[tuple
                     raise ConfigError(f"{place}: {job.prompt_key!r} must be a text, token ids or chat messages")
                 yield number, offset, str(row.get(job.id_key, f"{path.name}:{number}")), prompt
             offset += len(text)
+
+
+def _as_prompt(row: dict[str, Any], place: str) -> dict[str, Any]:
+    """The key "prompt" of a line with ``messages`` or ``turns`` in its place. Raises ConfigError."""
+    if not {"messages", "turns"} & row.keys():
+        return {}
+    asked = conversation(Entry(place, 0, row))
+    if asked.messages:
+        return {"prompt": list(asked.messages)}
+    text = asked.texts[0]
+    return {"prompt": [{"role": "user", "content": text}] if asked.format == "chat" else text}
 
 
 class Generator:

@@ -5,40 +5,19 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jinja2 import TemplateError
-
 from foretoken.core.errors import ConfigError, PromptError
 from foretoken.engine.engine import Engine
 
 
 def chat_ids(messages: list[Any], engine: Engine, where: str) -> list[int]:
-    """Token ids of a conversation in the chat template. An assistant's last message is left out: the target writes it.
+    """Token ids of a conversation in the chat template.
 
-    where: file and line, for messages. Raises ConfigError where a message has no role or content, or the template refuses.
+    where: file and line, for messages. Raises ConfigError where the template refuses.
     """
-    for number, message in enumerate(messages, 1):
-        if not isinstance(message, dict) or not isinstance(message.get("role"), str):
-            raise ConfigError(
-                f"{where}: message {number} must be an object with 'role' and 'content', not {message!r:.60}"
-            )
-        content = message.get("content")
-        calls_tools = content is None and bool(message.get("tool_calls"))
-        if not isinstance(content, str) and not calls_tools:
-            found = "has none" if content is None else f"has {content!r:.60}"
-            raise ConfigError(
-                f"{where}: message {number} ({message['role']}) {found}: expected 'content', a text: add it, or drop "
-                "the line"
-            )
-    if messages[-1]["role"] == "assistant":
-        messages = messages[:-1]
-    if not messages:
-        raise ConfigError(f"{where}: expected a message before the assistant's: there is nothing to answer")
     try:
         return engine.chat_prompt(messages)
-    except (TemplateError, TypeError) as error:
-        raise ConfigError(
-            f"{where}: the target's chat template refuses these messages ({error}): mend or drop the line"
-        ) from None
+    except PromptError as error:
+        raise ConfigError(f"{where}: {error}, or drop the line") from None
 
 
 def check_room(

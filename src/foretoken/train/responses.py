@@ -24,6 +24,7 @@ from foretoken.core.errors import ConfigError, PromptError
 from foretoken.core.journal import Journal
 from foretoken.core.noise import derive_seed
 from foretoken.core.params import SamplingParams
+from foretoken.core.prompts import Entry, conversation, entries, is_plain, read_text
 from foretoken.engine.engine import Engine, Request
 from foretoken.methods.common.teacher import Batch
 from foretoken.model.target import CausalModel
@@ -179,49 +180,34 @@ def read_prompts(
     max_new_tokens: int | None = None,
     max_length: int | None = None,
 ) -> list[list[int]]:
-    """Token ids of the prompts in a JSONL file or a plain text file. Raises ConfigError that names the line.
+    """Token ids of the prompts in a file (``core.prompts``). Raises ConfigError that names the line.
 
-    A line of JSON has "prompt" (a text to continue), "messages" (a conversation, put into the chat template), or a
-    bench suite's "turns" and "format". Plain text is cut into prompts of 48 tokens.
+    Plain text is a text to learn from here: it is cut into prompts of 48 tokens, whatever its lines.
 
     max_new_tokens is how long answers may be, max_length where training cuts texts. Raises PromptError where no prompt is
     short enough for them; where some are, ``regenerate`` leaves out the others.
     """
-    try:
-        text = Path(file).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        what = error.strerror if isinstance(error, OSError) else f"not UTF-8 text (byte {error.start})"
-        raise ConfigError(f"data {str(file)!r} cannot be read: {what}; expected prompts as JSONL or as text") from None
-    lines = [(number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip()]
-    if not lines:
-        raise ConfigError(f"data {str(file)!r} is empty: expected prompts, one JSON object a line, or text")
-    if not lines[0][1].lstrip().startswith("{"):
+    name = f"data {str(file)!r}"
+    text = read_text(file, name)
+    if text.strip() and is_plain(text, Path(file).suffix):
         ids = _encode(engine, text)
         prompts = [ids[at : at + TEXT_PROMPT] for at in range(0, len(ids), TEXT_PROMPT)][:limit]
         names = [f"prompt {number}" for number in range(1, len(prompts) + 1)]
     else:
-        lines = lines[:limit]
-        prompts = [_prompt(line, engine, f"data {str(file)!r}, line {number}") for number, line in lines]
-        names = [f"line {number}" for number, _ in lines]
+        found = entries(text, name, suffix=Path(file).suffix)[:limit]
+        prompts = [_prompt(entry, engine) for entry in found]
+        names = [entry.where.removeprefix(f"{name}, ") for entry in found]
     check_room(prompts, names, file, engine, max_new_tokens, max_length)
     return prompts
 
 
-def _prompt(line: str, engine: Engine, where: str) -> list[int]:
-    try:
-        record = json.loads(line)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{where}: not JSON ({error.msg}), as the first line is") from None
-    if isinstance(record, dict):
-        turns, prompt, messages = record.get("turns"), record.get("prompt"), record.get("messages")
-        if isinstance(turns, list) and turns and isinstance(turns[0], str):
-            chat = record.get("format", "chat") == "chat" and getattr(engine.tokenizer, "chat_template", None)
-            prompt, messages = (None, [{"role": "user", "content": turns[0]}]) if chat else (turns[0], None)
-        if isinstance(messages, list) and messages:
-            return chat_ids(messages, engine, where)
-        if isinstance(prompt, str) and prompt:
-            return _encode(engine, prompt)
-    raise ConfigError(f"{where}: expected an object with 'prompt' (a text), 'messages' (a list) or 'turns' (a list)")
+def _prompt(entry: Entry, engine: Engine) -> list[int]:
+    asked = conversation(entry)
+    if asked.messages:
+        return chat_ids(list(asked.messages), engine, entry.where)
+    if asked.format == "chat" and getattr(engine.tokenizer, "chat_template", None):
+        return chat_ids([{"role": "user", "content": asked.texts[0]}], engine, entry.where)
+    return _encode(engine, asked.texts[0])
 
 
 def _encode(engine: Engine, text: str) -> list[int]:
