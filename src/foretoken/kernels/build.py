@@ -58,7 +58,7 @@ def _build(source: Path, flags: tuple[str, ...], links: tuple[str, ...]) -> Path
         raise OSError("no C compiler (cc, gcc or clang) on the PATH")
     version = _run([compiler, "--version"]).splitlines()[0]
     # -march=native makes the processor part of what is built.
-    key = [source.read_text(encoding="utf-8"), *FLAGS, *flags, *links, compiler, version, platform.machine()]
+    key = [*_texts(source), *FLAGS, *flags, *links, compiler, version, platform.machine()]
     digest = hashlib.sha256("\n".join([*key, *sorted(cpu_flags())]).encode()).hexdigest()[:20]
     root = cache_directory()
     target = root / f"{source.stem}-{digest}.so"
@@ -72,6 +72,21 @@ def _build(source: Path, flags: tuple[str, ...], links: tuple[str, ...]) -> Path
         _run([compiler, "-shared", str(code), *links, "-o", str(built)])
         built.rename(target)
     return target
+
+
+def _texts(source: Path) -> list[str]:
+    """The texts of a C file and of all that it includes by a relative path, once each, in the order of inclusion."""
+    texts: dict[Path, str] = {}
+
+    def visit(path: Path) -> None:
+        if path in texts:
+            return
+        texts[path] = path.read_text(encoding="utf-8")
+        for name in re.findall(r'^#\s*include "([^"]+)"', texts[path], re.MULTILINE):
+            visit(path.parent / name)
+
+    visit(source)
+    return list(texts.values())
 
 
 def _run(command: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""``native.c`` as a library, where the CPU has the instructions and torch's OpenMP runtime can be shared."""
+"""``native/native.c`` as a library, where the CPU has the instructions and torch's OpenMP runtime can be shared."""
 
 import ctypes
 import re
@@ -7,7 +7,7 @@ from pathlib import Path
 
 from foretoken.kernels.build import BuildError, cpu_flags, load_library
 
-SOURCE = Path(__file__).with_name("native.c")
+SOURCE = Path(__file__).with_name("native") / "native.c"
 REQUIRED_CPU_FLAGS = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
 
 

@@ -1,4 +1,4 @@
-"""One decoder for the Llama family as one C call: the fastest implementation on CPUs with AVX-512 (see ``native.c``).
+"""One decoder for the Llama family as one C call: the fastest implementation on CPUs with AVX-512 (see ``kernels/native``).
 
 Weights stay in the checkpoint's own [out, in] layout: read once from safetensors into huge pages, or shared with a
 loaded transformers module. Every output is summed in one order whatever the number of rows, the tree, the batch and the
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 from foretoken.core.errors import ModelError
 from foretoken.core.tree import Plan
+from foretoken.kernels import structures
 from foretoken.kernels.build import cpu_flags
 from foretoken.kernels.native import library
 from foretoken.model.cache import KVCache
@@ -55,42 +56,6 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     return library()[1]
 
 
-class _Layer(ctypes.Structure):
-    """Mirrors Layer of native.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((f"{name}_bias", ctypes.c_void_p) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((name, ctypes.c_void_p) for name in ("input_norm", "mlp_norm", "q_norm", "k_norm")),
-        ("window", ctypes.c_int64),
-    ]
-
-
-class _Model(ctypes.Structure):
-    """Mirrors Model of native.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("bf16", "num_layers", "vocab", "hidden", "intermediate")),
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim")),
-        ("eps", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("embedding", "head", "final_norm")),
-        ("layers", ctypes.POINTER(_Layer)),
-    ]
-
-
-class _Cache(ctypes.Structure):
-    """Mirrors Cache of native.c."""
-
-    _fields_ = [
-        ("keys", ctypes.POINTER(ctypes.c_void_p)),
-        ("values", ctypes.POINTER(ctypes.c_void_p)),
-        ("rows", ctypes.c_int64),
-        ("capacity", ctypes.c_int64),
-        ("cos", ctypes.c_void_p),
-        ("sin", ctypes.c_void_p),
-    ]
-
-
 class NativeCache(KVCache):
     """A KVCache whose memory the C code knows by address."""
 
@@ -108,7 +73,9 @@ class NativeCache(KVCache):
         cos, sin = self._rope
         self._keys = pointers(*(key.data_ptr() for key in self.keys))
         self._values = pointers(*(value.data_ptr() for value in self.values))
-        self.view = _Cache(self._keys, self._values, self.num_rows, self.capacity, cos.data_ptr(), sin.data_ptr())
+        self.view = structures.Cache(
+            self._keys, self._values, self.num_rows, self.capacity, cos.data_ptr(), sin.data_ptr()
+        )
         self.address = ctypes.addressof(self.view)
 
     def move(self, src: Tensor, dst: Tensor) -> None:
@@ -258,15 +225,15 @@ class NativeModel(CausalModel):
         address = self._scratch.data_ptr()
         return address + -address % 64
 
-    def _read(self, source: WeightSource) -> _Model:
+    def _read(self, source: WeightSource) -> structures.Model:
         shape, dtype = self.shape, self.spec.dtype
         matrices = [llama.EMBEDDING]
         tied = shape.tied or llama.HEAD not in source.names
         matrices += [] if tied else [llama.HEAD]
         for index in range(shape.num_layers):
             names = llama.layer_names(index)
-            matrices += [names[key] for key in ("q", "k", "v", "o", "gate", "up", "down")]
-        address = self._read_matrices(source, matrices)
+            matrices += [names[key] for key in structures.MATRICES]
+        read = self._read_matrices(source, matrices)
 
         def vector(name: str | None) -> int | None:
             if name is None:
@@ -274,48 +241,48 @@ class NativeModel(CausalModel):
             self._tensors.append(source.read(name, torch.float32, self.spec.device))
             return self._tensors[-1].data_ptr()
 
-        layers = (_Layer * shape.num_layers)()
+        layers = (structures.Layer * shape.num_layers)()
         for index, layer in enumerate(layers):
             names = llama.layer_names(index)
-            for key in ("q", "k", "v", "o", "gate", "up", "down"):
-                setattr(layer, key, address[names[key]])
+            for key in structures.MATRICES:
+                setattr(layer, key, read[names[key]])
                 setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key], source.names)))
             for key in ("input_norm", "mlp_norm", *(("q_norm", "k_norm") if shape.qk_norm else ())):
                 setattr(layer, key, vector(names[key]))
             layer.window = shape.windows[index] or 0
         final_norm = vector(llama.FINAL_NORM)
         self._final_norm = self._tensors[-1]
-        return _Model(
+        return structures.Model(
             dtype == torch.bfloat16, shape.num_layers, shape.vocab_size, shape.hidden_size, shape.intermediate_size,
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.norm_eps,
-            address[llama.EMBEDDING], address[llama.EMBEDDING if tied else llama.HEAD], final_norm, layers,
+            read[llama.EMBEDDING], read[llama.EMBEDDING if tied else llama.HEAD], final_norm, layers,
         )  # fmt: skip
 
-    def _read_matrices(self, source: WeightSource, names: Sequence[str]) -> dict[str, int]:
-        """Name -> address: of the source's own tensor where it can be shared, else in one arena of huge pages."""
-        dtype, address, copied = self.spec.dtype, {}, []
+    def _read_matrices(self, source: WeightSource, names: Sequence[str]) -> dict[str, structures.Matrix]:
+        """By name: the source's own tensor where it can be shared, else a copy in one arena of huge pages."""
+        dtype, read, copied = self.spec.dtype, {}, []
         for name in names:
             own = source.shared(name)
             if own is not None and own.dtype == dtype and own.device.type == "cpu" and own.is_contiguous():
                 self._tensors.append(own)
-                address[name] = own.data_ptr()
+                read[name] = structures.Matrix.of(own)
                 if name in (llama.EMBEDDING, llama.HEAD):
                     self._matrices[name] = own
             else:
                 copied.append(name)
         sizes = [-(-prod(source.shape(name)) * dtype.itemsize // 64) * 64 for name in copied]
         if not copied:
-            return address
+            return read
         arena = huge_pages(sum(sizes))
         self._tensors.append(arena)
         for name, part in zip(copied, torch.split(arena, sizes), strict=True):
             shape = source.shape(name)
             place = part[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
             source.read_into(name, place)
-            address[name] = part.data_ptr()
+            read[name] = structures.Matrix.of(place)
             if name in (llama.EMBEDDING, llama.HEAD):
                 self._matrices[name] = place
-        return address
+        return read
 
 
 def huge_pages(num_bytes: int) -> Tensor:
@@ -356,7 +323,7 @@ class NativeFunctions:
 
 @cache
 def native_functions() -> NativeFunctions:
-    """The functions of ``native.c``. Raises ModelError with the reason where it cannot be built here."""
+    """The functions of ``native/native.c``. Raises ModelError with the reason where it cannot be built here."""
     lib, reason = library()
     if lib is None:
         raise ModelError(f"the native decoder is not available: {reason}")

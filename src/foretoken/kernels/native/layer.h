@@ -1,0 +1,57 @@
+/* One layer of a pass. */
+#ifndef FORETOKEN_LAYER_H
+#define FORETOKEN_LAYER_H
+#include "attention.h"
+#include "linear.h"
+#include "pass.h"
+
+/* silu(gate) * up for columns [a, b) of every row. */
+static void activate(Pass *p, int64_t a, int64_t b) {
+  const Model *m = p->model;
+  for (int64_t i = 0; i < p->rows; i++) {
+    const float *gate = p->gate + i * m->intermediate, *up = p->up + i * m->intermediate;
+    char *to = p->inner + i * p->ld_inner * (m->bf16 ? 2 : 4);
+    for (int64_t j = a; j < b; j += 16) {
+      const Lanes lanes = first_lanes(b - j);
+      const vec g = v_load_some(lanes, gate + j), u = v_load_some(lanes, up + j);
+      const vec e = exp16(v_sub(v_zero(), g));
+      const vec y = v_div(v_mul(g, u), v_add(e, v_all(1.0f)));
+      store_as(m->bf16, to, j, lanes, y);
+    }
+  }
+}
+
+static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *next) {
+  const Model *m = p->model;
+  const Layer *l = &m->layers[index];
+  const int T = p->threads;
+  const int64_t H = m->hidden, I = m->intermediate, Q = m->heads * m->dim, KV = m->kv_heads * m->dim, rows = p->rows;
+  int64_t a, b, h0, h1, i0, i1;
+  share(H, t, T, &h0, &h1), share(I, t, T, &i0, &i1), share(Q + 2 * KV, t, T, &a, &b);
+  const void *o = row_of(&l->o, h0), *gate = row_of(&l->gate, i0), *up = row_of(&l->up, i0);
+  const void *down = row_of(&l->down, h0);
+
+  const void *x = norm(p, l->input_norm, t, phase);
+  const struct { const Matrix *w; const float *bias; int64_t from, size; } parts[3] = {
+      {&l->q, l->q_bias, 0, Q}, {&l->k, l->k_bias, Q, KV}, {&l->v, l->v_bias, Q + KV, KV}};
+  for (int i = 0; i < 3; i++) {
+    const int64_t from = MAX(a - parts[i].from, 0), to = MIN(b - parts[i].from, parts[i].size);
+    const int ends = b <= parts[i].from + parts[i].size;
+    if (from < to)
+      linear(parts[i].w, from, to, x, p->ld_hidden, rows, parts[i].bias, p->qkv + parts[i].from,
+             p->qkv_width, 0, ends ? o : parts[i + 1].w->data);
+  }
+  barrier(p, phase);
+  attention(p, l, index, t);
+  barrier(p, phase);
+  linear(&l->o, h0, h1, p->mixed, p->ld_mixed, rows, l->o_bias, p->residual, H, 1, gate);
+  barrier(p, phase);
+  x = norm(p, l->mlp_norm, t, phase);
+  linear(&l->gate, i0, i1, x, p->ld_hidden, rows, l->gate_bias, p->gate, I, 0, up);
+  linear(&l->up, i0, i1, x, p->ld_hidden, rows, l->up_bias, p->up, I, 0, down);
+  activate(p, i0, i1);
+  barrier(p, phase);
+  linear(&l->down, h0, h1, p->inner, p->ld_inner, rows, l->down_bias, p->residual, H, 1, next);
+}
+
+#endif
