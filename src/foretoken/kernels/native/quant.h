@@ -25,14 +25,12 @@ typedef struct {
 } Block;
 
 enum {
-  TILE = 16,         /* rows of a tile */
   TILES = 4,         /* tiles that share a pass over the activations, ... */
   X_BYTES = 32768,   /* ... of which so many bytes stay in L1 */
   SIDE_K = 320,      /* bytes of scales in front of the codes of 256 k: d, dmin, then 16 by 16 small integers */
 };
 
 /* What formats have in common; i is a format, a constant wherever speed counts. */
-INLINE int is_quantised(int64_t i) { return i >= Q8; }
 INLINE int bits_of(int64_t i) { return i == Q4 || i == Q4M || i == Q4K ? 4 : 8; }
 INLINE int has_minimum(int64_t i) { return i == Q8M || i == Q4M || i == Q4K || i == Q8K; }
 INLINE int by_256(int64_t i) { return i == Q4K || i == Q8K || i == Q8S; } /* scales in two levels */
