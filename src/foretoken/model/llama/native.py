@@ -1,4 +1,4 @@
-"""One decoder for the Llama family as one C call: the fastest implementation on CPUs with AVX-512 (see ``kernels/native``).
+"""One decoder for the Llama family as one C call (see ``kernels/native``): the fastest implementation on x86-64 CPUs.
 
 Weights stay in the checkpoint's own [out, in] layout: read once from safetensors into huge pages, or shared with a
 loaded transformers module. Every output is summed in one order whatever the number of rows, the tree, the batch and the
@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch.nn import functional as F
 from foretoken.core.errors import ModelError
 from foretoken.core.tree import Plan
 from foretoken.kernels import structures
-from foretoken.kernels.build import cpu_flags
 from foretoken.kernels.native import library
 from foretoken.model.cache import KVCache
 from foretoken.model.checkpoint import resolve
@@ -51,8 +49,6 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     dim = llama.read_shape(config).head_dim
     if dim not in _HEAD_DIMS:
         return f"head dimension {dim}; implemented: {', '.join(map(str, _HEAD_DIMS))}"
-    if dtype == torch.bfloat16 and "avx512_bf16" not in cpu_flags():
-        return "the CPU lacks avx512_bf16"
     return library()[1]
 
 
@@ -347,9 +343,8 @@ class NativeFunctions:
             function.restype = number
 
 
-@cache
 def native_functions() -> NativeFunctions:
-    """The functions of ``native/native.c``. Raises ModelError with the reason where it cannot be built here."""
+    """The functions of ``native/native.c``. Raises ModelError with the reason where it is not available here."""
     lib, reason = library()
     if lib is None:
         raise ModelError(f"the native decoder is not available: {reason}")
