@@ -44,6 +44,22 @@ Dtype = Annotated[
         help="float32, bfloat16, float16 or auto (the checkpoint's own). Default: float32 on the CPU, auto elsewhere.",
     ),
 ]  # fmt: skip
+Weights = Annotated[
+    str,
+    typer.Option(
+        "--weights", envvar="FORETOKEN_WEIGHTS", metavar="auto|fp32|bf16|int8|int4", rich_help_panel=MODELS,
+        help="How the target's matrices are held and multiplied: auto as the file has them (those of a quantised GGUF file "
+        "stay packed), fp32 and bf16 dequantised, int8 and int4 rounded. The text then follows the quantised model's "
+        "distribution; 'foretoken certify' measures how far that is from the unquantised one.",
+    ),
+]  # fmt: skip
+DraftWeights = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-weights", envvar="FORETOKEN_DRAFT_WEIGHTS", metavar="auto|fp32|bf16|int8|int4", rich_help_panel=MODELS,
+        help="The same for the draft model; it changes speed and acceptance, never the text. Default: auto",
+    ),
+]  # fmt: skip
 DeviceMap = Annotated[
     str | None,
     typer.Option(

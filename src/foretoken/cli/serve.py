@@ -53,6 +53,8 @@ def serve(
     dtype: o.Dtype = None,
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    draft_weights: o.DraftWeights = None,
     method: o.Method = None,
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     verify: o.Verify = None,

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 FLAGS = {  # option -> key of a speculative configuration
     "method": "method",
     "draft": "model",
+    "draft_weights": "draft_weights",
     "num_speculative_tokens": "num_speculative_tokens",
     "verify": "verify",
     "shape": "shape",
@@ -55,6 +56,7 @@ def load_engine(options: dict[str, Any], speculative: Any) -> "Engine":
             dtype=options["dtype"],
             device_map=device_map(options["device_map"]),
             implementation=options["implementation"],
+            weights=options["weights"],
             width=options["width"],
         )
 
@@ -65,7 +67,7 @@ def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str
     merged = json_object(options["speculative_config"], "--speculative-config")
     config_typed = _typed(ctx, "speculative_config")
     for option, key in FLAGS.items():
-        value = draft_name(options[option]) if option == "draft" else options[option]
+        value = draft_name(options[option]) if option == "draft" else options.get(option)
         if value is None:
             continue
         if key in merged and merged[key] != value and _typed(ctx, option) == config_typed:

@@ -99,6 +99,7 @@ def optimum(
     dtype: o.Dtype = None,
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
     threads: Threads = None,
     temperature: Annotated[list[str] | None, o.temperature("0, 0.3, 0.6, 0.8, 1 and 1.2")] = None,
     drafts: Annotated[
@@ -158,6 +159,7 @@ def shape(
     dtype: o.Dtype = None,
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
     threads: Threads = None,
     verify: o.Verify = None,
     draws: o.Draws = None,

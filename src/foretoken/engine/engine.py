@@ -121,6 +121,7 @@ class Engine:
         width: int = 0,
         prefix_memory_gib: float = 0.0,
         speculation: str = "on",
+        weights: str = "auto",
     ) -> "Engine":
         """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
         foretoken), and its drafter.
@@ -129,7 +130,8 @@ class Engine:
         takes the one beside the target's files; a model in memory has none, so texts need it given. draft: the key
         "model" of speculative, whose method is then draft_model where it is not named.
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
-        makes the same calls (docs/parallel.md).
+        makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4" (see ``load_model``): with
+        quantised weights the text follows the quantised model's distribution.
         """
         given = None if draft is None or isinstance(draft, str | PathLike) else as_model(draft)
         named = draft if isinstance(draft, str | PathLike) else None if given is None else given.spec.name
@@ -143,12 +145,15 @@ class Engine:
                 device_map=device_map,
                 implementation=implementation,
                 tensor_parallel=tensor_parallel,
+                weights=weights,
             )
             tokenizer = load_tokenizer(name) if tokenizer is None else tokenizer
         else:
-            if (dtype, device_map, implementation, tensor_parallel) != (None, None, "auto", False) or device != "cpu":
+            if (dtype, device_map, implementation, tensor_parallel, weights) != (
+                None, None, "auto", False, "auto",
+            ) or device != "cpu":  # fmt: skip
                 raise ConfigError(
-                    "a target in memory stays as it is: leave out device, dtype, device_map, implementation and "
+                    "a target in memory stays as it is: leave out device, dtype, device_map, implementation, weights and "
                     "tensor_parallel, or give its directory"
                 )
             model = as_model(target)
@@ -179,8 +184,11 @@ class Engine:
             speculation=speculation or self.speculation,
         )  # fmt: skip
 
-    def load_draft(self, name: str) -> CausalModel:
-        """A draft model by name or directory, its vocabulary compared with the target's. Raises ModelError."""
+    def load_draft(self, name: str, weights: str = "auto") -> CausalModel:
+        """A draft model by name or directory, its vocabulary compared with the target's. Raises ConfigError, ModelError.
+
+        weights: see ``load_model``.
+        """
         spec = self.model.spec
         if self._draft is not None and name == self._draft.spec.name:
             check_sizes(spec, self._draft.spec)
@@ -190,7 +198,7 @@ class Engine:
             check_vocabulary(*tokenizers, target_name=spec.name, draft_name=name)
         dtype = str(spec.dtype).removeprefix("torch.")
         implementation = "transformers" if spec.implementation == "transformers" else "auto"
-        return load_model(name, dtype=dtype, device=str(spec.device), implementation=implementation)
+        return load_model(name, dtype=dtype, device=str(spec.device), implementation=implementation, weights=weights)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -374,6 +382,7 @@ class Engine:
             "architecture": spec.architecture,
             "implementation": spec.implementation,
             "dtype": str(spec.dtype).removeprefix("torch."),
+            "weights": spec.weights or str(spec.dtype).removeprefix("torch."),
             "device": str(spec.device),
             "width": self.width,
             "speculation": self.speculation,

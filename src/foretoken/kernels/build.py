@@ -68,6 +68,7 @@ class Kernel(NamedTuple):
 KERNELS = {
     "bounds": Kernel("bounds.c"),
     "cdf": Kernel("cdf.c", ("-ffp-contract=off",)),
+    "dequantise": Kernel("dequantise.c", ("-ffp-contract=off",)),
     "race": Kernel("race.c", ("-ffp-contract=off",)),
     "residual": Kernel("residual.c", ("-fopenmp-simd",)),
     # Its OpenMP runtime is the one that torch has loaded: see native.py.

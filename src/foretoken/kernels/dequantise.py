@@ -4,7 +4,6 @@ serves where there is no compiler, and for the kinds that the kernel does not kn
 import ctypes
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -24,7 +23,7 @@ _CHUNK = 1 << 22  # values at a time
 def dequantise_library() -> ctypes.CDLL | None:
     """The C kernel, or None where it cannot be built."""
     try:
-        library = load_library(Path(__file__).with_name("dequantise.c"), ("-ffp-contract=off",))
+        library = load_library("dequantise")
     except BuildError:
         return None
     pointer = ctypes.c_void_p

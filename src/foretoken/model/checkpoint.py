@@ -12,6 +12,7 @@ import torch
 from foretoken.core.errors import ModelError
 from foretoken.model.catalogue import CATALOGUE, pulled
 from foretoken.model.gguf.file import is_gguf, open_gguf
+from foretoken.model.packed import BLOCK_KINDS
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # each also with ".index.json", naming shards
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -23,6 +24,7 @@ class Weights:
 
     dtype: torch.dtype | None  # of the first floating tensor
     layer_counts: frozenset[int]  # of every numbered stack of modules: layers, and perhaps a vision tower's
+    is_quantised: bool = False  # whether the file holds matrices in blocks of small integers
 
 
 def resolve(name: str) -> Path:
@@ -139,7 +141,7 @@ def _check_gguf(path: Path, *, name: str) -> Weights:
     source = GGUFWeights(open_gguf(path, name=name))
     float_kinds = source.kinds & DTYPES.keys()
     dtype = DTYPES[next(iter(float_kinds))] if float_kinds == source.kinds and len(float_kinds) == 1 else torch.bfloat16
-    return Weights(dtype, _layer_counts(source.names))
+    return Weights(dtype, _layer_counts(source.names), not source.kinds.isdisjoint(BLOCK_KINDS))
 
 
 def check_layers(weights: Weights, config: Any, *, name: str) -> None:

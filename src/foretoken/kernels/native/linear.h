@@ -1,7 +1,7 @@
 /* Products of activations with a matrix: tiles of R weight rows by M activation rows. */
 #ifndef FORETOKEN_LINEAR_H
 #define FORETOKEN_LINEAR_H
-#include "vectors.h"
+#include "quant.h"
 
 /* How a type is read: a part of the weights, the last n values of them, the same of the activations, and in how many
  * phases (see p_load_bf16). */
@@ -165,17 +165,24 @@ DEFINE_LINEAR(float)
 DEFINE_LINEAR(bf16)
 
 /* Rows [a, b) of w times `rows` activation rows x [rows, ldx], plus bias (or NULL), to out [rows, ldo], or added to it.
- * x has the type that the format asks for. `next` is what this thread will read after row b: it is prefetched. */
+ * x has the type that the format asks for (of a quantised one blocks: ldx is not read). `next` is what this thread will
+ * read after row b: it is prefetched. */
 static void linear(const Matrix *w, int64_t a, int64_t b, const void *x, int64_t ldx, int64_t rows, const float *bias,
                    float *out, int64_t ldo, int add, const void *next) {
   if (w->format == BF16)
     linear_bf16(w->data, w->columns, a, b, x, ldx, rows, bias, out, ldo, add, next);
+  else if (is_quantised(w))
+    linear_quant(w, a, b, x, rows, bias, out, ldo, add, next);
   else
     linear_float(w->data, w->columns, a, b, x, ldx, rows, bias, out, ldo, add, next);
 }
 
 /* Row `row` of w as floats. */
 static void read_row(const Matrix *w, int64_t row, float *out) {
+  if (is_quantised(w)) {
+    read_row_quant(w, row, out);
+    return;
+  }
   for (int64_t j = 0; j < w->columns; j += 16) {
     const Lanes lanes = first_lanes(w->columns - j);
     v_store_some(out + j, lanes, load_as(w->format == BF16, row_of(w, row), j, lanes));
