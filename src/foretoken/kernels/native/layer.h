@@ -21,37 +21,55 @@ static void activate(Pass *p, int64_t a, int64_t b) {
   }
 }
 
-static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *next) {
+/* Queries, keys and values of x [rows, ldx], attention over the cache, and its output onto the residual. */
+static void attention_part(Pass *p, int index, int t, unsigned *phase, const void *x, int64_t ldx, const void *next) {
   const Model *m = p->model;
   const Layer *l = &m->layers[index];
   const int T = p->threads;
-  const int64_t H = m->hidden, I = m->intermediate, Q = m->heads * m->dim, KV = m->kv_heads * m->dim, rows = p->rows;
-  int64_t a, b, h0, h1, i0, i1;
-  share(H, t, T, &h0, &h1), share(I, t, T, &i0, &i1), share(Q + 2 * KV, t, T, &a, &b);
-  const void *o = row_of(&l->o, h0), *gate = row_of(&l->gate, i0), *up = row_of(&l->up, i0);
-  const void *down = row_of(&l->down, h0);
+  const int64_t H = m->hidden, Q = m->heads * m->dim, KV = m->kv_heads * m->dim, rows = p->rows;
+  int64_t a, b, h0, h1;
+  share(H, t, T, &h0, &h1), share(Q + 2 * KV, t, T, &a, &b);
+  const void *o = row_of(&l->o, h0);
 
-  const void *x = norm(p, l->input_norm, t, phase);
   const struct { const Matrix *w; const float *bias; int64_t from, size; } parts[3] = {
       {&l->q, l->q_bias, 0, Q}, {&l->k, l->k_bias, Q, KV}, {&l->v, l->v_bias, Q + KV, KV}};
   for (int i = 0; i < 3; i++) {
     const int64_t from = MAX(a - parts[i].from, 0), to = MIN(b - parts[i].from, parts[i].size);
     const int ends = b <= parts[i].from + parts[i].size;
     if (from < to)
-      linear(parts[i].w, from, to, x, p->ld_hidden, rows, parts[i].bias, p->qkv + parts[i].from,
+      linear(parts[i].w, from, to, x, ldx, rows, parts[i].bias, p->qkv + parts[i].from,
              p->qkv_width, 0, ends ? o : parts[i + 1].w->data);
   }
   barrier(p, phase);
   attention(p, l, index, t);
   barrier(p, phase);
-  linear(&l->o, h0, h1, p->mixed, p->ld_mixed, rows, l->o_bias, p->residual, H, 1, gate);
+  linear(&l->o, h0, h1, p->mixed, p->ld_mixed, rows, l->o_bias, p->residual, H, 1, next);
   barrier(p, phase);
-  x = norm(p, l->mlp_norm, t, phase);
+}
+
+/* The gated MLP of the normed residual, onto the residual. */
+static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *next) {
+  const Model *m = p->model;
+  const Layer *l = &m->layers[index];
+  const int64_t H = m->hidden, I = m->intermediate, rows = p->rows;
+  int64_t h0, h1, i0, i1;
+  share(H, t, p->threads, &h0, &h1), share(I, t, p->threads, &i0, &i1);
+  const void *up = row_of(&l->up, i0), *down = row_of(&l->down, h0);
+  const void *x = norm(p, l->mlp_norm, t, phase);
   linear(&l->gate, i0, i1, x, p->ld_hidden, rows, l->gate_bias, p->gate, I, 0, up);
   linear(&l->up, i0, i1, x, p->ld_hidden, rows, l->up_bias, p->up, I, 0, down);
   activate(p, i0, i1);
   barrier(p, phase);
   linear(&l->down, h0, h1, p->inner, p->ld_inner, rows, l->down_bias, p->residual, H, 1, next);
+}
+
+static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *next) {
+  const Model *m = p->model;
+  int64_t i0, i1;
+  share(m->intermediate, t, p->threads, &i0, &i1);
+  const void *x = norm(p, m->layers[index].input_norm, t, phase);
+  attention_part(p, index, t, phase, x, p->ld_hidden, row_of(&m->layers[index].gate, i0));
+  mlp_part(p, index, t, phase, next);
 }
 
 #endif

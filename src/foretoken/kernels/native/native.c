@@ -160,3 +160,7 @@ int64_t foretoken_read(const char *memory, int64_t bytes, int64_t threads) {
   }
   return total;
 }
+
+/* These need what stands above. */
+#include "dense.h"
+#include "pair.h"

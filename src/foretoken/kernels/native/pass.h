@@ -52,6 +52,19 @@ static void norm_row(int is_bf16, const float *x, const float *weight, int64_t n
   }
 }
 
+/* Thread t's rows of n, and where its copy of them begins: all of them where they are few. */
+INLINE char *rows_of(int64_t n, int64_t row_bytes, char *all, int t, int threads, int64_t *a, int64_t *b) {
+  *a = 0, *b = n;
+  if (n <= FEW_ROWS) return all + t * n * row_bytes;
+  share(n, t, threads, a, b);
+  return all;
+}
+
+static void convert_row(int is_bf16, const float *x, int64_t n, void *y, int64_t at) {
+  for (int64_t i = 0; i < n; i += 16)
+    store_as(is_bf16, y, at + i, first_lanes(n - i), v_load_some(first_lanes(n - i), x + i));
+}
+
 /* All rows, normed: by every thread for itself where they are few (returns its own copy), else divided. */
 static const void *norm(Pass *p, const float *weight, int t, unsigned *phase) {
   const Model *m = p->model;

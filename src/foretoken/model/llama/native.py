@@ -24,6 +24,7 @@ from foretoken.core.tree import Plan
 from foretoken.kernels import structures
 from foretoken.kernels.build import cpu_flags
 from foretoken.kernels.native import library
+from foretoken.model.bound import BoundCache
 from foretoken.model.cache import KVCache
 from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import shape as llama
@@ -56,27 +57,14 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     return library()[1]
 
 
-class NativeCache(KVCache):
-    """A KVCache whose memory the C code knows by address."""
+class NativeCache(BoundCache):
+    """The cache of a native model."""
 
     def __init__(self, model: "NativeModel", num_rows: int, capacity: int) -> None:
         shape, spec = model.shape, model.spec
         shapes = [(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
-        super().__init__(num_rows, capacity, shapes, spec.dtype, [spec.device] * shape.num_layers)
         self._model = model
-        self._rope = llama.rope_table(shape, capacity, spec.device)
-        self._bind()
-
-    def _bind(self) -> None:
-        """Read the addresses again; needed after anything that replaces the tensors."""
-        pointers = ctypes.c_void_p * len(self.keys)
-        cos, sin = self._rope
-        self._keys = pointers(*(key.data_ptr() for key in self.keys))
-        self._values = pointers(*(value.data_ptr() for value in self.values))
-        self.view = structures.Cache(
-            self._keys, self._values, self.num_rows, self.capacity, cos.data_ptr(), sin.data_ptr()
-        )
-        self.address = ctypes.addressof(self.view)
+        super().__init__(num_rows, capacity, shapes, spec.dtype, llama.rope_table(shape, capacity, spec.device))
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """See ``KVCache.move``."""
@@ -85,19 +73,11 @@ class NativeCache(KVCache):
         assert src.shape[0] == self.num_rows
         _check(self._model.native.move(self._model.address, self.address, src.shape[1], src.data_ptr(), dst.data_ptr()))
 
-    def _show(self) -> None:
-        """See ``KVCache._show``; the rows in use begin where the reserve does, so their addresses are its."""
-        super()._show()
-        if hasattr(self, "_rope"):
-            self._bind()
-
     def rows(self, start: int, stop: int) -> "NativeCache":
         """See ``KVCache.rows``."""
         view = super().rows(start, stop)
-        view.__class__ = NativeCache
         assert isinstance(view, NativeCache)
-        view._model, view._rope = self._model, self._rope
-        view._bind()
+        view._model = self._model
         return view
 
 
