@@ -1,4 +1,4 @@
-"""The structures and functions of ``native/pair.h``, ``dense.h`` and ``draw.h``, typed: heads at native speed."""
+"""The structures and functions of ``native/pair.h``, ``blocks.h`` and ``draw.h``, typed: heads at native speed."""
 
 import ctypes
 from collections.abc import Callable
@@ -64,8 +64,7 @@ class HeadFunctions:
             "pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4
         )
         self.draw = typed("draw", pointer, *[number] * 3, *[pointer] * 4)
-        self.product_scratch = typed("product_scratch", pointer, number, number)
-        self.product = typed("product", pointer, number, pointer, number, number, *[pointer] * 3)
+        self.product = typed("product", pointer, number, pointer, number, pointer, number, number)
         self.blocks_scratch = typed("blocks_scratch", pointer, *[number] * 3)
         self.blocks = typed("blocks", pointer, *[number] * 3, pointer, pointer, number, pointer)
 

@@ -161,9 +161,10 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
       if (sees[j * p->stride_t] && position++ >= q->low)
         mix_one(is_bf16, q->scores[position - 1], values + (p->length[b] + j) * dim * bytes, dim, q->mixed);
     const vec inverse = v_all(1.0f / q->sum);
-    void *to = p->mixed + (q->row * p->ld_mixed + q->head * dim) * bytes;
+    const int to_bf16 = is_bf16 && !is_quantised(&layer->o); /* blocks are made of floats */
+    void *to = p->mixed + (q->row * p->ld_mixed + q->head * dim) * (to_bf16 ? 2 : 4);
     for (int64_t d = 0; d < dim; d += 16)
-      store_as(is_bf16, to, d, 0xffff, v_mul(v_load(q->mixed + d), inverse));
+      store_as(to_bf16, to, d, 0xffff, v_mul(v_load(q->mixed + d), inverse));
   }
 }
 

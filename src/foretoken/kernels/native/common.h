@@ -31,10 +31,12 @@ enum {
 
 typedef uint16_t bf16;
 
-/* How a matrix's weights are stored; activations of F32 are float, of BF16 bf16. */
-enum { F32, BF16 };
+/* How a matrix's weights are stored; activations of F32 are float, of BF16 bf16, of the others blocks of int8 (quant.h):
+ * Q8 and Q4 have a scale for 32 codes, M a minimum too, K both in steps of two that 256 share, S a scale for 16 so. */
+enum { F32, BF16, Q8, Q8M, Q4, Q4M, Q4K, Q8K, Q8S, NUM_FORMATS };
+enum { TILE = 16 }; /* rows of a quantised matrix that stand together */
 
-/* A matrix [rows, columns] whose rows lie row_bytes apart. */
+/* A matrix [rows, columns] whose rows lie row_bytes apart; of a quantised one, whose tiles lie TILE * row_bytes apart. */
 typedef struct {
   const void *data;
   const void *scales; /* of formats that keep them apart, else NULL */
@@ -63,7 +65,12 @@ typedef struct {
   const float *cos, *sin; /* [capacity, dim / 2] */
 } Cache;
 
-/* Where a row of a matrix begins. */
-INLINE const void *row_of(const Matrix *w, int64_t row) { return (const char *)w->data + row * w->row_bytes; }
+INLINE int is_quantised(const Matrix *w) { return w->format >= Q8; }
+
+/* Where a row of a matrix begins, or its tile. */
+INLINE const void *row_of(const Matrix *w, int64_t row) {
+  if (is_quantised(w)) row = row / TILE * TILE;
+  return (const char *)w->data + row * w->row_bytes;
+}
 
 #endif

@@ -1,7 +1,7 @@
 /* Products of activations with a matrix: tiles of R weight rows by M activation rows. */
 #ifndef FORETOKEN_LINEAR_H
 #define FORETOKEN_LINEAR_H
-#include "vectors.h"
+#include "quant.h"
 
 #define LOAD_F32(p) v_load(p)
 #define TAIL_F32(mask, p) v_load_some((Lanes)(mask), p)
@@ -139,7 +139,7 @@ DEFINE_LINEAR(linear_bf16, tile_bf16, bf16, 32)
 #endif
 
 /* Rows [a, b) of w times `rows` activation rows x [rows, ldx], plus bias (or NULL), to out [rows, ldo], or added to it.
- * x has the type that the format asks for. `next` is what this thread will read after row b: it is prefetched. */
+ * x has the type that the format asks for (blocks of a quantised one: ldx is not read). `next` is what this thread will read after row b: it is prefetched. */
 static void linear(const Matrix *w, int64_t a, int64_t b, const void *x, int64_t ldx, int64_t rows, const float *bias,
                    float *out, int64_t ldo, int add, const void *next) {
 #ifdef __AVX512BF16__
@@ -148,11 +148,16 @@ static void linear(const Matrix *w, int64_t a, int64_t b, const void *x, int64_t
     return;
   }
 #endif
-  linear_f32(w->data, w->columns, a, b, x, ldx, rows, bias, out, ldo, add, next);
+  if (is_quantised(w)) linear_quant(w, a, b, x, rows, bias, out, ldo, add, next);
+  else linear_f32(w->data, w->columns, a, b, x, ldx, rows, bias, out, ldo, add, next);
 }
 
 /* Row `row` of w as floats. */
 static void read_row(const Matrix *w, int64_t row, float *out) {
+  if (is_quantised(w)) {
+    read_row_quant(w, row, out);
+    return;
+  }
   for (int64_t j = 0; j < w->columns; j += 16) {
     const Lanes lanes = first_lanes(w->columns - j);
     v_store_some(out + j, lanes, load_as(w->format == BF16, row_of(w, row), j, lanes));

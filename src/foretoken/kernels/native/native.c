@@ -18,7 +18,9 @@
  *    run. Scores, sums and mixes go through that order, in lanes counted from its first: the same token after the same
  *    text gives the same bits in any tree, at any slot, in any batch.
  *
- * Weights and K, V are float or bf16; residual stream, scores and sums are float. Needs AVX-512 F, BW, DQ, VL, and
+ *  - Quantised weights stay packed: see quant.h. Activations are rounded to int8 where such a matrix reads them.
+ *
+ * Other weights and K, V are float or bf16; residual stream, scores and sums are float. Needs AVX-512 F, BW, DQ, VL, and
  * AVX512_BF16 for bf16 models.
  */
 #include "common.h"
@@ -41,11 +43,16 @@ static int64_t place(Pass *p, char *base) {
 #define PLACE(FIELD, SIZE) p->FIELD = (void *)(base + at), at += aligned(SIZE)
   PLACE(normed, rows * p->ld_hidden * bytes * (rows <= FEW_ROWS ? p->threads : 1));
   PLACE(qkv, rows * p->qkv_width * 4);
-  PLACE(mixed, rows * p->ld_mixed * bytes);
+  PLACE(mixed, rows * p->ld_mixed * 4);
   PLACE(gate, rows * m->intermediate * 4);
   PLACE(up, rows * m->intermediate * 4);
   PLACE(inner, rows * p->ld_inner * bytes);
   PLACE(scores, (int64_t)p->threads * QUERIES * p->ld_scores * 4);
+  const int64_t widest = MAX(m->hidden, m->heads * m->dim);
+  p->ld_row = padded(MAX(widest, m->intermediate));
+  PLACE(blocks, blocks_bytes(widest, rows) * (rows <= FEW_ROWS ? p->threads : 1));
+  PLACE(inner_blocks, blocks_bytes(m->intermediate, rows));
+  PLACE(row, p->ld_row * 4 * p->threads);
   PLACE(run, rows * 8);
   PLACE(reach, rows * 8);
   return at;
@@ -97,15 +104,15 @@ int64_t foretoken_forward(const Model *m, const Cache *cache, int64_t threads, i
         look(p, i);
       }
     barrier(p, &phase);
-    share(m->vocab, t, p->threads, &v0, &v1);
+    share_rows(&m->head, m->vocab, t, p->threads, &v0, &v1);
     const void *head = logits ? row_of(&m->head, v0) : residual;
     for (int64_t l = first; l < stop; l++) {
       int64_t q0, q1;
-      share((m->heads + 2 * m->kv_heads) * m->dim, t, p->threads, &q0, &q1);
+      share_rows(&m->layers[l].q, (m->heads + 2 * m->kv_heads) * m->dim, t, p->threads, &q0, &q1);
       const int64_t start = MIN(q0, m->heads * m->dim); /* near enough where a thread starts inside k or v */
       run_layer(p, (int)l, t, &phase, l + 1 < stop ? row_of(&m->layers[l + 1].q, start) : head);
       int64_t h0, h1;
-      share(m->hidden, t, p->threads, &h0, &h1);
+      share_rows(&m->layers[l].down, m->hidden, t, p->threads, &h0, &h1);
       for (int64_t i = 0; i < num_taps; i++)
         if (taps[i] == l)
           for (int64_t r = 0; r < p->rows; r++)
@@ -113,10 +120,43 @@ int64_t foretoken_forward(const Model *m, const Cache *cache, int64_t threads, i
       barrier(p, &phase);
     }
     if (logits) {
-      const void *x = norm(p, m->final_norm, t, &phase);
-      linear(&m->head, v0, v1, x, p->ld_hidden, p->rows, 0, logits, m->vocab, 0, residual);
+      const Input x = norm(p, reads(&m->head), m->final_norm, t, &phase);
+      linear(&m->head, v0, v1, input_of(&x, &m->head), p->ld_hidden, p->rows, 0, logits, m->vocab, 0, residual);
     }
   }
+  return 0;
+}
+
+/* out [rows, ldo] = the first `size` rows of w times x [rows, columns], both float. 0, or 4 where there is no memory. */
+int64_t foretoken_product(const Matrix *w, int64_t size, const float *x, int64_t rows, float *out, int64_t ldo,
+                          int64_t threads) {
+  const int64_t n = w->columns, ld = padded(n), stride = block_stride(rows);
+  void *made = aligned_alloc(64, aligned(is_quantised(w) ? blocks_bytes(n, rows) : rows * ld * 4));
+  if (!made) return 4;
+  for (int64_t i = 0; i < rows; i++) {
+    if (is_quantised(w)) {
+      quantise_row(x + i * n, n, (Block *)made + i, stride);
+      quantise_padding(n, (Block *)made + i, stride);
+    } else {
+      const int to_bf16 = w->format == BF16;
+      for (int64_t k = 0; k < n; k += 16)
+        store_as(to_bf16, (char *)made + i * ld * (to_bf16 ? 2 : 4), k, first_lanes(n - k),
+                 v_load_some(first_lanes(n - k), x + i * n + k));
+    }
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    int64_t a, b;
+    share_rows(w, size, omp_get_thread_num(), omp_get_num_threads(), &a, &b);
+    if (a < b) linear(w, a, b, made, ld, rows, 0, out, ldo, 0, row_of(w, a));
+  }
+  free(made);
+  return 0;
+}
+
+/* out [count, columns] = rows of w as floats. */
+int64_t foretoken_rows(const Matrix *w, const int64_t *rows, int64_t count, float *out) {
+  for (int64_t i = 0; i < count; i++) read_row(w, rows[i], out + i * w->columns);
   return 0;
 }
 
@@ -162,5 +202,5 @@ int64_t foretoken_read(const char *memory, int64_t bytes, int64_t threads) {
 }
 
 /* These need what stands above. */
-#include "dense.h"
+#include "blocks.h"
 #include "pair.h"

@@ -7,6 +7,7 @@
 #define FORETOKEN_PAIR_H
 #include "draw.h"
 #include "layer.h"
+#include "rows.h"
 
 typedef struct {
   Model model; /* layers; embedding of the tokens; head [num_outputs, hidden]; final_norm NULL: the output is read as it is */
@@ -24,21 +25,21 @@ typedef struct {
   const float **from;                 /* [rows] the feature of each pair */
   int64_t *chosen, num_chosen;        /* rows whose output is wanted */
   float *fed, *logits;                /* [num_chosen, hidden] what children feed on; [num_chosen, num_outputs] or NULL */
-  int64_t ld_entered;
-  char *entered, *read;               /* what layer 0 projects; what the output head reads */
-  float *embedded;                    /* [threads, hidden] */
+  Rows both, entered, read;           /* embedding and feature; what fc made of them; what the output head reads */
+  float *row;                         /* [threads, 2 hidden] */
 } PairPass;
 
 /* Lay the scratch out; returns its bytes. */
 static int64_t place_pair(PairPass *w, int64_t num_chosen, char *base) {
   Pass *p = &w->p;
-  const int64_t H = p->model->hidden, bytes = p->model->bf16 ? 2 : 4, rows = p->rows, T = p->threads;
+  const int64_t H = p->model->hidden, rows = p->rows, T = p->threads;
   int64_t at = place(p, base);
-  w->ld_entered = padded(2 * H), w->num_chosen = num_chosen;
+  w->num_chosen = num_chosen;
+  at += place_rows(&w->both, rows, 2 * H, p->threads, base + at);
+  at += place_rows(&w->entered, rows, H, p->threads, base + at);
+  at += place_rows(&w->read, num_chosen, H, p->threads, base + at);
 #define PLACE_PAIR(FIELD, SIZE) w->FIELD = (void *)(base + at), at += aligned(SIZE)
-  PLACE_PAIR(entered, rows * w->ld_entered * bytes * (rows <= FEW_ROWS ? T : 1));
-  PLACE_PAIR(read, num_chosen * p->ld_hidden * bytes * (num_chosen <= FEW_ROWS ? T : 1));
-  PLACE_PAIR(embedded, T * H * 4);
+  PLACE_PAIR(row, T * 2 * H * 4);
   PLACE_PAIR(from, rows * 8);
   PLACE_PAIR(chosen, num_chosen * 8);
   PLACE_PAIR(p.residual, rows * H * 4);
@@ -50,86 +51,81 @@ static int64_t place_pair(PairPass *w, int64_t num_chosen, char *base) {
   return at;
 }
 
-/* What layer 0 projects, [rows, *ldx], and the residual before it. */
-static const void *enter_pairs(PairPass *w, int t, unsigned *phase, int64_t *ldx) {
+/* What layer 0 projects, and the residual before it. */
+static Input enter_pairs(PairPass *w, int t, unsigned *phase, int64_t *ldx) {
   Pass *p = &w->p;
   const Model *m = p->model;
   const Pair *head = w->head;
-  const int64_t H = m->hidden, bytes = m->bf16 ? 2 : 4;
-  const int is_bf16 = (int)m->bf16;
+  const Layer *l = &m->layers[0];
+  const int64_t H = m->hidden;
+  const int is_bf16 = (int)m->bf16, first = reads(&l->q) | reads(&l->k) | reads(&l->v);
   int64_t a, b, own_a, own_b;
-  float *embedded = w->embedded + t * H;
-  char *x = rows_of(p->rows, w->ld_entered * bytes, w->entered, t, p->threads, &a, &b);
+  float *row = w->row + t * 2 * H;
+  const Input both = rows_for(&w->both, t, p->threads, &a, &b);
   share(p->rows, t, p->threads, &own_a, &own_b);
   for (int64_t i = a; i < b; i++) {
-    char *row = x + i * w->ld_entered * bytes;
-    const int writes = i >= own_a && i < own_b;
     float *residual = p->residual + i * H;
-    read_row(&m->embedding, p->tokens[i], embedded);
+    const int writes = i >= own_a && i < own_b && !head->fc.data;
+    read_row(&m->embedding, p->tokens[i], row);
     if (head->fc.data) {
-      convert_row(is_bf16, embedded, H, row, 0);
-      convert_row(is_bf16, w->from[i], H, row, H);
-      continue;
+      memcpy(row + H, w->from[i], H * sizeof(float));
+    } else {
+      norm_row(0, row, head->token_norm, H, (float)m->eps, row);
+      norm_row(0, w->from[i], head->feature_norm, H, (float)m->eps, row + H);
     }
-    norm_row(is_bf16, embedded, head->token_norm, H, (float)m->eps, row);
-    norm_row(is_bf16, w->from[i], head->feature_norm, H, (float)m->eps, row + H * bytes);
-    if (writes && head->normed_residual) norm_row(0, w->from[i], head->feature_norm, H, (float)m->eps, residual);
-    else if (writes) memcpy(residual, w->from[i], H * sizeof(float));
+    if (writes) memcpy(residual, head->normed_residual ? row + H : w->from[i], H * sizeof(float));
+    put_row(&w->both, &both, head->fc.data ? reads(&head->fc) : first, is_bf16, i, row);
   }
   if (p->rows > FEW_ROWS) barrier(p, phase);
-  *ldx = w->ld_entered;
-  if (!head->fc.data) return x;
-  int64_t h0, h1;
-  share(H, t, p->threads, &h0, &h1);
-  linear(&head->fc, h0, h1, x, w->ld_entered, p->rows, head->fc_bias, p->residual, H, 0, m->layers[0].q.data);
+  *ldx = w->both.ld;
+  if (!head->fc.data) return both;
+  share_rows(&head->fc, H, t, p->threads, &a, &b);
+  linear(&head->fc, a, b, input_of(&both, &head->fc), w->both.ld, p->rows, head->fc_bias, p->residual, H, 0, l->q.data);
   barrier(p, phase);
-  x = rows_of(p->rows, p->ld_hidden * bytes, p->normed, t, p->threads, &a, &b);
-  for (int64_t i = a; i < b; i++) convert_row(is_bf16, p->residual + i * H, H, x + i * p->ld_hidden * bytes, 0);
-  if (p->rows > FEW_ROWS) barrier(p, phase);
-  *ldx = p->ld_hidden;
-  return x;
+  *ldx = w->entered.ld;
+  return put_rows(p, &w->entered, first, is_bf16, p->residual, H, t, phase);
 }
 
 /* Outputs of the chosen rows, and their logits; `next` is what this thread reads after them. */
 static void leave_pairs(PairPass *w, int t, unsigned *phase, const void *next) {
   Pass *p = &w->p;
   const Model *m = p->model;
-  const int64_t H = m->hidden, bytes = m->bf16 ? 2 : 4, n = w->num_chosen;
+  const int64_t H = m->hidden, n = w->num_chosen;
   const int normed = !w->fed && w->head->normed_output; /* what comes is an output, and that is the normed one */
-  int64_t a, b, own_a, own_b, v0, v1;
-  char *x = rows_of(n, p->ld_hidden * bytes, w->read, t, p->threads, &a, &b);
+  int64_t a, b, own_a, own_b;
+  float *row = w->row + t * 2 * H;
+  const Input read = rows_for(&w->read, t, p->threads, &a, &b);
   share(n, t, p->threads, &own_a, &own_b);
   for (int64_t i = a; i < b; i++) {
-    const float *residual = p->residual + w->chosen[i] * H;
-    char *row = x + i * p->ld_hidden * bytes;
-    if (m->final_norm && !normed) norm_row((int)m->bf16, residual, m->final_norm, H, (float)m->eps, row);
-    else convert_row((int)m->bf16, residual, H, row, 0);
-    if (!w->fed || i < own_a || i >= own_b) continue;
-    if (m->final_norm && w->head->normed_output) norm_row(0, residual, m->final_norm, H, (float)m->eps, w->fed + i * H);
-    else memcpy(w->fed + i * H, residual, H * sizeof(float));
+    const float *residual = p->residual + w->chosen[i] * H, *x = residual;
+    if (m->final_norm && !normed) norm_row(0, residual, m->final_norm, H, (float)m->eps, row), x = row;
+    put_row(&w->read, &read, reads(&m->head), (int)m->bf16, i, x);
+    if (w->fed && i >= own_a && i < own_b)
+      memcpy(w->fed + i * H, w->head->normed_output ? x : residual, H * sizeof(float));
   }
   if (n > FEW_ROWS) barrier(p, phase);
-  share(w->head->num_outputs, t, p->threads, &v0, &v1);
-  if (w->logits) linear(&m->head, v0, v1, x, p->ld_hidden, n, 0, w->logits, w->head->num_outputs, 0, next);
+  share_rows(&m->head, w->head->num_outputs, t, p->threads, &a, &b);
+  if (w->logits)
+    linear(&m->head, a, b, input_of(&read, &m->head), w->read.ld, n, 0, w->logits, w->head->num_outputs, 0, next);
 }
 
 static void run_pairs(PairPass *w, int t, unsigned *phase) {
   Pass *p = &w->p;
   const Model *m = p->model;
   int64_t ldx, v0, v1, q0, q1, i0, i1;
-  share(w->head->num_outputs, t, p->threads, &v0, &v1);
-  share((m->heads + 2 * m->kv_heads) * m->dim, t, p->threads, &q0, &q1);
-  share(m->intermediate, t, p->threads, &i0, &i1);
-  const int64_t start = MIN(q0, m->heads * m->dim);
-  const void *x = enter_pairs(w, t, phase, &ldx);
-  for (int64_t l = 0; l < m->num_layers; l++) {
-    if (l) x = norm(p, m->layers[l].input_norm, t, phase), ldx = p->ld_hidden;
-    const void *next = l + 1 < m->num_layers ? row_of(&m->layers[l + 1].q, start) : row_of(&m->head, v0);
-    attention_part(p, (int)l, t, phase, x, ldx, row_of(&m->layers[l].gate, i0));
-    mlp_part(p, (int)l, t, phase, next);
+  share_rows(&m->head, w->head->num_outputs, t, p->threads, &v0, &v1);
+  share_rows(&m->layers[0].q, (m->heads + 2 * m->kv_heads) * m->dim, t, p->threads, &q0, &q1);
+  const int64_t start = MIN(q0, m->heads * m->dim); /* near enough where a thread starts inside k or v */
+  Input x = enter_pairs(w, t, phase, &ldx);
+  for (int64_t i = 0; i < m->num_layers; i++) {
+    const Layer *l = &m->layers[i];
+    if (i) x = norm(p, reads(&l->q) | reads(&l->k) | reads(&l->v), l->input_norm, t, phase), ldx = p->ld_hidden;
+    share_inner(l, m->intermediate, t, p->threads, &i0, &i1);
+    attention_part(p, (int)i, t, phase, x, ldx, row_of(&l->gate, i0));
+    mlp_part(p, (int)i, t, phase, i + 1 < m->num_layers ? row_of(&l[1].q, start) : row_of(&m->head, v0));
     barrier(p, phase);
   }
-  leave_pairs(w, t, phase, row_of(w->head->fc.data ? &w->head->fc : &m->layers[0].q, w->head->fc.data ? 0 : start));
+  leave_pairs(w, t, phase, w->head->fc.data ? w->head->fc.data : row_of(&m->layers[0].q, start));
 }
 
 /* Rows of logits [rows, vocab] before any output is put into them. */
@@ -142,7 +138,7 @@ static void clear_logits(const Pair *head, int64_t rows, float *logits, int64_t 
 static void spread_logits(const PairPass *w, int64_t rows, float *logits, int64_t vocab, int t) {
   const int64_t n = w->head->num_outputs, *ids = w->head->ids;
   int64_t v0, v1;
-  share(n, t, w->p.threads, &v0, &v1);
+  share_rows(&w->head->model.head, n, t, w->p.threads, &v0, &v1);
   for (int64_t i = 0; logits && i < rows; i++)
     for (int64_t j = v0; j < v1; j++) logits[i * vocab + (ids ? ids[j] : j)] = w->logits[i * n + j];
 }
