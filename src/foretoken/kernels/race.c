@@ -14,7 +14,7 @@ void foretoken_stream_keys(int64_t count, const uint64_t *seeds, const uint64_t 
     }
 }
 
-/* table[x] = mix((x + 1) * GOLDEN), from noise._token_table. */
+/* table[x] = mix((x + 1) * GOLDEN), from noise.token_table. */
 void foretoken_race(int64_t num_rows, int64_t vocab_size, const float *probs, const uint64_t *keys, const uint64_t *table,
                     int64_t *winners) {
     for (int64_t row = 0; row < num_rows; ++row)

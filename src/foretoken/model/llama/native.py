@@ -32,7 +32,7 @@ from foretoken.model.llama.shape import LlamaShape
 from foretoken.model.llama.weights import ModuleWeights, SafetensorsWeights, WeightSource
 from foretoken.model.target import CausalModel, Output
 
-_HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 _PROBLEMS = {
     1: "a token is outside the vocabulary",
     2: "a slot is outside the cache",
@@ -50,8 +50,8 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     if reason is not None:
         return reason
     dim = llama.read_shape(config).head_dim
-    if dim not in _HEAD_DIMS:
-        return f"head dimension {dim}; implemented: {', '.join(map(str, _HEAD_DIMS))}"
+    if dim not in HEAD_DIMS:
+        return f"head dimension {dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
     if dtype == torch.bfloat16 and "avx512_bf16" not in cpu_flags():
         return "the CPU lacks avx512_bf16"
     return library()[1]
@@ -71,7 +71,7 @@ class NativeCache(BoundCache):
         src, dst = src.contiguous(), dst.contiguous()
         assert src.shape == dst.shape
         assert src.shape[0] == self.num_rows
-        _check(self._model.native.move(self._model.address, self.address, src.shape[1], src.data_ptr(), dst.data_ptr()))
+        check(self._model.native.move(self._model.address, self.address, src.shape[1], src.data_ptr(), dst.data_ptr()))
 
     def rows(self, start: int, stop: int) -> "NativeCache":
         """See ``KVCache.rows``."""
@@ -164,7 +164,7 @@ class NativeModel(CausalModel):
                 None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
                 self._scratch_address(num_rows * num_nodes, threads, cache),
             )  # fmt: skip
-        _check(problem)
+        check(problem)
         return Output(logits, residual, tapped)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -180,6 +180,16 @@ class NativeModel(CausalModel):
                 self._scratch_address(num_rows * num_nodes, threads, None),
             )  # fmt: skip
         return logits
+
+    @property
+    def embedding_matrix(self) -> structures.Matrix:
+        """The embedding as C sees it, for heads that share it."""
+        return self._view.embedding
+
+    @property
+    def head_matrix(self) -> structures.Matrix:
+        """The output head as C sees it."""
+        return self._view.head
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``CausalModel.embed``."""
@@ -277,7 +287,8 @@ def huge_pages(num_bytes: int) -> Tensor:
     return whole[start : start + num_bytes]
 
 
-def _check(problem: int) -> None:
+def check(problem: int) -> None:
+    """Raise RuntimeError for what a pass of ``kernels/native`` returned, if it is not 0."""
     if problem:
         raise RuntimeError(_PROBLEMS.get(problem, "out of memory"))
 
