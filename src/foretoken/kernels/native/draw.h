@@ -19,16 +19,20 @@ typedef struct {
   float *q;                         /* [batch, depth + 1, vocab] zeros, or NULL: the distribution of each draw */
 } Draw;
 
-/* Scores of n columns to probabilities at this inverse temperature, in place; NaN has none, and no row is NaN unless no
- * column is possible. */
+/* Scores of n columns to probabilities at this inverse temperature, in place. NaN has none; where all are NaN, all are 0. */
 static void soften(float *z, int64_t n, float inverse) {
   vec top = v_all(-INFINITY), sum = v_zero();
-  for (int64_t i = 0; i < n; i++) z[i] = z[i] == z[i] ? z[i] * inverse : -INFINITY;
+  for (int64_t i = 0; i < n; i++) z[i] = z[i] == z[i] ? MIN(z[i] * inverse, 3e38f) : -INFINITY;
   for (int64_t i = 0; i < n; i += 16) top = v_max_some(first_lanes(n - i), top, v_load_some(first_lanes(n - i), z + i));
   const float largest = v_largest(top);
+  if (!(largest > -INFINITY)) {
+    memset(z, 0, n * sizeof(float));
+    return;
+  }
+  const vec least = exp16(v_all(-INFINITY)); /* what exp16 returns for all that is too small */
   for (int64_t i = 0; i < n; i += 16) {
     const Lanes lanes = first_lanes(n - i);
-    const vec e = exp16(v_sub(v_load_some(lanes, z + i), v_all(largest)));
+    const vec e = v_sub(exp16(v_sub(v_load_some(lanes, z + i), v_all(largest))), least);
     sum = v_add(sum, v_keep(lanes, e));
     v_store_some(z + i, lanes, e);
   }
