@@ -44,6 +44,12 @@ class Blocks(ctypes.Structure):
     ]
 
 
+class Markov(ctypes.Structure):
+    """A bigram of low rank."""
+
+    _fields_ = [("first", Matrix), ("second", Matrix)]
+
+
 class HeadFunctions:
     """The library's functions for heads. Those named ``*_scratch`` return bytes, the others 0 or an error's number."""
 
@@ -63,7 +69,8 @@ class HeadFunctions:
         self.pair_chain = typed(
             "pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4
         )
-        self.draw = typed("draw", pointer, *[number] * 3, *[pointer] * 4)
+        self.draw_scratch = typed("draw_scratch", pointer, pointer, number, number)
+        self.draw = typed("draw", pointer, pointer, *[number] * 3, *[pointer] * 6)
         self.product = typed("product", pointer, number, pointer, number, pointer, number, number)
         self.blocks_scratch = typed("blocks_scratch", pointer, *[number] * 3)
         self.blocks = typed("blocks", pointer, *[number] * 3, pointer, pointer, number, pointer)

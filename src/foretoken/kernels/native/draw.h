@@ -82,16 +82,4 @@ static int64_t draw_token(const Draw *d, int64_t b, int64_t at, float *z, int64_
   return ids ? ids[column] : column;
 }
 
-/* Guesses that do not depend on one another: limits[b] of row b from logits [batch, depth, n], which are overwritten;
- * guesses [batch, depth] holds 0 behind them. */
-int64_t foretoken_draw(const Draw *draw, int64_t batch, int64_t n, int64_t threads, const int64_t *ids,
-                       const int64_t *limits, float *logits, int64_t *guesses) {
-#pragma omp parallel for num_threads(threads) schedule(static)
-  for (int64_t i = 0; i < batch * draw->depth; i++) {
-    const int64_t b = i / draw->depth, at = i % draw->depth;
-    guesses[i] = at < limits[b] ? draw_token(draw, b, at, logits + i * n, n, ids) : 0;
-  }
-  return 0;
-}
-
 #endif

@@ -15,7 +15,9 @@ from torch import Tensor, nn
 
 from foretoken.core.noise import Noise, token_table
 from foretoken.core.probs import Processors
-from foretoken.core.tree import DrawnBy
+from foretoken.core.tree import DrawnBy, TokenTree, chain_tree
+from foretoken.draft.base import Context
+from foretoken.draft.shapes import Chain, Shape
 from foretoken.kernels import heads, structures
 from foretoken.methods.common.head import Head
 from foretoken.model.llama.native import HEAD_DIMS, NativeModel, check, huge_pages
@@ -155,10 +157,14 @@ class Vocabulary:
         table = token_table(size, torch.device("cpu"))
         self.table = table if ids is None else table[ids]
 
-    def draws(self, processors: Processors) -> bool:
-        """Whether C can draw for these rows: nothing changes a distribution but temperature."""
+    def draws(self, context: Context, shape: Shape) -> bool:
+        """Whether C can draw a whole proposal of this shape: a chain, of distributions that only temperature changes, and
+        nobody asks for their logits."""
+        processors = context.processors
         return (
-            self.ascending
+            type(shape) is Chain
+            and context.draft_logits is None
+            and self.ascending
             and processors.vocab_size == self.size
             and not processors.reads_history
             and processors.bias is None
@@ -189,6 +195,31 @@ class Draws:
         held = (inverse, keys, vocabulary.table, uniforms, q)
         places = (None if tensor is None else tensor.data_ptr() for tensor in held)
         return cls(heads.Draw(_HOW[label], depth, vocabulary.size, *places), q, held)
+
+
+def draw_block(
+    memory: Memory, vocabulary: Vocabulary, logits: Tensor, pending: Tensor, limits: Sequence[int],
+    processors: Processors, label: DrawnBy, noise: Noise, markov: heads.Markov | None = None,
+) -> TokenTree:  # fmt: skip
+    """The chain ``grow.chain`` would draw, limits[b] guesses of row b after pending [B], in one call.
+
+    logits [B, D, V], float32: of guess d + 1 whatever the guesses before it are, but for what markov adds for the token
+    before it."""
+    depth = max(limits)
+    given = logits[:, :depth].contiguous().clone()  # drawing overwrites it
+    draws = Draws.of(vocabulary, processors, label, noise, depth)
+    guesses, limit = torch.empty(len(given), depth, dtype=torch.int64), torch.tensor(list(limits))
+    view, bigram = ctypes.addressof(draws.view), None if markov is None else ctypes.addressof(markov)
+    threads, pending = torch.get_num_threads(), pending.contiguous()
+    with memory.lock:
+        scratch = memory.scratch(memory.functions.draw_scratch(view, bigram, len(given), threads))
+        problem = memory.functions.draw(
+            view, bigram, len(given), given.shape[2], threads, None, limit.data_ptr(), pending.data_ptr(),
+            given.data_ptr(), guesses.data_ptr(), scratch,
+        )  # fmt: skip
+    check(problem)
+    tokens = torch.cat([pending[:, None], guesses], 1)
+    return chain_tree(tokens, row_counts(limits), drawn_by=label, q=draws.q)
 
 
 def row_counts(limits: Sequence[int]) -> Tensor | None:

@@ -15,7 +15,7 @@ from foretoken.core.noise import Noise
 from foretoken.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_parent, chain_tree, layout, root_tree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretoken.draft.growing import grow
-from foretoken.draft.shapes import SHAPES, Chain, Shape
+from foretoken.draft.shapes import SHAPES, Shape
 from foretoken.methods.acceptance.head import AcceptanceHead, predicted
 from foretoken.methods.common.native import row_counts
 from foretoken.methods.common.pair import PairHead
@@ -88,9 +88,7 @@ class EagleDrafter(Drafter):
         """Whether one native call makes the whole tree: a plain chain, drawn from what temperature alone changes."""
         return (
             self.native is not None
-            and type(shape) is Chain
-            and context.draft_logits is None
-            and self.native.vocabulary.draws(context.processors)
+            and self.native.vocabulary.draws(context, shape)
             and max(count for count, limit in zip(self.buffer.count, limits, strict=True) if limit) <= PREFILL_CHUNK
         )
 
