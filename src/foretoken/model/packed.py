@@ -33,3 +33,7 @@ class Packed:
     kind: str  # a key of BLOCK_KINDS
     shape: tuple[int, int]  # (out, in); in is a multiple of the block's values
     data: Tensor  # [out, bytes of a row] uint8 on the CPU, the file's own bytes
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows [start, stop), contiguous."""
+        return self.data[start:stop].contiguous()

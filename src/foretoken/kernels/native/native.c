@@ -28,6 +28,7 @@
 #include <omp.h>
 
 #include "layer.h"
+#include "pack.h"
 
 INLINE int64_t padded(int64_t n) { return (n + 31) / 32 * 32 + 32; }
 INLINE int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
@@ -157,6 +158,13 @@ int64_t foretoken_product(const Matrix *w, int64_t size, const float *x, int64_t
 /* out [count, columns] = rows of w as floats. */
 int64_t foretoken_rows(const Matrix *w, const int64_t *rows, int64_t count, float *out) {
   for (int64_t i = 0; i < count; i++) read_row(w, rows[i], out + i * w->columns);
+  return 0;
+}
+
+/* See pack_rows. One thread's work: callers divide the rows. */
+int64_t foretoken_pack(int64_t format, int64_t kind, const uint8_t *rows, int64_t count, int64_t columns,
+                       int64_t row_bytes, char *out) {
+  pack_rows(format, kind, rows, count, columns, row_bytes, out);
   return 0;
 }
 

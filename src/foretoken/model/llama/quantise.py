@@ -2,17 +2,22 @@
 
 A weight is ``scale * (code - offset)``, or ``scale * code + minimum`` for formats with a minimum. Every block kind of GGUF
 becomes one of seven formats without a change of its values: 4-bit kinds keep 4 bits, the others are held in 8.
+``pack_into`` does it in C (``pack.h``); everything behind it does the same in plain torch, bit for bit, and is its oracle.
 """
 
+import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretoken.model.packed import BLOCK_KINDS, Packed
+from foretoken.core.errors import ModelError
+from foretoken.kernels.native import library
+from foretoken.model.packed import BLOCK_KINDS
 
 TILE = 16  # rows of a tile of quant.h
 BLOCK = 32  # values of k that share a scale (16 in Q8S)
@@ -49,6 +54,41 @@ FORMATS = {
 FORMAT_OF = {
     "Q8_0": "Q8", "Q5_0": "Q8", "Q5_1": "Q8M", "Q4_0": "Q4", "Q4_1": "Q4M", "Q4_K": "Q4K", "Q5_K": "Q8K", "Q6_K": "Q8S",
 }  # fmt: skip
+
+
+_KINDS: dict[str | torch.dtype, int] = {
+    torch.float32: 0, torch.float16: 1, torch.bfloat16: 30,
+    "Q4_0": 2, "Q4_1": 3, "Q5_0": 6, "Q5_1": 7, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14,
+}  # fmt: skip
+"""GGUF's numbers (``ggml.h``)."""
+
+
+def pack_into(out: Tensor, form: str, kind: str | torch.dtype, rows: Tensor, columns: int) -> None:
+    """Write rows as tiles to the front of out (uint8, zeros). The first row is the first of a tile.
+
+    rows: [n, bytes of a row] uint8 of a block kind, whose values are kept, or [n, columns] floats, which are rounded to
+    format "Q8" or "Q4".
+    """
+    assert rows.is_contiguous()
+    assert rows.device.type == "cpu"
+    assert (form in ("Q8", "Q4")) if isinstance(kind, torch.dtype) else form == FORMAT_OF[kind]
+    assert out.numel() >= -(-len(rows) // TILE) * TILE * FORMATS[form].row_bytes(columns)
+    pack_function()(
+        FORMATS[form].number, _KINDS[kind], rows.data_ptr(), len(rows), columns, rows.stride(0) * rows.itemsize,
+        out.data_ptr(),
+    )  # fmt: skip
+
+
+@cache
+def pack_function() -> Callable[..., int]:
+    """``foretoken_pack`` of the native library. Raises ModelError where there is none."""
+    lib, reason = library()
+    if lib is None:
+        raise ModelError(f"quantised weights need the native decoder, which is not available: {reason}")
+    pack: Callable[..., int] = lib.foretoken_pack
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    lib.foretoken_pack.argtypes = [number, number, pointer, number, number, number, pointer]
+    return pack
 
 
 @dataclass(frozen=True)
@@ -149,20 +189,21 @@ def _steps(raw: Tensor) -> tuple[Tensor, Tensor]:
 
 def _q4_k(raw: Tensor) -> Blocks:
     scales, minima = _steps(raw)
-    codes = _nibbles(raw[..., 16:].unflatten(-1, (4, 32)))  # [rows, blocks, 4, 64]
+    codes = _nibbles(torch.unflatten(raw[..., 16:], -1, (4, 32)))  # [rows, blocks, 4, 64]
     return Blocks("Q4K", _rows(codes), _half(raw, 0), _half(raw, 2), scales, minima)
 
 
 def _q5_k(raw: Tensor) -> Blocks:
     scales, minima = _steps(raw)
-    codes = _nibbles(raw[..., 48:].unflatten(-1, (4, 32)))
+    codes = _nibbles(torch.unflatten(raw[..., 48:], -1, (4, 32)))
     high = raw[..., None, 16:48] >> torch.arange(8, dtype=torch.uint8)[:, None] & 1  # [rows, blocks, 8, 32]
     return Blocks("Q8K", _rows(codes) | _rows(high) << 4, _half(raw, 0), _half(raw, 2), scales, minima)
 
 
 def _q6_k(raw: Tensor) -> Blocks:
-    low = _nibbles(raw[..., :128].unflatten(-1, (2, 64)))  # [rows, blocks, 2, 128]
-    high = raw[..., 128:192].unflatten(-1, (2, 1, 32)) >> torch.tensor([0, 2, 4, 6], dtype=torch.uint8)[:, None] & 3
+    low = _nibbles(torch.unflatten(raw[..., :128], -1, (2, 64)))  # [rows, blocks, 2, 128]
+    shifts = torch.tensor([0, 2, 4, 6], dtype=torch.uint8)
+    high = torch.unflatten(raw[..., 128:192], -1, (2, 1, 32)) >> shifts[:, None] & 3  # [rows, blocks, 2, 4, 32]
     codes = _rows(low) | _rows(high) << 4
     steps = _rows(raw[..., 192:208]).view(torch.int8)
     return Blocks("Q8S", codes + (128 - 32), _half(raw, 208), scale_steps=steps)
@@ -194,7 +235,8 @@ def round_to_int4(weight: Tensor) -> Blocks:
     largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True)).squeeze(-1)
     scale = (largest / -8).half()
     codes = (blocks / _divisor(scale)).round_().clamp_(-8, 7)
-    better = ((blocks * codes).sum(-1) / codes.square().sum(-1).clamp_(min=1.0)).half()
+    with_codes, size = (blocks.double() * codes).sum(-1), codes.double().square().sum(-1)
+    better = (with_codes / size.clamp_(min=1.0)).float().half()
     scale = torch.where(better == 0, scale, better)
     codes = (blocks / _divisor(scale)).round_().clamp_(-8, 7)
     return _padded(Blocks("Q4", _rows(codes.add_(8).to(torch.uint8)), scale))
@@ -202,7 +244,7 @@ def round_to_int4(weight: Tensor) -> Blocks:
 
 def _in_blocks(weight: Tensor) -> Tensor:
     weight = weight.float()
-    return F.pad(weight, (0, -weight.shape[1] % BLOCK)).unflatten(-1, (-1, BLOCK))
+    return torch.unflatten(F.pad(weight, (0, -weight.shape[1] % BLOCK)), -1, (-1, BLOCK))
 
 
 def _divisor(scale: Tensor) -> Tensor:
@@ -239,7 +281,7 @@ def interleave(blocks: Blocks) -> Tensor:
 
     codes = blocks.codes
     if form.bits == 4:  # in each block of 32, k and k + 16 share a byte
-        low, high = codes.unflatten(-1, (-1, 2, 16)).unbind(2)
+        low, high = torch.unflatten(codes, -1, (-1, 2, 16)).unbind(2)
         codes = _rows(low | high << 4)
     # 4 codes of a row are one int32; [tiles, units, n, 16] of them are n vectors.
     words = codes.contiguous().view(torch.int32)

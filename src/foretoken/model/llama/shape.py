@@ -46,12 +46,22 @@ class LlamaShape:
     rope_scale: float  # factor on cos and sin (yarn)
     eos_token_ids: tuple[int, ...]
 
-    def spec(self, name: str, implementation: str, dtype: torch.dtype, device: torch.device) -> ModelSpec:
-        """The engine's view of this model. weight_bytes counts linears and head: what every decode pass reads."""
+    def spec(
+        self,
+        name: str,
+        implementation: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        weight_bytes: int | None = None,
+        weights: str = "",
+    ) -> ModelSpec:
+        """The engine's view of this model. weight_bytes counts linears and head: what every decode pass reads; by default
+        in dtype."""
         heads = self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
         layer = attention + 3 * self.hidden_size * self.intermediate_size
-        weights = self.num_layers * layer + self.vocab_size * self.hidden_size
+        num_weights = self.num_layers * layer + self.vocab_size * self.hidden_size
         return ModelSpec(
             name=name,
             architecture=self.architecture,
@@ -62,7 +72,8 @@ class LlamaShape:
             max_positions=self.max_positions,
             dtype=dtype,
             device=device,
-            weight_bytes=weights * dtype.itemsize,
+            weight_bytes=num_weights * dtype.itemsize if weight_bytes is None else weight_bytes,
+            weights=weights,
             eos_token_ids=self.eos_token_ids,
         )
 

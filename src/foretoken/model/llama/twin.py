@@ -21,7 +21,7 @@ class Rounded:
 
 def round_activations(x: Tensor, num_blocks: int) -> Rounded:
     """x [rows, n] float32, padded with zeros to so many blocks: scale = largest / 127, codes rounded to even."""
-    blocks = F.pad(x, (0, num_blocks * BLOCK - x.shape[1])).unflatten(-1, (-1, BLOCK))
+    blocks = F.pad(x, (0, num_blocks * BLOCK - x.shape[1])).view(len(x), num_blocks, BLOCK)
     largest = blocks.abs().amax(-1)
     empty = largest <= _TINY
     inverse = torch.where(empty, torch.zeros_like(largest), 127.0 / largest)
@@ -35,8 +35,8 @@ def product(blocks: Blocks, x: Tensor) -> Tensor:
     scales, minima = blocks.scales(), blocks.minima()  # [rows, parts]
     parts = scales.shape[1]
     rounded = round_activations(x, codes.shape[1] // BLOCK)
-    left = rounded.codes.flatten(1).unflatten(-1, (parts, -1)).double()
-    sums = torch.einsum("mpk,rpk->mrp", left, codes.unflatten(-1, (parts, -1)).double())  # integers: exact
+    left = rounded.codes.view(len(x), parts, -1).double()
+    sums = torch.einsum("mpk,rpk->mrp", left, codes.view(len(codes), parts, -1).double())  # integers: exact
     scale = rounded.scale.repeat_interleave(parts // rounded.scale.shape[1], 1)
     total = rounded.scale * rounded.codes.sum(-1).float()  # [M, blocks]
     acc = torch.zeros(len(x), len(codes))
