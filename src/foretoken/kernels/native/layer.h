@@ -31,32 +31,43 @@ INLINE void share_inner(const Layer *l, int64_t n, int t, int threads, int64_t *
   else share(n, t, threads, a, b);
 }
 
-/* Queries, keys and values of x [rows, ldx], attention over the cache, and its output onto the residual. */
-static void attention_part(Pass *p, int index, int t, unsigned *phase, Input x, int64_t ldx, const void *next) {
+/* Queries, keys and values of x [rows, ldx]: this thread's columns of them. */
+static void project(Pass *p, const Layer *l, int t, Input x, int64_t ldx) {
   const Model *m = p->model;
-  const Layer *l = &m->layers[index];
-  const int T = p->threads;
-  const int64_t H = m->hidden, Q = m->heads * m->dim, KV = m->kv_heads * m->dim, rows = p->rows;
+  const int64_t H = m->hidden, Q = m->heads * m->dim, KV = m->kv_heads * m->dim;
   int64_t a, b, h0, h1;
-  share_rows(&l->o, H, t, T, &h0, &h1);
-  share_rows(is_quantised(&l->k) ? &l->k : is_quantised(&l->v) ? &l->v : &l->q, Q + 2 * KV, t, T, &a, &b);
+  share_rows(&l->o, H, t, p->threads, &h0, &h1);
+  share_rows(is_quantised(&l->k) ? &l->k : is_quantised(&l->v) ? &l->v : &l->q, Q + 2 * KV, t, p->threads, &a, &b);
   const void *o = row_of(&l->o, h0);
-
   const struct { const Matrix *w; const float *bias; int64_t from, size; } parts[3] = {
       {&l->q, l->q_bias, 0, Q}, {&l->k, l->k_bias, Q, KV}, {&l->v, l->v_bias, Q + KV, KV}};
   for (int i = 0; i < 3; i++) {
     const int64_t from = MAX(a - parts[i].from, 0), to = MIN(b - parts[i].from, parts[i].size);
     const int ends = b <= parts[i].from + parts[i].size;
     if (from < to)
-      linear(parts[i].w, from, to, input_of(&x, parts[i].w), ldx, rows, parts[i].bias,
+      linear(parts[i].w, from, to, input_of(&x, parts[i].w), ldx, p->rows, parts[i].bias,
              p->qkv + parts[i].from, p->qkv_width, 0, ends ? o : parts[i + 1].w->data);
   }
+}
+
+/* What attention mixed, onto the residual. */
+static void settle(Pass *p, const Layer *l, int t, unsigned *phase, const void *next) {
+  const int64_t H = p->model->hidden;
+  int64_t h0, h1;
+  share_rows(&l->o, H, t, p->threads, &h0, &h1);
+  const Input x = mixture(p, &l->o, t, phase);
+  linear(&l->o, h0, h1, input_of(&x, &l->o), p->ld_mixed, p->rows, l->o_bias, p->residual, H, 1, next);
+  barrier(p, phase);
+}
+
+/* Attention of x [rows, ldx] over the cache, onto the residual. */
+static void attention_part(Pass *p, int index, int t, unsigned *phase, Input x, int64_t ldx, const void *next) {
+  const Layer *l = &p->model->layers[index];
+  project(p, l, t, x, ldx);
   barrier(p, phase);
   attention(p, l, index, t);
   barrier(p, phase);
-  x = mixture(p, &l->o, t, phase);
-  linear(&l->o, h0, h1, input_of(&x, &l->o), p->ld_mixed, rows, l->o_bias, p->residual, H, 1, next);
-  barrier(p, phase);
+  settle(p, l, t, phase, next);
 }
 
 /* The gated MLP of the normed residual, onto the residual. */

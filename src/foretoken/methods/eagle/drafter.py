@@ -17,6 +17,7 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method,
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape
 from foretoken.methods.acceptance.head import AcceptanceHead, predicted
+from foretoken.methods.acceptance.native import speed_up
 from foretoken.methods.common.native import row_counts
 from foretoken.methods.common.pair import PairHead
 from foretoken.methods.eagle.eagle1 import Eagle1Head
@@ -260,7 +261,7 @@ class _Eagle(Method):
         if acceptance is not None:
             acceptance.check_drafter(head.method, head.config.hidden_size, name="acceptance")
         self.head, self.model = head.eval(), model
-        self.acceptance = None if acceptance is None else acceptance.eval()
+        self.acceptance = None if acceptance is None else speed_up(acceptance, model)
         self.native, self.not_native = native_pair(self.head, model, weights)
 
     @property

@@ -221,12 +221,11 @@ class NativeModel(CausalModel):
         return F.rms_norm(hidden.float(), self._final_norm.shape, self._final_norm, self.shape.norm_eps)
 
     def head(self, normed: Tensor) -> Tensor:
-        """See ``CausalModel.head``. By torch, in the weights' dtype, where they are plain or a gradient is wanted."""
+        """See ``CausalModel.head``; float32. By torch, in the weights' dtype, where a gradient is wanted."""
         name = llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
-        weight = self.matrices.plain.get(name)
-        if weight is None and normed.requires_grad and torch.is_grad_enabled():
-            weight = self._head_values(name)
-        if weight is not None:
+        if normed.requires_grad and torch.is_grad_enabled():
+            weight = self.matrices.plain.get(name)
+            weight = self._head_values(name) if weight is None else weight
             return F.linear(normed.to(weight.dtype), weight)
         x = normed.detach().float().contiguous()
         out = torch.empty(*x.shape[:-1], self.shape.vocab_size)
@@ -234,7 +233,7 @@ class NativeModel(CausalModel):
             ctypes.addressof(self.matrices.held[name]), self.shape.vocab_size, x.data_ptr(), x.numel() // x.shape[-1],
             out.data_ptr(), self.shape.vocab_size, torch.get_num_threads(),
         )  # fmt: skip
-        _check(problem)
+        check(problem)
         return out
 
     def _head_values(self, name: str) -> Tensor:
