@@ -121,6 +121,7 @@ def uniforms(keys: Tensor) -> Tensor:
 
 @lru_cache(maxsize=8)
 def token_table(vocab_size: int, device: torch.device) -> Tensor:
+    """[V] int64: what ``race.c`` adds to a key for each token id. Shared between calls: never write to it."""
     # Hashed so that the sum of a key and an entry has no structure in either.
     return mix(torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN))
 

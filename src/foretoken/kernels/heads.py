@@ -66,18 +66,12 @@ class HeadFunctions:
             pointer, number, pointer,
         )  # fmt: skip
         self.pair_logits = typed("pair_logits", pointer, number, number, pointer, pointer, number, pointer)
-        self.pair_chain = typed(
-            "pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4
-        )
+        self.pair_chain = typed("pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4)
         self.draw_scratch = typed("draw_scratch", pointer, pointer, number, number)
         self.draw = typed("draw", pointer, pointer, *[number] * 3, *[pointer] * 6)
         self.flash_scratch = typed("flash_scratch", pointer, pointer, *[number] * 5)
-        self.flash = typed(
-            "flash", pointer, pointer, *[number] * 4, *[pointer] * 4, number, number, *[pointer] * 3
-        )
-        self.adapter = typed(
-            "adapter", pointer, pointer, *[number] * 4, *[pointer] * 4, *[number] * 3, *[pointer] * 3
-        )
+        self.flash = typed("flash", pointer, pointer, *[number] * 4, *[pointer] * 4, number, number, *[pointer] * 3)
+        self.adapter = typed("adapter", pointer, pointer, *[number] * 4, *[pointer] * 4, *[number] * 3, *[pointer] * 3)
         self.product = typed("product", pointer, number, pointer, number, pointer, number, number)
         self.blocks_scratch = typed("blocks_scratch", pointer, *[number] * 3)
         self.blocks = typed("blocks", pointer, *[number] * 3, pointer, pointer, number, pointer)

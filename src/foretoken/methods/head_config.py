@@ -14,14 +14,17 @@ class HeadMethodConfig(MethodConfig):
     """What methods with a trained head share."""
 
     model: str | None = None  # hub id or directory of the head; None: the bundled one (of the bundled target alone)
-    head_weights: str = "auto"  # of a head beside a native target: "same" as stored, "int8", "auto": int8 but for float32
+    head_weights: str = (
+        "auto"  # of a head beside a native target: "same" as stored, "int8", "auto": int8 but for float32
+    )
 
     def __post_init__(self) -> None:
         """See ``MethodConfig``."""
         super().__post_init__()
         if self.head_weights not in WEIGHTS:
             raise ConfigError(
-                f"head_weights = {self.head_weights!r} must be one of {', '.join(WEIGHTS)}{nearest(self.head_weights, WEIGHTS)}"
+                f"head_weights = {self.head_weights!r} must be one of {', '.join(WEIGHTS)}"
+                f"{nearest(self.head_weights, WEIGHTS)}"
             )
 
     @property

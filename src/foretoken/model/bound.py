@@ -14,9 +14,14 @@ class BoundCache(KVCache):
     """Keys and values on the CPU, with ``structures.Cache`` over them: ``address``, read again whenever they move."""
 
     def __init__(
-        self, num_rows: int, capacity: int, shapes: Sequence[tuple[int, int]], dtype: torch.dtype, rope: tuple[Tensor, Tensor]
+        self,
+        num_rows: int,
+        capacity: int,
+        shapes: Sequence[tuple[int, int]],
+        dtype: torch.dtype,
+        rope: tuple[Tensor, Tensor],
     ) -> None:
-        """shapes: (kv heads, head dimension) of each layer; rope: contiguous float32 cosines and sines [capacity, d / 2]."""
+        """shapes: (kv heads, head dimension) of each layer; rope: float32 cosines and sines [capacity, d / 2]."""
         super().__init__(num_rows, capacity, shapes, dtype, [torch.device("cpu")] * len(shapes))
         self._rope = rope
         self._bind()

@@ -24,5 +24,3 @@ def speed_up(head: AcceptanceHead, model: CausalModel) -> AcceptanceHead:
 def _apply(blocks: NativeBlocks, x: Tensor) -> Tensor:
     """x [..., W] -> [..., 1]."""
     return blocks(x.reshape(-1, x.shape[-1])).view(*x.shape[:-1], 1)
-
-

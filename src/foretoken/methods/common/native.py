@@ -67,9 +67,7 @@ class Memory:
         form = FORMATS["Q8"]
         rounded = [weights == "int8" and id(parameter) not in embeddings for parameter in matrices]
         sizes = [
-            _round_up(
-                _round_up(len(each), TILE) * form.row_bytes(each.shape[1]) if quantised else each.nbytes, 64
-            )
+            _round_up(_round_up(len(each), TILE) * form.row_bytes(each.shape[1]) if quantised else each.nbytes, 64)
             for each, quantised in zip(matrices, rounded, strict=True)
         ]
         arena = huge_pages(sum(sizes))

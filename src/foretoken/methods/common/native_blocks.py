@@ -47,5 +47,3 @@ class NativeBlocks:
 
 def _pointers(places: Sequence[int | None]) -> "ctypes.Array[ctypes.c_void_p]":
     return (ctypes.c_void_p * len(places))(*places)
-
-

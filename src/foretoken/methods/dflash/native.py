@@ -66,8 +66,9 @@ class NativeFlash:
         self, blocks: Tensor, context: Tensor, slots: Tensor, seen: Tensor, cache: BoundCache, rows: tuple[int, int],
         *, logits: bool = True,
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
-        """blocks [B, Q, H] embeddings, context [B, n, H] features, slots [B, n + Q] of both, seen [B, Q] the last slot that
-        each row of a block sees -> of rows [start, stop) of each block the normed outputs [B, m, H] and logits [B, m, V]."""
+        """blocks [B, Q, H] embeddings, context [B, n, H] features, slots [B, n + Q] of both, seen [B, Q] the last slot
+        that each row of a block sees -> of rows [start, stop) of each block the normed outputs [B, m, H] and logits
+        [B, m, V]."""
         num_rows, size = blocks.shape[:2]
         known, threads, functions = context.shape[1], torch.get_num_threads(), self.memory.functions
         blocks, context = blocks.float().contiguous(), context.float().contiguous()
@@ -77,9 +78,7 @@ class NativeFlash:
         out = torch.empty(num_rows, count, self.vocab_size) if logits else None
         with self.memory.lock:
             scratch = self.memory.scratch(
-                functions.flash_scratch(
-                    self.address, cache.address, num_rows, known, size, num_rows * count, threads
-                )
+                functions.flash_scratch(self.address, cache.address, num_rows, known, size, num_rows * count, threads)
             )
             problem = functions.flash(
                 self.address, cache.address, threads, num_rows, known, size, context.data_ptr(), blocks.data_ptr(),
@@ -96,12 +95,16 @@ class NativeFlash:
         return self.memory.product(self.markov.second, rows, self.vocab_size)
 
     def draw(
-        self, logits: Tensor, pending: Tensor, limits: Sequence[int], processors: Processors, label: DrawnBy, noise: Noise
+        self,
+        logits: Tensor,
+        pending: Tensor,
+        limits: Sequence[int],
+        processors: Processors,
+        label: DrawnBy,
+        noise: Noise,
     ) -> TokenTree:
         """The chain that these logits [B, D, V] of a block make."""
-        return draw_block(
-            self.memory, self.vocabulary, logits, pending, limits, processors, label, noise, self.markov
-        )
+        return draw_block(self.memory, self.vocabulary, logits, pending, limits, processors, label, noise, self.markov)
 
 
 def native_flash(head: DFlashHead, model: CausalModel, weights: str = "auto") -> tuple[NativeFlash | None, str | None]:

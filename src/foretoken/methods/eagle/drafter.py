@@ -99,9 +99,7 @@ class EagleDrafter(Drafter):
         assert native is not None
         assert isinstance(cache, BoundCache)
         features, ids, starts = self._take(context, limits)
-        guesses, q, self.hidden = native.chain(
-            ids, features, starts, limits, cache, context.processors, label, noise
-        )
+        guesses, q, self.hidden = native.chain(ids, features, starts, limits, cache, context.processors, label, noise)
         tokens = torch.cat([context.pending[:, None], guesses], 1)
         return chain_tree(tokens, row_counts(limits), drawn_by=label, q=q)
 
@@ -154,8 +152,8 @@ class EagleDrafter(Drafter):
         return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
 
     def run(self, tokens: Tensor, features: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """One pass of the head over pairs: tokens [B, n], features [B, n, H]; returns what ``PairHead.leave`` does, but that
-        ``NativePair.logits`` reads the output itself."""
+        """One pass of the head over pairs: tokens [B, n], features [B, n, H]; returns what ``PairHead.leave`` does;
+        natively the output twice, since ``NativePair.logits`` reads that."""
         if self.native is not None:
             assert isinstance(self.cache, BoundCache)
             out = self.native.run(tokens, features, plan, self.cache)

@@ -12,7 +12,7 @@ from foretoken.core.probs import Processors
 from foretoken.core.tree import DrawnBy, Plan
 from foretoken.kernels import heads, structures
 from foretoken.methods.common.layers import rotary
-from foretoken.methods.common.native import Draws, Memory, Vocabulary, address, layer_of, rounding, refusal
+from foretoken.methods.common.native import Draws, Memory, Vocabulary, address, layer_of, refusal, rounding
 from foretoken.methods.common.pair import PairHead
 from foretoken.methods.eagle.eagle1 import Eagle1Head
 from foretoken.methods.eagle.eagle3 import Eagle3Head

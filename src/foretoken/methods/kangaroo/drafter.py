@@ -292,8 +292,9 @@ class Kangaroo(Method):
     def __init__(
         self, head: KangarooHead, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
     ) -> None:
-        """acceptance: the acceptance head for the shape ``specdec``. weights: how a native adapter holds its matrices. Raises ModelError where the head was made for a
-        target of another size, or acceptance reads other hidden states."""
+        """acceptance: the acceptance head for the shape ``specdec``. weights: how a native adapter
+        holds its matrices. Raises ModelError where the head was made for a target of another size, or acceptance reads
+        other hidden states."""
         head.check_target(model.spec, name="kangaroo")
         if acceptance is not None:
             acceptance.check_drafter(self.name, head.config.hidden_size, name="acceptance")

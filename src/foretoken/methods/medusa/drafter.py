@@ -124,7 +124,8 @@ class Medusa(Method):
     )
 
     def __init__(self, head: MedusaHead, model: CausalModel, *, weights: str = "auto") -> None:
-        """model is the target; weights: how native heads hold their matrices. Raises ModelError where the heads were trained for one of another size."""
+        """model is the target; weights: how native heads hold their matrices. Raises ModelError where the heads were
+        trained for one of another size."""
         head.check_target(model.spec, name="medusa")
         self.head, self.model = head.eval(), model
         self.native, self.not_native = native_medusa(self.head, model, weights)

@@ -29,7 +29,9 @@ class NativeMedusa:
         return out if self.blocks.view.num_outputs else self.model.head(out).float()
 
 
-def native_medusa(head: MedusaHead, model: CausalModel, weights: str = "auto") -> tuple[NativeMedusa | None, str | None]:
+def native_medusa(
+    head: MedusaHead, model: CausalModel, weights: str = "auto"
+) -> tuple[NativeMedusa | None, str | None]:
     """The heads through the native kernels, or None and why not. weights: one of ``methods.common.native.WEIGHTS``."""
     reason = refusal(head, model)
     if reason is None and head.config.num_heads > MOST_HEADS:

@@ -196,12 +196,14 @@ class NativeModel(CausalModel):
     @property
     def embedding_matrix(self) -> structures.Matrix:
         """The embedding as C sees it, for heads that share it."""
-        return self._view.embedding
+        matrix: structures.Matrix = self._view.embedding
+        return matrix
 
     @property
     def head_matrix(self) -> structures.Matrix:
         """The output head as C sees it."""
-        return self._view.head
+        matrix: structures.Matrix = self._view.head
+        return matrix
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``CausalModel.embed``."""
