@@ -110,7 +110,7 @@ def test_uniforms_lie_strictly_inside() -> None:
 
 def test_exponentials_are_never_0_or_infinite() -> None:
     """The extremes of the hash, by solving for the key that yields them."""
-    table = module_noise._token_table(1, torch.device("cpu"))
+    table = module_noise.token_table(1, torch.device("cpu"))
     for bits in (0, (1 << 64) - 1, (1 << 63), 1 << 32):
         key = next(x for x in [inverse_mix(bits) - int(table[0])])
         signed = unsigned(key) - (1 << 64 if unsigned(key) >> 63 else 0)
@@ -135,7 +135,7 @@ def test_small_exponentials_have_full_relative_precision() -> None:
     """They decide races: E near 0 must be exact, not rounded to a grid."""
     keys = stream_keys(torch.tensor(5), torch.arange(200_000), Stream.COUPLED)
     values = exponentials(keys, 4)
-    bits = mix(keys[:, None] + module_noise._token_table(4, torch.device("cpu")))
+    bits = mix(keys[:, None] + module_noise.token_table(4, torch.device("cpu")))
     w = (((bits >> 32) & 0xFFFFFFFF).double() + 0.5) * 2.0**-32
     exact = -torch.log1p(-w)
     small = exact < 1

@@ -120,7 +120,8 @@ def uniforms(keys: Tensor) -> Tensor:
 
 
 @lru_cache(maxsize=8)
-def _token_table(vocab_size: int, device: torch.device) -> Tensor:
+def token_table(vocab_size: int, device: torch.device) -> Tensor:
+    """[V] int64: what ``race.c`` adds to a key for each token id. Shared between calls: never write to it."""
     # Hashed so that the sum of a key and an entry has no structure in either.
     return mix(torch.arange(1, vocab_size + 1, dtype=torch.int64, device=device) * _signed(_GOLDEN))
 
@@ -132,7 +133,7 @@ def exponentials(keys: Tensor, vocab_size: int) -> Tensor:
     normalisation. Small E decide, so they are the exact ones: E = -log1p(-w) with w = (h + 1/2) / 2^32 from 32 bits
     has full relative precision down to 1.2e-10; w rounds up to 1 in the other tail, where E is cut at 16.6.
     """
-    return _exponential(mix(keys[..., None] + _token_table(vocab_size, keys.device)))
+    return _exponential(mix(keys[..., None] + token_table(vocab_size, keys.device)))
 
 
 def exponentials_at(keys: Tensor, tokens: Tensor) -> Tensor:
@@ -169,7 +170,7 @@ def race(probs: Tensor, keys: Tensor) -> Tensor:
         return (probs / exponentials(keys, probs.shape[-1])).argmax(-1)
     probs, keys = probs.contiguous(), keys.contiguous()
     winners = torch.empty_like(keys)
-    table = _token_table(probs.shape[-1], probs.device)
+    table = token_table(probs.shape[-1], probs.device)
     library.foretoken_race(
         keys.numel(), probs.shape[-1], probs.data_ptr(), keys.data_ptr(), table.data_ptr(), winners.data_ptr()
     )
@@ -214,7 +215,7 @@ def _native_top(probs: Tensor, keys: Tensor | None, count: int) -> tuple[Tensor,
         vocab_size,
         probs.data_ptr(),
         None if keys is None else keys.data_ptr(),
-        _token_table(vocab_size, probs.device).data_ptr(),
+        token_table(vocab_size, probs.device).data_ptr(),
         count,
         tokens.data_ptr(),
         scores.data_ptr(),

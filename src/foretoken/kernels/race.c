@@ -1,59 +1,24 @@
 /* The race of keyed exponentials: for each row, the token x that maximises p[x] / E[x], E keyed by (row key, x).
  *
  * The slow reference is noise.exponentials followed by an argmax in torch: same hash, same E up to the last bits of
- log1p.
- * Most tokens never need their logarithm: E = -log1p(-w) >= w, so p / w bounds the score from above, and only tokens
- * whose bound beats the best score so far can win. What remains is one hash a token, which vectorises.
+ * log1p. How one row is run: race.h.
  */
-#include <math.h>
-#include <stdint.h>
-
-#define GOLDEN 0x9E3779B97F4A7C15ULL
-#define BLOCK 512
-
-static inline uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
-    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
-    return x ^ (x >> 31);
-}
+#include "race.h"
 
 /* The keys of noise.stream_keys: parts hashed one into the next. */
 void foretoken_stream_keys(int64_t count, const uint64_t *seeds, const uint64_t *positions, const uint64_t *indices,
                            int64_t stream, uint64_t *keys) {
     for (int64_t i = 0; i < count; ++i) {
-        const uint64_t key = mix(mix(seeds[i] + GOLDEN) ^ (0x94D049BB133111EBULL * (uint64_t)stream));
-        keys[i] = mix(mix(key ^ mix(positions[i] + GOLDEN)) ^ (indices[i] * 0xBF58476D1CE4E5B9ULL));
+        const uint64_t key = mix_bits(mix_bits(seeds[i] + GOLDEN) ^ (0x94D049BB133111EBULL * (uint64_t)stream));
+        keys[i] = mix_bits(mix_bits(key ^ mix_bits(positions[i] + GOLDEN)) ^ (indices[i] * 0xBF58476D1CE4E5B9ULL));
     }
 }
 
-/* table[x] = mix((x + 1) * GOLDEN), from noise._token_table. */
+/* table[x] = mix((x + 1) * GOLDEN), from noise.token_table. */
 void foretoken_race(int64_t num_rows, int64_t vocab_size, const float *probs, const uint64_t *keys, const uint64_t *table,
                     int64_t *winners) {
-    float w[BLOCK];
-    for (int64_t row = 0; row < num_rows; ++row) {
-        const float *p = probs + row * vocab_size;
-        const uint64_t key = keys[row];
-        float best = -1.0f;
-        int64_t winner = 0;
-        for (int64_t from = 0; from < vocab_size; from += BLOCK) {
-            const int64_t count = vocab_size - from < BLOCK ? vocab_size - from : BLOCK;
-            int any = 0;
-            for (int64_t i = 0; i < count; ++i) {
-                const uint32_t bits = (uint32_t)(mix(key + table[from + i]) >> 32);
-                w[i] = ((float)bits + 0.5f) * 0x1p-32f;
-                any |= p[from + i] > best * w[i];
-            }
-            if (!any) continue;
-            for (int64_t i = 0; i < count; ++i) {
-                const float chance = p[from + i];
-                if (!(chance > best * w[i])) continue;
-                const float u = w[i] < 1.0f - 0x1p-24f ? w[i] : 1.0f - 0x1p-24f;
-                const float score = chance / (float)(-log1p(-(double)u));
-                if (score > best) { best = score; winner = from + i; }
-            }
-        }
-        winners[row] = winner;
-    }
+    for (int64_t row = 0; row < num_rows; ++row)
+        winners[row] = race_row(probs + row * vocab_size, vocab_size, keys[row], table);
 }
 
 /* Put token x with this score behind all that score at least as much; the last of count falls out. */
@@ -68,14 +33,14 @@ static inline void insert(float *scores, int64_t *tokens, int64_t count, float s
  * that of foretoken_race: same scores, same order. keys NULL: the largest of p itself, ties to the lower id. */
 void foretoken_race_top(int64_t num_rows, int64_t vocab_size, const float *probs, const uint64_t *keys,
                         const uint64_t *table, int64_t count, int64_t *winners, float *winning) {
-    float w[BLOCK];
+    float w[RACE_BLOCK];
     for (int64_t row = 0; row < num_rows; ++row) {
         const float *p = probs + row * vocab_size;
         int64_t *tokens = winners + row * count;
         float *scores = winning + row * count;
         for (int64_t c = 0; c < count; ++c) { scores[c] = -1.0f; tokens[c] = 0; }
-        for (int64_t from = 0; from < vocab_size; from += BLOCK) {
-            const int64_t size = vocab_size - from < BLOCK ? vocab_size - from : BLOCK;
+        for (int64_t from = 0; from < vocab_size; from += RACE_BLOCK) {
+            const int64_t size = vocab_size - from < RACE_BLOCK ? vocab_size - from : RACE_BLOCK;
             float edge = scores[count - 1];
             int any = 0;
             if (!keys) {
@@ -87,7 +52,7 @@ void foretoken_race_top(int64_t num_rows, int64_t vocab_size, const float *probs
             }
             const uint64_t key = keys[row];
             for (int64_t i = 0; i < size; ++i) {
-                const uint32_t bits = (uint32_t)(mix(key + table[from + i]) >> 32);
+                const uint32_t bits = (uint32_t)(mix_bits(key + table[from + i]) >> 32);
                 w[i] = ((float)bits + 0.5f) * 0x1p-32f;
                 any |= p[from + i] > edge * w[i];
             }

@@ -2,10 +2,11 @@
 
 from dataclasses import dataclass
 
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, nearest
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.methods.acceptance.head import AcceptanceHead
 from foretoken.methods.acceptance.load import load_acceptance
+from foretoken.methods.common.native import WEIGHTS
 
 
 @dataclass(frozen=True)
@@ -13,6 +14,18 @@ class HeadMethodConfig(MethodConfig):
     """What methods with a trained head share."""
 
     model: str | None = None  # hub id or directory of the head; None: the bundled one (of the bundled target alone)
+    head_weights: str = (
+        "auto"  # of a head beside a native target: "same" as stored, "int8", "auto": int8 but for float32
+    )
+
+    def __post_init__(self) -> None:
+        """See ``MethodConfig``."""
+        super().__post_init__()
+        if self.head_weights not in WEIGHTS:
+            raise ConfigError(
+                f"head_weights = {self.head_weights!r} must be one of {', '.join(WEIGHTS)}"
+                f"{nearest(self.head_weights, WEIGHTS)}"
+            )
 
     @property
     def head_name(self) -> str:

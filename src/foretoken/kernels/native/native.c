@@ -208,3 +208,9 @@ int64_t foretoken_read(const char *memory, int64_t bytes, int64_t threads) {
   }
   return total;
 }
+
+/* These need what stands above. */
+#include "block.h"
+#include "blocks.h"
+#include "flash.h"
+#include "pair.h"

@@ -10,6 +10,7 @@ the guess was drawn from (``distribution_inputs``). A hidden state after the gue
 acceptance well, nor the temperature, on which acceptance depends.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -63,6 +64,9 @@ class AcceptanceHead(Head):
     def __init__(self, config: AcceptanceHeadConfig) -> None:
         super().__init__()
         self.config = config
+        self.native: Callable[[Tensor], Tensor] | None = (
+            None  # the blocks and ``out`` by other means: see ``native.py``
+        )
         self.blocks = nn.ModuleList(ResBlock(config.width) for _ in range(config.num_layers))
         self.out = nn.Linear(config.width, 1)
         self.register_buffer("scale", torch.ones((), dtype=torch.float32))
@@ -103,6 +107,8 @@ class AcceptanceHead(Head):
         if self.config.reads_law:
             assert probs is not None, "a head that reads the distribution is given it"
             x = torch.cat((x, probs.to(self.dtype)), -1)
+        if self.native is not None and not torch.is_grad_enabled():
+            return self.native(x)[..., 0]
         for block in self.blocks:
             x = block(x)
         logits: Tensor = self.out(x)[..., 0].float()

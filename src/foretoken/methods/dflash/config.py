@@ -21,4 +21,5 @@ class DFlashConfig(HeadMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the head."""
-        return DFlash(load_head(self.head_name, loader.target.spec, DFlashHead), loader.target)
+        head = load_head(self.head_name, loader.target.spec, DFlashHead)
+        return DFlash(head, loader.target, weights=self.head_weights)

@@ -16,7 +16,10 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method,
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape
 from foretoken.methods.dflash.head import DFlashHead
+from foretoken.methods.dflash.native import NativeFlash, native_flash
 from foretoken.methods.features import FeatureBuffer
+from foretoken.model.bound import BoundCache
+from foretoken.model.cache import KVCache
 from foretoken.model.prefill import round_up
 from foretoken.model.target import CausalModel, Target
 
@@ -30,13 +33,16 @@ class DFlashDrafter(Drafter):
 
     can_join = True
 
-    def __init__(self, head: DFlashHead, model: CausalModel, context: Context, capacity: int) -> None:
+    def __init__(
+        self, head: DFlashHead, model: CausalModel, context: Context, capacity: int, native: NativeFlash | None = None
+    ) -> None:
+        """native: the same head through the C kernels; None: as the torch module."""
         config, device = head.config, model.spec.device
-        self.head, self.model = head, model
+        self.head, self.model, self.native = head, model, native
         self.capacity = capacity
         self.spare = capacity + config.block_size  # a slot that is never attended to: padding is written there
-        self.cache = head.new_cache(context.num_rows, self.spare + 1)
-        self.features = FeatureBuffer(context.num_rows, head.fuse)
+        self.cache: KVCache = (native or head).new_cache(context.num_rows, self.spare + 1)
+        self.features = FeatureBuffer(context.num_rows, (native or head).fuse)
         self.mask_row = model.embed(torch.tensor([[config.mask_token_id]], device=device)).to(head.dtype)  # [1, 1, H]
         self.block_logits = self.normed = torch.empty(0)  # [B, D, V] logits and [B, D, H]: of guess d + 1 of the block
         self.anchor = context.pending  # [B] of the last block
@@ -78,6 +84,12 @@ class DFlashDrafter(Drafter):
                 (torch.arange(start, start + len(known), device=device), torch.tensor([self.spare], device=device))
             )
 
+            if self.native is not None:
+                assert isinstance(alone, BoundCache)
+                own = slots[None, -1:]
+                self.native.block(self.mask_row, known[None], slots[None], own, alone, (0, 1), logits=False)
+                return self.features.count[row]
+
             def memory(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
                 alone.write(layer, slots[None], keys, values)
                 return keys, values
@@ -92,10 +104,19 @@ class DFlashDrafter(Drafter):
         limits = [min(deepest, depth_limit) for depth_limit in context.depth_limit]
         if not any(limits):
             return root_tree(context.pending)
+        if self.native is not None and self.native.vocabulary.draws(context, shape):
+            self._run(context, limits)
+            return self.native.draw(
+                self.block_logits, context.pending, limits, context.processors, grow.CHAIN_LABELS[draws], noise
+            )
         return grow.grow(self, context, limits, shape, draws, noise).tree
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run the block after each row's pending token, and what became known before it since the last block."""
+        self._run(context, limits)
+        return self._tilted(self.block_logits[:, :1], context.pending[:, None]), context.length
+
+    def _run(self, context: Context, limits: Sequence[int]) -> None:
         head, config = self.head, self.head.config
         depth = max(limits)
         num_rows = config.num_rows(depth)
@@ -106,6 +127,15 @@ class DFlashDrafter(Drafter):
         blocks = torch.cat((first, self.mask_row.expand(len(first), num_rows - 1, -1)), 1)
         span = min(self.spare, round_up(max(context.lengths) + num_rows, 64))
         seen = slots[:, -num_rows:] if config.causal else slots[:, -1:]  # [B, Q or 1] the last slot that a row sees
+        self.fed.clear()
+        if self.native is not None:
+            assert isinstance(self.cache, BoundCache)
+            wanted = (config.first_row, config.first_row + depth)
+            seen = seen.expand(-1, num_rows)
+            self.normed, logits = self.native.block(blocks, known, slots, seen, self.cache, wanted)
+            assert logits is not None
+            self.block_logits = logits
+            return
         mask = torch.arange(span, device=slots.device) <= seen[:, None, :, None]
 
         def memory(layer: int, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
@@ -115,8 +145,6 @@ class DFlashDrafter(Drafter):
         normed = head.rows(blocks, known, slots, mask, memory)
         self.normed = normed[:, config.first_row : config.first_row + depth]
         self.block_logits = self.model.head(self.normed.to(self.model.spec.dtype))
-        self.fed.clear()
-        return self._tilted(self.block_logits[:, :1], pending), context.length
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] after W new nodes: taken from the block's logits at their depth, without a pass."""
@@ -143,11 +171,13 @@ class DFlashDrafter(Drafter):
             tokens.scatter_(1, at.slots - at.length[:, None], read)
         row = torch.arange(len(own), device=own.device)[:, None]
         depth = (plan.positions - plan.length[:, None] - 1).clamp(min=0)  # guess d is made by row d - 1 of ``normed``
-        return self.head.confidence(self.normed[row, depth], tokens.gather(1, parent)).sigmoid()
+        return self.head.confidence(self.normed[row, depth].to(self.head.dtype), tokens.gather(1, parent)).sigmoid()
 
     def _tilted(self, logits: Tensor, tokens: Tensor) -> Tensor:
         """logits [B, W, V] after nodes of these tokens [B, W]."""
-        return logits if self.head.markov_head is None else logits + self.head.bias(tokens)
+        if self.head.markov_head is None:
+            return logits
+        return logits + (self.native or self.head).bias(tokens)
 
     def _take(self, context: Context, num_rows: int) -> tuple[Tensor, Tensor]:
         """(context features [B, n, H] not yet in memory, slots [B, n + Q] of them and of the block after them)."""
@@ -177,10 +207,12 @@ class DFlash(Method):
         shapes=SHAPES.builtin,
     )
 
-    def __init__(self, head: DFlashHead, model: CausalModel) -> None:
-        """model is the target: its embedding and head are the drafter's too. Raises ModelError where they do not fit."""
+    def __init__(self, head: DFlashHead, model: CausalModel, *, weights: str = "auto") -> None:
+        """model is the target: its embedding and head are the drafter's too. weights: how a native head holds its
+        matrices. Raises ModelError where they do not fit."""
         head.check_target(model.spec, name="dflash head")
         self.head, self.model = head.eval(), model
+        self.native, self.not_native = native_flash(self.head, model, weights)
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -199,4 +231,4 @@ class DFlash(Method):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """An empty memory for these rows."""
-        return DFlashDrafter(self.head, self.model, context, capacity)
+        return DFlashDrafter(self.head, self.model, context, capacity, self.native)

@@ -12,6 +12,7 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape
 from foretoken.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
+from foretoken.methods.acceptance.native import speed_up
 from foretoken.model.prefill import feed
 from foretoken.model.target import CausalModel, Target
 
@@ -191,7 +192,7 @@ class DraftModel(Method):
         if acceptance is not None:
             acceptance.check_drafter(self.name, model.spec.hidden_size, name="acceptance")
         self.model = model
-        self.acceptance = None if acceptance is None else acceptance.eval()
+        self.acceptance = None if acceptance is None else speed_up(acceptance, model)
 
     @property
     def bytes_per_token(self) -> int:

@@ -21,7 +21,8 @@ class Eagle1Config(StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load the head."""
         acceptance = self.load_acceptance(loader)
-        return Eagle1(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target, acceptance)
+        head = load_head(self.head_name, loader.target.spec, Eagle1Head)
+        return Eagle1(head, loader.target, acceptance, weights=self.head_weights)
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Eagle2Config(StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load EAGLE-1's head."""
         acceptance = self.load_acceptance(loader)
-        return Eagle2(load_head(self.head_name, loader.target.spec, Eagle1Head), loader.target, acceptance)
+        head = load_head(self.head_name, loader.target.spec, Eagle1Head)
+        return Eagle2(head, loader.target, acceptance, weights=self.head_weights)
 
 
 @dataclass(frozen=True)
@@ -49,4 +51,5 @@ class Eagle3Config(StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load the head."""
         acceptance = self.load_acceptance(loader)
-        return Eagle3(load_head(self.head_name, loader.target.spec, Eagle3Head), loader.target, acceptance)
+        head = load_head(self.head_name, loader.target.spec, Eagle3Head)
+        return Eagle3(head, loader.target, acceptance, weights=self.head_weights)

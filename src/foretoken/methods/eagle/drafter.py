@@ -12,15 +12,20 @@ from torch import Tensor
 
 from foretoken.core.errors import ModelError
 from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawMode, Plan, TokenTree, chain_parent, layout, root_tree
+from foretoken.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_parent, chain_tree, layout, root_tree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape
 from foretoken.methods.acceptance.head import AcceptanceHead, predicted
+from foretoken.methods.acceptance.native import speed_up
+from foretoken.methods.common.native import row_counts
 from foretoken.methods.common.pair import PairHead
 from foretoken.methods.eagle.eagle1 import Eagle1Head
 from foretoken.methods.eagle.eagle3 import Eagle3Head
+from foretoken.methods.eagle.native import NativePair, native_pair
 from foretoken.methods.features import FeatureBuffer
+from foretoken.model.bound import BoundCache
+from foretoken.model.cache import KVCache
 from foretoken.model.prefill import PREFILL_CHUNK, round_up
 from foretoken.model.target import CausalModel, Target
 
@@ -45,16 +50,18 @@ class EagleDrafter(Drafter):
         context: Context,
         capacity: int,
         acceptance: AcceptanceHead | None = None,
+        native: NativePair | None = None,
     ) -> None:
-        self.head, self.model, self.capacity, self.acceptance = head, model, capacity, acceptance
-        self.cache = head.new_cache(context.num_rows, capacity)
+        """native: the same head through the C kernels; None: as the torch module."""
+        self.head, self.model, self.capacity, self.acceptance, self.native = head, model, capacity, acceptance, native
+        self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
         self.vocabulary = head.vocabulary
-        self.buffer = FeatureBuffer(context.num_rows, lambda taps: head.features(taps, model))
+        prepare = native.features if native is not None else lambda taps: head.features(taps, model)
+        self.buffer = FeatureBuffer(context.num_rows, prepare)
         self.filled = [0] * context.num_rows
         # What a child feeds on, [B, columns, H] by column of the tree being grown, and the columns' numbers.
-        self._outputs = torch.zeros(
-            context.num_rows, 1, head.config.hidden_size, dtype=head.dtype, device=context.device
-        )
+        dtype = head.dtype if native is None else torch.float32
+        self._outputs = torch.zeros(context.num_rows, 1, head.config.hidden_size, dtype=dtype, device=context.device)
         self._columns = torch.arange(1, device=context.device)
 
     def read_prompt(self, chunk: PromptChunk) -> None:
@@ -74,20 +81,32 @@ class EagleDrafter(Drafter):
         limits = [max(0, limit) for limit in limits]
         if not any(limits):
             return root_tree(context.pending)
+        if self._draws_whole(context, limits, shape):
+            return self._whole_chain(context, limits, grow.CHAIN_LABELS[draws], noise)
         return grow.grow(self, context, limits, shape, draws, noise).tree
+
+    def _draws_whole(self, context: Context, limits: Sequence[int], shape: Shape) -> bool:
+        """Whether one native call makes the whole tree: a plain chain, drawn from what temperature alone changes."""
+        return (
+            self.native is not None
+            and self.native.vocabulary.draws(context, shape)
+            and max(count for count, limit in zip(self.buffer.count, limits, strict=True) if limit) <= PREFILL_CHUNK
+        )
+
+    def _whole_chain(self, context: Context, limits: list[int], label: DrawnBy, noise: Noise) -> TokenTree:
+        """``grow.chain`` in one call: ``begin``, and of each further guess ``logits`` and the draw."""
+        native, cache = self.native, self.cache
+        assert native is not None
+        assert isinstance(cache, BoundCache)
+        features, ids, starts = self._take(context, limits)
+        guesses, q, self.hidden = native.chain(ids, features, starts, limits, cache, context.processors, label, noise)
+        tokens = torch.cat([context.pending[:, None], guesses], 1)
+        return chain_tree(tokens, row_counts(limits), drawn_by=label, q=q)
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Read all pairs up to the pending token's that are not in the cache; rows without room are skipped and stay
         behind."""
-        features, starts, counts = self.buffer.take(limits)
-        assert features is not None, "the pending token's pair is never in the cache"
-        assert starts == self.filled
-        ids = [
-            row[start + 1 : start + count + 1]
-            for row, start, count in zip(context.history.ids, starts, counts, strict=True)
-        ]
-        self.filled = [start + count for start, count in zip(starts, counts, strict=True)]
-        out, read = self._read(features, ids, starts)
+        out, read = self._read(*self._take(context, limits))
         if all(limits):
             base = context.length - 1
         else:
@@ -97,10 +116,26 @@ class EagleDrafter(Drafter):
         self.hidden = out
         return self._logits(read), base
 
+    def _take(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, list[list[int]], list[int]]:
+        """What ``_read`` takes: the pairs not yet read of rows with room, which count as read from now on."""
+        features, starts, counts = self.buffer.take(limits)
+        assert features is not None, "the pending token's pair is never in the cache"
+        assert starts == self.filled
+        ids = [
+            row[start + 1 : start + count + 1]
+            for row, start, count in zip(context.history.ids, starts, counts, strict=True)
+        ]
+        self.filled = [start + count for start, count in zip(starts, counts, strict=True)]
+        return features, ids, starts
+
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] after W new nodes."""
         num_columns = plan.ancestry.shape[2]
         self._make_room(num_columns)
+        if self.native is not None:
+            assert isinstance(self.cache, BoundCache)
+            self.hidden, logits = self.native.level(tokens, plan, self.cache, self._outputs)
+            return logits
         # A parent has a smaller column than its child in every shape: of the columns on a node's path the largest is its
         # own and the next its parent's (0 for the root, and for all nodes off the path).
         path = (plan.ancestry * self._columns[:num_columns]).topk(2, dim=2).values  # [B, W, 2]
@@ -117,7 +152,12 @@ class EagleDrafter(Drafter):
         return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
 
     def run(self, tokens: Tensor, features: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-        """One pass of the head over pairs: tokens [B, n], features [B, n, H]; returns what ``PairHead.leave`` does."""
+        """One pass of the head over pairs: tokens [B, n], features [B, n, H]; returns what ``PairHead.leave`` does;
+        natively the output twice, since ``NativePair.logits`` reads that."""
+        if self.native is not None:
+            assert isinstance(self.cache, BoundCache)
+            out = self.native.run(tokens, features, plan, self.cache)
+            return out, out
         return self.head.advance(self.head.embed(tokens, self.model), features, plan, self.cache)
 
     def keep(self, rows: Sequence[int]) -> None:
@@ -197,6 +237,8 @@ class EagleDrafter(Drafter):
 
     def _logits(self, read: Tensor) -> Tensor:
         """[B, W, V]: tokens outside the draft vocabulary have -inf."""
+        if self.native is not None:
+            return self.native.logits(read)
         logits = self.head.logits(read, self.model)
         if self.vocabulary is None:
             return logits
@@ -207,15 +249,18 @@ class EagleDrafter(Drafter):
 class _Eagle(Method):
     """A head, and the target whose features, embeddings and possibly output head it uses."""
 
-    def __init__(self, head: PairHead, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
+    def __init__(
+        self, head: PairHead, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
+    ) -> None:
         """head: on the model's device. acceptance: the acceptance head for the shape ``specdec``, trained on this kind
-        of head. Raises ModelError where head was made for a target of another size, or acceptance reads other hidden
-        states."""
+        of head. weights: how a native head holds its matrices. Raises ModelError where head was made for a target of
+        another size, or acceptance reads other hidden states."""
         head.check_target(model.spec, name="the draft head")
         if acceptance is not None:
             acceptance.check_drafter(head.method, head.config.hidden_size, name="acceptance")
         self.head, self.model = head.eval(), model
-        self.acceptance = None if acceptance is None else acceptance.eval()
+        self.acceptance = None if acceptance is None else speed_up(acceptance, model)
+        self.native, self.not_native = native_pair(self.head, model, weights)
 
     @property
     def foresees(self) -> bool:
@@ -234,7 +279,7 @@ class _Eagle(Method):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
-        return EagleDrafter(self.head, self.model, context, capacity, self.acceptance)
+        return EagleDrafter(self.head, self.model, context, capacity, self.acceptance, self.native)
 
 
 class Eagle1(_Eagle):
@@ -250,9 +295,11 @@ class Eagle1(_Eagle):
     )
     head: Eagle1Head
 
-    def __init__(self, head: Eagle1Head, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
+    def __init__(
+        self, head: Eagle1Head, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
+    ) -> None:
         """See ``_Eagle``; the head must read the last layer. Raises ModelError."""
-        super().__init__(head, model, acceptance)
+        super().__init__(head, model, acceptance, weights=weights)
         last = model.spec.num_layers - 1
         if head.config.tap_layer != last:
             raise ModelError(
@@ -280,6 +327,8 @@ class Eagle3(_Eagle):
     )
     head: Eagle3Head
 
-    def __init__(self, head: Eagle3Head, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
+    def __init__(
+        self, head: Eagle3Head, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
+    ) -> None:
         """See ``_Eagle``."""
-        super().__init__(head, model, acceptance)
+        super().__init__(head, model, acceptance, weights=weights)

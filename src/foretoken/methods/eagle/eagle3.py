@@ -149,14 +149,17 @@ class Eagle3Head(PairHead):
 
     def fuse(self, taps: Tensor) -> Tensor:
         """Outputs [..., n * H] of the tapped layers to features g [..., H], in the head's dtype."""
-        taps = taps.to(self.dtype)
+        fused: Tensor = self.fc(self.normed_taps(taps.to(self.dtype)))
+        return fused
+
+    def normed_taps(self, taps: Tensor) -> Tensor:
+        """What the fusion reads of outputs [..., n * H] in the head's dtype: as they are, but for the two options."""
         if self.config.norm_before_fc:
             taps = self.input_norm(taps)
         if self.config.fc_norm:
             parts = taps.chunk(len(self.config.layer_ids), -1)
             taps = torch.cat([norm(part) for norm, part in zip(self.fc_norm, parts, strict=True)], -1)
-        fused: Tensor = self.fc(taps)
-        return fused
+        return taps
 
     def enter(self, embeds: Tensor, features: Tensor) -> tuple[Tensor, Tensor]:
         """See ``PairHead``."""

@@ -21,7 +21,8 @@ class KangarooConfig(StepwiseMethodConfig):
     def load(self, loader: Loader) -> Method:
         """Load the adapter."""
         acceptance = self.load_acceptance(loader)
-        return Kangaroo(load_head(self.head_name, loader.target.spec, KangarooHead), loader.target, acceptance)
+        head = load_head(self.head_name, loader.target.spec, KangarooHead)
+        return Kangaroo(head, loader.target, acceptance, weights=self.head_weights)
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,11 @@ from foretoken.draft.growing import grow
 from foretoken.draft.growing.frontier import Grown, pick, span_for
 from foretoken.draft.shapes import SHAPES, Shape, SpecDec
 from foretoken.methods.acceptance.head import AcceptanceHead, predicted
+from foretoken.methods.acceptance.native import speed_up
 from foretoken.methods.kangaroo.head import KangarooHead
+from foretoken.methods.kangaroo.native import NativeAdapter, native_adapter
+from foretoken.model.bound import BoundCache
+from foretoken.model.cache import KVCache
 from foretoken.model.target import CausalModel, Target
 
 
@@ -173,10 +177,12 @@ class KangarooDrafter(EarlyExitDrafter):
         context: Context,
         capacity: int,
         acceptance: AcceptanceHead | None = None,
+        native: NativeAdapter | None = None,
     ) -> None:
+        """native: the same adapter through the C kernels; None: as the torch module."""
         super().__init__(target, context, capacity, head.config.exit_layer)
-        self.head, self.acceptance = head, acceptance
-        self.cache = head.new_cache(context.num_rows, capacity)
+        self.head, self.acceptance, self.native = head, acceptance, native
+        self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
         self.filled = [0] * context.num_rows  # committed positions that were read or are lacking
         self.lacking = [False] * context.num_rows
         self.last: Tensor | None = None  # [B, 1, H] shallow state at position length - 1; None where no row lacks it
@@ -191,23 +197,30 @@ class KangarooDrafter(EarlyExitDrafter):
     def read_root(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, 1, H], with the position before where that is missing."""
         if self.last is None:
-            return self.head.step(hidden, plan, self.cache)
+            return self._step(hidden, plan)
         parent = chain_parent(2, hidden.device).expand(len(hidden), 2)
         if all(self.lacking):
             both = layout(parent, plan.length - 1, self.capacity, span=plan.span)
-            return self.head.step(torch.cat((self.last, hidden), 1), both, self.cache)[:, 1:]
+            return self._step(torch.cat((self.last, hidden), 1), both)[:, 1:]
         # Other rows read the pending token first, then padding: there may be no token before it.
         lacks = torch.tensor(self.lacking, device=hidden.device)[:, None]  # [B, 1]
         parent = torch.where(lacks, parent, -1)
         both = layout(parent, plan.length - lacks[:, 0].long(), self.capacity, span=plan.span)
         first = torch.where(lacks[:, :, None], self.last, hidden)
-        out = self.head.step(torch.cat((first, hidden), 1), both, self.cache)
+        out = self._step(torch.cat((first, hidden), 1), both)
         return torch.where(lacks[:, :, None], out[:, 1:], out[:, :1])
 
     def read(self, hidden: Tensor, plan: Plan) -> Tensor:
         """[B, W, H] through the adapter."""
-        self.hidden = self.head.step(hidden, plan, self.cache)
+        self.hidden = self._step(hidden, plan)
         return self.hidden
+
+    def _step(self, hidden: Tensor, plan: Plan) -> Tensor:
+        """[B, n, H] of ``KangarooHead.step``, which writes to the adapter's cache."""
+        if self.native is None:
+            return self.head.step(hidden, plan, self.cache)
+        assert isinstance(self.cache, BoundCache)
+        return self.native.step(hidden, plan, self.cache)
 
     @property
     def chance(self) -> Tensor | None:
@@ -216,7 +229,7 @@ class KangarooDrafter(EarlyExitDrafter):
 
     def exit(self, features: Tensor) -> Tensor:
         """[B, W, V] by the target's head, without its final norm."""
-        return self.target.model.head(features.to(self.target.spec.dtype))
+        return self.target.model.head(features if self.native is not None else features.to(self.target.spec.dtype))
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """In both caches."""
@@ -276,14 +289,18 @@ class Kangaroo(Method):
         "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=SHAPES.builtin
     )
 
-    def __init__(self, head: KangarooHead, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
-        """acceptance: the acceptance head for the shape ``specdec``. Raises ModelError where the head was made for a
-        target of another size, or acceptance reads other hidden states."""
+    def __init__(
+        self, head: KangarooHead, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
+    ) -> None:
+        """acceptance: the acceptance head for the shape ``specdec``. weights: how a native adapter
+        holds its matrices. Raises ModelError where the head was made for a target of another size, or acceptance reads
+        other hidden states."""
         head.check_target(model.spec, name="kangaroo")
         if acceptance is not None:
             acceptance.check_drafter(self.name, head.config.hidden_size, name="acceptance")
         self.head, self.exit_layer = head.eval(), head.config.exit_layer
-        self.acceptance = None if acceptance is None else acceptance.eval()
+        self.native, self.not_native = native_adapter(self.head, model, weights)
+        self.acceptance = None if acceptance is None else speed_up(acceptance, model)
 
     @property
     def foresees(self) -> bool:
@@ -302,7 +319,7 @@ class Kangaroo(Method):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh adapter cache for these rows."""
-        return KangarooDrafter(self.head, target, context, capacity, self.acceptance)
+        return KangarooDrafter(self.head, target, context, capacity, self.acceptance, self.native)
 
 
 class EarlyExit(Method):

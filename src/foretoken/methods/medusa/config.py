@@ -21,4 +21,5 @@ class MedusaConfig(HeadMethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the heads."""
-        return Medusa(load_head(self.head_name, loader.target.spec, MedusaHead), loader.target)
+        head = load_head(self.head_name, loader.target.spec, MedusaHead)
+        return Medusa(head, loader.target, weights=self.head_weights)

@@ -14,7 +14,9 @@ from foretoken.core.tree import DrawMode, Plan, TokenTree, root_tree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape, SpecDec
+from foretoken.methods.common.native import draw_block
 from foretoken.methods.medusa.head import MedusaHead, Stacked
+from foretoken.methods.medusa.native import NativeMedusa, native_medusa
 from foretoken.model.target import CausalModel, Target
 
 
@@ -23,9 +25,14 @@ class MedusaDrafter(Drafter):
 
     can_join = True
 
-    def __init__(self, head: MedusaHead, stacked: Stacked, model: CausalModel, context: Context, capacity: int) -> None:
+    def __init__(
+        self, head: MedusaHead, stacked: Stacked | None, model: CausalModel, context: Context, capacity: int,
+        native: NativeMedusa | None = None,
+    ) -> None:  # fmt: skip
+        """native: the same heads through the C kernels; else stacked."""
+        assert stacked is not None or native is not None
         self.capacity = capacity
-        self.head, self.stacked, self.model = head, stacked, model
+        self.head, self.stacked, self.model, self.native = head, stacked, model, native
         size = model.spec.hidden_size
         self.feature = torch.zeros(context.num_rows, size, dtype=model.spec.dtype, device=context.device)  # [B, H]
         self.known = [False] * context.num_rows  # a prompt of one token has no committed token yet
@@ -40,12 +47,23 @@ class MedusaDrafter(Drafter):
         ]
         if not any(limit > 0 for limit in limits):
             return root_tree(context.pending)
-        return grow.grow(self, context, [max(0, limit) for limit in limits], shape, draws, noise).tree
+        limits = [max(0, limit) for limit in limits]
+        if self.native is not None and self.native.vocabulary.draws(context, shape):
+            self.begin(context, limits)
+            return draw_block(
+                self.native.memory, self.native.vocabulary, self.block_logits, context.pending, limits,
+                context.processors, grow.CHAIN_LABELS[draws], noise,
+            )  # fmt: skip
+        return grow.grow(self, context, limits, shape, draws, noise).tree
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Run as many heads as the deepest row needs; the first predicts the token after the pending one."""
-        x = self.model.normed(self.feature[:, None])[:, 0].to(self.head.dtype)
-        out = self.stacked(x, max(limits))  # [B, n, DV]
+        x = self.model.normed(self.feature[:, None])[:, 0]
+        if self.native is not None:
+            self.block_logits = self.native(x, max(limits))
+            return self.block_logits[:, :1], context.length
+        assert self.stacked is not None
+        out = self.stacked(x.to(self.head.dtype), max(limits))  # [B, n, DV]
         token_map = self.head.token_map
         if self.stacked.out is None:
             out = self.model.head(out.to(self.model.spec.dtype))
@@ -105,11 +123,13 @@ class Medusa(Method):
         shapes=tuple(name for name in SHAPES.builtin if name != SpecDec.name),
     )
 
-    def __init__(self, head: MedusaHead, model: CausalModel) -> None:
-        """model is the target. Raises ModelError where the heads were trained for one of another size."""
+    def __init__(self, head: MedusaHead, model: CausalModel, *, weights: str = "auto") -> None:
+        """model is the target; weights: how native heads hold their matrices. Raises ModelError where the heads were
+        trained for one of another size."""
         head.check_target(model.spec, name="medusa")
         self.head, self.model = head.eval(), model
-        self.stacked = head.stacked()
+        self.native, self.not_native = native_medusa(self.head, model, weights)
+        self.stacked = head.stacked() if self.native is None else None
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -118,4 +138,4 @@ class Medusa(Method):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """No cache: a hidden state a row."""
-        return MedusaDrafter(self.head, self.stacked, self.model, context, capacity)
+        return MedusaDrafter(self.head, self.stacked, self.model, context, capacity, self.native)

@@ -21,6 +21,7 @@ from foretoken.core.errors import ModelError
 from foretoken.core.tree import Plan
 from foretoken.kernels import structures
 from foretoken.kernels.native import library
+from foretoken.model.bound import BoundCache
 from foretoken.model.cache import KVCache
 from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import shape as llama
@@ -30,7 +31,7 @@ from foretoken.model.llama.weights import ModuleWeights, WeightSource
 from foretoken.model.source import open_weights
 from foretoken.model.target import CausalModel, Output
 
-_HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 _PROBLEMS = {
     1: "a token is outside the vocabulary",
     2: "a slot is outside the cache",
@@ -48,53 +49,32 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     if reason is not None:
         return reason
     dim = llama.read_shape(config).head_dim
-    if dim not in _HEAD_DIMS:
-        return f"head dimension {dim}; implemented: {', '.join(map(str, _HEAD_DIMS))}"
+    if dim not in HEAD_DIMS:
+        return f"head dimension {dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
     return library()[1]
 
 
-class NativeCache(KVCache):
-    """A KVCache whose memory the C code knows by address."""
+class NativeCache(BoundCache):
+    """The cache of a native model."""
 
     def __init__(self, model: "NativeModel", num_rows: int, capacity: int) -> None:
         shape, spec = model.shape, model.spec
         shapes = [(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
-        super().__init__(num_rows, capacity, shapes, spec.dtype, [spec.device] * shape.num_layers)
         self._model = model
-        self._rope = llama.rope_table(shape, capacity, spec.device)
-        self._bind()
-
-    def _bind(self) -> None:
-        """Read the addresses again; needed after anything that replaces the tensors."""
-        pointers = ctypes.c_void_p * len(self.keys)
-        cos, sin = self._rope
-        self._keys = pointers(*(key.data_ptr() for key in self.keys))
-        self._values = pointers(*(value.data_ptr() for value in self.values))
-        self.view = structures.Cache(
-            self._keys, self._values, self.num_rows, self.capacity, cos.data_ptr(), sin.data_ptr()
-        )
-        self.address = ctypes.addressof(self.view)
+        super().__init__(num_rows, capacity, shapes, spec.dtype, llama.rope_table(shape, capacity, spec.device))
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """See ``KVCache.move``."""
         src, dst = src.contiguous(), dst.contiguous()
         assert src.shape == dst.shape
         assert src.shape[0] == self.num_rows
-        _check(self._model.native.move(self._model.address, self.address, src.shape[1], src.data_ptr(), dst.data_ptr()))
-
-    def _show(self) -> None:
-        """See ``KVCache._show``; the rows in use begin where the reserve does, so their addresses are its."""
-        super()._show()
-        if hasattr(self, "_rope"):
-            self._bind()
+        check(self._model.native.move(self._model.address, self.address, src.shape[1], src.data_ptr(), dst.data_ptr()))
 
     def rows(self, start: int, stop: int) -> "NativeCache":
         """See ``KVCache.rows``."""
         view = super().rows(start, stop)
-        view.__class__ = NativeCache
         assert isinstance(view, NativeCache)
-        view._model, view._rope = self._model, self._rope
-        view._bind()
+        view._model = self._model
         return view
 
 
@@ -194,7 +174,7 @@ class NativeModel(CausalModel):
                 None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
                 self._scratch_address(num_rows * num_nodes, threads, cache),
             )  # fmt: skip
-        _check(problem)
+        check(problem)
         return Output(logits, residual, tapped)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -210,6 +190,18 @@ class NativeModel(CausalModel):
                 self._scratch_address(num_rows * num_nodes, threads, None),
             )  # fmt: skip
         return logits
+
+    @property
+    def embedding_matrix(self) -> structures.Matrix:
+        """The embedding as C sees it, for heads that share it."""
+        matrix: structures.Matrix = self._view.embedding
+        return matrix
+
+    @property
+    def head_matrix(self) -> structures.Matrix:
+        """The output head as C sees it."""
+        matrix: structures.Matrix = self._view.head
+        return matrix
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``CausalModel.embed``."""
@@ -229,12 +221,11 @@ class NativeModel(CausalModel):
         return F.rms_norm(hidden.float(), self._final_norm.shape, self._final_norm, self.shape.norm_eps)
 
     def head(self, normed: Tensor) -> Tensor:
-        """See ``CausalModel.head``. By torch, in the weights' dtype, where they are plain or a gradient is wanted."""
+        """See ``CausalModel.head``; float32. By torch, in the weights' dtype, where a gradient is wanted."""
         name = llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
-        weight = self.matrices.plain.get(name)
-        if weight is None and normed.requires_grad and torch.is_grad_enabled():
-            weight = self._head_values(name)
-        if weight is not None:
+        if normed.requires_grad and torch.is_grad_enabled():
+            weight = self.matrices.plain.get(name)
+            weight = self._head_values(name) if weight is None else weight
             return F.linear(normed.to(weight.dtype), weight)
         x = normed.detach().float().contiguous()
         out = torch.empty(*x.shape[:-1], self.shape.vocab_size)
@@ -242,7 +233,7 @@ class NativeModel(CausalModel):
             ctypes.addressof(self.matrices.held[name]), self.shape.vocab_size, x.data_ptr(), x.numel() // x.shape[-1],
             out.data_ptr(), self.shape.vocab_size, torch.get_num_threads(),
         )  # fmt: skip
-        _check(problem)
+        check(problem)
         return out
 
     def _head_values(self, name: str) -> Tensor:
@@ -317,7 +308,8 @@ def huge_pages(num_bytes: int) -> Tensor:
     return whole[start : start + num_bytes]
 
 
-def _check(problem: int) -> None:
+def check(problem: int) -> None:
+    """Raise RuntimeError for what a pass of ``kernels/native`` returned, if it is not 0."""
     if problem:
         raise RuntimeError(_PROBLEMS.get(problem, "out of memory"))
 

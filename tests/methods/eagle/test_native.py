@@ -1,0 +1,280 @@
+"""EAGLE heads through the native kernels against their torch modules: the same logits, guesses and distributions."""
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken import SamplingParams
+from foretoken.core.noise import Noise
+from foretoken.core.probs import Processors
+from foretoken.core.tree import DrawMode, TokenTree
+from foretoken.draft.base import Context
+from foretoken.draft.shapes import parse_shape
+from foretoken.methods.common.native import rounding
+from foretoken.methods.common.pair import PairHead
+from foretoken.methods.eagle.drafter import Eagle3, EagleDrafter
+from foretoken.methods.eagle.eagle3 import Eagle3Head
+from foretoken.methods.eagle.native import NativePair, native_pair
+from foretoken.model.hf.adapter import TransformersModel
+from foretoken.model.llama import native
+from foretoken.model.llama.native import NativeModel
+from tests.methods.eagle.eagles import random_head
+from tests.methods.eagle.test_drafter import CONFIGS, Decoding, Pass, Recorded, decoded, prompts
+from tests.model.tiny import VOCAB, tiny_module
+
+CPU = torch.device("cpu")
+MODULE = tiny_module("llama", head_dim=16)
+REASON = native.supports(MODULE.config, torch.bfloat16, CPU)
+pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
+SIZES = {name: replace(config, head_dim=16) for name, config in CONFIGS.items()}
+LENGTHS = pytest.mark.parametrize("lengths", [(7,), (5, 1, 12, 2)], ids=["one", "ragged"])
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+def target(dtype: torch.dtype = torch.float32) -> NativeModel:
+    return NativeModel.from_hf(tiny_module("llama", head_dim=16, dtype=dtype))
+
+
+class Levels(Recorded):
+    """Native, one call a level: what is asked and answered is recorded."""
+
+    weights = "same"
+
+    def __init__(self, head: PairHead, model: Any, context: Context, capacity: int) -> None:
+        super().__init__(head, model, context, capacity, None, NativePair(head, model, self.weights))
+
+    def _draws_whole(self, *args: Any) -> bool:
+        return False
+
+
+class Rounded(Levels):
+    weights = "int8"
+
+
+class Whole(EagleDrafter):
+    """Native, a chain in one call."""
+
+    def __init__(self, head: PairHead, model: Any, context: Context, capacity: int) -> None:
+        super().__init__(head, model, context, capacity, None, NativePair(head, model))
+        self.passes: list[Pass] = []
+        self.widest = self.num_chains = 0
+
+    def _whole_chain(self, *args: Any) -> TokenTree:
+        self.num_chains += 1
+        return super()._whole_chain(*args)
+
+
+def distance(one: Decoding, other: Decoding) -> float:
+    """Largest difference of any logit; what was asked must be the same, and tokens without a column too."""
+    assert [(each.text, each.path) for each in one.drafter.passes] == [
+        (each.text, each.path) for each in other.drafter.passes
+    ]
+    a, b = (torch.stack([each.logits.float() for each in side.drafter.passes]) for side in (one, other))
+    known = a > -torch.inf
+    assert torch.equal(known, b > -torch.inf)
+    return float((a - b)[known].abs().max())
+
+
+@pytest.mark.parametrize("name", SIZES)
+@LENGTHS
+def test_passes_of_chains_and_trees_are_the_twins(name: str, lengths: tuple[int, ...]) -> None:
+    model, head = target(), random_head(SIZES[name])
+    twin = decoded(head, model, lengths)
+    assert twin.drafter.native is None
+    assert distance(decoded(head, model, lengths, drafter_class=Levels), twin) < 2e-5
+
+
+def test_threads_and_batches_do_not_change_a_bit() -> None:
+    model, head = target(torch.bfloat16), random_head(SIZES["eagle3-layers"]).to(torch.bfloat16)
+    alone = decoded(head, model, (12,), drafter_class=Levels)
+    torch.set_num_threads(3)
+    assert distance(decoded(head, model, (12,), drafter_class=Levels), alone) == 0
+
+
+@pytest.mark.parametrize("name", ["eagle1", "eagle3"])
+def test_a_node_fed_on_the_wrong_output_is_seen(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    model, head = target(), random_head(SIZES[name])
+    twin = decoded(head, model, (7,))
+    level = NativePair.level
+
+    def grandparent(self: NativePair, tokens: Tensor, plan: Any, cache: Any, outputs: Tensor) -> Any:
+        return level(self, tokens, plan, cache, outputs[:, :1].expand_as(outputs).contiguous())
+
+    monkeypatch.setattr(NativePair, "level", grandparent)
+    wrong = decoded(head, model, (7,), drafter_class=Levels).drafter.passes
+    known = twin.drafter.passes[0].logits > -torch.inf
+    asked = zip(wrong, twin.drafter.passes, strict=False)
+    same = [(one, other) for one, other in asked if (one.text, one.path) == (other.text, other.path)]
+    assert max(float((one.logits - other.logits)[known].abs().max()) for one, other in same) > 1e-2
+
+
+# -- a chain in one call ---------------------------------------------------------------------------------------------
+
+DRAWS = [DrawMode.FIXED, DrawMode.COUPLED, DrawMode.IID]
+TEMPERATURES = [(0.9, 0.9, 0.9, 0.9), (0.0, 0.0, 0.0, 0.0), (0.0, 1.0, 0.6, 1.7)]
+
+
+def chains(
+    drafter: type[EagleDrafter], name: str, draws: DrawMode, temperatures: tuple[float, ...], lengths: tuple[int, ...],
+    dtype: torch.dtype = torch.float32,
+) -> tuple[list[TokenTree], Decoding]:  # fmt: skip
+    """Six steps of chains; with several rows, some without room, one dropped on the way."""
+    head = random_head(SIZES[name]).to(dtype)
+    decoding = Decoding(target(dtype), head, prompts(lengths), drafter_class=drafter)
+    params = [SamplingParams(temperature=each) for each in temperatures[: len(lengths)]]
+    decoding.context.processors = Processors(params, vocab_size=VOCAB, end_token_ids=(), device=CPU)
+    trees = []
+    with torch.inference_mode():
+        for number in range(6):
+            limits = None
+            if len(lengths) > 1 and number in (1, 2, 4):
+                limits = [(0, 2, 100, 1)[(row + number) % 4] for row in range(decoding.context.num_rows)]
+            trees.append(decoding.step("chain", draws, depth_limit=limits))
+            if len(lengths) > 1 and number == 3:
+                decoding.keep([3, 0, 1])
+    return trees, decoding
+
+
+@pytest.mark.parametrize("draws", DRAWS)
+@pytest.mark.parametrize("temperatures", TEMPERATURES)
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "eagle3-layers"])
+@LENGTHS
+def test_a_whole_chain_is_the_twins(
+    name: str, draws: DrawMode, temperatures: tuple[float, ...], lengths: tuple[int, ...]
+) -> None:
+    expected, _ = chains(Recorded, name, draws, temperatures, lengths)
+    trees, decoding = chains(Whole, name, draws, temperatures, lengths)
+    assert decoding.drafter.num_chains >= 5
+    for tree, twin in zip(trees, expected, strict=True):
+        tree.check()
+        assert torch.equal(tree.parent, twin.parent)
+        assert torch.equal(tree.drawn_by, twin.drawn_by)
+        assert torch.equal(tree.tokens[tree.valid], twin.tokens[twin.valid])
+        assert (tree.q is None) == (twin.q is None)
+        if tree.q is not None and twin.q is not None:
+            torch.testing.assert_close(tree.q, twin.q, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_whole_chain_computes_the_bits_of_single_levels(dtype: torch.dtype) -> None:
+    """q of each draw is the softmax of the logits that a call for each level returns."""
+    lengths, temperatures = (5, 1, 12, 2), (1.0, 1.0, 1.0, 1.0)
+    levels, decoding = chains(Levels, "eagle3", DrawMode.IID, temperatures, lengths, dtype)
+    trees, _ = chains(Whole, "eagle3", DrawMode.IID, temperatures, lengths, dtype)
+    assert decoding.drafter.passes
+    for tree, single in zip(trees, levels, strict=True):
+        assert torch.equal(tree.tokens[tree.valid], single.tokens[single.valid])
+        if tree.q is not None and single.q is not None:
+            torch.testing.assert_close(tree.q, single.q, rtol=1e-5, atol=1e-9)
+
+
+def test_what_changes_a_distribution_beside_temperature_is_drawn_level_by_level() -> None:
+    for params, whole in (
+        (SamplingParams(temperature=0.7), True), (SamplingParams(top_p=0.9), False), (SamplingParams(top_k=3), False),
+        (SamplingParams(min_p=0.1), False), (SamplingParams(repetition_penalty=1.2), False),
+        (SamplingParams(logit_bias={3: 1.0}), False), (SamplingParams(banned_token_ids=(4,)), False),
+    ):  # fmt: skip
+        decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7,)), drafter_class=Whole)
+        decoding.context.processors = Processors([params], vocab_size=VOCAB, end_token_ids=(), device=CPU)
+        with torch.inference_mode():
+            tree = decoding.step("chain", DrawMode.IID)
+        assert tree.num_nodes == 5
+        assert decoding.drafter.num_chains == int(whole)
+
+
+def test_logits_that_are_not_numbers_have_no_mass() -> None:
+    """A NaN column is never drawn, and its row stays a distribution; where all are NaN the row has no mass."""
+    head = random_head(SIZES["eagle3"])
+    assert isinstance(head, Eagle3Head)
+    with torch.no_grad():
+        head.lm_head.weight[:20] = torch.nan
+    decoding = Decoding(target(), head, prompts((7,)), drafter_class=Whole)
+    with torch.inference_mode():
+        tree = decoding.step("chain", DrawMode.IID)
+    assert tree.q is not None
+    lost = head.target_ids[:20]
+    assert (tree.q[0, :4][:, lost] == 0).all()
+    torch.testing.assert_close(tree.q[0, :4].sum(-1), torch.ones(4))
+    assert not set(tree.tokens[0, 1:].tolist()) & set(lost.tolist())
+    with torch.no_grad():
+        head.lm_head.weight.fill_(torch.nan)
+    decoding = Decoding(target(), head, prompts((7,)), drafter_class=Whole)
+    with torch.inference_mode():
+        tree = decoding.step("chain", DrawMode.IID)
+    assert tree.q is not None
+    assert (tree.q == 0).all()
+
+
+# -- other types -----------------------------------------------------------------------------------------------------
+
+
+def test_bfloat16_differs_from_the_twin_by_its_rounding() -> None:
+    """The twin rounds every number between two matrices to 8 bits; the float32 twin of the same weights tells how much
+    that is."""
+    model, head = target(torch.bfloat16), random_head(SIZES["eagle3"]).to(torch.bfloat16)
+    exact = decoded(random_head(SIZES["eagle3"]).to(torch.bfloat16).float(), target(), (7,))
+    first = [decoded(head, model, (7,), drafter_class=kind).drafter.passes[0].logits for kind in (Levels, Recorded)]
+    expected = exact.drafter.passes[0].logits
+    known = expected > -torch.inf
+    errors = [float((logits.float() - expected)[known].abs().max()) for logits in first]
+    assert errors[0] < 1.5 * errors[1]
+    assert errors[0] < 0.1 * float(expected[known].abs().max())
+
+
+def test_rounded_weights_are_near_and_their_distribution_is_the_one_drawn_from() -> None:
+    model, head = target(torch.bfloat16), random_head(SIZES["eagle3"]).to(torch.bfloat16)
+    first = [decoded(head, model, (7,), drafter_class=kind).drafter.passes[0].logits for kind in (Rounded, Levels)]
+    known = first[0] > -torch.inf
+    error = (first[0] - first[1])[known]
+    assert 0 < error.abs().max() < 0.1 * first[1][known].abs().max()
+    decoding = Decoding(model, head, prompts((7,)), drafter_class=Rounded)
+    with torch.inference_mode():
+        tree = decoding.step("chain", DrawMode.IID)
+    assert tree.q is not None
+    softmax = torch.stack([(one.logits / 0.9).softmax(-1) for one in decoding.drafter.passes])
+    torch.testing.assert_close(tree.q[0, :4], softmax, rtol=1e-5, atol=1e-8)
+
+
+def test_auto_rounds_but_in_float32() -> None:
+    assert rounding("auto", target()) == "same"
+    assert rounding("auto", target(torch.bfloat16)) == "int8"
+    assert rounding("same", target(torch.bfloat16)) == "same"
+
+
+# -- when -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_native_path_is_taken_where_it_can_be_and_the_reason_is_told_elsewhere() -> None:
+    head = random_head(SIZES["eagle3"])
+    assert isinstance(head, Eagle3Head)
+    assert native_pair(head, target())[1] is None
+    assert native_pair(head, TransformersModel(MODULE)) == (
+        None, "the target runs as 'transformers', and native heads need a native one",
+    )  # fmt: skip
+    assert "torch.float64" in str(native_pair(random_head(SIZES["eagle3"]).double(), target())[1])
+    assert "head dimension 8" in str(native_pair(random_head(CONFIGS["eagle3"]), target())[1])
+    method = Eagle3(head, target())
+    assert method.native is not None
+    decoding = Decoding(target(), head, prompts((7,)))
+    drafter = method.open(decoding.context, 96, decoding.target)
+    assert isinstance(drafter, EagleDrafter)
+    assert drafter.native is method.native
+
+
+def test_a_chain_that_does_not_fit_the_cache_is_refused() -> None:
+    decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((90,)), drafter_class=Whole)
+    with torch.inference_mode(), pytest.raises(RuntimeError, match="slot"):
+        decoding.drafter.propose(
+            decoding.context, parse_shape("chain", 12), DrawMode.FIXED, Noise(torch.arange(1), decoding.context.length)
+        )
