@@ -143,7 +143,7 @@ class Job:
         )
 
     def _refusal(self, index: int, error: ForetokenError) -> ApiError:
-        """What the client is told of an error; the log line of the request says the same."""
+        """An error as the client gets it; the log line of the request has the same status and text."""
         params = self.submissions[index].params
         constrained = bool(params.logit_bias) or params.logits_processor is not None
         if isinstance(error, ModelError) and constrained:
