@@ -27,7 +27,7 @@ test-rest: $(STAMP)
 
 test-all: test test-rest
 
-# Soak, hostile clients, fuzzing, equality and schemas at length, MINUTES each.
+# Soak, hostile clients, other clients, fuzzing, equality and schemas at length, MINUTES each.
 MINUTES ?= 20
 stress: $(STAMP)
 	FORETOKEN_STRESS_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m "" tests/stress

@@ -38,7 +38,7 @@ def ask(client: httpx.Client, **more: Any) -> httpx.Response:
 
 def test_the_text_is_the_engines(client: openai.OpenAI, bundled: Service) -> None:
     plain = Engine(bundled.engine.model, bundled.engine.tokenizer)
-    for seed, temperature in ((3, 1.0), (4, 0.0)):
+    for seed, temperature in ((3, 1.0), (4, 0.0), (2**64 - 1, 1.0)):
         done = client.chat.completions.create(
             model="bundled", messages=ASK, seed=seed, temperature=temperature, max_tokens=24
         )

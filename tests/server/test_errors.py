@@ -1,6 +1,7 @@
 """Every way to be refused: the status, the field, and OpenAI's typed exceptions; nothing of the inside in any of them."""
 
 import json
+import time
 from typing import Any
 
 import httpx
@@ -9,6 +10,8 @@ import pytest
 
 from foretoken.core.errors import ConfigError, ModelError, PromptError, QueueFullError, ServiceClosedError
 from foretoken.engine.submission import Update
+from foretoken.server.errors import ApiError, parse
+from foretoken.server.protocol import ChatRequest, CompletionRequest
 from foretoken.server.replies import ErrorReply
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
@@ -90,6 +93,8 @@ def test_chat_requests_that_cannot_be(fake: httpx.Client, more: Any, param: str 
         ({"prompt": []}, "prompt", "at least 1 item"),
         ({"prompt": [[]]}, "prompt.0", "at least 1 item"),
         ({"prompt": [97, -1]}, "prompt.1", "greater than or equal to 0"),
+        ({"prompt": ["a", 5]}, "prompt.1", "valid string"),
+        ({"prompt": [[97], [98, "c"]]}, "prompt.1.1", "valid integer"),
         ({"prompt": [97, 258]}, "prompt", "258 is not one of 0 to 257"),
         ({"prompt": 5}, "prompt", "valid string"),
         ({"prompt": "a" * 4096}, "prompt", "shorten"),
@@ -122,6 +127,31 @@ def test_bodies_that_are_no_requests(fake: httpx.Client, body: bytes) -> None:
     response = fake.post(TEXT, content=body, headers={"content-type": "application/json"})
     assert response.status_code == 400
     error(response)
+
+
+@pytest.mark.parametrize(
+    ("path", "more"),
+    [
+        (TEXT, {"prompt": [-1] * 100_000}),
+        (TEXT, {"prompt": [[-1]] * 100_000}),
+        (TEXT, {"prompt": "a", **{f"x{number}": 1 for number in range(100_000)}}),
+        (TEXT, {"prompt": "a", **{f"x{number}": None for number in range(50_000)}, "temperature": -1}),
+        (CHAT, {"messages": USER, "logit_bias": {f"x{number}": 1 for number in range(100_000)}}),
+        (CHAT, {"messages": [{**USER[0], **{f"x{number}": 1 for number in range(100_000)}}]}),
+        (CHAT, {"messages": [{"role": "user", "content": [{}] * 100_000}]}),
+        (CHAT, {"messages": [{"role": "robot"}] * 50_000}),
+        (CHAT, {"messages": USER, "tools": [{}] * 100_000}),
+    ],
+)
+def test_a_request_with_very_many_faults_is_refused_at_once(path: str, more: Any) -> None:
+    """On the event loop, so all others wait meanwhile. Ten thousand wrong token ids once took nine seconds."""
+    body = json.dumps({"model": "fake", **more}).encode()
+    began = time.thread_time()
+    with pytest.raises(ApiError) as caught:
+        parse(CompletionRequest if path == TEXT else ChatRequest, body)
+    assert time.thread_time() - began < 2.0  # a tenth of it alone; it was minutes
+    assert caught.value.status == 400
+    assert len(caught.value.message) < 3000
 
 
 def test_zero_bytes_are_characters_like_others(serve: Serve) -> None:

@@ -37,9 +37,11 @@ def test_keys(serve: Serve) -> None:
 
 def test_what_keys_guard(serve: Serve) -> None:
     client = serve(api_keys=("right",))
-    for path in ("/v1/models", "/v1/models/fake", "/metrics", "/v1/nothing"):
-        assert client.get(path).status_code == 401
-    for path in ("/health", "/ready", "/", "/openapi.json"):
+    for path in ("/v1/models", "/v1/models/fake", "/models", "/models/fake", "/metrics", "/v1/nothing"):
+        assert client.get(path).status_code == client.head(path).status_code == 401
+    for path in (TEXT, "/completions", "/chat/completions"):
+        assert client.post(path, json=BODY).status_code == 401
+    for path in ("/health", "/ready", "/ping", "/version", "/", "/openapi.json"):
         assert client.get(path).status_code == 200
     with openai.OpenAI(base_url=str(client.base_url) + "/v1", api_key="right") as good:
         assert [model.id for model in good.models.list()] == ["fake"]

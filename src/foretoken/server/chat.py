@@ -19,8 +19,8 @@ from foretoken.server.protocol import (
     ChatRequest,
     GivenCall,
     Message,
+    Parts,
     SchemaFormat,
-    TextPart,
     ToolMessage,
 )
 from foretoken.server.sampling import MakeProcessor, submissions
@@ -173,7 +173,7 @@ def _call(call: GivenCall) -> dict[str, Any]:
     return {**named, "type": call.type, "function": function}
 
 
-def _text(content: str | list[TextPart]) -> str:
+def _text(content: str | Parts) -> str:
     return content if isinstance(content, str) else "".join(part.text for part in content)
 
 

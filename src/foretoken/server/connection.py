@@ -14,7 +14,7 @@ class Connection(H11Protocol):  # type: ignore[misc]
     """Closed when a request's head takes too long, counted from when the connection was opened or the answer before was
     sent; so is one whose client goes on sending a body that nobody reads.
 
-    uvicorn itself ends only connections without any data: a byte now and then would hold one for ever. A body that is
+    uvicorn itself ends only connections without any data: a byte now and then would keep one open. A body that is
     read has a limit of its own (``body_timeout_s``).
     """
 

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
-from pydantic_core import from_json
+from pydantic_core import ErrorDetails, from_json
 from starlette.responses import JSONResponse
 
 from foretoken.core.errors import ConfigError, ForetokenError, PromptError, QueueFullError, ServiceClosedError, nearest
@@ -13,6 +13,7 @@ from foretoken.server.unsupported import UNSUPPORTED, without_no_ops
 
 Model = TypeVar("Model", bound=BaseModel)
 INVALID, SERVER = "invalid_request_error", "server_error"
+MOST_TROUBLES = 256  # of a request, that are looked at to find the one to name
 
 
 class ApiError(Exception):
@@ -74,34 +75,47 @@ def parse(kind: type[Model], body: bytes) -> Model:
     try:
         return kind.model_validate_json(body)
     except ValidationError as error:
-        fewer = without_no_ops(kind.model_fields, body) if _has_extras(error) else None
+        found = _troubles(error)
+        fewer = without_no_ops(kind.model_fields, body) if any(map(_is_extra, found)) else None
         if fewer is None:
-            raise _explain(kind, error, body) from None
+            raise _explain(kind, found, body) from None
     try:
         return kind.model_validate_json(fewer)
     except ValidationError as error:
-        raise _explain(kind, error, fewer) from None
+        raise _explain(kind, _troubles(error), fewer) from None
 
 
-def _has_extras(error: ValidationError) -> bool:
-    """Whether the request has fields that its kind has not."""
-    found = error.errors(include_url=False, include_context=False, include_input=False)
-    return any(trouble["type"] == "extra_forbidden" and len(trouble["loc"]) == 1 for trouble in found)
+def _troubles(error: ValidationError) -> list[ErrorDetails]:
+    """All that is wrong. Raises ApiError where that is so much that listing it would hold the event loop up."""
+    if error.error_count() > MOST_TROUBLES:
+        raise bad(
+            f"{error.error_count()} fields of the request are unknown or cannot have their values: see /openapi.json"
+        )
+    return error.errors(include_url=False, include_context=False, include_input=False)
 
 
-def _explain(kind: type[BaseModel], error: ValidationError, body: bytes) -> ApiError:
-    found = error.errors(include_url=False, include_context=False, include_input=False)
+def _is_extra(trouble: ErrorDetails) -> bool:
+    """Whether it is a field of the request that its kind has not."""
+    return trouble["type"] == "extra_forbidden" and len(trouble["loc"]) == 1
+
+
+def _explain(kind: type[BaseModel], found: Sequence[ErrorDetails], body: bytes) -> ApiError:
     if found[0]["type"] == "json_invalid":
         return bad(f"the body is not JSON: {found[0]['msg'].removeprefix('Invalid JSON: ')}", code="invalid_json")
+    given = from_json(body)
     for trouble in found:
         if trouble["type"] == "extra_forbidden":
-            return _unknown(kind, trouble["loc"], body)
-    where = [_path(trouble["loc"], body, is_missing=trouble["type"] == "missing") for trouble in found]
+            return _unknown(kind, trouble["loc"], given)
+    where = [_path(trouble["loc"], given, is_missing=trouble["type"] == "missing") for trouble in found]
     if not where[0]:
         return bad("the body must be a JSON object", code="invalid_json")
-    # Where a value may have several types, each reports its errors. The deepest ones with the fewest errors are used.
+    # Where a value may have several types, each reports its errors. The deepest ones with the fewest errors are used, and
+    # of these the ones that come last in the lists they are in: each type's first there.
     faults = Counter(trouble["loc"][:2] for trouble in found)
-    fit = [(-len(path), faults[trouble["loc"][:2]]) for trouble, path in zip(found, where, strict=True)]
+    fit = [
+        (-len(path), faults[trouble["loc"][:2]], [-step for step in path if isinstance(step, int)])
+        for trouble, path in zip(found, where, strict=True)
+    ]
     best = min(range(len(found)), key=fit.__getitem__)
     place = where[best]
     said = dict.fromkeys(
@@ -115,8 +129,8 @@ def _explain(kind: type[BaseModel], error: ValidationError, body: bytes) -> ApiE
     return bad(f"{param}: {text}", param, code)
 
 
-def _unknown(kind: type[BaseModel], loc: Sequence[int | str], body: bytes) -> ApiError:
-    name, path = str(loc[-1]), _path(loc, body)
+def _unknown(kind: type[BaseModel], loc: Sequence[int | str], given: Any) -> ApiError:
+    name, path = str(loc[-1]), _path(loc, given)
     param = ".".join(map(str, path))
     if name in UNSUPPORTED and len(path) == 1:
         return bad(f"{name!r} is not supported: {UNSUPPORTED[name].reason}", param, "unsupported_parameter")
@@ -125,10 +139,10 @@ def _unknown(kind: type[BaseModel], loc: Sequence[int | str], body: bytes) -> Ap
     return bad(f"unknown field {shown!r}{hint}", param[:200], "unknown_parameter")
 
 
-def _path(loc: Iterable[int | str], body: bytes, *, is_missing: bool = False) -> list[int | str]:
-    """The part of a location that lies in the body: names of the types that were tried are left out."""
+def _path(loc: Iterable[int | str], given: Any, *, is_missing: bool = False) -> list[int | str]:
+    """The part of a location that lies in what was given: names of the types that were tried are left out."""
     path: list[int | str] = []
-    at: Any = from_json(body)
+    at = given
     rest = list(loc)
     for index, step in enumerate(rest):
         is_key = isinstance(at, dict) and isinstance(step, str) and step in at

@@ -137,10 +137,13 @@ class Job:
                 known, "error", told.status, self.endpoint, self.stream, seconds_total=seconds, error=why
             )
         assert done is not None
-        return RequestRecord.of(known, done, seconds_total=seconds, endpoint=self.endpoint, stream=self.stream)
+        late = done.finish_reason == "timeout" and not done.num_tokens and len(self.submissions) == 1  # see ``whole``
+        return RequestRecord.of(
+            known, done, seconds_total=seconds, endpoint=self.endpoint, stream=self.stream, status=408 if late else 200
+        )
 
     def _refusal(self, index: int, error: ForetokenError) -> ApiError:
-        """What the client is told of an error; the log line of the request says the same."""
+        """An error as the client gets it; the log line of the request has the same status and text."""
         params = self.submissions[index].params
         constrained = bool(params.logit_bias) or params.logits_processor is not None
         if isinstance(error, ModelError) and constrained:

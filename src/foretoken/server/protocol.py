@@ -1,7 +1,8 @@
 """Request fields: those of OpenAI, of vLLM, and foretoken's own. The OpenAPI document is generated from these models.
 
 A field that is not here is refused, unless its value changes nothing (see ``unsupported``). Fields marked "ignored" have
-no effect: they are accepted because clients send them.
+no effect: they are accepted because clients send them. Of a list only the first fault is looked for (``fail_fast``): a
+body of megabytes may have a million, and finding them holds up the event loop.
 """
 
 from typing import Annotated, Any, Literal
@@ -112,10 +113,12 @@ class Sampling(Strict):
     n: int | None = Field(None, ge=1, le=128, description="Completions of each prompt.")
     max_tokens: Count | None = Field(None, description="Most tokens to write.")
     min_tokens: int | None = Field(None, ge=0, le=INT32, description="No end before so many.")
-    stop: Text | Annotated[list[Text], Field(max_length=16)] | None = Field(
+    stop: Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = Field(
         None, description="Texts that end the output; they are not part of it."
     )
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=64)] | None = Field(None, description="More end tokens.")
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=64, fail_fast=True)] | None = Field(
+        None, description="More end tokens."
+    )
     ignore_eos: bool | None = Field(None, description="Go on after the model's end token.")
     stream: bool | None = Field(None, description="Server-sent events, ended by 'data: [DONE]'.")
     stream_options: StreamOptions | None = None
@@ -147,6 +150,9 @@ class TextPart(Returned):
     type: Literal["text"]
     text: str
     annotations: Ignored = None
+
+
+Parts = Annotated[list[TextPart], Field(fail_fast=True)]
 
 
 class FunctionCall(Strict):
@@ -183,7 +189,7 @@ class GivenMessage(Returned):
     """A message to the model."""
 
     role: Literal["system", "developer", "user"]
-    content: str | list[TextPart]
+    content: str | Parts
     name: str | None = None
 
 
@@ -191,7 +197,7 @@ class ToolMessage(Returned):
     """The result of a call."""
 
     role: Literal["tool"]
-    content: str | list[TextPart] | None = None
+    content: str | Parts | None = None
     tool_call_id: str | None = None
     name: str | None = None
 
@@ -200,9 +206,9 @@ class AssistantTurn(Returned):
     """A message of the model: of this server's answers, of other servers', or as clients keep them."""
 
     role: Literal["assistant"]
-    content: str | list[TextPart] | None = None
+    content: str | Parts | None = None
     name: str | None = None
-    tool_calls: list[GivenCall] | None = None
+    tool_calls: Annotated[list[GivenCall], Field(fail_fast=True)] | None = None
     reasoning_content: str | None = Field(None, description="What was thought: for templates that read it.")
     reasoning: str | None = Field(None, description="Another name of reasoning_content.")
     reasoning_details: Ignored = None
@@ -285,18 +291,18 @@ class Prediction(Strict):
     """The client's guess of the output, e.g. the file to be edited."""
 
     type: Literal["content"]
-    content: str | list[TextPart]
+    content: str | Parts
 
 
 class ChatRequest(Sampling):
     """A conversation to go on with."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
     max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     response_format: ResponseFormat | None = None
-    tools: Annotated[list[Tool], Field(max_length=128)] | None = None
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
     tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
@@ -311,12 +317,14 @@ class ChatRequest(Sampling):
     prompt_cache_retention: str | None = Field(None, description="Ignored.")
 
 
+MAX_PROMPTS = 1024  # a server may take fewer (``max_choices``)
 PromptText = Annotated[str, Field(min_length=1)]
+PromptIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Prompt = (
     PromptText
-    | Annotated[list[PromptText], Field(min_length=1)]
-    | Annotated[list[TokenId], Field(min_length=1)]
-    | Annotated[list[Annotated[list[TokenId], Field(min_length=1)]], Field(min_length=1)]
+    | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    | PromptIds
+    | Annotated[list[PromptIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
 )
 
 
