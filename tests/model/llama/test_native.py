@@ -377,3 +377,15 @@ def test_memory_is_given_where_a_system_knows_no_flags(monkeypatch: pytest.Monke
     for name in ("MAP_PRIVATE", "MAP_ANONYMOUS", "MADV_HUGEPAGE"):
         monkeypatch.delattr(mmap, name, raising=False)
     assert native.huge_pages(100).tolist() == [0] * 100
+
+
+def test_small_passes_take_the_measured_threads_and_large_ones_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = native_of("llama")
+    asked: list[int] = []
+    monkeypatch.setattr(native, "fewest_threads", lambda run, most: asked.append(most) or run(1) or 1)
+    torch.set_num_threads(2)
+    assert [model._threads(rows) for rows in (1, 8, 9, 1)] == [1, 1, 2, 1]
+    assert asked == [2]  # once for each number that torch has
+    torch.set_num_threads(1)
+    assert model._threads(1) == 1
+    assert asked == [2]
