@@ -140,6 +140,8 @@ def test_messages_samples_and_right_answers(bench: Invoke, tmp_path: Path) -> No
         (["--sample", "1"], "--sample 1 must be at least 2, one of each task"),
         (["--quality"], "--quality needs questions whose answers can be judged"),
         (["--methods", "auto:ngrm"], "did you mean 'ngram'?"),
+        (["--methods", "auto"], "name what auto guesses with, e.g. 'auto:draft_model:5'"),
+        (["--methods", "auto:none"], "name what auto guesses with"),
     ],
 )
 def test_mistakes(bench: Invoke, args: list[str], said: str) -> None:
