@@ -45,7 +45,7 @@ def found(text: str) -> list[str]:
 def prose(path: Path) -> str:
     """The comments and strings of a Python file, in order; all of a C file."""
     text = path.read_text(encoding="utf-8")
-    if path.suffix == ".c":
+    if path.suffix in (".c", ".h"):
         return text
     kinds = {tokenize.COMMENT, tokenize.STRING, getattr(tokenize, "FSTRING_MIDDLE", tokenize.STRING)}
     tokens = tokenize.generate_tokens(io.StringIO(text).readline)
@@ -63,7 +63,7 @@ def test_plain_text_is_accepted() -> None:
 
 
 def test_no_mannered_phrase_in_the_source() -> None:
-    files = sorted(path for path in SOURCE.rglob("*") if path.suffix in {".py", ".c"})
+    files = sorted(path for path in SOURCE.rglob("*") if path.suffix in {".py", ".c", ".h"})
     assert len(files) > 100
     said = {str(path.relative_to(SOURCE)): phrases for path in files if (phrases := found(prose(path)))}
     assert said == {}, f"write plain technical English instead (who calls what, what is returned): {said}"

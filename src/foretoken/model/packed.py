@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
+"""How matrices may be held: see ``load_model``."""
+
 
 class BlockKind(NamedTuple):
     """The layout of one kind of block, by the names and sizes of GGUF."""
@@ -33,3 +36,7 @@ class Packed:
     kind: str  # a key of BLOCK_KINDS
     shape: tuple[int, int]  # (out, in); in is a multiple of the block's values
     data: Tensor  # [out, bytes of a row] uint8 on the CPU, the file's own bytes
+
+    def rows(self, start: int, stop: int) -> Tensor:
+        """Rows [start, stop), contiguous."""
+        return self.data[start:stop].contiguous()

@@ -36,6 +36,12 @@ class ModelSpec:
     device: torch.device
     weight_bytes: int  # bytes that one decode pass must read
     eos_token_ids: tuple[int, ...] = ()
+    weights: str = ""  # how the matrices are held where that is not in dtype: "int8", "Q4_K+Q6_K"
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the matrices are rounded further than dtype: the distribution is then the rounded model's."""
+        return self.weights not in ("", "float32", "bfloat16", "float16", "float64")
 
 
 @dataclass(frozen=True)

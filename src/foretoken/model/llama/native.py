@@ -1,4 +1,4 @@
-"""One decoder for the Llama family as one C call: the fastest implementation on CPUs with AVX-512 (see ``native.c``).
+"""One decoder for the Llama family as one C call (see ``kernels/native``): the fastest implementation on x86-64 CPUs.
 
 Weights stay in the checkpoint's own [out, in] layout: read once from safetensors into huge pages, or shared with a
 loaded transformers module. Every output is summed in one order whatever the number of rows, the tree, the batch and the
@@ -10,8 +10,6 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
-from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +19,15 @@ from torch.nn import functional as F
 
 from foretoken.core.errors import ModelError
 from foretoken.core.tree import Plan
-from foretoken.kernels.build import cpu_flags
+from foretoken.kernels import structures
 from foretoken.kernels.native import library
 from foretoken.model.cache import KVCache
 from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import shape as llama
+from foretoken.model.llama.matrices import Matrices, read_matrices
 from foretoken.model.llama.shape import LlamaShape
-from foretoken.model.llama.weights import ModuleWeights, SafetensorsWeights, WeightSource
+from foretoken.model.llama.weights import ModuleWeights, WeightSource
+from foretoken.model.source import open_weights
 from foretoken.model.target import CausalModel, Output
 
 _HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
@@ -50,45 +50,7 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     dim = llama.read_shape(config).head_dim
     if dim not in _HEAD_DIMS:
         return f"head dimension {dim}; implemented: {', '.join(map(str, _HEAD_DIMS))}"
-    if dtype == torch.bfloat16 and "avx512_bf16" not in cpu_flags():
-        return "the CPU lacks avx512_bf16"
     return library()[1]
-
-
-class _Layer(ctypes.Structure):
-    """Mirrors Layer of native.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_void_p) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((f"{name}_bias", ctypes.c_void_p) for name in ("q", "k", "v", "o", "gate", "up", "down")),
-        *((name, ctypes.c_void_p) for name in ("input_norm", "mlp_norm", "q_norm", "k_norm")),
-        ("window", ctypes.c_int64),
-    ]
-
-
-class _Model(ctypes.Structure):
-    """Mirrors Model of native.c."""
-
-    _fields_ = [
-        *((name, ctypes.c_int64) for name in ("bf16", "num_layers", "vocab", "hidden", "intermediate")),
-        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim")),
-        ("eps", ctypes.c_double),
-        *((name, ctypes.c_void_p) for name in ("embedding", "head", "final_norm")),
-        ("layers", ctypes.POINTER(_Layer)),
-    ]
-
-
-class _Cache(ctypes.Structure):
-    """Mirrors Cache of native.c."""
-
-    _fields_ = [
-        ("keys", ctypes.POINTER(ctypes.c_void_p)),
-        ("values", ctypes.POINTER(ctypes.c_void_p)),
-        ("rows", ctypes.c_int64),
-        ("capacity", ctypes.c_int64),
-        ("cos", ctypes.c_void_p),
-        ("sin", ctypes.c_void_p),
-    ]
 
 
 class NativeCache(KVCache):
@@ -108,7 +70,9 @@ class NativeCache(KVCache):
         cos, sin = self._rope
         self._keys = pointers(*(key.data_ptr() for key in self.keys))
         self._values = pointers(*(value.data_ptr() for value in self.values))
-        self.view = _Cache(self._keys, self._values, self.num_rows, self.capacity, cos.data_ptr(), sin.data_ptr())
+        self.view = structures.Cache(
+            self._keys, self._values, self.num_rows, self.capacity, cos.data_ptr(), sin.data_ptr()
+        )
         self.address = ctypes.addressof(self.view)
 
     def move(self, src: Tensor, dst: Tensor) -> None:
@@ -137,16 +101,27 @@ class NativeCache(KVCache):
 class NativeModel(CausalModel):
     """See the module's docstring. Logits, hidden states and taps are float32 whatever the weights are."""
 
-    def __init__(self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, name: str) -> None:
+    def __init__(
+        self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, name: str, weights: str = "auto"
+    ) -> None:
+        """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``."""
         self.native = native_functions()
         self.shape = shape
-        self.spec = shape.spec(name, "native", dtype, torch.device("cpu"))
-        self._matrices: dict[str, Tensor] = {}  # embedding and head, for drafters that share them
+        self._dequantised: Tensor | None = None
         self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._scratch_for = (0, 0, 0)
-        self._view = self._read(source)
+        self.matrices = Matrices()
+        self._view = self._read(source, dtype, weights)
+        self.spec = shape.spec(
+            name,
+            "native",
+            dtype,
+            torch.device("cpu"),
+            weight_bytes=self._bytes_of_a_pass(),
+            weights=self.matrices.label,
+        )
         self.address = ctypes.addressof(self._view)
 
     @classmethod
@@ -157,20 +132,22 @@ class NativeModel(CausalModel):
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
         name: str | None = None,
+        weights: str = "auto",
     ) -> "NativeModel":
-        """Read a Hugging Face directory or hub id, tensor by tensor. Raises ModelError where it cannot be run."""
+        """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. Raises ModelError where it cannot be
+        run."""
         assert torch.device(device).type == "cpu"
-        directory = resolve(str(path_or_name))
-        shape = llama.read_directory(directory)
-        return cls(shape, SafetensorsWeights(directory), dtype=dtype, name=name or str(path_or_name))
+        path, name = resolve(str(path_or_name)), name or str(path_or_name)
+        source = open_weights(path, name=name)
+        return cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights)
 
     @classmethod
-    def from_hf(cls, model: Any, *, name: str | None = None) -> "NativeModel":
+    def from_hf(cls, model: Any, *, name: str | None = None, weights: str = "auto") -> "NativeModel":
         """The equivalent of a loaded transformers module on the CPU; linears and embedding are shared with it, not
         copied."""
         shape = llama.read_shape(model.config, model.generation_config)
         name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
-        return cls(shape, ModuleWeights(model), dtype=model.dtype, name=name)
+        return cls(shape, ModuleWeights(model), dtype=model.dtype, name=name, weights=weights)
 
     def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
         """An empty cache; only caches made here can be used with this model."""
@@ -236,16 +213,46 @@ class NativeModel(CausalModel):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``CausalModel.embed``."""
-        return F.embedding(tokens, self._matrices[llama.EMBEDDING])
+        table = self.matrices.plain.get(llama.EMBEDDING)
+        if table is not None:
+            return F.embedding(tokens, table)
+        ids = tokens.contiguous()
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.shape.vocab_size:
+            raise IndexError(f"a token is outside the vocabulary of {self.shape.vocab_size}")
+        out = torch.empty(*ids.shape, self.shape.hidden_size)
+        embedding = self.matrices.held[llama.EMBEDDING]
+        self.native.rows(ctypes.addressof(embedding), ids.data_ptr(), ids.numel(), out.data_ptr())
+        return out
 
     def normed(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.normed``; in float32."""
         return F.rms_norm(hidden.float(), self._final_norm.shape, self._final_norm, self.shape.norm_eps)
 
     def head(self, normed: Tensor) -> Tensor:
-        """See ``CausalModel.head``. By torch, in the weights' dtype: only drafters read this."""
-        weight = self._matrices.get(llama.HEAD, self._matrices[llama.EMBEDDING])
-        return F.linear(normed.to(weight.dtype), weight)
+        """See ``CausalModel.head``. By torch, in the weights' dtype, where they are plain or a gradient is wanted."""
+        name = llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
+        weight = self.matrices.plain.get(name)
+        if weight is None and normed.requires_grad and torch.is_grad_enabled():
+            weight = self._head_values(name)
+        if weight is not None:
+            return F.linear(normed.to(weight.dtype), weight)
+        x = normed.detach().float().contiguous()
+        out = torch.empty(*x.shape[:-1], self.shape.vocab_size)
+        problem = self.native.product(
+            ctypes.addressof(self.matrices.held[name]), self.shape.vocab_size, x.data_ptr(), x.numel() // x.shape[-1],
+            out.data_ptr(), self.shape.vocab_size, torch.get_num_threads(),
+        )  # fmt: skip
+        _check(problem)
+        return out
+
+    def _head_values(self, name: str) -> Tensor:
+        """[V, H] float32: a quantised head's values, made once."""
+        if self._dequantised is None:
+            ids = torch.arange(self.shape.vocab_size)
+            self._dequantised = torch.empty(self.shape.vocab_size, self.shape.hidden_size)
+            matrix = ctypes.addressof(self.matrices.held[name])
+            self.native.rows(matrix, ids.data_ptr(), len(ids), self._dequantised.data_ptr())
+        return self._dequantised
 
     def _scratch_address(self, rows: int, threads: int, cache: NativeCache | None) -> int:
         capacity = 0 if cache is None else cache.capacity
@@ -258,64 +265,44 @@ class NativeModel(CausalModel):
         address = self._scratch.data_ptr()
         return address + -address % 64
 
-    def _read(self, source: WeightSource) -> _Model:
-        shape, dtype = self.shape, self.spec.dtype
+    def _bytes_of_a_pass(self) -> int:
+        """All matrices but an embedding that is not the head: of it one row is read."""
+        held = self.matrices.num_bytes
+        return sum(size for name, size in held.items() if name != llama.EMBEDDING or llama.HEAD not in held)
+
+    def _read(self, source: WeightSource, dtype: torch.dtype, weights: str) -> structures.Model:
+        shape, cpu = self.shape, torch.device("cpu")
         matrices = [llama.EMBEDDING]
         tied = shape.tied or llama.HEAD not in source.names
         matrices += [] if tied else [llama.HEAD]
         for index in range(shape.num_layers):
             names = llama.layer_names(index)
-            matrices += [names[key] for key in ("q", "k", "v", "o", "gate", "up", "down")]
-        address = self._read_matrices(source, matrices)
+            matrices += [names[key] for key in structures.MATRICES]
+        made = read_matrices(source, matrices, weights=weights, dtype=dtype, allocate=huge_pages)
+        self.matrices, read = made, made.held
 
         def vector(name: str | None) -> int | None:
             if name is None:
                 return None
-            self._tensors.append(source.read(name, torch.float32, self.spec.device))
+            self._tensors.append(source.read(name, torch.float32, cpu))
             return self._tensors[-1].data_ptr()
 
-        layers = (_Layer * shape.num_layers)()
+        layers = (structures.Layer * shape.num_layers)()
         for index, layer in enumerate(layers):
             names = llama.layer_names(index)
-            for key in ("q", "k", "v", "o", "gate", "up", "down"):
-                setattr(layer, key, address[names[key]])
+            for key in structures.MATRICES:
+                setattr(layer, key, read[names[key]])
                 setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key], source.names)))
             for key in ("input_norm", "mlp_norm", *(("q_norm", "k_norm") if shape.qk_norm else ())):
                 setattr(layer, key, vector(names[key]))
             layer.window = shape.windows[index] or 0
         final_norm = vector(llama.FINAL_NORM)
         self._final_norm = self._tensors[-1]
-        return _Model(
+        return structures.Model(
             dtype == torch.bfloat16, shape.num_layers, shape.vocab_size, shape.hidden_size, shape.intermediate_size,
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.norm_eps,
-            address[llama.EMBEDDING], address[llama.EMBEDDING if tied else llama.HEAD], final_norm, layers,
+            read[llama.EMBEDDING], read[llama.EMBEDDING if tied else llama.HEAD], final_norm, layers,
         )  # fmt: skip
-
-    def _read_matrices(self, source: WeightSource, names: Sequence[str]) -> dict[str, int]:
-        """Name -> address: of the source's own tensor where it can be shared, else in one arena of huge pages."""
-        dtype, address, copied = self.spec.dtype, {}, []
-        for name in names:
-            own = source.shared(name)
-            if own is not None and own.dtype == dtype and own.device.type == "cpu" and own.is_contiguous():
-                self._tensors.append(own)
-                address[name] = own.data_ptr()
-                if name in (llama.EMBEDDING, llama.HEAD):
-                    self._matrices[name] = own
-            else:
-                copied.append(name)
-        sizes = [-(-prod(source.shape(name)) * dtype.itemsize // 64) * 64 for name in copied]
-        if not copied:
-            return address
-        arena = huge_pages(sum(sizes))
-        self._tensors.append(arena)
-        for name, part in zip(copied, torch.split(arena, sizes), strict=True):
-            shape = source.shape(name)
-            place = part[: prod(shape) * dtype.itemsize].view(dtype).view(shape)
-            source.read_into(name, place)
-            address[name] = part.data_ptr()
-            if name in (llama.EMBEDDING, llama.HEAD):
-                self._matrices[name] = place
-        return address
 
 
 def huge_pages(num_bytes: int) -> Tensor:
@@ -350,13 +337,16 @@ class NativeFunctions:
         lib.foretoken_move.argtypes = [pointer, pointer, number, pointer, pointer]
         self.read: Callable[..., int] = lib.foretoken_read
         lib.foretoken_read.argtypes = [pointer, number, number]
-        for function in (lib.foretoken_forward, lib.foretoken_scratch, lib.foretoken_move, lib.foretoken_read):
+        self.product: Callable[..., int] = lib.foretoken_product
+        lib.foretoken_product.argtypes = [pointer, number, pointer, number, pointer, number, number]
+        self.rows: Callable[..., int] = lib.foretoken_rows
+        lib.foretoken_rows.argtypes = [pointer, pointer, number, pointer]
+        for function in (self.forward, self.scratch, self.move, self.read, self.product, self.rows):
             function.restype = number
 
 
-@cache
 def native_functions() -> NativeFunctions:
-    """The functions of ``native.c``. Raises ModelError with the reason where it cannot be built here."""
+    """The functions of ``native/native.c``. Raises ModelError with the reason where it is not available here."""
     lib, reason = library()
     if lib is None:
         raise ModelError(f"the native decoder is not available: {reason}")

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ModelError
+from foretoken.model.source import read_config, read_generation
 from foretoken.model.target import ModelSpec
 
 _ARCHITECTURES = {
@@ -46,12 +47,22 @@ class LlamaShape:
     rope_scale: float  # factor on cos and sin (yarn)
     eos_token_ids: tuple[int, ...]
 
-    def spec(self, name: str, implementation: str, dtype: torch.dtype, device: torch.device) -> ModelSpec:
-        """The engine's view of this model. weight_bytes counts linears and head: what every decode pass reads."""
+    def spec(
+        self,
+        name: str,
+        implementation: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        weight_bytes: int | None = None,
+        weights: str = "",
+    ) -> ModelSpec:
+        """The engine's view of this model. weight_bytes counts linears and head: what every decode pass reads; by default
+        in dtype."""
         heads = self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
         layer = attention + 3 * self.hidden_size * self.intermediate_size
-        weights = self.num_layers * layer + self.vocab_size * self.hidden_size
+        num_weights = self.num_layers * layer + self.vocab_size * self.hidden_size
         return ModelSpec(
             name=name,
             architecture=self.architecture,
@@ -62,7 +73,8 @@ class LlamaShape:
             max_positions=self.max_positions,
             dtype=dtype,
             device=device,
-            weight_bytes=weights * dtype.itemsize,
+            weight_bytes=num_weights * dtype.itemsize if weight_bytes is None else weight_bytes,
+            weights=weights,
             eos_token_ids=self.eos_token_ids,
         )
 
@@ -121,13 +133,9 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
     )
 
 
-def read_directory(directory: Path) -> LlamaShape:
-    """The shape of a local model."""
-    from transformers import AutoConfig, GenerationConfig
-
-    has_generation = (directory / "generation_config.json").is_file()
-    generation = GenerationConfig.from_pretrained(directory, local_files_only=True) if has_generation else None
-    return read_shape(AutoConfig.from_pretrained(directory, local_files_only=True), generation)
+def read_local(path: Path, *, name: str) -> LlamaShape:
+    """The shape of a local model: a directory, or a GGUF file."""
+    return read_shape(read_config(path, name=name), read_generation(path, name=name))
 
 
 def check_layers(

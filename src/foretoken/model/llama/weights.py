@@ -6,7 +6,7 @@ tensor is read straight into the memory it will live in: loading peaks at the we
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -43,6 +43,13 @@ class WeightSource(ABC):
     def packed(self, name: str) -> Packed | None:
         """A quantised matrix as the file holds it, or None where the tensor is not quantised."""
         return None
+
+    def reader(self, name: str) -> Callable[[int, int], Tensor]:
+        """A function that reads rows [start, stop) of a matrix, contiguous on the CPU in a float dtype of its choice. May
+        be called by several threads."""
+        own = self.shared(name)
+        whole = self.read(name, torch.float32, torch.device("cpu")) if own is None else own
+        return lambda start, stop: whole[start:stop].cpu().contiguous()
 
     def read(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
         """One tensor in dtype on device; the source's own memory where that is already so."""
@@ -125,6 +132,24 @@ class SafetensorsWeights(WeightSource):
             raise ModelError(f"{path}: tensor {name} has shape {shape}; the configuration expects {tuple(out.shape)}")
         direct = dtype == out.dtype and out.device.type == "cpu" and out.is_contiguous()
         target = out if direct else torch.empty(shape, dtype=dtype)
+        self._fill(name, target, offset)
+        if not direct:
+            out.copy_(target)
+
+    def reader(self, name: str) -> Callable[[int, int], Tensor]:
+        """See ``WeightSource.reader``: only what is asked for is ever in memory."""
+        _, dtype, shape, offset = self._entries[name]
+        row_bytes = prod(shape[1:]) * dtype.itemsize
+
+        def rows(start: int, stop: int) -> Tensor:
+            part = torch.empty(stop - start, *shape[1:], dtype=dtype)
+            self._fill(name, part, offset + start * row_bytes)
+            return part
+
+        return rows
+
+    def _fill(self, name: str, target: Tensor, offset: int) -> None:
+        path, _, shape, _ = self._entries[name]
         flat: Any = target.view(-1).view(torch.uint8).numpy()
         raw = memoryview(flat)
         with path.open("rb", buffering=0) as stream:
@@ -135,5 +160,3 @@ class SafetensorsWeights(WeightSource):
                 if not count:
                     raise ModelError(f"{path} ends inside tensor {name}: {prod(shape)} values expected")
                 filled += count
-        if not direct:
-            out.copy_(target)

@@ -1,0 +1,68 @@
+"""The structures of ``native/common.h`` as ctypes sees them, field for field."""
+
+import ctypes
+
+from torch import Tensor, dtype, float32
+from torch import bfloat16 as _bfloat16
+
+MATRICES = ("q", "k", "v", "o", "gate", "up", "down")
+"""Names of a layer's matrices, in order."""
+FORMATS: dict[dtype, int] = {float32: 0, _bfloat16: 1}
+"""Formats of matrices that are plain tensors."""
+
+
+class Matrix(ctypes.Structure):
+    """A matrix of weights where it lies in memory; whoever makes one keeps the memory alive."""
+
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("scales", ctypes.c_void_p),
+        ("format", ctypes.c_int64),
+        ("columns", ctypes.c_int64),
+        ("row_bytes", ctypes.c_int64),
+    ]
+
+    @classmethod
+    def of(cls, tensor: Tensor) -> "Matrix":
+        """A contiguous [rows, columns] float32 or bfloat16 tensor on the CPU, shared and not copied."""
+        assert tensor.is_contiguous()
+        columns = tensor.shape[1]
+        return cls(tensor.data_ptr(), None, FORMATS[tensor.dtype], columns, columns * tensor.itemsize)
+
+
+class Layer(ctypes.Structure):
+    """One decoder layer; addresses are of float32 vectors, or None."""
+
+    _fields_ = [
+        *((name, Matrix) for name in MATRICES),
+        *((f"{name}_bias", ctypes.c_void_p) for name in MATRICES),
+        *((name, ctypes.c_void_p) for name in ("input_norm", "mlp_norm", "q_norm", "k_norm")),
+        ("window", ctypes.c_int64),
+    ]
+
+
+class Model(ctypes.Structure):
+    """Sizes, outer matrices and layers; ``bf16`` is the type of activations, keys and values."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("bf16", "num_layers", "vocab", "hidden", "intermediate")),
+        *((name, ctypes.c_int64) for name in ("heads", "kv_heads", "dim")),
+        ("eps", ctypes.c_double),
+        ("embedding", Matrix),
+        ("head", Matrix),
+        ("final_norm", ctypes.c_void_p),
+        ("layers", ctypes.POINTER(Layer)),
+    ]
+
+
+class Cache(ctypes.Structure):
+    """Addresses of keys and values by layer, and of the tables of rotations."""
+
+    _fields_ = [
+        ("keys", ctypes.POINTER(ctypes.c_void_p)),
+        ("values", ctypes.POINTER(ctypes.c_void_p)),
+        ("rows", ctypes.c_int64),
+        ("capacity", ctypes.c_int64),
+        ("cos", ctypes.c_void_p),
+        ("sin", ctypes.c_void_p),
+    ]
