@@ -26,6 +26,7 @@ from recipes.mine_judge import DECLINED, MAX_NEW_TOKENS, outcome, problems, prom
 from recipes.problems import Problem, problem
 
 from foretoken import Completion, Engine, Request, SamplingParams
+from foretoken.bench.stats import wilson
 from foretoken.core.errors import ConfigError
 from foretoken.core.provenance import provenance
 
@@ -53,14 +54,6 @@ class Row:
     def error(self) -> float:
         """Standard error of ``kept``."""
         return sqrt(self.kept * (1 - self.kept) / self.num_problems)
-
-
-def interval(share: float, count: int) -> tuple[float, float]:
-    """95 % of a share of count answers, by Wilson."""
-    z = 1.96
-    middle, scale = share + z * z / (2 * count), 1 + z * z / count
-    half = z * sqrt(share * (1 - share) / count + z * z / (4 * count * count))
-    return (middle - half) / scale, (middle + half) / scale
 
 
 def share(found: list[bool]) -> float:
@@ -98,10 +91,10 @@ def show(rows: list[Row]) -> None:
     print("| T | rule | length | kept | +- | right | none | declined |")
     print("|---|---|---|---|---|---|---|---|")
     for row in rows:
-        low, high = interval(row.right, row.num_problems)
+        right = wilson(round(row.right * row.num_problems), row.num_problems)
         print(
             f"| {row.temperature:g} | `{row.rule}` | {row.length:.2f} | {row.kept:.1%} | {row.error:.1%} "
-            f"| {row.right:.1%} [{low:.1%}, {high:.1%}] | {row.none:.1%} | {row.declined:.1%} |"
+            f"| {row.right:.1%} [{right.low:.1%}, {right.high:.1%}] | {row.none:.1%} | {row.declined:.1%} |"
         )
     for temperature in dict.fromkeys(row.temperature for row in rows):
         here = [row for row in rows if row.temperature == temperature]

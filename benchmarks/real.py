@@ -12,7 +12,7 @@ command goes on. ``--show`` prints all cells of the file.
 
 Models: smollm2 (SmolLM2-135M-Instruct) and qwen (Qwen2.5-Coder 1.5B with the 0.5B as draft), which are looked for under
 --models by the names below; any other by ``--model NAME=TARGET[,draft=DIR][,eagle3=DIR]``, which also gives a known one its
-drafters. Weights: bf16, int8, int4; those that ``Engine.load`` cannot make are left out, with a line.
+drafters. Weights: bf16, int8, int4, as ``foretoken bench --weights``; "auto" for a GGUF file is the file's own.
 
 auto: ``speculation="auto"``, costs measured before the first question. It guesses with the one method behind its name. Two
 bars are checked for it: against plain decoding in every task (0.98) and against the best fixed choice overall (0.95).
@@ -20,7 +20,6 @@ bars are checked for it: against plain decoding in every task (0.98) and against
 
 import argparse
 import hashlib
-import inspect
 import json
 import sys
 import time
@@ -31,7 +30,7 @@ from typing import Any
 
 import torch
 
-from foretoken import Engine
+from foretoken import Engine, speculative_config
 from foretoken.bench import (
     BenchInterrupted,
     BenchMethod,
@@ -49,7 +48,6 @@ from foretoken.kernels.build import cpu_flags
 from foretoken.model.bandwidth import dram_read_bandwidth
 
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni")
-WEIGHTS = ("bf16", "int8", "int4")
 AUTO_BARS = (0.98, 0.95)
 
 
@@ -68,13 +66,16 @@ class Model:
         auto = "draft_model:5" if self.draft else "eagle3:5" if self.eagle3 else "suffix"
         return [*found, "suffix", "ngram", f"auto:{auto}"]
 
-    def method(self, text: str) -> BenchMethod | None:
+    def method(self, text: str, draft_weights: str) -> BenchMethod | None:
         """A method with its weights; None where this model has none for it."""
         name = text.removeprefix("auto:").split(":")[0]
         weights = {"draft_model": self.draft, "eagle3": self.eagle3}
         if name in weights and weights[name] is None:
             return None
-        return parse_method(text, draft=weights.get(name))
+        method = parse_method(text, draft=weights.get(name))
+        if name != "draft_model":
+            return method
+        return replace(method, config=speculative_config({**method.config.resolved(), "draft_weights": draft_weights}))
 
 
 MODELS = {
@@ -103,12 +104,9 @@ def chosen_models(texts: Sequence[str] | None, folder: Path | None) -> dict[str,
     return models
 
 
-def load(model: Model, weights: str) -> Engine | None:
-    """The engine; None where this version makes no such weights."""
-    if "weights" in inspect.signature(Engine.load).parameters:
-        options: dict[str, Any] = {"weights": weights}
-        return Engine.load(model.target, dtype="bfloat16", **options)
-    return Engine.load(model.target, dtype="bfloat16") if weights == "bf16" else None
+def load(model: Model, weights: str) -> Engine:
+    """The engine. Keys and values are in bfloat16 for all weights."""
+    return Engine.load(model.target, dtype="bfloat16", weights=weights)
 
 
 @dataclass(frozen=True)
@@ -120,6 +118,7 @@ class Group:
     draft: str | None
     eagle3: str | None
     weights: str
+    draft_weights: str
     temperature: float
     suite: str
     questions: str  # digest of them, so that another file of the same name is another cell
@@ -191,13 +190,24 @@ def show(cells: Sequence[dict[str, Any]]) -> None:
     for cell in cells:
         key = tuple(
             cell[name]
-            for name in ("model", "weights", "temperature", "suite", "questions", "tokens", "rounds", "threads")
+            for name in (
+                "model",
+                "weights",
+                "draft_weights",
+                "temperature",
+                "suite",
+                "questions",
+                "tokens",
+                "rounds",
+                "threads",
+            )
         )
         groups.setdefault(key, []).append(cell)
     for key, found in groups.items():
-        model, weights, temperature, suite, _, tokens, rounds, threads = key
+        model, weights, drafts, temperature, suite, _, tokens, rounds, threads = key
         machine, last = found[0]["provenance"]["machine"], found[0]
-        print(f"\n## {model}, {weights}, temperature {temperature:g}\n")
+        draft = f", draft in {drafts}" if found[0]["draft"] and drafts != weights else ""
+        print(f"\n## {model}, {weights}{draft}, temperature {temperature:g}\n")
         limit = ""
         if last["dram_read_bytes_per_second"]:
             rate = last["dram_read_bytes_per_second"]
@@ -256,7 +266,10 @@ def main() -> None:
     parser.add_argument("--show", action="store_true")
     parser.add_argument("--models", type=Path, help="folder of the known models")
     parser.add_argument("--model", action="append", help="NAME[=TARGET][,draft=DIR][,eagle3=DIR]; may be repeated")
-    parser.add_argument("--weights", default="bf16")
+    parser.add_argument("--weights", default="bf16", help="of the target: bf16, int8, int4, auto, separated by commas")
+    parser.add_argument(
+        "--draft-weights", default="same", help="of the draft model: same as the target's, or one of these"
+    )
     parser.add_argument("--methods", help="default: all that the model has weights for")
     parser.add_argument("--temperatures", default="0,1")
     parser.add_argument("--suite", default="spec-bench")
@@ -285,8 +298,6 @@ def main() -> None:
     try:
         for name, model in chosen_models(args.model, args.models).items():
             for weights in args.weights.split(","):
-                if weights not in WEIGHTS:
-                    raise SystemExit(f"--weights {weights} is not one of {', '.join(WEIGHTS)}")
                 run(name, model, weights, suite.name, suite.items, args, until)
     except (OutOfTime, BenchInterrupted):
         print("stopped: the same command goes on", file=sys.stderr)
@@ -300,13 +311,14 @@ def run(
 ) -> None:
     """All missing cells of a model with these weights, written as they are finished."""
     engine: Engine | None = None
+    drafts = weights if args.draft_weights == "same" else args.draft_weights
     for temperature in map(float, args.temperatures.split(",")):
         group = Group(
-            name, model.target, model.draft, model.eagle3, weights, temperature, suite, digest(items), args.tokens,
+            name, model.target, model.draft, model.eagle3, weights, drafts, temperature, suite, digest(items), args.tokens,
             args.rounds, args.threads,
         )  # fmt: skip
         asked = args.methods.split(",") if args.methods else model.methods()
-        methods = [method for text in asked if text != "none" and (method := model.method(text)) is not None]
+        methods = [method for text in asked if text != "none" and (method := model.method(text, drafts)) is not None]
         done = read(args.results)
         methods = [method for method in methods if group.key(method.label) not in done]
         if not methods and (group.key("none") in done or asked != ["none"]):
@@ -314,9 +326,6 @@ def run(
         if time.monotonic() > until:
             raise OutOfTime
         engine = engine or load(model, weights)
-        if engine is None:
-            print(f"{name}: this version has no {weights} weights: left out", file=sys.stderr)
-            return
         labels = ", ".join(method.label for method in methods)
         print(f"{name}, {weights}, temperature {temperature:g}: none, {labels}", file=sys.stderr)
         origin = provenance()

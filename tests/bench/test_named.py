@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from foretoken.bench import named
+from foretoken.bench.answers import Check
 from foretoken.bench.named import MT_BENCH, NAMED, SPEC_BENCH_TASKS, described, sample, suite_file
 from foretoken.bench.suite import Item, Suite, read_suite
 from foretoken.core.errors import ConfigError
@@ -83,9 +84,12 @@ def test_other_counts_are_said(tmp_path: Path) -> None:
 
 
 def test_eagle_sets_are_one_task_each() -> None:
-    put(suite_file("eagle/gsm8k"), [{"question_id": at, "category": "x", "turns": ["1 + 1?"]} for at in range(80)])
+    """Word problems are of category math there, as MT-bench's are: the mark before the number tells them apart."""
+    line = {"category": "math", "turns": ["1 + 1?"], "reference": ["1+1=<<1+1=2>>2\n#### 2"]}
+    put(suite_file("eagle/gsm8k"), [{"question_id": at, **line} for at in range(80)])
     suite = read_suite("eagle/gsm8k")
     assert {item.group for item in suite.items} == {"gsm8k"}
+    assert {item.check for item in suite.items} == {Check("number", "2.0")}
     assert suite.notes == []
 
 

@@ -21,10 +21,7 @@ def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     lines = [{"question_id": i, "category": "ab"[i % 2], "turns": ["good", "again"][: 1 + i // 2]} for i in range(4)]
     suite.write_text("".join(json.dumps(line) + "\n" for line in lines))
     monkeypatch.setattr(real, "dram_read_bandwidth", lambda: 1e9)
-    monkeypatch.setattr(
-        real, "load", lambda model, weights: Engine(TableLM(16, seed=3, max_positions=64), Letters())
-        if weights == "bf16" else None
-    )  # fmt: skip
+    monkeypatch.setattr(real, "load", lambda model, weights: Engine(TableLM(16, seed=3, max_positions=64), Letters()))
 
     def run(*args: object) -> tuple[str, str]:
         command = ["real", "--results", tmp_path / "real.jsonl", "--suite", suite, "--sample", 0, "--tokens", 6, *args]
@@ -74,11 +71,16 @@ def test_it_stops_in_time_and_goes_on(call: Any, tmp_path: Path, monkeypatch: py
     monkeypatch.undo()
 
 
-def test_weights_that_cannot_be_made_are_left_out(call: Any, tmp_path: Path) -> None:
-    _, said = call("--model", "tiny=x", "--weights", "int8", "--methods", "ngram")
-    assert "tiny: this version has no int8 weights: left out" in said
-    with pytest.raises(SystemExit, match="--weights fp3 is not one of"):
-        call("--model", "tiny=x", "--weights", "fp3")
+def test_weights_are_cells_of_their_own(call: Any, tmp_path: Path) -> None:
+    """One target in two kinds of weights, and a draft in a third."""
+    given = ["--model", "tiny=x", "--methods", "ngram", "--temperatures", "0"]
+    out, _ = call(*given, "--weights", "bf16,int8")
+    assert (out.count("## tiny, bf16, "), out.count("## tiny, int8, ")) == (1, 1)
+    call(*given, "--weights", "int8", "--draft-weights", "int4")
+    assert len(cells(tmp_path)) == 6
+    method = real.Model("T", draft="D").method("auto:draft_model:3", "int8")
+    assert method is not None
+    assert (method.speculation, method.config.resolved()["draft_weights"]) == ("auto", "int8")
 
 
 def test_auto_and_its_bars() -> None:
@@ -104,7 +106,7 @@ def test_models(tmp_path: Path) -> None:
     assert found["qwen"].methods()[-1] == "auto:draft_model:5"
     assert (found["mine"].target, found["mine"].draft) == ("T", "D")
     assert found["smollm2"].methods() == ["eagle3:5", "suffix", "ngram", "auto:eagle3:5"]
-    assert found["smollm2"].method("draft_model:3") is None
+    assert found["smollm2"].method("draft_model:3", "bf16") is None
     with pytest.raises(SystemExit, match="give --model x=TARGET"):
         real.chosen_models(["x"], None)
     with pytest.raises(SystemExit, match="expected NAME=TARGET"):

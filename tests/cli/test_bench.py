@@ -99,6 +99,28 @@ def test_default_methods(bench: Invoke, models: dict[str, Path]) -> None:
     assert labels == ["none", "ngram"]
 
 
+def test_messages_samples_and_right_answers(bench: Invoke, tmp_path: Path) -> None:
+    file = tmp_path / "several.jsonl"
+    lines = [
+        {"question_id": 1, "category": "writing", "turns": ["def total(values):", "class Point:"]},
+        {"question_id": 2, "category": "math_reasoning", "turns": ["return"], "reference": ["1\n#### 12345"]},
+        {"question_id": 3, "category": "math_reasoning", "turns": ["import"], "reference": ["#### 54321"]},
+    ]
+    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    given = ["--suite", file, "--methods", "ngram:2", "--quality"]
+    result = bench(*given, "--json")
+    assert result.exit_code == 0
+    assert " writing 1 turn 2 · " in result.stderr
+    method = json.loads(result.stdout)["temperatures"][0]["methods"][1]
+    (judged,) = method["quality"]
+    assert (judged["category"], judged["num_judged"], judged["num_right"]) == ("math_reasoning", 2, 0)
+    assert method["macro"]["num_tasks"] == 2
+    table = bench(*given).stdout
+    for part in ("mean of 2", "right answers, temperature 0", "0.0% to 65.8%", "4 prompts of 3 questions"):
+        assert part in table
+    assert json.loads(bench(*given, "--sample", 2, "--json").stdout)["settings"]["num_questions"] == 2
+
+
 @pytest.mark.parametrize(
     ("args", "said"),
     [
@@ -115,6 +137,11 @@ def test_default_methods(bench: Invoke, models: dict[str, Path]) -> None:
         (["--output", "/nonexistent/x"], "cannot be written"),
         (["--resume"], "--resume needs --output FILE"),
         (["--verify", "couple"], "did you mean 'coupled'?"),
+        (["--sample", "1"], "--sample 1 must be at least 2, one of each task"),
+        (["--quality"], "--quality needs questions whose answers can be judged"),
+        (["--methods", "auto:ngrm"], "did you mean 'ngram'?"),
+        (["--methods", "auto"], "name what auto guesses with, e.g. 'auto:draft_model:5'"),
+        (["--methods", "auto:none"], "name what auto guesses with"),
     ],
 )
 def test_mistakes(bench: Invoke, args: list[str], said: str) -> None:

@@ -45,6 +45,9 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
     ConfigError.
     """
     name, *rest = text.strip().removeprefix(AUTO).split(":")
+    speculation = "auto" if text.strip().startswith(AUTO) else "on"
+    if name in ("auto", "none") and (speculation == "auto" or name == "auto"):
+        raise ConfigError(f"method {text!r}: name what auto guesses with, e.g. 'auto:draft_model:5'")
     options: dict[str, Any] = {"method": name}
     if verify is not None:
         options["verify"] = verify
@@ -61,7 +64,6 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
             )
     if draft is not None and name in METHODS and "model" in METHODS[name].key_names():
         options["model"] = draft
-    speculation = "auto" if text.strip().startswith(AUTO) else "on"
     return BenchMethod(text.strip(), speculative_config(options), speculation)
 
 

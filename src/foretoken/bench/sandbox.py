@@ -42,7 +42,10 @@ except (OSError, AttributeError, ImportError):
 limits = "none"
 try:
     import resource
-    for name, value in [("CPU", seconds), ("AS", memory), ("FSIZE", 1 << 20), ("NOFILE", 64), ("CORE", 0)]:
+    wanted = [("CPU", seconds), ("AS", memory), ("FSIZE", 1 << 20), ("NOFILE", 64), ("CORE", 0)]
+    if network == "off":  # in a namespace of its own the system does not count the user's other processes
+        wanted.append(("NPROC", 32))
+    for name, value in wanted:
         kind = getattr(resource, "RLIMIT_" + name, None)
         if kind is not None:
             try:
