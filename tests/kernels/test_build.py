@@ -1,24 +1,130 @@
-"""What a built library's name depends on."""
+"""Which variant of a kernel is loaded, what its file's name depends on, and what is said where there is none."""
 
+import ctypes
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
 
+from foretoken.core.errors import ConfigError
 from foretoken.kernels import build
+from foretoken.kernels.build import KERNELS, VARIANTS, BuildError, Kernel, variant_of
 
 
-def test_a_library_is_built_again_when_an_included_file_changes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path / "cache"))
+@pytest.fixture
+def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A kernel ``two`` of two files; the second one is returned."""
     source, part = tmp_path / "whole.c", tmp_path / "parts" / "one.h"
     part.parent.mkdir()
     source.write_text('#include "parts/one.h"\nint two(void) { return ONE + 1; }\n')
     part.with_name("again.h").write_text('#include "one.h"\n')  # a circle ends
     part.write_text('#ifndef ONE\n#define ONE 1\n#include "again.h"\n#endif\n')
-    first = build._build(source, (), ())
-    assert build._build(source, (), ()) == first
-    part.write_text('#ifndef ONE\n#define ONE 41\n#include "again.h"\n#endif\n')
-    second = build._build(source, (), ())
+    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(build, "KERNELS", {"two": Kernel(str(source), (), ("baseline",))})
+    return part
+
+
+def test_a_library_is_built_again_when_an_included_file_changes(kernel: Path) -> None:
+    first = build._compile_once("two", "baseline")
+    assert build._compile_once("two", "baseline") == first
+    kernel.write_text(kernel.read_text().replace("ONE 1", "ONE 41"))
+    second = build._compile_once("two", "baseline")
     assert second != first
-    assert build.ctypes.CDLL(str(second)).two() == 42
+    assert ctypes.CDLL(str(second)).two() == 42
+    assert [path.suffix for path in first.parent.iterdir()] == [".so", ".so"]  # and nothing else is left
+
+
+def test_a_prebuilt_library_is_loaded_and_none_is_compiled(
+    kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_PREBUILT", tmp_path / "prebuilt")
+    assert [path.parent.name for path in build.prebuild(tmp_path / "prebuilt")] == ["prebuilt"]
+    monkeypatch.setattr(build, "_compiler", lambda: pytest.fail("a compiler was called"))
+    build._load.cache_clear()
+    assert build.load_library("two").two() == 2
+    build._load.cache_clear()
+
+
+def test_without_a_compiler_the_reason_is_said(kernel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("shutil.which", lambda name: None)
+    with pytest.raises(BuildError, match="no C compiler"):
+        build.load_library("two")
+
+
+def test_compiling_is_told_on_a_terminal_alone(
+    kernel: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    build._compile_once("two", "baseline")
+    assert capsys.readouterr().err == ""
+    kernel.write_text(kernel.read_text() + "\n")
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    build._compile_once("two", "baseline")
+    assert "for baseline, once ... " in capsys.readouterr().err
+
+
+ALL = frozenset(flag for variant in VARIANTS.values() for flag in variant.needs)
+
+
+@pytest.mark.parametrize(
+    ("lacks", "best", "chosen"),
+    [
+        ((), None, "avx512_bf16"),
+        (("avx512_bf16",), None, "avx512_vnni"),
+        (("avx512_bf16", "avx512_vnni"), None, "avx512"),
+        (("avx512dq",), None, "avx2"),
+        ((), "avx2", "avx2"),
+        ((), "avx512", "avx512"),
+        (("avx512bw",), "avx512", "avx2"),
+    ],
+)
+def test_the_best_variant_that_the_cpu_has_and_the_user_allows_is_chosen(
+    lacks: tuple[str, ...], best: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "cpu_flags", lambda: ALL - set(lacks))
+    monkeypatch.setenv("FORETOKEN_ISA", best or "")
+    assert variant_of("native") == chosen
+    small = variant_of("race")
+    assert small == ("avx512" if chosen.startswith("avx512") else "avx2")
+
+
+def test_where_nothing_fits_the_reason_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(build, "cpu_flags", lambda: ALL - {"fma"})
+    with pytest.raises(BuildError, match="the CPU lacks fma"):
+        variant_of("native")
+    assert variant_of("race") == "baseline"
+    monkeypatch.setattr(build, "cpu_flags", frozenset)
+    with pytest.raises(BuildError, match="instructions are not known"):
+        variant_of("native")
+    monkeypatch.setenv("FORETOKEN_ISA", "baseline")
+    with pytest.raises(BuildError, match="no variant baseline"):
+        variant_of("native")
+
+
+def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETOKEN_ISA", "avx9")
+    with pytest.raises(ConfigError, match="'avx9'; it must be one of avx512_bf16"):
+        variant_of("native")
+
+
+def test_torch_knows_the_cpu_where_the_system_does_not_say(monkeypatch: pytest.MonkeyPatch) -> None:
+    known = build.cpu_flags()
+    if not known:
+        pytest.skip("the system does not say")
+    said = build._cpu_flags_of_torch()
+    if not said:
+        pytest.skip("this torch does not say")
+    assert known & ALL == said & ALL
+
+
+def test_every_kernel_has_its_source_and_variants_best_first() -> None:
+    order = list(VARIANTS)
+    for name, kernel in KERNELS.items():
+        assert build._source(name).exists()
+        assert sorted(kernel.variants, key=order.index) == list(kernel.variants)
+
+
+def test_the_package_needs_no_torch_to_be_prebuilt() -> None:
+    code = "import sys; import foretoken.kernels.build; sys.exit('torch' in sys.modules)"
+    environment = {"PYTHONPATH": str(Path(build.__file__).parents[2]), "PATH": ""}
+    assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

@@ -8,5 +8,6 @@ covered.
 
 from foretoken.certify.report import Certificate, Check, Finding
 from foretoken.certify.run import CertifyBudget, certify
+from foretoken.certify.weights import WeightsDistance, weights_distance
 
-__all__ = ["Certificate", "CertifyBudget", "Check", "Finding", "certify"]
+__all__ = ["Certificate", "CertifyBudget", "Check", "Finding", "WeightsDistance", "certify", "weights_distance"]

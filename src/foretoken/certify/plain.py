@@ -161,9 +161,10 @@ def distance(a: Tensor, b: Tensor) -> float:
 
 
 def reference(model: CausalModel) -> CausalModel:
-    """The transformers model in float32 of the same name, where it can be loaded; else the model itself."""
+    """The transformers model in float32 of the same name, where it can be loaded and is not quantised; else the model
+    itself."""
     spec = model.spec
-    if spec.implementation == "table":
+    if spec.implementation == "table" or spec.is_quantised:  # what is certified is the quantised model's distribution
         return model
     try:
         return load_model(spec.name, dtype="float32", device=str(spec.device), implementation="transformers")

@@ -4,6 +4,8 @@ import dataclasses
 from dataclasses import dataclass, field
 from typing import Any
 
+from foretoken.certify.weights import WeightsDistance
+
 PASS, NEAR_TIE, DEFECT, LOSSY, NOTHING = "pass", "near-tie", "DEFECT", "lossy", "nothing to check"
 """Verdicts. NEAR_TIE: something differs, and rounding explains it. LOSSY: measured, never certified."""
 
@@ -52,6 +54,7 @@ class Certificate:
     left_out: tuple[str, ...]  # combinations that are not legal, with the reason
     settings: dict[str, Any]
     seconds: float
+    weights_distance: WeightsDistance | None = None  # of a quantised target from the same model without quantisation
 
     @property
     def defects(self) -> tuple[Check, ...]:
@@ -86,6 +89,7 @@ class Certificate:
             "left_out": list(self.left_out),
             "settings": self.settings,
             "seconds": self.seconds,
+            "weights_distance": None if self.weights_distance is None else self.weights_distance.to_dict(),
         }
 
 

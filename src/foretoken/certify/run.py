@@ -17,8 +17,9 @@ from foretoken.certify.plain import RoundingJudge
 from foretoken.certify.recorder import Proposal, Visit, VisitRecorder
 from foretoken.certify.report import Certificate, Check
 from foretoken.certify.tokens import ObservedRun, check_tokens, follows_noise
+from foretoken.certify.weights import unquantised_of, weights_distance
 from foretoken.certify.window import check_window
-from foretoken.core.errors import ConfigError
+from foretoken.core.errors import ConfigError, ForetokenError
 from foretoken.core.noise import derive_seed
 from foretoken.draft.config import MethodConfig
 from foretoken.draft.legality import parse_draws, refusal
@@ -119,12 +120,19 @@ def certify(
         checks += certify_distributions(contexts, seed, ALPHA / 2, budget.seeds)
     order = ("window", "draws", "law", "joint", "noise", "tokens")
     checks.sort(key=lambda check: order.index(check.name))
+    distance = None
+    if engine.model.spec.is_quantised:
+        say(total, total, "quantised weights")
+        try:
+            distance = weights_distance(engine.model, unquantised_of(engine.model), ids)
+        except ForetokenError as error:
+            left_out.append(f"distance of {engine.model.spec.weights} weights from unquantised ones: {error}")
     settings: dict[str, Any] = {
         **{key: value for key, value in engine.resolved().items() if key != "exact"},
         "verifiers": chosen, "shapes": list(shapes), "temperatures": list(temperatures), "conditions": list(NAMES),
         "num_prompts": len(prompts), "max_new_tokens": max_new_tokens, "seed": seed, "alpha": ALPHA,
     }  # fmt: skip
-    return Certificate(tuple(checks), tuple(left_out), settings, perf_counter() - begun)
+    return Certificate(tuple(checks), tuple(left_out), settings, perf_counter() - begun, distance)
 
 
 def combinations(

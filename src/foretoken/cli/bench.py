@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -90,12 +91,14 @@ def bench(
     categories: Categories = None,
     limit: Limit = None,
     rounds: Rounds = 1,
-    target: o.Target = "bundled",
+    target: o.Target = o.AUTO,
     draft: o.Draft = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    draft_weights: o.DraftWeights = None,
     width: o.Width = 0,
     threads: Threads = None,
     bandwidth: Bandwidth = True,
@@ -129,6 +132,8 @@ def bench(
     wanted = [name.strip() for name in categories.split(",")] if categories is not None else None
     items = select(load_suite(suite), categories=wanted, limit=limit)
     chosen = _methods(methods, target, draft, verify, any(item.prediction for item in items))
+    if draft_weights is not None:
+        chosen = [_with_draft_weights(method, draft_weights) for method in chosen]
     if threads is not None:
         import torch
 
@@ -206,8 +211,12 @@ def _methods(
     from foretoken.bench import parse_method
 
     if text is None:
-        names = ["draft_model"] if settings.default_method(target, draft) == "draft_model" else []
-        names += ["ngram", *(["prediction"] if predictions else [])]
+        first = settings.default_config(target, draft)["method"]
+        names = [
+            *([first] if first not in ("none", "ngram") else []),
+            "ngram",
+            *(["prediction"] if predictions else []),
+        ]
     else:
         names = [name for name in text.split(",") if name.strip()]
     methods = [parse_method(name, draft=draft, verify=verify) for name in names]
@@ -222,6 +231,15 @@ def _methods(
             f"--draft {draft} is read by methods with weights, e.g. draft_model: add it to --methods or drop --draft"
         )
     return methods
+
+
+def _with_draft_weights(method: "BenchMethod", weights: str) -> "BenchMethod":
+    """The method with its draft model's matrices held so, where it has a draft model."""
+    if "draft_weights" not in method.config.key_names():
+        return method
+    from foretoken import speculative_config
+
+    return replace(method, config=speculative_config({**method.config.resolved(), "draft_weights": weights}))
 
 
 def prompt_line(done: "PromptDone") -> str:

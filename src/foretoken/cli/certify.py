@@ -68,6 +68,7 @@ def certify(
     dtype: o.Dtype = None,
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
     width: o.Width = 0,
     threads: Threads = None,
     method: o.Method = None,
@@ -137,7 +138,7 @@ def exact_verifiers() -> list[str]:
 
 def speculation(target: str, draft: str | None, method: str | None, count: int | None) -> dict[str, Any]:
     """The method configuration; ngram where there is no draft."""
-    name = method or settings.default_method(target, draft)
+    name = method or settings.default_config(target, draft)["method"]
     config: dict[str, Any] = {"method": "ngram" if method is None and name == "none" else name}
     if draft is not None:
         config["model"] = draft
@@ -228,7 +229,10 @@ def show(certificate: "Certificate", *, no_color: bool) -> None:
     for reason in certificate.left_out:
         console.print(escape(f"left out: {reason}"), soft_wrap=True)
     s = certificate.settings
-    ran = f"{s['target']} ({s['implementation']}, {s['dtype']}) · {s['speculative']['method']} · "
+    if certificate.weights_distance is not None:
+        console.print(escape(certificate.weights_distance.words), soft_wrap=True)
+    held = s["dtype"] if s["weights"] == s["dtype"] else f"{s['weights']} weights, {s['dtype']}"
+    ran = f"{s['target']} ({s['implementation']}, {held}) · {s['speculative']['method']} · "
     ran += f"{s['num_prompts']} prompts x {s['max_new_tokens']} tokens at temperatures "
     ran += f"{', '.join(f'{value:g}' for value in s['temperatures'])} · seed {s['seed']} · {certificate.seconds:.0f} s"
     console.print(escape(ran), soft_wrap=True)

@@ -50,6 +50,8 @@ def evaluate(
     dtype: o.Dtype = None,
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    draft_weights: o.DraftWeights = None,
     width: o.Width = 0,
     threads: Threads = None,
     method: o.Method = None,

@@ -20,7 +20,7 @@ def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, i
     method = speculative["method"]
     parts = ["interrupted"] if interrupted else []
     parts += [
-        f"{config['implementation']} {SHORT.get(config['dtype'], config['dtype'])}",
+        f"{config['implementation']} {_held(config)}",
         f"{completion.num_tokens} tokens in {completion.seconds_prefill + completion.seconds_decode:.2f} s",
     ]
     if completion.num_tokens:
@@ -41,6 +41,12 @@ def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, i
     if tint and method != "none":
         parts.append(f"{TINT}tinted{RESET}: guessed by {method} and accepted")
     return " · ".join(parts)
+
+
+def _held(config: Mapping[str, Any]) -> str:
+    """How the target is held: a quantised one is another distribution, which is said."""
+    dtype, weights = (SHORT.get(config[key], config[key]) for key in ("dtype", "weights"))
+    return str(dtype) if weights == dtype else f"{weights} weights, {dtype} cache: the quantised model's distribution"
 
 
 def as_object(completion: "Completion", params: "SamplingParams") -> dict[str, Any]:

@@ -6,22 +6,32 @@ import typer
 
 from foretoken.cli.fields import option
 from foretoken.core.params import SamplingParams
+from foretoken.model.catalogue import DEFAULT, default_target
 
 MODELS, SPECULATION, SAMPLING, OUTPUT = "Models", "Speculation", "Sampling", "Output"
+
+AUTO = "auto"
+_KINDS = "a directory, a GGUF file, a Hugging Face id, a name of 'foretoken list', or 'bundled'"
+
+
+def chosen_target(target: str) -> str:
+    """The target that is meant: for "auto" the default one, of what is here."""
+    return default_target() if target == AUTO else target
+
 
 Target = Annotated[
     str,
     typer.Option(
-        "--target", envvar="FORETOKEN_TARGET", metavar="NAME_OR_DIR", rich_help_panel=MODELS,
-        help="The model whose text is wanted: a directory, a Hugging Face id, or 'bundled'.",
+        "--target", envvar="FORETOKEN_TARGET", metavar="NAME_OR_DIR", rich_help_panel=MODELS, callback=chosen_target,
+        help=f"The model whose text is wanted: {_KINDS}. auto: {DEFAULT} where it has been pulled, else bundled.",
     ),
 ]  # fmt: skip
 Draft = Annotated[
     str | None,
     typer.Option(
         "--draft", envvar="FORETOKEN_DRAFT", metavar="NAME_OR_DIR", rich_help_panel=MODELS,
-        help="The draft model, or the trained head, of --method: a directory or a hub id. Default: the bundled one, for "
-        "the bundled target.",
+        help="The draft model, or the trained head, of --method: a directory, a GGUF file or a hub id. Default: the "
+        "bundled one, for the bundled target.",
     ),
 ]  # fmt: skip
 Device = Annotated[
@@ -32,6 +42,22 @@ Dtype = Annotated[
     typer.Option(
         "--dtype", envvar="FORETOKEN_DTYPE", rich_help_panel=MODELS,
         help="float32, bfloat16, float16 or auto (the checkpoint's own). Default: float32 on the CPU, auto elsewhere.",
+    ),
+]  # fmt: skip
+Weights = Annotated[
+    str,
+    typer.Option(
+        "--weights", envvar="FORETOKEN_WEIGHTS", metavar="auto|fp32|bf16|int8|int4", rich_help_panel=MODELS,
+        help="How the target's matrices are held and multiplied: auto as the file has them (those of a quantised GGUF file "
+        "stay packed), fp32 and bf16 dequantised, int8 and int4 rounded. The text then follows the quantised model's "
+        "distribution; 'foretoken certify' measures how far that is from the unquantised one.",
+    ),
+]  # fmt: skip
+DraftWeights = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-weights", envvar="FORETOKEN_DRAFT_WEIGHTS", metavar="auto|fp32|bf16|int8|int4", rich_help_panel=MODELS,
+        help="The same for the draft model; it changes speed and acceptance, never the text. Default: auto",
     ),
 ]  # fmt: skip
 DeviceMap = Annotated[
@@ -60,7 +86,7 @@ Method = Annotated[
     typer.Option(
         "--method", envvar="FORETOKEN_METHOD", metavar="NAME", rich_help_panel=SPECULATION,
         help="How to guess; 'foretoken methods' lists them. Default: draft_model with the bundled target or with "
-        "--draft, prediction with --prediction, else none.",
+        "--draft, prediction with --prediction, a named target's own ('foretoken list --json'), else none.",
     ),
 ]  # fmt: skip
 NumSpeculativeTokens = Annotated[

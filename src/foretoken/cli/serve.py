@@ -22,8 +22,8 @@ EXTRA = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "ll
 
 TargetName = Annotated[
     str,
-    typer.Argument(metavar="TARGET", envvar="FORETOKEN_TARGET", show_default=False,
-                   help="The model to serve: a directory, a Hugging Face id, or 'bundled' (the default)."),
+    typer.Argument(metavar="TARGET", envvar="FORETOKEN_TARGET", show_default=False, callback=o.chosen_target,
+                   help="The model to serve, as --target of 'generate' (auto, the default, too)."),
 ]  # fmt: skip
 Host = Annotated[
     str, typer.Option("--host", rich_help_panel=SERVER, help="Where to listen; 127.0.0.1 is this machine alone.")
@@ -47,12 +47,14 @@ LogLevel = Annotated[
 @with_fields(ServerOptions, into="server", panel=SERVER)
 def serve(
     ctx: typer.Context,
-    target: TargetName = "bundled",
+    target: TargetName = o.AUTO,
     draft: o.Draft = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    draft_weights: o.DraftWeights = None,
     method: o.Method = None,
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     verify: o.Verify = None,

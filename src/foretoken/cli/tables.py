@@ -105,7 +105,8 @@ def _about(report: "BenchReport") -> list[str]:
     s: dict[str, Any] = report.settings
     p = report.provenance
     ran = [
-        f"{s['target']} ({s['architecture']}, {s['weight_bytes'] / 1e6:.1f} MB a pass)", s["implementation"], s["dtype"],
+        f"{s['target']} ({s['architecture']}, {s['weight_bytes'] / 1e6:.1f} MB a pass)", s["implementation"],
+        s["dtype"] if s["weights"] == s["dtype"] else f"{s['weights']} weights, {s['dtype']} cache",
         f"{p['machine']['torch_threads']} threads",
         f"{s['num_prompts']} prompts x {s['max_new_tokens']} tokens x {s['rounds']} rounds",
         f"seed {s['seed']}",

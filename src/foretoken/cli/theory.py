@@ -103,6 +103,7 @@ def optimum(
     dtype: o.Dtype = None,
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
     threads: Threads = None,
     temperatures: Temperatures = "0,0.3,0.6,0.8,1,1.2",
     drafts: Annotated[
@@ -162,6 +163,7 @@ def shape(
     dtype: o.Dtype = None,
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
     threads: Threads = None,
     verify: o.Verify = None,
     draws: o.Draws = None,

@@ -1,4 +1,5 @@
-"""The one directory that foretoken writes to by itself: built kernels and measured costs. Deleting it is always safe."""
+"""The one directory that foretoken writes to by itself: built kernels, measured costs, pulled models. Deleting it is always
+safe."""
 
 import os
 from pathlib import Path
@@ -10,3 +11,9 @@ def cache_directory() -> Path:
     if own:
         return Path(own)
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretoken"
+
+
+def models_directory() -> Path:
+    """Where ``foretoken pull`` puts models: ``$FORETOKEN_MODELS``, else ``models`` in the cache directory."""
+    own = os.environ.get("FORETOKEN_MODELS")
+    return Path(own) if own else cache_directory() / "models"

@@ -28,9 +28,9 @@ class Loader:
     """Loading functions that a configuration may use."""
 
     target: CausalModel
-    draft: Callable[
-        [str], CausalModel
-    ]  # the draft model of a name or directory, its vocabulary compared with the target's
+    draft: Callable[..., CausalModel]
+    """The draft model of a name or directory, its vocabulary compared with the target's; weights as a second argument where
+    they are not "auto" (see ``load_model``)."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from foretoken.core.params import SamplingParams
 from foretoken.core.settings import checked
 from foretoken.draft.base import Method
 from foretoken.draft.config import Loader, MethodConfig
-from foretoken.engine.config import speculative_config
+from foretoken.engine.config import speculative_config, with_draft
 from foretoken.engine.event import Observer
 from foretoken.engine.groups import Choice, check_together
 from foretoken.engine.loop import Limits, Loop
@@ -65,7 +65,7 @@ class Engine:
         texts is kept for prompts that begin alike: a known prefix is not read again. Raises ConfigError, ModelError.
         """
         self.model, self.tokenizer, self.width = model, tokenizer, width
-        self.speculative = speculative_config(speculative)
+        self.speculative = with_draft(speculative_config(speculative), model.spec.name)
         needed = self.speculative.max_nodes
         if width < 0 or 0 < width < needed:
             raise ConfigError(
@@ -95,11 +95,14 @@ class Engine:
         tensor_parallel: bool = False,
         width: int = 0,
         prefix_memory_gib: float = 0.0,
+        weights: str = "auto",
     ) -> "Engine":
-        """Load a target by hub id or directory ("bundled": the one that comes with foretoken), and its drafter.
+        """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
+        foretoken), and its drafter.
 
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
-        makes the same calls (docs/parallel.md).
+        makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4" (see ``load_model``): with
+        quantised weights the text follows the quantised model's distribution.
         """
         config = speculative_config(speculative)
         model = load_model(
@@ -109,6 +112,7 @@ class Engine:
             device_map=device_map,
             implementation=implementation,
             tensor_parallel=tensor_parallel,
+            weights=weights,
         )
         tokenizer = load_tokenizer(target)
         return cls(model, tokenizer, speculative=config, width=width, prefix_memory_gib=prefix_memory_gib)
@@ -117,7 +121,7 @@ class Engine:
         self, speculative: MethodConfig | Mapping[str, Any] | str | None, *, method: Method | None = None
     ) -> "Engine":
         """An engine with the same target and tokenizer and another method. A draft model of the same name is shared."""
-        config = speculative_config(speculative)
+        config = with_draft(speculative_config(speculative), self.model.spec.name)
         mine = self.speculative
         if (
             method is None
@@ -127,15 +131,18 @@ class Engine:
             method = self.method
         return Engine(self.model, self.tokenizer, speculative=config, method=method, width=self.width)
 
-    def load_draft(self, name: str) -> CausalModel:
-        """A draft model by name or directory, its vocabulary compared with the target's. Raises ModelError."""
+    def load_draft(self, name: str, weights: str = "auto") -> CausalModel:
+        """A draft model by name or directory, its vocabulary compared with the target's. Raises ConfigError, ModelError.
+
+        weights: see ``load_model``.
+        """
         spec = self.model.spec
         if self.tokenizer is not None:
             tokenizers: list[Any] = [self.tokenizer, load_tokenizer(name)]
             check_vocabulary(*tokenizers, target_name=spec.name, draft_name=name)
         dtype = str(spec.dtype).removeprefix("torch.")
         implementation = "transformers" if spec.implementation == "transformers" else "auto"
-        return load_model(name, dtype=dtype, device=str(spec.device), implementation=implementation)
+        return load_model(name, dtype=dtype, device=str(spec.device), implementation=implementation, weights=weights)
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -264,7 +271,9 @@ class Engine:
 
         Raises ConfigError, ModelError.
         """
-        config = self.speculative if speculative is None else speculative_config(speculative)
+        config = self.speculative
+        if speculative is not None:
+            config = with_draft(speculative_config(speculative), self.model.spec.name)
         if config == self.speculative:
             return Choice(config, self.method, self.verifier)
         if config not in self._choices:
@@ -282,6 +291,7 @@ class Engine:
             "architecture": spec.architecture,
             "implementation": spec.implementation,
             "dtype": str(spec.dtype).removeprefix("torch."),
+            "weights": spec.weights or str(spec.dtype).removeprefix("torch."),
             "device": str(spec.device),
             "width": self.width,
             "exact": config.verifier.exact,

@@ -6,7 +6,6 @@ read on the CPU alone: on an accelerator the check would be a host read in every
 
 import ctypes
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -20,7 +19,7 @@ from foretoken.kernels.build import BuildError, load_library
 def _bounds_library() -> ctypes.CDLL | None:
     """The C kernels, or None where they cannot be built."""
     try:
-        library = load_library(Path(__file__).with_name("bounds.c"))
+        library = load_library("bounds")
     except BuildError:
         return None
     whole, pointer = ctypes.c_int64, ctypes.c_void_p

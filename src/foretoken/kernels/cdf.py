@@ -2,7 +2,6 @@
 
 import ctypes
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -15,7 +14,7 @@ from foretoken.kernels.build import BuildError, load_library
 def _cdf_library() -> ctypes.CDLL | None:
     """The C kernel of ``invert_cdf``, or None where it cannot be built."""
     try:
-        library = load_library(Path(__file__).with_name("cdf.c"), ("-ffp-contract=off",))
+        library = load_library("cdf")
     except BuildError:
         return None
     for name in ("float", "double"):

@@ -5,37 +5,40 @@ import re
 from functools import cache
 from pathlib import Path
 
-from foretoken.kernels.build import BuildError, cpu_flags, load_library
+from foretoken.kernels.build import BuildError, load_library, variant_of
 
-SOURCE = Path(__file__).with_name("native") / "native.c"
-REQUIRED_CPU_FLAGS = ("avx512f", "avx512bw", "avx512dq", "avx512vl")
+
+def library() -> tuple[ctypes.CDLL | None, str | None]:
+    """The library, or None and the reason why there is none. It may be compiled at the first call (some seconds)."""
+    try:
+        return _library(variant_of("native"))
+    except BuildError as error:
+        return None, str(error)
 
 
 @cache
-def library() -> tuple[ctypes.CDLL | None, str | None]:
-    """The compiled library, or None and the reason why there is none. Builds it at the first call (some seconds)."""
-    if not cpu_flags():
-        return None, "no /proc/cpuinfo to read the CPU's instructions from"
-    missing = [flag for flag in REQUIRED_CPU_FLAGS if flag not in cpu_flags()]
-    if missing:
-        return None, f"the CPU lacks {missing[0]}"
+def _library(variant: str) -> tuple[ctypes.CDLL | None, str | None]:
     openmp = openmp_runtime()
     if openmp is None:
         return None, "torch's OpenMP runtime was not found among the loaded libraries"
     try:
-        # Linked without -fopenmp: that would name the system's libgomp, and this must be the one torch has loaded.
-        return load_library(SOURCE, ("-fopenmp",), (str(openmp), "-lm")), None
-    except BuildError as error:
+        # Built without naming a runtime: this must be the one torch has loaded, by whatever name it was packed.
+        ctypes.CDLL(str(openmp), mode=ctypes.RTLD_GLOBAL)
+        return load_library("native", variant), None
+    except (BuildError, OSError) as error:
         return None, str(error)
 
 
 def openmp_runtime() -> Path | None:
     """The OpenMP library that torch has loaded. With two of them in one process, their threads compete."""
-    import torch  # noqa: F401  (loads it)
+    import torch
 
+    name = r"lib(?:gomp|iomp5|omp)\b[^/\s]*"
     try:
         maps = Path("/proc/self/maps").read_text()
-    except OSError:
-        return None
-    found = re.findall(r"\S+/lib(?:gomp|iomp5|omp)[^/\s]*\.so\S*", maps)
+    except OSError:  # not Linux: the library that torch was packed with
+        lib = Path(torch.__file__).parent / "lib"
+        found = sorted(str(path) for path in lib.glob("*omp*") if re.fullmatch(name, path.name))
+    else:
+        found = re.findall(rf"\S+/{name}\.so\S*", maps)
     return Path(found[0]) if found else None

@@ -2,7 +2,6 @@
 
 import ctypes
 from functools import lru_cache
-from pathlib import Path
 
 from foretoken.kernels.build import BuildError, load_library
 
@@ -11,7 +10,7 @@ from foretoken.kernels.build import BuildError, load_library
 def race_library() -> ctypes.CDLL | None:
     """The C kernels of keys and race, or None where it cannot be built."""
     try:
-        library = load_library(Path(__file__).with_name("race.c"), ("-ffp-contract=off",))
+        library = load_library("race")
     except BuildError:
         return None
     library.foretoken_race.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4

@@ -10,7 +10,6 @@ distribution that is left at the node where the walk stopped. ``try_tree`` retur
 import ctypes
 from dataclasses import dataclass
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -41,7 +40,7 @@ class Tried:
 def residual_library() -> ctypes.CDLL | None:
     """The C kernels, or None where they cannot be built."""
     try:
-        library = load_library(Path(__file__).with_name("residual.c"), ("-fopenmp-simd",))
+        library = load_library("residual")
     except BuildError:
         return None
     whole, pointer = ctypes.c_int64, ctypes.c_void_p

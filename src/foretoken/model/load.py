@@ -5,18 +5,23 @@ import logging
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken.core.errors import ConfigError, ModelError, nearest
 from foretoken.model.checkpoint import check_files, check_layers, resolve
+from foretoken.model.gguf.file import open_gguf
+from foretoken.model.gguf.tokenizer import read_tokenizer
 from foretoken.model.hf.adapter import TransformersModel
 from foretoken.model.hf.probe import first_line
 from foretoken.model.hf.refusals import check_config
+from foretoken.model.packed import WEIGHTS
 from foretoken.model.parallel import Launch, ShardedModel, check_divides
+from foretoken.model.source import is_file, read_config
 from foretoken.model.target import CausalModel
 
 FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
 IMPLEMENTATIONS = ("auto", "transformers", *FAST)
+_PACKING = ("auto", "native")  # what can run quantised weights
 DTYPES = {
     "float32": torch.float32,
     "fp32": torch.float32,
@@ -37,13 +42,19 @@ def load_model(
     device_map: str | dict[str, Any] | None = None,
     implementation: str = "auto",
     tensor_parallel: bool = False,
+    weights: str = "auto",
 ) -> CausalModel:
-    """Load a decoder-only language model: "bundled/target", a directory, or a Hugging Face id.
+    """Load a decoder-only language model: "bundled/target", a directory, a GGUF file, or a Hugging Face id.
 
     dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. By default (None) the checkpoint's own
     on accelerators and float32 on the CPU. device_map is accelerate's, for models larger than one device; it implies
     ``implementation="transformers"``, and so does tensor_parallel: this process's shard, of as many as torchrun started
     (docs/parallel.md). implementation "auto" takes the fastest that supports the model.
+
+    weights: "auto" holds matrices as the checkpoint does: those of a quantised GGUF file stay packed and are multiplied as
+    they are, others are in dtype. "fp32" and "bf16" dequantise. "int8" and "int4" round any checkpoint's, which only the
+    native implementation runs. Where matrices are quantised, dtype is that of keys, values and of what is not quantised,
+    by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's.
 
     Raises ConfigError for invalid options (with the reason, where a forced implementation does not support this model)
     and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
@@ -54,30 +65,47 @@ def load_model(
         raise ConfigError(f"device_map needs implementation='transformers', not {implementation!r}")
     launch = _launch(implementation, device_map) if tensor_parallel else None
     where = parse_device(device if launch is None else launch.device(device))
-    wanted = parse_dtype(dtype)
+    wanted = _weights_dtype(weights, parse_dtype(dtype))
+    if weights in ("int8", "int4") and (tensor_parallel or device_map is not None or implementation not in _PACKING):
+        raise ConfigError(f"weights={weights!r} needs the native implementation, on one CPU: drop one of the options")
     path = resolve(name)
-    weights = check_files(path, name=name)
+    files = check_files(path, name=name)
     config = load_config(path, name=name)
     check_config(config, name=name)
-    check_layers(weights, config, name=name)
+    check_layers(files, config, name=name)
+    quantised = weights in ("int8", "int4") or (weights == "auto" and files.is_quantised)
+    if (
+        quantised and dtype is None and implementation in _PACKING
+    ):  # keys and values in bfloat16 are read in half the time
+        has_bf16 = unsupported("native", config, torch.bfloat16, where) is None
+        wanted = torch.bfloat16 if has_bf16 else torch.float32
     if wanted is None:
-        checkpoint = getattr(config.get_text_config(), "dtype", None) or weights.dtype or torch.float32
+        checkpoint = getattr(config.get_text_config(), "dtype", None) or files.dtype or torch.float32
         on_cpu = where.type == "cpu" and device_map is None
         wanted = torch.float32 if on_cpu and dtype is None else checkpoint
     if launch is not None:
+        if is_file(path):
+            raise ConfigError(f"tensor_parallel=True reads directories of safetensors, and {name} is a GGUF file")
         check_divides(config, launch.num_processes, name=name)
         return ShardedModel.load_shard(path, launch, dtype=wanted, device=where, name=name)
     if implementation in FAST:
         reason = unsupported(implementation, config, wanted, where)
         if reason is not None:
             raise ConfigError(f"implementation {implementation!r} does not support {name}: {reason}; use 'auto'")
-        return _load_fast(implementation, path, wanted, where, name)
+        return _load_fast(implementation, path, wanted, where, name, weights)
+    if weights in ("int8", "int4"):
+        reason = unsupported("native", config, wanted, where)
+        if reason is not None:
+            raise ConfigError(
+                f"weights={weights!r} needs the native implementation, which {name} has not here: {reason}"
+            )
+        return _load_fast("native", path, wanted, where, name, weights)
     if implementation == "auto" and device_map is None:
         for kind in FAST:
             reason = unsupported(kind, config, wanted, where)
             if reason is None:
                 try:
-                    return _load_fast(kind, path, wanted, where, name)
+                    return _load_fast(kind, path, wanted, where, name, weights)
                 except Exception as error:  # a failing fast implementation must not prevent loading by transformers
                     reason = first_line(error)
             logger.info("%s: not loaded as %s: %s", name, kind, reason)
@@ -92,6 +120,8 @@ def from_module(module: PreTrainedModel, *, name: str | None = None) -> CausalMo
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, by the same names as ``load_model``. Raises ModelError where there is none."""
     path = resolve(name)
+    if is_file(path):
+        return read_tokenizer(open_gguf(path, name=name))
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
     except Exception as error:
@@ -100,9 +130,11 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_config(path: Any, *, name: str) -> Any:
-    """The transformers configuration in a directory. Raises ModelError where it cannot be read."""
+    """The transformers configuration of a directory or GGUF file. Raises ModelError where it cannot be read."""
     try:
-        return AutoConfig.from_pretrained(str(path), local_files_only=True)
+        return read_config(path, name=name)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{name}: config.json cannot be used ({first_line(error)})") from error
 
@@ -146,7 +178,20 @@ def _launch(implementation: str, device_map: Any) -> Launch:
     return Launch.find()
 
 
-def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str) -> CausalModel:
+def _weights_dtype(weights: str, dtype: torch.dtype | None) -> torch.dtype | None:
+    """The dtype that weights ask for. Raises ConfigError where they are unknown, or contradict the one that is given."""
+    if weights not in WEIGHTS:
+        raise ConfigError(f"weights {weights!r} is unknown{nearest(weights, WEIGHTS)}")
+    asked = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(weights, dtype)
+    if dtype not in (None, asked):
+        raise ConfigError(
+            f"weights={weights!r} contradicts dtype {str(dtype).removeprefix('torch.')!r}: drop one of the two"
+        )
+    return asked
+
+
+def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str, weights: str) -> CausalModel:
     module = importlib.import_module(f"foretoken.model.llama.{kind}")
-    model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name)
+    options = {"weights": weights} if kind == "native" else {}
+    model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)
     return model

@@ -5,6 +5,9 @@ from typing import NamedTuple
 
 from torch import Tensor
 
+WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
+"""How matrices may be held: see ``load_model``."""
+
 
 class BlockKind(NamedTuple):
     """The layout of one kind of block, by the names and sizes of GGUF."""

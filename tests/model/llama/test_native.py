@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foretoken.core.errors import ConfigError
 from foretoken.core.tree import layout
+from foretoken.kernels import build
 from foretoken.kernels.native import library, openmp_runtime
 from foretoken.model.bandwidth import dram_read_bandwidth
 from foretoken.model.llama import native
@@ -165,6 +166,36 @@ def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, 
     torch.set_num_threads(1)
     cache = model.new_cache(1, CAPACITY)
     assert torch.equal(logits_of(model, text, chain(1, 34), torch.tensor([0]), cache)[0], plain)
+
+
+def variants() -> list[Any]:
+    """The variants of the native kernel that this CPU can run, but for its own; AVX2 by default, the rest on request."""
+    mine = [name for name in build.KERNELS["native"].variants if set(build.VARIANTS[name].needs) <= build.cpu_flags()]
+    return [pytest.param(name, marks=() if name == "avx2" else pytest.mark.slow) for name in mine[1:]]
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", variants())
+def test_every_variant_gives_the_same_bits_at_any_width(
+    variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With and without what a CPU may lack, so that a text does not depend on the machine; sums are the only risk."""
+    for kind, sizes in (("llama", {}), ("qwen3-tied", {"hidden_size": 96, "intermediate_size": 200})):
+        module, best = native_of(kind, dtype, **sizes)
+        monkeypatch.setenv("FORETOKEN_ISA", variant)
+        assert build.variant_of("native") == variant
+        other = NativeModel.from_hf(module)
+        monkeypatch.delenv("FORETOKEN_ISA")
+        assert other.native.forward is not best.native.forward
+        text = tokens_of(2, 40, seed=3)
+        cache = best.new_cache(2, CAPACITY)
+        wanted = logits_of(best, text, chain(2, 40), torch.tensor([0, 5]), cache)
+        for width in (1, 2, 3, 4, 5, 6, 7, 8, 13, 40):
+            cache, seen = other.new_cache(2, CAPACITY), []
+            for start in range(0, 40, width):
+                part = text[:, start : start + width]
+                seen.append(logits_of(other, part, chain(*part.shape), start + torch.tensor([0, 5]), cache))
+            assert torch.equal(torch.cat(seen, 1), wanted), (kind, width)
 
 
 def test_control_other_bits_are_seen() -> None:

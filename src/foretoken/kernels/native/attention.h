@@ -6,18 +6,22 @@
 /* Dot products of one query with 16 keys: key i at keys[i], or at run + i * dim where keys is NULL. */
 INLINE vec scores_dim(const int64_t dim, const int is_bf16, const void *query, const void *run, const void *const *keys) {
   vec acc[16];
-  UNROLL for (int i = 0; i < 16; i++) acc[i] = v_zero();
 #define KEY(T, i) ((const T *)(keys ? keys[i] : (const void *)((const T *)run + (i) * dim)) + d)
-  if (is_bf16) {
-    for (int64_t d = 0; d < dim; d += 32) {
-      const bf16x32 q = v_load_bf16((const bf16 *)query + d, dim - d);
-      UNROLL for (int i = 0; i < 16; i++) acc[i] = v_dot_bf16(acc[i], q, v_load_bf16(KEY(bf16, i), dim - d));
+  for (int some = 0; some < 16; some += SCORES) { /* as many at once as the registers hold */
+    vec *const sum = acc + some;
+    UNROLL for (int i = 0; i < SCORES; i++) sum[i] = v_zero();
+    if (is_bf16) {
+      for (int64_t d = 0; d < dim; d += 32) {
+        const bf16x32 q = v_load_bf16((const bf16 *)query + d, dim - d);
+        UNROLL for (int i = 0; i < SCORES; i++)
+            sum[i] = v_dot_bf16(sum[i], q, v_load_bf16(KEY(bf16, some + i), dim - d));
+      }
+    } else {
+      for (int64_t d = 0; d < dim; d += 16) {
+        const vec q = v_load((const float *)query + d);
+        UNROLL for (int i = 0; i < SCORES; i++) sum[i] = v_fma(q, v_load(KEY(float, some + i)), sum[i]);
+      }
     }
-    return sums16(acc);
-  }
-  for (int64_t d = 0; d < dim; d += 16) {
-    const vec q = v_load((const float *)query + d);
-    UNROLL for (int i = 0; i < 16; i++) acc[i] = v_fma(q, v_load(KEY(float, i)), acc[i]);
   }
 #undef KEY
   return sums16(acc);
@@ -31,40 +35,39 @@ static vec scores16(int is_bf16, int64_t dim, const void *query, const void *run
   return is_bf16 ? scores_dim(dim, 1, query, run, 0) : scores_dim(dim, 0, query, run, 0);
 }
 
-/* mixed[q] += sum over i in [from, to) of weights[q][i] * values[i], in order, for `many` queries that share the reads. */
-INLINE void mix_dim(const int VECTORS, const int many, const int is_bf16, float *const *weights, const void *values,
-                    int64_t from, int64_t to, float *const *mixed) {
-  const int64_t dim = VECTORS * 16;
-  vec acc[4][16];
-  UNROLL for (int q = 0; q < many; q++)
-      UNROLL for (int c = 0; c < VECTORS; c++) acc[q][c] = v_load(mixed[q] + 16 * c);
+/* mixed[q] += sum over i in [from, to) of weights[q][i] * values[i], in order, for `many` queries that share the reads;
+ * for the columns of V vectors from `first` on. */
+INLINE void mix_some(const int V, const int many, const int is_bf16, float *const *weights, const void *values,
+                     int64_t from, int64_t to, int64_t dim, int64_t first, float *const *mixed) {
+  vec acc[4][8];
+  UNROLL for (int q = 0; q < many; q++) UNROLL for (int c = 0; c < V; c++) acc[q][c] = v_load(mixed[q] + first + 16 * c);
   for (int64_t i = from; i < to; i++) {
     vec weight[4];
     UNROLL for (int q = 0; q < many; q++) weight[q] = v_all(weights[q][i]);
-    UNROLL for (int c = 0; c < VECTORS; c++) {
-      const vec value = load_as(is_bf16, values, i * dim + 16 * c, 0xffff);
+    UNROLL for (int c = 0; c < V; c++) {
+      const vec value = load_as(is_bf16, values, i * dim + first + 16 * c, 0xffff);
       UNROLL for (int q = 0; q < many; q++) acc[q][c] = v_fma(weight[q], value, acc[q][c]);
     }
   }
-  UNROLL for (int q = 0; q < many; q++)
-      UNROLL for (int c = 0; c < VECTORS; c++) v_store(mixed[q] + 16 * c, acc[q][c]);
+  UNROLL for (int q = 0; q < many; q++) UNROLL for (int c = 0; c < V; c++) v_store(mixed[q] + first + 16 * c, acc[q][c]);
 }
 
-/* many is 1, 2 or 4, and 4 only up to MIX_FOUR dimensions, beyond which the registers run out. */
-enum { MIX_FOUR = 64 };
+/* many is 1, 2 or 4. */
 static void mix(int many, int is_bf16, float *const *weights, const void *values, int64_t from, int64_t to, int64_t dim,
                 float *const *mixed) {
-#define MIX(V, N) (is_bf16 ? mix_dim(V, N, 1, weights, values, from, to, mixed)                                        \
-                           : mix_dim(V, N, 0, weights, values, from, to, mixed))
+#define MIX(V, N)                                                                                                      \
+  (is_bf16 ? mix_some(V, N, 1, weights, values, from, to, dim, first, mixed)                                           \
+           : mix_some(V, N, 0, weights, values, from, to, dim, first, mixed))
 #define MIX_CASE(V)                                                                                                    \
-  case 16 * V:                                                                                                         \
-    if (many == 1) MIX(V, 1);                                                                                          \
-    else if (many == 2) MIX(V, 2);                                                                                     \
-    else if (16 * V <= MIX_FOUR) MIX(V, 4);                                                                            \
-    return;
-  switch (dim) {
-    MIX_CASE(1) MIX_CASE(2) MIX_CASE(3) MIX_CASE(4) MIX_CASE(5) MIX_CASE(6) MIX_CASE(7) MIX_CASE(8)
-    MIX_CASE(10) MIX_CASE(12) MIX_CASE(16)
+  case V:                                                                                                              \
+    if (many == 1 && V <= MIXED) MIX(V, 1);                                                                            \
+    else if (many == 2 && 2 * V <= MIXED) MIX(V, 2);                                                                   \
+    else if (4 * V <= MIXED) MIX(V, 4);                                                                                \
+    break;
+  if (from >= to) return;
+  for (int64_t first = 0, left = dim / 16, V; left; left -= V, first += 16 * V) {
+    V = MIN(MIN(left, 8), MIXED / many); /* MIXED accumulators fit into the registers */
+    switch (V) { MIX_CASE(1) MIX_CASE(2) MIX_CASE(3) MIX_CASE(4) MIX_CASE(5) MIX_CASE(6) MIX_CASE(7) MIX_CASE(8) }
   }
 }
 
@@ -142,7 +145,7 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
   for (int i = 0; i < count; i++) weights[i] = queries[i].scores, mixed[i] = queries[i].mixed;
   for (int64_t j0 = low; j0 < high; j0 += KEYS) {
     for (int i = 0, many; i < count; i += many) {
-      many = count - i >= 4 && dim <= MIX_FOUR ? 4 : count - i >= 2 ? 2 : 1;
+      many = count - i >= 4 ? 4 : count - i >= 2 ? 2 : 1;
       int64_t from = j0, to = j0 + KEYS; /* the part of this block that all of them see */
       for (int q = i; q < i + many; q++) from = MAX(from, queries[q].low), to = MIN(to, queries[q].high);
       to = MAX(from, to);

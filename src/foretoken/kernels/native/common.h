@@ -4,7 +4,6 @@
 #ifndef _GNU_SOURCE
 #define _GNU_SOURCE
 #endif
-#include <immintrin.h>
 #include <math.h>
 #include <stdatomic.h>
 #include <stdint.h>
@@ -17,7 +16,6 @@
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 enum {
-  GROUP = 8,            /* activation rows of one tile at most */
   BLOCK = 24,           /* weight rows that share a pass over the activations; every R but 8 divides its half too */
   BLOCK_BYTES = 524288, /* of them kept in L2 for the next group of rows, else half a block is taken */
   CHUNK_BYTES = 32768,  /* of activations that pass by while weights stream in ... */

@@ -25,6 +25,11 @@ typedef struct {
 } Block;
 
 enum {
+#ifdef __AVX512F__
+  MANY = 8, /* activation rows of a tile at most: what registers hold */
+#else
+  MANY = 4,
+#endif
   TILES = 4,         /* tiles that share a pass over the activations, ... */
   X_BYTES = 32768,   /* ... of which so many bytes stay in L1 */
   SIDE_K = 320,      /* bytes of scales in front of the codes of 256 k: d, dmin, then 16 by 16 small integers */
@@ -56,7 +61,7 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
                        vec *parked, int first, int last, Lanes lanes, const float *bias, float *out, int64_t ldo, int add,
                        const char *ahead) {
   const int BITS = bits_of(FORMAT), HALVES = FORMAT == Q8S ? 2 : 1, BYTES = 32 * TILE * BITS / 8;
-  vec acc[GROUP];
+  vec acc[8];
   UNROLL for (int m = 0; m < M; m++) acc[m] = first ? v_zero() : parked[m];
   for (int64_t u = 0; u < units; u++) {
     const char *codes = w + side_of(FORMAT);
@@ -67,7 +72,7 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
     ahead += side_of(FORMAT);
     for (int64_t block = 0; block < unit_of(FORMAT) / 32; block++, x += stride) {
       UNROLL for (int half = 0; half < HALVES; half++) {
-        ints sum[GROUP];
+        ints sum[8];
         UNROLL for (int m = 0; m < M; m++)
             sum[m] = has_minimum(FORMAT) ? i_zero()
                      : BITS == 4         ? i_all(&x[m].back8)
@@ -132,7 +137,7 @@ typedef void quant_function(QUANT_ARGS);
          quant_##F##_8}
 DEFINE_FORMAT(Q8) DEFINE_FORMAT(Q8M) DEFINE_FORMAT(Q4) DEFINE_FORMAT(Q4M)
 DEFINE_FORMAT(Q4K) DEFINE_FORMAT(Q8K) DEFINE_FORMAT(Q8S)
-static quant_function *const QUANT_TILES[NUM_FORMATS][GROUP + 1] = {
+static quant_function *const QUANT_TILES[NUM_FORMATS][9] = {
     QUANT_TABLE(Q8), QUANT_TABLE(Q8M), QUANT_TABLE(Q4), QUANT_TABLE(Q4M), QUANT_TABLE(Q4K), QUANT_TABLE(Q8K), QUANT_TABLE(Q8S)};
 
 /* Blocks of a row of `columns` activations: whole units of k, so that every format finds what it reads. */
@@ -147,16 +152,16 @@ INLINE int64_t blocks_bytes(int64_t columns, int64_t rows) {
  * TILE. `next` is what this thread will read after row b: it is prefetched. */
 static void linear_quant(const Matrix *w, int64_t a, int64_t b, const Block *x, int64_t rows, const float *bias,
                          float *out, int64_t ldo, int add, const void *next) {
-  vec parked[TILES * GROUP];
+  vec parked[TILES * MANY];
   const int64_t format = w->format, stride = block_stride(rows), tile_bytes = TILE * w->row_bytes;
   const int64_t unit = unit_of(format), units = (w->columns + unit - 1) / unit;
   const char *data = w->data, *end = data + (b + TILE - 1) / TILE * tile_bytes;
   const int64_t distance = MIN(PREFETCH, (end - (data + a / TILE * tile_bytes)) / 2);
-  const int64_t tiles = rows > GROUP ? MAX(1, MIN(TILES, BLOCK_BYTES / tile_bytes)) : TILES;
+  const int64_t tiles = rows > MANY ? MAX(1, MIN(TILES, BLOCK_BYTES / tile_bytes)) : TILES;
   for (int64_t r0 = a; r0 < b; r0 += tiles * TILE) {
     const int64_t r1 = MIN(r0 + tiles * TILE, b);
     for (int64_t m0 = 0, size; m0 < rows; m0 += size) {
-      const int64_t groups = (rows - m0 + GROUP - 1) / GROUP;
+      const int64_t groups = (rows - m0 + MANY - 1) / MANY;
       size = (rows - m0 + groups - 1) / groups;
       const int64_t wanted = units * (unit / 32) * size * (int64_t)sizeof(Block);
       const int64_t chunks = (wanted + X_BYTES - 1) / X_BYTES, chunk = (units + chunks - 1) / chunks;
@@ -167,7 +172,7 @@ static void linear_quant(const Matrix *w, int64_t a, int64_t b, const Block *x, 
           if (m0 == 0) ahead += distance; /* for later rows the weights are near */
           if (m0 == 0 && ahead >= end) ahead = (const char *)next + (ahead - end);
           QUANT_TILES[format][size](from, count, x + u * (unit / 32) * stride + m0, stride,
-                                    parked + (r - r0) / TILE * GROUP, u == 0, u + count == units,
+                                    parked + (r - r0) / TILE * MANY, u == 0, u + count == units,
                                     first_lanes(r1 - r), bias ? bias + r : 0, out + m0 * ldo + r, ldo, add, ahead);
         }
       }

@@ -1,8 +1,9 @@
 """The matrices of the native decoder in memory: plain in the model's dtype, or quantised and packed.
 
 ``weights`` is one of WEIGHTS. "auto" keeps what the file holds: a quantised matrix of a GGUF file with its very values, a
-plain one in the model's dtype. "bf16" dequantises. "int8" and "int4" round; with "int4" the embedding and the head have 8
-bits, and a matrix that the file already holds in 4 bits is kept. The target's distribution is then the rounded model's.
+plain one in the model's dtype. "fp32" and "bf16" dequantise, to the model's dtype. "int8" and "int4" round; with "int4"
+the embedding and the head have 8 bits, and a matrix that the file already holds in 4 bits is kept. The target's
+distribution is then the rounded model's.
 """
 
 from collections.abc import Callable, Sequence
@@ -18,9 +19,8 @@ from foretoken.kernels import structures
 from foretoken.model.llama import shape as llama
 from foretoken.model.llama.quantise import FORMAT_OF, FORMATS, TILE, pack_into
 from foretoken.model.llama.weights import WeightSource
-from foretoken.model.packed import Packed
+from foretoken.model.packed import WEIGHTS, Packed
 
-WEIGHTS = ("auto", "bf16", "int8", "int4")
 _LINE = 64  # bytes; every matrix begins at a line of the cache
 _VALUES = 1 << 20  # about so many are converted at a time by one thread
 
@@ -110,7 +110,7 @@ def _add_plain(out: Matrices, name: str, tensor: Tensor) -> None:
 def _plan(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> _Plan:
     assert weights in WEIGHTS
     rows, columns = source.shape(name)
-    packed = None if weights == "bf16" else source.packed(name)
+    packed = None if weights in ("fp32", "bf16") else source.packed(name)
     if packed is not None and packed.kind not in FORMAT_OF:
         raise ModelError(f"tensor {name} is {packed.kind}; quantised kinds that are decoded: {', '.join(FORMAT_OF)}")
     wanted = "int8" if weights == "int4" and name in (llama.EMBEDDING, llama.HEAD) else weights

@@ -1,4 +1,4 @@
-"""One decoder for the Llama family as one C call: the fastest implementation on CPUs with AVX-512 (see ``kernels/native``).
+"""One decoder for the Llama family as one C call (see ``kernels/native``): the fastest implementation on x86-64 CPUs.
 
 Weights stay in the checkpoint's own [out, in] layout: read once from safetensors into huge pages, or shared with a
 loaded transformers module. Every output is summed in one order whatever the number of rows, the tree, the batch and the
@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Sequence
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ from torch.nn import functional as F
 from foretoken.core.errors import ModelError
 from foretoken.core.tree import Plan
 from foretoken.kernels import structures
-from foretoken.kernels.build import cpu_flags
 from foretoken.kernels.native import library
 from foretoken.model.bound import BoundCache
 from foretoken.model.cache import KVCache
@@ -29,7 +27,8 @@ from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import shape as llama
 from foretoken.model.llama.matrices import Matrices, read_matrices
 from foretoken.model.llama.shape import LlamaShape
-from foretoken.model.llama.weights import ModuleWeights, SafetensorsWeights, TensorWeights, WeightSource
+from foretoken.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
+from foretoken.model.source import open_weights
 from foretoken.model.target import CausalModel, Output
 
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
@@ -52,8 +51,6 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     dim = llama.read_shape(config).head_dim
     if dim not in HEAD_DIMS:
         return f"head dimension {dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
-    if dtype == torch.bfloat16 and "avx512_bf16" not in cpu_flags():
-        return "the CPU lacks avx512_bf16"
     return library()[1]
 
 
@@ -118,11 +115,12 @@ class NativeModel(CausalModel):
         name: str | None = None,
         weights: str = "auto",
     ) -> "NativeModel":
-        """Read a Hugging Face directory or hub id, tensor by tensor. Raises ModelError where it cannot be run."""
+        """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. Raises ModelError where it cannot be
+        run."""
         assert torch.device(device).type == "cpu"
-        directory = resolve(str(path_or_name))
-        shape = llama.read_directory(directory)
-        return cls(shape, SafetensorsWeights(directory), dtype=dtype, name=name or str(path_or_name), weights=weights)
+        path, name = resolve(str(path_or_name)), name or str(path_or_name)
+        source = open_weights(path, name=name)
+        return cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights)
 
     @classmethod
     def from_hf(cls, model: Any, *, name: str | None = None, weights: str = "auto") -> "NativeModel":
@@ -352,9 +350,8 @@ class NativeFunctions:
             function.restype = number
 
 
-@cache
 def native_functions() -> NativeFunctions:
-    """The functions of ``native/native.c``. Raises ModelError with the reason where it cannot be built here."""
+    """The functions of ``native/native.c``. Raises ModelError with the reason where it is not available here."""
     lib, reason = library()
     if lib is None:
         raise ModelError(f"the native decoder is not available: {reason}")

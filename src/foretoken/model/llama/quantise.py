@@ -8,7 +8,6 @@ becomes one of seven formats without a change of its values: 4-bit kinds keep 4 
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import NamedTuple
 
 import torch
@@ -79,7 +78,6 @@ def pack_into(out: Tensor, form: str, kind: str | torch.dtype, rows: Tensor, col
     )  # fmt: skip
 
 
-@cache
 def pack_function() -> Callable[..., int]:
     """``foretoken_pack`` of the native library. Raises ModelError where there is none."""
     lib, reason = library()

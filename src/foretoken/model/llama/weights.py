@@ -45,7 +45,7 @@ class WeightSource(ABC):
         return None
 
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
-        """A function that reads rows [start, stop) of a matrix, contiguous on the CPU in a float dtype of its choice. It may
+        """A function that reads rows [start, stop) of a matrix, contiguous on the CPU in a float dtype of its choice. May
         be called by several threads."""
         own = self.shared(name)
         whole = self.read(name, torch.float32, torch.device("cpu")) if own is None else own
