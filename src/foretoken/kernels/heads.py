@@ -27,7 +27,7 @@ class Draw(ctypes.Structure):
 
     _fields_ = [
         *((name, _NUMBER) for name in ("how", "depth", "vocab")),
-        *((name, _POINTER) for name in ("inverse_temperature", "keys", "table", "uniforms", "q")),
+        *((name, _POINTER) for name in ("inverse_temperature", "keys", "table", "uniforms", "top_k", "top_p", "min_p", "q")),
     ]
 
 
@@ -67,7 +67,7 @@ class HeadFunctions:
         )  # fmt: skip
         self.pair_logits = typed("pair_logits", pointer, number, number, pointer, pointer, number, pointer)
         self.pair_chain = typed("pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4)
-        self.draw_scratch = typed("draw_scratch", pointer, pointer, number, number)
+        self.draw_scratch = typed("draw_scratch", pointer, *[number] * 3)
         self.draw = typed("draw", pointer, pointer, *[number] * 3, *[pointer] * 6)
         self.flash_scratch = typed("flash_scratch", pointer, pointer, *[number] * 5)
         self.flash = typed("flash", pointer, pointer, *[number] * 4, *[pointer] * 4, number, number, *[pointer] * 3)

@@ -179,10 +179,35 @@ def test_a_whole_chain_computes_the_bits_of_single_levels(dtype: torch.dtype) ->
             torch.testing.assert_close(tree.q, single.q, rtol=1e-5, atol=1e-9)
 
 
-def test_what_changes_a_distribution_beside_temperature_is_drawn_level_by_level() -> None:
+@pytest.mark.parametrize("draws", DRAWS)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"top_k": 5}, {"top_k": 1}, {"top_p": 0.8}, {"top_p": 0.05}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7, "min_p": 0.1},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_whole_chain_after_top_k_top_p_and_min_p_is_the_twins(options: dict[str, Any], draws: DrawMode) -> None:
+    """Of each row its own: the second row is as temperature leaves it, the third greedy."""
+    found = []
+    for kind in (Recorded, Whole):
+        decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7, 5, 9)), drafter_class=kind)
+        params = [SamplingParams(temperature=1.3, **options), SamplingParams(temperature=0.8), SamplingParams(temperature=0)]
+        decoding.context.processors = Processors(params, vocab_size=VOCAB, end_token_ids=(), device=CPU)
+        with torch.inference_mode():
+            found.append([decoding.step("chain", draws) for _ in range(4)])
+    assert decoding.drafter.num_chains == 4
+    for twin, tree in zip(*found, strict=True):
+        assert torch.equal(tree.tokens, twin.tokens)
+        if tree.q is not None and twin.q is not None:
+            torch.testing.assert_close(tree.q, twin.q, rtol=0, atol=1e-5)
+            assert torch.equal(tree.q > 1e-7, twin.q > 1e-7), "the same tokens are left"
+
+
+def test_penalties_and_biases_are_drawn_level_by_level() -> None:
     for params, whole in (
-        (SamplingParams(temperature=0.7), True), (SamplingParams(top_p=0.9), False), (SamplingParams(top_k=3), False),
-        (SamplingParams(min_p=0.1), False), (SamplingParams(repetition_penalty=1.2), False),
+        (SamplingParams(temperature=0.7), True), (SamplingParams(top_p=0.9, top_k=3, min_p=0.1), True),
+        (SamplingParams(repetition_penalty=1.2), False), (SamplingParams(min_new_tokens=3), False),
         (SamplingParams(logit_bias={3: 1.0}), False), (SamplingParams(banned_token_ids=(4,)), False),
     ):  # fmt: skip
         decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7,)), drafter_class=Whole)

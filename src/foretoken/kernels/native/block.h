@@ -10,10 +10,11 @@ typedef struct {
   Matrix first, second; /* [vocab, rank] both */
 } Markov;
 
-int64_t foretoken_draw_scratch(const Draw *draw, const Markov *markov, int64_t batch, int64_t threads) {
+int64_t foretoken_draw_scratch(const Markov *markov, int64_t batch, int64_t n, int64_t threads) {
   Rows before;
-  return markov ? place_rows(&before, batch, markov->first.columns, (int)threads, 0) + aligned(markov->first.columns * 4)
-                : 0 * draw->depth;
+  const int64_t spare = aligned(threads * n * 4);
+  if (!markov) return spare;
+  return spare + place_rows(&before, batch, markov->first.columns, (int)threads, 0) + aligned(markov->first.columns * 4);
 }
 
 /* A chain of limits[b] guesses of row b after pending[b], from logits [batch, depth, n], which are overwritten; guesses
@@ -24,7 +25,8 @@ int64_t foretoken_draw(const Draw *draw, const Markov *markov, int64_t batch, in
   const int64_t depth = draw->depth;
   Pass pass = {.threads = (int)threads}, *p = &pass;
   Rows before;
-  float *row = 0;
+  float *row = 0, *spare = (float *)scratch;
+  scratch += aligned(threads * n * 4);
   if (markov) row = (float *)(scratch + place_rows(&before, batch, markov->first.columns, p->threads, scratch));
   for (int64_t i = 0; markov && i < batch; i++)
     if (pending[i] < 0 || pending[i] >= draw->vocab) return 1;
@@ -37,7 +39,7 @@ int64_t foretoken_draw(const Draw *draw, const Markov *markov, int64_t batch, in
     p->threads = omp_get_num_threads();
     for (int64_t i = t; !markov && i < batch * depth; i += p->threads) {
       const int64_t b = i / depth, at = i % depth;
-      guesses[i] = at < limits[b] ? draw_token(draw, b, at, logits + i * n, n, ids) : 0;
+      guesses[i] = at < limits[b] ? draw_token(draw, b, at, logits + i * n, n, ids, spare + t * n) : 0;
     }
     for (int64_t at = 0; markov && at < depth; at++) {
       const Input all = (Input){before.plain, (Block *)before.blocks};
@@ -52,7 +54,7 @@ int64_t foretoken_draw(const Draw *draw, const Markov *markov, int64_t batch, in
       barrier(p, &phase);
       for (int64_t i = t; i < batch; i += p->threads)
         guesses[i * depth + at] =
-            at < limits[i] ? draw_token(draw, i, at, logits + (i * depth + at) * n, n, ids) : 0;
+            at < limits[i] ? draw_token(draw, i, at, logits + (i * depth + at) * n, n, ids, spare + t * n) : 0;
       barrier(p, &phase);
     }
   }

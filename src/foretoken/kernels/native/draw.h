@@ -16,6 +16,8 @@ typedef struct {
   const float *inverse_temperature; /* [batch]; 0: greedy */
   const uint64_t *keys, *table;     /* COUPLED: [batch, depth], and the hashed id of each column */
   const double *uniforms;           /* IID: [batch, depth] */
+  const int64_t *top_k;             /* [batch], 0: all; or NULL */
+  const float *top_p, *min_p;       /* [batch], or NULL */
   float *q;                         /* [batch, depth + 1, vocab] zeros, or NULL: the distribution of each draw */
 } Draw;
 
@@ -38,6 +40,75 @@ static void soften(float *z, int64_t n, float inverse) {
   }
   const float scale = 1.0f / sum1(sum);
   for (int64_t i = 0; i < n; i++) z[i] *= scale;
+}
+
+/* The k-th largest of n values, 1 <= k <= n, which are reordered (Hoare's selection, the middle of three as pivot). */
+static float kth_largest(float *x, int64_t n, int64_t k) {
+  int64_t a = 0, b = n - 1;
+  while (a < b) {
+    const float u = x[a], v = x[a + (b - a) / 2], w = x[b];
+    const float pivot = MAX(MIN(u, v), MIN(MAX(u, v), w));
+    int64_t i = a, j = b;
+    while (i <= j) {
+      while (x[i] > pivot) i++;
+      while (x[j] < pivot) j--;
+      if (i <= j) {
+        const float y = x[i];
+        x[i++] = x[j], x[j--] = y;
+      }
+    }
+    if (k - 1 <= j) b = j;
+    else if (k - 1 >= i) a = i;
+    else break;
+  }
+  return x[k - 1];
+}
+
+static void sift_down(float *heap, int64_t n, int64_t i) {
+  const float x = heap[i];
+  for (int64_t child; (child = 2 * i + 1) < n; i = child) {
+    if (child + 1 < n && heap[child + 1] > heap[child]) child++;
+    if (!(heap[child] > x)) break;
+    heap[i] = heap[child];
+  }
+  heap[i] = x;
+}
+
+/* The least probability in the smallest set of most probable tokens whose mass reaches top_p; heap [n] is overwritten. */
+static float nucleus_edge(float *heap, int64_t n, float top_p) {
+  float mass = 0, edge = heap[0];
+  for (int64_t i = n / 2 - 1; i >= 0; i--) sift_down(heap, n, i);
+  for (int64_t first = 1; n > 0; first = 0) {
+    const float p = heap[0];
+    mass += p;
+    if (!first && !(mass - p < top_p)) break; /* the first is always kept */
+    edge = p;
+    heap[0] = heap[--n];
+    if (n) sift_down(heap, n, 0);
+  }
+  return edge;
+}
+
+/* Temperature, top-k, top-p and min-p, each on what the one before left, as ``probs._temper`` has them. `spare` [n]. */
+static void temper(const Draw *d, int64_t b, float *z, int64_t n, float *spare) {
+  const int64_t k = d->top_k ? d->top_k[b] : 0;
+  const float top_p = d->top_p ? d->top_p[b] : 1.0f, min_p = d->min_p ? d->min_p[b] : 0.0f;
+  if (k > 0 && k < n) {
+    for (int64_t i = 0; i < n; i++) spare[i] = z[i] == z[i] ? z[i] : -INFINITY;
+    const float edge = kth_largest(spare, n, k);
+    for (int64_t i = 0; i < n; i++) z[i] = z[i] >= edge ? z[i] : -INFINITY;
+  }
+  soften(z, n, d->inverse_temperature[b]);
+  if (top_p >= 1 && min_p <= 0) return;
+  float edge = 0, most = 0, sum = 0;
+  if (top_p < 1) {
+    memcpy(spare, z, n * sizeof(float));
+    edge = nucleus_edge(spare, n, top_p);
+  }
+  for (int64_t i = 0; i < n; i++) most = MAX(most, z[i]);
+  edge = MAX(edge, min_p * most);
+  for (int64_t i = 0; i < n; i++) sum += z[i] = z[i] >= edge ? z[i] : 0;
+  for (int64_t i = 0; sum > 0 && i < n; i++) z[i] /= sum;
 }
 
 static int64_t largest_of(const float *z, int64_t n) {
@@ -63,9 +134,9 @@ static int64_t invert_sum(const float *p, int64_t n, double uniform) {
   return n - 1;
 }
 
-/* The token after guess `at` (0: after the pending one) of row b, from logits z [n], which are overwritten. ids [n] are
- * the columns' tokens, ascending, or NULL. */
-static int64_t draw_token(const Draw *d, int64_t b, int64_t at, float *z, int64_t n, const int64_t *ids) {
+/* The token after guess `at` (0: after the pending one) of row b, from logits z [n], which are overwritten, as spare [n] is.
+ * ids [n] are the columns' tokens, ascending, or NULL. */
+static int64_t draw_token(const Draw *d, int64_t b, int64_t at, float *z, int64_t n, const int64_t *ids, float *spare) {
   const float inverse = d->inverse_temperature[b];
   float *q = d->q ? d->q + (b * (d->depth + 1) + at) * d->vocab : 0;
   int64_t column;
@@ -74,7 +145,7 @@ static int64_t draw_token(const Draw *d, int64_t b, int64_t at, float *z, int64_
     if (q) q[ids ? ids[column] : column] = z[column] > -INFINITY;
     return ids ? ids[column] : column;
   }
-  soften(z, n, inverse);
+  temper(d, b, z, n, spare);
   if (d->how == DRAW_COUPLED) column = race_row(z, n, d->keys[b * d->depth + at], d->table);
   else if (d->how == DRAW_IID) column = invert_sum(z, n, d->uniforms[b * d->depth + at]);
   else column = largest_of(z, n);

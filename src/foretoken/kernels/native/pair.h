@@ -26,7 +26,7 @@ typedef struct {
   int64_t *chosen, num_chosen;        /* rows whose output is wanted */
   float *fed, *logits;                /* [num_chosen, hidden] what children feed on; [num_chosen, num_outputs] or NULL */
   Rows both, entered, read;           /* embedding and feature; what fc made of them; what the output head reads */
-  float *row;                         /* [threads, 2 hidden] */
+  float *row, *spare;                 /* [threads, 2 hidden]; [threads, num_outputs] */
 } PairPass;
 
 /* Lay the scratch out; returns its bytes. */
@@ -40,6 +40,7 @@ static int64_t place_pair(PairPass *w, int64_t num_chosen, char *base) {
   at += place_rows(&w->read, num_chosen, H, p->threads, base + at);
 #define PLACE_PAIR(FIELD, SIZE) w->FIELD = (void *)(base + at), at += aligned(SIZE)
   PLACE_PAIR(row, T * 2 * H * 4);
+  PLACE_PAIR(spare, T * w->head->num_outputs * 4);
   PLACE_PAIR(from, rows * 8);
   PLACE_PAIR(chosen, num_chosen * 8);
   PLACE_PAIR(p.residual, rows * H * 4);
@@ -298,7 +299,7 @@ int64_t foretoken_pair_chain(const Pair *head, const Cache *cache, int64_t threa
       barrier(&one->p, phase);
       for (int64_t i = a; i < b; i++)
         if (step < limits[i])
-          guesses[i * depth + step] = draw_token(draw, i, step, one->logits + i * n, n, head->ids);
+          guesses[i * depth + step] = draw_token(draw, i, step, one->logits + i * n, n, head->ids, one->spare + t * n);
       if (step + 1 < depth) next_pairs(&passes[1], hidden, base, step + 1, guesses, depth, t);
       barrier(&one->p, phase);
     }

@@ -20,8 +20,9 @@ from foretoken.draft.base import Context
 from foretoken.draft.shapes import Chain, Shape
 from foretoken.kernels import heads, structures
 from foretoken.methods.common.head import Head
+from foretoken.model.llama.matrices import read_matrices
 from foretoken.model.llama.native import HEAD_DIMS, NativeModel, check, huge_pages
-from foretoken.model.llama.quantise import FORMATS, TILE, interleave, round_to_int8
+from foretoken.model.llama.weights import TensorWeights
 from foretoken.model.target import CausalModel
 
 WEIGHTS = ("auto", "same", "int8")
@@ -62,28 +63,30 @@ class Memory:
         self._kept: list[object] = []
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._matrices: dict[int, structures.Matrix] = {}
+        self.weights = weights
         embeddings = {id(module.weight) for module in head.modules() if isinstance(module, nn.Embedding)}
-        matrices = [parameter for parameter in head.parameters() if parameter.dim() == 2]
-        form = FORMATS["Q8"]
-        rounded = [weights == "int8" and id(parameter) not in embeddings for parameter in matrices]
-        sizes = [
-            _round_up(_round_up(len(each), TILE) * form.row_bytes(each.shape[1]) if quantised else each.nbytes, 64)
-            for each, quantised in zip(matrices, rounded, strict=True)
-        ]
+        matrices = {name: each for name, each in head.named_parameters() if each.dim() == 2}
+        if weights == "int8":
+            rounded = {name: each for name, each in matrices.items() if id(each) not in embeddings}
+            dtype = next(iter(matrices.values())).dtype
+            made = read_matrices(
+                TensorWeights(rounded), list(rounded), weights="int8", dtype=dtype, allocate=huge_pages
+            )
+            self._kept.append(made)
+            self._matrices = {id(each): made.held[name] for name, each in rounded.items()}
+        plain = [each for each in matrices.values() if id(each) not in self._matrices]
+        sizes = [-(-each.nbytes // 64) * 64 for each in plain]
         arena = huge_pages(sum(sizes))
         self._kept.append(arena)
-        for each, quantised, part in zip(matrices, rounded, torch.split(arena, sizes), strict=True):
-            if quantised:
-                tiles = interleave(round_to_int8(each.detach())).flatten()
-                part[: len(tiles)] = tiles
-                columns = each.shape[1]
-                matrix = structures.Matrix(part.data_ptr(), None, form.number, columns, form.row_bytes(columns))
-            else:
-                place = part[: each.nbytes].view(each.dtype).view(each.shape)
-                place.copy_(each.data)
-                each.data = place
-                matrix = structures.Matrix.of(place)
-            self._matrices[id(each)] = matrix
+        for each, part in zip(plain, torch.split(arena, sizes), strict=True):
+            place = part[: each.nbytes].view(each.dtype).view(each.shape)
+            place.copy_(each.data)
+            each.data = place
+            self._matrices[id(each)] = structures.Matrix.of(place)
+
+    def head_of(self, model: NativeModel) -> structures.Matrix:
+        """The target's output head for this head to read: rounded too where this is."""
+        return model.rounded_head() if self.weights == "int8" else model.head_matrix
 
     def keep(self, tensor: Tensor) -> int:
         """The address of a contiguous tensor, which lives as long as this."""
@@ -116,10 +119,6 @@ class Memory:
             self._scratch = huge_pages(num_bytes + 64)
         address = self._scratch.data_ptr()
         return address + -address % 64
-
-
-def _round_up(x: int, multiple: int) -> int:
-    return -(-x // multiple) * multiple
 
 
 def layer_of(
@@ -156,8 +155,8 @@ class Vocabulary:
         self.table = table if ids is None else table[ids]
 
     def draws(self, context: Context, shape: Shape) -> bool:
-        """Whether C can draw a whole proposal of this shape: a chain, of distributions that only temperature changes, and
-        nobody asks for their logits."""
+        """Whether C can draw a whole proposal of this shape: a chain, of distributions that no penalty, bias or
+        processor of the user's changes, and nobody asks for their logits."""
         processors = context.processors
         return (
             type(shape) is Chain
@@ -166,9 +165,6 @@ class Vocabulary:
             and processors.vocab_size == self.size
             and not processors.reads_history
             and processors.bias is None
-            and processors.top_p is None
-            and processors.min_p is None
-            and not any(processors.top_k)
         )
 
 
@@ -190,7 +186,9 @@ class Draws:
         elif label == DrawnBy.IID:
             uniforms = noise.draft_nodes(1, depth)
             q = torch.zeros(len(inverse), depth + 1, vocabulary.size)
-        held = (inverse, keys, vocabulary.table, uniforms, q)
+        top_k = torch.tensor(processors.top_k) if any(processors.top_k) else None
+        top_p, min_p = processors.top_p, processors.min_p  # [B, 1, 1], or None
+        held = (inverse, keys, vocabulary.table, uniforms, top_k, top_p, min_p, q)
         places = (None if tensor is None else tensor.data_ptr() for tensor in held)
         return cls(heads.Draw(_HOW[label], depth, vocabulary.size, *places), q, held)
 
@@ -210,7 +208,7 @@ def draw_block(
     view, bigram = ctypes.addressof(draws.view), None if markov is None else ctypes.addressof(markov)
     threads, pending = torch.get_num_threads(), pending.contiguous()
     with memory.lock:
-        scratch = memory.scratch(memory.functions.draw_scratch(view, bigram, len(given), threads))
+        scratch = memory.scratch(memory.functions.draw_scratch(bigram, len(given), given.shape[2], threads))
         problem = memory.functions.draw(
             view, bigram, len(given), given.shape[2], threads, None, limit.data_ptr(), pending.data_ptr(),
             given.data_ptr(), guesses.data_ptr(), scratch,

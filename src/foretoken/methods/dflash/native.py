@@ -41,7 +41,7 @@ class NativeFlash:
         self.view = structures.Model(
             head.dtype == torch.bfloat16, config.num_layers, self.vocab_size, config.hidden_size,
             config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps,
-            model.embedding_matrix, model.head_matrix, self.memory.vector(head.norm.weight), self._layers,
+            model.embedding_matrix, self.memory.head_of(model), self.memory.vector(head.norm.weight), self._layers,
         )  # fmt: skip
         self.address = ctypes.addressof(self.view)
         self.markov: heads.Markov | None = None

@@ -42,7 +42,6 @@ class NativePair:
                 input_norm=layer.input_layernorm.weight if index else None,
             )  # fmt: skip
         embedding = memory.matrix(head.embed_tokens) if head.own_embedding else model.embedding_matrix  # type: ignore[arg-type]
-        out = model.head_matrix
         final_norm: int | None = None
         pair = heads.Pair(num_outputs=self.vocabulary.num_outputs, ids=self.vocabulary.address)
         if isinstance(head, Eagle3Head):
@@ -54,6 +53,7 @@ class NativePair:
             pair.normed_output = head.config.norm_output
         else:
             assert isinstance(head, Eagle1Head)
+            out = memory.head_of(model)
             pair.fc, pair.fc_bias = memory.matrix(head.fc), memory.vector(head.fc.bias)
         pair.model = structures.Model(
             head.dtype == torch.bfloat16, config.num_layers, config.vocab_size, config.hidden_size,

@@ -229,7 +229,9 @@ class KangarooDrafter(EarlyExitDrafter):
 
     def exit(self, features: Tensor) -> Tensor:
         """[B, W, V] by the target's head, without its final norm."""
-        return self.target.model.head(features if self.native is not None else features.to(self.target.spec.dtype))
+        if self.native is not None:
+            return self.native.logits(features)
+        return self.target.model.head(features.to(self.target.spec.dtype))
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """In both caches."""

@@ -22,11 +22,12 @@ class NativeAdapter:
         """weights: see ``Memory``."""
         config = head.config
         self.head, self.memory = head, Memory(head, weights)
+        self._out, self._vocab_size = self.memory.head_of(model), model.spec.vocab_size
         attention, norm = head.layer.self_attn, head.layer.input_layernorm.weight
         self._layers = (structures.Layer * 1)(layer_of(self.memory, attention, None, 0, input_norm=norm))
         self.view = structures.Model(
             head.dtype == torch.bfloat16, 1, model.spec.vocab_size, config.hidden_size, 0, config.num_heads,
-            config.num_kv_heads, config.head_dim, config.rms_norm_eps, model.embedding_matrix, model.head_matrix,
+            config.num_kv_heads, config.head_dim, config.rms_norm_eps, model.embedding_matrix, self._out,
             self.memory.vector(head.norm.weight), self._layers,
         )  # fmt: skip
         self.address = ctypes.addressof(self.view)
@@ -37,6 +38,10 @@ class NativeAdapter:
         cos, sin = rotary(torch.arange(capacity)[None], config.head_dim, config.rope_theta, torch.float32)
         rope = cos.view(capacity, -1).contiguous(), sin.view(capacity, -1).contiguous()
         return BoundCache(num_rows, capacity, [(config.num_kv_heads, config.head_dim)], self.head.dtype, rope)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[B, n, V] by the target's head of what ``step`` returned [B, n, H]."""
+        return self.memory.product(self._out, features, self._vocab_size)
 
     def step(self, hidden: Tensor, plan: Plan, cache: BoundCache) -> Tensor:
         """See ``KangarooHead.step``; hidden [B, n, H] -> [B, n, H]."""

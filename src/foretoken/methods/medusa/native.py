@@ -19,6 +19,7 @@ class NativeMedusa:
         heads = [list(head.one(index)) for index in range(config.num_heads)]
         blocks = [[block.linear for block in layers if isinstance(block, ResBlock)] for layers in heads]
         outs = [layers[-1] for layers in heads if isinstance(layers[-1], nn.Linear)]
+        self._out = self.memory.head_of(model) if not outs else None
         own = Vocabulary(head.token_map, config.vocab_size, self.memory) if outs else None
         self.blocks = NativeBlocks(self.memory, blocks, outs, config.hidden_size, own)
         self.vocabulary = Vocabulary(None, config.vocab_size, self.memory)  # of the logits that come out
@@ -26,7 +27,9 @@ class NativeMedusa:
     def __call__(self, x: Tensor, num_heads: int) -> Tensor:
         """Final-norm hidden states x [B, H] -> logits [B, num_heads, V] of the first heads, float32."""
         out = self.blocks(x, num_heads)
-        return out if self.blocks.view.num_outputs else self.model.head(out).float()
+        if self._out is None:
+            return out
+        return self.memory.product(self._out, out, self.vocabulary.size)
 
 
 def native_medusa(

@@ -28,7 +28,7 @@ from foretoken.model.llama import shape as llama
 from foretoken.model.llama.matrices import Matrices, read_matrices
 from foretoken.model.llama.shape import LlamaShape
 from foretoken.model.llama.threads import fewest_threads
-from foretoken.model.llama.weights import ModuleWeights, WeightSource
+from foretoken.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
 from foretoken.model.source import open_weights
 from foretoken.model.target import CausalModel, Output
 
@@ -91,6 +91,7 @@ class NativeModel(CausalModel):
         self.native = native_functions()
         self.shape = shape
         self._dequantised: Tensor | None = None
+        self._rounded: Matrices | None = None  # the head in int8
         self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
@@ -208,6 +209,18 @@ class NativeModel(CausalModel):
         """The output head as C sees it."""
         matrix: structures.Matrix = self._view.head
         return matrix
+
+    def rounded_head(self) -> structures.Matrix:
+        """The output head for drafters that read it once a guess: a copy in int8, made at the first call, where it is
+        plain."""
+        name = llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
+        table = self.matrices.plain.get(name)
+        if table is None:
+            return self.head_matrix
+        if self._rounded is None:
+            source = TensorWeights({name: table})
+            self._rounded = read_matrices(source, [name], weights="int8", dtype=table.dtype, allocate=huge_pages)
+        return self._rounded.held[name]
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``CausalModel.embed``."""

@@ -6,7 +6,7 @@ tensor is read straight into the memory it will live in: loading peaks at the we
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from math import prod
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -61,12 +61,11 @@ class WeightSource(ABC):
         return out
 
 
-class ModuleWeights(WeightSource):
-    """The parameters of a loaded transformers module, shared and not copied wherever that is possible."""
+class TensorWeights(WeightSource):
+    """Tensors in memory, shared and not copied wherever that is possible."""
 
-    def __init__(self, module: torch.nn.Module) -> None:
-        state: dict[str, Tensor] = module.state_dict(keep_vars=True)
-        self._tensors = {name: tensor.detach() for name, tensor in state.items()}
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
 
     @property
     def names(self) -> Collection[str]:
@@ -84,6 +83,13 @@ class ModuleWeights(WeightSource):
     def shared(self, name: str) -> Tensor | None:
         """See ``WeightSource.shared``."""
         return self._tensors[name]
+
+
+class ModuleWeights(TensorWeights):
+    """The parameters of a loaded transformers module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module.state_dict(keep_vars=True))
 
 
 class SafetensorsWeights(WeightSource):
