@@ -27,7 +27,10 @@ class Draw(ctypes.Structure):
 
     _fields_ = [
         *((name, _NUMBER) for name in ("how", "depth", "vocab")),
-        *((name, _POINTER) for name in ("inverse_temperature", "keys", "table", "uniforms", "top_k", "top_p", "min_p", "q")),
+        *(
+            (name, _POINTER)
+            for name in ("inverse_temperature", "keys", "table", "uniforms", "top_k", "top_p", "min_p", "q")
+        ),
     ]
 
 

@@ -192,7 +192,11 @@ def test_a_whole_chain_after_top_k_top_p_and_min_p_is_the_twins(options: dict[st
     found = []
     for kind in (Recorded, Whole):
         decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7, 5, 9)), drafter_class=kind)
-        params = [SamplingParams(temperature=1.3, **options), SamplingParams(temperature=0.8), SamplingParams(temperature=0)]
+        params = [
+            SamplingParams(temperature=1.3, **options),
+            SamplingParams(temperature=0.8),
+            SamplingParams(temperature=0),
+        ]
         decoding.context.processors = Processors(params, vocab_size=VOCAB, end_token_ids=(), device=CPU)
         with torch.inference_mode():
             found.append([decoding.step("chain", draws) for _ in range(4)])
