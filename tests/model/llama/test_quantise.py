@@ -322,3 +322,12 @@ def test_bytes_of_a_pass_are_those_of_the_matrices() -> None:
     num_weights = 3 * (256 * 64 * (4 + 2 + 2 + 4) + 3 * 256 * 512)
     head = -(-61 // TILE) * TILE * 256
     assert model.spec.weight_bytes == (num_weights + head) * 34 // 32
+
+
+def test_pages_of_a_file_are_released_after_every_packed_matrix() -> None:
+    module = make_model("llama", **SIZES)
+    source = Requantised(module, ("Q8_0",))
+    released: list[int] = []
+    source.release = lambda: released.append(1)  # type: ignore[method-assign]
+    NativeModel(llama.read_shape(module.config), source, dtype=torch.float32, name="x")
+    assert len(released) == len(source.blocks)
