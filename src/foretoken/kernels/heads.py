@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
 
 from foretoken.kernels.native import library
 from foretoken.kernels.structures import Matrix, Model
@@ -27,7 +26,10 @@ class Draw(ctypes.Structure):
 
     _fields_ = [
         *((name, _NUMBER) for name in ("how", "depth", "vocab")),
-        *((name, _POINTER) for name in ("inverse_temperature", "keys", "table", "uniforms", "top_k", "top_p", "min_p", "q")),
+        *(
+            (name, _POINTER)
+            for name in ("inverse_temperature", "keys", "table", "uniforms", "top_k", "top_p", "min_p", "q")
+        ),
     ]
 
 
@@ -77,7 +79,6 @@ class HeadFunctions:
         self.blocks = typed("blocks", pointer, *[number] * 3, pointer, pointer, number, pointer)
 
 
-@cache
 def head_functions() -> HeadFunctions:
     """Only where ``kernels.native.library`` has one."""
     lib, reason = library()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import SamplingParams
+from foretoken import Engine, SamplingParams
 from foretoken.core.noise import Noise
 from foretoken.core.probs import Processors
 from foretoken.core.tree import DrawMode, TokenTree
@@ -192,7 +192,11 @@ def test_a_whole_chain_after_top_k_top_p_and_min_p_is_the_twins(options: dict[st
     found = []
     for kind in (Recorded, Whole):
         decoding = Decoding(target(), random_head(SIZES["eagle3"]), prompts((7, 5, 9)), drafter_class=kind)
-        params = [SamplingParams(temperature=1.3, **options), SamplingParams(temperature=0.8), SamplingParams(temperature=0)]
+        params = [
+            SamplingParams(temperature=1.3, **options),
+            SamplingParams(temperature=0.8),
+            SamplingParams(temperature=0),
+        ]
         decoding.context.processors = Processors(params, vocab_size=VOCAB, end_token_ids=(), device=CPU)
         with torch.inference_mode():
             found.append([decoding.step("chain", draws) for _ in range(4)])
@@ -295,6 +299,12 @@ def test_the_native_path_is_taken_where_it_can_be_and_the_reason_is_told_elsewhe
     drafter = method.open(decoding.context, 96, decoding.target)
     assert isinstance(drafter, EagleDrafter)
     assert drafter.native is method.native
+    assert method.runs_as == "native"
+    slow = Eagle3(head, TransformersModel(MODULE))
+    assert slow.runs_as == "torch: the target runs as 'transformers', and native heads need a native one"
+    engine = Engine(target(), None, speculative={"method": "draft_model"}, method=method)
+    assert engine.resolved()["head"] == "native"
+    assert "head" not in Engine(target(), None, speculative={"method": "none"}).resolved()
 
 
 def test_a_chain_that_does_not_fit_the_cache_is_refused() -> None:

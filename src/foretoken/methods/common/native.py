@@ -50,6 +50,11 @@ def rounding(weights: str, model: CausalModel) -> str:
     return weights if weights != "auto" else "same" if model.spec.dtype == torch.float32 else "int8"
 
 
+def runs_as(reason: str | None) -> str:
+    """``Method.runs_as`` of a head, given why it does not run natively."""
+    return "native" if reason is None else f"torch: {reason}"
+
+
 class Memory:
     """Tensors and structures that C knows by address, and scratch; one pass at a time."""
 

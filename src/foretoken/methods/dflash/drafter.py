@@ -15,6 +15,7 @@ from foretoken.core.tree import DrawMode, Plan, TokenTree, root_tree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape
+from foretoken.methods.common.native import runs_as
 from foretoken.methods.dflash.head import DFlashHead
 from foretoken.methods.dflash.native import NativeFlash, native_flash
 from foretoken.methods.features import FeatureBuffer
@@ -213,6 +214,11 @@ class DFlash(Method):
         head.check_target(model.spec, name="dflash head")
         self.head, self.model = head.eval(), model
         self.native, self.not_native = native_flash(self.head, model, weights)
+
+    @property
+    def runs_as(self) -> str:
+        """See ``Method``."""
+        return runs_as(self.not_native)
 
     @property
     def taps(self) -> tuple[int, ...]:

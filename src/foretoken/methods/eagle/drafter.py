@@ -18,7 +18,7 @@ from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape
 from foretoken.methods.acceptance.head import AcceptanceHead, predicted
 from foretoken.methods.acceptance.native import speed_up
-from foretoken.methods.common.native import row_counts
+from foretoken.methods.common.native import row_counts, runs_as
 from foretoken.methods.common.pair import PairHead
 from foretoken.methods.eagle.eagle1 import Eagle1Head
 from foretoken.methods.eagle.eagle3 import Eagle3Head
@@ -261,6 +261,11 @@ class _Eagle(Method):
         self.head, self.model = head.eval(), model
         self.acceptance = None if acceptance is None else speed_up(acceptance, model)
         self.native, self.not_native = native_pair(self.head, model, weights)
+
+    @property
+    def runs_as(self) -> str:
+        """See ``Method``."""
+        return runs_as(self.not_native)
 
     @property
     def foresees(self) -> bool:

@@ -14,7 +14,7 @@ from foretoken.core.tree import DrawMode, Plan, TokenTree, root_tree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape, SpecDec
-from foretoken.methods.common.native import draw_block
+from foretoken.methods.common.native import draw_block, runs_as
 from foretoken.methods.medusa.head import MedusaHead, Stacked
 from foretoken.methods.medusa.native import NativeMedusa, native_medusa
 from foretoken.model.target import CausalModel, Target
@@ -130,6 +130,11 @@ class Medusa(Method):
         self.head, self.model = head.eval(), model
         self.native, self.not_native = native_medusa(self.head, model, weights)
         self.stacked = head.stacked() if self.native is None else None
+
+    @property
+    def runs_as(self) -> str:
+        """See ``Method``."""
+        return runs_as(self.not_native)
 
     @property
     def taps(self) -> tuple[int, ...]:
