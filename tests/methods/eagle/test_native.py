@@ -183,7 +183,8 @@ def test_a_whole_chain_computes_the_bits_of_single_levels(dtype: torch.dtype) ->
 @pytest.mark.parametrize(
     "options",
     [
-        {"top_k": 5}, {"top_k": 1}, {"top_p": 0.8}, {"top_p": 0.05}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7, "min_p": 0.1},
+        {"top_k": 5}, {"top_k": 1}, {"top_p": 0.8}, {"top_p": 0.05}, {"min_p": 0.2},
+        {"top_k": 9, "top_p": 0.7, "min_p": 0.1},
     ],
     ids=str,
 )  # fmt: skip

@@ -18,7 +18,8 @@ from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape
 from foretoken.methods.acceptance.head import AcceptanceHead, predicted
 from foretoken.methods.acceptance.native import speed_up
-from foretoken.methods.common.native import row_counts, runs_as
+from foretoken.methods.chains import can_draw, row_counts
+from foretoken.methods.common.native import runs_as
 from foretoken.methods.common.pair import PairHead
 from foretoken.methods.eagle.eagle1 import Eagle1Head
 from foretoken.methods.eagle.eagle3 import Eagle3Head
@@ -89,7 +90,7 @@ class EagleDrafter(Drafter):
         """Whether one native call makes the whole tree: a plain chain, drawn from what temperature alone changes."""
         return (
             self.native is not None
-            and self.native.vocabulary.draws(context, shape)
+            and can_draw(self.native.vocabulary, context, shape)
             and max(count for count, limit in zip(self.buffer.count, limits, strict=True) if limit) <= PREFILL_CHUNK
         )
 
