@@ -91,7 +91,6 @@ METHODS: dict[str, Callable[[NativeModel], Any]] = {
     "dspark": lambda model: DFlash(flash(sample_from_anchor=True, markov_rank=8, confidence=True), model),
     "kangaroo": lambda model: Kangaroo(kangaroo(), model),
 }
-SHAPES = ("chain", "static/branching=2x2x1", "eagle2/size=8/width=3", "dyspec/size=8/width=3")
 
 
 def twin(method: Any) -> Method:
@@ -127,10 +126,21 @@ def run(method: Method, shape: str, verify: str, *, plain: bool) -> tuple[list[T
     return trees, [one.token_ids for one in completions]
 
 
-@pytest.mark.parametrize("plain", [True, False], ids=["plain", "processed"])
 @pytest.mark.parametrize(
-    ("shape", "verify"), [(shape, "coupled") for shape in SHAPES] + [("chain", "rejection"), ("chain", "exact")]
-)
+    ("shape", "verify", "plain"),
+    [
+        ("chain", "rejection", True),
+        ("eagle2/size=8/width=3", "coupled", False),
+        *(
+            pytest.param(shape, verify, plain, marks=pytest.mark.slow)
+            for shape, verify, plain in (
+                ("chain", "coupled", True), ("chain", "coupled", False), ("chain", "rejection", False),
+                ("chain", "exact", True), ("static/branching=2x2x1", "coupled", True),
+                ("eagle2/size=8/width=3", "coupled", True), ("dyspec/size=8/width=3", "rejection", False),
+            )
+        ),
+    ],
+)  # fmt: skip
 @pytest.mark.parametrize("name", METHODS)
 def test_proposals_are_the_twins(name: str, shape: str, verify: str, plain: bool) -> None:
     fast = METHODS[name](target())

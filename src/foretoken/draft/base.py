@@ -196,6 +196,11 @@ class Method(ABC):
         """Approximate size in bytes of what it has learned. May be called from any thread."""
         return 0
 
+    @property
+    def runs_as(self) -> str | None:
+        """How its trained head runs: "native", or "torch" and why; None for methods without such a head."""
+        return None
+
     def fresh(self) -> "Method":
         """A method with the same weights and settings and an empty store, shared with no other method. Must be
         overridden if ``capabilities.learns``; other methods have no store."""

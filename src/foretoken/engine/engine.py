@@ -376,7 +376,8 @@ class Engine:
 
     def resolved(self, choice: Choice | None = None) -> dict[str, Any]:
         """What runs: names, implementation, dtype, device, method and verifier, as --json reports it."""
-        spec, config = self.model.spec, (choice or self.choice()).config
+        choice = choice or self.choice()
+        spec, config, head = self.model.spec, choice.config, choice.method.runs_as
         return {
             "target": spec.name,
             "architecture": spec.architecture,
@@ -388,6 +389,7 @@ class Engine:
             "speculation": self.speculation,
             "exact": config.verifier.exact,
             "speculative": config.resolved(),
+            **({} if head is None else {"head": head}),
         }
 
 

@@ -2,7 +2,6 @@
 
 import ctypes
 from collections.abc import Callable
-from functools import cache
 
 from foretoken.kernels.native import library
 from foretoken.kernels.structures import Matrix, Model
@@ -80,7 +79,6 @@ class HeadFunctions:
         self.blocks = typed("blocks", pointer, *[number] * 3, pointer, pointer, number, pointer)
 
 
-@cache
 def head_functions() -> HeadFunctions:
     """Only where ``kernels.native.library`` has one."""
     lib, reason = library()

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import SamplingParams
+from foretoken import Engine, SamplingParams
 from foretoken.core.noise import Noise
 from foretoken.core.probs import Processors
 from foretoken.core.tree import DrawMode, TokenTree
@@ -183,7 +183,8 @@ def test_a_whole_chain_computes_the_bits_of_single_levels(dtype: torch.dtype) ->
 @pytest.mark.parametrize(
     "options",
     [
-        {"top_k": 5}, {"top_k": 1}, {"top_p": 0.8}, {"top_p": 0.05}, {"min_p": 0.2}, {"top_k": 9, "top_p": 0.7, "min_p": 0.1},
+        {"top_k": 5}, {"top_k": 1}, {"top_p": 0.8}, {"top_p": 0.05}, {"min_p": 0.2},
+        {"top_k": 9, "top_p": 0.7, "min_p": 0.1},
     ],
     ids=str,
 )  # fmt: skip
@@ -299,6 +300,12 @@ def test_the_native_path_is_taken_where_it_can_be_and_the_reason_is_told_elsewhe
     drafter = method.open(decoding.context, 96, decoding.target)
     assert isinstance(drafter, EagleDrafter)
     assert drafter.native is method.native
+    assert method.runs_as == "native"
+    slow = Eagle3(head, TransformersModel(MODULE))
+    assert slow.runs_as == "torch: the target runs as 'transformers', and native heads need a native one"
+    engine = Engine(target(), None, speculative={"method": "draft_model"}, method=method)
+    assert engine.resolved()["head"] == "native"
+    assert "head" not in Engine(target(), None, speculative={"method": "none"}).resolved()
 
 
 def test_a_chain_that_does_not_fit_the_cache_is_refused() -> None:

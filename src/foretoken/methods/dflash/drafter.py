@@ -15,6 +15,8 @@ from foretoken.core.tree import DrawMode, Plan, TokenTree, root_tree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape
+from foretoken.methods.chains import can_draw
+from foretoken.methods.common.native import runs_as
 from foretoken.methods.dflash.head import DFlashHead
 from foretoken.methods.dflash.native import NativeFlash, native_flash
 from foretoken.methods.features import FeatureBuffer
@@ -104,7 +106,7 @@ class DFlashDrafter(Drafter):
         limits = [min(deepest, depth_limit) for depth_limit in context.depth_limit]
         if not any(limits):
             return root_tree(context.pending)
-        if self.native is not None and self.native.vocabulary.draws(context, shape):
+        if self.native is not None and can_draw(self.native.vocabulary, context, shape):
             self._run(context, limits)
             return self.native.draw(
                 self.block_logits, context.pending, limits, context.processors, grow.CHAIN_LABELS[draws], noise
@@ -213,6 +215,11 @@ class DFlash(Method):
         head.check_target(model.spec, name="dflash head")
         self.head, self.model = head.eval(), model
         self.native, self.not_native = native_flash(self.head, model, weights)
+
+    @property
+    def runs_as(self) -> str:
+        """See ``Method``."""
+        return runs_as(self.not_native)
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -12,8 +12,9 @@ from foretoken.core.noise import Noise
 from foretoken.core.probs import Processors
 from foretoken.core.tree import DrawnBy, TokenTree
 from foretoken.kernels import heads, structures
+from foretoken.methods.chains import draw_block
 from foretoken.methods.common.layers import rotary
-from foretoken.methods.common.native import Memory, Vocabulary, address, draw_block, layer_of, refusal, rounding
+from foretoken.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
 from foretoken.methods.dflash.head import DFlashHead
 from foretoken.model.bound import BoundCache
 from foretoken.model.llama.native import NativeModel, check

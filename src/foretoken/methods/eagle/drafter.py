@@ -18,7 +18,8 @@ from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape
 from foretoken.methods.acceptance.head import AcceptanceHead, predicted
 from foretoken.methods.acceptance.native import speed_up
-from foretoken.methods.common.native import row_counts
+from foretoken.methods.chains import can_draw, row_counts
+from foretoken.methods.common.native import runs_as
 from foretoken.methods.common.pair import PairHead
 from foretoken.methods.eagle.eagle1 import Eagle1Head
 from foretoken.methods.eagle.eagle3 import Eagle3Head
@@ -89,7 +90,7 @@ class EagleDrafter(Drafter):
         """Whether one native call makes the whole tree: a plain chain, drawn from what temperature alone changes."""
         return (
             self.native is not None
-            and self.native.vocabulary.draws(context, shape)
+            and can_draw(self.native.vocabulary, context, shape)
             and max(count for count, limit in zip(self.buffer.count, limits, strict=True) if limit) <= PREFILL_CHUNK
         )
 
@@ -261,6 +262,11 @@ class _Eagle(Method):
         self.head, self.model = head.eval(), model
         self.acceptance = None if acceptance is None else speed_up(acceptance, model)
         self.native, self.not_native = native_pair(self.head, model, weights)
+
+    @property
+    def runs_as(self) -> str:
+        """See ``Method``."""
+        return runs_as(self.not_native)
 
     @property
     def foresees(self) -> bool:

@@ -11,8 +11,9 @@ from foretoken.core.noise import Noise
 from foretoken.core.probs import Processors
 from foretoken.core.tree import DrawnBy, Plan
 from foretoken.kernels import heads, structures
+from foretoken.methods.chains import Draws
 from foretoken.methods.common.layers import rotary
-from foretoken.methods.common.native import Draws, Memory, Vocabulary, address, layer_of, refusal, rounding
+from foretoken.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
 from foretoken.methods.common.pair import PairHead
 from foretoken.methods.eagle.eagle1 import Eagle1Head
 from foretoken.methods.eagle.eagle3 import Eagle3Head

@@ -28,6 +28,7 @@ from foretoken.draft.growing.frontier import Grown, pick, span_for
 from foretoken.draft.shapes import SHAPES, Shape, SpecDec
 from foretoken.methods.acceptance.head import AcceptanceHead, predicted
 from foretoken.methods.acceptance.native import speed_up
+from foretoken.methods.common.native import runs_as
 from foretoken.methods.kangaroo.head import KangarooHead
 from foretoken.methods.kangaroo.native import NativeAdapter, native_adapter
 from foretoken.model.bound import BoundCache
@@ -303,6 +304,11 @@ class Kangaroo(Method):
         self.head, self.exit_layer = head.eval(), head.config.exit_layer
         self.native, self.not_native = native_adapter(self.head, model, weights)
         self.acceptance = None if acceptance is None else speed_up(acceptance, model)
+
+    @property
+    def runs_as(self) -> str:
+        """See ``Method``."""
+        return runs_as(self.not_native)
 
     @property
     def foresees(self) -> bool:

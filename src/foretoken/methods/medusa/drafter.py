@@ -14,7 +14,8 @@ from foretoken.core.tree import DrawMode, Plan, TokenTree, root_tree
 from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape, SpecDec
-from foretoken.methods.common.native import draw_block
+from foretoken.methods.chains import can_draw, draw_block
+from foretoken.methods.common.native import runs_as
 from foretoken.methods.medusa.head import MedusaHead, Stacked
 from foretoken.methods.medusa.native import NativeMedusa, native_medusa
 from foretoken.model.target import CausalModel, Target
@@ -48,7 +49,7 @@ class MedusaDrafter(Drafter):
         if not any(limit > 0 for limit in limits):
             return root_tree(context.pending)
         limits = [max(0, limit) for limit in limits]
-        if self.native is not None and self.native.vocabulary.draws(context, shape):
+        if self.native is not None and can_draw(self.native.vocabulary, context, shape):
             self.begin(context, limits)
             return draw_block(
                 self.native.memory, self.native.vocabulary, self.block_logits, context.pending, limits,
@@ -130,6 +131,11 @@ class Medusa(Method):
         self.head, self.model = head.eval(), model
         self.native, self.not_native = native_medusa(self.head, model, weights)
         self.stacked = head.stacked() if self.native is None else None
+
+    @property
+    def runs_as(self) -> str:
+        """See ``Method``."""
+        return runs_as(self.not_native)
 
     @property
     def taps(self) -> tuple[int, ...]:
