@@ -1,8 +1,10 @@
 """``foretoken pull``, ``list``, ``rm``; names and GGUF files as targets; what the default target is."""
 
 import json
+import signal
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from transformers import AutoModelForCausalLM
@@ -11,7 +13,7 @@ from foretoken.model import catalogue, pull
 from foretoken.model.load import load_tokenizer
 from tests.cli.conftest import Invoke
 from tests.model.gguf.make import write
-from tests.model.test_pull import FAIL, INDEX, TINY, WRITE
+from tests.model.test_pull import FAIL, HANG, INDEX, TINY, WRITE
 
 
 @pytest.fixture
@@ -86,6 +88,24 @@ def test_failures_of_a_fetch(invoke: Invoke, root: Path, monkeypatch: pytest.Mon
     assert not root.exists()
     monkeypatch.setenv("FORETOKEN_OFFLINE", "1")
     assert "FORETOKEN_OFFLINE is set" in invoke("pull", "tiny").stderr
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signals(invoke: Invoke, root: Path, monkeypatch: pytest.MonkeyPatch, number: int, status: int) -> None:
+    """Ctrl-C and SIGTERM end a fetch in silence, and nothing is left."""
+    use(monkeypatch, HANG)
+    say = pull._say
+
+    def press(*args: Any) -> None:
+        say(*args)
+        if args[-1]:
+            signal.raise_signal(number)
+
+    monkeypatch.setattr(pull, "_say", press)
+    result = invoke("pull", "tiny")
+    assert result.exit_code == status
+    assert result.stderr == "fetching tiny from the Hugging Face hub (1 MB)\n"
+    assert not root.exists()
 
 
 def test_a_gguf_target(invoke: Invoke, models: dict[str, Path], gguf: Path) -> None:

