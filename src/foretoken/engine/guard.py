@@ -11,7 +11,7 @@ from foretoken.core.params import LogitsProcessor
 logger = logging.getLogger(__name__)
 
 STEP_S = 0.15
-"""CPU seconds of a step that all limited processors may take together. Beyond, those above their share end their request."""
+"""CPU seconds of a step that all limited processors may take together. Beyond, those above their share are ended."""
 REQUEST_S, TOKEN_S = 1.0, 0.02
 """CPU seconds that a limited processor may take in all: so many, and so many more for each token of the output."""
 
@@ -84,5 +84,5 @@ class GuardedProcessor:
         else:
             return True
         self._is_over = True
-        limited.stop(f"{reason}: make it smaller, or its numbers and repetitions")
+        limited.stop(f"{reason}: make it, its numbers or repetitions smaller")
         return False

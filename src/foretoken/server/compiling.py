@@ -57,7 +57,9 @@ class CompileCheck:
         with self._lock:
             refused = self._refused.get(grammar)
             if refused is None and not self._compiles(grammar):
-                refused = f"the {what} takes more than {CPU_S:g} s to compile: make it smaller, or its numbers and repetitions"
+                refused = (
+                    f"the {what} takes more than {CPU_S:g} s to compile: make it, its numbers or repetitions smaller"
+                )
                 self._refused[grammar] = refused
                 while len(self._refused) > _REFUSED:
                     self._refused.popitem(last=False)
