@@ -123,5 +123,5 @@ def test_a_template_of_any_tree() -> None:
 
 @pytest.mark.parametrize("num_candidates", [0, 65])
 def test_candidates_that_cannot_be(num_candidates: int) -> None:
-    with pytest.raises(ConfigError, match=f"num_candidates = {num_candidates} must be between 1 and 64"):
+    with pytest.raises(ConfigError, match=f"num_candidates = {num_candidates} must be between 1 and 16"):
         Recycling(num_candidates=num_candidates)

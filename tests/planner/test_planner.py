@@ -371,3 +371,25 @@ def test_a_trial_that_turns_out_dearer_is_charged_what_it_cost() -> None:
     assert dear / few == pytest.approx(spent / usual + 1.5, abs=0.1)
     assert 1 <= few <= usual
     assert dear < BUDGET * 3000 * 1.03 + 3.0
+
+
+def test_why_nothing_was_guessed_is_said() -> None:
+    costs = CostTable({(1, 1): 1.0, (1, 5): 1.0}, {"m": {(1, 4): 0.4}})
+    assert "speculation is off" in Planner(costs, Acceptance(4), mode="off").why_not("m")
+    assert "m found nothing" in Planner(costs, Acceptance(4), mode="on").why_not("m")
+    auto = Planner(costs, Acceptance(4))
+    assert "not expected to pay here: m: a guess costs" in auto.why_not("m")
+    assert "the costs of other were not measured" in auto.why_not("other")
+
+
+def test_another_table_is_planned_by_from_then_on() -> None:
+    planner = Planner(CostTable({(1, 1): 1.0, (1, 5): 1.0}, {"m": {(1, 4): 9.0}}), Acceptance(4))
+    rows = [RowView("a", "m", 4, 100)]
+    assert planner.plan(rows) == [0], "a guess costs more than it can bring"
+    for _ in range(60):
+        planner.corrections.tick()
+        planner.corrections.observe("plain", 0.1, 1.0)
+    assert planner.contradiction is not None
+    planner.use(CostTable({(1, 1): 1.0, (1, 5): 1.0}, {"m": {(1, 4): 0.1}}))
+    assert planner.contradiction is None
+    assert planner.plan(rows)[0] > 0

@@ -29,7 +29,7 @@ def made() -> Iterator[Constraints]:
 def test_what_takes_too_long_is_refused_in_time(made: Constraints, schema: dict[str, object]) -> None:
     """The first took 17 s (twice), the second minutes; the thread that reads all texts waited for it."""
     began = time.monotonic()
-    with pytest.raises(ConfigError, match=r"takes more than .* to compile: make it, .* smaller"):
+    with pytest.raises(ConfigError, match=r"takes more than 0\.3 s to compile"):
         made.json_schema(schema)
     assert time.monotonic() - began < 15.0
     again = time.monotonic()

@@ -22,7 +22,7 @@ from foretoken.draft.host import Node, depth_first, tree_of
 from foretoken.draft.shapes import Delayed, Sequoia, Shape, Static
 from foretoken.model.target import Target
 
-MAX_CANDIDATES = 64
+MAX_CANDIDATES = 16
 """Most candidates of a token that are kept: most children that a node can have."""
 
 

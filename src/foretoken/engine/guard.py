@@ -84,5 +84,5 @@ class GuardedProcessor:
         else:
             return True
         self._is_over = True
-        limited.stop(f"{reason}: make it smaller, or its numbers and repetitions")
+        limited.stop(f"{reason}: make it, its numbers or repetitions smaller")
         return False

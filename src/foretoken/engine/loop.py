@@ -29,6 +29,8 @@ HEADROOM = 16
 """Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""
 MIN_CHUNK = 16
 """Least tokens of a prefill pass, independent of the stall target: otherwise prompts might never be read."""
+FIRST_CHUNK = 128
+"""Tokens of a prefill pass beside decoding requests while nothing is known of its speed."""
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,8 @@ class Loop:
 
     def _read(self) -> None:
         chunk, stall = PREFILL_CHUNK, self.limits.stall_target_s
-        if stall is not None and self.batch.members and self._seconds_per_token:
-            chunk = int(stall / self._seconds_per_token)
+        if stall is not None and self.batch.members:
+            chunk = int(stall / self._seconds_per_token) if self._seconds_per_token else FIRST_CHUNK
         chunk = min(max(chunk, MIN_CHUNK), PREFILL_CHUNK)
         before = len(self.batch.members)
         # At the start drafters read all prompts in one pass of their first step; later on that would hold up others.

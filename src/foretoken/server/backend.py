@@ -1,11 +1,8 @@
 """Common state of all routes: the service, its tokenizer, output constraints, and metrics."""
 
-import os
-import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,7 +41,7 @@ class Backend:
         # One thread: tokenizers are not safe to share, and a huge prompt must not take every core.
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="foretoken-tokens")
         # Another: a large grammar takes up to seconds, which texts must not wait for.
-        self.compiler = ThreadPoolExecutor(1, thread_name_prefix="foretoken-grammars", initializer=_yield_to_others)
+        self.compiler = ThreadPoolExecutor(1, thread_name_prefix="foretoken-grammars")
 
     def check_model(self, name: str) -> None:
         """Raise ApiError 404 for any other model."""
@@ -117,9 +114,3 @@ class Backend:
         made = self.__dict__.get("constraints")  # of a cached property
         if made is not None:
             made.close()
-
-
-def _yield_to_others() -> None:
-    """Lower this thread's priority, where the system knows priorities of threads."""
-    with suppress(AttributeError, OSError):
-        os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), 10)

@@ -58,7 +58,7 @@ class CompileCheck:
             refused = self._refused.get(grammar)
             if refused is None and not self._compiles(grammar):
                 refused = (
-                    f"the {what} takes more than {CPU_S:g} s to compile: make it, its numbers and repetitions smaller"
+                    f"the {what} takes more than {CPU_S:g} s to compile: make it, its numbers or repetitions smaller"
                 )
                 self._refused[grammar] = refused
                 while len(self._refused) > _REFUSED:

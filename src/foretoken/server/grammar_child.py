@@ -14,7 +14,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer
 
 
 def main() -> None:
-    """Compile one grammar that comes on standard input."""
+    """Answer until the input ends."""
     os.nice(10)  # requests that are being decoded come first
     given = json.loads(sys.stdin.readline())
     resource.setrlimit(resource.RLIMIT_AS, (given["max_bytes"],) * 2)
