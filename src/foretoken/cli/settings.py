@@ -42,20 +42,27 @@ def quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
-def load_engine(options: dict[str, Any], speculative: Any) -> "Engine":
-    """The engine of the options of floor "Models"."""
+def load_engine(options: dict[str, Any], speculative: Any, **more: Any) -> "Engine":
+    """The engine of the options of panel "Models". more: of ``Engine.load``."""
     quiet()
+    target, revision = options["target"], options.get("revision")
+    if revision is not None:
+        if target in BUNDLED or Path(target).expanduser().exists() or "@" in target:
+            raise ConfigError(f"--revision {revision} is of a Hugging Face id, and --target {target} is none: drop one")
+        target = f"{target}@{revision}"
     with waiting(f"loading {options['target']}", no_color=options["no_color"]):
         from foretoken import Engine
 
         return Engine.load(
-            options["target"],
+            target,
             speculative=speculative,
             device=options["device"],
             dtype=options["dtype"],
             device_map=device_map(options["device_map"]),
             implementation=options["implementation"],
             width=options["width"],
+            trust_remote_code=options.get("trust_remote_code", False),
+            **more,
         )
 
 

@@ -1,9 +1,9 @@
 """The bench report for people."""
 
-import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
+from foretoken.cli.layout import print_table
 from foretoken.cli.output import has_color
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
                 cells = _macro(method)
                 table.add_row(*(escape(cells.get(name, "")) for name in columns))
             table.add_section()
-        console.print(table)
+        print_table(console, table)
         for method in at.methods:
             rates = method.overall.conditional_acceptance_per_pos
             if rates:
@@ -99,16 +99,15 @@ def _show_quality(console: "Console", at: "TemperatureReport") -> None:
                 f"{part.share.value:.1%}", f"{part.share.low:.1%} to {part.share.high:.1%}",
                 *(pairs if method.config["method"] != "none" else ("", "", "")),
             )  # fmt: skip
-    console.print(table)
+    print_table(console, table)
     console.print(
         "95 %: Wilson. plain alone, method alone: questions that only one of the two has right. p: McNemar's exact test."
     )
 
 
 def _width() -> int | None:
-    """None, the terminal's own, on one of at least 80 columns; else wide enough for all."""
-    columns = shutil.get_terminal_size().columns
-    return None if sys.stdout.isatty() and columns >= 80 else WIDE
+    """None, the terminal's own; where it is no terminal, wide enough for all."""
+    return None if sys.stdout.isatty() else WIDE
 
 
 def _cells(method: "MethodReport", f: "Figures") -> dict[str, str]:

@@ -35,7 +35,7 @@ Method = Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {
 Data = Annotated[
     str,
     typer.Option("--data", metavar="FILE", rich_help_panel=DATA, show_default=False,
-                 help="Prompts (JSON as 'foretoken bench' reads it, or plain text, which is cut into pieces), answered first "
+                 help="Prompts (JSON as 'foretoken bench' reads it, or plain text, cut into pieces), answered first "
                  "by the target; or the responses.safetensors of an earlier run. judge: the labels.jsonl that were mined."),
 ]  # fmt: skip
 Out = Annotated[

@@ -16,7 +16,7 @@ import tempfile
 from functools import cache
 from pathlib import Path
 
-from foretoken.core.cachedir import cache_directory
+from foretoken.core.cachedir import cache_directory, usable_directory
 
 FLAGS = ("-O3", "-march=native", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 120
@@ -64,7 +64,8 @@ def _build(source: Path, flags: tuple[str, ...], links: tuple[str, ...]) -> Path
     target = root / f"{source.stem}-{digest}.so"
     if target.exists():
         return target
-    root.mkdir(parents=True, exist_ok=True)
+    root = usable_directory(root)
+    target = root / target.name
     with tempfile.TemporaryDirectory(dir=root) as scratch:
         code, built = Path(scratch, "code.o"), Path(scratch, "code.so")
         # Compiled and linked apart: flags such as -fopenmp must not choose a runtime for the linker.

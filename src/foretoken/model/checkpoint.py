@@ -23,10 +23,11 @@ class Weights:
     layer_counts: frozenset[int]  # of every numbered stack of modules: layers, and perhaps a vision tower's
 
 
-def resolve(name: str) -> Path:
+def resolve(name: str, *, code: bool = False) -> Path:
     """The directory of a model or head: bundled, local, or fetched from (or found in the cache of) the Hugging Face hub.
 
-    Raises ModelError for a directory or hub id that does not exist, and where the hub cannot be reached.
+    A hub id may end in "@" and a revision. code: fetch a model's own Python code too. Raises ModelError for a directory
+    or hub id that does not exist, and where the hub cannot be reached.
     """
     if name == "bundled" or name.startswith("bundled/"):
         return _bundled(name)
@@ -37,7 +38,7 @@ def resolve(name: str) -> Path:
         raise ModelError(f"{name} is a file; expected the directory that holds config.json and the weights")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelError(f"directory {name} does not exist")
-    return _from_hub(name)
+    return _from_hub(name, code=code)
 
 
 def _bundled(name: str) -> Path:
@@ -52,26 +53,31 @@ def _bundled(name: str) -> Path:
     return path
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, *, code: bool) -> Path:
+    model_id, _, revision = name.partition("@")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
-    small = ["*.json", "*.txt", "*.model", "*.jinja", "tokenizer*"]
+    small = ["*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", *(["*.py"] if code else [])]
     try:
-        path = Path(snapshot_download(name, allow_patterns=[*small, "*.safetensors"]))
+        path = Path(snapshot_download(model_id, revision=revision or None, allow_patterns=[*small, "*.safetensors"]))
         if not any(path.glob("*.safetensors")):
-            path = Path(snapshot_download(name, allow_patterns=[*small, "*.bin", "*.pt"]))
+            patterns = [*small, "*.bin", "*.pt"]
+            path = Path(snapshot_download(model_id, revision=revision or None, allow_patterns=patterns))
     except HFValidationError as error:
         raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id (owner/name)") from error
     except GatedRepoError as error:
         raise ModelError(
             f"{name} is gated on the Hugging Face hub: accept its terms there and run 'hf auth login'"
         ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{model_id} has no revision {revision!r} on the Hugging Face hub") from error
     except RepositoryNotFoundError as error:
         raise ModelError(f"there is no directory {name} here and no model {name} on the Hugging Face hub") from error
     except LocalEntryNotFoundError as error:

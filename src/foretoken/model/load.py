@@ -11,6 +11,7 @@ from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedT
 from foretoken.core.errors import ConfigError, ModelError, nearest
 from foretoken.model.checkpoint import check_files, check_layers, resolve
 from foretoken.model.hf.adapter import TransformersModel
+from foretoken.model.hf.code import has_code, load_with_code
 from foretoken.model.hf.probe import first_line
 from foretoken.model.hf.refusals import check_config
 from foretoken.model.parallel import Launch, ShardedModel, check_divides
@@ -40,13 +41,15 @@ def load_model(
     device_map: str | dict[str, Any] | None = None,
     implementation: str = "auto",
     tensor_parallel: bool = False,
+    trust_remote_code: bool = False,
 ) -> CausalModel:
     """Load a decoder-only language model: "bundled/target", a directory, or a Hugging Face id.
 
     dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. By default (None) the checkpoint's own
     on accelerators and float32 on the CPU. device_map is accelerate's, for models larger than one device; it implies
     ``implementation="transformers"``, and so does tensor_parallel: this process's shard, of as many as torchrun started
-    (docs/parallel.md). implementation "auto" takes the fastest that supports the model.
+    (docs/parallel.md). implementation "auto" takes the fastest that supports the model. An id may end in "@" and a
+    revision: a branch, a tag or a commit. trust_remote_code runs the Python code that a model comes with.
 
     Raises ConfigError for invalid options (with the reason, where a forced implementation does not support this model)
     and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
@@ -59,7 +62,12 @@ def load_model(
     launch = _launch(implementation, device_map) if tensor_parallel else None
     where = parse_device(device if launch is None else launch.device(device))
     wanted = parse_dtype(dtype)
-    path = resolve(name)
+    path = resolve(name, code=trust_remote_code)
+    if has_code(path, name=name, trusted=trust_remote_code):
+        return load_with_code(
+            path, name=name, dtype=wanted, device=where, device_map=device_map, implementation=implementation,
+            is_auto_dtype=dtype == "auto",
+        )  # fmt: skip
     weights = check_files(path, name=name)
     config = load_config(path, name=name)
     check_config(config, name=name)
@@ -104,12 +112,14 @@ def as_model(given: Any) -> CausalModel:
     raise ConfigError(f"{given!r} is no model: expected one of transformers or of foretoken{hint}")
 
 
-def load_tokenizer(name: str | PathLike[str]) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, by the same names as ``load_model``. Raises ModelError where there is none."""
     name = fspath(name)
     path = resolve(name)
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=trust_remote_code
+        )  # fmt: skip
     except Exception as error:
         raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
     return tokenizer

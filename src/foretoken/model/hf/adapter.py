@@ -70,6 +70,7 @@ class TransformersModel(CausalModel):
         device_map: str | dict[str, Any] | None = None,
         sharding: Any = None,
         name: str | None = None,
+        trust_remote_code: bool = False,
     ) -> Self:
         """Load a checkpoint directory. With device_map (accelerate's) the layers may lie on several devices.
 
@@ -81,8 +82,9 @@ class TransformersModel(CausalModel):
         placed = {"device_map": device_map} if sharding is None else {"distributed_config": sharding}
         try:
             module, info = auto.from_pretrained(
-                str(path), dtype=dtype, output_loading_info=True, local_files_only=True, **placed
-            )
+                str(path), dtype=dtype, output_loading_info=True, local_files_only=True,
+                trust_remote_code=trust_remote_code, **placed,
+            )  # fmt: skip
         except Exception as error:  # transformers, safetensors, accelerate and quantizers raise all kinds
             raise ModelError(f"{name}: transformers could not load it: {first_line(error)}") from error
         refuse_mismatch(info, name=name)
