@@ -13,7 +13,7 @@ from foretoken.model.checkpoint import resolve
 from foretoken.model.load import load_model
 from tests.cli import checkpoint
 
-CODE = '''
+CODE = """
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 
@@ -23,7 +23,7 @@ class OwnConfig(Qwen3Config):
 
 class OwnForCausalLM(Qwen3ForCausalLM):
     config_class = OwnConfig
-'''
+"""
 
 
 @pytest.fixture(scope="module")

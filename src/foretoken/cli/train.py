@@ -132,6 +132,8 @@ def train(
         figures = _drafter(method, target, data, out, given, init, device, dtype, resume, answering, no_color)
     if not speaks():
         return
+    for warning in figures.get("warnings", ()):
+        say(f"warning: {warning}")
     if json_:
         write(as_json(figures, pretty=sys.stdout.isatty()), None)
     else:
@@ -173,7 +175,7 @@ def _drafter(
     answering: dict[str, Any],
     no_color: bool,
 ) -> dict[str, Any]:
-    from foretoken.train import methods
+    from foretoken.train import methods, slots
     from foretoken.train.trainer import train
 
     _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
@@ -200,7 +202,10 @@ def _drafter(
             prepared.objective, Teacher(model), responses, out, prepared.config, resume=resume, identity=identity,
             save=prepared.save, finish=prepared.finish, progress=progress, plot=_plot(),
         )  # fmt: skip
-    return {"method": method, "target": target, "out": out, **evaluation.as_dict()}
+    figures = evaluation.as_dict()
+    losses = slots.logged_losses(Path(out) / "log.jsonl")
+    figures["warnings"] = slots.warnings_of(figures["conditional"], figures["conditional_greedy"], losses)
+    return {"method": method, "target": target, "out": out, **figures}
 
 
 def speaks() -> bool:
