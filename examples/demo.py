@@ -1,33 +1,51 @@
-"""The program of ``make demo``: speculative text of the bundled models, and the measured speedup.
+"""The program of ``make demo``: a real small model answers, its accepted guesses tinted, then plain against speculative.
 
-First the bundled target generates with the bundled draft: accepted guesses are tinted. Then the same target is made as
-costly as a model of 350M parameters (same function, more arithmetic: recipes/inflate.py) and decodes the same prompts
-with and without guessing, turn by turn. The tokens must be identical; the speedup is whatever was measured.
+The model is SmolLM2-135M-Instruct, fetched once (98 MB, ``foretoken pull smollm2-135m``). Where it cannot be fetched, the
+tiny bundled pair stands in, and a line says why; its target is then also made as costly as a model of 350M parameters
+(same function, more arithmetic: recipes/inflate.py). The tokens of both sides must be identical; the speedup is whatever
+was measured.
 """
 
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
+from rich.console import Console
 
 import foretoken
+from foretoken.cli.pull import fetch
+from foretoken.core.errors import ForetokenError
+from foretoken.kernels.build import cpu_flags
+from foretoken.model.catalogue import DEFAULT, default_speculation, pulled
 
 ROOT = Path(__file__).resolve().parent.parent
-PROMPTS = (
+QUESTION = "What are the three primary colours, and what does one get by mixing two of them?"
+PASSAGE = (
+    "The lighthouse stands at the end of the old stone pier. Every evening the keeper climbs its hundred steps and "
+    "lights the lamp. On clear nights sailors see it from twenty miles away."
+)
+QUESTIONS = (
+    f"Repeat this text word for word:\n\n{PASSAGE}",
+    "List the days of the week, one on each line, each followed by a short sentence about it.",
+    "Write a Python class Point with x and y, and methods that add, subtract and scale points.",
+)
+CODE = (
     "import os\nimport sys\n\n\ndef read_lines(path):\n",
     "class Point:\n    def __init__(self, x, y):\n",
     "Installation\n============\n\nTo install the package, run\n",
 )
+PATIENCE_S = 20.0  # a demo does not wait longer for a network that gives nothing
 TINT, PLAIN = ("\033[36m", "\033[0m") if sys.stdout.isatty() else ("", "")
 
 
-def show(engine: foretoken.Engine) -> None:
+def show(engine: foretoken.Engine, prompt: Any, **options: Any) -> None:
     """Stream one completion, kept guesses tinted."""
-    stream = engine.stream(PROMPTS[1], temperature=0.9, seed=1, max_new_tokens=120)
-    print(PROMPTS[1], end="")
+    stream = engine.stream(prompt, **options)
     for piece in stream:
         kept = piece.source.startswith("draft")
         print(f"{TINT if kept else ''}{piece.text}{PLAIN if kept else ''}", end="", flush=True)
@@ -38,21 +56,20 @@ def show(engine: foretoken.Engine) -> None:
     )
 
 
-def race(directory: str, rounds: int = 3) -> int:
-    """Plain against speculative on the inflated target, interleaved; 0 iff the tokens are identical."""
-    plain = foretoken.Engine.load(directory)
-    guessing = plain.with_method({"method": "draft_model", "model": "bundled/draft", "num_speculative_tokens": 5})
+def race(guessing: foretoken.Engine, prompts: Sequence[Any], what: str, *, temperature: float, rounds: int = 3) -> int:
+    """Plain against speculative, prompt by prompt, turn by turn; 0 iff the tokens are identical."""
+    plain = guessing.with_method("none")
+    options: dict[str, Any] = {"temperature": temperature, "seed": 1, "max_new_tokens": 64}
     seconds: dict[str, list[float]] = {"plain": [], "speculative": []}
-    tokens = 0
-    identical = True
+    tokens, identical = 0, True
     for engine in (plain, guessing):
-        engine.generate(PROMPTS[0], temperature=0.0, max_new_tokens=8)
+        engine.generate(prompts[0], **{**options, "max_new_tokens": 8})
     for _ in range(rounds):
         spent = {"plain": 0.0, "speculative": 0.0}
         tokens = 0
-        for prompt in PROMPTS:
-            a = plain.generate(prompt, temperature=0.7, seed=1, max_new_tokens=48)
-            b = guessing.generate(prompt, temperature=0.7, seed=1, max_new_tokens=48)
+        for prompt in prompts:
+            a = plain.generate(prompt, **options)
+            b = guessing.generate(prompt, **options)
             spent["plain"] += a.seconds_decode
             spent["speculative"] += b.seconds_decode
             tokens += a.num_tokens
@@ -60,8 +77,9 @@ def race(directory: str, rounds: int = 3) -> int:
         for name, value in spent.items():
             seconds[name].append(value)
     median = {name: statistics.median(values) for name, values in seconds.items()}
+    spec = plain.model.spec
     print(
-        f"at the cost of a 350M model ({plain.model.spec.implementation}, {plain.model.spec.dtype}): "
+        f"{what} ({spec.implementation}, {str(spec.dtype).removeprefix('torch.')}, method {guessing.speculative.method}): "
         f"plain {tokens / median['plain']:.1f} tokens/s, speculative {tokens / median['speculative']:.1f} tokens/s"
     )
     verdict = "identical" if identical else "DIFFERENT"
@@ -69,16 +87,47 @@ def race(directory: str, rounds: int = 3) -> int:
     return 0 if identical else 1
 
 
-def main() -> int:
-    """The whole demo."""
-    torch.set_num_threads(min(torch.get_num_threads(), 8))
-    show(foretoken.Engine.load("bundled", speculative="draft_model"))
+def real() -> int:
+    """The demo with SmolLM2."""
+    dtype = "bfloat16" if "avx512_bf16" in cpu_flags() else None
+    with Console(stderr=True).status(f"loading {DEFAULT}"):
+        engine = foretoken.Engine.load(DEFAULT, speculative=default_speculation(DEFAULT), dtype=dtype)
+
+    def asked(question: str) -> list[int]:
+        return engine.chat_prompt([{"role": "user", "content": question}])
+
+    print(f"> {QUESTION}\n")
+    show(engine, asked(QUESTION), temperature=0.0, max_new_tokens=120)
+    return race(
+        engine, [asked(question) for question in QUESTIONS], "three answers (a copy, a list, code)", temperature=0.0
+    )
+
+
+def tiny() -> int:
+    """The demo with the bundled pair."""
+    print(CODE[1], end="")
+    engine = foretoken.Engine.load("bundled", speculative="draft_model")
+    show(engine, CODE[1], temperature=0.9, seed=1, max_new_tokens=120)
     with tempfile.TemporaryDirectory() as directory:
         print("making the same target as costly as a 350M model ...", flush=True)
         # recipes/ is part of the checkout, not of the package.
         command = [sys.executable, "-m", "recipes.inflate", "--target", "bundled", "--out", directory]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
-        return race(directory)
+        draft = {"method": "draft_model", "model": "bundled/draft", "num_speculative_tokens": 5}
+        engine = foretoken.Engine.load(directory, speculative=draft)
+        return race(engine, CODE, "at the cost of a 350M model", temperature=0.7)
+
+
+def main() -> int:
+    """The whole demo."""
+    torch.set_num_threads(min(torch.get_num_threads(), 8))
+    if pulled(DEFAULT) is None:
+        try:
+            fetch(DEFAULT, patience_s=PATIENCE_S)
+        except ForetokenError as error:
+            print(f"the tiny bundled pair instead of {DEFAULT}: {error}\n", flush=True)
+            return tiny()
+    return real()
 
 
 if __name__ == "__main__":

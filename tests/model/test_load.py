@@ -257,7 +257,7 @@ def test_nonexistent_directory(tmp_path: Path) -> None:
 
 def test_file_instead_of_directory(saved: Path) -> None:
     """The weights' file is not the model's directory."""
-    with pytest.raises(ModelError, match=r"model\.safetensors is a file; expected the directory"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is a file; expected a GGUF file, or the directory"):
         load_model(str(saved / "model.safetensors"))
 
 

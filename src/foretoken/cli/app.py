@@ -13,6 +13,7 @@ from foretoken.cli.evaluate import evaluate
 from foretoken.cli.export import export, vllm_args
 from foretoken.cli.generate import generate
 from foretoken.cli.methods import methods
+from foretoken.cli.pull import list_, pull, rm
 from foretoken.cli.serve import serve
 from foretoken.cli.theory import theory
 from foretoken.cli.train import train
@@ -23,9 +24,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, chat, serve, bench, train, evaluate, certify, methods, export, vllm_args):
+for command in (generate, chat, serve, pull, list_, rm, bench, train, evaluate, certify, methods, export, vllm_args):
     paragraphs = (command.__doc__ or "").split("\n\n")  # each one line, so that help is wrapped to the terminal
-    app.command(help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
+    name = "list" if command is list_ else None  # typer's own: the function's name
+    app.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
 app.add_typer(theory)
 
 

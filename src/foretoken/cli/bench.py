@@ -96,7 +96,7 @@ def bench(
     limit: Limit = None,
     quality: Quality = False,
     rounds: Rounds = 1,
-    target: o.Target = "bundled",
+    target: o.Target = o.AUTO,
     revision: o.Revision = None,
     trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,
@@ -237,8 +237,12 @@ def _methods(
     from foretoken.bench import parse_method
 
     if text is None:
-        names = ["draft_model"] if settings.default_method(target, draft) == "draft_model" else []
-        names += ["ngram", *(["prediction"] if predictions else [])]
+        first = settings.default_config(target, draft)["method"]
+        names = [
+            *([first] if first not in ("none", "ngram") else []),
+            "ngram",
+            *(["prediction"] if predictions else []),
+        ]
     else:
         names = [name for name in text.split(",") if name.strip()]
     methods = [parse_method(name, draft=draft, verify=verify) for name in names]

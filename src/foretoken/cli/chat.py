@@ -32,7 +32,7 @@ Quiet = Annotated[
 def chat(
     ctx: typer.Context,
     system: System = None,
-    target: o.Target = "bundled",
+    target: o.Target = o.AUTO,
     revision: o.Revision = None,
     trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,

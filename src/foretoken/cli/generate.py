@@ -45,7 +45,7 @@ def generate(
     prompt_file: PromptFile = None,
     chat: Chat = False,
     system: System = None,
-    target: o.Target = "bundled",
+    target: o.Target = o.AUTO,
     revision: o.Revision = None,
     trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,

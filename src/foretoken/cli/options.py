@@ -6,14 +6,24 @@ import typer
 
 from foretoken.cli.fields import option
 from foretoken.core.params import SamplingParams
+from foretoken.model.catalogue import DEFAULT, default_target
 
 MODELS, SPECULATION, SAMPLING, OUTPUT = "Models", "Speculation", "Sampling", "Output"
+
+AUTO = "auto"
+_KINDS = "a directory, a GGUF file, a Hugging Face id, a name of 'foretoken list', or 'bundled'"
+
+
+def chosen_target(target: str) -> str:
+    """The target that is meant: for "auto" the default one, of what is here."""
+    return default_target() if target == AUTO else target
+
 
 Target = Annotated[
     str,
     typer.Option(
-        "--target", envvar="FORETOKEN_TARGET", metavar="NAME_OR_DIR", rich_help_panel=MODELS,
-        help="The model whose text is wanted: a directory, a Hugging Face id, or 'bundled'.",
+        "--target", envvar="FORETOKEN_TARGET", metavar="NAME_OR_DIR", rich_help_panel=MODELS, callback=chosen_target,
+        help=f"The model whose text is wanted: {_KINDS}. auto: {DEFAULT} where it has been pulled, else bundled.",
     ),
 ]  # fmt: skip
 Revision = Annotated[
@@ -34,8 +44,8 @@ Draft = Annotated[
     str | None,
     typer.Option(
         "--draft", envvar="FORETOKEN_DRAFT", metavar="NAME_OR_DIR", rich_help_panel=MODELS,
-        help="The draft model, or the trained head, of --method: a directory or a hub id. Default: the bundled one, for "
-        "the bundled target.",
+        help="The draft model, or the trained head, of --method: a directory, a GGUF file or a hub id. Default: the "
+        "bundled one, for the bundled target.",
     ),
 ]  # fmt: skip
 Device = Annotated[
@@ -74,7 +84,7 @@ Method = Annotated[
     typer.Option(
         "--method", envvar="FORETOKEN_METHOD", metavar="NAME", rich_help_panel=SPECULATION,
         help="How to guess; 'foretoken methods' lists them. Default: draft_model with the bundled target or with "
-        "--draft, prediction with --prediction, else none.",
+        "--draft, prediction with --prediction, a named target's own ('foretoken list --json'), else none.",
     ),
 ]  # fmt: skip
 NumSpeculativeTokens = Annotated[

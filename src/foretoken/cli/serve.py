@@ -22,8 +22,8 @@ EXTRA = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "ll
 
 TargetName = Annotated[
     str,
-    typer.Argument(metavar="TARGET", envvar="FORETOKEN_TARGET", show_default=False,
-                   help="The model to serve: a directory, a Hugging Face id, or 'bundled' (the default)."),
+    typer.Argument(metavar="TARGET", envvar="FORETOKEN_TARGET", show_default=False, callback=o.chosen_target,
+                   help="The model to serve, as --target of 'generate' (auto, the default, too)."),
 ]  # fmt: skip
 Host = Annotated[
     str, typer.Option("--host", rich_help_panel=SERVER, help="Where to listen; 127.0.0.1 is this machine alone.")
@@ -47,7 +47,7 @@ LogLevel = Annotated[
 @with_fields(ServerOptions, into="server", panel=SERVER)
 def serve(
     ctx: typer.Context,
-    target: TargetName = "bundled",
+    target: TargetName = o.AUTO,
     revision: o.Revision = None,
     trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,

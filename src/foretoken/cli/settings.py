@@ -14,11 +14,11 @@ from foretoken.core.errors import ConfigError
 from foretoken.core.params import SamplingParams
 from foretoken.core.settings import field_kinds, value_of_json
 from foretoken.core.spec import parse_numbers
+from foretoken.model.catalogue import BUNDLED, default_draft, default_speculation
 
 if TYPE_CHECKING:
     from foretoken import Engine
 
-BUNDLED = ("bundled", "bundled/target")
 FLAGS = {  # option -> key of a speculative configuration
     "method": "method",
     "draft": "model",
@@ -83,12 +83,11 @@ def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str
         if key not in merged or _typed(ctx, option) or not config_typed:  # what was typed beats the environment
             merged[key] = value
     if not _typed(ctx, "draft") and merged.get("model") == draft_name(options["draft"]):
-        wants = (
-            "prediction" if has_prediction else None
-        )  # a draft of the environment decides nothing where one is named
+        wants = "prediction" if has_prediction else None  # what is named is not changed by the environment
         if not takes_draft(merged.get("method", wants)):
             merged.pop("model", None)
-    merged.setdefault("method", default_method(options["target"], merged.get("model"), has_prediction=has_prediction))
+    if "method" not in merged:
+        merged = {**default_config(options["target"], merged.get("model"), has_prediction=has_prediction), **merged}
     check_method(merged, options["target"])
     if reads_prediction(merged["method"]) and not has_prediction:
         raise ConfigError(
@@ -99,11 +98,11 @@ def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str
     return merged
 
 
-def default_method(target: str, draft: str | None, *, has_prediction: bool = False) -> str:
-    """The method where none is named."""
+def default_config(target: str, draft: str | None, *, has_prediction: bool = False) -> dict[str, Any]:
+    """The speculative configuration where no method is named."""
     if has_prediction and draft is None:
-        return "prediction"
-    return "draft_model" if draft is not None or target in BUNDLED else "none"
+        return {"method": "prediction"}
+    return {"method": "draft_model"} if draft is not None else dict(default_speculation(target))
 
 
 def takes_draft(method: object) -> bool:
@@ -146,7 +145,7 @@ def check_method(config: dict[str, Any], target: str) -> None:
             f"--draft {config['model']} is read by methods with weights ({having}), not by {name!r}: drop one"
         )
     speculative_config(config)
-    if name == "draft_model" and config.get("model") is None and target not in BUNDLED:
+    if name == "draft_model" and not (config.get("model") or target in BUNDLED or default_draft(target, name)):
         raise ConfigError(
             f"--method draft_model needs --draft NAME_OR_DIR with --target {target}: the bundled draft, --draft "
             "bundled/draft, has the vocabulary of the bundled target alone"

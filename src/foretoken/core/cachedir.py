@@ -1,4 +1,5 @@
-"""The one directory that foretoken writes to by itself: built kernels and measured costs. Deleting it is always safe."""
+"""The one directory that foretoken writes to by itself: built kernels, measured costs, pulled models. Deleting it is always
+safe."""
 
 import atexit
 import os
@@ -39,3 +40,9 @@ def _home() -> Path:
         return Path.home()
     except RuntimeError:  # a user without a home directory
         return Path("/nonexistent")
+
+
+def models_directory() -> Path:
+    """Where ``foretoken pull`` puts models: ``$FORETOKEN_MODELS``, else ``models`` in the cache directory."""
+    own = os.environ.get("FORETOKEN_MODELS")
+    return Path(own) if own else cache_directory() / "models"

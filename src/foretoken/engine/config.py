@@ -15,6 +15,7 @@ from foretoken.draft.base import Capabilities
 from foretoken.draft.config import MethodConfig
 from foretoken.draft.none import NoneConfig
 from foretoken.methods.draft_model.config import DraftModelConfig
+from foretoken.model.catalogue import default_draft
 
 
 def _method(name: str, found: Any) -> type[MethodConfig]:
@@ -65,6 +66,14 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
     if name is None:
         name = DraftModelConfig.method if options.get("model") else NoneConfig.method
     return read(_config_class(name), options, f"for method {name!r}")
+
+
+def with_draft(config: MethodConfig, target: str) -> MethodConfig:
+    """The configuration with the draft model or head that its method takes for a named target, where it names none."""
+    if getattr(config, "model", "none needed") is not None:
+        return config
+    draft = default_draft(target, config.method)
+    return config if draft is None else speculative_config({**config.resolved(), "model": draft})
 
 
 _KINDS = (bool, int, float, str, str | None)

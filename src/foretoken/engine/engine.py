@@ -13,7 +13,7 @@ from foretoken.core.params import SamplingParams
 from foretoken.core.settings import check_keys, field_kinds, value_of
 from foretoken.draft.base import Method
 from foretoken.draft.config import Loader, MethodConfig
-from foretoken.engine.config import speculative_config
+from foretoken.engine.config import speculative_config, with_draft
 from foretoken.engine.event import Observer
 from foretoken.engine.groups import Choice, check_together
 from foretoken.engine.loop import Limits, Loop
@@ -89,7 +89,7 @@ class Engine:
                 "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
                 "model would decode different steps: give 'on'"
             )
-        self.speculative = speculative_config(speculative)
+        self.speculative = with_draft(speculative_config(speculative), model.spec.name)
         needed = self.speculative.max_nodes
         if width < 0 or 0 < width < needed:
             raise ConfigError(
@@ -126,7 +126,8 @@ class Engine:
         speculation: str = "on",
         trust_remote_code: bool = False,
     ) -> "Engine":
-        """Load a target by hub id or directory ("bundled": the one that comes with foretoken), and its drafter.
+        """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
+        foretoken), and its drafter.
 
         Target and draft may be models in memory, of transformers or of foretoken, which stay as they are. tokenizer: None
         takes the one beside the target's files; a model in memory has none, so texts need it given. draft: the key
@@ -171,7 +172,7 @@ class Engine:
     ) -> "Engine":
         """An engine with the same target and tokenizer and another method. A draft model of the same name is shared.
         speculation: None keeps this engine's."""
-        config = speculative_config(speculative)
+        config = with_draft(speculative_config(speculative), self.model.spec.name)
         mine = self.speculative
         if (
             method is None
@@ -362,7 +363,9 @@ class Engine:
 
         Raises ConfigError, ModelError.
         """
-        config = self.speculative if speculative is None else speculative_config(speculative)
+        config = self.speculative
+        if speculative is not None:
+            config = with_draft(speculative_config(speculative), self.model.spec.name)
         if config == self.speculative:
             return Choice(config, self.method, self.verifier)
         if config not in self._choices:

@@ -10,6 +10,8 @@ from typing import Any
 import torch
 
 from foretoken.core.errors import ModelError
+from foretoken.model.catalogue import CATALOGUE, pulled
+from foretoken.model.gguf.file import is_gguf, open_gguf
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # each also with ".index.json", naming shards
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
@@ -24,7 +26,8 @@ class Weights:
 
 
 def resolve(name: str, *, code: bool = False) -> Path:
-    """The directory of a model or head: bundled, local, or fetched from (or found in the cache of) the Hugging Face hub.
+    """The directory of a model or head: bundled, local, or fetched from (or found in the cache of) the Hugging Face hub;
+    or a GGUF file, given by its path or pulled by its name.
 
     A hub id may end in "@" and a revision. code: fetch a model's own Python code too. Raises ModelError for a directory
     or hub id that does not exist, and where the hub cannot be reached.
@@ -34,10 +37,22 @@ def resolve(name: str, *, code: bool = False) -> Path:
     path = Path(name).expanduser()
     if path.is_dir():
         return path
+    if is_gguf(path):
+        return path
     if path.exists():
-        raise ModelError(f"{name} is a file; expected the directory that holds config.json and the weights")
+        raise ModelError(
+            f"{name} is a file; expected a GGUF file, or the directory that holds config.json and the weights"
+        )
+    if path.suffix.lower() == ".gguf":
+        raise ModelError(f"file {name} does not exist")
     if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
         raise ModelError(f"directory {name} does not exist")
+    if name in CATALOGUE:
+        file = pulled(name)
+        if file is None:
+            size = f"{CATALOGUE[name].size / 1e6:.0f} MB"
+            raise ModelError(f"{name} is not here yet ({size}): fetch it with 'foretoken pull {name}'")
+        return file
     return _from_hub(name, code=code)
 
 
@@ -91,11 +106,13 @@ def _from_hub(name: str, *, code: bool) -> Path:
 
 
 def check_files(path: Path, *, name: str) -> Weights:
-    """Look at a directory's files without loading them.
+    """Look at a directory's files, or at a GGUF file, without loading them.
 
     Raises ModelError for a missing config.json, no weights, a shard that the index names and that is absent, a Git LFS
-    pointer in place of a file, and a safetensors file that is cut short.
+    pointer in place of a file, and a safetensors or GGUF file that is cut short, damaged or of an unknown kind.
     """
+    if path.is_file():
+        return _check_gguf(path, name=name)
     if not (path / "config.json").is_file():
         raise ModelError(f"{name}: no config.json in {path}; expected the directory of a Hugging Face model")
     files = [path / file for file in WEIGHT_FILES if (path / file).is_file()]
@@ -120,6 +137,15 @@ def check_files(path: Path, *, name: str) -> Weights:
             tensors |= read_header(file, name=name)
     dtypes = (DTYPES[tensor["dtype"]] for tensor in tensors.values() if tensor["dtype"] in DTYPES)
     return Weights(next(dtypes, None), _layer_counts([*keys, *tensors]))
+
+
+def _check_gguf(path: Path, *, name: str) -> Weights:
+    from foretoken.model.gguf.weights import GGUFWeights  # imported here: it imports what imports this module
+
+    source = GGUFWeights(open_gguf(path, name=name))
+    float_kinds = source.kinds & DTYPES.keys()
+    dtype = DTYPES[next(iter(float_kinds))] if float_kinds == source.kinds and len(float_kinds) == 1 else torch.bfloat16
+    return Weights(dtype, _layer_counts(source.names))
 
 
 def check_layers(weights: Weights, config: Any, *, name: str) -> None:

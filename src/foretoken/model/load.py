@@ -6,15 +6,18 @@ from os import PathLike, fspath
 from typing import Any, TypeAlias
 
 import torch
-from transformers import AutoConfig, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from foretoken.core.errors import ConfigError, ModelError, nearest
 from foretoken.model.checkpoint import check_files, check_layers, resolve
+from foretoken.model.gguf.file import open_gguf
+from foretoken.model.gguf.tokenizer import read_tokenizer
 from foretoken.model.hf.adapter import TransformersModel
 from foretoken.model.hf.code import has_code, load_with_code
 from foretoken.model.hf.probe import first_line
 from foretoken.model.hf.refusals import check_config
 from foretoken.model.parallel import Launch, ShardedModel, check_divides
+from foretoken.model.source import is_file, read_config
 from foretoken.model.target import CausalModel
 
 FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
@@ -43,7 +46,7 @@ def load_model(
     tensor_parallel: bool = False,
     trust_remote_code: bool = False,
 ) -> CausalModel:
-    """Load a decoder-only language model: "bundled/target", a directory, or a Hugging Face id.
+    """Load a decoder-only language model: "bundled/target", a directory, a GGUF file, or a Hugging Face id.
 
     dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. By default (None) the checkpoint's own
     on accelerators and float32 on the CPU. device_map is accelerate's, for models larger than one device; it implies
@@ -77,6 +80,8 @@ def load_model(
         on_cpu = where.type == "cpu" and device_map is None
         wanted = torch.float32 if on_cpu and dtype is None else checkpoint
     if launch is not None:
+        if is_file(path):
+            raise ConfigError(f"tensor_parallel=True reads directories of safetensors, and {name} is a GGUF file")
         check_divides(config, launch.num_processes, name=name)
         return ShardedModel.load_shard(path, launch, dtype=wanted, device=where, name=name)
     if implementation in FAST:
@@ -116,6 +121,8 @@ def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False
     """The tokenizer of a model, by the same names as ``load_model``. Raises ModelError where there is none."""
     name = fspath(name)
     path = resolve(name)
+    if is_file(path):
+        return read_tokenizer(open_gguf(path, name=name))
     try:
         tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
             str(path), local_files_only=True, trust_remote_code=trust_remote_code
@@ -126,9 +133,11 @@ def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False
 
 
 def load_config(path: Any, *, name: str) -> Any:
-    """The transformers configuration in a directory. Raises ModelError where it cannot be read."""
+    """The transformers configuration of a directory or GGUF file. Raises ModelError where it cannot be read."""
     try:
-        return AutoConfig.from_pretrained(str(path), local_files_only=True)
+        return read_config(path, name=name)
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{name}: config.json cannot be used ({first_line(error)})") from error
 

@@ -12,7 +12,7 @@ from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
 
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.tree import Plan
@@ -22,6 +22,7 @@ from foretoken.model.hf.probe import check_tree, first_line, inspect_layers
 from foretoken.model.hf.refusals import check_config, context_length
 from foretoken.model.hf.split import answering, find_layers, layer_range
 from foretoken.model.hf.taps import capture
+from foretoken.model.source import is_file, open_weights, read_config
 from foretoken.model.target import CausalModel, ModelSpec, Output
 
 
@@ -72,7 +73,7 @@ class TransformersModel(CausalModel):
         name: str | None = None,
         trust_remote_code: bool = False,
     ) -> Self:
-        """Load a checkpoint directory. With device_map (accelerate's) the layers may lie on several devices.
+        """Load a checkpoint directory or a GGUF file. With device_map (accelerate's) the layers may lie on several devices.
 
         sharding is transformers' DistributedConfig, for this process's part of a model (``parallel.py``). Raises
         ModelError where weights are missing, damaged or not those of the configuration.
@@ -81,10 +82,20 @@ class TransformersModel(CausalModel):
         auto: Any = AutoModelForCausalLM
         placed = {"device_map": device_map} if sharding is None else {"distributed_config": sharding}
         try:
-            module, info = auto.from_pretrained(
-                str(path), dtype=dtype, output_loading_info=True, local_files_only=True,
-                trust_remote_code=trust_remote_code, **placed,
-            )  # fmt: skip
+            if is_file(Path(path)):
+                kind, given = _unpacked(Path(path), dtype, name)
+                module, info = kind.from_pretrained(None, dtype=dtype, output_loading_info=True, **given, **placed)
+            else:
+                module, info = auto.from_pretrained(
+                    str(path),
+                    dtype=dtype,
+                    output_loading_info=True,
+                    local_files_only=True,
+                    trust_remote_code=trust_remote_code,
+                    **placed,
+                )
+        except ModelError:
+            raise
         except Exception as error:  # transformers, safetensors, accelerate and quantizers raise all kinds
             raise ModelError(f"{name}: transformers could not load it: {first_line(error)}") from error
         refuse_mismatch(info, name=name)
@@ -193,6 +204,13 @@ class TransformersModel(CausalModel):
 def _zeros(hidden: Tensor) -> Tensor:
     """[B, n] int64 for a stream [B, n, H]: token ids and positions that nothing reads."""
     return torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
+
+
+def _unpacked(path: Path, dtype: torch.dtype, name: str) -> tuple[Any, dict[str, Any]]:
+    """Class, and configuration and weights, of a GGUF file; transformers' own reader leaves out RoPE scaling."""
+    config, source = read_config(path, name=name), open_weights(path, name=name)
+    tensors = {key: source.read(key, dtype, torch.device("cpu")) for key in source.names}
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], {"config": config, "state_dict": tensors}
 
 
 def refuse_mismatch(info: dict[str, Any], *, name: str) -> None:

@@ -21,7 +21,8 @@ from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import shape as llama
 from foretoken.model.llama.pack import Linear, bucket, make_linear, packing_unsupported
 from foretoken.model.llama.shape import LlamaShape
-from foretoken.model.llama.weights import ModuleWeights, SafetensorsWeights, WeightSource
+from foretoken.model.llama.weights import ModuleWeights, WeightSource
+from foretoken.model.source import open_weights
 from foretoken.model.target import CausalModel, Output
 
 _MIN_ROWS = 4  # oneDNN is slower at 1 or 2 rows than at 4, and so is bf16 attention at one
@@ -92,11 +93,12 @@ class LeanModel(CausalModel):
         cls, path_or_name: str | Path, *, dtype: torch.dtype, device: torch.device | str = "cpu",
         name: str | None = None, pack: bool | None = None,
     ) -> "LeanModel":  # fmt: skip
-        """Read a Hugging Face directory or hub id, tensor by tensor. Raises ModelError where it cannot be run."""
-        directory = resolve(str(path_or_name))
-        shape = llama.read_directory(directory)
-        source = SafetensorsWeights(directory)
-        return cls(shape, source, dtype=dtype, device=torch.device(device), name=name or str(path_or_name), pack=pack)
+        """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. Raises ModelError where it cannot be
+        run."""
+        path, name = resolve(str(path_or_name)), name or str(path_or_name)
+        shape = llama.read_local(path, name=name)
+        source = open_weights(path, name=name)
+        return cls(shape, source, dtype=dtype, device=torch.device(device), name=name, pack=pack)
 
     @classmethod
     def from_hf(cls, model: Any, *, name: str | None = None, pack: bool | None = None) -> "LeanModel":

@@ -27,7 +27,8 @@ from foretoken.model.cache import KVCache
 from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import shape as llama
 from foretoken.model.llama.shape import LlamaShape
-from foretoken.model.llama.weights import ModuleWeights, SafetensorsWeights, WeightSource
+from foretoken.model.llama.weights import ModuleWeights, WeightSource
+from foretoken.model.source import open_weights
 from foretoken.model.target import CausalModel, Output
 
 _HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
@@ -158,11 +159,11 @@ class NativeModel(CausalModel):
         device: torch.device | str = "cpu",
         name: str | None = None,
     ) -> "NativeModel":
-        """Read a Hugging Face directory or hub id, tensor by tensor. Raises ModelError where it cannot be run."""
+        """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. Raises ModelError where it cannot be
+        run."""
         assert torch.device(device).type == "cpu"
-        directory = resolve(str(path_or_name))
-        shape = llama.read_directory(directory)
-        return cls(shape, SafetensorsWeights(directory), dtype=dtype, name=name or str(path_or_name))
+        path, name = resolve(str(path_or_name)), name or str(path_or_name)
+        return cls(llama.read_local(path, name=name), open_weights(path, name=name), dtype=dtype, name=name)
 
     @classmethod
     def from_hf(cls, model: Any, *, name: str | None = None) -> "NativeModel":

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretoken.core.errors import ConfigError, ModelError
+from foretoken.model.source import read_config, read_generation
 from foretoken.model.target import ModelSpec
 
 _ARCHITECTURES = {
@@ -121,13 +122,9 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
     )
 
 
-def read_directory(directory: Path) -> LlamaShape:
-    """The shape of a local model."""
-    from transformers import AutoConfig, GenerationConfig
-
-    has_generation = (directory / "generation_config.json").is_file()
-    generation = GenerationConfig.from_pretrained(directory, local_files_only=True) if has_generation else None
-    return read_shape(AutoConfig.from_pretrained(directory, local_files_only=True), generation)
+def read_local(path: Path, *, name: str) -> LlamaShape:
+    """The shape of a local model: a directory, or a GGUF file."""
+    return read_shape(read_config(path, name=name), read_generation(path, name=name))
 
 
 def check_layers(
