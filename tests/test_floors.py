@@ -28,6 +28,7 @@ FLOORS = {
     "web": 7,
     "cli": 7,
     "ray": 7,
+    "__main__": 7,
 }
 PUBLIC = 6
 """The floor from which on the package itself (its public names) may be imported: what uses the engine."""

@@ -174,6 +174,49 @@ def test_a_narrow_terminal_gets_a_narrow_table(
         assert "…" not in text
 
 
+@pytest.mark.parametrize(
+    ("speedups", "said"),
+    [
+        ({"a": (2.0, 1.8, 2.2), "b": (1.2, 1.1, 1.3)}, "At temperature 0 a is the fastest: 2.00 times plain decoding's "
+         "tokens per second [1.80, 2.20]. All texts are plain decoding's."),
+        ({"a": (2.0, 1.8, 2.2), "b": (1.9, 1.7, 2.1)}, "[1.80, 2.20]; not certainly faster than b."),
+        ({"a": (1.1, 0.9, 1.3)}, "no method is certainly faster than plain decoding: the best, a, has 1.10 times"),
+        ({"a": (0.9, 0.8, 0.95), "b": (0.7, 0.6, 0.8)}, "guessing costs time here: the best, a, has 0.90 times"),
+        ({}, "only plain decoding was measured"),
+    ],
+)  # fmt: skip
+def test_the_report_ends_with_a_conclusion(speedups: dict[str, tuple[float, float, float]], said: str) -> None:
+    from types import SimpleNamespace
+
+    from foretoken.bench import Interval
+    from foretoken.cli.tables import conclusion
+
+    def method(label: str, speedup: tuple[float, float, float], **more: Any) -> Any:
+        overall = SimpleNamespace(speedup=Interval(*speedup), num_identical=3, num_prompts=3)
+        return SimpleNamespace(
+            label=label, config={"method": label}, exact=True, identical_expected=True, overall=overall
+        )
+
+    at: Any = SimpleNamespace(temperature=0.0, methods=[method("none", (1.0, 1.0, 1.0))])
+    at.methods += [method(label, speedup) for label, speedup in speedups.items()]
+    assert said in conclusion(at)
+
+
+def test_what_a_conclusion_says_of_texts() -> None:
+    from types import SimpleNamespace
+
+    from foretoken.cli.tables import _same_text
+
+    def told(exact: bool, identical_expected: bool, num_identical: int) -> str:
+        overall = SimpleNamespace(num_identical=num_identical, num_prompts=3)
+        method: Any = SimpleNamespace(exact=exact, identical_expected=identical_expected, overall=overall)
+        return _same_text(method)
+
+    assert "lossy" in told(False, False, 0)
+    assert "another one of the same distribution" in told(True, False, 0)
+    assert told(True, True, 2) == " 1 of 3 texts differ from plain decoding's."
+
+
 def stopped(monkeypatch: pytest.MonkeyPatch, at: int, number: signal.Signals) -> None:
     """A signal in the run with this number."""
     from foretoken.bench import run

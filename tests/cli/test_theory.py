@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from foretoken.draft.shapes import parse_shape
 from tests.cli.conftest import Invoke
 
 SMALL = ("--limit", "1", "--contexts", "1", "--max-new-tokens", "4", "--threads", "1")
@@ -64,6 +65,12 @@ def test_optimum_as_json_csv_and_plot(invoke: Invoke, tmp_path: Path) -> None:
 
 
 def test_shape(invoke: Invoke) -> None:
+    shown = invoke("theory", "shape", *SMALL, "--temperature", "0,1", "--max-size", "4").stdout
+    answers = [line for line in shown.splitlines() if line.startswith("temperature ")]
+    assert [line.partition(":")[0] for line in answers] == ["temperature 0", "temperature 1"]
+    for line in answers:  # whole, on a line of its own
+        spec = line.partition("--shape ")[2]
+        assert "plain decoding is fastest" in line or parse_shape(spec, 5).name == "sequoia"
     result = invoke("theory", "shape", *SMALL, "--temperature", "1", "--max-size", "4", "--json")
     (choice,) = json.loads(result.stdout)
     assert choice["verifier"] == "coupled"

@@ -55,6 +55,7 @@ class Mock:
     cancelled: int = 0  # streams that the client closed
     has_metrics: bool = True
     knows_speedup: bool = True
+    plain_reason: str | None = None  # told where nothing was guessed
     method: str = "draft_model"  # of the server
     models_after_s: float = 0.0  # how long /v1/models takes
     tells_no_bonus: bool = False  # where a guess ends the text, as foretoken's server does
@@ -210,6 +211,7 @@ async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -
             "draft_acceptance_rate": accepted / max(1, drafted),
             "num_draft_tokens": drafted,
             "num_accepted_draft_tokens": accepted,
+            "plain_reason": None if drafted else mock.plain_reason,
         }
         usage = {"prompt_tokens": 9, "completion_tokens": len(tokens), "total_tokens": 9 + len(tokens)}
         yield chunk([], usage=usage, metrics={"speculative_decoding": figures})

@@ -238,6 +238,11 @@ def test_why_nothing_was_guessed_is_said(
     seen.run("[mute]", max_tokens="12")
     seen.ends("Identical texts")
     assert words in seen.page.inner_text("#verdict-note")
+    mock.plain_reason = "guessing was not expected to pay here"
+    seen.run("[mute]", max_tokens="12")
+    expect(seen.page.locator("#verdict-note")).to_contain_text(
+        "Nothing was guessed: guessing was not expected to pay here."
+    )
     seen.run("fine", max_tokens="12")
     seen.ends("Identical texts")
     assert "Nothing was guessed" not in seen.page.inner_text("#verdict-note")

@@ -80,7 +80,7 @@ def read_suite(name: str | Path = "bundled") -> Suite:
 
 
 def read_file(path: Path, name: str, *, is_json: bool = False) -> list[Item]:
-    """The questions of a file, packed by gzip where it ends in .gz; name: for messages. is_json: refuse plain text."""
+    """The questions of a file, packed by gzip where it ends in .gz. name: in messages; is_json: refuse plain text."""
     try:
         data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
         data = gzip.decompress(data) if path.suffix == ".gz" else data

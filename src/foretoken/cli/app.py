@@ -7,6 +7,7 @@ import typer
 from foretoken import __version__
 from foretoken.cli.bench import bench
 from foretoken.cli.certify import certify
+from foretoken.cli.chat import chat
 from foretoken.cli.errors import OneLineGroup
 from foretoken.cli.evaluate import evaluate
 from foretoken.cli.export import export, vllm_args
@@ -20,11 +21,10 @@ from foretoken.cli.train import train
 app = typer.Typer(
     name="foretoken",
     cls=OneLineGroup,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-for command in (generate, serve, pull, list_, rm, bench, train, evaluate, certify, methods, export, vllm_args):
+for command in (generate, chat, serve, pull, list_, rm, bench, train, evaluate, certify, methods, export, vllm_args):
     paragraphs = (command.__doc__ or "").split("\n\n")  # each one line, so that help is wrapped to the terminal
     name = "list" if command is list_ else None  # typer's own: the function's name
     app.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)

@@ -98,6 +98,8 @@ def bench(
     quality: Quality = False,
     rounds: Rounds = 1,
     target: o.Target = o.AUTO,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,

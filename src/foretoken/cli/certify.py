@@ -9,6 +9,7 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli import settings
+from foretoken.cli.layout import print_table
 from foretoken.cli.output import as_json, check_writable, has_color, write
 from foretoken.core.errors import ConfigError
 
@@ -57,6 +58,8 @@ def certify(
     prompts: Prompts = "bundled",
     limit: Limit = 8,
     target: o.Target = "bundled",
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,
@@ -175,7 +178,7 @@ def show(certificate: "Certificate", *, no_color: bool) -> None:
     for check in certificate.checks:
         style = {"DEFECT": "bold red", "lossy": "yellow"}.get(check.verdict)
         table.add_row(*(escape(cell) for cell in cells(check)), style=style)
-    console.print(table)
+    print_table(console, table)
     for check in certificate.checks:
         for finding in check.findings[:3]:
             line = f"{finding.verdict}: {check.name}, {check.verifier}, {check.shape}: {finding.where}: {finding.what}"

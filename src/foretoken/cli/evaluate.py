@@ -44,6 +44,8 @@ def evaluate(
     limit: Limit = 4,
     timed: NumTimed = 3,
     target: o.Target = "bundled",
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,

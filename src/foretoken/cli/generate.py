@@ -46,6 +46,8 @@ def generate(
     chat: Chat = False,
     system: System = None,
     target: o.Target = o.AUTO,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,

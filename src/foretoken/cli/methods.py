@@ -8,10 +8,13 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from foretoken.cli import options as o
+from foretoken.cli.layout import print_table
 from foretoken.cli.output import as_json, has_color
 
 if TYPE_CHECKING:
     from foretoken.core.registry import Registry
+
+WIDE = 140  # columns, where the output is no terminal
 
 
 def methods(json_: o.Json = False, no_color: o.NoColor = False) -> None:
@@ -116,7 +119,7 @@ def show(found: dict[str, Any], *, no_color: bool) -> None:
     from foretoken import SHAPES
 
     color = has_color(sys.stdout, no_color)
-    width = None if sys.stdout.isatty() else 140
+    width = None if sys.stdout.isatty() else WIDE
     console = Console(no_color=not color, highlight=False, width=width, soft_wrap=False)
 
     def table(*columns: str) -> Table:
@@ -144,11 +147,11 @@ def show(found: dict[str, Any], *, no_color: bool) -> None:
         tree = "chain" if form["chain"] else "fixed" if form["fixed"] else "as drawn"
         forms.add_row(spell(name, form["options"]), tree, form["summary"], *([form["package"]] if source else []))
     console.print("Methods (--method): how the next tokens are guessed", style="bold")
-    console.print(ways)
+    print_table(console, ways)
     console.print("Shapes (--shape): how many guesses, and where they branch", style="bold")
-    console.print(forms)
+    print_table(console, forms)
     console.print("Verifiers (--verify): how guesses are checked", style="bold")
-    console.print(rules)
+    print_table(console, rules)
     console.print("Refused, of the shapes that a method can grow (all else composes):", style="bold")
     grown = {name: way["shapes"] for name, way in found["methods"].items()}
     refused = [

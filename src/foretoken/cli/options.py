@@ -26,6 +26,20 @@ Target = Annotated[
         help=f"The model whose text is wanted: {_KINDS}. auto: {DEFAULT} where it has been pulled, else bundled.",
     ),
 ]  # fmt: skip
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision", envvar="FORETOKEN_REVISION", metavar="REV", rich_help_panel=MODELS,
+        help="Branch, tag or commit of the target's Hugging Face id; the same as --target ID@REV.",
+    ),
+]  # fmt: skip
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", envvar="FORETOKEN_TRUST_REMOTE_CODE", rich_help_panel=MODELS,
+        help="Run the Python code that a model comes with, with your rights. Off: such models are refused.",
+    ),
+]  # fmt: skip
 Draft = Annotated[
     str | None,
     typer.Option(

@@ -48,6 +48,8 @@ LogLevel = Annotated[
 def serve(
     ctx: typer.Context,
     target: TargetName = o.AUTO,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,

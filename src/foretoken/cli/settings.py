@@ -43,14 +43,19 @@ def quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
-def load_engine(options: dict[str, Any], speculative: Any) -> "Engine":
-    """The engine of the options of floor "Models"."""
+def load_engine(options: dict[str, Any], speculative: Any, **more: Any) -> "Engine":
+    """The engine of the options of panel "Models". more: of ``Engine.load``."""
     quiet()
+    target, revision = options["target"], options.get("revision")
+    if revision is not None:
+        if target in BUNDLED or Path(target).expanduser().exists() or "@" in target:
+            raise ConfigError(f"--revision {revision} is of a Hugging Face id, and --target {target} is none: drop one")
+        target = f"{target}@{revision}"
     with waiting(f"loading {options['target']}", no_color=options["no_color"]):
         from foretoken import Engine
 
         return Engine.load(
-            options["target"],
+            target,
             speculative=speculative,
             device=options["device"],
             dtype=options["dtype"],
@@ -58,6 +63,8 @@ def load_engine(options: dict[str, Any], speculative: Any) -> "Engine":
             implementation=options["implementation"],
             weights=options["weights"],
             width=options["width"],
+            trust_remote_code=options.get("trust_remote_code", False),
+            **more,
         )
 
 
@@ -78,8 +85,7 @@ def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str
         if key not in merged or _typed(ctx, option) or not config_typed:  # what was typed beats the environment
             merged[key] = value
     if not _typed(ctx, "draft") and merged.get("model") == draft_name(options["draft"]):
-        # A draft of the environment decides nothing where a method is named that reads none.
-        wants = "prediction" if has_prediction else None
+        wants = "prediction" if has_prediction else None  # what is named is not changed by the environment
         if not takes_draft(merged.get("method", wants)):
             merged.pop("model", None)
     if "method" not in merged:

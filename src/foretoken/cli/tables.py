@@ -1,9 +1,9 @@
 """The bench report for people."""
 
-import shutil
 import sys
 from typing import TYPE_CHECKING, Any, Literal
 
+from foretoken.cli.layout import print_table
 from foretoken.cli.output import has_color
 
 if TYPE_CHECKING:
@@ -56,7 +56,7 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
                 cells = _macro(method)
                 table.add_row(*(escape(cells.get(name, "")) for name in columns))
             table.add_section()
-        console.print(table)
+        print_table(console, table)
         for method in at.methods:
             rates = method.overall.conditional_acceptance_per_pos
             if rates:
@@ -77,6 +77,43 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
     console.print(NOTES if wide else "A wider terminal (128 columns) or --json shows all figures, and what they mean.")
     for line in _about(report):
         console.print(line, soft_wrap=True)
+    for at in report.temperatures:
+        console.print(escape(conclusion(at)), style="bold", soft_wrap=True)
+
+
+def conclusion(at: "TemperatureReport") -> str:
+    """One sentence: which method is worth it at a temperature, by intervals. Means over prompts, tokens counted alike."""
+    where = f"At temperature {at.temperature:g}"
+    guessing = [method for method in at.methods if method.config["method"] != "none"]
+    if not guessing:
+        return f"{where} only plain decoding was measured."
+    best = max(guessing, key=lambda method: method.overall.speedup.value)
+    speedup = best.overall.speedup
+    figure = f"{speedup.value:.2f} times plain decoding's tokens per second [{speedup.low:.2f}, {speedup.high:.2f}]"
+    if speedup.low > 1.0:
+        others = [
+            method.label for method in guessing if method is not best and method.overall.speedup.high >= speedup.low
+        ]
+        tie = f"; not certainly faster than {', '.join(others)}" if others else ""
+        return f"{where} {best.label} is the fastest: {figure}{tie}.{_same_text(best)}"
+    if max(method.overall.speedup.high for method in guessing) < 1.0:
+        return f"{where} guessing costs time here: the best, {best.label}, has {figure}."
+    return (
+        f"{where} no method is certainly faster than plain decoding: the best, {best.label}, has {figure}; more prompts "
+        "narrow the interval."
+    )
+
+
+def _same_text(method: "MethodReport") -> str:
+    """Whether the text is plain decoding's, as a further sentence."""
+    whole = method.overall
+    if not method.exact:
+        return " It is lossy: the text has another distribution."
+    if not method.identical_expected:
+        return " Its text is another one of the same distribution."
+    if whole.num_identical == whole.num_prompts:
+        return " All texts are plain decoding's."
+    return f" {whole.num_prompts - whole.num_identical} of {whole.num_prompts} texts differ from plain decoding's."
 
 
 def _show_quality(console: "Console", at: "TemperatureReport") -> None:
@@ -99,16 +136,15 @@ def _show_quality(console: "Console", at: "TemperatureReport") -> None:
                 f"{part.share.value:.1%}", f"{part.share.low:.1%} to {part.share.high:.1%}",
                 *(pairs if method.config["method"] != "none" else ("", "", "")),
             )  # fmt: skip
-    console.print(table)
+    print_table(console, table)
     console.print(
         "95 %: Wilson. plain alone, method alone: questions that only one of the two has right. p: McNemar's exact test."
     )
 
 
 def _width() -> int | None:
-    """None, the terminal's own, on one of at least 80 columns; else wide enough for all."""
-    columns = shutil.get_terminal_size().columns
-    return None if sys.stdout.isatty() and columns >= 80 else WIDE
+    """None, the terminal's own; where it is no terminal, wide enough for all."""
+    return None if sys.stdout.isatty() else WIDE
 
 
 def _cells(method: "MethodReport", f: "Figures") -> dict[str, str]:

@@ -9,6 +9,7 @@ from foretoken.cli import options as o
 from foretoken.cli import settings
 from foretoken.cli.bench import Categories, Limit, Suite, Threads, _progress
 from foretoken.cli.errors import OneLineGroup
+from foretoken.cli.layout import print_table
 from foretoken.cli.output import as_json, check_writable, has_color, write
 from foretoken.core.errors import ConfigError
 from foretoken.core.spec import parse_numbers
@@ -94,6 +95,8 @@ def optimum(
     categories: Categories = None,
     limit: Limit = 2,
     target: o.Target = "bundled",
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,
@@ -154,6 +157,8 @@ def shape(
     categories: Categories = None,
     limit: Limit = 2,
     target: o.Target = "bundled",
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
     draft: o.Draft = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,
@@ -203,14 +208,16 @@ def shape(
             f"{choice.cost_draft:.3f}",
             f"{choice.expected_tokens:.2f}",
             f"{choice.expected_speedup:.2f}",
-            choice.spec or "none: plain decoding is fastest",
         )
         for choice in choices
     ]
-    columns = ("T", "acceptance by child", "c", "tokens a step", "speedup", "--shape")
+    columns = ("T", "acceptance by child", "c", "tokens a step", "speedup")
     _table(f"{choices[0].verifier}, draws {choices[0].draws}", columns, cells, no_color=no_color)
     costs = "  ".join(f"{width}: {cost:.2f}" for width, cost in choices[0].cost_target.items())
     typer.echo(f"cost of a pass by nodes, in plain passes: {costs}\ntokens and speedup: as the cost model expects them")
+    for choice in choices:  # on a line of its own, so that it can be copied whole
+        answer = f"--shape {choice.spec}" if choice.spec else "no guesses: plain decoding is fastest"
+        typer.echo(f"temperature {choice.temperature:g}: {answer}")
 
 
 for command in (length, optimum, shape):
@@ -268,4 +275,4 @@ def _table(title: str, columns: Any, rows: Any, *, no_color: bool, bold: int | N
         table.add_column(name, justify="left" if index == 0 else "right")
     for index, row in enumerate(rows):
         table.add_row(*row, style="bold" if index == bold else None)
-    console.print(table)
+    print_table(console, table)

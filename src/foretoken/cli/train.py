@@ -35,9 +35,8 @@ Method = Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {
 Data = Annotated[
     str,
     typer.Option("--data", metavar="FILE", rich_help_panel=DATA, show_default=False,
-                 help="Prompts (JSON as 'foretoken bench' reads it, or plain text, which is cut into pieces), answered "
-                 "first by the target; or the responses.safetensors of an earlier run. judge: the labels.jsonl that were "
-                 "mined."),
+                 help="Prompts (JSON as 'foretoken bench' reads it, or plain text, cut into pieces), answered first "
+                 "by the target; or the responses.safetensors of an earlier run. judge: the labels.jsonl that were mined."),
 ]  # fmt: skip
 Out = Annotated[
     str,
@@ -133,6 +132,8 @@ def train(
         figures = _drafter(method, target, data, out, given, init, device, dtype, resume, answering, no_color)
     if not speaks():
         return
+    for warning in figures.get("warnings", ()):
+        say(f"warning: {warning}")
     if json_:
         write(as_json(figures, pretty=sys.stdout.isatty()), None)
     else:
@@ -174,7 +175,7 @@ def _drafter(
     answering: dict[str, Any],
     no_color: bool,
 ) -> dict[str, Any]:
-    from foretoken.train import methods
+    from foretoken.train import methods, slots
     from foretoken.train.trainer import train
 
     _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
@@ -201,7 +202,10 @@ def _drafter(
             prepared.objective, Teacher(model), responses, out, prepared.config, resume=resume, identity=identity,
             save=prepared.save, finish=prepared.finish, progress=progress, plot=_plot(),
         )  # fmt: skip
-    return {"method": method, "target": target, "out": out, **evaluation.as_dict()}
+    figures = evaluation.as_dict()
+    losses = slots.logged_losses(Path(out) / "log.jsonl")
+    figures["warnings"] = slots.warnings_of(figures["conditional"], figures["conditional_greedy"], losses)
+    return {"method": method, "target": target, "out": out, **figures}
 
 
 def speaks() -> bool:

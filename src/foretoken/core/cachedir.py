@@ -1,7 +1,11 @@
 """The one directory that foretoken writes to by itself: built kernels, measured costs, pulled models. Deleting it is always
 safe."""
 
+import atexit
 import os
+import shutil
+import tempfile
+from functools import cache
 from pathlib import Path
 
 
@@ -10,7 +14,32 @@ def cache_directory() -> Path:
     own = os.environ.get("FORETOKEN_CACHE")
     if own:
         return Path(own)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "foretoken"
+    return Path(os.environ.get("XDG_CACHE_HOME") or _home() / ".cache") / "foretoken"
+
+
+def usable_directory(wanted: Path) -> Path:
+    """The directory, made where it is absent; where nothing can be written there (a read-only home), another one that is
+    this process's alone and goes with it. What is run as code is never read from a place that others may write to."""
+    try:
+        wanted.mkdir(parents=True, exist_ok=True)
+    except OSError:
+        return _own()
+    return wanted if os.access(wanted, os.W_OK | os.X_OK) else _own()
+
+
+@cache
+def _own() -> Path:
+    made = tempfile.mkdtemp(prefix="foretoken-")
+    owner = os.getpid()
+    atexit.register(lambda: shutil.rmtree(made, ignore_errors=True) if os.getpid() == owner else None)  # not a fork's
+    return Path(made)
+
+
+def _home() -> Path:
+    try:
+        return Path.home()
+    except RuntimeError:  # a user without a home directory
+        return Path("/nonexistent")
 
 
 def models_directory() -> Path:

@@ -63,6 +63,7 @@ class Engine:
         width: int = 0,
         prefix_memory_gib: float = 0.0,
         speculation: str = "on",
+        trust_remote_code: bool = False,
     ) -> None:
         """model: a loaded model, of foretoken or of transformers. draft: a loaded draft model, which the configuration
         names by ``draft.spec.name``. method: the loaded method of the configuration; None: load it here.
@@ -70,12 +71,14 @@ class Engine:
         width > 0 runs every decode pass with that many nodes a row (see ``step``). prefix_memory_gib: how much KV of
         texts is kept for prompts that begin alike: a known prefix is not read again. speculation: "on" guesses as deep as
         the configuration says; "auto" measures costs at the first call (seconds, remembered) and then decides before
-        every step how deep guessing pays, or not at all. Raises ConfigError, ModelError.
+        every step how deep guessing pays, or not at all. trust_remote_code: draft models may run the Python code
+        that they come with. Raises ConfigError, ModelError.
         """
         width = value_of(width, int, "width")
         prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")
         self.model, self.tokenizer, self.width = as_model(model), tokenizer, width
         self._draft = None if draft is None else as_model(draft)
+        self._trusts_code = trust_remote_code
         model = self.model
         if speculation not in ("on", "auto"):
             raise ConfigError(
@@ -122,6 +125,7 @@ class Engine:
         prefix_memory_gib: float = 0.0,
         speculation: str = "on",
         weights: str = "auto",
+        trust_remote_code: bool = False,
     ) -> "Engine":
         """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
         foretoken), and its drafter.
@@ -132,6 +136,7 @@ class Engine:
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
         makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4" (see ``load_model``): with
         quantised weights the text follows the quantised model's distribution.
+        trust_remote_code runs the Python code that models come with.
         """
         given = None if draft is None or isinstance(draft, str | PathLike) else as_model(draft)
         named = draft if isinstance(draft, str | PathLike) else None if given is None else given.spec.name
@@ -146,8 +151,10 @@ class Engine:
                 implementation=implementation,
                 tensor_parallel=tensor_parallel,
                 weights=weights,
+                trust_remote_code=trust_remote_code,
             )
-            tokenizer = load_tokenizer(name) if tokenizer is None else tokenizer
+            if tokenizer is None:
+                tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
         else:
             if (dtype, device_map, implementation, tensor_parallel, weights) != (
                 None, None, "auto", False, "auto",
@@ -159,7 +166,7 @@ class Engine:
             model = as_model(target)
         return cls(
             model, tokenizer, speculative=config, draft=given, width=width,
-            prefix_memory_gib=prefix_memory_gib, speculation=speculation,
+            prefix_memory_gib=prefix_memory_gib, speculation=speculation, trust_remote_code=trust_remote_code,
         )  # fmt: skip
 
     def with_method(
@@ -181,7 +188,7 @@ class Engine:
             method = self.method
         return Engine(
             self.model, self.tokenizer, speculative=config, draft=self._draft, method=method, width=self.width,
-            speculation=speculation or self.speculation,
+            speculation=speculation or self.speculation, trust_remote_code=self._trusts_code,
         )  # fmt: skip
 
     def load_draft(self, name: str, weights: str = "auto") -> CausalModel:
@@ -194,11 +201,14 @@ class Engine:
             check_sizes(spec, self._draft.spec)
             return self._draft
         if self.tokenizer is not None:
-            tokenizers: list[Any] = [self.tokenizer, load_tokenizer(name)]
+            tokenizers: list[Any] = [self.tokenizer, load_tokenizer(name, trust_remote_code=self._trusts_code)]
             check_vocabulary(*tokenizers, target_name=spec.name, draft_name=name)
         dtype = str(spec.dtype).removeprefix("torch.")
         implementation = "transformers" if spec.implementation == "transformers" else "auto"
-        return load_model(name, dtype=dtype, device=str(spec.device), implementation=implementation, weights=weights)
+        return load_model(
+            name, dtype=dtype, device=str(spec.device), implementation=implementation, weights=weights,
+            trust_remote_code=self._trusts_code,
+        )  # fmt: skip
 
     # -- requests ------------------------------------------------------------------------------------------------
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import NamedTuple
 
-from foretoken.core.cachedir import cache_directory
+from foretoken.core.cachedir import cache_directory, usable_directory
 from foretoken.core.errors import ConfigError
 
 _FLAGS = ("-O3", "-fPIC", "-std=gnu11")
@@ -154,7 +154,8 @@ def _compile_once(name: str, variant: str) -> Path:
     target = root / _file_name(name, variant, compiler, version, platform.machine())
     if target.exists():
         return target
-    root.mkdir(parents=True, exist_ok=True)
+    root = usable_directory(root)
+    target = root / target.name
     shown = KERNELS[name].source if sys.stderr is not None and sys.stderr.isatty() else None
     start = perf_counter()
     if shown:

@@ -27,11 +27,12 @@ class Weights:
     is_quantised: bool = False  # whether the file holds matrices in blocks of small integers
 
 
-def resolve(name: str) -> Path:
+def resolve(name: str, *, code: bool = False) -> Path:
     """The directory of a model or head: bundled, local, or fetched from (or found in the cache of) the Hugging Face hub;
     or a GGUF file, given by its path or pulled by its name.
 
-    Raises ModelError for a directory or hub id that does not exist, and where the hub cannot be reached.
+    A hub id may end in "@" and a revision. code: fetch a model's own Python code too. Raises ModelError for a directory
+    or hub id that does not exist, and where the hub cannot be reached.
     """
     if name == "bundled" or name.startswith("bundled/"):
         return _bundled(name)
@@ -54,7 +55,7 @@ def resolve(name: str) -> Path:
             size = f"{CATALOGUE[name].size / 1e6:.0f} MB"
             raise ModelError(f"{name} is not here yet ({size}): fetch it with 'foretoken pull {name}'")
         return file
-    return _from_hub(name)
+    return _from_hub(name, code=code)
 
 
 def _bundled(name: str) -> Path:
@@ -69,26 +70,31 @@ def _bundled(name: str) -> Path:
     return path
 
 
-def _from_hub(name: str) -> Path:
+def _from_hub(name: str, *, code: bool) -> Path:
+    model_id, _, revision = name.partition("@")
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import (
         GatedRepoError,
         HFValidationError,
         LocalEntryNotFoundError,
         RepositoryNotFoundError,
+        RevisionNotFoundError,
     )
 
-    small = ["*.json", "*.txt", "*.model", "*.jinja", "tokenizer*"]
+    small = ["*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", *(["*.py"] if code else [])]
     try:
-        path = Path(snapshot_download(name, allow_patterns=[*small, "*.safetensors"]))
+        path = Path(snapshot_download(model_id, revision=revision or None, allow_patterns=[*small, "*.safetensors"]))
         if not any(path.glob("*.safetensors")):
-            path = Path(snapshot_download(name, allow_patterns=[*small, "*.bin", "*.pt"]))
+            patterns = [*small, "*.bin", "*.pt"]
+            path = Path(snapshot_download(model_id, revision=revision or None, allow_patterns=patterns))
     except HFValidationError as error:
         raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id (owner/name)") from error
     except GatedRepoError as error:
         raise ModelError(
             f"{name} is gated on the Hugging Face hub: accept its terms there and run 'hf auth login'"
         ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{model_id} has no revision {revision!r} on the Hugging Face hub") from error
     except RepositoryNotFoundError as error:
         raise ModelError(f"there is no directory {name} here and no model {name} on the Hugging Face hub") from error
     except LocalEntryNotFoundError as error:

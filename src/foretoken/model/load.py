@@ -13,6 +13,7 @@ from foretoken.model.checkpoint import check_files, check_layers, resolve
 from foretoken.model.gguf.file import open_gguf
 from foretoken.model.gguf.tokenizer import read_tokenizer
 from foretoken.model.hf.adapter import TransformersModel
+from foretoken.model.hf.code import has_code, load_with_code
 from foretoken.model.hf.probe import first_line
 from foretoken.model.hf.refusals import check_config
 from foretoken.model.packed import WEIGHTS
@@ -46,13 +47,15 @@ def load_model(
     implementation: str = "auto",
     tensor_parallel: bool = False,
     weights: str = "auto",
+    trust_remote_code: bool = False,
 ) -> CausalModel:
     """Load a decoder-only language model: "bundled/target", a directory, a GGUF file, or a Hugging Face id.
 
     dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. By default (None) the checkpoint's own
     on accelerators and float32 on the CPU. device_map is accelerate's, for models larger than one device; it implies
     ``implementation="transformers"``, and so does tensor_parallel: this process's shard, of as many as torchrun started
-    (docs/parallel.md). implementation "auto" takes the fastest that supports the model.
+    (docs/parallel.md). implementation "auto" takes the fastest that supports the model. An id may end in "@" and a
+    revision: a branch, a tag or a commit. trust_remote_code runs the Python code that a model comes with.
 
     weights: "auto" holds matrices as the checkpoint does: those of a quantised GGUF file stay packed and are multiplied as
     they are, others are in dtype. "fp32" and "bf16" dequantise. "int8" and "int4" round any checkpoint's, which only the
@@ -72,7 +75,14 @@ def load_model(
     wanted = _weights_dtype(weights, parse_dtype(dtype))
     if weights in ("int8", "int4") and (tensor_parallel or device_map is not None or implementation not in _PACKING):
         raise ConfigError(f"weights={weights!r} needs the native implementation, on one CPU: drop one of the options")
-    path = resolve(name)
+    path = resolve(name, code=trust_remote_code)
+    if has_code(path, name=name, trusted=trust_remote_code):
+        if weights in ("int8", "int4"):
+            raise ConfigError(f"weights={weights!r} needs the native implementation; {name} runs its own code")
+        return load_with_code(
+            path, name=name, dtype=wanted, device=where, device_map=device_map, implementation=implementation,
+            is_auto_dtype=dtype == "auto",
+        )  # fmt: skip
     files = check_files(path, name=name)
     config = load_config(path, name=name)
     check_config(config, name=name)
@@ -132,14 +142,16 @@ def as_model(given: Any) -> CausalModel:
     raise ConfigError(f"{given!r} is no model: expected one of transformers or of foretoken{hint}")
 
 
-def load_tokenizer(name: str | PathLike[str]) -> PreTrainedTokenizerBase:
+def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
     """The tokenizer of a model, by the same names as ``load_model``. Raises ModelError where there is none."""
     name = fspath(name)
     path = resolve(name)
     if is_file(path):
         return read_tokenizer(open_gguf(path, name=name))
     try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(str(path), local_files_only=True)
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=trust_remote_code
+        )  # fmt: skip
     except Exception as error:
         raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
     return tokenizer

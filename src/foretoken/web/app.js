@@ -107,9 +107,11 @@ function whyOther(verifier) {
   return "The default rule keeps the text up to rounding.";
 }
 
-/** Why the run guessed nothing, as far as the page can tell; "" where it did, or was not meant to. */
+/** Why the run guessed nothing, as the server says it, else as far as the page can tell; "" where it did, or was not meant to. */
 function whyNothing(asked) {
   if (!guessed.numTokens || asked?.method === "none" || guessed.numGuesses !== 0) return "";
+  const told = guessed.final?.plain_reason; // the server's own words
+  if (told) return ` Nothing was guessed: ${told}.`;
   const method = asked?.method ?? served.method ?? "the method";
   if (method === "none") return " Nothing was guessed: this server has no method of its own. Choose one in the form.";
   if (!asked?.always) return ` Nothing was guessed: the server expects no gain from ${method} here.`;

@@ -71,6 +71,7 @@ class TransformersModel(CausalModel):
         device_map: str | dict[str, Any] | None = None,
         sharding: Any = None,
         name: str | None = None,
+        trust_remote_code: bool = False,
     ) -> Self:
         """Load a checkpoint directory or a GGUF file. With device_map (accelerate's) the layers may lie on several devices.
 
@@ -86,7 +87,12 @@ class TransformersModel(CausalModel):
                 module, info = kind.from_pretrained(None, dtype=dtype, output_loading_info=True, **given, **placed)
             else:
                 module, info = auto.from_pretrained(
-                    str(path), dtype=dtype, output_loading_info=True, local_files_only=True, **placed
+                    str(path),
+                    dtype=dtype,
+                    output_loading_info=True,
+                    local_files_only=True,
+                    trust_remote_code=trust_remote_code,
+                    **placed,
                 )
         except ModelError:
             raise

@@ -1,0 +1,178 @@
+"""What a first user of the command line meets: variables, files of prompts, narrow terminals, chat, completion."""
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+from rich.table import Table
+
+from foretoken.cli import settings
+from foretoken.cli.layout import print_table
+from tests.cli.conftest import Invoke
+
+
+def shown(width: int, *rows: tuple[str, ...]) -> str:
+    table = Table("name", "long words", "empty", title="A title")
+    for row in rows:
+        table.add_row(*row)
+    out = io.StringIO()
+    print_table(Console(file=out, width=width), table)
+    return out.getvalue()
+
+
+def test_a_table_that_does_not_fit_is_printed_as_blocks() -> None:
+    """Words were cut to three letters and a dot."""
+    row = ("ngram", "whatfollowedthelasttokens earlier", "")
+    assert "─" in shown(60, row)
+    narrow = shown(30, row, ("x", "-", "b"))
+    assert narrow.splitlines()[:4] == ["A title", "ngram", "  long words: ", "whatfollowedthelasttokens "]
+    assert "  empty: b" in narrow
+    assert "…" not in narrow
+
+
+def test_methods_on_a_narrow_terminal_keep_their_words(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    wide = invoke("methods").stdout
+    monkeypatch.setattr("foretoken.cli.methods.WIDE", 40)
+    narrow = invoke("methods").stdout
+    assert "draft_model" in narrow
+    assert "…" not in narrow
+    assert {"without_replacement", "distribution"} <= set(wide.split()) & set(narrow.split())
+
+
+def test_a_draft_of_the_environment_breaks_no_other_method(generate: Invoke, models: dict[str, Path]) -> None:
+    """FORETOKEN_DRAFT with --method ngram was refused."""
+    env = {"FORETOKEN_DRAFT": str(models["draft"])}
+    options = ("def f(", "--seed", "1", "--max-new-tokens", "6", "--json")
+    for more, method in [
+        (("--method", "ngram"), "ngram"),
+        (("--speculative-config", '{"method": "ngram"}'), "ngram"),
+        (("--prediction", "return"), "prediction"),
+        ((), "draft_model"),
+    ]:
+        result = generate(*options, *more, env=env)
+        assert result.exit_code == 0, result.stderr
+        assert json.loads(result.stdout)["config"]["speculative"]["method"] == method
+    refused = generate(*options, "--method", "ngram", "--draft", models["draft"], env=env)
+    assert refused.exit_code == 2
+    assert "is read by methods with weights" in refused.stderr
+
+
+def test_a_draft_of_the_environment_and_the_methods_of_a_bench(
+    invoke: Invoke, models: dict[str, Path], tmp_path: Path
+) -> None:
+    file = tmp_path / "prompts.txt"
+    file.write_text("def f(\nclass A\n")
+    options = ("--target", models["target"], "--implementation", "lean", "--max-new-tokens", "4", "--no-bandwidth")
+    env = {"FORETOKEN_DRAFT": str(models["draft"])}
+    result = invoke("bench", *options, "--prompts", file, "--methods", "ngram:2", "--json", env=env)
+    assert result.exit_code == 0, result.stderr
+    assert json.loads(result.stdout)["settings"]["num_prompts"] == 2
+    certified = invoke("certify", *options[:4], "--prompts", file, "--method", "ngram", "--verify", "coupled", "--shape",
+                       "chain", "--limit", "1", "--max-new-tokens", "3", env=env)  # fmt: skip
+    assert certified.exit_code == 0, certified.output
+
+
+def test_one_file_of_conversations_serves_every_command(
+    invoke: Invoke, models: dict[str, Path], tmp_path: Path
+) -> None:
+    from foretoken import Engine
+    from foretoken.bench import encode_item, load_suite
+    from foretoken.train.responses import read_prompts
+
+    file = tmp_path / "talks.json"
+    talks = [
+        [{"role": "user", "content": "the"}, {"role": "assistant", "content": "def"}, {"role": "user", "content": "a"}]
+    ]
+    file.write_text(json.dumps([{"messages": talk} for talk in talks]))
+    engine = Engine.load(models["target"], implementation="lean")
+    wanted = [engine.chat_prompt(talk) for talk in talks]
+    assert [encode_item(engine, item) for item in load_suite(file)] == wanted
+    assert read_prompts(file, engine) == wanted
+
+
+def test_temperature_is_spelled_alike_and_checked_before_anything_is_loaded(invoke: Invoke) -> None:
+    assert settings.temperatures(["0,0.5", "1"], ()) == [0.0, 0.5, 1.0]
+    assert settings.temperatures(None, (0.0, 1.0)) == [0.0, 1.0]
+    absent = ("--target", "/nonexistent/model")
+    for command in (
+        ("bench",),
+        ("certify",),
+        ("evaluate", "--method", "ngram"),
+        ("theory", "optimum"),
+        ("theory", "shape"),
+    ):
+        for value, said in [
+            ("x", "--temperature 'x' must be numbers"),
+            ("-1", "temperature = -1.0 must be at least 0"),
+        ]:
+            result = invoke(*command, *absent, "--draft", "/nonexistent/draft", "--temperature", value)
+            if "evaluate" in command:
+                result = invoke(*command, *absent, "--temperature", value)
+            assert result.exit_code == 2
+            assert said in result.stderr, command
+
+
+def test_revision_and_trust(invoke: Invoke, models: dict[str, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[dict[str, Any]] = []
+
+    def load(target: str, **options: Any) -> None:
+        asked.append({"target": target, **options})
+        raise settings.ConfigError("seen")
+
+    monkeypatch.setattr("foretoken.Engine.load", load)
+    invoke("generate", "a", "--target", "owner/name", "--revision", "v1", "--trust-remote-code")
+    invoke("generate", "a", "--target", "owner/name")
+    assert [(one["target"], one["trust_remote_code"]) for one in asked] == [
+        ("owner/name@v1", True),
+        ("owner/name", False),
+    ]
+    for target in ("bundled", str(models["target"]), "owner/name@v2"):
+        result = invoke("generate", "a", "--target", target, "--revision", "v1")
+        assert "--revision v1 is of a Hugging Face id" in result.stderr
+    assert len(asked) == 2
+
+
+def test_chat_keeps_the_conversation(invoke: Invoke, models: dict[str, Path]) -> None:
+    from foretoken import Engine
+
+    options = ("--target", models["target"], "--implementation", "lean", "--max-new-tokens", "5", "--seed", "7")
+    said = invoke("chat", *options, "--system", "Be brief.", input="the\n\na\n/new\nthe\n/exit\nnever\n")
+    assert said.exit_code == 0, said.output
+    engine = Engine.load(models["target"], implementation="lean")
+    system = {"role": "system", "content": "Be brief."}
+    first = engine.generate(engine.chat_prompt([system, {"role": "user", "content": "the"}]), seed=7, max_new_tokens=5)
+    talk = [system, {"role": "user", "content": "the"}, {"role": "assistant", "content": first.text}]
+    second = engine.generate(engine.chat_prompt([*talk, {"role": "user", "content": "a"}]), seed=8, max_new_tokens=5)
+    third = engine.generate(engine.chat_prompt([system, {"role": "user", "content": "the"}]), seed=9, max_new_tokens=5)
+    wanted = "".join(text if text.endswith("\n") else text + "\n" for text in (first.text, second.text, third.text))
+    assert said.stdout == wanted
+    assert said.stderr.count("tokens/s") == 3
+    assert "tokens/s" not in invoke("chat", *options, "--quiet", input="the\n").stderr
+
+
+def test_chat_refuses_what_it_cannot_do(invoke: Invoke, models: dict[str, Path]) -> None:
+    refused = invoke("chat", "--target", models["plain"], "--implementation", "lean", input="a\n")
+    assert (refused.exit_code, refused.stdout) == (2, "")
+    assert "has no chat template" in refused.stderr
+    full = invoke("chat", "--target", models["short"], "--implementation", "lean", input="the " * 40 + "\n")
+    assert full.exit_code == 1
+    assert "/new starts again" in full.stderr
+
+
+@pytest.mark.slow
+def test_python_m_and_completion() -> None:
+    env = {**os.environ, "_FORETOKEN_COMPLETE": "complete_bash", "COMP_WORDS": "foretoken ge", "COMP_CWORD": "1"}
+    done = subprocess.run(
+        [sys.executable, "-m", "foretoken"], capture_output=True, text=True, env=env, timeout=120, check=False
+    )
+    assert done.stdout.split() == ["generate"]
+    del env["_FORETOKEN_COMPLETE"]
+    done = subprocess.run([sys.executable, "-m", "foretoken", "--version"], capture_output=True, text=True, env=env,
+                          timeout=120, check=True)  # fmt: skip
+    assert done.stdout.startswith("foretoken ")
