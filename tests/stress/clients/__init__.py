@@ -30,8 +30,9 @@ def missing(name: str, python: str, node: str | None) -> str | None:
     """Why a client cannot be tried; None where it can."""
     if name in PYTHON:
         (module,) = PYTHON[name]
-        found = subprocess.run([python, "-c", f"import {module}"], capture_output=True, timeout=TIMEOUT_S)
-        return None if found.returncode == 0 else f"{python} cannot import {module}: pip install it, or give --python"
+        look = f"import sys; from importlib.util import find_spec; sys.exit(find_spec({module!r}) is None)"
+        found = subprocess.run([python, "-c", look], capture_output=True, timeout=TIMEOUT_S)
+        return None if found.returncode == 0 else f"{python} has no {module}: pip install it, or give --python"
     if node is None:
         return "no --node DIRECTORY is given, with " + ", ".join(NODE[name]) + " in its node_modules"
     absent = [module for module in NODE[name] if not (Path(node) / "node_modules" / module).is_dir()]
