@@ -407,7 +407,7 @@ async def metered() -> AsyncIterator[Callable[[], float]]:
     async def read() -> None:
         assert meter.stdout is not None
         async for line in meter.stdout:
-            told.append(float(line))
+            told[:] = [float(line)]
 
     reading = asyncio.create_task(read())
     try:
