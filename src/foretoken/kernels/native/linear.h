@@ -48,7 +48,7 @@ typedef float input_float;
 #define DEFINE_TILE(T)                                                                                                 \
   INLINE void tile_##T(const int M, const int R, const input_##T *x, int64_t ldx, const T *w, int64_t ldw, int64_t n,  \
                        int64_t tail, part *parked, int first, int last, const float *bias, float *out, int64_t ldo,    \
-                       int add, const char *ahead, int64_t ld_ahead) {                                                 \
+                       int add, const char *ahead_first, int64_t ahead_row, int64_t ahead_step) {                      \
     const int64_t step = STEP_OF(T), wide = step / PARTS;                                                              \
     part flat[32][PARTS];                                                                                              \
     UNROLL for (int h = 0; h < PARTS; h++) {                                                                           \
@@ -57,12 +57,13 @@ typedef float input_float;
       part acc[8][GROUP];                                                                                              \
       UNROLL for (int r = 0; r < R; r++) UNROLL for (int m = 0; m < M; m++)                                            \
           acc[r][m] = first ? p_zero() : parked[(h * R + r) * M + m];                                                  \
-      for (int64_t k = 0; k < n; k += step)                                                                            \
+      const char *ahead = ahead_first;                                                                                 \
+      for (int64_t k = 0; k < n; k += step, ahead += ahead_step)                                                       \
         UNROLL for (int phase = 0; phase < PHASES_##T; phase++) {                                                      \
           if (PARTS > 1 && phase) RELOAD; /* weights that stayed in registers would push accumulators out */           \
           part a[GROUP], b[8]; /* the fewer of them stay in registers */                                               \
           UNROLL for (int r = 0; r < R; r++) {                                                                         \
-            if (h == 0 && phase == 0) prefetch(ahead + (r * ld_ahead + k) * (int64_t)sizeof(T));                       \
+            if (h == 0 && phase == 0) prefetch(ahead + r * ahead_row);                                                 \
             if (R <= M || PARTS == 1) b[r] = LOAD_##T(wh + r * ldw + k, phase);                                        \
           }                                                                                                            \
           UNROLL for (int m = 0; m < M; m++) {                                                                         \
@@ -96,16 +97,17 @@ typedef float input_float;
   }
 
 /* One function for each number of rows M with the R of FOR_TILES, and one with R = 1 for what is left. Each runs over
- * `count` weight rows, a multiple of its R; stride_ahead bytes lie between what two tiles prefetch. */
+ * `count` weight rows, a multiple of its R. In each step of k a tile prefetches R lines, ahead_row bytes apart; ahead_step
+ * bytes lie between those of two steps, and ahead_tile between those of two tiles. */
 #define TILE_ARGS(T)                                                                                                   \
   int64_t count, const input_##T *x, int64_t ldx, const T *w, int64_t ldw, int64_t n, int64_t tail, part *parked, int first,\
-      int last, const float *bias, float *out, int64_t ldo, int add, const char *ahead, int64_t ld_ahead,              \
-      int64_t stride_ahead
+      int last, const float *bias, float *out, int64_t ldo, int add, const char *ahead, int64_t ahead_row,             \
+      int64_t ahead_step, int64_t ahead_tile
 #define DEFINE_ONE(T, M, R)                                                                                            \
   static void tile_##T##_##M##_##R(TILE_ARGS(T)) {                                                                     \
     for (; count > 0; count -= R) {                                                                                    \
-      tile_##T(M, R, x, ldx, w, ldw, n, tail, parked, first, last, bias, out, ldo, add, ahead, ld_ahead);              \
-      w += R * ldw, parked += R * M * PARTS, out += R, ahead += stride_ahead;                                          \
+      tile_##T(M, R, x, ldx, w, ldw, n, tail, parked, first, last, bias, out, ldo, add, ahead, ahead_row, ahead_step); \
+      w += R * ldw, parked += R * M * PARTS, out += R, ahead += ahead_tile;                                            \
       if (bias) bias += R;                                                                                             \
     }                                                                                                                  \
   }
@@ -125,7 +127,7 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
     part parked[BLOCK * GROUP * PARTS], prepared[PREPARED_##T];                                                        \
     const int64_t bytes = sizeof(T), step = STEP_OF(T), whole = K / step * step;                                       \
     const char *end = (const char *)(w + b * K);                                                                       \
-    const int64_t distance = MIN(PREFETCH, (b - a) * K * bytes / 2);                                                   \
+    const int64_t half = (b - a) * K * bytes / 2;                                                                      \
     const int64_t block = rows > GROUP && BLOCK * K * bytes > BLOCK_BYTES ? BLOCK / 2 : BLOCK;                         \
     for (int64_t r0 = a; r0 < b; r0 += block) {                                                                        \
       const int64_t r1 = MIN(r0 + block, b);                                                                           \
@@ -146,15 +148,17 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
             size_r = r == r0 && r + TILE_ROWS[size] <= r1 ? TILE_ROWS[size] : 1;                                       \
             count = (r1 - r) / size_r * size_r;                                                                        \
             const T *from = w + r * K + k;                                                                             \
-            const char *ahead = (const char *)from + distance;                                                         \
-            int64_t ld_ahead = K, stride_ahead = size_r * K * bytes;                                                   \
+            const char *ahead = (const char *)from + MIN(n == whole ? PREFETCH : PREFETCH_FAR, half);                  \
+            int64_t ahead_row = K * bytes, ahead_step = step * bytes;                                                  \
+            const int64_t ahead_tile = m0 ? ldx * bytes : size_r * K * bytes;                                          \
             if (ahead >= end) ahead = (const char *)next + (ahead - end);                                              \
             /* Weights that were read for the rows before are near: fetch the next rows' activations, one a tile. */   \
-            if (m0) ahead = (const char *)coming, ld_ahead = 0, stride_ahead = ldx * bytes;                            \
+            if (m0) ahead = (const char *)coming, ahead_row = 0;                                                       \
+            else if (n == whole) ahead_row = 64, ahead_step *= size_r; /* a tile is one piece of memory: in its order */\
             (size_r == 1 ? single_##T : wide_##T)[size](count, in, ldi, from, K, n, K - whole,                         \
                                                         parked + (r - r0) * size * PARTS, k == 0, last,                \
                                                         bias ? bias + r : 0, out + m0 * ldo + r, ldo, add, ahead,      \
-                                                        ld_ahead, stride_ahead);                                       \
+                                                        ahead_row, ahead_step, ahead_tile);                            \
           }                                                                                                            \
           if (last) break;                                                                                             \
         }                                                                                                              \
