@@ -187,6 +187,7 @@ def test_auto_takes_the_fastest_that_supports_the_model(monkeypatch: pytest.Monk
         "dtype": torch.bfloat16,
         "device": torch.device("cpu"),
         "name": str(saved),
+        "weights": "auto",
     }
     native.reason = "needs AVX-512"
     assert load_model(str(saved)) is lean
@@ -194,6 +195,38 @@ def test_auto_takes_the_fastest_that_supports_the_model(monkeypatch: pytest.Monk
     assert isinstance(load_model(str(saved)), TransformersModel)
     lean.reason = None
     assert isinstance(load_model(str(saved), device_map={"": "cpu"}), TransformersModel)
+
+
+@pytest.mark.parametrize("weights", ["int8", "int4"])
+def test_rounded_weights_are_run_natively_or_refused(
+    monkeypatch: pytest.MonkeyPatch, saved: Path, weights: str
+) -> None:
+    """Keys and values in bfloat16 by default; no other implementation stands in, for it would be another model."""
+    native, lean = FakeTwin(None), FakeTwin(None)
+    install(monkeypatch, native=native, lean=lean)
+    assert load_model(str(saved), weights=weights) is native
+    assert (native.options["weights"], native.options["dtype"]) == (weights, torch.bfloat16)
+    assert load_model(str(saved), weights=weights, dtype="float32", implementation="native") is native
+    assert native.options["dtype"] == torch.float32
+    native.reason = "needs AVX2"
+    with pytest.raises(ConfigError, match=f"weights='{weights}' needs the native implementation.*needs AVX2"):
+        load_model(str(saved), weights=weights)
+    for options in ({"implementation": "lean"}, {"implementation": "transformers"}, {"device_map": "auto"}):
+        with pytest.raises(ConfigError, match=f"weights='{weights}' needs the native implementation"):
+            load_model(str(saved), weights=weights, **options)
+
+
+def test_plain_weights_are_a_dtype(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
+    """fp32 and bf16 are served by every implementation."""
+    native = FakeTwin(None)
+    install(monkeypatch, native=native)
+    for weights, dtype in (("fp32", torch.float32), ("bf16", torch.bfloat16)):
+        assert load_model(str(saved), weights=weights) is native
+        assert (native.options["weights"], native.options["dtype"]) == (weights, dtype)
+    with pytest.raises(ConfigError, match="weights='bf16' contradicts dtype 'float32'"):
+        load_model(str(saved), weights="bf16", dtype="float32")
+    with pytest.raises(ConfigError, match="weights 'int9' is unknown; did you mean 'int8'"):
+        load_model(str(saved), weights="int9")
 
 
 def test_auto_survives_a_twin_that_fails(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
@@ -257,7 +290,7 @@ def test_nonexistent_directory(tmp_path: Path) -> None:
 
 def test_file_instead_of_directory(saved: Path) -> None:
     """The weights' file is not the model's directory."""
-    with pytest.raises(ModelError, match=r"model\.safetensors is a file; expected the directory"):
+    with pytest.raises(ModelError, match=r"model\.safetensors is a file; expected a GGUF file, or the directory"):
         load_model(str(saved / "model.safetensors"))
 
 

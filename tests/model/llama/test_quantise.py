@@ -138,7 +138,7 @@ def test_long_rows_in_chunks_of_k_have_the_same_bits() -> None:
     columns = 9 * 1024 + 64  # eight rows of it are five chunks
     weight = torch.randn(80, columns, generator=torch.Generator().manual_seed(1))
     blocks, held = quantise.round_to_int8(weight), Held("Q8", torch.float32, weight, columns)
-    x = torch.randn(9, columns)
+    x = torch.randn(9, columns, generator=torch.Generator().manual_seed(2))
     expected = twin.product(blocks, x)
     for rows in (1, 4, 8, 9):
         assert torch.equal(held.product(x[:rows]), expected[:rows])
@@ -146,7 +146,7 @@ def test_long_rows_in_chunks_of_k_have_the_same_bits() -> None:
 
 def test_control_one_changed_code_is_seen() -> None:
     weight = floats(ROWS, 96)
-    held, x = Held("Q4", torch.float32, weight, 96), torch.randn(3, 96)
+    held, x = Held("Q4", torch.float32, weight, 96), floats(3, 96, seed=1)
     before = held.product(x)
     held.bytes[64 + 12] ^= 0x10  # the first unit's codes: row 3, one of its values
     assert not torch.equal(held.product(x)[:, 3], before[:, 3])
@@ -161,6 +161,15 @@ def test_what_is_not_finite_does_not_become_finite(form: str, value: float) -> N
     out = held.product(x)
     assert torch.isfinite(out[0]).all()
     assert not torch.isfinite(out[1]).any()
+
+
+def test_activations_are_rounded_as_the_twin_rounds_them() -> None:
+    """4,096 blocks against a matrix that reads out their codes: 127 on the diagonal, whose scale is 1."""
+    unit = Held("Q8", torch.float32, torch.eye(32) * 127, 32)
+    x = torch.randn(4096, 32, generator=torch.Generator().manual_seed(0))
+    rounded = twin.round_activations(x, 1)
+    expected = 127 * rounded.codes[:, 0].float() * rounded.scale
+    assert torch.equal(unit.product(x), expected)
 
 
 def test_fma_rounds_once() -> None:
@@ -313,3 +322,12 @@ def test_bytes_of_a_pass_are_those_of_the_matrices() -> None:
     num_weights = 3 * (256 * 64 * (4 + 2 + 2 + 4) + 3 * 256 * 512)
     head = -(-61 // TILE) * TILE * 256
     assert model.spec.weight_bytes == (num_weights + head) * 34 // 32
+
+
+def test_pages_of_a_file_are_released_after_every_packed_matrix() -> None:
+    module = make_model("llama", **SIZES)
+    source = Requantised(module, ("Q8_0",))
+    released: list[int] = []
+    source.release = lambda: released.append(1)  # type: ignore[method-assign]
+    NativeModel(llama.read_shape(module.config), source, dtype=torch.float32, name="x")
+    assert len(released) == len(source.blocks)

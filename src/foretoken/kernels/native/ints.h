@@ -8,6 +8,7 @@
  *  v_largest_bits               the largest absolute value of both, compared as integers: NaN is larger than all
  *  i_dot_small, i_dot_byte      lane i of acc plus the products of bytes 4 i to 4 i + 3: c without sign, a with sign and not
  *                               -128. small: c is below 64. byte: of any c - 128, where acc began with i_back128
+ *  i_begin4, i_dot4, i_end4     start plus eight such products, one after the other, of c below 16
  */
 #ifndef FORETOKEN_INTS_H
 #define FORETOKEN_INTS_H
@@ -56,6 +57,15 @@ INLINE ints i_dot_byte(ints acc, ints c, ints a) {
   return i_dot_small(acc, _mm512_abs_epi8(code), turned);
 }
 INLINE ints i_back128(const int32_t *p) { return i_zero(); }
+#endif
+#ifdef __AVX512VNNI__
+#define DOTS_OF_32
+#else
+INLINE ints i_add16(ints a, ints b) { return _mm512_add_epi16(a, b); }
+INLINE ints i_pairs(ints c, ints a) { return _mm512_maddubs_epi16(c, a); }
+INLINE ints i_join(ints start, ints x) {
+  return _mm512_add_epi32(start, _mm512_madd_epi16(x, _mm512_set1_epi16(1)));
+}
 #endif
 
 #else
@@ -132,7 +142,30 @@ INLINE __m256i dot_byte(__m256i acc, __m256i c, __m256i a) {
 INLINE ints i_dot_byte(ints acc, ints c, ints a) { return (ints){dot_byte(acc.lo, c.lo, a.lo), dot_byte(acc.hi, c.hi, a.hi)}; }
 INLINE ints i_back128(const int32_t *p) { return i_zero(); }
 #endif
+#ifdef __AVXVNNI__
+#define DOTS_OF_32
+#else
+INLINE ints i_add16(ints a, ints b) { return (ints){_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)}; }
+INLINE ints i_pairs(ints c, ints a) {
+  return (ints){_mm256_maddubs_epi16(c.lo, a.lo), _mm256_maddubs_epi16(c.hi, a.hi)};
+}
+INLINE ints i_join(ints start, ints x) {
+  const __m256i one = _mm256_set1_epi16(1);
+  return (ints){_mm256_add_epi32(start.lo, _mm256_madd_epi16(x.lo, one)),
+                _mm256_add_epi32(start.hi, _mm256_madd_epi16(x.hi, one))};
+}
+#endif
 
+#endif
+
+#ifdef DOTS_OF_32
+INLINE ints i_begin4(ints start) { return start; }
+INLINE ints i_dot4(ints acc, ints c, ints a) { return i_dot_small(acc, c, a); }
+INLINE ints i_end4(ints acc, ints start) { return acc; }
+#else /* pairs of products are summed in 16 bits: 8 * 2 * 15 * 127 fits */
+INLINE ints i_begin4(ints start) { return i_zero(); }
+INLINE ints i_dot4(ints acc, ints c, ints a) { return i_add16(acc, i_pairs(c, a)); }
+INLINE ints i_end4(ints acc, ints start) { return i_join(start, acc); }
 #endif
 
 #endif

@@ -74,8 +74,8 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
       UNROLL for (int half = 0; half < HALVES; half++) {
         ints sum[8];
         UNROLL for (int m = 0; m < M; m++)
-            sum[m] = has_minimum(FORMAT) ? i_zero()
-                     : BITS == 4         ? i_all(&x[m].back8)
+            sum[m] = BITS == 4           ? i_begin4(has_minimum(FORMAT) ? i_zero() : i_all(&x[m].back8))
+                     : has_minimum(FORMAT) ? i_zero()
                      : HALVES == 2       ? i_back128(&x[m].half128[half])
                                          : i_back128(&x[m].back128);
         if (BITS == 8) {
@@ -93,10 +93,12 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
             const ints c = i_load(codes + 64 * i), low = i_low4(c), high = i_high4(c);
             prefetch(ahead + 64 * i);
             UNROLL for (int m = 0; m < M; m++) {
-              sum[m] = i_dot_small(sum[m], low, i_all(x[m].codes + 4 * i));
-              sum[m] = i_dot_small(sum[m], high, i_all(x[m].codes + 16 + 4 * i));
+              sum[m] = i_dot4(sum[m], low, i_all(x[m].codes + 4 * i));
+              sum[m] = i_dot4(sum[m], high, i_all(x[m].codes + 16 + 4 * i));
             }
           }
+          UNROLL for (int m = 0; m < M; m++)
+              sum[m] = i_end4(sum[m], has_minimum(FORMAT) ? i_zero() : i_all(&x[m].back8));
         }
         const vec scale = scale_at(FORMAT, w, block * HALVES + half, d);
         UNROLL for (int m = 0; m < M; m++)

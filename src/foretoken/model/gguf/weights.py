@@ -102,6 +102,10 @@ class GGUFWeights(WeightSource):
         if not direct:
             out.copy_(held.sub_(shift) if shift else held)
 
+    def release(self) -> None:
+        """See ``WeightSource.release``."""
+        self._file.release()
+
     def packed(self, name: str) -> Packed | None:
         """See ``WeightSource.packed``: the mapped bytes themselves, but for q and k of Llama, whose rows of blocks are
         copied in order."""

@@ -98,6 +98,7 @@ def read_matrices(
             form, columns = FORMATS[plan.format], plan.shape[1]
             out.held[name] = structures.Matrix(place.data_ptr(), None, form.number, columns, form.row_bytes(columns))
             out.num_bytes[name], out.kinds[name] = place.numel(), plan.kind
+            source.release()
     return out
 
 

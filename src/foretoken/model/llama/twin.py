@@ -24,7 +24,8 @@ def round_activations(x: Tensor, num_blocks: int) -> Rounded:
     blocks = F.pad(x, (0, num_blocks * BLOCK - x.shape[1])).view(len(x), num_blocks, BLOCK)
     largest = blocks.abs().amax(-1)
     empty = largest <= _TINY
-    inverse = torch.where(empty, torch.zeros_like(largest), 127.0 / largest)
+    # Not "127.0 / largest": torch makes that a reciprocal and a product, rounded twice.
+    inverse = torch.where(empty, torch.zeros_like(largest), torch.full_like(largest, 127.0) / largest)
     codes = torch.round(blocks * inverse[..., None])
     return Rounded(codes.long(), torch.where(empty, torch.zeros_like(largest), largest / 127.0))
 

@@ -44,6 +44,10 @@ class WeightSource(ABC):
         """A quantised matrix as the file holds it, or None where the tensor is not quantised."""
         return None
 
+    def release(self) -> None:
+        """What was read so far will not be needed soon: memory that only repeats a file may be given back."""
+        return
+
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
         """A function that reads rows [start, stop) of a matrix, contiguous on the CPU in a float dtype of its choice. May
         be called by several threads."""
