@@ -64,7 +64,7 @@ class GGUFFile:
 
     def release(self) -> None:
         """Let the system take back the pages that were read, where it can be told: they are read again when needed."""
-        mapping = getattr(self.data, "_mmap", None)
+        mapping: Any = getattr(self.data, "_mmap", None)
         if hasattr(mapping, "madvise") and hasattr(mmap, "MADV_DONTNEED"):
             mapping.madvise(mmap.MADV_DONTNEED)
 
