@@ -272,6 +272,14 @@ def test_ties_are_kept_or_go_to_the_lowest_id() -> None:
     assert bool((one_hot_argmax(wide).argmax(-1) == 123).all())
 
 
+def test_a_greedy_choice_passes_over_nan_in_its_own_row_alone() -> None:
+    nan, inf = math.nan, math.inf
+    rows = torch.tensor([[1.0, 3.0, 3.0], [nan, 2.0, 1.0], [nan, -inf, -inf], [nan, 1.0, inf], [-inf, -inf, -inf]])
+    chosen = [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
+    assert one_hot_argmax(rows).tolist() == chosen
+    assert [one_hot_argmax(row).tolist() for row in rows] == chosen
+
+
 def test_temperature_0_is_one_hot_after_all_other_processors() -> None:
     logits = torch.tensor([5.0, 4.0, 3.0, 1.0])
     probs = alone(logits, SamplingParams(temperature=0.0, banned_token_ids=(0,), logit_bias={2: 1.5}, top_p=0.5))

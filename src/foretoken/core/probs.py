@@ -152,7 +152,9 @@ def logits_to_probs(logits: Tensor, processors: Processors, history: History, pa
 
 def one_hot_argmax(logits: Tensor) -> Tensor:
     """[..., V] the distribution of a greedy choice; a row whose largest logit is NaN or -inf has no mass."""
-    best, token = torch.nan_to_num(logits, nan=-math.inf, posinf=math.inf, neginf=-math.inf).max(-1, keepdim=True)
+    best, token = logits.max(-1, keepdim=True)
+    if logits.device.type != "cpu" or bool(torch.isnan(best).any()):  # a NaN is the largest; a host read is free here
+        best, token = torch.nan_to_num(logits, nan=-math.inf, posinf=math.inf, neginf=-math.inf).max(-1, keepdim=True)
     return torch.zeros_like(logits).scatter_(-1, token, (best > -math.inf).to(logits.dtype))
 
 

@@ -1,6 +1,8 @@
 """NativeModel against LeanModel and the transformers module, and its own promise: bits that do not depend on the pass."""
 
+import mmap
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -34,6 +36,7 @@ from tests.model.llama.family import (
 )
 
 CPU = torch.device("cpu")
+THP = Path("/sys/kernel/mm/transparent_hugepage/enabled")
 CAPACITY = 64
 REASON = native.supports(make_model("llama").config, torch.float32, CPU)
 pytestmark = pytest.mark.skipif(REASON is not None, reason=str(REASON))
@@ -347,3 +350,42 @@ def test_supports_names_the_reason(dtype: torch.dtype, device: str, change: dict
 def test_bandwidth_is_a_rate_of_memory() -> None:
     assert 1e8 < dram_read_bandwidth(1 << 26, repeats=2) < 1e13
     assert 1e8 < dram_read_bandwidth(1 << 26, repeats=2, huge=True) < 1e13
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="only Linux says what pages a mapping may have")
+def test_weights_may_lie_in_huge_pages() -> None:
+    """What is asked for, not what is granted: that depends on free memory. Shared mappings are asked for in vain."""
+    if not hasattr(mmap, "MADV_HUGEPAGE") or "[never]" in THP.read_text():
+        pytest.skip("this system has no huge pages to give")
+    memory = native.huge_pages(5 << 20)
+    assert memory.shape == (5 << 20,)
+    assert memory.data_ptr() % (2 << 20) == 0
+    assert not memory.any()
+    begin, found = memory.data_ptr(), False
+    for line in Path("/proc/self/smaps").read_text().splitlines():
+        head = re.match(r"([0-9a-f]+)-([0-9a-f]+) (\S+)", line)
+        if head is not None:
+            found = int(head[1], 16) <= begin < int(head[2], 16)
+            assert not found or head[3] == "rw-p"
+        elif found and line.startswith("VmFlags:"):
+            assert "hg" in line.split()
+            return
+    raise AssertionError("the mapping was not found")
+
+
+def test_memory_is_given_where_a_system_knows_no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("MAP_PRIVATE", "MAP_ANONYMOUS", "MADV_HUGEPAGE"):
+        monkeypatch.delattr(mmap, name, raising=False)
+    assert native.huge_pages(100).tolist() == [0] * 100
+
+
+def test_small_passes_take_the_measured_threads_and_large_ones_all(monkeypatch: pytest.MonkeyPatch) -> None:
+    _, model = native_of("llama")
+    asked: list[int] = []
+    monkeypatch.setattr(native, "fewest_threads", lambda run, most: asked.append(most) or run(1) or 1)
+    torch.set_num_threads(2)
+    assert [model._threads(rows) for rows in (1, 8, 9, 1)] == [1, 1, 2, 1]
+    assert asked == [2]  # once for each number that torch has
+    torch.set_num_threads(1)
+    assert model._threads(1) == 1
+    assert asked == [2]

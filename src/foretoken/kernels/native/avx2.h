@@ -117,7 +117,12 @@ INLINE bf16x32 v_load_bf16(const bf16 *p, int64_t n) {
   const int64_t lo = MIN(n, 16), hi = n - lo;
   return (bf16x32){h_load_some((Lanes)((1u << lo) - 1), p), h_load_some((Lanes)((1u << hi) - 1), p + lo)};
 }
-INLINE __m256 half_odd(__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(-65536))); }
+static const int32_t ODD[8] __attribute__((aligned(32))) = {-65536, -65536, -65536, -65536, -65536, -65536, -65536, -65536};
+INLINE __m256 half_odd(__m256i x) { /* the mask stays in memory: tiles need all registers */
+  __m256 y;
+  __asm__("vpand %2, %1, %0" : "=x"(y) : "x"(x), "m"(*(const __m256i *)ODD));
+  return y;
+}
 INLINE __m256 half_even(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
 INLINE vec odd_floats(bf16x32 x) { return HALVES(half_odd(x.lo), half_odd(x.hi)); }
 INLINE vec even_floats(bf16x32 x) { return HALVES(half_even(x.lo), half_even(x.hi)); }
@@ -138,9 +143,35 @@ INLINE part p_load_bf16(const bf16 *p, int phase) { return phase_of(_mm256_loadu
 INLINE part p_tail_bf16(const bf16 *p, int64_t n, int phase) {
   return phase_of(h_load_some((Lanes)((1u << n) - 1), p), phase);
 }
-INLINE part p_fma_bf16(part a, part b, part c) { return _mm256_fmadd_ps(a, b, c); }
+INLINE part p_fma_bf16(part a, part b, part c) { /* gcc would move accumulators about, and some out of registers */
+  __asm__("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
+  return c;
+}
 
-/* Tiles of M activation rows by R weight rows: R * M accumulators, R weights and an activation fill 16 registers. */
+/* bf16 activations are widened once for a block of weight rows: of each 16 the odd ones, then the even ones. */
+typedef float input_bf16;
+enum {
+  BLOCK = 48,          /* weight rows that share a pass over the activations */
+  INPUT_BYTES = 24576, /* of activations and of a tile's weights, which both stay in L1 */
+  PREPARED = (INPUT_BYTES + GROUP * 96 * 4) / 32,
+};
+static const float *prepare_bf16(const bf16 *x, int64_t *ldx, int64_t rows, int64_t n, part *to) {
+  const int64_t ld = (n + 31) / 32 * 32 + 16; /* rows must not share cache sets */
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t k = 0; k < n; k += 16) {
+      const bf16x16 v = h_load_some((Lanes)((1u << MIN(n - k, 16)) - 1), x + i * *ldx + k);
+      float *at = (float *)to + i * ld + k;
+      _mm256_storeu_ps(at, half_odd(v)), _mm256_storeu_ps(at + 8, half_even(v));
+    }
+  *ldx = ld;
+  return (const float *)to;
+}
+INLINE part p_input_bf16(const float *p, int phase) { return _mm256_loadu_ps(p + 8 * phase); }
+#define p_input_tail_bf16(p, n, phase) p_input_bf16(p, phase) /* zeros follow the last value, up to 16 */
+#define KEEP_INPUT_bf16(a) __asm__("" : "+v"(a))
+
+/* Tiles of M activation rows by R weight rows: R * M accumulators, the fewer of both and one of the other fill 16
+ * registers. */
 #define FOR_TILES(DO, T) DO(T, 1, 8) DO(T, 2, 6) DO(T, 3, 4) DO(T, 4, 3) DO(T, 5, 2) DO(T, 6, 2)
 #define FOR_SINGLES(DO, T) DO(T, 1, 1) DO(T, 2, 1) DO(T, 3, 1) DO(T, 4, 1) DO(T, 5, 1) DO(T, 6, 1)
 

@@ -16,11 +16,11 @@
 #define MAX(a, b) ((a) > (b) ? (a) : (b))
 
 enum {
-  BLOCK = 24,           /* weight rows that share a pass over the activations; every R but 8 divides its half too */
-  BLOCK_BYTES = 524288, /* of them kept in L2 for the next group of rows, else half a block is taken */
+  BLOCK_BYTES = 524288, /* of weights (BLOCK rows) kept in L2 for the next group of rows, else half a block is taken */
   CHUNK_BYTES = 32768,  /* of activations that pass by while weights stream in ... */
   REUSE_BYTES = 65536,  /* ... and where weights are read again for more rows */
-  PREFETCH = 262144,    /* bytes ahead at most */
+  PREFETCH = 16384,     /* bytes ahead at most where tiles are read in the order of memory ... */
+  PREFETCH_FAR = 262144, /* ... and where they are read in chunks */
   FEW_ROWS = 32,        /* up to here every thread computes norms for itself */
   QUERIES = 16,         /* attention queries that share a pass over K and V */
   KEYS = 128,           /* slots of K or V that stay in L1 meanwhile */

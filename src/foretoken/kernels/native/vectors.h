@@ -26,7 +26,7 @@
 #include "avx2.h"
 #endif
 
-INLINE void prefetch(const char *p) { _mm_prefetch(p, _MM_HINT_T1); } /* into L2 */
+INLINE void prefetch(const char *p) { _mm_prefetch(p, _MM_HINT_T0); }
 INLINE void pause_spin(void) { _mm_pause(); }
 
 INLINE Lanes first_lanes(int64_t n) { return n >= 16 ? 0xffff : (Lanes)((1u << n) - 1); }

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretoken.core.errors import ModelError
-from foretoken.core.tree import Plan
+from foretoken.core.tree import Plan, layout
 from foretoken.kernels import structures
 from foretoken.kernels.native import library
 from foretoken.model.cache import KVCache
@@ -26,11 +26,14 @@ from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import shape as llama
 from foretoken.model.llama.matrices import Matrices, read_matrices
 from foretoken.model.llama.shape import LlamaShape
+from foretoken.model.llama.threads import fewest_threads
 from foretoken.model.llama.weights import ModuleWeights, WeightSource
 from foretoken.model.source import open_weights
 from foretoken.model.target import CausalModel, Output
 
 _HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+_SMALL_PASS = 8
+"""Rows of a pass up to which reading the weights takes most of its time; with more, threads are worth more too."""
 _PROBLEMS = {
     1: "a token is outside the vocabulary",
     2: "a slot is outside the cache",
@@ -112,6 +115,7 @@ class NativeModel(CausalModel):
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._scratch_for = (0, 0, 0)
+        self._threads_for: dict[int, int] = {}  # threads that torch has: threads of a small pass
         self.matrices = Matrices()
         self._view = self._read(source, dtype, weights)
         self.spec = shape.spec(
@@ -139,7 +143,9 @@ class NativeModel(CausalModel):
         assert torch.device(device).type == "cpu"
         path, name = resolve(str(path_or_name)), name or str(path_or_name)
         source = open_weights(path, name=name)
-        return cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights)
+        model = cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights)
+        model._threads(1)  # here, and not within the first request
+        return model
 
     @classmethod
     def from_hf(cls, model: Any, *, name: str | None = None, weights: str = "auto") -> "NativeModel":
@@ -184,7 +190,7 @@ class NativeModel(CausalModel):
         tokens, slots, positions, length = (
             tokens.contiguous(), slots.contiguous(), positions.contiguous(), length.contiguous(),
         )  # fmt: skip
-        threads = torch.get_num_threads()
+        threads = self._threads(num_rows * num_nodes)
         with self._lock:
             problem = self.native.forward(
                 self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2],
@@ -202,7 +208,7 @@ class NativeModel(CausalModel):
         residual = hidden.detach().to(torch.float32).contiguous()
         num_rows, num_nodes = residual.shape[:2]
         logits = torch.empty(num_rows, num_nodes, self.shape.vocab_size)
-        threads = torch.get_num_threads()
+        threads = self._threads(num_rows * num_nodes)
         with self._lock:
             self.native.forward(
                 self.address, None, threads, num_rows, num_nodes, 0, None, None, None, None, None, 0, 0, 0, 0, 0,
@@ -253,6 +259,22 @@ class NativeModel(CausalModel):
             matrix = ctypes.addressof(self.matrices.held[name])
             self.native.rows(matrix, ids.data_ptr(), len(ids), self._dequantised.data_ptr())
         return self._dequantised
+
+    def _threads(self, rows: int) -> int:
+        """Threads of a pass: as many as torch has; of small passes no more than make them faster on this machine."""
+        most = torch.get_num_threads()
+        if most == 1 or rows > _SMALL_PASS:
+            return most
+        if most not in self._threads_for:
+            token, root = torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), -1)
+            cache, plan = self.new_cache(1, 8), layout(root, torch.zeros(1, dtype=torch.int64), 8)
+
+            def run(threads: int) -> None:
+                self._threads_for[most] = threads
+                self.forward(token, plan, cache)
+
+            self._threads_for[most] = fewest_threads(run, most)
+        return self._threads_for[most]
 
     def _scratch_address(self, rows: int, threads: int, cache: NativeCache | None) -> int:
         capacity = 0 if cache is None else cache.capacity
@@ -308,7 +330,10 @@ class NativeModel(CausalModel):
 def huge_pages(num_bytes: int) -> Tensor:
     """[num_bytes] uint8 of zeros, in huge pages where the system grants them: weights stream up to a tenth faster."""
     size = 2 << 20
-    memory = mmap.mmap(-1, num_bytes + size)
+    if hasattr(mmap, "MAP_PRIVATE"):  # by default it would be shared memory, which most systems deny huge pages
+        memory = mmap.mmap(-1, num_bytes + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:  # Windows
+        memory = mmap.mmap(-1, num_bytes + size)
     if hasattr(memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
         with contextlib.suppress(OSError):  # a kernel without transparent huge pages
             memory.madvise(mmap.MADV_HUGEPAGE)

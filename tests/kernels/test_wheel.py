@@ -1,0 +1,62 @@
+"""A wheel that brings compiled kernels: built, unpacked and used where there is no compiler."""
+
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+import setuptools
+
+from foretoken.kernels import build
+
+ROOT = Path(__file__).parents[2]
+USE = """
+from foretoken.kernels import build
+from foretoken.kernels.native import library
+for name in build.KERNELS:
+    if name != "native":
+        build.load_library(name)
+lib, reason = library()
+assert (lib is None) == (not {runs_native}), reason
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="all variants are for x86-64")
+@pytest.mark.skipif(int(setuptools.__version__.split(".")[0]) < 77, reason="needs setuptools 77")
+def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
+    tree = tmp_path / "tree"
+    shutil.copytree(ROOT / "src" / "foretoken", tree / "src" / "foretoken", ignore=shutil.ignore_patterns("bundled"))
+    for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, tree)
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "-w",
+        str(tmp_path),
+        str(tree),
+    ]
+    environment = {**os.environ, "FORETOKEN_PREBUILD": "1"}
+    subprocess.run(command, env=environment, check=True, capture_output=True, timeout=500)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert "-py3-none-linux_" in wheel.name
+    with zipfile.ZipFile(wheel) as archive:
+        built = [name for name in archive.namelist() if name.endswith(".so")]
+        archive.extractall(tmp_path / "site")
+    assert len(built) == sum(len(kernel.variants) for kernel in build.KERNELS.values())
+    try:
+        runs_native = build.variant_of("native") != ""
+    except build.BuildError:
+        runs_native = False
+    environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "FORETOKEN_CACHE": str(tmp_path / "none")}
+    code = USE.format(runs_native=runs_native)
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=100)
+    assert not (tmp_path / "none").exists()
