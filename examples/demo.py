@@ -1,9 +1,9 @@
 """The program of ``make demo``: a real small model answers, its accepted guesses tinted, then plain against speculative.
 
-The model is SmolLM2-135M-Instruct, fetched once (93 MB, ``foretoken pull smollm2-135m``). Where it cannot be fetched, the
-tiny bundled pair stands in, and a line says why: it writes nonsense, so its target is then also made as costly as a model of
-350M parameters (same function, more arithmetic: recipes/inflate.py). The tokens of both sides must be identical; the speedup
-is whatever was measured.
+The model is SmolLM2-135M-Instruct, fetched once (98 MB, ``foretoken pull smollm2-135m``). Where it cannot be fetched, the
+tiny bundled pair stands in, and a line says why; its target is then also made as costly as a model of 350M parameters
+(same function, more arithmetic: recipes/inflate.py). The tokens of both sides must be identical; the speedup is whatever
+was measured.
 """
 
 import statistics
@@ -26,8 +26,8 @@ from foretoken.model.catalogue import DEFAULT, default_speculation, pulled
 ROOT = Path(__file__).resolve().parent.parent
 QUESTION = "What are the three primary colours, and what does one get by mixing two of them?"
 PASSAGE = (
-    "The lighthouse stands at the end of the old stone pier. Every evening the keeper climbs its hundred steps and lights the "
-    "lamp. On clear nights sailors see it from twenty miles away."
+    "The lighthouse stands at the end of the old stone pier. Every evening the keeper climbs its hundred steps and "
+    "lights the lamp. On clear nights sailors see it from twenty miles away."
 )
 QUESTIONS = (
     f"Repeat this text word for word:\n\n{PASSAGE}",
@@ -98,7 +98,9 @@ def real() -> int:
 
     print(f"> {QUESTION}\n")
     show(engine, asked(QUESTION), temperature=0.0, max_new_tokens=120)
-    return race(engine, [asked(question) for question in QUESTIONS], "SmolLM2-135M-Instruct", temperature=0.0)
+    return race(
+        engine, [asked(question) for question in QUESTIONS], "three answers (a copy, a list, code)", temperature=0.0
+    )
 
 
 def tiny() -> int:

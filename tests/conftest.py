@@ -1,8 +1,11 @@
 """Settings of the whole suite: one thread (two cores are shared), reproducible hypothesis runs, no deadline."""
 
 import itertools
+import os
 import secrets
+import tempfile
 from collections import defaultdict
+from pathlib import Path
 
 import pytest
 import torch
@@ -11,6 +14,9 @@ from hypothesis import HealthCheck, settings
 from tests.tiers import SLOW, THINNED, kept, numbered
 
 torch.set_num_threads(1)
+# No test sees the models that the user has pulled (the default target would be another one), and none fetches any.
+os.environ["FORETOKEN_MODELS"] = str(Path(tempfile.gettempdir()) / "foretoken-tests-pull-no-models")
+os.environ["FORETOKEN_OFFLINE"] = "1"
 
 settings.register_profile(
     "foretoken",

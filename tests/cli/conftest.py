@@ -37,7 +37,8 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """Run a command in this process. Whatever went wrong was said in one line, never as a traceback."""
-    for name in [name for name in os.environ if name.startswith("FORETOKEN_")]:
+    kept = ("FORETOKEN_MODELS", "FORETOKEN_OFFLINE")  # of the whole suite
+    for name in [name for name in os.environ if name.startswith("FORETOKEN_") and name not in kept]:
         monkeypatch.delenv(name)
 
     def run(*args: object, input: str | bytes | None = None, env: dict[str, str] | None = None) -> Result:

@@ -10,6 +10,7 @@ import typer
 
 from foretoken.cli import options as o
 from foretoken.cli.output import as_json
+from foretoken.model.catalogue import CATALOGUE
 
 if TYPE_CHECKING:
     from foretoken.model.target import ModelSpec
@@ -86,7 +87,8 @@ def vllm_args(
         loaded.check_target(spec, name=head)
     model = str(path.resolve()) if head.startswith("bundled/") or Path(head).expanduser().is_dir() else head
     how = serving(loaded, formats.detect(path), model, known, num_speculative_tokens)
-    served = str(resolve(target)) if target == "bundled" or target.startswith("bundled/") else target
+    here = target == "bundled" or target.startswith("bundled/") or target in CATALOGUE
+    served = str(resolve(target)) if here else target
     if how.vllm is None and how.sglang is None:
         raise ModelError(f"{head}: {'; '.join(how.notes)}")
     if json_:
@@ -113,7 +115,8 @@ def find_target(name: str) -> "ModelSpec | None":
     from foretoken.model.load import load_config
     from foretoken.model.target import ModelSpec
 
-    if not (name == "bundled" or name.startswith(("bundled/", ".", "/", "~")) or Path(name).exists()):
+    local = name == "bundled" or name in CATALOGUE or name.startswith(("bundled/", ".", "/", "~"))
+    if not (local or Path(name).exists()):
         return None
     config = load_config(resolve(name), name=name)
     text = config.get_text_config()

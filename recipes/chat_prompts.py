@@ -1,0 +1,113 @@
+"""Prompts for the drafters of a chat model: most are written by the model itself, the rest made from code and problems.
+
+A chat model that is given its template up to the user's turn writes a question of the kind that it was tuned on
+(Magpie, 2406.08464): no data set is needed, and nothing of a suite can be in it. The rest are questions about Python's
+standard library and generated problems, as in ``recipes.questions`` and ``recipes.problems``. Answers are made later,
+by ``foretoken train``. What was written is kept when the program is killed: the same command goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sysconfig
+from pathlib import Path
+
+from foretoken.core.journal import Journal
+from foretoken.core.params import SamplingParams
+from foretoken.engine.engine import Engine, Request
+from recipes.corpus import Document, clean
+from recipes.problems import problem
+from recipes.questions import chats, excerpt
+
+SYSTEMS = (
+    "You are a helpful AI assistant.",
+    "You are a helpful assistant who answers questions about science, history and geography.",
+    "You are a Python programming assistant.",
+    "You are a math tutor. The user asks a word problem.",
+    "You are a creative writer who helps users with stories, poems and letters.",
+    "You are an assistant for everyday life: cooking, travel, health, work.",
+    "You give advice in a role that the user asks you to play.",
+    "You extract facts from a text that the user gives.",
+    "You are a careful teacher who explains how things work.",
+)
+SAMPLING = {"temperature": 0.9, "top_p": 0.95, "max_new_tokens": 128}
+WORDS = (5, 90)  # of a question
+TASKS = (
+    "Summarize the following text in a few sentences:\n\n{}",
+    "Rewrite the following text in simpler words:\n\n{}",
+    "What is the main point of this text?\n\n{}",
+    "Read this text and list what it says:\n\n{}",
+    "Read this text.\n\n{}\n\nWrite three questions about it, with answers.",
+)
+
+
+def is_question(text: str) -> bool:
+    """Whether a text that the model wrote as the user's turn is worth answering: English letters, no other turns."""
+    plain = sum(c.isascii() for c in text) / max(1, len(text))
+    return WORDS[0] <= len(text.split()) <= WORDS[1] and plain > 0.98 and "<|" not in text
+
+
+def own_questions(engine: Engine, count: int, seed: int, journal: Path) -> list[str]:
+    """Questions that the model writes itself, each once. Those cut off by the length are left out."""
+    requests = []
+    for index in range(count):
+        messages = [{"role": "system", "content": SYSTEMS[index % len(SYSTEMS)]}, {"role": "user", "content": "?"}]
+        text = engine.tokenizer.decode(engine.chat_prompt(messages)) if engine.tokenizer else ""
+        before = text[: text.rindex("?")]
+        requests.append(Request(before, SamplingParams(seed=seed + index, **SAMPLING)))
+    with Journal(journal, {"target": engine.model.spec.name, "count": count, "seed": seed, **SAMPLING}) as kept:
+        made = {record["index"]: record["text"] for record in kept.records}
+        left = [index for index in range(count) if index not in made]
+        for number, completion in engine.completions([requests[index] for index in left], batch_size=32):
+            index = left[number]
+            made[index] = completion.text.strip() if completion.finish_reason == "stop" else ""
+            kept.append({"index": index, "text": made[index]})
+            if number % 200 == 0:
+                print(f"{len(made)} of {count}", flush=True)
+    return sorted({text for text in made.values() if is_question(text)})
+
+
+def library_questions(r: random.Random, count: int) -> list[str]:
+    """Questions about functions of the standard library, and tasks about its documentation strings."""
+    files = sorted(Path(sysconfig.get_paths()["stdlib"]).glob("*.py"))
+    documents = [
+        Document("python", file.name, "code", text) for file in files if (text := clean(file.read_bytes())) is not None
+    ]
+    found: list[str] = []
+    while len(found) < count:
+        document = r.choice(documents)
+        if r.random() < 0.5:
+            found += [made.question for made in chats(r, document, most=1)]
+            continue
+        part = excerpt(r, document.text, 200, 900)
+        prose = " ".join(line.strip("#\" '") for line in (part or "").split("\n"))
+        if len(prose) > 200 and sum(c.isalpha() or c == " " for c in prose) / len(prose) > 0.9:
+            found.append(r.choice(TASKS).format(" ".join(prose.split())))
+    return found[:count]
+
+
+def main() -> None:
+    """Command line: one JSON object {"messages": [...]} a line, in random order."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--target", required=True)
+    parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--own", type=int, default=5000, help="user turns that the model writes; about half are kept")
+    parser.add_argument("--library", type=int, default=900)
+    parser.add_argument("--problems", type=int, default=900)
+    parser.add_argument("--seed", type=int, default=0)
+    args = parser.parse_args()
+    r = random.Random(f"chat/{args.seed}")
+    engine = Engine.load(args.target)
+    questions = own_questions(engine, args.own, args.seed, args.out.with_suffix(".journal"))
+    questions += library_questions(r, args.library)
+    questions += [problem("train", r.randrange(40_000)).question for _ in range(args.problems)]
+    r.shuffle(questions)
+    lines = [json.dumps({"messages": [{"role": "user", "content": question}]}) for question in questions]
+    args.out.write_text("\n".join(lines) + "\n")
+    print(f"{len(lines)} prompts")
+
+
+if __name__ == "__main__":
+    main()
