@@ -158,7 +158,7 @@ static void linear_quant(const Matrix *w, int64_t a, int64_t b, const Block *x, 
   const int64_t format = w->format, stride = block_stride(rows), tile_bytes = TILE * w->row_bytes;
   const int64_t unit = unit_of(format), units = (w->columns + unit - 1) / unit;
   const char *data = w->data, *end = data + (b + TILE - 1) / TILE * tile_bytes;
-  const int64_t distance = MIN(PREFETCH, (end - (data + a / TILE * tile_bytes)) / 2);
+  const int64_t part = (end - (data + a / TILE * tile_bytes)) / 2;
   const int64_t tiles = rows > MANY ? MAX(1, MIN(TILES, BLOCK_BYTES / tile_bytes)) : TILES;
   for (int64_t r0 = a; r0 < b; r0 += tiles * TILE) {
     const int64_t r1 = MIN(r0 + tiles * TILE, b);
@@ -171,7 +171,7 @@ static void linear_quant(const Matrix *w, int64_t a, int64_t b, const Block *x, 
         const int64_t count = MIN(chunk, units - u);
         for (int64_t r = r0; r < r1; r += TILE) {
           const char *from = data + r / TILE * tile_bytes + u * unit_bytes(format), *ahead = from;
-          if (m0 == 0) ahead += distance; /* for later rows the weights are near */
+          if (m0 == 0) ahead += MIN(chunk == units ? PREFETCH : PREFETCH_FAR, part); /* later the weights are near */
           if (m0 == 0 && ahead >= end) ahead = (const char *)next + (ahead - end);
           QUANT_TILES[format][size](from, count, x + u * (unit / 32) * stride + m0, stride,
                                     parked + (r - r0) / TILE * MANY, u == 0, u + count == units,
