@@ -160,6 +160,16 @@ def test_proposals_are_the_twins(name: str, shape: str, verify: str, plain: bool
             torch.testing.assert_close(tree.q, other.q, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "dspark", "kangaroo"])
+def test_threads_do_not_change_a_bit(name: str) -> None:
+    alone, _ = run(METHODS[name](target()), "chain", "rejection", plain=True)
+    torch.set_num_threads(3)
+    trees, _ = run(METHODS[name](target()), "chain", "rejection", plain=True)
+    for tree, other in zip(trees, alone, strict=True):
+        assert torch.equal(tree.tokens, other.tokens)
+        assert tree.q is None or (other.q is not None and torch.equal(tree.q, other.q))
+
+
 @pytest.mark.parametrize("name", ["medusa", "dspark", "kangaroo"])
 def test_a_head_that_differs_is_seen(name: str) -> None:
     """The comparison above would see a head that is another one by a fiftieth."""
