@@ -239,7 +239,7 @@ def test_the_matrix_is_kept_between_requests_and_made_anew_for_another_vocabular
         ({"method": "suffix", "suffix_decoding_min_match": 2.5}, "must be a whole number"),
         ({"method": "suffix", "suffix_decoding_min_match": 0}, "suffix_decoding_min_match = 0 must be between"),
         ({"method": "suffix", "suffix_decoding_mn_match": 1}, "did you mean 'suffix_decoding_min_match'"),
-        ({"method": "recycling", "num_candidates": 0}, "num_candidates = 0 must be between 1 and 64"),
+        ({"method": "recycling", "num_candidates": 0}, "num_candidates = 0 must be between 1 and 16"),
         ({"method": "recycling", "draws": "iid"}, "draws from no distribution"),
     ],
 )

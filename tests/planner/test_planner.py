@@ -392,4 +392,5 @@ def test_another_table_is_planned_by_from_then_on() -> None:
     assert planner.contradiction is not None
     planner.use(CostTable({(1, 1): 1.0, (1, 5): 1.0}, {"m": {(1, 4): 0.1}}))
     assert planner.contradiction is None
-    assert planner.plan(rows)[0] > 0
+    planner.plan(rows)  # perhaps a plain step, whose cost is not known by the new table yet
+    assert planner.will_guess(rows)

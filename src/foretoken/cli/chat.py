@@ -40,6 +40,8 @@ def chat(
     dtype: o.Dtype = None,
     device_map: o.DeviceMap = None,
     implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    draft_weights: o.DraftWeights = None,
     width: o.Width = 0,
     method: o.Method = None,
     num_speculative_tokens: o.NumSpeculativeTokens = None,

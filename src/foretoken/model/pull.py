@@ -17,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from importlib.util import find_spec
+from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO
 
@@ -57,6 +57,8 @@ except Exception as error:
 part.replace(part.with_suffix(""))
 """
 _NO_SPACE = "No space left on device"
+find_spec = PathFinder.find_spec
+"""The path's finder alone: setuptools' own finder warns when it is asked for pip."""
 
 
 class _SourceError(Exception):
