@@ -41,8 +41,9 @@ class WrongError(Exception):
 class Scene:
     """The inputs of a scenario."""
 
-    def __init__(self, server: Served, model: str, scale: float) -> None:
-        self.server, self.model, self.scale = server, model, scale
+    def __init__(self, server: Served, model: str, scale: float, max_wait_s: float = MAX_WAIT_S) -> None:
+        """max_wait_s: of a client beside requests that ask for much, where a core is free."""
+        self.server, self.model, self.scale, self.max_wait_s = server, model, scale, max_wait_s
 
     def count(self, full: int) -> int:
         return max(2, round(full * self.scale))
@@ -420,7 +421,7 @@ async def metered() -> AsyncIterator[Callable[[], float]]:
 
 
 async def freezes(scene: Scene, requests: list[tuple[str, dict[str, Any]]]) -> str:
-    """Whether these requests make others wait: at most 0.5 s, where a core is free; on a busy machine as many times longer
+    """Whether these requests make others wait: at most ``max_wait_s``, where a core is free; on a busy one as many times longer
     as a CPU second takes there, up to four."""
     answers = Counter[int]()
 
@@ -440,7 +441,7 @@ async def freezes(scene: Scene, requests: list[tuple[str, dict[str, Any]]]) -> s
         f"longest wait {during:.2f} s, where a CPU second took {busy:.2f} s; without the attack {quiet:.2f} s; "
         f"answers {dict(answers)}"
     )
-    if during > MAX_WAIT_S * min(busy, MAX_BUSY):
+    if during > scene.max_wait_s * min(busy, MAX_BUSY):
         raise WrongError(said)
     return said
 
@@ -561,10 +562,12 @@ async def check(scene: Scene, name: str, max_growth: float) -> Check:
     return Check(name, True, f"{said}; {len(beside)} texts beside it unharmed; {growth:+.0f} MiB; {seconds:.1f} s")
 
 
-async def hostile(server: Served, names: list[str], scale: float, max_growth: float) -> list[Check]:
+async def hostile(
+    server: Served, names: list[str], scale: float, max_growth: float, max_wait_s: float = MAX_WAIT_S
+) -> list[Check]:
     """All these scenarios, one after the other; after one that brings the server down the others are not tried."""
     checks = []
-    scene = Scene(server, server.model(), scale)
+    scene = Scene(server, server.model(), scale, max_wait_s)
     for name in names:
         checks.append(await check(scene, name, max_growth))
         print(checks[-1], file=sys.stderr)
