@@ -421,8 +421,8 @@ async def metered() -> AsyncIterator[Callable[[], float]]:
 
 
 async def freezes(scene: Scene, requests: list[tuple[str, dict[str, Any]]]) -> str:
-    """Whether these requests make others wait: at most ``max_wait_s``, where a core is free; on a busy one as many times longer
-    as a CPU second takes there, up to four."""
+    """Whether these requests make others wait: at most ``max_wait_s``, where a core is free; on a busy machine as many
+    times longer as a CPU second takes there, up to four."""
     answers = Counter[int]()
 
     async def attack() -> None:
