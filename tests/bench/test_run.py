@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from foretoken.bench import BenchInterrupted, BenchReport, Item, parse_method, run_bench
+from foretoken.bench import BenchInterrupted, BenchReport, Item, PromptDone, parse_method, run_bench
 from foretoken.bench import run as bench_run
 from foretoken.bench.run import measure
 from foretoken.bench.trace import DecodedRun
@@ -69,6 +70,29 @@ def test_every_lane_decodes_every_prompt_and_agrees(engine: Engine) -> None:
     assert (parsed["settings"]["num_runs"], parsed["settings"]["num_runs_planned"]) == (runs, runs)
     assert parsed["provenance"].keys() >= {"argv", "time", "versions", "machine", "git_revision"}
     assert parsed["peak_rss_bytes"] > 1 << 20
+
+
+def test_methods_that_learn_never_meet_a_text_that_they_have_decoded(engine: Engine) -> None:
+    """Their stores were shared by lanes, rounds, temperatures and the warm-up: every repetition was guessed whole."""
+    kept: dict[tuple[float, int, int, str], list[int]] = {}
+
+    def keep(done: PromptDone) -> None:
+        for label, run in done.runs.items():
+            kept[done.temperature, done.item.question_id, done.round, label] = [
+                step.num_accepted_tokens for step in run.steps
+            ]
+
+    suffix = parse_method("suffix:4")
+    both = [suffix, replace(suffix, label="again")]
+    run_bench(engine, ITEMS, both, temperatures=[0.0, 1.0], max_new_tokens=30, rounds=2, on_prompt=keep)
+    together = dict(kept)
+    assert len(together) == 2 * 4 * 2 * 3
+    run_bench(engine, ITEMS, [suffix], temperatures=[1.0], max_new_tokens=30, on_prompt=keep)
+    for (temperature, item, _, label), accepted in together.items():
+        if label != "none":
+            assert accepted == kept[temperature, item, 0, "suffix:4"], (temperature, item)
+    assert sum(together[1.0, 3, 0, "again"]) > 0, "it guesses by the texts of the questions before"
+    assert all(together[key] == accepted for key, accepted in kept.items())
 
 
 def test_a_measured_run_adds_up(engine: Engine) -> None:

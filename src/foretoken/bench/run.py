@@ -144,7 +144,8 @@ def run_bench(
     always measured, whether or not it is among methods. The runs of one prompt follow each other, in an order that
     rotates from prompt to prompt, so that a slowdown of the machine affects all of them. A short run of each lane warms
     up and is not counted. Prompts are decoded one at a time. A later message of a question follows plain decoding's
-    answer to the one before, for every method: what they decode is then the same.
+    answer to the one before, for every method: what they decode is then the same. Methods that learn from texts begin with
+    nothing at each temperature and in each round, and share nothing: they never meet a text that they have decoded.
 
     dram_read measures the memory bandwidth in bytes per second; progress is called with (runs done, runs in all),
     on_prompt when all methods have decoded a prompt. runs_file: a file of JSON lines that every run is appended to as it
@@ -246,7 +247,12 @@ def run_bench(
                     if any(lane in turn.lanes and turn.key(lane) not in known for turn in left):
                         warm = replace(given[temperature], max_new_tokens=WARM_UP_TOKENS, ignore_eos=True)
                         measure(lane.engine, script.first[fitting[0]], warm, items[fitting[0]].prediction)
+            current: tuple[float, int] | None = None
             for turn in turns:
+                if current != (turn.temperature, turn.round):
+                    current = turn.temperature, turn.round
+                    for lane in lanes:  # else the stores of a method that learns hold the very texts it is asked for
+                        lane.engine.forget()
                 prompt = script.prompt(turn.index, lanes[0].runs, turn.temperature)
                 if prompt is None:  # with the answer before it, it is longer than the context
                     num_planned -= len(turn.lanes)

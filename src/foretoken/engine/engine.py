@@ -367,6 +367,12 @@ class Engine:
             recorder=self.recorder,
         )
 
+    def forget(self) -> None:
+        """Drop what methods have learned from earlier requests; weights and settings stay. Not for the middle of a call."""
+        if self.method.capabilities.learns:
+            self.method = self.method.fresh()
+        self._choices = {k: one for k, one in self._choices.items() if not one.method.capabilities.learns}
+
     def choice(self, speculative: MethodConfig | Mapping[str, Any] | str | None = None) -> Choice:
         """The method and verifier of a request: the engine's, or others, loaded at their first use.
 
