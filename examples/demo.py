@@ -67,6 +67,7 @@ def race(guessing: foretoken.Engine, prompts: Sequence[Any], what: str, *, tempe
     for _ in range(rounds):
         spent = {"plain": 0.0, "speculative": 0.0}
         tokens = 0
+        guessing.forget()  # else a method that learns from texts would guess those of the round before
         for prompt in prompts:
             a = plain.generate(prompt, **options)
             b = guessing.generate(prompt, **options)
