@@ -70,6 +70,7 @@ def test_control_other_tokens_are_said(demo: ModuleType, capsys: pytest.CaptureF
         spec = SimpleNamespace(implementation="fake", dtype="torch.float32")
         return SimpleNamespace(
             generate=lambda prompt, **options: done,
+            forget=lambda: None,
             model=SimpleNamespace(spec=spec),
             speculative=SimpleNamespace(method="x"),
         )
