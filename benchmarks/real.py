@@ -62,14 +62,14 @@ class Model:
     def methods(self) -> list[str]:
         """What is measured where nothing is asked for."""
         found = [f"draft_model:{count}" for count in range(1, 6)] if self.draft else []
-        found += ["eagle3:5"] if self.eagle3 else []
-        auto = "draft_model:5" if self.draft else "eagle3:5" if self.eagle3 else "suffix"
+        found += ["eagle3:5", "hybrid:15"] if self.eagle3 else []
+        auto = "draft_model:5" if self.draft else "hybrid:15" if self.eagle3 else "suffix"
         return [*found, "suffix", "ngram", f"auto:{auto}"]
 
     def method(self, text: str, draft_weights: str) -> BenchMethod | None:
         """A method with its weights; None where this model has none for it."""
         name = text.removeprefix("auto:").split(":")[0]
-        weights = {"draft_model": self.draft, "eagle3": self.eagle3}
+        weights = {"draft_model": self.draft, "eagle3": self.eagle3, "hybrid": self.eagle3}
         if name in weights and weights[name] is None:
             return None
         method = parse_method(text, draft=weights.get(name))

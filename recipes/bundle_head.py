@@ -1,8 +1,9 @@
 """Put a trained head into the package: its weights, its run record without local paths, and a model card made from both.
 
-    python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretoken/bundled]
+    python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretoken/bundled] [--target NAME]
 
-RUN is a folder that ``foretoken train`` wrote. Every number of a card comes from its files.
+RUN is a folder that ``foretoken train`` wrote. Every number of a card comes from its files. A head of another target than
+the bundled one (``--target smollm2-135m``) lies in a folder of that target's name.
 """
 
 from __future__ import annotations
@@ -34,8 +35,8 @@ library_name: foretoken
 
 {what}
 
-For `bundled/target`, {parameters} parameters, {megabytes:.1f} MB. A demonstration head for a small model: for other
-targets train your own (`foretoken train`, docs/train.md). Licence: Apache-2.0, as that of its text (`../README.md`).
+For `{target}`, {parameters} parameters, {megabytes:.1f} MB. For other targets train your own (`foretoken train`,
+docs/train.md). Licence: Apache-2.0{source}.
 
 ## Data
 {data}
@@ -47,14 +48,16 @@ targets train your own (`foretoken train`, docs/train.md). Licence: Apache-2.0, 
 {result}
 """
 HIDDEN = ("argv",)  # says where files lay on one machine
+OWN = "bundled/target"
 
 
-def learned(record: dict[str, Any]) -> str:
+def learned(record: dict[str, Any], target: str) -> str:
     """What it learned from."""
     source, seen, kept = record["responses"], record["learned"], record["held_out"]
     temperatures = " and ".join(f"{t:g}" for t in source["temperatures"])
+    whose = "the bundled target" if target == OWN else target
     return (
-        f"{seen['num_texts']:,} answers of the bundled target itself ({seen['num_tokens']:,} tokens) to prompts of "
+        f"{seen['num_texts']:,} answers of {whose} itself ({seen['num_tokens']:,} tokens) to prompts of "
         f"`{source['source']}`,\nat temperatures {temperatures} in turn, up to {source['max_new_tokens']} tokens each; "
         f"{kept['num_texts']} further texts ({kept['num_tokens']:,} tokens) held out.\nData fingerprint "
         f"`{record['data'][:16]}`, target weights `{source['target_hash']}`."
@@ -65,7 +68,8 @@ def trained(record: dict[str, Any], losses: str) -> str:
     """How it was trained."""
     config = record["config"]
     options = ", ".join(f"{key} {value}" for key, value in record["options"].items() if value is not None)
-    epochs = f"{config['epochs']:g} epochs" if config["epochs"] else f"{record['steps']} steps"
+    epochs = f"{config['epochs']:g} epochs" if config["epochs"] else "as many as the clock allowed"
+    epochs = f"{record['steps']} steps" if config["steps"] else epochs
     earlier = record.get("init")
     before = f"{trained(earlier, '').rstrip()}\n\nThen, from there:\n" if isinstance(earlier, dict) else ""
     positions = config["batch_tokens"] * config["accumulate"] * record["num_processes"]
@@ -88,6 +92,9 @@ def read_record(run: Path) -> dict[str, Any]:
     """A run's record without local paths; where it began from another run, that one's stands in the place of the path."""
     record = json.loads((run / "record.json").read_text(encoding="utf-8"))
     kept = {key: value for key, value in record.items() if key not in HIDDEN}
+    for place in (kept, kept.get("responses", {})):
+        if Path(str(place.get("target", ""))).is_absolute():
+            place["target"] = Path(place["target"]).name
     if kept.get("init") and (Path(kept["init"]) / "record.json").exists():
         kept["init"] = read_record(Path(kept["init"]))
     return kept
@@ -145,7 +152,7 @@ def judge_card(config: dict[str, Any]) -> tuple[str, str, str]:
     return data, training, result
 
 
-def card(folder: Path, losses: str | None) -> str:
+def card(folder: Path, losses: str | None, target: str = OWN) -> str:
     """The card of a head that lies in folder."""
     head = formats.load(folder)
     weights = sum(file.stat().st_size for file in folder.glob("*.safetensors"))
@@ -153,29 +160,39 @@ def card(folder: Path, losses: str | None) -> str:
         data, training, result = judge_card(json.loads((folder / "config.json").read_text(encoding="utf-8")))
     else:
         record = json.loads((folder / "record.json").read_text(encoding="utf-8"))
-        data, training, result = learned(record), trained(record, losses or ""), held_out(record)
+        data, training, result = learned(record, target), trained(record, losses or ""), held_out(record)
     return CARD.format(
         method=head.method, what=WHAT[head.method], parameters=f"{head.num_parameters:,}", megabytes=weights / 1e6,
-        data=data, training=training.rstrip(), result=result,
+        data=data, training=training.rstrip(), result=result, target=target,
+        source=", as that of its text (`../README.md`)" if target == OWN else ", as the target's",
     )  # fmt: skip
 
 
-def put(run: Path, bundled: Path) -> Path:
+def put(run: Path, bundled: Path, target: str = OWN) -> Path:
     """Copy one run's head and write its card; the folder."""
     method = formats.load(run).method
-    folder = bundled / method
-    folder.mkdir(exist_ok=True)
+    folder = bundled / method if target == OWN else bundled / target / method
+    folder.mkdir(exist_ok=True, parents=True)
     for old in folder.iterdir():
         old.unlink()
     for file in sorted(run.iterdir()):
         if file.name == "config.json" or file.suffix == ".safetensors":
             shutil.copy(file, folder / file.name)
+    if target != OWN:  # else the name is the one it was trained under
+        _rename_target(folder / "config.json", target)
     if (run / "record.json").exists():
         kept = json.dumps(read_record(run), indent=1)
         (folder / "record.json").write_text(kept + "\n", encoding="utf-8")
     losses = loss_table(run / "log.jsonl") if (run / "log.jsonl").exists() else None
-    (folder / "README.md").write_text(card(folder, losses), encoding="utf-8")
+    (folder / "README.md").write_text(card(folder, losses, target), encoding="utf-8")
     return folder
+
+
+def _rename_target(file: Path, target: str) -> None:
+    """The target's directory on the machine of the training becomes its name."""
+    config = json.loads(file.read_text(encoding="utf-8"))
+    config["foretoken"]["target"]["name"] = target
+    file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def main() -> None:
@@ -183,9 +200,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
     parser.add_argument("--bundled", type=Path, default=Path("src/foretoken/bundled"))
+    parser.add_argument("--target", default=OWN, help="whose head it is: a name of 'foretoken list'")
     args = parser.parse_args()
     for run in args.runs:
-        print(put(run, args.bundled))
+        print(put(run, args.bundled, args.target))
 
 
 if __name__ == "__main__":

@@ -28,6 +28,7 @@ THINNED: dict[str, Keep] = {
     "tests/engine/test_suffix.py::test_the_text_is_that_of_plain_decoding": "values",
     "tests/engine/test_vocabulary.py::test_draft_logits_of_another_width": "values",
     "tests/certify/test_certify.py::test_random_models_pass": "first",
+    "tests/certify/test_endpoint.py::test_a_fault_of_texts_is_found_by_name": "third",
     "tests/verify/test_exact.py::test_joint_law_and_text_by_exact_enumeration": "pairs",
     "tests/verify/test_matrix.py::test_every_shape": "values",
     "tests/verify/test_matrix.py::test_every_shape_at_v_4": "first",

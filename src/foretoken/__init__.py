@@ -34,6 +34,7 @@ if TYPE_CHECKING:
     from foretoken.engine.service import Service
     from foretoken.engine.state import Piece
     from foretoken.engine.submission import Submission, Update
+    from foretoken.learn.options import LearnOptions
     from foretoken.model.target import CausalModel, ModelSpec, Target
     from foretoken.verify import VERIFIERS
     from foretoken.verify.base import Evidence, Verdict, Verifier, VerifierLoader, Walk, stops_from_edges
@@ -57,6 +58,7 @@ __all__ = [
     "ForetokenError",
     "Grown",
     "History",
+    "LearnOptions",
     "Loader",
     "Method",
     "MethodConfig",
@@ -113,6 +115,7 @@ _HOMES = {
     "Grown": "draft.growing.frontier",
     "History": "core.probs",
     "DrawnBy": "core.tree",
+    "LearnOptions": "learn.options",
     "Loader": "draft.config",
     "Method": "draft.base",
     "MethodConfig": "draft.config",

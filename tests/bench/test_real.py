@@ -105,7 +105,7 @@ def test_models(tmp_path: Path) -> None:
     assert found["qwen"].methods()[:5] == [f"draft_model:{count}" for count in range(1, 6)]
     assert found["qwen"].methods()[-1] == "auto:draft_model:5"
     assert (found["mine"].target, found["mine"].draft) == ("T", "D")
-    assert found["smollm2"].methods() == ["eagle3:5", "suffix", "ngram", "auto:eagle3:5"]
+    assert found["smollm2"].methods() == ["eagle3:5", "hybrid:15", "suffix", "ngram", "auto:hybrid:15"]
     assert found["smollm2"].method("draft_model:3", "bf16") is None
     with pytest.raises(SystemExit, match="give --model x=TARGET"):
         real.chosen_models(["x"], None)

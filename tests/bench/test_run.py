@@ -249,6 +249,7 @@ def test_methods_with_options() -> None:
     assert method.config.resolved() == {
         "method": "draft_model", "model": "some/draft", "num_speculative_tokens": 7, "verify": "rejection",
         "shape": "chain", "draws": "auto", "judge": None, "draft_weights": "auto", "acceptance": None,
+        "vocabulary": "auto", "draft_vocab_size": 0,
     }  # fmt: skip
     tree = parse_method("draft_model:6:static/branching=2x1:rejection:iid").config
     assert (tree.shape, tree.verify, tree.draws) == ("static/branching=2x1", "rejection", "iid")

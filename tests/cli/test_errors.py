@@ -1,6 +1,7 @@
 """Every mistake: one line on stderr that names what was given, and the right exit status."""
 
 import errno
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -77,7 +78,6 @@ def test_unknown_command(invoke: Invoke) -> None:
         (["--target", "absent"], FAILURE, "no weights"),
         (["--target", "./nowhere"], FAILURE, "./nowhere does not exist"),
         (["--target", "short"], FAILURE, "the prompt has 60 tokens"),
-        (["--target", "target", "--draft", "stranger"], FAILURE, "A draft model must share the target's vocabulary"),
         (["--target", "plain", "--chat"], USAGE, "has no chat template"),
     ],
 )
@@ -86,6 +86,18 @@ def test_models_and_prompts(invoke: Invoke, models: dict[str, Path], args: list[
     result = invoke("generate", "x" * 60, *given)
     assert said in one_line(result.stderr)
     assert (result.exit_code, result.stdout) == (status, "")
+
+
+def test_a_draft_of_another_vocabulary(invoke: Invoke, models: dict[str, Path]) -> None:
+    """It guesses what both can say, unless that is refused."""
+    options = ["--target", models["target"], "--seed", 1, "--max-new-tokens", 8]
+    plain = invoke("generate", "def the", *options, "--method", "none")
+    assert plain.exit_code == 0
+    assert invoke("generate", "def the", *options, "--draft", models["stranger"]).stdout == plain.stdout
+    config = {"method": "draft_model", "model": str(models["stranger"]), "vocabulary": "same"}
+    refused = invoke("generate", "def the", *options, "--speculative-config", json.dumps(config))
+    assert "vocabulary 'tli' (guesses the tokens that both have)" in one_line(refused.stderr)
+    assert (refused.exit_code, refused.stdout) == (FAILURE, "")
 
 
 def test_empty_prompt(generate: Invoke) -> None:

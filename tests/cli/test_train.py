@@ -122,6 +122,7 @@ def test_bar_text() -> None:
         ("medusa", "num_heads"),
         ("kangaroo", "head_dim"),
         ("dflash", "block_size"),
+        ("mtp", "intermediate_size"),
     ],
 )
 def test_begin_from_a_head(train: Invoke, tmp_path: Path, method: str, size: str) -> None:

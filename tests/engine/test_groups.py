@@ -24,7 +24,10 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 
 class TableEngine(Engine):
-    def load_draft(self, name: str) -> CausalModel:
+    def tokenizers(self, name: str) -> None:
+        return None  # a table has none
+
+    def load_draft(self, name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
         return table(2, blur=0.5)
 
 

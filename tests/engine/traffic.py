@@ -15,6 +15,7 @@ from foretoken.engine.loop import Limits, Loop
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.submission import Submission, Update
 from foretoken.methods.draft_model.drafter import DraftModel
+from foretoken.model.target import CausalModel
 from foretoken.planner.acceptance import Acceptance
 from foretoken.planner.costs import CostTable
 from foretoken.planner.observations import RowView
@@ -77,16 +78,22 @@ class Traffic:
         max_rows: int = 6,
         prefixes: bool = True,
         max_new_tokens: Sequence[int] = (1, 8, 20, 45, 60),
+        models: tuple[CausalModel, CausalModel] | None = None,
+        tokenizer: Any = None,
     ) -> None:
+        """models: target and draft, tables by default; trees are asked for where the target reads them."""
         self.max_new_tokens = max_new_tokens
         self.rng = random.Random(seed)
-        self.target, draft = table(1), table(2, blur=0.3)
-        self.engine = Engine(self.target, ToyTokenizer(), speculative="none")
+        self.target, draft = models or (table(1), table(2, blur=0.3))
+        self.tokenizer = tokenizer or ToyTokenizer()
+        self.engine = Engine(self.target, self.tokenizer, speculative="none")
         methods: dict[str, Method] = {"draft_model": DraftModel(draft)}
         loader = Loader(self.target, lambda name: draft)
         self.choices = []
         for way in WAYS:
             config = speculative_config(way)
+            if self.target.spec.chains_only and not config.proposal_shape.is_chain:
+                continue
             key = config.method if config.method == "draft_model" else str(way)
             if key not in methods:
                 methods[key] = config.load(loader)
@@ -147,7 +154,7 @@ class Traffic:
 
     def check(self) -> int:
         """Compare every request with its solo plain completion; how many were compared whole."""
-        plain = Engine(self.target, ToyTokenizer(), speculative="none")
+        plain = Engine(self.target, self.tokenizer, speculative="none")
         whole = 0
         for request_id, told in self.told.items():
             assert told.last is not None, request_id

@@ -33,7 +33,10 @@ Group = dict[str, Any]
 class TableEngine(Engine):
     """An engine over table models: its draft models are tables that nearly know the target's."""
 
-    def load_draft(self, name: str) -> CausalModel:
+    def tokenizers(self, name: str) -> None:
+        return None  # a table has none
+
+    def load_draft(self, name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
         return table(2, blur=0.3)
 
 

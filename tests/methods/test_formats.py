@@ -27,6 +27,7 @@ from foretoken.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_v
 from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretoken.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretoken.methods.medusa.head import MedusaHead, MedusaHeadConfig
+from foretoken.methods.mtp.trained import MTPHead, MTPHeadConfig
 from foretoken.model.target import ModelSpec
 
 H, V, DV, LAYERS = 16, 40, 12, 8
@@ -105,6 +106,10 @@ HEADS: dict[str, Callable[[], Head]] = {
     "dspark without confidence": lambda: dflash(markov_rank=3),
     "dspark without markov": lambda: dflash(confidence=True, sample_from_anchor=True),
     "kangaroo": lambda: scrambled(KangarooHead(KangarooHeadConfig(H, V, 2, num_heads=2, num_kv_heads=2, head_dim=8))),
+    "mtp": lambda: scrambled(MTPHead(MTPHeadConfig(**SIZES, **ATTENTION, tap_layer=LAYERS - 1))),
+    "mtp of a Qwen3 layer": lambda: scrambled(
+        MTPHead(MTPHeadConfig(**SIZES, **ATTENTION, tap_layer=LAYERS - 1, qk_norm=True, rope_theta=1e6))
+    ),
     "acceptance": lambda: scrambled(AcceptanceHead(AcceptanceHeadConfig(H, V, num_layers=2, normalize=True,
         drafter="eagle3"))),
     "judge": lambda: scrambled(JudgeWeights(JudgeHeadConfig(**SIZES, layer=5, columns=12, training={"recall": 0.9}))),
@@ -695,8 +700,8 @@ GOOD = native(**{IDS: [2, 4, 5]})
             "transformer_layer_config.model_type is 'gpt_oss' in config.json; only layers of 'llama' and 'qwen3'",
         ),
         (
-            speculators(speculators_model_type="dflash", architectures=["DFlashDraftModel"]),
-            "speculators_model_type 'dflash', which is no head known .*of the speculators library, heads of type 'eagle3'",
+            speculators(speculators_model_type="hydra", architectures=["DFlashDraftModel"]),
+            "speculators_model_type 'hydra', which is no head known .*heads of type 'dflash', 'dspark', 'eagle3' are read",
         ),
         ({**GOOD, "draft_vocab_size": 99}, "draft_vocab_size = 99 must be between 1 and vocab_size = 40"),
         ({**GOOD, "draft_vocab_size": 13}, r"lm_head\.weight is \[12, 16\], expected \[13, 16\]"),

@@ -14,7 +14,7 @@ from foretoken.draft.config import MethodConfig
 from foretoken.engine.options import ServiceOptions
 from foretoken.engine.result import Completion
 from foretoken.engine.snapshot import Snapshot
-from foretoken.engine.state import Row
+from foretoken.engine.state import Piece, Row
 from foretoken.engine.submission import Sink, StepTrace, Submission, Update
 from foretoken.engine.text import TextStream
 from foretoken.model.target import ModelSpec
@@ -46,8 +46,12 @@ class ByteTokenizer:
         tokenize: bool = True,
         add_generation_prompt: bool = False,
         shout: bool = False,
+        continue_final_message: bool = False,
+        enable_thinking: bool = True,
     ) -> str:
+        assert not (continue_final_message and add_generation_prompt)
         text = "".join(f"<{message['role']}>{message['content']}" for message in messages)
+        text += "" if enable_thinking else "<no thoughts>"
         return (text.upper() if shout else text) + ("<assistant>" if add_generation_prompt else "")
 
 
@@ -136,6 +140,11 @@ class FakeService:
         method = submission.speculative or self.default
         row = self._row(submission)
         script, stop = self.script(submission), self._stops[name]
+        if submission.num_prompt_logprobs is not None:
+            row.prompt_pieces = self._scored(submission, submission.num_prompt_logprobs)
+            sink(Update(name, prompt_pieces=tuple(row.prompt_pieces)))
+        if not submission.write:
+            row.finish_reason = "length"
         while row.finish_reason is None:
             if stop.is_set():
                 row.finish_reason = "cancelled"
@@ -183,6 +192,14 @@ class FakeService:
                 return
         sink(Update(name, completion=self._completion(row, method)))
         self.ended.release()
+
+    def _scored(self, submission: Submission, count: int) -> list[Piece]:
+        text, made = TextStream(self.engine.tokenizer), list[Piece]()
+        for place, token in enumerate(submission.prompt_ids):
+            text.push(token)
+            best = ((token, -0.25 * place), (66, -9.0)) if place else ()
+            made.append(Piece(token, text.take(), "prompt", -0.25 * place if place else None, best[:count]))
+        return made
 
     def _guess(self, submission: Submission, at: int) -> list[int]:
         return list(submission.prediction_ids[at : at + 2])

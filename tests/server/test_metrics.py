@@ -1,11 +1,12 @@
 """/metrics: what a scraper reads, against the snapshot and the records it was made of."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from threading import Thread
 
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from foretoken.engine.learning import LearnFigures
 from foretoken.engine.result import Completion
 from foretoken.engine.snapshot import MethodFigures, Snapshot
 from foretoken.server.metrics import FINISH_REASONS, HISTOGRAMS, PREFIX, Metrics, RequestRecord
@@ -249,3 +250,22 @@ def test_a_record_of_a_completion() -> None:
     )
     assert (record.num_drafts, record.mean_acceptance_length) == (3, 1 + 4 / 3)
     assert RequestRecord.of("r", replace(done, finish_reason=None, config={}), seconds_total=0).method == "none"
+
+
+def test_learning_and_drift_are_told_and_nothing_of_learning_where_nothing_learns() -> None:
+    learn = LearnFigures(is_learning=True, version=3, acceptance=0.5, held_bytes=99, num_adapters=2, num_texts=7,
+                         num_skipped=1, num_updates=4, num_swaps=3, num_refused=1, num_reverts=5, num_drifts=6,
+                         num_failures=8, seconds_learning=2.5, seconds_serving=0.25)  # fmt: skip
+    now = Snapshot(learn=learn, drifts={"eagle3": 2}, recent_acceptance={"eagle3": 0.75, "medusa": None})
+    told = scrape(Metrics(FakeService(now), NAME))
+    gauges = {"is_learning": 1, "version": 3, "acceptance": 0.5, "held_bytes": 99, "adapters": 2}
+    counters = {"texts": 7, "skipped": 1, "updates": 4, "swaps": 3, "refused": 1, "reverts": 5, "drifts": 6,
+                "failures": 8, "seconds_learning": 2.5, "seconds_serving": 0.25}  # fmt: skip
+    assert {name: value(told, f"learn_{name}") for name in gauges} == gauges
+    assert {name: value(told, f"learn_{name}_total") for name in counters} == counters
+    assert len(gauges) + len(counters) == len(fields(LearnFigures)), "every figure"
+    assert value(told, "acceptance_drifts_total", method="eagle3") == 2
+    assert value(told, "recent_acceptance", method="eagle3") == 0.75
+    assert (PREFIX + "recent_acceptance", frozenset({("method", "medusa")})) not in told
+    silent = scrape(Metrics(FakeService(Snapshot()), NAME))
+    assert not [name for name, _ in silent if name.startswith(PREFIX + "learn_")]

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from foretoken.server.app import build_app
 from foretoken.server.options import ServerOptions
 from foretoken.server.protocol import ChatRequest, CompletionRequest
+from foretoken.server.responses_protocol import ResponsesRequest
 from tests.server.fake import FakeService
 from tests.stress import size
 
@@ -42,10 +43,11 @@ def test_every_reference_leads_somewhere(document: Any) -> None:
 def test_every_route_tells_its_answers(document: Any) -> None:
     paths = document["paths"]
     assert set(paths) == {
-        "/v1/chat/completions", "/v1/completions", "/v1/models", "/v1/models/{model}", "/health", "/ready", "/version",
-        "/metrics", "/",
+        "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models",
+        "/v1/models/{model}", "/health", "/ready", "/version",
+        "/metrics", "/", "/v1/foretoken/learner",
     }  # fmt: skip
-    for path in ("/v1/chat/completions", "/v1/completions"):
+    for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
         responses = paths[path]["post"]["responses"]
         assert set(responses) == POSTED
         assert set(responses["200"]["content"]) == {"application/json", "text/event-stream"}
@@ -60,7 +62,7 @@ def test_every_route_tells_its_answers(document: Any) -> None:
 
 def test_every_field_is_in_it(document: Any) -> None:
     schemas = document["components"]["schemas"]
-    for kind in (ChatRequest, CompletionRequest):
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest):
         assert set(schemas[kind.__name__]["properties"]) == set(kind.model_fields)
         assert schemas[kind.__name__]["additionalProperties"] is False
         assert schemas[kind.__name__]["properties"]["model"]["enum"] == ["fake", "", None]
@@ -85,6 +87,7 @@ VALUES = st.recursive(
 BASES: dict[str, Any] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "a"}]}),
     "/v1/completions": (CompletionRequest, {"prompt": "a"}),
+    "/v1/responses": (ResponsesRequest, {"input": "a"}),
 }
 
 
@@ -97,4 +100,4 @@ def test_no_value_breaks_it(fake: httpx.Client, data: st.DataObject, path: str) 
     content = json.dumps(body).encode("utf-8", "surrogatepass")
     answer = fake.post(path, content=content, headers={"content-type": "application/json"})
     assert str(answer.status_code) in POSTED - {"500", "503"}, answer.text
-    assert ("error" in answer.json()) == (answer.status_code != 200)
+    assert (answer.json().get("error") is not None) == (answer.status_code != 200)

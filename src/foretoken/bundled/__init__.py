@@ -8,12 +8,14 @@ from pathlib import Path
 
 _HERE = Path(__file__).parent
 HEADS = ("medusa", "eagle1", "eagle3", "kangaroo", "dflash", "acceptance", "judge")
+NAMED = ("smollm2-135m/eagle3",)
+"""Heads for models of ``foretoken list``."""
 _ALIASES = {"eagle2": "eagle1"}  # the same weights on another tree
 _PATHS = {
     "target": _HERE / "target",
     "draft": _HERE / "draft",
     "suite": _HERE / "suite.jsonl",
-    **{name: _HERE / name for name in HEADS},
+    **{name: _HERE / name for name in (*HEADS, *NAMED)},
     **{name: _HERE / head for name, head in _ALIASES.items()},
 }
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from foretoken.cli import certify_url as u
 from foretoken.cli import options as o
 from foretoken.cli import settings
 from foretoken.cli.layout import print_table
@@ -75,6 +76,20 @@ def certify(
     temperature: Temperatures = None,
     seed: Seed = 0,
     max_new_tokens: o.MaxNewTokens = 16,
+    url: u.Url = None,
+    reference_url: u.ReferenceUrl = None,
+    plain: u.Plain = None,
+    model: u.ModelName = None,
+    reference_model: u.ReferenceModelName = None,
+    api_key: u.ApiKey = None,
+    api: u.Api = "auto",
+    concurrency: u.Concurrency = 8,
+    timeout: u.Timeout = 600.0,
+    samples: u.Samples = 200,
+    tolerance: u.Tolerance = 0.1,
+    false_alarms: u.FalseAlarms = 1e-3,
+    skip: u.Skip = None,
+    report: u.Report = None,
     json_: o.Json = False,
     output: ReportFile = None,
     no_color: o.NoColor = False,
@@ -85,9 +100,14 @@ def certify(
     reported. law, joint: the rule emits exactly the target's distribution. tokens: the same text with and without
     speculation. Lossy rules are measured, never certified.
 
+    With --url: the same of a server, any that speaks OpenAI's API, from outside, by requests alone.
+
     Exit status: 0 certified, 1 a defect, 2 a wrong option, 130 interrupted.
     """
     check_writable(output)
+    u.check_options(ctx)
+    if url is not None:
+        return u.certify_url(ctx)
     draft = settings.draft_of(ctx, [method])
     if threads is not None and threads < 1:
         raise ConfigError(f"--threads {threads} must be at least 1")
@@ -124,6 +144,7 @@ def certify(
         show(certificate, no_color=no_color)
     if not certificate.passed:
         raise typer.Exit(1)
+    return None
 
 
 def exact_verifiers() -> list[str]:

@@ -7,9 +7,13 @@ import sys
 COMMANDS: tuple[tuple[str, ...], ...] = (
     (),
     ("generate",),
+    ("doctor",),
+    ("explain",),
     ("bench",),
+    ("report",),
     ("serve",),
     ("train",),
+    ("learn",),
     ("evaluate",),
     ("certify",),
     ("methods",),

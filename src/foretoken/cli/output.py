@@ -18,7 +18,7 @@ VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)}
 VISIBLE |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 
 
-def check_writable(file: str | None) -> None:
+def check_writable(file: str | None, option: str = "--output") -> None:
     """Raise ConfigError unless file can be written: now, not after minutes of work. Leaves it as it was."""
     if file is None:
         return
@@ -31,7 +31,7 @@ def check_writable(file: str | None) -> None:
             path.unlink()
     except OSError as error:
         expected = "expected a file in a folder that exists and that you may write to"
-        raise ConfigError(f"--output {file!r} cannot be written: {error.strerror}; {expected}") from None
+        raise ConfigError(f"{option} {file!r} cannot be written: {error.strerror}; {expected}") from None
 
 
 def write(text: str, file: str | None) -> None:

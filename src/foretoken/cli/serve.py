@@ -12,12 +12,13 @@ from foretoken.cli.errors import say
 from foretoken.cli.fields import with_fields
 from foretoken.core.errors import ConfigError
 from foretoken.engine.options import ServiceOptions
+from foretoken.learn.options import LearnOptions
 from foretoken.server.options import ServerOptions
 
 if TYPE_CHECKING:
     from foretoken.draft.config import MethodConfig
 
-SERVER, LIMITS, LOGS = "Server", "Limits", "Logs"
+SERVER, LIMITS, LOGS, LEARNING = "Server", "Limits", "Logs", "Learning"
 EXTRA = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "llguidance", "sse_starlette", "structlog")
 
 TargetName = Annotated[
@@ -38,6 +39,11 @@ Also = Annotated[
     typer.Option("--also", metavar="METHOD|JSON", rich_help_panel=o.SPECULATION,
                  help="Load a further method that requests may ask for; may be repeated."),
 ]  # fmt: skip
+Learn = Annotated[
+    bool, typer.Option("--learn", rich_help_panel=LEARNING,
+                       help="The drafter learns from the requests; what it learns serves once it is better on requests "
+                       "kept apart. With API keys each key has a drafter of its own.")
+]  # fmt: skip
 LogLevel = Annotated[
     str, typer.Option("--log-level", metavar="debug|info|warning|error", rich_help_panel=LOGS, help="What is logged.")
 ]
@@ -45,6 +51,7 @@ LogLevel = Annotated[
 
 @with_fields(ServiceOptions, into="service", panel=LIMITS)
 @with_fields(ServerOptions, into="server", panel=SERVER)
+@with_fields(LearnOptions, into="learning", panel=LEARNING)
 def serve(
     ctx: typer.Context,
     target: TargetName = o.AUTO,
@@ -69,6 +76,8 @@ def serve(
     drain_timeout: DrainTimeout = 30.0,
     service: dict[str, Any] | None = None,
     server: dict[str, Any] | None = None,
+    learn: Learn = False,
+    learning: dict[str, Any] | None = None,
     log_level: LogLevel = "info",
     no_color: o.NoColor = False,
 ) -> None:
@@ -81,12 +90,19 @@ def serve(
         raise ConfigError("--method prediction: requests that bring a prediction use it anyway; choose another method")
     speculative = settings.speculation(ctx)
     try:
-        _serve(ctx.params, speculative, ServiceOptions(**(service or {})), _server_options(server or {}))
+        wanted = _learn_options(learn, learning or {})
+        _serve(ctx.params, speculative, ServiceOptions(**(service or {})), _server_options(server or {}), wanted)
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in EXTRA:
             raise
         raise ConfigError(f'foretoken serve needs the package {name}: pip install "foretoken[serve]"') from None
+
+
+def _learn_options(learn: bool, given: dict[str, Any]) -> LearnOptions | None:
+    if given and not learn:
+        raise ConfigError(f"--{next(iter(given)).replace('_', '-')} needs --learn")
+    return LearnOptions(**given) if learn else None
 
 
 def _server_options(given: dict[str, Any]) -> ServerOptions:
@@ -95,7 +111,11 @@ def _server_options(given: dict[str, Any]) -> ServerOptions:
 
 
 def _serve(
-    options: dict[str, Any], speculative: dict[str, Any], service_options: ServiceOptions, wanted: ServerOptions
+    options: dict[str, Any],
+    speculative: dict[str, Any],
+    service_options: ServiceOptions,
+    wanted: ServerOptions,
+    learn: LearnOptions | None,
 ) -> None:
     from foretoken.server import run
     from foretoken.server.logs import configure_logs
@@ -115,7 +135,7 @@ def _serve(
         if not run.is_local(made) and not wanted.api_keys:
             say(f"warning: every client that reaches {options['host']} may use this server; --api-key asks for a key")
         engine = settings.load_engine({**options, "width": 0}, speculative)
-        service = Service(engine, service_options, also=also)
+        service = Service(engine, service_options, also=also, learn=learn)
         configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
         url = run.url_of(made)
         run.serve(

@@ -72,19 +72,19 @@ def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str
     """One speculative configuration from --speculative-config and the flags; a flag that contradicts it is refused."""
     options = ctx.params
     merged = json_object(options["speculative_config"], "--speculative-config")
-    config_typed = _typed(ctx, "speculative_config")
+    config_typed = typed(ctx, "speculative_config")
     for option, key in FLAGS.items():
         value = draft_name(options[option]) if option == "draft" else options.get(option)
         if value is None:
             continue
-        if key in merged and merged[key] != value and _typed(ctx, option) == config_typed:
+        if key in merged and merged[key] != value and typed(ctx, option) == config_typed:
             flag = "--" + option.replace("_", "-")
             raise ConfigError(
                 f"{flag} {value} contradicts --speculative-config, where {key} = {merged[key]!r}: drop one"
             )
-        if key not in merged or _typed(ctx, option) or not config_typed:  # what was typed beats the environment
+        if key not in merged or typed(ctx, option) or not config_typed:  # what was typed beats the environment
             merged[key] = value
-    if not _typed(ctx, "draft") and merged.get("model") == draft_name(options["draft"]):
+    if not typed(ctx, "draft") and merged.get("model") == draft_name(options["draft"]):
         wants = "prediction" if has_prediction else None  # what is named is not changed by the environment
         if not takes_draft(merged.get("method", wants)):
             merged.pop("model", None)
@@ -116,7 +116,7 @@ def takes_draft(method: object) -> bool:
 
 def draft_of(ctx: typer.Context, methods: Iterable[object]) -> str | None:
     """--draft as the API spells it; None where only the environment names one and none of the methods takes it."""
-    if not _typed(ctx, "draft") and not any(takes_draft(method) for method in methods):
+    if not typed(ctx, "draft") and not any(takes_draft(method) for method in methods):
         return None
     return draft_name(ctx.params["draft"])
 
@@ -212,7 +212,7 @@ def draft_name(draft: str | None) -> str | None:
     return "bundled/draft" if draft == "bundled" else draft
 
 
-def _typed(ctx: typer.Context, name: str) -> bool:
+def typed(ctx: typer.Context, name: str) -> bool:
     """Whether an option was typed, rather than taken from the environment."""
     source = ctx.get_parameter_source(name)
     return source is not None and source.name == "COMMANDLINE"

@@ -40,7 +40,12 @@ METHODS: dict[str, Parts] = {
     ),
     "dflash": Parts(
         "foretoken.methods.dflash.config:DFlashConfig",
-        ("foretoken.methods.dflash.formats:DFlashLayout", "foretoken.methods.dflash.formats:DSparkLayout"),
+        (
+            "foretoken.methods.dflash.formats:DFlashLayout",
+            "foretoken.methods.dflash.formats:DSparkLayout",
+            "foretoken.methods.dflash.formats:DFlashSpeculators",
+            "foretoken.methods.dflash.formats:DSparkSpeculators",
+        ),
         "foretoken.methods.dflash.training:RECIPE",
     ),
     "kangaroo": Parts(
@@ -48,11 +53,17 @@ METHODS: dict[str, Parts] = {
         ("foretoken.methods.kangaroo.formats:KangarooLayout",),
         "foretoken.methods.kangaroo.training:RECIPE",
     ),
+    "mtp": Parts(
+        "foretoken.methods.mtp.config:MTPConfig",
+        ("foretoken.methods.mtp.trained:MTPDirectory",),
+        "foretoken.methods.mtp.training:RECIPE",
+    ),
     "early_exit": Parts("foretoken.methods.kangaroo.config:EarlyExitConfig"),
     "ngram": Parts("foretoken.draft.ngram:NgramConfig"),
     "prediction": Parts("foretoken.draft.prediction:PredictionConfig"),
     "suffix": Parts("foretoken.draft.suffix:SuffixConfig"),
     "recycling": Parts("foretoken.draft.recycling:RecyclingConfig"),
+    "hybrid": Parts("foretoken.methods.hybrid.config:HybridConfig"),
     "acceptance": Parts(
         layouts=("foretoken.methods.acceptance.formats:AcceptanceLayout",),
         training="foretoken.methods.acceptance.training:RECIPE",

@@ -9,13 +9,14 @@ again.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
+from foretoken.core.errors import ConfigError
 from foretoken.core.noise import Noise, race
 from foretoken.core.probs import History, Processors
 from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
@@ -154,6 +155,12 @@ class Drafter(ABC):
         from delaying a step. Other rows are not changed."""
         return 0
 
+    def adopt(self, method: "Method") -> None:
+        """Go on with the weights of another method, made by ``Method.rebuilt`` from the one that opened this drafter.
+        Called between steps. What was computed by the old weights may be kept: every guess after this comes from the new
+        ones, with their own distribution."""
+        raise RuntimeError(f"{type(self).__name__} cannot go on with other weights")
+
     @property
     def chance(self) -> Tensor | None:
         """Predicted acceptance for shapes with ``asks_acceptance``: see ``Expander.chance``. None: not available."""
@@ -176,6 +183,11 @@ class Method(ABC):
         return False
 
     @property
+    def chains_only(self) -> str:
+        """Why its drafters grow lines alone, whatever the shape: the reason of its own model. "" where they grow trees."""
+        return ""
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """Target layers whose outputs ``Commit.taps`` must hold, concatenated in this order."""
         return ()
@@ -189,6 +201,11 @@ class Method(ABC):
     def bytes_per_token(self) -> int:
         """Bytes that its drafters hold for each token of a row beside the target's keys and values: their own, and features
         of tokens that they have not read yet. A service sizes its memory by this figure."""
+        return 0
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes that its drafters hold for a row whatever its length: recurrent states."""
         return 0
 
     @property
@@ -210,6 +227,14 @@ class Method(ABC):
         """As ``fresh``, and its rows learn from their own text alone. By default a fresh method for each call; a method
         that separates its rows itself may return the same object each time, so that such rows share a batch."""
         return self.fresh()
+
+    def rebuilt(self, weights: Mapping[str, Tensor]) -> "Method":
+        """The same method with other weights, named as its checkpoint has them: what learning while serving swaps in. This
+        one stays as it is. Raises ConfigError for a method that cannot."""
+        raise ConfigError(
+            f"method {self.name!r} cannot learn while it serves: choose draft_model, eagle1, eagle2, eagle3, medusa or "
+            "dflash"
+        )
 
     @abstractmethod
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:

@@ -168,15 +168,16 @@ class SuffixDrafter(Drafter):
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED trees, depth first, the best child first; a row without a match gets the root alone."""
-        return tree_of(
-            context,
-            [
-                self._guess(row, shape, depth_limit)
-                for row, depth_limit in zip(self.rows, context.depth_limit, strict=True)
-            ],
-        )
+        return tree_of(context, [nodes for nodes, _ in self.guesses(context, shape)])
 
-    def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int) -> list[Node]:
+    def guesses(self, context: Context, shape: Shape) -> list[tuple[list[Node], float]]:
+        """Of each row the nodes that ``propose`` makes a tree of, and their score."""
+        return [
+            self._guess(row, shape, depth_limit)
+            for row, depth_limit in zip(self.rows, context.depth_limit, strict=True)
+        ]
+
+    def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int) -> tuple[list[Node], float]:
         options = self.options
         size, width = (shape.size, shape.width) if isinstance(shape, OptTree) else (shape.depth, 1)
         best: list[Node] = []
@@ -192,7 +193,7 @@ class SuffixDrafter(Drafter):
             )  # fmt: skip
             if score > highest:
                 best, highest = nodes, score
-        return depth_first(best)
+        return depth_first(best), highest
 
     def observe(self, commit: Commit) -> None:
         """Append the emitted tokens to the text; the output of a row that ends is added to the library."""

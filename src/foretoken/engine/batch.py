@@ -4,7 +4,7 @@ The pool's rows are ``[decoding, group by group | arriving]``. Rows are added an
 computes their new places and moves as few rows as possible.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
@@ -23,6 +23,7 @@ from foretoken.engine.step import step
 from foretoken.engine.tapping import Tapping
 from foretoken.model.cache import KVCache
 from foretoken.model.prefill import PREFILL_CHUNK, feed
+from foretoken.model.recurrent import RecurrentCache, Saved
 from foretoken.model.target import CausalModel, Target
 
 
@@ -37,7 +38,8 @@ class Arrival:
     drafter: Drafter
     filled: int = 0  # of ``state.lengths[0]`` tokens
     unread: int = 0  # known tokens that its drafter would read in its next proposal
-    taps: list[Tensor] = field(default_factory=list)  # of what has been read, for the prefix store
+    taps: list[Tensor] = field(default_factory=list)  # of what has been read, for the prefix store ...
+    states: dict[int, Saved] = field(default_factory=dict)  # ... and recurrent states at some positions of it
 
     @property
     def missing(self) -> int:
@@ -83,7 +85,11 @@ class Batch:
         self.state: State | None = None
         self.grouped = GroupedDrafter([])
         self._max_depths: list[int] = []  # of the members, where nobody plans
+        # Tokens between two recurrent states that are kept for the prefix store; 0: there are none.
+        self._spacing = self.pool.spacing if prefixes is not None and isinstance(self.pool, RecurrentCache) else 0
         self._pack = model.spec.device.type == "cpu" and not width
+        # (row, position of the first, taps [n, T * H] of its method's prompt_taps), while a prompt is read.
+        self.on_prompt: Callable[[Row, int, Tensor], None] | None = None
 
     # -- membership ------------------------------------------------------------------------------------------------
 
@@ -127,15 +133,22 @@ class Batch:
             return
         prefix, count = found
         if self.width:  # whole chunks alone: the rest must be read in the same pass as without the store
-            count -= count % PREFILL_CHUNK
+            count = prefix.reach(count, PREFILL_CHUNK)
         if not count:
             return
         prefix.copy_into(arrival.target.cache, count)
         arrival.filled = arrival.row.num_cached_tokens = count
+        arrival.states = {at: saved for at, saved in (prefix.states or {}).items() if at <= count}
         if prefix.taps is not None and layers:
             taps = prefix.taps[:, :count]
-            arrival.drafter.read_prompt(PromptChunk([0], [count], taps))
+            self._tell(arrival, 0, count, taps)
             arrival.taps.append(taps)
+
+    def _tell(self, arrival: Arrival, start: int, count: int, taps: Tensor) -> None:
+        """Hidden states of known text, for its drafter and whoever learns from them."""
+        arrival.drafter.read_prompt(PromptChunk([start], [count], taps))
+        if self.on_prompt is not None:
+            self.on_prompt(arrival.row, start, taps[0])
 
     def read(self, most: int, *, catch_up: bool, whole: bool = False) -> tuple[int, float]:
         """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Requests whose text is
@@ -151,6 +164,8 @@ class Batch:
             total += sum(counts)
             for arrival, count in zip(chosen, counts, strict=True):
                 arrival.filled += count
+                if self._spacing and count:
+                    self._keep_state(arrival)
                 arrival.unread = arrival.drafter.catch_up(arrival.state, 0, most) if catch_up else 0
             done = [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
             ready += done
@@ -166,6 +181,15 @@ class Batch:
             row.seconds_prefill += seconds
         return total, seconds
 
+    def _keep_state(self, arrival: Arrival) -> None:
+        """Keep the recurrent states after what has been read, every ``_spacing`` tokens and at the end."""
+        if arrival.missing and arrival.filled % self._spacing:
+            return
+        assert isinstance(arrival.target.cache, RecurrentCache)
+        saved = arrival.target.cache.save(arrival.filled)
+        if saved is not None:
+            arrival.states.setdefault(saved.position, saved)
+
     def _next(self, waiting: Sequence[Arrival], most: int) -> tuple[list[Arrival], list[int]]:
         """The arrivals that the next pass reads, and how many tokens of each: the first ones with adjacent rows of the
         pool, ``most`` tokens in all."""
@@ -176,6 +200,8 @@ class Batch:
             if arrival is not place:
                 break
             count = min(arrival.missing, left)
+            if self._spacing:  # a state is kept where a pass ends
+                count = min(count, self._spacing - arrival.filled % self._spacing)
             if self.width and count:
                 count = min(arrival.missing, PREFILL_CHUNK)
                 if any(counts):
@@ -209,7 +235,7 @@ class Batch:
                 if not wanted or not count:
                     continue
                 own = Tapping(layers).pick(taps[index : index + 1, :count], wanted)
-                arrival.drafter.read_prompt(PromptChunk([at], [count], own))
+                self._tell(arrival, at, count, own)
                 if self.prefixes is not None:
                     arrival.taps.append(own.clone())
 
@@ -224,15 +250,20 @@ class Batch:
             if remember and not self.width and id(member.row) in gone and not member.choice.method.prompt_taps:
                 known = member.row.known
                 # The last token is pending: it was emitted, and its KV never computed.
-                self._remember(known[:-1], self.pool.rows(index, index + 1), (), [], member.row.tenant)
+                taken = self.pool.rows(index, index + 1)
+                saved = taken.save(len(known) - 1) if isinstance(taken, RecurrentCache) else None
+                states = {} if saved is None else {saved.position: saved}
+                self._remember(known[:-1], taken, (), [], member.row.tenant, states)
         staying = [index for index, member in enumerate(self.members) if id(member.row) not in gone]
         self._settle(staying, [], gone)
 
     def _remember(
-        self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], tenant: str | None
-    ) -> None:
+        self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], tenant: str | None,
+        states: Mapping[int, Saved],
+    ) -> None:  # fmt: skip
         if self.prefixes is not None:
-            self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None, tenant)
+            known = states if isinstance(row, RecurrentCache) else None
+            self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None, tenant, known)
 
     def _settle(self, staying: Sequence[int], ready: Sequence[Arrival], gone: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """Set the members and arrivals: move their rows to their places and update every drafter."""
@@ -245,7 +276,7 @@ class Batch:
                 known = arrival.row.known[:-1]
                 if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
                     taken = self.pool.rows(place, place + 1)
-                    self._remember(known, taken, layers, arrival.taps, arrival.row.tenant)
+                    self._remember(known, taken, layers, arrival.taps, arrival.row.tenant, arrival.states)
         rows_of: dict[int, list[tuple[int, Member]]] = {id(group): [] for group in self.groups}
         for group in self.groups:  # remove rows, drafters first: a drafter has its group's rows, in the same order
             kept = [index for index in staying if group.start <= index < group.stop]

@@ -5,11 +5,11 @@ from typing import Any
 
 from foretoken.core.errors import ConfigError
 from foretoken.draft.base import Method
-from foretoken.draft.config import Loader, MethodConfig
+from foretoken.draft.config import MethodConfig
 from foretoken.draft.none import NoneConfig
 from foretoken.engine.config import METHODS, speculative_config
 from foretoken.engine.engine import Engine
-from foretoken.engine.groups import Choice, check_together
+from foretoken.engine.groups import Choice, check_branching, check_together
 
 MARGIN = 64
 """Cache slots of a row beyond its longest text, for the guesses of a step."""
@@ -24,7 +24,7 @@ class Choices:
         Raises ConfigError, ModelError.
         """
         self.engine, self.off = engine, off
-        self._loader = Loader(engine.model, engine.load_draft)
+        self._loader = engine.loader
         self._methods: dict[tuple[Any, ...], Method] = {}
         self._made: dict[MethodConfig, Choice] = {}
         self.plain = self.of(NoneConfig())
@@ -103,6 +103,7 @@ class Choices:
             method = config.load(self._loader)
             if len(self._methods) < 64:  # requests choose freely: bound the cache
                 self._methods[key] = method
+        check_branching(config, method, self.engine.model.spec)
         verifier = (
             self.engine.verifier if config == self.engine.speculative else config.load_verifier(self.engine.model)
         )

@@ -15,12 +15,13 @@ from foretoken.draft.base import Method
 from foretoken.draft.config import Loader, MethodConfig
 from foretoken.engine.config import speculative_config, with_draft
 from foretoken.engine.event import Observer
-from foretoken.engine.groups import Choice, check_together
+from foretoken.engine.groups import Choice, check_branching, check_together
 from foretoken.engine.loop import Limits, Loop
 from foretoken.engine.planning import Planning
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.recorder import Recorder
 from foretoken.engine.result import Completion
+from foretoken.engine.scoring import Scoring
 from foretoken.engine.state import Piece, Row
 from foretoken.engine.submission import Submission
 from foretoken.engine.text import TextStream, Tokenizer
@@ -59,6 +60,7 @@ class Engine:
         *,
         speculative: MethodConfig | Mapping[str, Any] | str | None = None,
         draft: ModelInMemory | None = None,
+        draft_tokenizer: Tokenizer | None = None,
         method: Method | None = None,
         width: int = 0,
         prefix_memory_gib: float = 0.0,
@@ -66,7 +68,9 @@ class Engine:
         trust_remote_code: bool = False,
     ) -> None:
         """model: a loaded model, of foretoken or of transformers. draft: a loaded draft model, which the configuration
-        names by ``draft.spec.name``. method: the loaded method of the configuration; None: load it here.
+        names by ``draft.spec.name``. draft_tokenizer: its tokenizer, where its vocabulary is another (None: the one beside
+        its files, or for a model in memory the target's). method: the loaded method of the configuration; None: load it
+        here.
 
         width > 0 runs every decode pass with that many nodes a row (see ``step``). prefix_memory_gib: how much KV of
         texts is kept for prompts that begin alike: a known prefix is not read again. speculation: "on" guesses as deep as
@@ -78,6 +82,8 @@ class Engine:
         prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")
         self.model, self.tokenizer, self.width = as_model(model), tokenizer, width
         self._draft = None if draft is None else as_model(draft)
+        self._draft_tokenizer = draft_tokenizer
+        self._draft_tokenizers: dict[str, Any] = {}
         self._trusts_code = trust_remote_code
         model = self.model
         if speculation not in ("on", "auto"):
@@ -95,8 +101,9 @@ class Engine:
             raise ConfigError(
                 f"width = {width} must be 0 (off) or at least {needed}: the root and as many guesses as a step may make"
             )
-        self.method = method if method is not None else self.speculative.load(Loader(model, self.load_draft))
+        self.method = method if method is not None else self.speculative.load(self.loader)
         check_stop(self.method, self.speculative.proposal_shape)
+        check_branching(self.speculative, self.method, model.spec)
         self.verifier = self.speculative.load_verifier(model)
         self.recorder = Recorder()
         self.observers: list[Observer] = []
@@ -115,6 +122,7 @@ class Engine:
         *,
         speculative: MethodConfig | Mapping[str, Any] | str | None = None,
         draft: str | PathLike[str] | ModelInMemory | None = None,
+        draft_tokenizer: Tokenizer | None = None,
         tokenizer: Tokenizer | None = None,
         device: str = "cpu",
         dtype: str | None = None,
@@ -131,7 +139,8 @@ class Engine:
         foretoken), and its drafter.
 
         Target and draft may be models in memory, of transformers or of foretoken, which stay as they are. tokenizer: None
-        takes the one beside the target's files; a model in memory has none, so texts need it given. draft: the key
+        takes the one beside the target's files; a model in memory has none, so texts need it given; draft_tokenizer is the
+        same for the draft, which may have another vocabulary (see ``DraftModelConfig.vocabulary``). draft: the key
         "model" of speculative, whose method is then draft_model where it is not named.
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
         makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4" (see ``load_model``): with
@@ -165,7 +174,7 @@ class Engine:
                 )
             model = as_model(target)
         return cls(
-            model, tokenizer, speculative=config, draft=given, width=width,
+            model, tokenizer, speculative=config, draft=given, draft_tokenizer=draft_tokenizer, width=width,
             prefix_memory_gib=prefix_memory_gib, speculation=speculation, trust_remote_code=trust_remote_code,
         )  # fmt: skip
 
@@ -187,22 +196,44 @@ class Engine:
         ):
             method = self.method
         return Engine(
-            self.model, self.tokenizer, speculative=config, draft=self._draft, method=method, width=self.width,
+            self.model, self.tokenizer, speculative=config, draft=self._draft, draft_tokenizer=self._draft_tokenizer,
+            method=method, width=self.width,
             speculation=speculation or self.speculation, trust_remote_code=self._trusts_code,
         )  # fmt: skip
 
-    def load_draft(self, name: str, weights: str = "auto") -> CausalModel:
-        """A draft model by name or directory, its vocabulary compared with the target's. Raises ConfigError, ModelError.
+    @property
+    def loader(self) -> Loader:
+        """What configurations load methods by."""
+        return Loader(self.model, self.load_draft, self.tokenizers)
+
+    def tokenizers(self, name: str) -> tuple[Any, Any] | None:
+        """The tokenizers of target and of a draft model by name or directory; None where one is not known. Raises
+        ModelError where a directory has none."""
+        if self.tokenizer is None:
+            return None
+        in_memory = self._draft is not None and name == self._draft.spec.name
+        if self._draft_tokenizer is not None and (in_memory or self._draft is None):
+            return self.tokenizer, self._draft_tokenizer
+        if in_memory:
+            return None
+        if name not in self._draft_tokenizers:
+            self._draft_tokenizers[name] = load_tokenizer(name, trust_remote_code=self._trusts_code)
+        return self.tokenizer, self._draft_tokenizers[name]
+
+    def load_draft(self, name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
+        """A draft model by name or directory, its vocabulary compared with the target's unless it is not to be checked.
+        Raises ConfigError, ModelError.
 
         weights: see ``load_model``.
         """
         spec = self.model.spec
-        if self._draft is not None and name == self._draft.spec.name:
-            check_sizes(spec, self._draft.spec)
-            return self._draft
-        if self.tokenizer is not None:
-            tokenizers: list[Any] = [self.tokenizer, load_tokenizer(name, trust_remote_code=self._trusts_code)]
+        tokenizers = self.tokenizers(name) if checked else None
+        if tokenizers is not None:
             check_vocabulary(*tokenizers, target_name=spec.name, draft_name=name)
+        if self._draft is not None and name == self._draft.spec.name:
+            if checked and tokenizers is None:
+                check_sizes(spec, self._draft.spec)
+            return self._draft
         dtype = str(spec.dtype).removeprefix("torch.")
         implementation = "transformers" if spec.implementation == "transformers" else "auto"
         return load_model(
@@ -265,6 +296,30 @@ class Engine:
             for row in ended:
                 yield row.index, self._completion(row, choices[row.index])
 
+    def score(self, prompts: Sequence[Prompt], *, num_logprobs: int = 0) -> Iterator[list[Piece]]:
+        """Yield the tokens of each prompt with the natural log of the model's own probability of each after those before
+        it, before temperature and processors; the first has None. num_logprobs: of the most probable tokens, listed beside
+        each. A text is read alone and with no guesses, so its scores are the same with every method and batch. Of a text
+        that begins like the one before it the beginning is not read again: sort many of them.
+
+        Raises PromptError, ConfigError.
+        """
+        if isinstance(prompts, str):
+            raise PromptError("one prompt was given where a list of them is expected: give [prompt]")
+        if value_of(num_logprobs, int, "num_logprobs") < 0:
+            raise ConfigError(f"num_logprobs = {num_logprobs} must be at least 0")
+        rows = [self.make_row(index, Request(prompt), write=False) for index, prompt in enumerate(prompts)]
+        return self._scores(rows, num_logprobs)
+
+    def _scores(self, rows: Sequence[Row], num_logprobs: int) -> Iterator[list[Piece]]:
+        last: Scoring | None = None
+        for row in rows:
+            last = Scoring(self.model, self.tokenizer, row.prompt_ids, num_logprobs, after=last)
+            with torch.inference_mode():
+                while not last.read():
+                    pass
+            yield list(last.pieces)
+
     def stream(
         self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None, **options: Any
     ) -> "Stream":
@@ -298,8 +353,9 @@ class Engine:
             )
         return list(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
 
-    def make_row(self, index: int, request: Request) -> Row:
-        """A request as it is decoded: tokens, end tokens, seed, limits. Raises PromptError, ConfigError."""
+    def make_row(self, index: int, request: Request, *, write: bool = True) -> Row:
+        """A request as it is decoded: tokens, end tokens, seed, limits. write: False where the prompt is only scored, so
+        that it may fill the context and have one token more, which is never read. Raises PromptError, ConfigError."""
         spec, params = self.model.spec, request.params
         if not isinstance(params, SamplingParams):
             raise ConfigError(f"params = {params!r} must be a SamplingParams, e.g. SamplingParams(temperature=0.7)")
@@ -312,10 +368,11 @@ class Engine:
                 raise PromptError(
                     f"token id {token} is not in the vocabulary of {spec.name!r}: 0 to {spec.vocab_size - 1}"
                 )
-        if len(ids) >= spec.max_positions:
+        if len(ids) > spec.max_positions + (-1 if write else 1):
+            room = ", and at least one token of it must be left for the output" if write else ""
             raise PromptError(
-                f"the prompt has {len(ids)} tokens; {spec.name!r} has a context of {spec.max_positions}, and at least one "
-                "token of it must be left for the output: shorten the prompt"
+                f"the prompt has {len(ids)} tokens; {spec.name!r} has a context of {spec.max_positions}{room}: "
+                "shorten the prompt"
             )
         seed = self.model.fresh_seed() if params.seed is None else params.seed
         end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else spec.eos_token_ids)}

@@ -42,6 +42,7 @@ class StepEvent:
     seconds_rest: float  # layout, probabilities, verification, commit, bookkeeping
     # What the loop adds for observers.
     parts: Sequence[Part] = ()  # the drafter and verifier of each group of rows, in order
+    tap_layers: tuple[int, ...] = ()  # of ``commit.taps``, in order
     draft_logits: Sequence[Tensor] = ()  # if requested: [B, n, V] of the draft, after the root and the nodes it read
 
     @property

@@ -21,7 +21,7 @@ from foretoken.draft.shapes import MAX_DEPTH, Shape
 from foretoken.engine.lazy import part
 from foretoken.engine.state import State
 from foretoken.engine.tapping import Tapping
-from foretoken.model.target import Target
+from foretoken.model.target import ModelSpec, Target
 from foretoken.verify.base import RowVerifiers, Verifier
 
 
@@ -179,6 +179,14 @@ class GroupedDrafter(Drafter):
             candidates=None if commit.candidates is None or not wanted else commit.candidates[rows, :, :wanted],
             ended=commit.ended[rows],
         )
+
+
+def check_branching(config: MethodConfig, method: Method, spec: ModelSpec) -> None:
+    """Raise ConfigError where the configuration's shape branches and the target, or the method's own model, reads lines
+    alone."""
+    reason = spec.chains_only or method.chains_only
+    if reason and config.guesses and not config.proposal_shape.is_chain:
+        raise ConfigError(f"shape {config.shape!r} branches, and {reason}: choose shape 'chain'")
 
 
 def check_together(methods: Sequence[Method], exits: Sequence[int]) -> None:

@@ -1,6 +1,6 @@
 """The decode loop: a queue, admission by KV budget, prefill between decode steps, preemption, and the end of requests.
 
-``tick`` does one round: expire, admit, read a piece of a prompt, decode one step. It uses
+``tick`` does one round: expire, score a piece of a prompt, admit, read a piece of a prompt, decode one step. It uses
 neither threads nor sockets: ``Engine`` calls it on the caller's thread until all have ended, ``Service`` on its own.
 """
 
@@ -17,6 +17,7 @@ from foretoken.engine.groups import Choice
 from foretoken.engine.prefix import PrefixStore
 from foretoken.engine.recorder import Recorder
 from foretoken.engine.result import Completion
+from foretoken.engine.scoring import Scoring
 from foretoken.engine.state import Piece, Row
 from foretoken.engine.submission import Sink, StepTrace, Submission, Update
 from foretoken.engine.traces import trace_of, with_logprobs
@@ -58,6 +59,7 @@ class Job:
     num_asked: int = 0  # steps in which it might guess
     num_delivered: int = 0  # pieces that were sent to the sink, or are sent with the end
     tail: str = ""  # see Update
+    scoring: Scoring | None = None  # of its prompt, while that is read for its own sake
     undelivered: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, sent with the end
 
     @property
@@ -100,6 +102,7 @@ class Loop:
         )
         self.jobs: dict[str, Job] = {}  # all that have not ended
         self._timed: dict[str, float] = {}  # deadlines of those that have one
+        self.scoring: deque[Job] = deque()  # whose prompts' log probabilities come first; they hold no row
         self.waiting: deque[Job] = deque()
         self.running: dict[int, Job] = {}  # by id(row): those that have a row of the pool
         self.recorder = Recorder() if recorder is None else recorder
@@ -115,8 +118,16 @@ class Loop:
             retry_after_s=max(1.0, self.recorder.seconds_per_request),
         )
 
-    def submit(self, submission: Submission, row: Row, choice: Choice, sink: Sink | None) -> None:
-        """Put a request into the queue. The caller must check the queue's length (``refuse``)."""
+    def submit(
+        self,
+        submission: Submission,
+        row: Row,
+        choice: Choice,
+        sink: Sink | None,
+        scoring: Scoring | None = None,
+    ) -> None:
+        """Put a request into the queue. scoring: of its prompt, which is done first. The caller must check the queue's
+        length (``refuse``)."""
         now = self.clock()
         deadline = None if submission.timeout_s is None else now + submission.timeout_s
         row.draft_name = choice.method.name
@@ -124,7 +135,8 @@ class Loop:
         self.jobs[submission.request_id] = job
         if deadline is not None:
             self._timed[submission.request_id] = deadline
-        self.waiting.append(job)
+        job.scoring = scoring
+        (self.waiting if scoring is None and submission.write else self.scoring).append(job)
         self.recorder.num_submitted += 1
 
     def cancel(self, request_id: str) -> None:
@@ -149,6 +161,8 @@ class Loop:
         """One round: see the module's docstring. Returns the rows that a step of it ended."""
         if self._timed:
             self._expire()
+        if self.scoring:
+            self._score()
         if self.waiting:
             self._admit()
         if self.batch.arrivals:
@@ -164,6 +178,31 @@ class Loop:
         late = self.share([key for key, deadline in self._timed.items() if now >= deadline])
         if late:
             self._cut([self.jobs[key] for key in late], "timeout")
+
+    def _score(self) -> None:
+        """One pass of the first prompt that is to be scored; other requests decode a step between two of them."""
+        job, now = self.scoring[0], self.clock()
+        if job.scoring is not None:
+            try:
+                done = job.scoring.read()
+            except ForetokenError as error:
+                self.scoring.popleft()
+                self._fail(job, error)
+                return
+            job.row.seconds_prefill += self.clock() - now
+            if not done:
+                return
+            job.row.prompt_pieces, job.scoring = job.scoring.pieces, None
+            if job.sink is not None:
+                job.sink(Update(job.submission.request_id, prompt_pieces=tuple(job.row.prompt_pieces)))
+        self.scoring.popleft()
+        if job.submission.write:
+            job.since = self.clock()
+            self.waiting.append(job)
+            return
+        self.recorder.num_prompt_tokens += len(job.row.prompt_ids)
+        job.row.finish_reason = "length"
+        self._end(job)
 
     def _admit(self) -> None:
         others = self.used_tokens
@@ -232,6 +271,7 @@ class Loop:
         event = self.batch.step(caps)
         if self.observers:
             event.parts, event.draft_logits = self.batch.parts(), self.batch.draft_logits
+            event.tap_layers = self.batch.grouped.tapping.drafter
             for observe in self.observers:
                 observe(event)
         if self.planner is not None:
@@ -305,8 +345,9 @@ class Loop:
         if rows:
             self.batch.leave(rows, remember=False)
         for job in jobs:
-            if job in self.waiting:
-                self.waiting.remove(job)
+            queue = self.scoring if job in self.scoring else self.waiting
+            if job in queue:
+                queue.remove(job)
                 job.row.seconds_queue += self.clock() - job.since
             elif job.row.token_ids:
                 job.row.seconds_decode = self.clock() - job.since
@@ -359,6 +400,7 @@ class Loop:
     def fail_all(self, error: ForetokenError) -> None:
         """End every request with an error: the engine cannot go on."""
         self.waiting.clear()
+        self.scoring.clear()
         for job in list(self.jobs.values()):
             self._fail(job, error)
 
@@ -369,7 +411,7 @@ class Loop:
         self.batch.check_integrity()
         if self.prefixes is not None:
             self.prefixes.check_integrity()
-        waiting = [job.submission.request_id for job in self.waiting]
+        waiting = [job.submission.request_id for job in (*self.waiting, *self.scoring)]
         running = [job.submission.request_id for job in self.running.values()]
         if sorted(waiting + running) != sorted(self.jobs):
             raise RuntimeError(f"{len(waiting)} wait and {len(running)} run, of {len(self.jobs)} that have not ended")

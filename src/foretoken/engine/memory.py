@@ -47,15 +47,29 @@ def bytes_per_token(model: CausalModel, methods: Sequence[Method]) -> int:
     """
     drafters = [method.bytes_per_token for method in {id(method): method for method in methods}.values()]
     together = max(drafters, default=0) if model.spec.device.type == "cpu" else sum(drafters)
-    return model.new_cache(0, 1).bytes_per_slot + together
+    return max(
+        1, model.new_cache(0, 1).bytes_per_slot + together
+    )  # a model without attention holds nothing for a token
+
+
+def bytes_per_row(model: CausalModel, methods: Sequence[Method]) -> int:
+    """Greatest bytes that a row takes whatever its length, in the target and in a drafter: recurrent states."""
+    return model.new_cache(0, 1).bytes_per_row + max([method.bytes_per_row for method in methods], default=0)
 
 
 def kv_budget(
-    model: CausalModel, bytes_per_token: int, *, given_gib: float | None, row_tokens: int, max_rows: int
+    model: CausalModel,
+    bytes_per_token: int,
+    *,
+    given_gib: float | None,
+    row_tokens: int,
+    max_rows: int,
+    bytes_per_row: int = 0,
 ) -> int:
-    """Tokens whose keys and values may be held at once: given_gib, or ``SHARE`` of what is free; no more than max_rows
-    rows of row_tokens can use. Raises ConfigError where not even one such row fits."""
+    """Tokens whose keys and values may be held at once: given_gib, or ``SHARE`` of what is free, without bytes_per_row of
+    each row; no more than max_rows rows of row_tokens can use. Raises ConfigError where not even one such row fits."""
     budget = int(given_gib * 2**30) if given_gib is not None else int(free_bytes(model.spec.device) * SHARE)
+    budget = max(0, budget - max_rows * bytes_per_row)
     tokens = min(budget // bytes_per_token, max_rows * row_tokens)
     if tokens < row_tokens:
         raise ConfigError(

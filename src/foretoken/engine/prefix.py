@@ -1,16 +1,19 @@
 """Keys and values of texts that later requests may begin with: system prompts, and the turns of a conversation.
 
 A text's KV depends on its tokens and their positions alone, and a prefix stands at the same positions in every text that
-begins with it; so it is copied instead of computed again. Only the tenant that sent a text can match it: clients see
-the number of matched tokens (``cached_tokens``), which would reveal what others have sent.
+begins with it; so it is copied instead of computed again. Recurrent states are sums of a whole text, and are kept at
+some of its positions: such a text can be taken up at those alone. Only the tenant that sent a text can match it: clients
+see the number of matched tokens (``cached_tokens``), which would reveal what others have sent.
 """
 
 from collections import OrderedDict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from torch import Tensor
 
 from foretoken.model.cache import KVCache
+from foretoken.model.recurrent import RecurrentCache, Saved
 
 BLOCK = 16
 """Block size in tokens of the prefix index; the rest of a match is found token by token."""
@@ -26,15 +29,26 @@ class Prefix:
     layers: tuple[int, ...]  # tapped when the text was read ...
     taps: Tensor | None  # ... [1, n, T * H]
     tenant: str | None = None  # who sent it
+    states: dict[int, Saved] | None = None  # recurrent ones, by position; None: the model has none
+
+    def reach(self, count: int, multiple: int = 1) -> int:
+        """The largest number of tokens, at most count and a multiple of ``multiple``, after which it can be taken up."""
+        if self.states is None:
+            return count - count % multiple
+        return max([at for at in self.states if at <= count and at % multiple == 0], default=0)
 
     @property
     def num_bytes(self) -> int:
         """Bytes that it takes."""
         taps = [] if self.taps is None else [self.taps]
-        return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values, *taps))
+        states = _num_bytes(self.states or {})
+        return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values, *taps)) + states
 
     def copy_into(self, row: KVCache, count: int) -> None:
-        """Write the first count tokens into slots [0, count) of a cache of one row."""
+        """Write the first count tokens into slots [0, count) of a cache of one row; count as ``reach`` returns it."""
+        if self.states is not None:
+            assert isinstance(row, RecurrentCache)
+            row.load(self.states[count])
         for memory, mine in zip((*row.keys, *row.values), (*self.keys, *self.values), strict=True):
             memory[0, :, :count] = mine[:, :count]
 
@@ -68,9 +82,9 @@ class PrefixStore:
             # The tenant is part of the key; it is compared too, since hashes can be made to collide.
             if prefix is None or prefix.tenant != tenant or (layers and prefix.layers != layers):
                 continue
-            count = _shared(ids, prefix.ids)
+            count = prefix.reach(_shared(ids, prefix.ids))
             if not count:
-                continue  # a collision of hashes
+                continue  # a collision of hashes, or no state is kept so early
             assert number is not None
             self._prefixes.move_to_end(number)
             self.num_hits += count
@@ -78,10 +92,17 @@ class PrefixStore:
         return None
 
     def add(
-        self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: Tensor | None, tenant: str | None = None
+        self,
+        ids: list[int],
+        row: KVCache,
+        layers: tuple[int, ...],
+        taps: Tensor | None,
+        tenant: str | None = None,
+        states: Mapping[int, Saved] | None = None,
     ) -> None:
         """Keep a copy of slots [0, len(ids)) of a cache of one row. A text that is stored already is not copied again.
-        A stored text that this one continues is replaced."""
+        A stored text that this one continues is replaced. states: recurrent ones at some positions, of a model that has
+        them; those of a text that is replaced are kept."""
         keys = _hashes(ids, tenant)
         if not keys:
             return
@@ -93,7 +114,15 @@ class PrefixStore:
                 self._prefixes.move_to_end(number)
                 return
         count = len(ids)
-        size = count * row.bytes_per_slot + (0 if taps is None else taps.numel() * taps.element_size())
+        if states is not None:
+            states = {**self._states_of(ids, keys, tenant), **states}
+            if not states:
+                return
+        size = (
+            _num_bytes(states or {})
+            + count * row.bytes_per_slot
+            + (0 if taps is None else taps.numel() * taps.element_size())
+        )
         if size > self.max_bytes:
             return
         for key in keys:
@@ -113,12 +142,23 @@ class PrefixStore:
             layers if taps is not None else (),
             taps,
             tenant,
+            None if states is None else dict(states),
         )
         self._prefixes[self._next] = prefix
         self.num_bytes += prefix.num_bytes
         for key in keys:
             self._blocks[key] = self._next
         self._next += 1
+
+    def _states_of(self, ids: list[int], keys: list[int], tenant: str | None) -> dict[int, Saved]:
+        """States of stored texts that ids continue."""
+        found: dict[int, Saved] = {}
+        for key in keys:
+            number = self._blocks.get(key)
+            known = None if number is None else self._prefixes[number]
+            if known is not None and known.tenant == tenant and known.ids == ids[: len(known.ids)]:
+                found.update(known.states or {})
+        return found
 
     def clear(self) -> None:
         """Forget everything."""
@@ -146,6 +186,10 @@ class PrefixStore:
             raise RuntimeError(f"prefixes hold {held} bytes, {self.num_bytes} are counted, {self.max_bytes} allowed")
         if any(number not in self._prefixes for number in self._blocks.values()):
             raise RuntimeError("a block refers to a prefix that was removed")
+
+
+def _num_bytes(states: Mapping[int, Saved]) -> int:
+    return sum(saved.num_bytes for saved in states.values())
 
 
 def _hashes(ids: list[int], tenant: str | None) -> list[int]:

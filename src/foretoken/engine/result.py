@@ -31,6 +31,7 @@ class Completion:
     steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
     seconds_queue: float = 0.0  # of a service: from submission to the first pass
     num_cached_tokens: int = 0  # of the prompt, whose KV was reused
+    prompt_pieces: list[Piece] = field(default_factory=list)  # of a service: the prompt's tokens, where asked for
     num_preemptions: int = 0  # how often the request lost its row to others and resumed later
     plain_reason: str | None = None  # of a service: why no token was guessed though guesses were asked for
 
@@ -59,6 +60,7 @@ class Completion:
             steps=list(row.steps),
             seconds_queue=row.seconds_queue,
             num_cached_tokens=row.num_cached_tokens,
+            prompt_pieces=list(row.prompt_pieces),
             num_preemptions=row.num_preemptions,
             plain_reason=plain_reason,
         )
@@ -66,5 +68,5 @@ class Completion:
     def to_dict(self) -> dict[str, Any]:
         """All fields but the pieces and steps, ready for JSON."""
         fields = asdict(self)
-        del fields["pieces"], fields["steps"]
+        del fields["pieces"], fields["steps"], fields["prompt_pieces"]
         return fields

@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from time import monotonic
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 
@@ -17,13 +17,16 @@ from foretoken.draft.none import NoMethod
 from foretoken.engine.calibrate import Calibration, InterruptedMeasuringError
 from foretoken.engine.choices import MARGIN, Choices
 from foretoken.engine.engine import Engine, Request
+from foretoken.engine.event import StepEvent
 from foretoken.engine.groups import Choice
 from foretoken.engine.guard import GuardedProcessor, StepBudget
 from foretoken.engine.heap import IDLE_S, HeapKeeper
+from foretoken.engine.learning import DriftWatch, Learning, LearnOptions
 from foretoken.engine.loop import Limits, Loop
-from foretoken.engine.memory import SHARE, bytes_per_token, kv_budget
+from foretoken.engine.memory import SHARE, bytes_per_row, bytes_per_token, kv_budget
 from foretoken.engine.options import ServiceOptions as ServiceOptions
 from foretoken.engine.prefix import PrefixStore
+from foretoken.engine.scoring import Scoring
 from foretoken.engine.snapshot import Snapshot
 from foretoken.engine.state import Row
 from foretoken.engine.submission import Sink, Submission, Update
@@ -36,6 +39,7 @@ from foretoken.planner.measure import grid
 from foretoken.planner.planner import Planner
 
 logger = logging.getLogger(__name__)
+LEARN_BEAT_S = 0.1  # between two looks for what was learned, while idle
 HEARTBEAT_S = 60.0  # seconds between messages to the other processes of a shared model while idle
 TOLD_RATE = 0.9  # of a caller's own prediction: tokens that are kept, before anything is known of its kind
 MEASURE_AGAIN_S = 600.0  # between two measurements of costs by one service
@@ -52,9 +56,11 @@ class Service:
         options: ServiceOptions | None = None,
         *,
         also: Sequence[MethodConfig] = (),
+        learn: LearnOptions | None = None,
     ) -> None:
         """engine: the target and the default method. also: further methods that requests may choose (methods without
-        weights are always available). Raises ConfigError, ModelError."""
+        weights are always available). learn: drafters learn from the requests (``foretoken.learn.LearnOptions``). Raises
+        ConfigError, ModelError."""
         options = options or ServiceOptions()
         if engine.model.is_shared and options.speculation == "auto" and engine.speculative.method != NoMethod.name:
             raise ConfigError(
@@ -64,6 +70,8 @@ class Service:
         self.engine, self.options = engine, options
         self._choices = Choices(engine, also, off=options.speculation == "off")
         self._tenants = Tenants(options.shared_drafts)
+        self._learn, self._learning = learn, cast(Learning | None, None)
+        self._watches: dict[str, DriftWatch] = {}  # by method
         self._loop: Loop | None = None
         self._planner: Planner | None = None
         self._inbox: deque[_Command | Callable[[], None]] = deque()
@@ -108,15 +116,17 @@ class Service:
         longest = min(options.max_model_len or spec.max_positions, spec.max_positions)
         width = self.engine.width
         capacity = round_up(longest + max(MARGIN, width), 512 if width else 64)
-        slot = bytes_per_token(self.engine.model, [choice.method for choice in self._choices.guessing])
+        methods = [choice.method for choice in self._choices.guessing]
+        slot, states = bytes_per_token(self.engine.model, methods), bytes_per_row(self.engine.model, methods)
         self.kv_tokens = kv_budget(
-            self.engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity, max_rows=options.max_num_seqs
-        )
+            self.engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity,
+            max_rows=options.max_num_seqs, bytes_per_row=states,
+        )  # fmt: skip
         self.kv_tokens = self.engine.model.share(self.kv_tokens)
         rows = options.max_num_seqs
         if spec.device.type != "cpu":  # a pool is allocated whole there
             rows = max(1, min(rows, self.kv_tokens // capacity))
-        prefixes = PrefixStore(int(self.kv_tokens * slot * 0.25)) if options.prefix_reuse else None
+        prefixes = PrefixStore(int((self.kv_tokens * slot + rows * states) * 0.25)) if options.prefix_reuse else None
         logger.info(
             "KV memory: %d tokens (%.2f GiB) for up to %d requests of up to %d tokens; %s of free memory",
             self.kv_tokens, self.kv_tokens * slot / 2**30, rows, longest,
@@ -129,6 +139,11 @@ class Service:
             self.engine.model, limits, self._planner, prefixes=prefixes, width=width, describe=self._describe,
             observers=self.engine.observers,
         )  # fmt: skip
+        self._loop.observers.append(self._watch)
+        if self._learn is not None:
+            self._learning = self._learn.open(self.engine, self._choices.guessing)
+            self._loop.observers.append(self._learning.observe)
+            self._loop.batch.on_prompt = self._learning.prompt
         release_workers()  # costs were measured here
         if not self.engine.model.is_leader:
             return
@@ -210,6 +225,39 @@ class Service:
             self._news.notify_all()
         if self._thread is not None:
             self._thread.join()
+        if self._learning is not None:
+            self._learning.close()
+
+    # -- learning --------------------------------------------------------------------------------------------------
+
+    def learner(self, tenant: str | None = None) -> dict[str, Any]:
+        """The learner's figures, adapters, events and history, of one tenant or (None) of all. Raises ConfigError where
+        nothing learns."""
+        return self._learner().state(tenant)
+
+    def tell_learner(self, action: str, tenant: str | None = None) -> dict[str, Any]:
+        """pause, resume, revert (to the version before) or save; returns ``learner``. Raises ConfigError."""
+        learning = self._learner()
+        return self._call(lambda: learning.act(action, tenant))
+
+    def _learner(self) -> Learning:
+        if self._learning is None:
+            raise ConfigError("nothing learns here: start the service with --learn, or Service(learn=LearnOptions())")
+        return self._learning
+
+    def _watch(self, event: StepEvent) -> None:
+        """Tell the log where a method's acceptance falls against its own history."""
+        for row in event.rows:
+            if row.error is not None or not row.steps or not row.steps[-1][0]:
+                continue
+            watch = self._watches.get(row.draft_name)
+            if watch is None:
+                watch = self._watches[row.draft_name] = DriftWatch()
+            if watch.add(row.steps[-1][1] > 0):
+                logger.warning(
+                    "acceptance of %s fell: of the last first guesses %.2f were kept, and %.2f before",
+                    row.draft_name, watch.quick, watch.steady,
+                )  # fmt: skip
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -223,7 +271,9 @@ class Service:
         if reason is not None and not submission.always:
             submission = replace(submission, note=submission.note or f"guessing cannot pay here: {reason}")
             choice = self._choices.plain
-        choice = self._tenants.choice(choice, submission.tenant)
+        choice, teaches = self._tenants.choice(choice, submission.tenant), None
+        if self._learning is not None:
+            choice, teaches = self._learning.enrol(choice, submission)
         params = submission.params
         if params.logits_processor is not None:
             params = replace(params, logits_processor=GuardedProcessor(params.logits_processor, self._step_budget))
@@ -239,6 +289,7 @@ class Service:
             if submission.request_id in self._known:
                 raise ConfigError(f"request id {submission.request_id!r} is in use: ids must be unique")
             row = self._row(number, submission)
+            row.teaches = teaches
             if len(self._known) - len(self._loop.running) >= self.options.max_queue:
                 self._loop.refuse()
             self._known.add(submission.request_id)
@@ -248,9 +299,9 @@ class Service:
 
     def _row(self, number: int, submission: Submission) -> Row:
         request = Request(list(submission.prompt_ids), submission.params, list(submission.prediction_ids) or None)
-        row = self.engine.make_row(number, request)
+        row = self.engine.make_row(number, request, write=submission.write)
         row.tenant = submission.tenant
-        row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids))
+        row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids)) if submission.write else 0
         return row
 
     def _check(self, submission: Submission, choice: Choice) -> None:
@@ -267,7 +318,7 @@ class Service:
                 "leave it out, or serve with device_map"
             )
         count = len(submission.prompt_ids)
-        if count >= self.max_model_len:
+        if count > self.max_model_len - submission.write:
             raise PromptError(
                 f"the prompt has {count} tokens, and this service takes texts of {self.max_model_len}, of which at least "
                 "one must be left for the output: shorten the prompt"
@@ -276,8 +327,9 @@ class Service:
         for token in (*submission.params.logit_bias, *submission.params.banned_token_ids):
             if not 0 <= token < size:
                 raise ConfigError(f"token id {token} in logit_bias or banned_token_ids: ids are 0 to {size - 1}")
-        if submission.num_logprobs is not None and submission.num_logprobs < 0:
-            raise ConfigError(f"num_logprobs = {submission.num_logprobs} must be at least 0")
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            if (given := getattr(submission, name)) is not None and given < 0:
+                raise ConfigError(f"{name} = {given} must be at least 0")
 
     def cancel(self, request_id: str) -> None:
         """End a request at the next step. An unknown or ended request is ignored."""
@@ -299,7 +351,7 @@ class Service:
         return Snapshot(
             num_running=len(loop.batch.members),
             num_prefilling=len(loop.batch.arrivals),
-            num_waiting=len(loop.waiting) + len(self._inbox),
+            num_waiting=len(loop.waiting) + len(loop.scoring) + len(self._inbox),
             kv_used_tokens=sum(job.num_slots for job in list(loop.running.values())),
             kv_capacity_tokens=self.kv_tokens,
             prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
@@ -318,6 +370,9 @@ class Service:
             seconds_rest=recorder.seconds_rest,
             seconds_prefill=recorder.seconds_prefill,
             methods={name: sums.figures() for name, sums in list(recorder.methods.items())},
+            drifts={name: watch.num_drifts for name, watch in list(self._watches.items())},
+            recent_acceptance={name: watch.quick for name, watch in list(self._watches.items())},
+            learn=None if self._learning is None else self._learning.figures(),
         )
 
     def check_integrity(self) -> None:
@@ -369,18 +424,28 @@ class Service:
             except Exception:
                 logger.exception("the sink of request %s failed", submission.request_id)
 
-        self._loop.submit(submission, row, choice, deliver)
+        self._loop.submit(submission, row, choice, deliver, self._scoring(submission))
+
+    def _scoring(self, submission: Submission) -> Scoring | None:
+        count, engine = submission.num_prompt_logprobs, self.engine
+        return None if count is None else Scoring(engine.model, engine.tokenizer, submission.prompt_ids, count)
 
     def _run(self) -> None:
         loop, model = self._loop, self.engine.model
         assert loop is not None
         while True:
+            learned = False
             if not self._inbox and not loop.has_work:
-                release_workers()
-                self._rest()
+                learned = self._learning is not None and bool(self._learning.rest())
+                if not learned:
+                    release_workers()
+                    self._rest()
             with self._news:
-                while not self._inbox and not loop.has_work and not self._closed:
-                    if not self._news.wait(HEARTBEAT_S) and model.is_shared:
+                while not (learned or self._inbox or loop.has_work or self._closed):
+                    if self._learning is not None:
+                        if not self._news.wait(LEARN_BEAT_S):
+                            break
+                    elif not self._news.wait(HEARTBEAT_S) and model.is_shared:
                         break  # the other processes wait for a message, and their wait times out
                 todo, closed = list(self._inbox), self._closed
                 self._inbox.clear()
@@ -397,6 +462,8 @@ class Service:
                         self._step_budget.begin()
                         loop.tick()
                         self._heap.worked()
+                    if self._learning is not None:
+                        self._learning.between()
             except Exception as error:
                 logger.exception("the engine failed")
                 self._failed = True
@@ -434,7 +501,8 @@ class Service:
                         continue
                     number, submission = rest
                     choice = self._tenants.choice(self._choices.of(submission.speculative), submission.tenant)
-                    loop.submit(submission, self._row(number, submission), choice, _ignore)
+                    row = self._row(number, submission)
+                    loop.submit(submission, row, choice, _ignore, self._scoring(submission))
                 if loop.has_work:
                     loop.tick()
 

@@ -2,6 +2,8 @@
 
 from dataclasses import dataclass, field
 
+from foretoken.engine.learning import LearnFigures
+
 
 @dataclass(frozen=True)
 class MethodFigures:
@@ -43,3 +45,6 @@ class Snapshot:
     seconds_rest: float = 0.0
     seconds_prefill: float = 0.0
     methods: dict[str, MethodFigures] = field(default_factory=dict)
+    drifts: dict[str, int] = field(default_factory=dict)  # falls of acceptance against its own history, by method
+    recent_acceptance: dict[str, float | None] = field(default_factory=dict)  # of first guesses, last steps, by method
+    learn: LearnFigures | None = None  # None: nothing learns

@@ -26,7 +26,7 @@ class Piece:
 
     token_id: int
     text: str  # whole characters only: "" while a character or a stop text may still be incomplete
-    source: str  # "draft:<method>", "bonus" or "plain"
+    source: str  # "draft:<method>", "bonus" or "plain"; "prompt" where it was given
     logprob: float | None = None  # natural log of the model's own probability, before temperature and processors
     top_logprobs: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the most probable ones, the best first
 
@@ -45,6 +45,7 @@ class Row:
     prediction: list[int] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     pieces: list[Piece] = field(default_factory=list)  # one a token
+    prompt_pieces: list[Piece] = field(default_factory=list)  # where the prompt was scored
     finish_reason: str | None = None  # "stop" or "length"; of a service also "cancelled", "timeout" and "error"
     error: ModelError | None = None  # set where the row ended with an error
     draft_name: str = ""  # of its own method, where rows of one batch have several
@@ -61,6 +62,7 @@ class Row:
     num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
     num_preemptions: int = 0
     tenant: str | None = None  # whose prefixes it may use
+    teaches: object | None = None  # of a service that learns: see ``Learning.marks``
 
     @property
     def known(self) -> list[int]:

@@ -21,9 +21,12 @@ class Submission:
     speculative: MethodConfig | None = None  # from ``Service.method``; None: the service's own choice
     always: bool = False  # guess in every step that no other request shares, whether that pays or not
     num_logprobs: int | None = None  # None: none; k: every piece has its token's log probability and the k best ones
+    num_prompt_logprobs: int | None = None  # the same of the prompt's tokens, in ``Completion.prompt_pieces``
+    write: bool = True  # False: nothing is written, whatever ``params`` allow: the prompt is only scored
     trace: bool = False  # updates carry the tree of each step
     timeout_s: float | None = None  # from submission on; the output until then is returned
     note: str = ""  # why guesses that were asked for cannot be made: told in ``Completion.plain_reason``
+    store: bool = True  # False: nothing of it is kept to learn from
     tenant: str | None = None  # who sent it: a name, or a hash of a key; see ``ServiceOptions.shared_drafts``
 
 
@@ -48,6 +51,7 @@ class Update:
     completion: Completion | None = None  # finish_reason "stop", "length", "cancelled" or "timeout"
     error: ForetokenError | None = None  # of this request alone; other requests continue
     tail: str = ""  # text of tokens sent before, held back for a possible stop text; sent with the end of the request
+    prompt_pieces: tuple[Piece, ...] = ()  # all of them, once, before anything is written
 
     @property
     def is_last(self) -> bool:

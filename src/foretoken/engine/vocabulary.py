@@ -5,6 +5,7 @@ from numbers import Integral
 from typing import Any, Protocol
 
 from foretoken.core.errors import PromptError, VocabularyMismatchError
+from foretoken.methods.draft_model.translated import differences
 from foretoken.model.target import ModelSpec
 
 
@@ -17,25 +18,16 @@ class HasVocabulary(Protocol):
 
 
 def check_vocabulary(target: HasVocabulary, draft: HasVocabulary, *, target_name: str, draft_name: str) -> None:
-    """Raise VocabularyMismatchError unless every id that both tokenizers use is the same token in both.
-
-    One may have further tokens at ids the other does not use (added special tokens; padded embedding rows are no
-    tokens): tokens that the drafter lacks are never guessed, those that the target lacks are cut.
-    """
-    ours = {index: token for token, index in target.get_vocab().items()}
-    theirs = {index: token for token, index in draft.get_vocab().items()}
-    differing = [index for index in sorted(ours.keys() & theirs.keys()) if ours[index] != theirs[index]]
-    # Ids known to one tokenizer alone must follow the other's ids, and be few: else the vocabularies differ.
-    missing = len(ours.keys() - theirs.keys())
-    if not differing and missing <= 0.01 * len(ours):
+    """Raise VocabularyMismatchError unless every id that both tokenizers use is the same token in both, few aside: see
+    ``differences``. The message names the ways to use such a draft all the same."""
+    found = differences(target.get_vocab(), draft.get_vocab())
+    if found is None:
         return
-    examples = [f"id {index}: {ours[index]!r} and {theirs[index]!r}" for index in differing[:3]]
-    if not differing:
-        first = sorted(ours.keys() - theirs.keys())[:3]
-        examples = [f"id {index}: {ours[index]!r} and nothing" for index in first]
     raise VocabularyMismatchError(
-        f"target {target_name!r} has {len(ours)} tokens and draft {draft_name!r} has {len(theirs)}; first differences: "
-        f"{'; '.join(examples)}. A draft model must share the target's vocabulary: choose one of the same family"
+        f"target {target_name!r} has {len(target.get_vocab())} tokens and draft {draft_name!r} has "
+        f"{len(draft.get_vocab())}; first differences: {'; '.join(found)}. Choose a draft of the same family, or let "
+        "method 'draft_model' cross: vocabulary 'tli' (guesses the tokens that both have) or 'slem' (splits the draft's "
+        "text anew)"
     )
 
 
@@ -45,7 +37,8 @@ def check_sizes(target: ModelSpec, draft: ModelSpec) -> None:
     if abs(target.vocab_size - draft.vocab_size) > 0.01 * target.vocab_size:
         raise VocabularyMismatchError(
             f"target {target.name!r} has {target.vocab_size} tokens and draft {draft.name!r} has {draft.vocab_size}: a "
-            "draft model must share the target's vocabulary; choose one of the same family"
+            "draft model must share the target's vocabulary; choose one of the same family, or give both tokenizers "
+            "(tokenizer=..., draft_tokenizer=...), with which it may have another"
         )
 
 

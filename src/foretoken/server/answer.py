@@ -26,20 +26,29 @@ from foretoken.server.security import TENANT
 from foretoken.server.usage import metrics, usage
 
 Body = TypeVar("Body", bound=Sampling)
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
 Result = TypeVar("Result")
 JSON_TYPE = re.compile(r"application/(json|[\w.+-]+\+json)\s*(;.*)?", re.IGNORECASE | re.ASCII)
 
 
-async def read(request: Request, kind: type[Body], backend: Backend) -> Body:
-    """The request's body. Raises ApiError 400, 404 and 415."""
+async def read_json(request: Request, kind: type[AnyBody]) -> AnyBody:
+    """A body of JSON. Raises ApiError 400 and 415."""
     # A page of another site cannot send this type without a CORS preflight, so it cannot use a local server.
     if not JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
         raise ApiError(415, "send JSON, with 'Content-Type: application/json'", code="unsupported_media_type")
-    body = parse(kind, await request.body())
+    return parse(kind, await request.body())
+
+
+async def read(request: Request, kind: type[Body], backend: Backend) -> Body:
+    """The request's body. Raises ApiError 400, 404 and 415."""
+    body = await read_json(request, kind)
     if body.model:  # None and "": the one that is served
         backend.check_model(body.model)
     if body.stream_options is not None and not body.stream:
         raise bad("stream_options: only where stream is true", "stream_options")
+    told = body.stream_options
+    if told is not None and told.continuous_usage_stats and not told.include_usage:
+        raise bad("continuous_usage_stats: only where include_usage is true", "stream_options")
     return body
 
 
@@ -75,10 +84,14 @@ class Answer:
         self.max_tokens = max_tokens
         self.backend, self.body, self.kind, self.num_predicted = backend, body, kind, num_predicted
         self.id, self.created = f"{prefix}-{uuid4().hex}", int(time.time())
-        self.wants_usage = bool(body.stream_options and body.stream_options.include_usage)
+        asked = body.stream_options
+        self.wants_usage = bool(asked and asked.include_usage)
+        self._counts = bool(self.wants_usage and asked and asked.continuous_usage_stats)
+        self._written = [0] * len(submissions)  # tokens sent of each choice, where every chunk counts them
         arrived = request.scope.get("foretoken.arrived") or perf_counter()
         tenant = request.scope.get(TENANT)
-        submissions = [replace(submission, tenant=tenant) for submission in submissions]
+        kept = body.store is not False
+        submissions = [replace(submission, tenant=tenant, store=kept) for submission in submissions]
         self.job = Job(backend, submissions, endpoint=request.url.path, stream=bool(body.stream), arrived=arrived)
         self.job.start()
 
@@ -97,8 +110,18 @@ class Answer:
         """A chunk of a stream."""
         data = self.envelope([choice])
         if self.wants_usage:
-            data["usage"] = None  # as in OpenAI's API: only the last chunk has usage
+            # As in OpenAI's API only the last chunk has usage, but where all were asked for it.
+            data["usage"] = self._usage_so_far() if self._counts else None
         return data
+
+    def count(self, index: int, pieces: Sequence[Piece]) -> None:
+        """These pieces of a choice are sent now."""
+        self._written[index] += len(pieces)
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        prompt = sum(len(one.prompt_ids) for one in self.job.submissions[:: self.body.n or 1])
+        written = sum(self._written)
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
 
     def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
         """Tokens."""
@@ -149,6 +172,7 @@ class Answer:
 class News:
     """The updates of one choice, combined."""
 
+    prompt: list[Piece] = field(default_factory=list)  # of the prompt, where asked for
     pieces: list[Piece] = field(default_factory=list)
     text: str = ""  # text of these pieces, and text held back before
     traces: list[StepTrace] = field(default_factory=list)
@@ -160,6 +184,7 @@ def by_choice(news: Sequence[tuple[int, Update]]) -> dict[int, News]:
     found: dict[int, News] = {}
     for index, update in news:
         one = found.setdefault(index, News())
+        one.prompt.extend(update.prompt_pieces)
         one.pieces.extend(update.pieces)
         one.text += "".join(piece.text for piece in update.pieces) + update.tail
         if update.trace is not None:

@@ -11,15 +11,28 @@ from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
 
 from foretoken import __version__
-from foretoken.server import models
+from foretoken.server import learner, models
 from foretoken.server.backend import Backend
 from foretoken.server.chat import chat_completions
 from foretoken.server.completions import completions
 from foretoken.server.errors import ApiError
 from foretoken.server.openapi import GOT, POSTED, errors, install, request_body, stream_of
 from foretoken.server.options import ServerOptions
-from foretoken.server.protocol import ChatRequest, CompletionRequest
-from foretoken.server.replies import ChatChunk, ChatReply, Model, ModelList, Status, TextReply, Version
+from foretoken.server.protocol import ChatRequest, CompletionRequest, LearnerRequest
+from foretoken.server.replies import (
+    ChatChunk,
+    ChatReply,
+    LearnerReply,
+    Model,
+    ModelList,
+    ResponseEvent,
+    ResponseReply,
+    Status,
+    TextReply,
+    Version,
+)
+from foretoken.server.responses import responses
+from foretoken.server.responses_protocol import ResponsesRequest
 from foretoken.server.security import REQUEST_ID, Gate
 
 if TYPE_CHECKING:
@@ -90,6 +103,18 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
             **errors(*POSTED),
         },
     )
+    _both(
+        app,
+        "/v1/responses",
+        responses,
+        methods=["POST"],
+        operation_id="create_response",
+        openapi_extra=request_body(ResponsesRequest),
+        responses={
+            200: {"model": ResponseReply, "content": stream_of(ResponseEvent), "description": "A response."},
+            **errors(*POSTED),
+        },
+    )
     _both(app, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **errors(*GOT)})
     _both(
         app,
@@ -102,6 +127,15 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
             ]
         },
     )
+    app.add_api_route(
+        "/v1/foretoken/learner", learner.get_learner, response_model=None,
+        responses={200: {"model": LearnerReply}, **errors(*GOT)},
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/foretoken/learner", learner.post_learner, response_model=None, methods=["POST"],
+        operation_id="tell_learner", openapi_extra=request_body(LearnerRequest),
+        responses={200: {"model": LearnerReply}, **errors(*POSTED)},
+    )  # fmt: skip
     probe = errors(400, 405, 500, 503)
     app.get("/health", response_model=None, responses={200: {"model": Status}, **probe})(models.health)
     app.get("/ping", response_model=None, include_in_schema=False)(models.health)  # as vLLM's and SageMaker's

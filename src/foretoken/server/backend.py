@@ -18,7 +18,16 @@ if TYPE_CHECKING:
     from foretoken.engine.service import Service
 
 RESERVED = frozenset(
-    {"add_generation_prompt", "chat_template", "conversation", "documents", "messages", "tokenize", "tools"}
+    {
+        "add_generation_prompt",
+        "chat_template",
+        "continue_final_message",
+        "conversation",
+        "documents",
+        "messages",
+        "tokenize",
+        "tools",
+    }
 )
 """Names of a template that ``chat_template_kwargs`` may not give: they are set by other fields, or reserved."""
 
@@ -72,17 +81,20 @@ class Backend:
         *,
         tools: Sequence[Mapping[str, Any]] | None,
         generate: bool,
+        goes_on: bool = False,
         extra: Mapping[str, Any],
     ) -> str:
-        """A conversation by the model's chat template. Raises ApiError 400."""
+        """A conversation by the model's chat template. generate: with the beginning of a reply; goes_on: ending in the
+        middle of the last message. Raises ApiError 400."""
         template = getattr(self.tokenizer, "apply_chat_template", None)
         if template is None or getattr(self.tokenizer, "chat_template", None) is None:
             raise bad("this model has no chat template: use /v1/completions", "messages")
         reserved = sorted(RESERVED & extra.keys())
         if reserved:
             raise bad(f"chat_template_kwargs may not give {reserved[0]!r}", "chat_template_kwargs")
+        given = {**({"continue_final_message": True} if goes_on else {}), **extra}
         try:
-            text = template(list(messages), tools=tools, tokenize=False, add_generation_prompt=generate, **dict(extra))
+            text = template(list(messages), tools=tools, tokenize=False, add_generation_prompt=generate, **given)
         except Exception as error:  # templates raise their own exceptions, and any others through defects
             log("template refused", level="warning", error=error)
             reason = str(error).splitlines()[0][:200] if type(error).__name__ == "TemplateError" and str(error) else ""

@@ -13,6 +13,7 @@ from foretoken.engine.submission import Submission
 from foretoken.server.answer import Answer, as_given, by_choice, in_compiler, in_worker, read
 from foretoken.server.backend import Backend
 from foretoken.server.errors import bad, of_engine
+from foretoken.server.formats import Format, format_processor, wanted_format
 from foretoken.server.job import finish
 from foretoken.server.protocol import (
     AssistantTurn,
@@ -20,7 +21,8 @@ from foretoken.server.protocol import (
     GivenCall,
     Message,
     Parts,
-    SchemaFormat,
+    SaidParts,
+    TextPart,
     ToolMessage,
 )
 from foretoken.server.sampling import MakeProcessor, submissions
@@ -35,51 +37,70 @@ from foretoken.server.tools import (
 )
 
 OBJECT = "chat.completion"
+WITHOUT_EFFECT = "x-foretoken-without-effect"
+"""Header of an answer: fields of the request that could change nothing, as the model's template does not read them."""
 
 
 @dataclass(frozen=True)
-class _Plan:
+class Plan:
+    """A request that has been checked, and its tokens."""
+
     submissions: list[Submission]
     num_predicted: int
     max_tokens: int | None  # as it was given
     calls: bool  # whether the output may hold tool calls
+    without_effect: tuple[str, ...] = ()  # fields that the model's template does not read
 
 
 async def chat_completions(request: Request) -> Response:
     """Answer a conversation."""
     backend: Backend = request.app.state.backend
     body = await read(request, ChatRequest, backend)
-    constrained: tuple[ToolUse | None, MakeProcessor | None] = (None, None)
-    format = body.response_format
-    if body.tools is not None or body.tool_choice is not None or (format is not None and format.type != "text"):
-        compiling = in_compiler(backend, lambda: _constrained(backend, body))
-        constrained = await while_connected(request.receive, compiling)
-    plan = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, *constrained)))
+    plan = await plan_of(request, backend, body)
     kind = OBJECT + ".chunk" if body.stream else OBJECT
     answer = Answer(
         backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted,
         max_tokens=plan.max_tokens,
     )  # fmt: skip
+    headers = effect_headers(plan)
     if body.stream:
-        return EventStream(answer.job, _events(answer, body, calls=plan.calls))
+        return EventStream(answer.job, _events(answer, body, calls=plan.calls), headers=headers)
     try:
-        return JsonReply(await while_connected(request.receive, _whole(answer, body, calls=plan.calls)))
+        whole = await while_connected(request.receive, _whole(answer, body, calls=plan.calls))
+        return JsonReply(whole, headers=headers)
     finally:
         answer.job.close()
 
 
-def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: MakeProcessor | None) -> _Plan:
+async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Plan:
+    """All checks of a conversation, its grammar and its tokens, while the client is there. Raises ApiError 400."""
+    constrained: tuple[ToolUse | None, MakeProcessor | None] = (None, None)
+    format = wanted_format(body)
+    if body.tools is not None or body.tool_choice is not None or format is not None:
+        compiling = in_compiler(backend, lambda: _constrained(backend, body, format))
+        constrained = await while_connected(request.receive, compiling)
+    return await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, *constrained)))
+
+
+def effect_headers(plan: Plan) -> dict[str, str]:
+    """Headers that name what had no effect."""
+    return {WITHOUT_EFFECT: ", ".join(plan.without_effect)} if plan.without_effect else {}
+
+
+def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: MakeProcessor | None) -> Plan:
     """All checks of the request, and its tokens. Raises ApiError 400."""
     if body.top_logprobs is not None and not body.logprobs:
         raise bad("top_logprobs: only where logprobs is true", "top_logprobs")
     given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
     if len(set(given)) > 1:
         raise bad("max_tokens and max_completion_tokens are one setting: give it once", "max_completion_tokens")
+    effort, unread = _effort(backend, body)
     text = backend.chat_text(
         _messages(backend, body, use),
         tools=list(use.rendered) if use is not None and use.rendered and _renders_tools(backend) else None,
-        generate=body.add_generation_prompt is not False,
-        extra=body.chat_template_kwargs or {},
+        generate=_opens_reply(body),
+        goes_on=body.continue_final_message is True,
+        extra={**effort, **(body.chat_template_kwargs or {})},
     )
     prediction = None
     if body.prediction is not None:
@@ -99,35 +120,56 @@ def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: M
         prediction=prediction,
         processor=processor,
     )
-    return _Plan(made, len(prediction or ()), given[0] if given else None, use is not None and use.calls)
+    return Plan(made, len(prediction or ()), given[0] if given else None, use is not None and use.calls, unread)
 
 
-def _constrained(backend: Backend, body: ChatRequest) -> tuple[ToolUse | None, MakeProcessor | None]:
-    """The constraint of the output: tools, or a format."""
-    wanted = body.response_format is not None and body.response_format.type != "text"
+def _opens_reply(body: ChatRequest) -> bool:
+    """Whether the template opens a reply of its own. Raises ApiError 400 where the last message cannot be continued."""
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    last = body.messages[-1]
+    if body.add_generation_prompt:
+        raise bad(
+            "continue_final_message goes on with the last message and add_generation_prompt opens another: give one",
+            "continue_final_message",
+        )
+    if not isinstance(last, AssistantTurn) or last.tool_calls or not _text(last.content or ""):
+        raise bad(
+            "continue_final_message: the last message must be the assistant's, with a text and no calls",
+            "continue_final_message",
+        )
+    return False
+
+
+def _effort(backend: Backend, body: ChatRequest) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(the values of the template that reasoning_effort sets, what has no effect)."""
+    if body.reasoning_effort is None:
+        return {}, ()
+    template, found = backend.template, dict[str, Any]()
+    if "reasoning_effort" in template:
+        found["reasoning_effort"] = body.reasoning_effort
+    if "enable_thinking" in template:
+        found["enable_thinking"] = body.reasoning_effort != "none"
+    return found, () if found or body.reasoning_effort == "none" else ("reasoning_effort",)
+
+
+def _constrained(
+    backend: Backend, body: ChatRequest, format: Format | None
+) -> tuple[ToolUse | None, MakeProcessor | None]:
+    """The constraint of the output: tools, a format, or either of them."""
     use: ToolUse | None = None
     try:
         if body.tools is not None or body.tool_choice is not None:
             choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
             use = ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
-            if use.calls and wanted:
-                raise bad("response_format and tools exclude each other: drop one, or set tool_choice to 'none'")
-            constraint = use.constraint(backend.constraints) if use.calls else None
+            # Calls that must come leave no text that a format could be of.
+            text = format.term() if format is not None and use.mode == "auto" else None
+            constraint = use.constraint(backend.constraints, text) if use.calls else None
             if constraint is not None:
                 return use, constraint.processor
     except ConfigError as error:
         raise of_engine(error, "tools") from None
-    if not wanted or body.response_format is None:
-        return use, None
-    try:
-        if isinstance(body.response_format, SchemaFormat):
-            schema = body.response_format.json_schema
-            made = backend.constraints.json_schema(schema.schema_ or {}, strict=bool(schema.strict))
-        else:
-            made = backend.constraints.json_object()
-    except ConfigError as error:
-        raise of_engine(error, "response_format") from None
-    return use, made.processor
+    return use, None if format is None else format_processor(backend, format)
 
 
 def _renders_tools(backend: Backend) -> bool:
@@ -173,8 +215,10 @@ def _call(call: GivenCall) -> dict[str, Any]:
     return {**named, "type": call.type, "function": function}
 
 
-def _text(content: str | Parts) -> str:
-    return content if isinstance(content, str) else "".join(part.text for part in content)
+def _text(content: str | Parts | SaidParts) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
 
 
 def _parsed(arguments: str) -> Any:
@@ -226,6 +270,7 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIte
         out = []
         for index, one in by_choice(await job.news(answer.backend.options.keepalive_s)).items():
             pieces, text, traces, completion = one.pieces, one.text, one.traces, one.completion
+            answer.count(index, pieces)
             if index not in begun:
                 begun.add(index)
                 out.append(chunk(index, {"role": "assistant", "content": ""}))

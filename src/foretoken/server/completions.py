@@ -9,12 +9,13 @@ from starlette.responses import Response
 from foretoken.engine.result import Completion
 from foretoken.engine.state import Piece
 from foretoken.engine.submission import StepTrace, Submission
-from foretoken.server.answer import Answer, by_choice, in_worker, read
+from foretoken.server.answer import Answer, by_choice, in_compiler, in_worker, read
 from foretoken.server.backend import Backend
 from foretoken.server.errors import bad
+from foretoken.server.formats import format_processor, wanted_format
 from foretoken.server.job import finish
 from foretoken.server.protocol import CompletionRequest
-from foretoken.server.sampling import submissions
+from foretoken.server.sampling import MakeProcessor, submissions
 from foretoken.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 
 DEFAULT_MAX_TOKENS = 16  # as OpenAI's
@@ -24,7 +25,12 @@ async def completions(request: Request) -> Response:
     """Go on with texts."""
     backend: Backend = request.app.state.backend
     body = await read(request, CompletionRequest, backend)
-    made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body)))
+    processor: MakeProcessor | None = None
+    if (format := wanted_format(body)) is not None:
+        wanted = format
+        compiling = in_compiler(backend, lambda: format_processor(backend, wanted))
+        processor = await while_connected(request.receive, compiling)
+    made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, processor)))
     answer = Answer(
         backend, body, made, request=request, kind="text_completion", prefix="cmpl", max_tokens=_max_tokens(body)
     )
@@ -36,12 +42,12 @@ async def completions(request: Request) -> Response:
         answer.job.close()
 
 
-def _plan(backend: Backend, body: CompletionRequest) -> tuple[list[Submission], list[str]]:
+def _plan(
+    backend: Backend, body: CompletionRequest, processor: MakeProcessor | None
+) -> tuple[list[Submission], list[str]]:
     """(submissions, the echoed prompt of each). Raises ApiError 400."""
     if body.best_of is not None and body.best_of != (body.n or 1):
         raise bad("best_of must equal n: only as many completions as are returned are made", "best_of")
-    if body.echo and body.logprobs is not None:
-        raise bad("echo with logprobs: log probabilities of a prompt are not computed; drop one of the two", "echo")
     given: Sequence[str | Sequence[int]]
     if isinstance(body.prompt, str):
         given = [body.prompt]
@@ -70,6 +76,8 @@ def _plan(backend: Backend, body: CompletionRequest) -> tuple[list[Submission], 
         prompts,
         max_tokens=_max_tokens(body),
         num_logprobs=body.logprobs if body.logprobs is not None else 0 if body.provenance else None,
+        num_prompt_logprobs=body.logprobs if body.echo else None,
+        processor=processor,
     )
     return made, [echo for echo in echoes for _ in range(body.n or 1)]
 
@@ -92,7 +100,8 @@ async def _whole(answer: Answer, body: CompletionRequest, echoes: Sequence[str])
     done = answer.job.whole()
     choices = []
     for index, (completion, echo) in enumerate(zip(done, echoes, strict=True)):
-        choice = _choice(answer, body, index, echo + completion.text, completion.pieces, traces[index], completion, 0)
+        text, pieces, prompt = echo + completion.text, completion.pieces, completion.prompt_pieces
+        choice = _choice(answer, body, index, text, pieces, traces[index], completion, len(echo), prompt)
         choices.append({**choice, **answer.ending(completion)})
     return {**answer.envelope(choices), "usage": answer.usage(done), **answer.figures(done)}
 
@@ -100,7 +109,7 @@ async def _whole(answer: Answer, body: CompletionRequest, echoes: Sequence[str])
 async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]) -> AsyncIterator[bytes]:
     """The answer of a request with stream: per choice its text, the end by itself; then the usage."""
     job = answer.job
-    written = [0] * len(echoes)  # characters sent of each choice
+    written = [len(echo) for echo in echoes]  # characters sent of each choice
     begun: set[int] = set()
     num_ended = 0
     while not job.is_done:
@@ -108,13 +117,14 @@ async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]
         for index, one in by_choice(await job.news(answer.backend.options.keepalive_s)).items():
             pieces, text, traces, completion = one.pieces, one.text, one.traces, one.completion
             offset, written[index] = written[index], written[index] + len(text)
+            answer.count(index, pieces)
             if index not in begun:
                 begun.add(index)
                 text = echoes[index] + text
-            shown = answer.shown(pieces, completion) if body.logprobs is not None else ()
+            shown = one.prompt or _shown(answer, body, pieces, completion) if body.logprobs is not None else ()
             wanted = shown or (pieces and body.provenance) or (traces and body.trace)
             if text or wanted:
-                choice = _choice(answer, body, index, text, pieces, traces, completion, offset)
+                choice = _choice(answer, body, index, text, pieces, traces, completion, offset, one.prompt)
                 out.append(event(answer.chunk(choice if shown else {**choice, "logprobs": None})))
             if completion is not None:
                 end = {"index": index, "text": "", "logprobs": None, **answer.ending(completion)}
@@ -139,12 +149,16 @@ def _choice(
     traces: Sequence[StepTrace],
     completion: Completion | None,
     offset: int,
+    prompt: Sequence[Piece],
 ) -> dict[str, Any]:
-    """A choice that has not ended. offset: characters of it that were sent before."""
+    """A choice that has not ended. offset: characters before the pieces'. prompt: pieces of the prompt, to come first."""
     logprobs = None
     if body.logprobs is not None:
-        shown = answer.shown(pieces, completion)
-        logprobs = answer.backend.texts.text_logprobs(shown, offset, top=body.logprobs > 0)
+        texts, top = answer.backend.texts, body.logprobs > 0
+        logprobs = texts.text_logprobs(_shown(answer, body, pieces, completion), offset, top=top)
+        if prompt:
+            before = texts.text_logprobs(prompt, 0, top=top)
+            logprobs = {name: None if value is None else value + logprobs[name] for name, value in before.items()}
     return {
         "index": index,
         "text": text,
@@ -152,3 +166,11 @@ def _choice(
         "finish_reason": None,
         **answer.extras(pieces, traces),
     }
+
+
+def _shown(
+    answer: Answer, body: CompletionRequest, pieces: Sequence[Piece], completion: Completion | None
+) -> Sequence[Piece]:
+    """The pieces that have log probabilities. After an echoed prompt these are all, the end token among them: programs
+    that score texts (lm-eval's local-completions) drop as many from the end as were written."""
+    return pieces if body.echo else answer.shown(pieces, completion)

@@ -21,6 +21,26 @@ CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 FINISH_REASONS = ("stop", "length", "cancelled", "timeout", "error")
 """Exposed at 0 from the start: a rate over a series that starts with its first event misses that event."""
 
+LEARN_GAUGES = {
+    "is_learning": "1 where the server learns: not paused, and its learner runs.",
+    "version": "Of the learned drafter that serves; 0 is the one that was loaded.",
+    "acceptance": "Share of first guesses kept by drafters that learn, of late.",
+    "held_bytes": "Texts held to learn from.",
+    "num_adapters": "Drafters that learn.",
+}
+LEARN_COUNTERS = {
+    "num_texts": "Texts learned from or held out.",
+    "num_skipped": "Requests of which nothing was kept.",
+    "num_updates": "Updates made.",
+    "num_swaps": "Updates that passed the gate and serve.",
+    "num_refused": "Updates that the gate refused.",
+    "num_reverts": "Times that earlier weights were taken back.",
+    "num_drifts": "Falls of acceptance seen by drafters that learn.",
+    "num_failures": "Learners that ended; drafters serve on as they are.",
+    "seconds_learning": "Seconds of the learner's own work.",
+    "seconds_serving": "Seconds of the engine's thread for capturing and swapping.",
+}
+
 Values = Mapping[tuple[str, ...], float]
 """Values of the labels after model_name, to what is counted."""
 
@@ -177,6 +197,7 @@ class _Figures(Collector):
         yield from self._gauges(now)
         yield from self._counters(now)
         yield from self._speculation(now.methods)
+        yield from self._learning(now)
         for histogram in self.histograms.values():
             for family in histogram.collect():
                 family.samples = [sample for sample in family.samples if not sample.name.endswith("_created")]
@@ -253,6 +274,28 @@ class _Figures(Collector):
                 for position, count in enumerate(getattr(figures, field))
             }
             yield self._counter(f"spec_decode_{name}", text, counts, "method", "position")
+
+    def _learning(self, now: Snapshot) -> Iterator[Metric]:
+        """Drift is reported by every service, the others by those that learn."""
+        drifts: Values = {(method,): count for method, count in now.drifts.items()}
+        yield self._counter("acceptance_drifts", "Falls of acceptance against its own history.", drifts, "method")
+        family = GaugeMetricFamily(
+            PREFIX + "recent_acceptance", "Share of first guesses kept, of late.", labels=["model_name", "method"]
+        )
+        for method, rate in now.recent_acceptance.items():
+            if rate is not None:
+                family.add_metric([self.model_name, method], rate)
+        yield family
+        if now.learn is None:
+            return
+        for name, text in LEARN_GAUGES.items():
+            family = GaugeMetricFamily(f"{PREFIX}learn_{name.removeprefix('num_')}", text, labels=["model_name"])
+            value = getattr(now.learn, name)
+            if value is not None:
+                family.add_metric([self.model_name], float(value))
+            yield family
+        for name, text in LEARN_COUNTERS.items():
+            yield self._counter(f"learn_{name.removeprefix('num_')}", text, {(): getattr(now.learn, name)})
 
     def _counter(self, name: str, text: str, values: Values, *labels: str) -> Metric:
         """A family whose samples are named ``..._total``."""

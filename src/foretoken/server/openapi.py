@@ -9,8 +9,9 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from foretoken.server.backend import Backend
-from foretoken.server.protocol import ChatRequest, CompletionRequest
-from foretoken.server.replies import ChatChunk, ErrorReply, TextReply
+from foretoken.server.protocol import ChatRequest, CompletionRequest, LearnerRequest
+from foretoken.server.replies import ChatChunk, ErrorReply, ResponseEvent, TextReply
+from foretoken.server.responses_protocol import ResponsesRequest
 
 REF = "#/components/schemas/{model}"
 ERRORS = {
@@ -73,13 +74,15 @@ def install(app: FastAPI, backend: Backend) -> None:
 def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
     schemas: dict[str, Any] = document["components"]["schemas"]
-    for mode, kinds in (("validation", (ChatRequest, CompletionRequest)), ("serialization", (ChatChunk, TextReply))):
+    posted = (ChatRequest, CompletionRequest, ResponsesRequest, LearnerRequest)
+    sent = (ChatChunk, TextReply, ResponseEvent)
+    for mode, kinds in (("validation", posted), ("serialization", sent)):
         _, found = models_json_schema([(kind, mode) for kind in kinds], ref_template=REF)  # type: ignore[misc]
         for name, schema in found["$defs"].items():
             schemas.setdefault(name, schema)
     for unused in ("HTTPValidationError", "ValidationError"):  # what the framework would send: it never does
         schemas.pop(unused, None)
-    for kind in (ChatRequest, CompletionRequest):
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest):
         # Only this name is served: any other is a 404.
         schemas[kind.__name__]["properties"]["model"]["enum"] = [backend.name, "", None]
     for path, operations in document["paths"].items():

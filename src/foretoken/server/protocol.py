@@ -7,7 +7,7 @@ body of megabytes may have a million, and finding them holds up the event loop.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from foretoken.draft.ngram import MAX_NGRAM
 from foretoken.draft.recycling import MAX_CANDIDATES
@@ -19,6 +19,8 @@ MAX_BIASES = 1024
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
 Count = Annotated[int, Field(ge=1, le=INT32)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Grammar = Annotated[str, Field(min_length=1, max_length=65536)]
+Choices = Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)]
 JsonObject = dict[str, Any]
 Ignored = Annotated[Any, Field(description="Ignored.", exclude=True)]
 Option = (
@@ -38,9 +40,12 @@ class Strict(BaseModel):
 
 
 class StreamOptions(Strict):
-    """How a stream ends."""
+    """What a stream tells of its tokens."""
 
     include_usage: bool | None = Field(None, description="A last chunk with usage and no choices.")
+    continuous_usage_stats: bool | None = Field(
+        None, description="With include_usage: every chunk tells the usage so far."
+    )
     include_obfuscation: bool | None = Field(None, description="Ignored: nothing is padded.")
 
 
@@ -111,7 +116,9 @@ class Sampling(Strict):
         description="The same seed gives the same text. Choice i > 0 has its own, of it.",
     )
     n: int | None = Field(None, ge=1, le=128, description="Completions of each prompt.")
-    max_tokens: Count | None = Field(None, description="Most tokens to write.")
+    max_tokens: int | None = Field(
+        None, ge=0, le=INT32, description="Most tokens to write; 0: none, the prompt is read and counted."
+    )
     min_tokens: int | None = Field(None, ge=0, le=INT32, description="No end before so many.")
     stop: Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = Field(
         None, description="Texts that end the output; they are not part of it."
@@ -123,6 +130,9 @@ class Sampling(Strict):
     stream: bool | None = Field(None, description="Server-sent events, ended by 'data: [DONE]'.")
     stream_options: StreamOptions | None = None
     user: str | None = Field(None, description="Ignored.")
+    store: bool | None = Field(
+        None, description="false: a server that learns while it serves (--learn) keeps nothing of the request."
+    )
     speculative: Speculative | bool | None = Field(None, description="How to guess; false: not at all.")
     num_draft_tokens: int | None = Field(
         None, ge=0, le=64, description="Most tokens guessed in a line, as MLX and LM Studio call it; 0: none."
@@ -132,6 +142,68 @@ class Sampling(Strict):
     )
     provenance: bool | None = Field(None, description="Where every token came from: a guess, or the model itself.")
     trace: bool | None = Field(None, description="The tree of guesses of every step.")
+
+
+class TextFormat(Strict):
+    """Any text."""
+
+    type: Literal["text"]
+
+
+class ObjectFormat(Strict):
+    """Any JSON object."""
+
+    type: Literal["json_object"]
+
+
+class JsonSchema(Strict):
+    """A schema and its name."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, serialize_by_alias=True)
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    schema_: JsonObject | None = Field(None, alias="schema")
+    strict: bool | None = None
+
+
+class SchemaFormat(Strict):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonSchema
+
+
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+
+
+class StructuredOutputs(Strict):
+    """vLLM's name of all formats: one of them."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, serialize_by_alias=True)
+
+    json_: str | JsonObject | None = Field(None, alias="json", description="A JSON schema.")
+    regex: Grammar | None = None
+    choice: Choices | None = None
+    grammar: Grammar | None = Field(None, description="EBNF ('::=') or Lark.")
+    json_object: bool | None = None
+
+
+class Formatted(Sampling):
+    """What the text must look like. At most one may be given; the names are those of several servers."""
+
+    response_format: ResponseFormat | None = None
+    regex: Grammar | None = Field(None, description="A regular expression that the whole text matches (Rust's syntax).")
+    ebnf: Grammar | None = Field(
+        None, description="A grammar with '::=' and a rule 'root', as llama.cpp's and XGrammar's."
+    )
+    grammar: Grammar | None = Field(None, description="The same, as llama.cpp calls it.")
+    json_schema: str | JsonObject | None = Field(None, description="A JSON schema, or its text.")
+    guided_json: str | JsonObject | None = Field(None, description="The same, as vLLM called it.")
+    guided_regex: Grammar | None = Field(None, description="regex, as vLLM called it.")
+    guided_choice: Choices | None = Field(None, description="The text is one of these.")
+    guided_grammar: Grammar | None = Field(None, description="EBNF ('::=') or Lark, as vLLM called it.")
+    structured_outputs: StructuredOutputs | None = Field(None, description="One of these, as vLLM calls it.")
 
 
 class Returned(Strict):
@@ -144,6 +216,10 @@ class Returned(Strict):
     provider_specific_fields: Ignored = None
 
 
+NOT_TEXT = ("image", "input_image", "audio", "input_audio", "video", "file", "input_file")
+"""How the types of other parts of messages begin."""
+
+
 class TextPart(Returned):
     """A part of a message."""
 
@@ -151,8 +227,24 @@ class TextPart(Returned):
     text: str
     annotations: Ignored = None
 
+    @model_validator(mode="before")
+    @classmethod
+    def _text_alone(cls, given: Any) -> Any:
+        kind = given.get("type") if isinstance(given, dict) else None
+        if isinstance(kind, str) and kind.startswith(NOT_TEXT):
+            raise ValueError(f"a part of type {kind!r:.40} is not read: texts alone are, of multi-modal models too")
+        return given
+
+
+class RefusalPart(Returned):
+    """A part of a message in which the model declined."""
+
+    type: Literal["refusal"]
+    refusal: str
+
 
 Parts = Annotated[list[TextPart], Field(fail_fast=True)]
+SaidParts = Annotated[list[Annotated[TextPart | RefusalPart, Field(discriminator="type")]], Field(fail_fast=True)]
 
 
 class FunctionCall(Strict):
@@ -206,7 +298,7 @@ class AssistantTurn(Returned):
     """A message of the model: of this server's answers, of other servers', or as clients keep them."""
 
     role: Literal["assistant"]
-    content: str | Parts | None = None
+    content: str | SaidParts | None = None
     name: str | None = None
     tool_calls: Annotated[list[GivenCall], Field(fail_fast=True)] | None = None
     reasoning_content: str | None = Field(None, description="What was thought: for templates that read it.")
@@ -254,37 +346,18 @@ class NamedTool(Strict):
     function: FunctionName
 
 
-class TextFormat(Strict):
-    """Any text."""
+class AllowedTools(Strict):
+    """Some of the tools, and whether one of them must be called."""
 
-    type: Literal["text"]
-
-
-class ObjectFormat(Strict):
-    """Any JSON object."""
-
-    type: Literal["json_object"]
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128, fail_fast=True)]
 
 
-class JsonSchema(Strict):
-    """A schema and its name."""
+class AllowedChoice(Strict):
+    """Only some of the tools that the prompt lists may be called."""
 
-    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, serialize_by_alias=True)
-
-    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
-    description: str | None = None
-    schema_: JsonObject | None = Field(None, alias="schema")
-    strict: bool | None = None
-
-
-class SchemaFormat(Strict):
-    """JSON of a schema."""
-
-    type: Literal["json_schema"]
-    json_schema: JsonSchema
-
-
-ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools
 
 
 class Prediction(Strict):
@@ -294,27 +367,44 @@ class Prediction(Strict):
     content: str | Parts
 
 
-class ChatRequest(Sampling):
+class ChatRequest(Formatted):
     """A conversation to go on with."""
 
     messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
-    max_completion_tokens: Count | None = Field(None, description="The newer name of max_tokens.")
+    max_completion_tokens: int | None = Field(None, ge=0, le=INT32, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
-    response_format: ResponseFormat | None = None
     tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
     parallel_tool_calls: bool | None = None
     prediction: Prediction | None = None
-    add_generation_prompt: bool | None = Field(None, description="Default true: the template opens the reply.")
+    add_generation_prompt: bool | None = Field(
+        None, description="Default true, but where the last message is continued: the template opens the reply."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The last message is the assistant's, and the reply goes on with its text."
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="For templates that read it; 'none' also turns off what enable_thinking does. Where the template "
+        "reads neither, the response's header x-foretoken-without-effect says so.",
+    )  # fmt: skip
     chat_template_kwargs: JsonObject | None = Field(None, description="Further values for the model's template.")
     modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
     metadata: dict[str, str] | None = Field(None, description="Ignored.")
-    store: bool | None = Field(None, description="Ignored: nothing is stored.")
     service_tier: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored: equal beginnings are found by themselves.")
     prompt_cache_retention: str | None = Field(None, description="Ignored.")
+
+
+class LearnerRequest(BaseModel):
+    """A command for what learns."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    action: Literal["pause", "resume", "revert", "save"] = Field(
+        description="Stop learning, go on, serve the version before, or write checkpoints to --learn-dir."
+    )
 
 
 MAX_PROMPTS = 1024  # a server may take fewer (``max_choices``)
@@ -328,10 +418,13 @@ Prompt = (
 )
 
 
-class CompletionRequest(Sampling):
+class CompletionRequest(Formatted):
     """Texts to go on with."""
 
     prompt: Prompt = Field(description="A text, texts, token ids, or lists of them.")
-    echo: bool | None = Field(None, description="The prompt's text before the completion; not with logprobs.")
-    logprobs: int | None = Field(None, ge=0, le=5)
+    echo: bool | None = Field(
+        None,
+        description="The prompt's text before the completion; with logprobs, its tokens' log probabilities as well.",
+    )
+    logprobs: int | None = Field(None, ge=0, le=20, description="Of each token, and so many of the likeliest ones.")
     best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")

@@ -54,6 +54,14 @@ class Usage(Reply):
     completion_tokens_details: CompletionDetails
 
 
+class ShortUsage(Reply):
+    """Tokens so far, over all choices."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
 class SpeculativeDecoding(Reply):
     """How speculation went, in vLLM's shape; summed over choices."""
 
@@ -98,11 +106,11 @@ class ChatLogprobs(Reply):
 
 
 class TextLogprobs(Reply):
-    """One entry a token; the end token has none."""
+    """One entry a token; the end token has one only with echo."""
 
     tokens: list[str]
-    token_logprobs: list[float]
-    top_logprobs: list[dict[str, float]] | None
+    token_logprobs: list[float | None] = Field(description="null for a prompt's first token, which follows nothing.")
+    top_logprobs: list[dict[str, float] | None] | None
     text_offset: list[int]
 
 
@@ -218,7 +226,7 @@ class ChatChunk(Envelope):
 
     object: Literal["chat.completion.chunk"]
     choices: list[ChatChunkChoice]
-    usage: Usage | None = None
+    usage: Usage | ShortUsage | None = None
 
 
 class TextReply(Envelope):
@@ -226,7 +234,96 @@ class TextReply(Envelope):
 
     object: Literal["text_completion"]
     choices: list[TextChoice]
-    usage: Usage | None = None
+    usage: Usage | ShortUsage | None = None
+
+
+class InputDetails(PromptDetails):
+    """Of a response's input."""
+
+    cache_write_tokens: int = Field(description="0: texts are kept at no price.")
+
+
+class ResponseUsage(Reply):
+    """Tokens of a response."""
+
+    input_tokens: int
+    input_tokens_details: InputDetails
+    output_tokens: int
+    output_tokens_details: dict[str, int]
+    total_tokens: int
+
+
+class OutputText(Reply):
+    """Text of a message."""
+
+    type: Literal["output_text"]
+    text: str
+    annotations: Annotated[list[Any], Field(max_length=0)]
+    logprobs: list[TokenLogprob]
+
+
+ItemStatus = Literal["in_progress", "completed", "incomplete"]
+
+
+class OutputMessage(Reply):
+    """The model's message."""
+
+    id: str
+    type: Literal["message"]
+    status: ItemStatus
+    role: Literal["assistant"]
+    content: list[OutputText]
+
+
+class OutputCall(Reply):
+    """A call of the model's."""
+
+    id: str
+    type: Literal["function_call"]
+    status: ItemStatus
+    call_id: str
+    name: str
+    arguments: str
+
+
+class ResponseReply(Reply):
+    """A response: its settings and its items."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: ItemStatus
+    background: Literal[False]
+    error: None
+    incomplete_details: dict[str, str] | None
+    instructions: str | None
+    max_output_tokens: int | None
+    metadata: dict[str, str]
+    model: str
+    output: list[Annotated[OutputMessage | OutputCall, Field(discriminator="type")]]
+    parallel_tool_calls: bool
+    previous_response_id: None
+    reasoning: dict[str, str | None]
+    seed: int | None = Field(description="Given as 'seed', it gives this response again.")
+    store: Literal[False]
+    temperature: float
+    text: dict[str, Any]
+    tool_choice: str | dict[str, Any]
+    tools: list[dict[str, Any]]
+    top_p: float
+    truncation: Literal["disabled"]
+    usage: ResponseUsage | None
+    user: str | None
+    metrics: Metrics | None = None
+
+
+class ResponseEvent(BaseModel):
+    """An event of a response's stream, in OpenAI's forms; its type is the event's name too."""
+
+    model_config = ConfigDict(extra="allow")
+
+    type: str
+    sequence_number: int
 
 
 class Model(Reply):
@@ -252,6 +349,17 @@ class Version(Reply):
     """Of the server's program."""
 
     version: str
+
+
+class LearnerReply(Reply):
+    """What a server that learns has learned, of this client's own requests where API keys are asked for."""
+
+    figures: dict[str, Any] = Field(description="Counters and gauges, as /metrics has them, of all clients together.")
+    failure: str = Field(description="Why learning has ended; empty where it has not.")
+    paused: bool
+    adapters: list[dict[str, Any]] = Field(description="Name, method, version, versions kept, acceptance of late.")
+    events: list[dict[str, Any]] = Field(description="Updates, swaps, refusals, reverts and drifts, the last ones.")
+    history: list[dict[str, Any]] = Field(description="Of each request: first guesses made and kept, and the version.")
 
 
 class Status(Reply):

@@ -2,7 +2,9 @@
 
 import socket
 import threading
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
@@ -126,3 +128,20 @@ def serve(
         service.close()
     if failures:
         raise failures[0]
+
+
+@contextmanager
+def in_thread(service: Service, made: socket.socket) -> Iterator[None]:
+    """Start a service and serve it on a thread while this lasts: for a caller that is its own client."""
+    service.start()
+    server: Any = uvicorn.Server(config_of(build_app(service, ServerOptions()), ServerOptions(), drain_s=0))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [made]}, name="foretoken-server")
+    thread.start()
+    try:
+        while not server.started and thread.is_alive():
+            time.sleep(0.01)
+        yield
+    finally:
+        server.should_exit = True
+        thread.join()
+        service.close()

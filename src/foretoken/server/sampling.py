@@ -45,10 +45,12 @@ def submissions(
     *,
     max_tokens: int | None,
     num_logprobs: int | None,
+    num_prompt_logprobs: int | None = None,
     prediction: Sequence[int] | None = None,
     processor: MakeProcessor | None = None,
 ) -> list[Submission]:
-    """n of each prompt, prompt by prompt. max_tokens None: as many as fit the context. Raises ApiError 400."""
+    """n of each prompt, prompt by prompt. max_tokens None: as many as fit the context; 0: nothing is written.
+    num_prompt_logprobs: see ``Submission``. Raises ApiError 400."""
     n = request.n or 1
     options = backend.options
     if n * len(prompts) > options.max_choices:
@@ -76,6 +78,8 @@ def submissions(
                     speculative=speculative,
                     always=always,
                     num_logprobs=num_logprobs,
+                    num_prompt_logprobs=num_prompt_logprobs,
+                    write=max_tokens != 0,
                     trace=bool(request.trace),
                     timeout_s=options.request_timeout_s,
                     note="speculation is off in this service: the prediction was not used" if unused else "",
@@ -90,10 +94,10 @@ def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: i
     if limit is not None and max_tokens is not None and max_tokens > limit:
         raise bad(f"max_tokens = {max_tokens} is more than this server allows, {limit}", "max_tokens")
     room = backend.max_model_len - num_prompt
-    if room < 1:
+    if room < (max_tokens != 0):
+        left = "" if max_tokens == 0 else ", and at least one token of it must be left for the output"
         raise bad(
-            f"the prompt has {num_prompt} tokens; the context is of {backend.max_model_len}, and at least one token of it "
-            "must be left for the output: shorten the prompt",
+            f"the prompt has {num_prompt} tokens; the context is of {backend.max_model_len}{left}: shorten the prompt",
             "prompt",
             "context_length_exceeded",
         )
@@ -113,7 +117,7 @@ def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: i
         "top_k": max(0, request.top_k or 0),
         "logit_bias": bias,
         "min_new_tokens": least,
-        "max_new_tokens": most,
+        "max_new_tokens": max(1, most),  # 0: see ``Submission.write``
         "stop": tuple(stop),
         "stop_token_ids": tuple(request.stop_token_ids or ()),
     }

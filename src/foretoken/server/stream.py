@@ -3,7 +3,7 @@
 import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import Any, TypeVar
 
 from sse_starlette import EventSourceResponse, ServerSentEvent
@@ -65,11 +65,19 @@ async def while_connected(receive: Receive, work: Coroutine[Any, Any, Result]) -
 class EventStream(EventSourceResponse):
     """Sends a job's events. The job is closed at the end, when the client hangs up, and when it stops reading."""
 
-    def __init__(self, job: Job, events: AsyncIterator[bytes]) -> None:
-        """The job is started; events are read once; the iterator itself yields KEEP_ALIVE."""
+    def __init__(
+        self,
+        job: Job,
+        events: AsyncIterator[bytes],
+        *,
+        headers: Mapping[str, str] | None = None,
+        failed: Callable[[ApiError], bytes] | None = None,
+    ) -> None:
+        """failed: the last events after an error; None: its body, and the end.
+        The job is started; events are read once; the iterator itself yields KEEP_ALIVE."""
         super().__init__(
-            self._guarded(events),
-            headers={"cache-control": "no-cache"},
+            self._guarded(events, failed or _ending),
+            headers={"cache-control": "no-cache", **(headers or {})},
             ping=0,
             # When the server stops, requests finish: the service's drain ends them, not the response.
             shutdown_grace_period=math.inf,
@@ -95,8 +103,9 @@ class EventStream(EventSourceResponse):
             self.job.close()
 
     @staticmethod
-    async def _guarded(events: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    async def _guarded(events: AsyncIterator[bytes], ending: Callable[[ApiError], bytes]) -> AsyncIterator[bytes]:
         """The events. An error is sent as the last event before the end."""
+        failed: ApiError
         try:
             async for data in events:
                 yield data
@@ -106,7 +115,11 @@ class EventStream(EventSourceResponse):
         except Exception as error:
             log("internal error", level="error", error=error)
             failed = internal()
-        yield event(failed.body) + DONE
+        yield ending(failed)
+
+
+def _ending(error: ApiError) -> bytes:
+    return event(error.body) + DONE
 
 
 async def _stop(*tasks: "asyncio.Future[Any]") -> None:

@@ -62,8 +62,8 @@ class TokenTexts:
             offset += len(piece.text)
         return {
             "tokens": [self.text(piece.token_id) for piece in pieces],
-            "token_logprobs": [_logprob(piece) for piece in pieces],
-            "top_logprobs": [self._best(piece) for piece in pieces] if top else None,
+            "token_logprobs": [None if _is_first(piece) else _logprob(piece) for piece in pieces],
+            "top_logprobs": [None if _is_first(piece) else self._best(piece) for piece in pieces] if top else None,
             "text_offset": offsets,
         }
 
@@ -101,6 +101,11 @@ class TokenTexts:
 def finite(value: float) -> float:
     """value, or the nearest number that JSON has."""
     return value if math.isfinite(value) else LOWEST
+
+
+def _is_first(piece: Piece) -> bool:
+    """Whether it is the first token of a prompt, which follows nothing."""
+    return piece.source == "prompt" and piece.logprob is None
 
 
 def _logprob(piece: Piece) -> float:

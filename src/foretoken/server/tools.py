@@ -96,11 +96,14 @@ class ToolUse:
             raise ConfigError(f"tool_choice = {_short(tool_choice)} needs tools; none were given")
         if tool_choice in ("auto", "required"):
             return cls(known, tool_choice, parallel, rendered)
+        if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
+            allowed, mode = _allowed(tool_choice.get("allowed_tools"), known)
+            return cls(allowed, mode, parallel, rendered)
         function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
         if not isinstance(function, Mapping) or tool_choice.get("type") != "function":
             raise ConfigError(
-                f'tool_choice = {_short(tool_choice)} must be "none", "auto", "required" or '
-                '{"type": "function", "function": {"name": ...}}'
+                f'tool_choice = {_short(tool_choice)} must be "none", "auto", "required", '
+                '{"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", "allowed_tools": {...}}'
             )
         named = tuple(tool for tool in known if tool.name == function.get("name"))
         if not named:
@@ -112,15 +115,16 @@ class ToolUse:
         """Whether calls may come: whether the output must go through a ``ToolCallStream``."""
         return self.mode != "none"
 
-    def constraint(self, constraints: Constraints) -> Constraint | None:
+    def constraint(self, constraints: Constraints, text: str | None = None) -> Constraint | None:
         """The constraint of the output; None for "none". Raises ConfigError for a schema, naming its tool.
 
-        "auto": free text up to an opener, then calls to the end. "required": calls only. Named: that one call.
+        "auto": free text up to an opener, then calls to the end. "required": calls only. Named: that one call. text: a
+        Lark term of what an answer without calls must be; the output is then either it or calls.
         """
         if not self.calls:
             return None
         try:
-            return constraints.grammar(self._lark(constraints))
+            return constraints.grammar(self._lark(constraints, text))
         except ConfigError as error:
             for tool in self.tools:
                 try:
@@ -129,7 +133,7 @@ class ToolUse:
                     raise ConfigError(f"tool {tool.name!r}: {reason}") from error
             raise
 
-    def _lark(self, constraints: Constraints) -> str:
+    def _lark(self, constraints: Constraints, text: str | None) -> str:
         opener, closer = (constraints.marker(text) for text in (OPEN, CLOSE))
         rules = [f"body: {' | '.join(f'tool_{index}' for index in range(len(self.tools)))}"]
         for index, tool in enumerate(self.tools):
@@ -139,6 +143,8 @@ class ToolUse:
         more = f'("\\n" {opener} body)*' if self.parallel and self.mode != "named" else ""
         if self.mode != "auto":
             return "\n".join([f"start: {opener} body {more}", *rules])
+        if text is not None:
+            return "\n".join([f"start: {opener} body {more} | answer", f"answer: {text}", *rules])
         # Text holds no spelled opener. Where the opener is spelled it ends the text lazily: the moment it is complete.
         free = constraints.free_tokens(OPEN)
         piece = f"(TEXT | {free})" if free else "TEXT"
@@ -151,6 +157,20 @@ class ToolUse:
                 *rules,
             ]
         )
+
+
+def _allowed(given: Any, known: Sequence[Tool]) -> tuple[tuple[Tool, ...], Literal["auto", "required"]]:
+    """(the tools that may be called, how) of a tool_choice "allowed_tools". Raises ConfigError."""
+    listed = given.get("tools") if isinstance(given, Mapping) else None
+    mode = given.get("mode") if isinstance(given, Mapping) else None
+    if mode not in ("auto", "required") or not isinstance(listed, Sequence) or not listed:
+        raise ConfigError(f'allowed_tools = {_short(given)} must have a mode, "auto" or "required", and tools')
+    names = [one.get("function", {}).get("name") if isinstance(one, Mapping) else None for one in listed]
+    missing = [name for name in names if name not in {tool.name for tool in known}]
+    if missing:
+        told = ", ".join(tool.name for tool in known)
+        raise ConfigError(f"allowed_tools names {_short(missing[0])}; the tools are {told}")
+    return tuple(tool for tool in known if tool.name in names), mode
 
 
 def _short(given: Any) -> str:

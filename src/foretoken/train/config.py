@@ -41,6 +41,10 @@ class TrainConfig:
         None, "The loss, e.g. forward_kl, lk or js/weight=0.3.", metavar="NAME", default_text="the method's own"
     )
     temperature: float = setting(1.0, "Of both distributions in the loss.", option="--loss-temperature", metavar="T")
+    keep_gib: float = setting(
+        0.0,
+        "Of memory for the target's outputs, in GiB: those that fit are computed once, not in every pass over the data.",
+    )
     held_out: float = setting(0.05, "Share of the prompts that is kept for evaluation.")
     eval_every: int = setting(200, "Steps between evaluations; 0: at the end only.")
     eval_tokens: int = setting(16384, "Tokens of an evaluation.")
@@ -63,6 +67,7 @@ class TrainConfig:
             (self.accumulate >= 1, "accumulate", "at least 1"),
             (self.max_length >= 2, "max_length", "at least 2"),
             (self.temperature > 0, "temperature", "positive"),
+            (self.keep_gib >= 0, "keep_gib", "0 (nothing is kept) or more"),
             (0 < self.held_out < 1, "held_out", "in (0, 1)"),
             (self.eval_every >= 0, "eval_every", "0 (at the end only) or more"),
             (self.checkpoint_every >= 1, "checkpoint_every", "at least 1"),

@@ -104,10 +104,14 @@ class Meter:
         self._sums: list[Tensor] = []  # a slot: places, acceptance, agreement, then (mass, kept) sampled and greedy
         self._bins: list[Tensor] = []  # a slot: [BINS, 3] count, stated, true
 
-    def add(self, labeled: LabeledBatch, outcome: Outcome, *, stepwise: bool) -> None:
-        """One labeled. stepwise: see ``Objective.stepwise``."""
+    def add(
+        self, labeled: LabeledBatch, outcome: Outcome, *, stepwise: bool, places: list[Places] | None = None
+    ) -> None:
+        """One labeled. stepwise: see ``Objective.stepwise``. places: what ``compare`` returned of each slot, where it is
+        known already."""
         size = labeled.batch.tokens.shape
-        places = [compare(slot, labeled.logits) for slot in outcome.slots]
+        if places is None:
+            places = [compare(slot, labeled.logits) for slot in outcome.slots]
         where = [(slot.row, slot.at) for slot in outcome.slots]
         grids = [_grids(size, spot, place) for spot, place in zip(where, places, strict=True)]
         if stepwise and len(grids) == 1:
@@ -205,14 +209,12 @@ def loss_per_slot(parts: Tensor) -> float | None:
 
 def divergence_of(labeled: LabeledBatch, outcome: Outcome, divergence: Divergence, temperature: float = 1.0) -> Losses:
     """What is minimised: sum over slots of mean(weight * divergence(p, q)), plus extra; and its parts."""
-    total = outcome.extra if outcome.extra is not None else labeled.logits.new_zeros(())
+    total = outcome.extra if outcome.extra is not None else torch.zeros((), device=labeled.taps.device)
     parts = torch.zeros(len(outcome.slots), 2, dtype=torch.float64)
     for index, slot in enumerate(outcome.slots):
         if not len(slot.row):
             continue  # a mean of nothing
-        p = labeled.logits[slot.row, slot.at]
-        if slot.vocab is not None:
-            p = p[:, slot.vocab]
+        p = labeled.logits_at(slot.row, slot.at, slot.vocab)
         loss = (slot.weight * divergence(p, slot.logits, temperature=temperature)).mean()
         total = total + loss
         weight = slot.weight.mean() if isinstance(slot.weight, Tensor) else slot.weight

@@ -9,7 +9,7 @@ import json
 import math
 import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -24,8 +24,10 @@ from foretoken.core.errors import ConfigError, TrainError
 from foretoken.core.journal import first_difference
 from foretoken.core.noise import derive_seed
 from foretoken.core.provenance import provenance
+from foretoken.methods.common.kept import Keeper, LinearHead
 from foretoken.methods.common.objective import Objective
-from foretoken.methods.common.teacher import Teacher
+from foretoken.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretoken.methods.medusa.head import head_weight
 from foretoken.train import checkpoint
 from foretoken.train.config import TrainConfig
 from foretoken.train.data import Batches
@@ -94,6 +96,7 @@ class Trainer:
             self.parameters, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
         )
         self.step, self.seconds = 0, 0.0
+        self._keeper: Keeper | None = None
         self.evaluation: Evaluation | None = None
         self.log: list[dict[str, Any]] = []
 
@@ -157,9 +160,10 @@ class Trainer:
         figures: dict[str, float] = {}
         for part in range(config.accumulate):
             number = self.step * self.per_step + part * self.state.num_processes + self.state.process_index
-            batch = self.learned.batch(self.batches[number]).to(self.device)
+            index = self.batches[number]
+            batch = self.learned.batch(index).to(self.device)
             generator = torch.Generator().manual_seed(derive_seed(config.seed, number, 1) & (2**63 - 1))
-            labeled = self.teacher.label(batch, self.objective.taps)
+            labeled = self._label(batch, index)
             with self._autocast():
                 outcome = self.objective.outcome(labeled, self.teacher, generator, training=True)
             losses = divergence_of(labeled, outcome, self.divergence, config.temperature)
@@ -195,6 +199,15 @@ class Trainer:
             "seconds": seconds,
             "stop": stopped > 0,
         }
+
+    def _label(self, batch: Batch, index: Sequence[int]) -> LabeledBatch:
+        """The target's outputs on texts ``index``: kept from an earlier pass where ``keep_gib`` allows."""
+        if not self.config.keep_gib:
+            return self.teacher.label(batch, self.objective.taps)
+        if self._keeper is None:
+            head = LinearHead(self.teacher.model, head_weight(self.teacher.model))
+            self._keeper = Keeper(self.teacher, head, self.objective.taps, int(self.config.keep_gib * 2**30))
+        return self._keeper.label(batch, index)
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")

@@ -305,6 +305,7 @@ async function poll() {
     // Not served, or not to us: the line stays away.
   }
   at("gauges").hidden = !found;
+  showLearning(at("learning"), at("key").value, found !== null && "learn_version" in found);
   if (!found) {
     clearInterval(polling);
     return;

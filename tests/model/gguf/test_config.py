@@ -47,11 +47,10 @@ def test_every_architecture(tmp_path: Path, arch: str, eps: float) -> None:
     if arch == "gemma3":
         for key in ("layer_types", "sliding_window", "query_pre_attn_scalar", "hidden_activation", "head_dim"):
             assert getattr(found, key) == getattr(own, key), key
-    else:
-        shape, other = read_shape(own), read_shape(found)
-        assert shape.rope_frequencies == other.rope_frequencies
-        assert shape.windows == other.windows
-        assert (shape.qk_norm, shape.head_dim, shape.tied) == (other.qk_norm, other.head_dim, other.tied)
+    shape, other = read_shape(own), read_shape(found)
+    assert shape.ropes == other.ropes
+    assert shape.windows == other.windows
+    assert (shape.traits, shape.head_dim, shape.tied) == (other.traits, other.head_dim, other.tied)
 
 
 @pytest.mark.parametrize(
@@ -77,7 +76,7 @@ def test_llama_3_s_factors(tmp_path: Path) -> None:
     module = tiny_module("llama", head_dim=64, rope_parameters=LLAMA3)
     own = read_shape(module.config)
     plain = 500000.0 ** -(torch.arange(0, 64, 2, dtype=torch.float64) / 64)
-    factors = (plain / torch.tensor(own.rope_frequencies, dtype=torch.float64)).float()
+    factors = (plain / torch.tensor(own.ropes[0].frequencies, dtype=torch.float64)).float()
     assert factors.max() == pytest.approx(8.0)
     metadata = {"llama.rope.dimension_count": 64, "llama.attention.key_length": 64, "llama.attention.value_length": 64}
     path = write(
@@ -85,7 +84,7 @@ def test_llama_3_s_factors(tmp_path: Path) -> None:
     )
     found = read(path)
     assert found.rope_parameters == LLAMA3
-    assert read_shape(found).rope_frequencies == own.rope_frequencies
+    assert read_shape(found).ropes == own.ropes
 
 
 def test_other_factors_become_longrope(tmp_path: Path) -> None:

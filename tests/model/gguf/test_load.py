@@ -51,7 +51,7 @@ def test_logits(tmp_path: Path, arch: str, implementation: str) -> None:
             pytest.skip("no native decoder on this machine")
         with pytest.raises(ConfigError, match="does not support"):
             load_model(str(path), implementation=implementation)
-        assert load_model(str(path)).spec.implementation == "transformers"
+        assert load_model(str(path)).spec.implementation == "lean"
         return
     model = load_model(str(path), implementation=implementation)
     assert model.spec.implementation == implementation

@@ -5,14 +5,28 @@ from typing import Any
 import torch
 from torch import Tensor
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 from foretoken.core.tree import Plan, layout
@@ -39,10 +53,19 @@ _LLAMA3 = {
 }  # fmt: skip
 _YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 64}
 
-FAMILY = (
+_LONG = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0, 1.3, 1.7, 2.5, 3.0, 4.0],
+    "long_factor": [2.0, 3.0, 4.0, 5.0, 6.0, 8.0], "partial_rotary_factor": 0.75, "original_max_position_embeddings": 128,
+}  # fmt: skip
+_KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
+
+NATIVE = (
     "llama", "llama-tied", "llama-mha-bias", "llama-linear-rope", "llama-llama3-rope", "llama-yarn-rope",
     "mistral-window", "qwen2", "qwen2-tied-window", "qwen3", "qwen3-tied",
+    "phi3-window", "phi3-partial", "phi3-longrope",
 )  # fmt: skip
+"""What runs natively."""
+FAMILY = (*NATIVE, "gemma", "gemma2", "gemma3", "gemma3-linear-rope", "granite", "olmo2", "smollm3", "smollm3-window")
 
 
 def make_model(kind: str, **overrides: Any) -> Any:
@@ -67,8 +90,10 @@ def make_model(kind: str, **overrides: Any) -> Any:
         # Qwen2's head dimension is hidden / heads; nothing sets it apart.
         settings = {key: value for key, value in settings.items() if key != "head_dim"} | {"hidden_size": 64}
         model = Qwen2ForCausalLM(Qwen2Config(**(settings | overrides)))
-    else:
+    elif kind.startswith("qwen3"):
         model = Qwen3ForCausalLM(Qwen3Config(**(settings | overrides)))
+    else:
+        model = _make_other(kind, settings, overrides)
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.dim() == 2:
@@ -76,6 +101,53 @@ def make_model(kind: str, **overrides: Any) -> Any:
             else:
                 weight.normal_(0.0 if "bias" in name else 1.0, 0.2)
     return model.eval()
+
+
+def _make_other(kind: str, settings: dict[str, Any], overrides: dict[str, Any]) -> Any:
+    """Types with traits of their own, every one of which differs from its neutral value."""
+    name = kind.split("-")[0]
+    classes = {
+        "gemma": (GemmaConfig, GemmaForCausalLM),
+        "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+        "gemma3": (Gemma3TextConfig, Gemma3ForCausalLM),
+        "granite": (GraniteConfig, GraniteForCausalLM),
+        "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+        "phi3": (Phi3Config, Phi3ForCausalLM),
+        "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    }
+    if name in ("gemma2", "gemma3"):
+        settings |= {
+            "query_pre_attn_scalar": 24,
+            "sliding_window": 6,
+            "layer_types": _KINDS,
+            "tie_word_embeddings": True,
+        }
+    if name == "gemma2":
+        settings |= {"attn_logit_softcapping": 3.0, "final_logit_softcapping": 2.0}
+    if "linear" in kind:
+        linear = {"rope_type": "linear", "rope_theta": 1e6, "factor": 4.0}
+        settings["rope_parameters"] = {
+            "full_attention": linear,
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        }
+    if name == "granite":
+        settings |= {
+            "embedding_multiplier": 3.0,
+            "attention_multiplier": 0.4,
+            "residual_multiplier": 0.7,
+            "logits_scaling": 5.0,
+        }
+    if name == "phi3":
+        settings |= {"pad_token_id": 0, "hidden_size": 64}  # its head dimension is hidden / heads
+        settings |= {"sliding_window": 7} if "window" in kind else {}
+        partial = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+        settings |= {"rope_parameters": partial} if "partial" in kind else {}
+        settings |= {"rope_parameters": _LONG, "original_max_position_embeddings": 128} if "longrope" in kind else {}
+    if name == "smollm3":
+        settings |= {"no_rope_layers": [1, 0, 1], "pad_token_id": 0}
+        settings |= {"use_sliding_window": True, "sliding_window": 6} if "window" in kind else {}
+    config, model = classes[name]
+    return model(config(**(settings | overrides)))
 
 
 BUSHY = torch.tensor(

@@ -230,7 +230,7 @@ def test_a_directory_without_safetensors_is_refused_with_the_way_out(tmp_path: P
 @pytest.mark.parametrize(
     ("change", "reason"),
     [
-        ({"hidden_act": "gelu"}, "activation"),
+        ({"hidden_act": "relu2"}, "activation"),
         ({"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 2.0}}, "rope type 'dynamic'"),
         ({"model_type": "gpt2", "architectures": ["GPT2LMHeadModel"]}, "GPT2LMHeadModel"),
         ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),

@@ -24,7 +24,7 @@ from foretoken.model.llama.lean import LeanModel
 from foretoken.model.llama.native import NativeModel
 from tests.model.llama.family import (
     BUSHY,
-    FAMILY,
+    NATIVE,
     VOCABULARY,
     chain,
     make_model,
@@ -74,7 +74,7 @@ def logits_of(model: Any, tokens: Tensor, parent: Tensor, length: Tensor, cache:
     return logits
 
 
-@pytest.mark.parametrize("kind", FAMILY)
+@pytest.mark.parametrize("kind", NATIVE)
 def test_equals_module_and_lean_on_trees_ragged_rows_and_after_moves(kind: str) -> None:
     module, model = native_of(kind)
     twin = LeanModel.from_hf(module)

@@ -145,7 +145,8 @@ class AcceptanceObjective(Objective):
         tokens[rows[drawn], before[drawn] + 1] = draw(logits, temperature[rows[drawn]], generator)
         mixed_batch = replace(batch, tokens=tokens)
         # Only drafters that read the target's hidden states need another pass of the target.
-        mixed = teacher.label(mixed_batch, self.taps) if self.taps else replace(labeled, batch=mixed_batch)
+        own_read = LabeledBatch(mixed_batch, labeled.taps, labeled.hidden, labeled.hidden[..., :0])
+        mixed = teacher.label(mixed_batch, self.taps) if self.taps else own_read
         if not self.everywhere:
             rows, before = rows[drawn], before[drawn]
         parts = []
@@ -176,7 +177,7 @@ class AcceptanceObjective(Objective):
         """Places of guesses [M] after positions before [M] of rows [M], drawn after logits [M, V]."""
         own, probs, labels = temperature[rows], [], []
         for part in parts_of(len(rows)):
-            p = distribution_of(labeled.logits[rows[part], before[part]], own[part])
+            p = distribution_of(labeled.logits_at(rows[part], before[part]), own[part])
             labels.append(self.label(p, distribution_of(logits[part], own[part]), guesses[part]))
             probs.append(distribution_inputs(logits[part], guesses[part], own[part]))
         return GuessPlaces(hidden, torch.cat(probs), torch.cat(labels), rows, before + 1)

@@ -12,7 +12,10 @@ head                    layout              "architectures"             names of
 ``DFlashHead``          dflash (default)    DFlashDraftModel
 ``DFlashHead``          dspark (default     DSparkDraftModel
                         with its heads)
+``DFlashHead``          dflash_speculators  (speculators_model_type)    the layers' configuration inside
+``DFlashHead``          dspark_speculators  (speculators_model_type)    the same
 ``KangarooHead``        kangaroo            ForetokenKangaroo
+``MTPHead``             mtp                 ForetokenMTP                under mtp.
 ``AcceptanceHead``      acceptance          ForetokenAcceptance
 ``JudgeWeights``        judge               ForetokenJudge
 ======================  ==================  ==========================  ===========================================
@@ -163,7 +166,8 @@ def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Lay
     known = sorted({name for layout in LAYOUTS.values() for name in layout.architectures})
     whole = ""
     if kind:
-        whole = "; of the speculators library, heads of type 'eagle3' are read"
+        read = sorted({layout.speculators for layout in LAYOUTS.values() if layout.speculators})
+        whole = f"; of the speculators library, heads of type {', '.join(map(repr, read))} are read"
     elif "lm_head.weight" in tensors:
         whole = "; it looks like a whole model: use method 'draft_model'"
     raise ModelError(

@@ -1,12 +1,14 @@
 """The base class of learned heads."""
 
+import copy
 import dataclasses
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from foretoken.core.errors import ModelError
 from foretoken.model.target import ModelSpec
@@ -65,3 +67,15 @@ class Head(nn.Module, ABC):
     def dtype(self) -> torch.dtype:
         """Of the weights, and of what is computed."""
         return next(self.parameters()).dtype
+
+
+AnyHead = TypeVar("AnyHead", bound=Head)
+
+
+def with_weights(head: AnyHead, weights: Mapping[str, Tensor]) -> AnyHead:
+    """A copy of a head, frozen, with other values of its parameters, in the head's dtype. Buffers (maps, calibration) are
+    the head's own."""
+    made = copy.deepcopy(head).eval().requires_grad_(requires_grad=False)
+    for name, parameter in made.named_parameters():
+        parameter.data = weights[name].to(parameter.device, parameter.dtype, copy=True)
+    return made

@@ -1,6 +1,7 @@
 """The input of training: texts of the target, and the frozen target's outputs on them, computed in each step.
 
-Outputs are not stored: hidden states of three layers are a thousand times the size of their text.
+Outputs are not stored on disk: hidden states of three layers are a thousand times the size of their text. In memory they
+may be kept (``methods.common.kept``).
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from foretoken.core.tree import chain_tree, layout
-from foretoken.model.target import CausalModel, Target
+from foretoken.model.target import CausalModel, Output, Target
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,15 @@ class LabeledBatch:
     hidden: Tensor  # [B, T, H] residual stream after the last layer, before the final norm
     logits: Tensor  # [B, T, V] position t: logits of token t + 1
 
+    def logits_at(self, row: Tensor, at: Tensor, vocab: Tensor | None = None) -> Tensor:
+        """[M, V] logits at rows and positions [M]; of columns vocab [DV] int64 alone, [M, DV], where it is given."""
+        found = self.logits[row, at]
+        return found if vocab is None else found[:, vocab]
+
+    def best_at(self, row: Tensor, at: Tensor) -> Tensor:
+        """[M] int64 the most probable next token at rows and positions [M]."""
+        return self.logits[row, at].argmax(-1)
+
 
 class Teacher:
     """The frozen target."""
@@ -57,11 +67,23 @@ class Teacher:
     @torch.no_grad()
     def label(self, batch: Batch, taps: Sequence[int]) -> LabeledBatch:
         """Run the target over a batch. taps: layers whose outputs are wanted (may be empty, or repeat)."""
+        out = self._run(batch, taps, head=True)
+        assert out.logits is not None
+        return LabeledBatch(batch, _tapped(out).float(), out.hidden.float(), out.logits.float())
+
+    @torch.no_grad()
+    def states(self, batch: Batch, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """``taps`` and ``hidden`` of ``label`` alone, as the target computed them: in its dtype."""
+        out = self._run(batch, taps, head=False)
+        return _tapped(out), out.hidden
+
+    def _run(self, batch: Batch, taps: Sequence[int], *, head: bool) -> Output:
         num_rows, num_tokens = batch.tokens.shape
         target = Target(self.model, num_rows, num_tokens)
         tree = chain_tree(batch.tokens, batch.length)
         plan = layout(tree.parent, torch.zeros_like(batch.length), num_tokens)
-        out = target.forward(batch.tokens, plan, taps=tuple(taps))
-        assert out.logits is not None
-        tapped = out.taps if out.taps is not None else out.hidden[..., :0]
-        return LabeledBatch(batch, tapped.float(), out.hidden.float(), out.logits.float())
+        return target.forward(batch.tokens, plan, taps=tuple(taps), head=head)
+
+
+def _tapped(out: Output) -> Tensor:
+    return out.taps if out.taps is not None else out.hidden[..., :0]

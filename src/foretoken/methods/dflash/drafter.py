@@ -5,7 +5,7 @@ distribution, whatever their parent is (trees of them: DDTree, 2604.12989). With
 distribution after it.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method,
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape
 from foretoken.methods.chains import can_draw
+from foretoken.methods.common.head import with_weights
 from foretoken.methods.common.native import runs_as
 from foretoken.methods.dflash.head import DFlashHead
 from foretoken.methods.dflash.native import NativeFlash, native_flash
@@ -70,6 +71,12 @@ class DFlashDrafter(Drafter):
         self.features.join(other.features)
         self.anchor = context.pending
         self.fed.clear()
+
+    def adopt(self, method: Method) -> None:
+        """Features in the memory stay as the old weights wrote them: the target's outputs are gone."""
+        assert isinstance(method, DFlash)
+        self.head, self.native = method.head, method.native
+        self.features.prepare = (method.native or method.head).fuse
 
     def num_unread(self, context: Context) -> list[int]:
         """Features that are not in the memory."""
@@ -213,8 +220,12 @@ class DFlash(Method):
         """model is the target: its embedding and head are the drafter's too. weights: how a native head holds its
         matrices. Raises ModelError where they do not fit."""
         head.check_target(model.spec, name="dflash head")
-        self.head, self.model = head.eval(), model
+        self.head, self.model, self.weights = head.eval(), model, weights
         self.native, self.not_native = native_flash(self.head, model, weights)
+
+    def rebuilt(self, weights: Mapping[str, Tensor]) -> "DFlash":
+        """See ``Method``."""
+        return DFlash(with_weights(self.head, weights), self.model, weights=self.weights)
 
     @property
     def runs_as(self) -> str:

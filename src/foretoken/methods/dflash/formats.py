@@ -1,17 +1,20 @@
 """Block drafters as their authors write them: DFlashLayout (z-lab; with JetSpec's causal option) and DSparkLayout
-(DeepSpec).
+(DeepSpec); and both as the speculators library does.
 
-Layer ids of both are numbered by outputs, as here: "target_layer_ids" is ``config.layer_ids``.
+Layer ids of the first two are numbered by outputs, as here: "target_layer_ids" is ``config.layer_ids``. Those of
+speculators count hidden states, j = i + 1, as for EAGLE-3: "aux_hidden_state_layer_ids".
 """
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import torch
+from torch import Tensor
 
 from foretoken.core.errors import ModelError
 from foretoken.methods.common.head import Head, HeadConfig
 from foretoken.methods.common.keys import Keys, rope_theta
-from foretoken.methods.common.layer import refuse_unknown, windows
+from foretoken.methods.common.layer import HARMLESS, refuse_unknown, windows
 from foretoken.methods.common.layout import Found, Layout, TargetInfo, check_layer_ids
 from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
 
@@ -27,7 +30,7 @@ class DFlashLayout(Layout):
     summary = "DFlashLayout, its authors' (vLLM, SGLang)"
     head = DFlashHead
     architectures: ClassVar[tuple[str, ...]] = ("DFlashDraftModel",)
-    ignored = ("embed_tokens.weight", "lm_head.weight")
+    ignored: ClassVar[tuple[str, ...]] = ("embed_tokens.weight", "lm_head.weight")
     anchor_predicts = False  # what an absent "sample_from_anchor" means
 
     def suits(self, head: Head) -> str | None:
@@ -192,3 +195,147 @@ class DSparkLayout(DFlashLayout):
         if "confidence_head.proj.weight" in found.tensors and BIAS not in found.tensors:
             found.tensors[BIAS] = torch.zeros(1, dtype=found.tensors["confidence_head.proj.weight"].dtype)
         return super().build(config, found)
+
+
+AUX = "aux_hidden_state_layer_ids"
+HARMLESS_TRAINING = (
+    "auf", "ce_loss_alpha", "confidence_head_alpha", "emb_dim", "gru_hidden_dim", "l1_loss_alpha",
+    "lambda_base_decay_ratio", "lambda_base_start", "loss_decay_gamma", "num_anchors", "pure_draft_prefix_len",
+)  # fmt: skip
+"""Keys that only training reads, or the domino projector, which is refused."""
+
+
+class DFlashSpeculators(DFlashLayout):
+    """speculators' DFlash: the layers' own configuration inside, all other keys outside."""
+
+    name = "dflash_speculators"
+    summary = "DFlash, of the speculators library (vLLM)"
+    architectures = ("DFlashSpeculator", "DFlashDraftModel")
+    speculators = "dflash"
+    ignored = (*DFlashLayout.ignored, "verifier_lm_head.weight", "verifier_norm.weight")
+
+    def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+        """The type decides, not the name of the architecture."""
+        return config.get("speculators_model_type") == self.speculators
+
+    def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
+        """See the class."""
+        config: DFlashHeadConfig = head.config
+        layer = super().describe(head, target)
+        inner = {
+            key: value for key, value in layer.items() if key not in ("architectures", "block_size", "dflash_config")
+        }
+        return {
+            "architectures": [self.architectures[0]],
+            "speculators_model_type": self.speculators,
+            "speculators_version": "0.9.0",
+            "block_size": config.block_size,
+            "draft_vocab_size": config.vocab_size,
+            "mask_token_id": config.mask_token_id,
+            AUX: [layer_id + 1 for layer_id in config.layer_ids],
+            "sample_from_anchor": config.sample_from_anchor,
+            "sliding_window_non_causal": False,
+            "target_hidden_size": None,
+            "tie_word_embeddings": False,
+            "transformer_layer_config": inner,
+            "speculators_config": {
+                "algorithm": self.speculators,
+                "default_proposal_method": "greedy",
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.num_guesses}],
+                "verifier": {
+                    "name_or_path": target.name,
+                    "architectures": [target.architecture] if target.architecture else [],
+                },
+            },
+        }
+
+    def suits(self, head: Head) -> str | None:
+        """With a block that sees itself whole: there is no key for a causal one."""
+        reason = super().suits(head)
+        if reason is None and isinstance(head, DFlashHead) and head.config.causal:
+            return "its block is causal, for which this layout has no key"
+        return reason
+
+    def parse(self, found: Found) -> HeadConfig:
+        """The vocabulary must be the target's whole one; windows, and other projectors, are refused by their keys."""
+        keys, layer = found.keys, found.keys.inner("transformer_layer_config")
+        kind = layer.text("model_type", "qwen3")
+        if kind != "qwen3":
+            raise ModelError(
+                f"{found.name}: transformer_layer_config.model_type is {kind!r} in config.json; only layers of 'qwen3' are "
+                "supported"
+            )
+        num_layers = layer.size("num_hidden_layers")
+        for place, key, allowed in (
+            (layer, "hidden_act", "silu"), (layer, "attention_bias", False),
+            (layer, "layer_types", ["full_attention"] * num_layers),
+            (keys, "projector_type", "dflash"), (keys, "shift_label", False), (keys, "sliding_window_non_causal", False),
+        ):  # fmt: skip
+            place.only(key, allowed)
+        if windows(layer, num_layers, qwen=True):
+            raise ModelError(
+                f"{found.name}: transformer_layer_config.sliding_window is {layer.values['sliding_window']} in "
+                "config.json; only layers that see the whole text are supported"
+            )
+        hidden, num_heads = layer.size("hidden_size"), layer.size("num_attention_heads")
+        vocab = layer.size("vocab_size")
+        keys.only("draft_vocab_size", vocab)
+        keys.only("target_hidden_size", hidden)
+        ids = tuple(number - 1 for number in keys.integers(AUX))
+        check_layer_ids(ids, name=found.name, source=f"{AUX} in config.json")
+        config = DFlashHeadConfig(
+            hidden_size=hidden,
+            vocab_size=vocab,
+            intermediate_size=layer.size("intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=layer.size("num_key_value_heads", num_heads),
+            head_dim=layer.size("head_dim", 128),
+            num_layers=num_layers,
+            block_size=keys.integer("block_size"),
+            layer_ids=ids,
+            mask_token_id=keys.integer("mask_token_id"),
+            rope_theta=rope_theta(layer),
+            rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
+            sample_from_anchor=keys.flag("sample_from_anchor", self.anchor_predicts),
+            **self.extras(found, Keys({}, found.name)),
+        )
+        refuse_unknown(keys, (*HARMLESS, *HARMLESS_TRAINING))
+        refuse_unknown(layer)
+        return config
+
+    def build(self, config: HeadConfig, found: Found) -> Head:
+        """Maps of a vocabulary that is the whole one say nothing."""
+        found.tensors.pop("d2t", None)
+        found.tensors.pop("t2d", None)
+        return super().build(config, found)
+
+
+class DSparkSpeculators(DFlashSpeculators, DSparkLayout):
+    """speculators' DSpark: the same with the keys of its heads."""
+
+    name = "dspark_speculators"
+    summary = "DSpark, of the speculators library (vLLM)"
+    architectures = ("DSparkSpeculator", "DSparkDraftModel")
+    speculators = "dspark"
+    anchor_predicts = True
+
+    def suits(self, head: Head) -> str | None:
+        """As DSpark's own layout, and with a block that sees itself whole."""
+        reason = DSparkLayout.suits(self, head)
+        if reason is None and isinstance(head, DFlashHead) and head.config.causal:
+            return "its block is causal, for which this layout has no key"
+        return reason
+
+    def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
+        """See the class."""
+        config: DFlashHeadConfig = head.config
+        out = super().describe(head, target)
+        both = {
+            "markov_head_type": "vanilla",
+            "markov_rank": config.markov_rank,
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": config.confidence and config.markov_rank > 0,
+        }
+        for key in (*both, "mask_token_id", "target_layer_ids"):
+            out["transformer_layer_config"].pop(key, None)
+        return {**out, **both}

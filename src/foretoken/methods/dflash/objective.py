@@ -64,7 +64,7 @@ class DFlashObjective(Objective):
             weight = math.exp(-index / self.gamma)
             slots.append(LossSlot(logits, row, place, weight))
             if config.confidence and len(row):
-                overlap = acceptance(labeled.logits[row, place], logits.detach())
+                overlap = acceptance(labeled.logits_at(row, place), logits.detach())
                 stated = head.confidence(hidden, before)
                 extra = extra + weight * F.binary_cross_entropy_with_logits(stated, overlap)
                 kept, total = kept + float(overlap.sum() - stated.detach().sigmoid().sum()), total + len(row)

@@ -1,6 +1,6 @@
-"""A smaller language model of the same vocabulary as drafter (Leviathan et al. 2211.17192)."""
+"""A smaller language model of the same vocabulary as drafter (Leviathan et al. 2211.17192). Of another: ``translated``."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from copy import copy
 
 import torch
@@ -67,11 +67,15 @@ class ModelDrafter(Drafter):
         self.slots = grown.slots
         return grown.tree
 
+    def texts(self, context: Context) -> list[list[int]]:
+        """Each row's text in the draft model's tokens, the pending token last; context has its lengths."""
+        return context.history.ids
+
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Feed all tokens not yet in the cache, the pending one last; rows without room are skipped and stay behind."""
         missing = [
             [min(token, self.num_tokens - 1) for token in row[filled:]] if limit else []
-            for row, filled, limit in zip(context.history.ids, self.filled, limits, strict=True)
+            for row, filled, limit in zip(self.texts(context), self.filled, limits, strict=True)
         ]
         logits = feed(self.target, missing, self.filled, head=True)
         assert logits is not None, "the pending token is never in the cache"
@@ -154,6 +158,16 @@ class ModelDrafter(Drafter):
         self.slots = self.hidden = self.tokens = None
         self.recent_logits = []
 
+    def adopt(self, method: Method) -> None:
+        """The texts are read again, by the new model, before the next guess."""
+        assert isinstance(method, DraftModel)
+        seconds = self.target.seconds
+        self.target = Target(method.model, len(self.filled), self.capacity)
+        self.target.seconds = seconds
+        self.filled = [0] * len(self.filled)
+        self.has_fed, self.slots, self.hidden, self.tokens = False, None, None, None
+        self.recent_logits = []
+
     def num_unread(self, context: Context) -> list[int]:
         """What ``begin`` would feed before the pending token; nothing where the draft model's context is at its end."""
         last = self.target.spec.max_positions - 1
@@ -166,7 +180,7 @@ class ModelDrafter(Drafter):
         unread, filled = self.num_unread(context)[row], self.filled[row]
         count = max(0, min(most, unread))
         if count:
-            text = [min(token, self.num_tokens - 1) for token in context.history.ids[row][filled : filled + count]]
+            text = [min(token, self.num_tokens - 1) for token in self.texts(context)[row][filled : filled + count]]
             alone = copy(self.target)
             alone.cache = self.target.cache.rows(row, row + 1)
             feed(alone, [text], [filled], head=False)
@@ -175,7 +189,7 @@ class ModelDrafter(Drafter):
 
 
 class DraftModel(Method):
-    """``--method draft_model``: any causal LM of the target's vocabulary."""
+    """``--method draft_model``: any causal LM of the target's vocabulary; of another vocabulary: ``TranslatedDraft``."""
 
     name = "draft_model"
     capabilities = Capabilities(
@@ -194,10 +208,26 @@ class DraftModel(Method):
         self.model = model
         self.acceptance = None if acceptance is None else speed_up(acceptance, model)
 
+    def rebuilt(self, weights: Mapping[str, Tensor]) -> "DraftModel":
+        """See ``Method``. The acceptance head is kept."""
+        made = copy(self)
+        made.model = self.model.rebuilt(weights)
+        return made
+
     @property
     def bytes_per_token(self) -> int:
         """The draft model's keys and values."""
         return self.model.new_cache(0, 1).bytes_per_slot
+
+    @property
+    def bytes_per_row(self) -> int:
+        """The draft model's recurrent states, where it has some."""
+        return self.model.new_cache(0, 1).bytes_per_row
+
+    @property
+    def chains_only(self) -> str:
+        """The draft model's own reason."""
+        return self.model.spec.chains_only
 
     @property
     def foresees(self) -> bool:

@@ -36,6 +36,6 @@ class DraftModelObjective(Objective):
         row, at = labeled.batch.supervised.nonzero(as_tuple=True)
         answer: Any = self.head(input_ids=labeled.batch.tokens, use_cache=False)
         logits: Tensor = answer.logits[row, at]
-        wide, mine = labeled.logits.shape[-1], logits.shape[-1]
+        wide, mine = teacher.model.spec.vocab_size, logits.shape[-1]
         vocab = torch.arange(mine, device=logits.device) if mine < wide else None
         return Outcome([LossSlot(logits[:, :wide].float(), row, at, vocab=vocab)])

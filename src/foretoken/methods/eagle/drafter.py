@@ -5,7 +5,8 @@ token, at slot length - 1, is the root of a growth, whose logits guess the token
 feature is the head's own output at its parent.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 
 import torch
 from torch import Tensor
@@ -19,6 +20,7 @@ from foretoken.draft.shapes import SHAPES, Shape
 from foretoken.methods.acceptance.head import AcceptanceHead, predicted
 from foretoken.methods.acceptance.native import speed_up
 from foretoken.methods.chains import can_draw, row_counts
+from foretoken.methods.common.head import with_weights
 from foretoken.methods.common.native import runs_as
 from foretoken.methods.common.pair import PairHead
 from foretoken.methods.eagle.eagle1 import Eagle1Head
@@ -176,6 +178,13 @@ class EagleDrafter(Drafter):
         self._outputs = self._outputs.new_zeros(context.num_rows, *self._outputs.shape[1:])
         self.filled += other.filled
 
+    def adopt(self, method: Method) -> None:
+        """Pairs in the cache stay as the old weights wrote them: their features are gone."""
+        assert isinstance(method, _Eagle)
+        head, native = method.head, method.native
+        self.head, self.native, self.vocabulary = head, native, head.vocabulary
+        self.buffer.prepare = native.features if native is not None else lambda taps: head.features(taps, self.model)
+
     def num_unread(self, context: Context) -> list[int]:
         """Number of pairs that ``begin`` would read before the pending token's pair."""
         return [max(0, count - 1) for count in self.buffer.count]
@@ -259,9 +268,16 @@ class _Eagle(Method):
         head.check_target(model.spec, name="the draft head")
         if acceptance is not None:
             acceptance.check_drafter(head.method, head.config.hidden_size, name="acceptance")
-        self.head, self.model = head.eval(), model
+        self.head, self.model, self.weights = head.eval(), model, weights
         self.acceptance = None if acceptance is None else speed_up(acceptance, model)
         self.native, self.not_native = native_pair(self.head, model, weights)
+
+    def rebuilt(self, weights: Mapping[str, Tensor]) -> "Method":
+        """See ``Method``. The acceptance head is kept."""
+        made = copy(self)
+        made.head = with_weights(self.head, weights)
+        made.native, made.not_native = native_pair(made.head, self.model, self.weights)
+        return made
 
     @property
     def runs_as(self) -> str:

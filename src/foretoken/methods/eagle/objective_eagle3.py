@@ -7,7 +7,6 @@ from foretoken.core.errors import ConfigError
 from foretoken.methods.common.objective import LossSlot, Objective, Outcome
 from foretoken.methods.common.pair import PairHead
 from foretoken.methods.common.teacher import Batch, LabeledBatch, Teacher
-from foretoken.methods.eagle.eagle3 import Eagle3Head
 from foretoken.model.target import CausalModel
 
 
@@ -18,11 +17,11 @@ class Eagle3Objective(Objective):
     The first share ``alone`` of training uses slot 1 only. The other slots build on it, and each costs as much again.
     """
 
-    head: Eagle3Head
+    head: PairHead
 
     def __init__(
         self,
-        head: Eagle3Head,
+        head: PairHead,
         *,
         num_slots: int = 7,
         decay: float = 0.8,
@@ -55,7 +54,7 @@ class Eagle3Objective(Objective):
             row, anchor = places(labeled.batch, index + 1)
             at = anchor + index + 1
             if training and self.vocabulary is not None:
-                known = self.head.t2d[labeled.logits[row, at].argmax(-1)]
+                known = self.head.get_buffer("t2d")[labeled.best_at(row, at)]
                 row, anchor, at = row[known], anchor[known], at[known]
             logits = self.head.logits(read[row, anchor][None], teacher.model)[0]
             slots.append(LossSlot(logits, row, at, self.decay**index, self.vocabulary))

@@ -4,7 +4,7 @@ The heads do not read guesses: head k's distribution does not depend on the gues
 serves a whole tree, and the only state of a row is the hidden state of its last committed token.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from foretoken.draft.base import Capabilities, Commit, Context, Drafter, Method,
 from foretoken.draft.growing import grow
 from foretoken.draft.shapes import SHAPES, Shape, SpecDec
 from foretoken.methods.chains import can_draw, draw_block
+from foretoken.methods.common.head import with_weights
 from foretoken.methods.common.native import runs_as
 from foretoken.methods.medusa.head import MedusaHead, Stacked
 from foretoken.methods.medusa.native import NativeMedusa, native_medusa
@@ -105,6 +106,11 @@ class MedusaDrafter(Drafter):
         self.feature = self.feature[list(rows)]
         self.known = [self.known[row] for row in rows]
 
+    def adopt(self, method: Method) -> None:
+        """The hidden states are the target's own."""
+        assert isinstance(method, Medusa)
+        self.head, self.stacked, self.native = method.head, method.stacked, method.native
+
     def join(self, other: Drafter, context: Context) -> None:
         """Add the hidden states of other rows."""
         assert isinstance(other, MedusaDrafter)
@@ -128,9 +134,13 @@ class Medusa(Method):
         """model is the target; weights: how native heads hold their matrices. Raises ModelError where the heads were
         trained for one of another size."""
         head.check_target(model.spec, name="medusa")
-        self.head, self.model = head.eval(), model
+        self.head, self.model, self.weights = head.eval(), model, weights
         self.native, self.not_native = native_medusa(self.head, model, weights)
         self.stacked = head.stacked() if self.native is None else None
+
+    def rebuilt(self, weights: Mapping[str, Tensor]) -> "Medusa":
+        """See ``Method``."""
+        return Medusa(with_weights(self.head, weights), self.model, weights=self.weights)
 
     @property
     def runs_as(self) -> str:

@@ -6,22 +6,34 @@ cache object. A configuration does not show whether a model ignores positions or
 once over a small tree before it is used.
 """
 
-from collections.abc import Sequence
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoModelForCausalLM, PreTrainedModel
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
 
 from foretoken.core.errors import ConfigError, ModelError
 from foretoken.core.tree import Plan
 from foretoken.model.cache import KVCache
 from foretoken.model.hf.attention import LayerMemory, SlotCache, mask_recipe
-from foretoken.model.hf.probe import check_tree, first_line, inspect_layers
-from foretoken.model.hf.refusals import check_config, context_length
-from foretoken.model.hf.split import answering, find_layers, layer_range
+from foretoken.model.hf.own import own_arguments, replaced
+from foretoken.model.hf.probe import check_chain, check_tree, first_line, first_position, inspect_layers
+from foretoken.model.hf.recurrent import StateCache, mixing
+from foretoken.model.hf.refusals import check_config, context_length, needs_tower
+from foretoken.model.hf.runner import Runner
+from foretoken.model.hf.split import answering, drop_towers, find_layers, layer_range, towers
 from foretoken.model.hf.taps import capture
+from foretoken.model.recurrent import RecurrentCache
 from foretoken.model.source import is_file, open_weights, read_config
 from foretoken.model.target import CausalModel, ModelSpec, Output
 
@@ -43,9 +55,16 @@ class TransformersModel(CausalModel):
         config: Any = self._decoder.config
         self._recipe = mask_recipe(self._decoder, config, module.dtype, name=name)
         self._device: torch.device = model.get_input_embeddings().weight.device
+        self._owns = own_arguments(self._decoder, self._layers, config)
+        self._flat_mask = any(own.flat_mask for own in self._owns)
         found = inspect_layers(module, self._layers, self._device, name=name)
-        self._tuples = found.tuples
+        self._first_position = first_position(module, self._device)
+        self._tuples, self._shares = found.tuples, found.shares
         self._memory: list[LayerMemory] = found.memory
+        self._mixers = found.mixers
+        self._tokenwise = False
+        self._runners = Runner(module), Runner(self._decoder)
+        self._has_attention = any(layer.num_heads for layer in self._memory)
         self.spec = ModelSpec(
             name=name,
             architecture=type(module).__name__,
@@ -53,13 +72,21 @@ class TransformersModel(CausalModel):
             vocab_size=found.vocab_size,
             num_layers=len(self._layers),
             hidden_size=found.hidden_size,
-            max_positions=context_length(config),
+            max_positions=context_length(config) - self._first_position,
             dtype=module.dtype,
             device=self._device,
             weight_bytes=weight_bytes(module),
             eos_token_ids=eos_token_ids(module),
+            chains_only=_chains_only(name, module) if self._mixers else "",
         )
-        check_tree(self, module)
+        if not self._mixers:
+            check_tree(self, module)
+            return
+        try:
+            check_chain(self, module)
+        except ModelError:  # some models take up a state again for one token at a time only
+            self._tokenwise = True
+            check_chain(self, module)
 
     @classmethod
     def load(
@@ -79,19 +106,21 @@ class TransformersModel(CausalModel):
         ModelError where weights are missing, damaged or not those of the configuration.
         """
         name = name or str(path)
-        auto: Any = AutoModelForCausalLM
         placed = {"device_map": device_map} if sharding is None else {"distributed_config": sharding}
+        code = {"trust_remote_code": trust_remote_code}
         try:
             if is_file(Path(path)):
                 kind, given = _unpacked(Path(path), dtype, name)
                 module, info = kind.from_pretrained(None, dtype=dtype, output_loading_info=True, **given, **placed)
             else:
+                reads_images = needs_tower(AutoConfig.from_pretrained(str(path), local_files_only=True, **code))
+                auto: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
                 module, info = auto.from_pretrained(
                     str(path),
                     dtype=dtype,
                     output_loading_info=True,
                     local_files_only=True,
-                    trust_remote_code=trust_remote_code,
+                    **code,
                     **placed,
                 )
         except ModelError:
@@ -100,18 +129,24 @@ class TransformersModel(CausalModel):
             raise ModelError(f"{name}: transformers could not load it: {first_line(error)}") from error
         refuse_mismatch(info, name=name)
         in_place = device_map is not None or sharding is not None
+        drop_towers(module, name=name)
         return cls(module if in_place else module.to(device), name=name)
+
+    def rebuilt(self, tensors: Mapping[str, Tensor]) -> "TransformersModel":
+        """See ``CausalModel.rebuilt``."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict(dict(tensors))
+        return TransformersModel(module, name=self.spec.name)
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """See ``CausalModel.new_cache``; each layer's memory lies on that layer's device."""
-        return KVCache(
-            num_rows,
-            capacity,
-            [(layer.num_heads, layer.key_dim) for layer in self._memory],
-            self._memory[0].dtype,
-            [layer.device for layer in self._memory],
-            [layer.value_dim for layer in self._memory],
-        )
+        shapes = [(layer.num_heads, layer.key_dim) for layer in self._memory]
+        dtype = next((layer.dtype for layer in self._memory if layer.num_heads), self._memory[0].dtype)
+        devices, dims = [layer.device for layer in self._memory], [layer.value_dim for layer in self._memory]
+        if not self._mixers:
+            return KVCache(num_rows, capacity, shapes, dtype, devices, dims)
+        layouts = [mixer.layout for mixer in self._mixers]
+        return RecurrentCache(num_rows, capacity, shapes, dtype, devices, dims, layouts=layouts)
 
     @torch.no_grad()
     def forward(
@@ -129,23 +164,30 @@ class TransformersModel(CausalModel):
         first, stop = self._range(layers, hidden, taps)
         # The head is run by the wrapper (which knows how its logits are scaled or capped), everything else by the base.
         with_head = head and stop == self.spec.num_layers
-        runner: Any = self.module if with_head else self._decoder
+        run = self._runners[0 if with_head else 1]
         with (
+            replaced(self._owns, plan, self._recipe, cache),
             layer_range(self._layers, first, stop, hidden, tuples=self._tuples),
             capture(self._layers, {*taps, stop - 1}) as outputs,
+            self._memory_of(cache, plan) as memory,
         ):
-            result = runner(
-                input_ids=tokens,
-                attention_mask=self._recipe.masks(plan),
-                position_ids=plan.positions,
-                past_key_values=SlotCache(cache, plan),
-                use_cache=True,
-            )
+            result = run(tokens, plan.positions + self._first_position, memory, self._masks(plan))
         return Output(
             logits=result.logits.to(self._device) if with_head else None,
             hidden=outputs[stop - 1].to(self._device),
             taps=torch.cat([outputs[i].to(self._device) for i in taps], dim=-1) if len(taps) else None,
         )
+
+    @contextmanager
+    def _memory_of(self, cache: KVCache, plan: Plan) -> Iterator[SlotCache]:
+        """The cache object of one pass."""
+        if not self._mixers:
+            yield SlotCache(cache, plan)
+            return
+        assert isinstance(cache, RecurrentCache)
+        states = StateCache(cache, plan)
+        with mixing(self._mixers, states, tokenwise=self._tokenwise):
+            yield states
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.logits``. Follows the caller's grad mode, so that exits and draft heads can be trained.
@@ -153,30 +195,39 @@ class TransformersModel(CausalModel):
         The whole model runs with every layer skipped: the final norm, the head and whatever scales or caps its logits
         (Gemma 2, Cohere, Granite) are the model's own code, so no list of architectures is needed.
         """
-        logits: Tensor = self._without_layers(self.module, hidden).logits
+        logits: Tensor = self._without_layers(self._runners[0], hidden).logits
         return logits.to(self._device)
 
-    def _without_layers(self, runner: Any, hidden: Tensor) -> Any:
+    def _without_layers(self, runner: Runner, hidden: Tensor) -> Any:
         """What runner (the model, or its decoder) makes of a residual stream, every layer skipped."""
         anything = _zeros(hidden)
         num_layers = self.spec.num_layers
         with layer_range(self._layers, num_layers, num_layers, hidden, tuples=self._tuples):
-            return runner(
-                input_ids=anything,
-                attention_mask=torch.ones(1, 1, 1, 1, dtype=torch.bool, device=self._device),
-                position_ids=anything,
-                use_cache=False,
-            )
+            return runner(anything, anything, None, self._any_mask(anything))
+
+    def _masks(self, plan: Plan) -> Tensor | dict[str, Tensor | None] | None:
+        """What the model is given for masks."""
+        if self._flat_mask:
+            return torch.ones(len(plan.slots), plan.span, dtype=torch.int64, device=self._device)
+        return self._recipe.masks(plan) if self._has_attention else None
+
+    def _any_mask(self, tokens: Tensor) -> Tensor | None:
+        """A mask for a run without layers, which nothing reads."""
+        if self._flat_mask:
+            return torch.ones_like(tokens)
+        return tokens.new_ones(1, 1, 1, 1, dtype=torch.bool) if self._has_attention else None
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """See ``CausalModel.embed``; scaled where the model's own embedding module scales."""
+        """See ``CausalModel.embed``; scaled where the model's own embedding module scales, and where (Granite) what calls
+        it does."""
         model: Any = self.module
         embedded: Tensor = model.get_input_embeddings()(tokens)
-        return embedded.to(self._device)
+        scale = getattr(self._decoder.config, "embedding_multiplier", None) or 1.0
+        return (embedded if scale == 1.0 else embedded * scale).to(self._device)
 
     def normed(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.normed``. Follows the caller's grad mode, as ``logits`` does."""
-        normed: Tensor = self._without_layers(self._decoder, hidden).last_hidden_state
+        normed: Tensor = self._without_layers(self._runners[1], hidden).last_hidden_state
         return normed.to(self._device)
 
     def head(self, normed: Tensor) -> Tensor:
@@ -186,7 +237,7 @@ class TransformersModel(CausalModel):
         what scales or caps the logits stays its own.
         """
         with answering(self._decoder, normed):
-            logits: Tensor = self._without_layers(self.module, normed).logits
+            logits: Tensor = self._without_layers(self._runners[0], normed).logits
         return logits.to(self._device)
 
     def _range(self, layers: tuple[int, int] | None, hidden: Tensor | None, taps: Sequence[int]) -> tuple[int, int]:
@@ -195,10 +246,23 @@ class TransformersModel(CausalModel):
             raise ConfigError(f"layers {first, stop}: {self.spec.name} has layers (0, {self.spec.num_layers})")
         if (hidden is None) != (first == 0):
             raise ConfigError(f"layers {first, stop}: hidden must be given iff the first layer is not 0")
+        if self._shares and (first, stop) != (0, self.spec.num_layers):
+            raise ConfigError(
+                f"layers {first, stop}: upper layers of {self.spec.name} read keys and values of lower ones, so it runs "
+                "whole; use a method that does not run some of the layers"
+            )
         for tap in taps:
             if not first <= tap < stop:
                 raise ConfigError(f"tap {tap} is not among the layers {first, stop} that run")
         return first, stop
+
+
+def _chains_only(name: str, module: PreTrainedModel) -> str:
+    kind = getattr(module.config, "model_type", type(module).__name__)
+    return (
+        f"{name} keeps a recurrent state ({kind}): it is the sum of one text and cannot follow the branches of a tree "
+        "(lines of guesses it reads)"
+    )
 
 
 def _zeros(hidden: Tensor) -> Tensor:
@@ -232,13 +296,15 @@ def weight_bytes(module: PreTrainedModel) -> int:
     """Bytes of weights that one decode pass reads.
 
     Every parameter once. A tied embedding is read as the head; an untied one, and learned positions, are looked up row
-    by row and cost nothing. All experts of a mixture are counted, though one token reads only its own few: a tree with
-    a batch soon reads them all. Of a model that is divided among processes, the part that lies here.
+    by row and cost nothing, as does what reads images. All experts of a mixture are counted, though one token reads only
+    its own few: a tree with a batch soon reads them all. Of a model that is divided among processes, the part that lies
+    here.
     """
     model: Any = module
     head_weight = getattr(model.get_output_embeddings(), "weight", None)
-    looked_up = {id(x.weight) for x in module.modules() if isinstance(x, nn.Embedding) and x.weight is not head_weight}
-    read: list[Any] = [p for p in module.parameters() if id(p) not in looked_up]
+    unread = {id(x.weight) for x in module.modules() if isinstance(x, nn.Embedding) and x.weight is not head_weight}
+    unread |= {id(p) for tower in towers(module, name="") for p in tower.parameters()}
+    read: list[Any] = [p for p in module.parameters() if id(p) not in unread]
     here = (p.to_local() if hasattr(p, "to_local") else p for p in read)  # a DTensor counts all parts as its own
     return sum(p.numel() * p.element_size() for p in here)
 

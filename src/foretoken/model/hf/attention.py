@@ -19,6 +19,7 @@ from foretoken.model.cache import KVCache
 
 FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 KNOWN_KINDS = frozenset((FULL, SLIDING, CHUNKED))
+RECURRENT = ("linear_attention", "conv")
 
 
 @dataclass(frozen=True)
@@ -29,12 +30,13 @@ class MaskRecipe:
     as_dict: bool  # the model takes {kind: mask}; else the mask of kinds[0] serves all layers
     window: int | None = None  # a sliding layer sees positions in (position - window, position]
     chunk: int | None = None  # a chunked layer sees the positions of its own chunk
+    blank: tuple[str, ...] = ()  # kinds of layers that get none: recurrent ones
     additive: torch.dtype | None = None  # eager attention adds the mask to its scores: None means boolean
 
-    def masks(self, plan: Plan) -> Tensor | dict[str, Tensor]:
+    def masks(self, plan: Plan) -> Tensor | dict[str, Tensor | None]:
         """The masks of a plan [B, 1, n, S]: bool, True where a node sees a slot, or 0 and the dtype's lowest value."""
         made = {kind: self._form(self._mask(kind, plan)) for kind in self.kinds}
-        return made if self.as_dict else made[self.kinds[0]]
+        return {**made, **dict.fromkeys(self.blank)} if self.as_dict else made[self.kinds[0]]
 
     def _mask(self, kind: str, plan: Plan) -> Tensor:
         if kind == FULL:
@@ -74,10 +76,14 @@ def mask_recipe(decoder: torch.nn.Module, config: Any, dtype: torch.dtype, *, na
     # A configuration may carry a window that its model never reads, so ask the modeling file which masks it makes.
     slides = window is not None and hasattr(module, "create_sliding_window_causal_mask")
     chunks = chunk is not None and hasattr(module, "create_chunked_causal_mask")
-    if _takes_dict(decoder):
+    # Beside recurrent layers a single 4-D mask serves all others, and a dict must name each kind.
+    recurrent = hasattr(module, "create_recurrent_attention_mask")
+    if _takes_dict(decoder) and (slides or chunks or not recurrent):
         kinds = (FULL, *((SLIDING,) if slides else ()), *((CHUNKED,) if chunks else ()))
-        return MaskRecipe(kinds, True, window if slides else None, chunk if chunks else None, additive)
-    return MaskRecipe((SLIDING if slides else FULL,), False, window if slides else None, None, additive)
+        return MaskRecipe(
+            kinds, True, window if slides else None, chunk if chunks else None, RECURRENT if recurrent else (), additive
+        )
+    return MaskRecipe((SLIDING if slides else FULL,), False, window if slides else None, additive=additive)
 
 
 def _takes_dict(decoder: torch.nn.Module) -> bool:
@@ -117,6 +123,14 @@ class SlotCache(Cache):  # type: ignore[misc]  # transformers is Any to mypy
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """0: positions and masks are given explicitly, so no model needs one length for all rows."""
+        return 0
+
+    def get_mask_sizes(self, query_length: int, layer_idx: int) -> tuple[int, int]:
+        """S keys from slot 0, for models whose own mask is replaced later (``own.py``)."""
+        return self._plan.span, 0
+
+    def get_query_offset(self, layer_idx: int = 0) -> int:
+        """0, as above."""
         return 0
 
 

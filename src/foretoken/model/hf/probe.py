@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foretoken.core.errors import ModelError
-from foretoken.core.tree import chain_parent, layout
-from foretoken.model.hf.attention import LayerMemory, RecordingCache
+from foretoken.core.tree import chain_parent, chain_tree, layout
+from foretoken.model.hf.attention import LayerMemory
+from foretoken.model.hf.recurrent import Mixer, StateRecorder
+from foretoken.model.hf.runner import Runner
 from foretoken.model.target import CausalModel
 
 # Two committed tokens, then a root with two children and a grandchild under each: slots and visible slots of the last
@@ -28,8 +30,10 @@ PATHS = ((0, 1, 3), (0, 2, 4))
 class Layers:
     """What ``inspect_layers`` found."""
 
-    tuples: bool  # layers return tuples
-    memory: list[LayerMemory]  # of each layer
+    tuples: int  # length of the tuples that layers return; 0: they return the stream itself
+    memory: list[LayerMemory]  # of each layer; of each attention where layers have several
+    shares: bool  # some layers read K and V of others, within one pass
+    mixers: list[Mixer]  # recurrent modules, in the order of their layers
     hidden_size: int
     vocab_size: int
 
@@ -46,12 +50,12 @@ def inspect_layers(module: PreTrainedModel, layers: nn.ModuleList, device: torch
         return hook
 
     handles = [layer.register_forward_hook(note(index)) for index, layer in enumerate(layers)]
-    cache = RecordingCache()
+    cache = StateRecorder()
     tokens = probe_tokens(module, 3, device)[None]
     positions = torch.arange(3, device=device)[None]
-    run: Any = module
     try:
-        result = run(input_ids=tokens, position_ids=positions, past_key_values=cache, use_cache=True)
+        with cache.watching(layers) as inputs:
+            result = Runner(module)(tokens, positions, cache)
     except Exception as error:
         raise ModelError(
             f"{name}: {type(module).__name__} cannot be run with given positions and cache ({first_line(error)}); "
@@ -61,20 +65,54 @@ def inspect_layers(module: PreTrainedModel, layers: nn.ModuleList, device: torch
         for handle in handles:
             handle.remove()
     silent = [index for index in range(len(layers)) if index not in cache.seen]
-    if silent:
+    mixers = cache.mixers(layers, inputs)
+    if not cache.seen and not mixers:
         raise ModelError(
-            f"{name}: layers {silent[:4]} of {type(module).__name__} keep no keys and values of their own (a recurrent "
-            "state, or K and V shared between layers); expected K and V of its own in every layer"
+            f"{name}: the layers of {type(module).__name__} keep no keys and values in the cache they are given "
+            "(transformers recomputes them, or keeps a state out of reach); expected a model that decodes with a cache"
         )
     streams = [output[0] if isinstance(output, tuple) else output for output in returned.values()]
     if len(streams) != len(layers) or any(not isinstance(x, Tensor) or x.dim() != 3 for x in streams):
         raise ModelError(f"{name}: the layers of {type(module).__name__} do not pass on one residual stream [B, n, H]")
     return Layers(
-        tuples=isinstance(returned[0], tuple),
-        memory=[cache.seen[index] for index in range(len(layers))],
+        tuples=len(returned[0]) if isinstance(returned[0], tuple) else 0,
+        # A layer may keep nothing (recurrent, without attention, or reading another's), or more than one K and V.
+        memory=[
+            cache.seen.get(index, _nothing(streams[min(index, len(streams) - 1)]))
+            for index in range(max((len(layers), *(x + 1 for x in cache.seen))))
+        ],
+        shares=bool(silent) and not mixers,
+        mixers=mixers,
         hidden_size=streams[-1].shape[-1],
         vocab_size=result.logits.shape[-1],
     )
+
+
+def _nothing(stream: Tensor) -> LayerMemory:
+    """Of a layer without attention."""
+    return LayerMemory(0, 0, 0, stream.dtype, stream.device)
+
+
+@torch.no_grad()
+def first_position(module: PreTrainedModel, device: torch.device) -> int:
+    """The index of the first position in a model's table: the RoBERTa family keeps the first rows for padding."""
+    seen: list[int] = []
+
+    def note(embedding: nn.Module, args: Any) -> None:
+        if args and isinstance(args[0], Tensor) and not args[0].is_floating_point():
+            seen.append(int(args[0].min()))
+
+    tables = [
+        x for name, x in module.named_modules() if name.endswith("position_embeddings") and type(x) is nn.Embedding
+    ]
+    handles = [table.register_forward_pre_hook(note) for table in tables]
+    try:
+        if tables:
+            _plain(module)(probe_tokens(module, 3, device)[None])
+    finally:
+        for handle in handles:
+            handle.remove()
+    return min(seen, default=0)
 
 
 @torch.no_grad()
@@ -107,6 +145,61 @@ def check_tree(model: CausalModel, module: PreTrainedModel) -> None:
         raise ModelError(
             f"{name}: the exit of {type(module).__name__} is not a function of its last layer's output "
             f"(logits differ by {exit_error:.1%})"
+        )
+
+
+# Guesses of each step, and how many of them are kept with the root, in each of two rows: some rejected, some not, a lag
+# that is read in a call of its own. The third step has a row without guesses.
+CHAIN = (((3, 3), (1, 3)), ((4, 2), (3, 3)), ((0, 4), (1, 2)), ((3, 3), (4, 1)), ((4, 4), (2, 5)), ((2, 3), (1, 1)))
+PROMPTS = (5, 2)
+
+
+@torch.no_grad()
+def chain_error(model: CausalModel, module: PreTrainedModel) -> float:
+    """The largest relative error of logits over lines of guesses, of two rows, most of them rejected in part, against plain
+    runs over the same text; infinite where they are not finite. An error of the model's own code is raised."""
+    device, run = model.spec.device, _plain(module)
+    ids = probe_tokens(module, 200, device).tolist()
+    texts = [ids[:length] for length in PROMPTS]
+    rest = ids[sum(PROMPTS) :]
+    capacity = max(PROMPTS) + sum(max(kept) for _, kept in CHAIN) + 8
+    cache = model.new_cache(2, capacity)
+    worst = 0.0
+    for guesses, kept in (((1, 1), (0, 0)), *CHAIN):
+        is_prompt = not any(kept)
+        lines = [text[:-1] for text in texts] if is_prompt else [[text[-1]] for text in texts]
+        if not is_prompt:
+            for line, count in zip(lines, guesses, strict=True):
+                line += [rest.pop(0) for _ in range(count)]
+        filled = [0 if is_prompt else len(text) - 1 for text in texts]
+        width = max(map(len, lines))
+        counts = torch.tensor([len(line) for line in lines], device=device)
+        tokens = torch.tensor([line + [0] * (width - len(line)) for line in lines], device=device)
+        plan = layout(chain_tree(tokens, counts).parent, torch.tensor(filled, device=device), capacity)
+        logits = model.forward(tokens, plan, cache).logits
+        assert logits is not None
+        for row, (text, line, start) in enumerate(zip(texts, lines, filled, strict=True)):
+            expected = run(torch.tensor([text[:start] + line], device=device))[0, start:]
+            error = relative_error(logits[row, : len(line)], expected)
+            worst = max(worst, error if bool(expected.isfinite().all()) else float("inf"))
+        if not is_prompt:
+            for text, line, count in zip(texts, lines, kept, strict=True):
+                text += [*line[1:count], rest.pop(0)]  # the kept guesses and a bonus token
+    return worst
+
+
+def check_chain(model: CausalModel, module: PreTrainedModel) -> None:
+    """Raise ModelError where lines of guesses, some of them rejected, do not give the logits of plain decoding."""
+    name, kind = model.spec.name, type(module).__name__
+    try:
+        error = chain_error(model, module)
+    except Exception as caught:
+        raise ModelError(f"{name}: {kind} cannot be run over a line of guesses ({first_line(caught)})") from caught
+    allowed = 1e-3 if model.spec.dtype in (torch.float32, torch.float64) else 0.1
+    if not error <= allowed:
+        raise ModelError(
+            f"{name}: logits of {kind} over lines of guesses differ from plain decoding by {error:.1%} (allowed "
+            f"{allowed:.1%}): its states cannot be taken up again in the middle of a text"
         )
 
 

@@ -5,7 +5,7 @@ preallocated slots, attention reads ``plan.span`` of them, queries of one key-va
 never repeated), and nothing is read on the host, so that a step can be captured in a CUDA graph.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
@@ -21,7 +21,8 @@ from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import shape as llama
 from foretoken.model.llama.pack import Linear, bucket, make_linear, packing_unsupported
 from foretoken.model.llama.shape import LlamaShape
-from foretoken.model.llama.weights import ModuleWeights, WeightSource
+from foretoken.model.llama.split import SplitWeights
+from foretoken.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
 from foretoken.model.source import open_weights
 from foretoken.model.target import CausalModel, Output
 
@@ -39,13 +40,16 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
 
 @dataclass(frozen=True)
 class _Layer:
-    input_norm: Tensor  # [H]
+    input_norm: Tensor | None  # [H]
     qkv: Linear  # H -> (heads + 2 kv heads) * head_dim
-    qk_norm: Tensor | None  # [heads + kv heads, head_dim]
+    qk_norm: Tensor | None  # [heads + kv heads, head_dim]; of all heads together the same, flat
     out: Linear  # heads * head_dim -> H
-    mlp_norm: Tensor  # [H]
+    attention_after: Tensor | None  # [H]
+    mlp_norm: Tensor | None  # [H]
     gate_up: Linear  # H -> 2 * intermediate
     down: Linear  # intermediate -> H
+    mlp_after: Tensor | None  # [H]
+    rope: int  # which of the model's rotations
     window: int | None
 
 
@@ -57,8 +61,8 @@ class _Pass:
     rows, packed, and a bucket's): then only attention sees [B, n].
     """
 
-    cos: Tensor  # [B, n, 1, head_dim]; flat [1, T, 1, head_dim]
-    sin: Tensor  # the same, its first half negated
+    turns: dict[int, tuple[Tensor, Tensor]]
+    """cos [B, n, 1, head_dim], flat [1, T, 1, head_dim], and sin, the same, its first half negated."""
     masks: dict[int | None, Tensor]  # window -> [B, 1, G * n, S] additive
     slots: Tensor  # [B, r]; packed [r]
     span: int
@@ -79,10 +83,15 @@ class LeanModel(CausalModel):
         self.spec = shape.spec(name, "lean", dtype, device)
         self.packed = packing_unsupported(dtype, device) is None if pack is None else pack
         self._group = shape.num_heads // shape.num_kv_heads
-        self._frequencies = torch.tensor(shape.rope_frequencies, device=device).repeat(2)  # [head_dim]
+        ropes = list(dict.fromkeys(shape.ropes))
+        self._rope_of = [ropes.index(rope) for rope in shape.ropes]
+        self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
+        self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
+        if shape.traits.is_fused:
+            source = SplitWeights(source, shape)
         self._embedding = source.read(llama.EMBEDDING, dtype, device)
         self._layers = [self._read_layer(source, layer) for layer in range(shape.num_layers)]
-        self._final_norm = source.read(llama.FINAL_NORM, dtype, device)
+        self._final_norm = self._read_norm(source, llama.FINAL_NORM)
         # A tied head is packed too, beside the table that tokens are looked up in: the one weight held twice.
         tied = shape.tied or llama.HEAD not in source.names
         head = self._embedding if tied else source.read(llama.HEAD, dtype, device)
@@ -107,6 +116,13 @@ class LeanModel(CausalModel):
         name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
         return cls(shape, ModuleWeights(model), dtype=model.dtype, device=model.device, name=name, pack=pack)
 
+    def rebuilt(self, tensors: Mapping[str, Tensor]) -> "LeanModel":
+        """See ``CausalModel.rebuilt``."""
+        spec = self.spec
+        return LeanModel(
+            self.shape, TensorWeights(tensors), dtype=spec.dtype, device=spec.device, name=spec.name, pack=self.packed
+        )
+
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """An empty cache in the model's dtype on its device."""
         shapes = [(self.shape.num_kv_heads, self.shape.head_dim)] * self.shape.num_layers
@@ -127,7 +143,7 @@ class LeanModel(CausalModel):
         """See ``CausalModel.forward``."""
         first, stop = llama.check_layers(self.shape.num_layers, layers, hidden, taps)
         if hidden is None:
-            x = F.embedding(tokens, self._embedding)  # [B, n, H]
+            x = self.embed(tokens)  # [B, n, H]
         else:
             x = hidden.to(self.spec.dtype)
         num_rows, num_nodes = x.shape[:2]
@@ -167,7 +183,10 @@ class LeanModel(CausalModel):
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``CausalModel.embed``."""
-        return F.embedding(tokens, self._embedding)
+        embedded = F.embedding(tokens, self._embedding)
+        scale = self.shape.traits.embedding_scale
+        # The factor is rounded to the weights' dtype first, as the modules do.
+        return embedded if scale == 1.0 else embedded * embedded.new_tensor(scale)
 
     @torch.no_grad()
     def normed(self, hidden: Tensor) -> Tensor:
@@ -177,7 +196,7 @@ class LeanModel(CausalModel):
     @torch.no_grad()
     def head(self, normed: Tensor) -> Tensor:
         """See ``CausalModel.head``."""
-        return self._padded(self._head, normed)
+        return self._padded(self._read_out, normed)
 
     def _row_padding(self, num_rows: int, num_nodes: int) -> int:
         """Nodes that each row of a small pass has too few."""
@@ -197,10 +216,24 @@ class LeanModel(CausalModel):
         return out[0, :count].view(*x.shape[:2], -1)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self._head(self._norm(x, self._final_norm))
+        return self._read_out(self._norm(x, self._final_norm))
 
-    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
-        return F.rms_norm(x, weight.shape, weight, self.shape.norm_eps)
+    def _read_out(self, normed: Tensor) -> Tensor:
+        logits, traits = self._head(normed), self.shape.traits
+        if traits.logit_scale != 1.0:
+            logits = logits * traits.logit_scale
+        return logits if traits.logit_cap is None else _capped(logits, traits.logit_cap)
+
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
+        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self.shape.norm_eps).to(x.dtype)
+
+    def _add(self, x: Tensor, part: Tensor, norm: Tensor | None) -> Tensor:
+        """The stream with what attention or MLP returned."""
+        part = self._norm(part, norm)
+        scale = self.shape.traits.residual_scale
+        return x + part if scale == 1.0 else x + part * scale
 
     def _prepare(self, plan: Plan, padding: int, more: int, first: int, stop: int) -> _Pass:
         """padding: nodes added to each row; more: to the flat stream."""
@@ -212,10 +245,13 @@ class LeanModel(CausalModel):
             positions = F.pad(plan.positions.flatten(), (0, more))[None]
         else:
             positions = F.pad(plan.positions, (0, padding))
-        angles = positions[..., None, None].float() * self._frequencies  # [B, n, 1, head_dim]
-        half = self.shape.head_dim // 2
-        sin = angles.sin() * self.shape.rope_scale
-        sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+        dtype, half = self.spec.dtype, self.shape.head_dim // 2
+        turns: dict[int, tuple[Tensor, Tensor]] = {}
+        for rope in set(self._rope_of[first:stop]):
+            angles = positions[..., None, None].float() * self._frequencies[rope]  # [B, n, 1, head_dim]
+            sin = angles.sin() * self._rope_scales[rope]
+            sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+            turns[rope] = (angles.cos() * self._rope_scales[rope]).to(dtype), sin.to(dtype)
         masks: dict[int | None, Tensor] = {}
         for window in set(self.shape.windows[first:stop]):
             visible = plan.mask  # [B, 1, n, S]
@@ -226,12 +262,10 @@ class LeanModel(CausalModel):
             mask.masked_fill_(~visible, float("-inf"))
             # Padded nodes see everything: any finite result will do, and a node that sees nothing would be NaN.
             masks[window] = F.pad(mask, (0, 0, 0, padding)).repeat(1, 1, self._group, 1)
-        dtype = self.spec.dtype
-        cos, sin = (angles.cos() * self.shape.rope_scale).to(dtype), sin.to(dtype)
         if real is not None:
             rows, slots = real // num_nodes, plan.slots.flatten()[real]
-            return _Pass(cos, sin, masks, slots, plan.span, (num_rows, num_nodes), real, rows)
-        return _Pass(cos, sin, masks, plan.slots, plan.span, (num_rows, num_nodes) if more else None)
+            return _Pass(turns, masks, slots, plan.span, (num_rows, num_nodes), real, rows)
+        return _Pass(turns, masks, plan.slots, plan.span, (num_rows, num_nodes) if more else None)
 
     def _run_layer(self, index: int, x: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         layer, shape = self._layers[index], self.shape
@@ -239,12 +273,23 @@ class LeanModel(CausalModel):
         qkv = layer.qkv(self._norm(x, layer.input_norm)).view(*x.shape[:2], heads + 2 * kv_heads, dim)
         qk, value = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
         if layer.qk_norm is not None:
-            qk = F.rms_norm(qk, (dim,), None, shape.norm_eps) * layer.qk_norm
+            qk = self._norm_heads(qk, layer.qk_norm)
+        cos, sin = shared.turns[layer.rope]
         swapped = torch.cat((qk[..., dim // 2 :], qk[..., : dim // 2]), -1)
-        qk = torch.addcmul(qk * shared.cos, swapped, shared.sin)
-        x = x + layer.out(self._mix(index, qk, value, shared, cache))
+        qk = torch.addcmul(qk * cos, swapped, sin)
+        x = self._add(x, layer.out(self._mix(index, qk, value, shared, cache)), layer.attention_after)
         gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
-        return x + layer.down(F.silu(gate).mul_(up))
+        gate = F.silu(gate) if shape.traits.activation == "silu" else F.gelu(gate, approximate="tanh")
+        return self._add(x, layer.down(gate.mul_(up)), layer.mlp_after)
+
+    def _norm_heads(self, qk: Tensor, weight: Tensor) -> Tensor:
+        """Queries and keys [B, n, heads, head_dim], normed."""
+        shape, wide = self.shape, qk.to(weight.dtype)
+        if shape.traits.qk_norm == "heads":
+            return (F.rms_norm(wide, (shape.head_dim,), None, shape.norm_eps) * weight).to(qk.dtype)
+        parts = torch.split(wide, [shape.num_heads, shape.num_kv_heads], 2)
+        normed = [F.rms_norm(x.flatten(2), (x.shape[2] * x.shape[3],), None, shape.norm_eps) for x in parts]
+        return (torch.cat(normed, -1) * weight).view(qk.shape).to(qk.dtype)
 
     def _mix(self, index: int, qk: Tensor, value: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
         """Write a stream's keys and values and return what its queries find: [B, n, heads * head_dim], or flat."""
@@ -273,21 +318,32 @@ class LeanModel(CausalModel):
         # The queries of one key-value head stand below each other: [B, kv heads, G * n, dim].
         query = query.reshape(num_rows, num_nodes, kv_heads, self._group, dim)
         query = query.permute(0, 2, 3, 1, 4).reshape(num_rows, kv_heads, self._group * num_nodes, dim)
-        mixed = F.scaled_dot_product_attention(
-            query,
-            cache.keys[index][:, :, : shared.span],
-            cache.values[index][:, :, : shared.span],
-            attn_mask=shared.masks[self._layers[index].window],
-        )
+        keys, values = cache.keys[index][:, :, : shared.span], cache.values[index][:, :, : shared.span]
+        mask, traits = shared.masks[self._layers[index].window], self.shape.traits
+        if traits.score_cap is None:
+            mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=traits.score_scale)
+        else:
+            scores = query @ keys.transpose(-1, -2) * (traits.score_scale or dim**-0.5)
+            scores = _capped(scores, traits.score_cap) + mask
+            mixed = torch.softmax(scores.float(), -1).to(query.dtype) @ values
         mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(num_rows, num_nodes, heads * dim)
 
+    def _read_norm(self, source: WeightSource, name: str) -> Tensor:
+        """The factors of a norm; in float32 where an offset would be rounded."""
+        offset, dtype = self.shape.traits.norm_offset, self.spec.dtype
+        if not offset:
+            return source.read(name, dtype, self.spec.device)
+        wide = dtype if dtype == torch.float64 else torch.float32
+        return source.read(name, wide, self.spec.device) + offset
+
     def _read_layer(self, source: WeightSource, index: int) -> _Layer:
-        names = llama.layer_names(index)
+        shape, traits = self.shape, self.shape.traits
+        names = llama.layer_names(index, traits)
         dtype, device = self.spec.dtype, self.spec.device
 
-        def vector(key: str) -> Tensor:
-            return source.read(names[key], dtype, device)
+        def norm(key: str, wanted: bool) -> Tensor | None:
+            return self._read_norm(source, names[key]) if wanted else None
 
         def linear(*keys: str) -> Linear:
             weight = _read_fused(source, [names[key] for key in keys], dtype, device)
@@ -296,13 +352,21 @@ class LeanModel(CausalModel):
             return make_linear(weight, bias, packed=self.packed)
 
         qk_norm = None
-        if self.shape.qk_norm:
-            query, key = vector("q_norm"), vector("k_norm")
-            qk_norm = torch.cat((query.expand(self.shape.num_heads, -1), key.expand(self.shape.num_kv_heads, -1)))
+        if traits.qk_norm:
+            query, key = self._read_norm(source, names["q_norm"]), self._read_norm(source, names["k_norm"])
+            if traits.qk_norm == "heads":
+                query, key = query.expand(shape.num_heads, -1), key.expand(shape.num_kv_heads, -1)
+            qk_norm = torch.cat((query, key))
         return _Layer(
-            vector("input_norm"), linear("q", "k", "v"), qk_norm, linear("o"),
-            vector("mlp_norm"), linear("gate", "up"), linear("down"), self.shape.windows[index],
+            norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
+            norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), linear("gate", "up"),
+            linear("down"), norm("mlp_after", traits.norms_after), self._rope_of[index], shape.windows[index],
         )  # fmt: skip
+
+
+def _capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap)."""
+    return torch.tanh(x / cap) * cap
 
 
 def _read_fused(source: WeightSource, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Tensor:

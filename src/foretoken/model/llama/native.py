@@ -9,7 +9,8 @@ import contextlib
 import ctypes
 import mmap
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,9 @@ from foretoken.model.checkpoint import resolve
 from foretoken.model.llama import shape as llama
 from foretoken.model.llama.matrices import Matrices, read_matrices
 from foretoken.model.llama.shape import LlamaShape
+from foretoken.model.llama.split import SplitWeights
 from foretoken.model.llama.threads import fewest_threads
+from foretoken.model.llama.traits import Traits
 from foretoken.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
 from foretoken.model.source import open_weights
 from foretoken.model.target import CausalModel, Output
@@ -51,10 +54,41 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     reason = llama.unsupported(config)
     if reason is not None:
         return reason
-    dim = llama.read_shape(config).head_dim
-    if dim not in HEAD_DIMS:
-        return f"head dimension {dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
+    shape = llama.read_shape(config)
+    if shape.head_dim not in HEAD_DIMS:
+        return f"head dimension {shape.head_dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
+    lacking = _lacking(shape)
+    if lacking:
+        return f"{shape.architecture} has {lacking}, which only the lean and the transformers implementation have"
     return library()[1]
+
+
+def _lacking(shape: LlamaShape) -> str:
+    """What a model has that ``kernels/native`` has not; empty where that is nothing."""
+    traits, llamas = shape.traits, Traits()
+    known = replace(
+        llamas, qk_norm="heads" if traits.qk_norm == "heads" else "", is_fused=traits.is_fused, rotated=traits.rotated
+    )
+    differs = [name for name, value in asdict(known).items() if getattr(traits, name) != value]
+    if len(set(shape.ropes)) > 1:
+        differs.append("rope")
+    return " and ".join(_WORDS[name] for name in differs)
+
+
+_WORDS = {
+    "activation": "another activation",
+    "norm_offset": "offsets of norms",
+    "norms_before": "layers without norms before",
+    "norms_after": "norms behind attention and MLP",
+    "qk_norm": "norms of all queries together",
+    "embedding_scale": "scaled embeddings",
+    "score_scale": "a scale of its own on scores",
+    "score_cap": "capped scores",
+    "residual_scale": "scaled residuals",
+    "logit_scale": "scaled logits",
+    "logit_cap": "capped logits",
+    "rope": "several rotations",
+}
 
 
 class NativeCache(BoundCache):
@@ -64,7 +98,9 @@ class NativeCache(BoundCache):
         shape, spec = model.shape, model.spec
         shapes = [(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
         self._model = model
-        super().__init__(num_rows, capacity, shapes, spec.dtype, llama.rope_table(shape, capacity, spec.device))
+        super().__init__(
+            num_rows, capacity, shapes, spec.dtype, llama.rope_table(shape.ropes[0], capacity, spec.device)
+        )
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """See ``KVCache.move``."""
@@ -89,6 +125,8 @@ class NativeModel(CausalModel):
     ) -> None:
         """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``."""
         self.native = native_functions()
+        if lacking := _lacking(shape):
+            raise ModelError(f"{name}: {shape.architecture} has {lacking}, which the native implementation has not")
         self.shape = shape
         self._dequantised: Tensor | None = None
         self._rounded: Matrices | None = None  # the head in int8
@@ -135,6 +173,14 @@ class NativeModel(CausalModel):
         shape = llama.read_shape(model.config, model.generation_config)
         name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
         return cls(shape, ModuleWeights(model), dtype=model.dtype, name=name, weights=weights)
+
+    def rebuilt(self, tensors: Mapping[str, Tensor]) -> "NativeModel":
+        """See ``CausalModel.rebuilt``; quantised matrices are rounded again, to 4 bits or to 8."""
+        spec = self.spec
+        label = spec.weights if spec.weights in ("int4", "int8") else "int8"
+        weights = label if spec.is_quantised else "auto"
+        cast = {name: tensor.to(spec.dtype).contiguous() for name, tensor in tensors.items()}
+        return NativeModel(self.shape, TensorWeights(cast), dtype=spec.dtype, name=spec.name, weights=weights)
 
     def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
         """An empty cache; only caches made here can be used with this model."""
@@ -298,6 +344,8 @@ class NativeModel(CausalModel):
 
     def _read(self, source: WeightSource, dtype: torch.dtype, weights: str) -> structures.Model:
         shape, cpu = self.shape, torch.device("cpu")
+        if shape.traits.is_fused:
+            source = SplitWeights(source, shape)
         matrices = [llama.EMBEDDING]
         tied = shape.tied or llama.HEAD not in source.names
         matrices += [] if tied else [llama.HEAD]
@@ -319,7 +367,7 @@ class NativeModel(CausalModel):
             for key in structures.MATRICES:
                 setattr(layer, key, read[names[key]])
                 setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key], source.names)))
-            for key in ("input_norm", "mlp_norm", *(("q_norm", "k_norm") if shape.qk_norm else ())):
+            for key in ("input_norm", "mlp_norm", *(("q_norm", "k_norm") if shape.traits.qk_norm else ())):
                 setattr(layer, key, vector(names[key]))
             layer.window = shape.windows[index] or 0
         final_norm = vector(llama.FINAL_NORM)

@@ -1,0 +1,154 @@
+"""What snapshots and reading again cost recurrent models: passes over rejected guesses beside passes that never go back.
+
+    python benchmarks/hybrid.py [--family qwen3_5] [--guesses 4] [--acceptance 0.7] [--rows 1] [--rounds 40] [--size 1.0]
+
+Models of about 0.3B random weights (--size scales the width). Each round times, interleaved, one pass of the root and its
+guesses: with transformers' own cache, which keeps no snapshot and goes on from where it is, and twice with ours: once where
+all guesses were accepted (snapshot alone), once where they are accepted with the given probability each, so that lags are
+read again in front of passes and, when long, in calls of their own. The last column is the bar: at most 10 %. --cpu-time
+counts the process's own time, for one thread on a machine that has other work.
+"""
+
+import argparse
+import random
+import statistics
+import warnings
+from collections.abc import Callable
+from time import perf_counter, process_time
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, DynamicCache
+
+from foretoken.core.tree import chain_tree, layout
+from foretoken.model.hf.adapter import TransformersModel
+from foretoken.model.target import Target
+
+PROMPT = 64
+clock: Callable[[], float] = perf_counter
+VOCAB = 32_000
+
+
+def config_of(family: str, size: float) -> Any:
+    """About 0.3B weights at size 1."""
+    width = max(128, int(1024 * size) // 128 * 128)
+    common: dict[str, Any] = {
+        "vocab_size": VOCAB, "hidden_size": width, "intermediate_size": 3 * width, "num_hidden_layers": 20,
+        "num_attention_heads": width // 64, "num_key_value_heads": 2, "max_position_embeddings": 8192,
+        "tie_word_embeddings": True, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2,
+    }  # fmt: skip
+    if family == "qwen3_5":
+        heads = width // 128
+        return transformers.Qwen3_5TextConfig(
+            **common, head_dim=64, linear_num_key_heads=heads, linear_num_value_heads=2 * heads,
+            linear_key_head_dim=128, linear_value_head_dim=128,
+        )  # fmt: skip
+    if family == "lfm2":
+        kinds = ["conv", "conv", "full_attention", "conv"] * 5
+        return transformers.Lfm2Config(**common, layer_types=kinds, block_auto_adjust_ff_dim=False)
+    if family == "mamba2":
+        names = ("vocab_size", "hidden_size", "pad_token_id", "bos_token_id", "eos_token_id", "tie_word_embeddings")
+        some = {name: common[name] for name in names}
+        return transformers.Mamba2Config(
+            **some, num_hidden_layers=40, num_heads=width // 32, head_dim=64, n_groups=1, state_size=128
+        )
+    raise SystemExit(f"--family {family}: qwen3_5, lfm2 or mamba2")
+
+
+class Ours:
+    """Rows behind our cache."""
+
+    def __init__(self, model: TransformersModel, rows: int, guesses: int, capacity: int) -> None:
+        self.target, self.capacity, self.rows = Target(model, rows, capacity), capacity, rows
+        self.random = random.Random(1)
+        self.width = guesses + 1
+        self.length = [PROMPT] * rows
+        self.target.forward(torch.full((rows, PROMPT), 7), self.plan(PROMPT, [0] * rows), head=False)
+
+    def plan(self, width: int, start: list[int]) -> Any:
+        """A line of width nodes a row."""
+        tokens = torch.zeros(self.rows, width, dtype=torch.int64)
+        span = min(self.capacity, -(-(max(start) + width) // 64) * 64)
+        return layout(chain_tree(tokens).parent, torch.tensor(start), self.capacity, span=span)
+
+    def step(self, acceptance: float) -> float:
+        """Seconds of one pass."""
+        tokens = torch.randint(5, VOCAB, (self.rows, self.width))
+        begun = clock()
+        self.target.forward(tokens, self.plan(self.width, self.length))
+        seconds = clock() - begun
+        for row in range(self.rows):
+            kept = 0
+            while kept < self.width - 1 and self.random.random() < acceptance:
+                kept += 1
+            self.length[row] += kept + 1
+        return seconds
+
+
+class Theirs:
+    """The same passes with transformers' own cache."""
+
+    def __init__(self, module: Any, rows: int, guesses: int) -> None:
+        self.module, self.rows, self.width = module, rows, guesses + 1
+        self.cache = DynamicCache(config=module.config)
+        self.name = "cache_params" if "Mamba2" in type(module).__name__ else "past_key_values"
+        self.run(torch.full((rows, PROMPT), 7))
+
+    def run(self, tokens: torch.Tensor) -> None:
+        """One pass."""
+        self.module(input_ids=tokens, use_cache=True, **{self.name: self.cache})
+
+    def step(self) -> float:
+        """Seconds of one pass."""
+        tokens = torch.randint(5, VOCAB, (self.rows, self.width))
+        begun = clock()
+        self.run(tokens)
+        return clock() - begun
+
+
+def main() -> None:
+    """Command line: one table row a family."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--family", nargs="+", default=["qwen3_5", "mamba2", "lfm2"])
+    parser.add_argument("--guesses", type=int, default=4)
+    parser.add_argument("--acceptance", type=float, default=0.7)
+    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--size", type=float, default=1.0)
+    parser.add_argument("--cpu-time", action="store_true")
+    options = parser.parse_args()
+    if options.cpu_time:
+        global clock
+        clock = process_time
+    warnings.simplefilter("ignore")
+    transformers.logging.set_verbosity_error()
+    torch.manual_seed(0)
+    print("| family | weights | their pass | snapshot alone | with rejections | snapshot | both |")
+    print("|---|---|---|---|---|---|---|")
+    for family in options.family:
+        with torch.no_grad():
+            module = AutoModelForCausalLM.from_config(config_of(family, options.size), dtype=torch.float32).eval()
+            model = TransformersModel(module, name=family)
+            capacity = PROMPT + (options.rounds + 4) * (options.guesses + 1)
+            theirs = Theirs(module, options.rows, options.guesses)
+            accepted = Ours(model, options.rows, options.guesses, capacity)
+            rejected = Ours(model, options.rows, options.guesses, capacity)
+            seconds = [
+                (theirs.step(), accepted.step(1.0), rejected.step(options.acceptance))
+                for _ in range(options.rounds + 2)
+            ]
+        # Medians of what is alike; the mean of what is not: calls of their own are rare and long.
+        plain, snapshot, _ = (statistics.median(column) for column in zip(*seconds[2:], strict=True))
+        ratios = [one[2] / plain for one in seconds[2:]]
+        both = statistics.fmean(sorted(ratios)[1:-1])
+        count = sum(p.numel() for p in module.parameters())
+        print(
+            f"| {family} | {count / 1e9:.2f}B | {plain * 1e3:.1f} ms | {snapshot * 1e3:.1f} ms "
+            f"| {both * plain * 1e3:.1f} ms | {snapshot / plain - 1:+.1%} | {both - 1:+.1%} |",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()

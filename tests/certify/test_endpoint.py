@@ -1,0 +1,236 @@
+"""An endpoint from outside: every planted fault is found by name, and a right server passes."""
+
+import json
+import re
+from html.parser import HTMLParser
+from typing import Any
+
+import pytest
+
+from foretoken.certify.endpoint import (
+    Endpoint,
+    EndpointBudget,
+    EndpointCertificate,
+    certify_endpoint,
+    html_page,
+    markdown_page,
+)
+from foretoken.certify.endpoint.client import Answer
+from foretoken.certify.endpoint.texts import parting, tie_at
+from foretoken.core.errors import ConfigError
+from tests.certify.faulty import FAULTS, faulty
+from tests.stress import MINUTES
+
+PROMPTS = [f"prompt {number}" for number in range(8)]
+SMALL = {"max_tokens": 32, "samples": 120, "law_prompts": 3, "long_samples": 4}
+SUBTLE = {"samples": 600, "law_prompts": 4}
+"""For faults that move probabilities by a few percent."""
+SAMPLED = {"no_residual", "accepts_too_often", "wrong_q", "temperature_ignored", "temperature_squared"}
+"""Faults that only samples show; they take seconds."""
+PLAIN = {"speculative": False}
+
+
+def certified(fault: str | None = None, *, seed: int = 5, **options: Any) -> EndpointCertificate:
+    """What is found of a server with a fault, compared with its own plain decoding."""
+    budget = EndpointBudget(**{**SMALL, **options.pop("budget", {})})
+    with faulty(fault, logprobs=options.pop("logprobs", True)) as url, Endpoint(url) as endpoint:
+        reference = endpoint.sibling(PLAIN) if options.pop("compared", True) else None
+        return certify_endpoint(
+            endpoint, options.pop("prompts", PROMPTS), reference=reference, budget=budget, seed=seed, **options
+        )
+
+
+def names(found: EndpointCertificate) -> list[str]:
+    return [fault.name for fault in found.faults]
+
+
+def test_a_right_server_passes_every_check() -> None:
+    found = certified()
+    assert (found.verdict, found.passed, found.faults) == ("certified", True, ())
+    assert {check.verdict for check in found.checks} == {"pass"}
+    assert [check.name for check in found.checks] == [
+        "greedy", "penalties", "filters", "logprobs", "stream", "stop", "length", "seed", "load",
+        "law at T = 0.7", "calibration at T = 0.7", "law at T = 1", "calibration at T = 1",
+    ]  # fmt: skip
+    powers = [check.figures["found_total_variation"] for check in found.checks[9:]]
+    assert all(0.0 < power < 0.5 for power in powers)
+
+
+@pytest.mark.parametrize("fault", sorted(FAULTS.keys() - SAMPLED))
+def test_a_fault_of_texts_is_found_by_name(fault: str) -> None:
+    found = certified(fault, skip=("law", "calibration"))
+    assert names(found) == [FAULTS[fault]], found.verdict
+    assert not found.passed
+    assert found.verdict == f"DEFECT: {FAULTS[fault]}"
+    assert all(check.findings for check in found.defects)
+    named = {check for fault in found.faults for check in fault.evidence}
+    assert named == {check.name for check in found.defects}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", sorted(FAULTS if MINUTES else SAMPLED))
+def test_every_fault_is_found_by_name_among_all_checks(fault: str) -> None:
+    """At length (``tests.stress``) all of them; the others are found by text checks alone in the test above."""
+    found = certified(fault, budget=SUBTLE if fault in SAMPLED else {})
+    assert names(found) == [FAULTS[fault]], (found.verdict, [check.name for check in found.defects])
+
+
+def test_a_sampled_fault_is_found_by_its_law() -> None:
+    found = certified("temperature_ignored", skip=("penalties", "stream", "stop", "length", "load", "filters"))
+    assert names(found) == ["wrong temperature"]
+    (one,) = [check for check in found.checks if check.name == "calibration at T = 0.7"]
+    assert one.findings[0].figures["fitted_temperature"] == pytest.approx(1.0, abs=0.12)
+
+
+@pytest.mark.slow
+def test_no_false_alarm_in_clean_runs() -> None:
+    """At length (``tests.stress``) twenty, else four."""
+    for seed in range(20 if MINUTES else 4):
+        found = certified(seed=seed, budget={"samples": 200})
+        assert found.verdict == "certified", (seed, found.defects)
+
+
+def test_without_a_reference_the_server_is_compared_with_itself() -> None:
+    found = certified(compared=False, skip=("load", "stop"))
+    assert found.passed
+    assert found.verdict.startswith("consistent with itself")
+    skipped = {check.name for check in found.checks if check.verdict == "not checked"}
+    assert skipped == {"greedy", "penalties", "law at T = 0.7", "law at T = 1"}
+    assert names(certified("scores_of_draft", compared=False, skip=("load", "law", "calibration"))) == [
+        "foreign log probabilities"
+    ]
+
+
+def test_without_log_probabilities_texts_are_compared_whole() -> None:
+    options: dict[str, Any] = {"logprobs": False, "temperatures": [1.0], "skip": ("load", "stop", "length", "seed")}
+    clean = certified(**options, budget={"law_tokens": 2})
+    assert clean.passed
+    assert {check.name for check in clean.checks if not check.passed} == {"logprobs", "calibration at T = 1"}
+    assert "certified, but for what was not checked: logprobs" in clean.verdict
+    found = certified("guesses_unchecked", **options)
+    assert names(found) == ["unverified tokens"]
+    assert "logit gap not known" in found.defects[0].findings[0].what
+
+
+def test_what_cannot_be_checked_is_no_pass() -> None:
+    left = ("filters", "logprobs", "stream", "stop", "length", "seed", "load", "law", "calibration")
+    found = certified(compared=False, skip=left)
+    assert not found.passed
+    assert found.verdict == "nothing was checked"
+
+
+# -- partings ------------------------------------------------------------------------------------------------------
+
+
+def answer(*tokens: str, top: tuple[dict[str, float], ...] = ()) -> Answer:
+    return Answer("".join(tokens), "length", len(tokens), tokens, (-1.0,) * len(tokens), top)
+
+
+TOP = ({"a": -0.1, "b": -3.0}, {"c": -0.70, "d": -0.71, "e": -5.0})
+
+
+def test_the_gap_where_texts_part() -> None:
+    expected = answer("a", "c", top=TOP)
+    assert parting(answer("a", "c", top=TOP), expected) is None
+    near = parting(answer("a", "d", top=TOP), expected)
+    assert near is not None
+    assert (near.position, near.given, near.expected, near.gap) == (1, "d", "c", pytest.approx(0.01))
+    unknown = parting(answer("a", "x", top=TOP), expected)
+    assert unknown is not None
+    assert unknown.gap == pytest.approx(4.3)
+    assert unknown.at_least
+    ended = parting(answer("a", top=TOP), expected)
+    assert ended is not None
+    assert (ended.given, ended.gap) == ("<end>", pytest.approx(0.01))
+    whole = parting(Answer("ax", "length", 2), Answer("ac", "length", 2))
+    assert whole is not None
+    assert (whole.unit, whole.position, whole.gap) == ("character", 1, None)
+
+
+def test_a_text_without_tokens_beside_one_with_them() -> None:
+    expected = answer("a", "c", top=TOP)
+    assert parting(Answer("ac", "length", 2), expected) is None
+    found = parting(Answer("ad", "length", 2), expected)
+    assert found is not None
+    assert (found.unit, found.position, found.gap) == ("character", 1, pytest.approx(0.01))  # of the two best there
+    assert tie_at(expected, 0) == pytest.approx(2.9)
+    assert tie_at(expected, 2) is None
+
+
+def test_penalties_count_in_the_gap() -> None:
+    top = ({"a": -0.1, "b": -3.0}, {"a": -0.2, "b": -2.0})
+    found = parting(answer("a", "a", top=top), answer("a", "b", top=top), penalties=(1.5, 0.5))
+    assert found is not None
+    assert found.gap == pytest.approx(0.2)  # -2.0 against -0.2 - 1.5 - 0.5
+    assert found.written
+    assert found.preferred
+
+
+# -- reports and mistakes ------------------------------------------------------------------------------------------
+
+
+class Balanced(HTMLParser):
+    """Every element that must be closed is."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.text = ""
+
+    def handle_starttag(self, tag: str, attrs: object) -> None:
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def test_pages_show_everything_and_escape_what_servers_say() -> None:
+    found = certified(
+        "guesses_unchecked", prompts=["<script>alert(1)</script>|`x`", *PROMPTS], skip=("law", "calibration")
+    )
+    page, tickets = html_page(found), markdown_page(found)
+    assert "<script" not in page
+    read = Balanced()
+    read.feed(page)
+    assert read.open == []
+    assert re.findall(r"(?<!\\)[<|`]", tickets.split("### ")[1]) == []
+    assert "\\<script\\>" in tickets
+    for shown in (read.text, tickets):
+        for part in ("unverified tokens", "logit gap", "greedy", "stream", "at most 0.001 a run", "Usual causes"):
+            assert part in shown
+    written = json.loads(json.dumps(found.to_dict()))
+    assert written["faults"][0]["name"] == "unverified tokens"
+    assert written["settings"]["reference"]["fields"] == PLAIN
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("127.0.0.1:8000", "is not a URL of a server"),
+        ("ftp://127.0.0.1", "is not a URL of a server"),
+        ("http://127.0.0.1:9", "nothing answers at http://127.0.0.1:9/v1"),
+    ],
+)
+def test_a_wrong_url(url: str, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        certify_endpoint(Endpoint(url), PROMPTS)
+
+
+@pytest.mark.parametrize(
+    "options", [{"samples": 0}, {"max_tokens": 4}, {"alpha": 0.0}, {"alpha": 1.5}, {"tolerance": -1.0}]
+)
+def test_budgets_that_are_refused(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        EndpointBudget(**options)
+
+
+def test_checks_and_prompts_that_are_refused() -> None:
+    with faulty() as url, Endpoint(url) as endpoint:
+        with pytest.raises(ConfigError, match="check 'grredy' is not known"):
+            certify_endpoint(endpoint, PROMPTS, skip=["grredy"])
+        with pytest.raises(ConfigError, match="no prompts"):
+            certify_endpoint(endpoint, [])

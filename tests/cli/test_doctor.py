@@ -1,0 +1,85 @@
+"""``foretoken doctor`` on tiny models and bundled heads: the report, the recommendation, the diagnosis, the mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.conftest import Invoke
+from tests.cli.test_bench import suite  # noqa: F401 (a fixture)
+from tests.cli.test_errors import one_line
+from tests.doctor import plants
+
+SMALL = ("--limit", 2, "--timed", 1, "--max-new-tokens", 12, "--no-bandwidth")
+
+
+@pytest.fixture
+def doctor(invoke: Invoke, models: dict[str, Path], suite: Path) -> Invoke:  # noqa: F811
+    """The command on the tiny target."""
+
+    def run(*args: object, **options: object) -> object:
+        target = ["--target", models["target"], "--implementation", "lean", "--prompts", suite]
+        return invoke("doctor", *target, *SMALL, *args)
+
+    return run
+
+
+def test_report(doctor: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
+    file = tmp_path / "report.json"
+    result = doctor("--draft", models["draft"], "--methods", "draft_model,ngram", "--json", "--output", file)
+    assert (result.exit_code, result.stderr) == (0, "")
+    found = json.loads(result.stdout)
+    assert json.loads(file.read_text()) == found
+    assert {one["method"] for one in found["methods"]} == {"draft_model", "ngram"}
+    draft = next(one for one in found["methods"] if one["method"] == "draft_model")
+    assert draft["drafter"] == str(models["draft"])
+    assert [one["num_speculative_tokens"] for one in draft["predictions"]] == list(
+        range(1, len(draft["predictions"]) + 1)
+    )
+    for one in draft["predictions"]:
+        assert one["speedup"]["low"] <= one["speedup"]["high"]
+        assert one["cost"] > 0
+    assert found["command"].startswith(
+        f"foretoken generate --target {models['target']} --implementation lean --method "
+    )
+    assert found["machine"]["implementation"] == "lean"
+    assert found["num_prompts"] == 2
+
+
+def test_tables(doctor: Invoke, models: dict[str, Path]) -> None:
+    result = doctor("--draft", models["draft"], "--methods", "draft_model")
+    assert (result.exit_code, result.stderr) == (0, "")
+    for part in ("machine:", "target:", "what guessing would bring", "slot 1", "foretoken generate --target"):
+        assert part in result.stdout
+    assert "! 2 prompts" in result.stdout
+    assert "not native" in result.stdout  # the implementation was forced: said, and why
+
+
+def test_a_draft_as_large_as_its_target_is_warned_of(doctor: Invoke, models: dict[str, Path]) -> None:
+    """It accepts everything, and each of its guesses costs a pass: no speedup, whatever it accepts."""
+    found = json.loads(doctor("--draft", models["target"], "--methods", "draft_model", "--json").stdout)
+    (one,) = found["methods"]
+    assert one["slots"][0] == pytest.approx(1.0)
+    assert one["best_case"] is not None
+
+
+def test_a_head_with_a_fault_has_exit_status_3_and_a_remedy(invoke: Invoke, tmp_path: Path) -> None:
+    head = plants.too_large_for_half(tmp_path)
+    result = invoke("doctor", head, "--target", "bundled", "--limit", 2)
+    assert result.exit_code == 3
+    assert "dtype: its numbers do not fit the dtype it runs in" in result.stdout
+    assert "remedy:" in result.stdout
+
+
+def test_a_clean_head(invoke: Invoke) -> None:
+    result = invoke("doctor", "bundled/kangaroo", "--target", "bundled", "--limit", 3)
+    assert (result.exit_code, result.stderr) == (0, "")
+    assert "No fault was found" in result.stdout
+    assert "accepted" in result.stdout
+
+
+def test_mistakes(doctor: Invoke, invoke: Invoke, models: dict[str, Path]) -> None:
+    assert "did you mean 'ngram'" in one_line(doctor("--methods", "ngrm").stderr)
+    assert "drop --methods" in one_line(doctor("bundled/eagle1", "--methods", "ngram").stderr)
+    assert "it needs a trained head" in one_line(doctor("--methods", "medusa").stderr)
+    assert "--draft NAME" in one_line(invoke("doctor", models["draft"], "--target", "bundled").stderr)

@@ -1,0 +1,61 @@
+"""``foretoken learn`` and ``serve --learn``: files in, figures, a plot and weights out; errors of one line."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from foretoken import ConfigError, LearnOptions
+from foretoken.learn.plot import draw_history, running
+from tests.cli.conftest import Invoke
+
+
+def test_a_file_is_answered_and_learned_from(invoke: Invoke, tmp_path: Path) -> None:
+    data = tmp_path / "prompts.jsonl"
+    data.write_text("".join(json.dumps({"prompt": f"def add_{n}(a, b):\n    return"}) + "\n" for n in range(10)))
+    plot, out = tmp_path / "plot.svg", tmp_path / "out.json"
+    done = invoke(
+        "learn", "--target", "bundled", "--method", "draft_model", "--data", str(data), "--max-new-tokens", "8",
+        "--plot", str(plot), "--json", "--output", str(out), "--learn-dir", str(tmp_path / "kept"),
+    )  # fmt: skip
+    assert done.exit_code == 0, done.output
+    state = json.loads(out.read_text())
+    assert len(state["history"]) == 10
+    assert state["figures"]["num_texts"] == 10
+    assert plot.read_text().lstrip().startswith("<?xml")
+    assert (tmp_path / "kept" / "draft_model-0" / "export" / "config.json").is_file()
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["learn", "--data", "nowhere.jsonl", "--method", "draft_model"], "nowhere.jsonl"),
+        (["learn", "--data", "x", "--learn-adapters", "7"], "learn_adapters = 7 must be 1, 2 or 3"),
+        (["serve", "bundled", "--learn-every", "4"], "--learn-every needs --learn"),
+    ],
+)
+def test_mistakes_are_one_line(invoke: Invoke, options: list[str], said: str) -> None:
+    done = invoke(*options)
+    assert done.exit_code != 0
+    assert said in done.output
+    assert "Traceback" not in done.output
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"held_out": 1}, {"learn_share": 0.0}, {"where": "moon"}, {"learn_lr": -1.0}, {"clip": 0.0}, {"patience": 0}],
+)
+def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong)).replace("held_out", "held_out")):
+        LearnOptions(**wrong)  # type: ignore[arg-type]
+
+
+def test_the_plot_draws_what_happened_and_refuses_other_files(tmp_path: Path) -> None:
+    history = [{"number": n, "guessed": 10, "kept": min(9, n)} for n in range(20)]
+    events = [{"event": "swap", "request": 5}, {"event": "revert", "request": 9}]
+    assert running(history, 1) == [one["kept"] / 10 for one in history]
+    assert running(history, 2)[:2] == [0.0, 0.05]
+    made = draw_history({"history": history, "events": events}, tmp_path / "a.png")
+    assert made.read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(ConfigError, match=r"\.png, \.svg or \.pdf"):
+        draw_history({"history": history, "events": events}, tmp_path / "a.jpeg")

@@ -1,0 +1,114 @@
+"""The prediction: exact steps of a text, costs between and beyond what was timed, intervals that cover."""
+
+import itertools
+from dataclasses import dataclass
+
+import numpy as np
+import pytest
+
+from foretoken.doctor.predict import (
+    TextAcceptance,
+    TextTimes,
+    num_steps,
+    pool,
+    predicted,
+    predictions,
+    step_cost_of,
+)
+from foretoken.planner.observed import step_costs
+
+
+@dataclass(frozen=True)
+class Timing:
+    seconds_draft: float
+    seconds_target: float
+    seconds_rest: float
+    num_draft_tokens: int
+
+
+def timing(guesses: int, cost: float) -> Timing:
+    return Timing(0.0 if not guesses else 0.2 * cost, 0.8 * cost if guesses else cost, 0.0, guesses)
+
+
+def steps_by_enumeration(rates: list[float], num_tokens: int) -> float:
+    """Expected steps over all outcomes of all guesses, in order."""
+    if num_tokens <= 0:
+        return 0.0
+    total, outcomes = 0.0, itertools.product((0, 1), repeat=len(rates))
+    for outcome in outcomes:
+        chance = 1.0
+        for kept, rate in zip(outcome, rates, strict=True):
+            chance *= rate if kept else 1.0 - rate
+        accepted = next((k for k, kept in enumerate(outcome) if not kept), len(rates))
+        total += chance * (1.0 + steps_by_enumeration(rates, num_tokens - 1 - accepted))
+    return total
+
+
+@pytest.mark.parametrize("rates", [[], [0.5], [0.9, 0.4], [0.7, 0.8, 0.3], [1.0, 1.0], [0.0, 0.6]])
+@pytest.mark.parametrize("num_tokens", [1, 2, 5])
+def test_steps_of_a_text_by_enumeration(rates: list[float], num_tokens: int) -> None:
+    assert num_steps(rates, num_tokens) == pytest.approx(steps_by_enumeration(rates, num_tokens), abs=1e-12)
+
+
+def test_plain_decoding_takes_a_step_a_token() -> None:
+    assert num_steps([], 37) == pytest.approx(37.0)
+    assert num_steps([1.0] * 4, 50) == pytest.approx(10.0)
+
+
+def test_costs_between_and_beyond_the_timed_numbers_of_guesses() -> None:
+    costs = step_costs([timing(0, 2.0)] * 3, [timing(2, 3.0)] * 3 + [timing(4, 4.0)] * 3, split=True)
+    assert step_cost_of(costs, {3: 1.0}) == pytest.approx(1.75)
+    assert step_cost_of(costs, {1: 0.5, 4: 0.5}) == pytest.approx((1.25 + 2.0) / 2)
+    assert step_cost_of(costs, {6: 1.0}) == pytest.approx(2.5)
+    assert step_cost_of(costs, {}) is None
+
+
+def texts(rate: float, count: int, steps: int, seed: int) -> list[TextAcceptance]:
+    """Texts of a drafter with one rate and two slots, each step drawn."""
+    generator = np.random.default_rng(seed)
+    out = []
+    for _ in range(count):
+        first = generator.random(steps) < rate
+        second = generator.random(int(first.sum())) < rate
+        tokens = steps + int(first.sum()) + int(second.sum())
+        kept = (float(first.sum()), float(second.sum()))
+        out.append(TextAcceptance((steps, int(first.sum())), kept, {2: steps}, tokens))
+    return out
+
+
+def times(count: int, cost: float, first: float = 0.0) -> list[TextTimes]:
+    return [TextTimes([timing(0, 1.0)] * 5, [timing(2, cost)] * 5, first) for _ in range(count)]
+
+
+def test_a_known_cost_and_rate_give_the_known_speedup() -> None:
+    made = [TextAcceptance((10, 5), (5.0, 2.5), {2: 10}, 17)]
+    (found,) = predictions(made, times(1, 1.25), [2], fixed=True, num_tokens=100)
+    assert found.cost == pytest.approx(1.25)
+    assert found.tokens_per_step == pytest.approx(100 / num_steps([0.5, 0.5], 100))
+    assert found.speedup.value == pytest.approx(found.tokens_per_step / 1.25)
+    late = predicted(pool(made, times(1, 1.25, first=8.0), split=True), 2, 100, fixed=True)
+    assert late is not None
+    assert late[2] == pytest.approx(100 / (8.0 + 1.25 * num_steps([0.5, 0.5], 100)))
+
+
+def test_methods_that_find_few_guesses_cost_less() -> None:
+    made = [TextAcceptance((10, 5), (5.0, 2.5), {0: 5, 2: 5}, 17)]
+    (found,) = predictions(made, times(1, 1.5), [2], fixed=False, num_tokens=50)
+    assert found.cost == pytest.approx(1.25)
+
+
+def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
+    """60 repetitions at 95 %: fewer than 51 hits has a chance below 1 in 1000 (binomial)."""
+    truth = 60 / num_steps([0.6, 0.6], 60) / 1.2
+    hits = narrow = 0
+    for seed in range(60):
+        (found,) = predictions(texts(0.6, 12, 30, seed), times(4, 1.2), [2], fixed=True, num_tokens=60, seed=seed)
+        hits += found.speedup.low <= truth <= found.speedup.high
+        middle = (found.speedup.low + found.speedup.high) / 2
+        narrow += middle * 0.999 <= truth <= middle * 1.001
+    assert hits >= 51
+    assert narrow < 51  # the control: an interval of a thousandth would not
+
+
+def test_nothing_timed_predicts_nothing() -> None:
+    assert predictions(texts(0.5, 3, 10, 0), [], [1, 2], fixed=True, num_tokens=20) == []

@@ -1,0 +1,154 @@
+"""Suffix and a second method in one: the text stays, and each row takes the guess that has been worth more."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretoken import ConfigError, Engine, Request, SamplingParams, speculative_config
+from foretoken.core.tree import DrawnBy, TokenTree
+from foretoken.draft.suffix import Suffix
+from foretoken.methods.draft_model.drafter import DraftModel
+from foretoken.methods.hybrid.drafter import Hybrid, Mean, Worth, _by_row
+from foretoken.model.table import TableLM
+from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
+
+TARGET = table()
+KEYS = {"method": "hybrid", "second": "draft_model", "second_tokens": 3}
+
+
+def engine(target: TableLM = TARGET, draft: TableLM | None = None, discount: float = 0.85, **keys: Any) -> Engine:
+    method = Hybrid(Suffix(), DraftModel(draft or table(blur=0.3)), depth=3, discount=discount)
+    return Engine(target, ToyTokenizer(), speculative={**KEYS, "discount": discount, **keys}, method=method)
+
+
+@pytest.mark.parametrize("verify", ["coupled", "exact"])
+@pytest.mark.parametrize("discount", [0.0, 0.85, 2.0])
+def test_the_text_is_that_of_plain_decoding(verify: str, discount: float) -> None:
+    """Mixed temperatures and lengths, batches in which some rows follow a suffix and some the draft."""
+    expected = [outcome(one) for one in plain(TARGET, mixed_requests(), verify=verify)]
+    running = engine(discount=discount, verify=verify)
+    for batch_size in (3, 8, 1):
+        found = running.generate_batch(mixed_requests(), batch_size=batch_size)
+        assert [outcome(one) for one in found] == expected
+        assert sum(one.num_accepted_tokens for one in found) > 0
+
+
+def test_greedy_text_under_rejection() -> None:
+    requests = [Request([3, 4, 5, 3, 4, k], SamplingParams(temperature=0.0, max_new_tokens=25)) for k in range(4)]
+    expected = [outcome(one) for one in plain(TARGET, requests)]
+    running = engine(verify="rejection")
+    for _ in range(2):
+        assert [outcome(one) for one in running.generate_batch(requests)] == expected
+
+
+def test_one_batch_holds_both_kinds_of_guesses(audited: list[Callable[..., None]]) -> None:
+    """Under sampled rejection a tree has FIXED rows without q and drawn rows with it."""
+    kinds: set[frozenset[int]] = set()
+
+    def auditor(state: Any, target: Any, drafter: Any, report: Any) -> None:
+        tree = report.commit.tree
+        tree.check()
+        rows = [set(tree.drawn_by[row, 1:][tree.valid[row, 1:]].tolist()) for row in range(len(tree.tokens))]
+        kinds.update(frozenset(found) for found in rows if found)
+        if len({frozenset(found) for found in rows if found}) > 1:
+            kinds.add(frozenset({-1}))
+
+    audited.append(auditor)
+    requests = [Request([1, k], SamplingParams(temperature=1.0, max_new_tokens=60, seed=k)) for k in range(6)]
+    engine(verify="rejection").generate_batch(requests)
+    fixed, drawn = frozenset({int(DrawnBy.FIXED)}), frozenset({int(DrawnBy.IID)})
+    assert kinds == {fixed, drawn, frozenset({-1})}
+
+
+def cycle(context: tuple[int, ...]) -> Tensor:
+    """A target that counts to twelve again and again."""
+    probs = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
+    probs[(context[-1] + 1) % 12] = 1.0
+    return probs / probs.sum()
+
+
+def wrong(context: tuple[int, ...]) -> Tensor:
+    """A draft that counts backwards."""
+    probs = torch.full((VOCAB,), 1e-6, dtype=torch.float64)
+    probs[(context[-1] - 1) % 12] = 1.0
+    return probs / probs.sum()
+
+
+def steps(config: dict[str, Any] | None, draft: Callable[[tuple[int, ...]], Tensor]) -> int:
+    target = TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
+    guesser = TableLM(VOCAB, probs=draft, context=1, dtype=torch.float64, num_layers=1)
+    running = engine(target, guesser) if config is None else Engine(target, ToyTokenizer(), speculative=config)
+    completion = running.generate([0], max_new_tokens=120, temperature=0.0)
+    assert completion.token_ids == [(k + 1) % 12 for k in range(120)]
+    return completion.num_steps
+
+
+def test_the_better_of_both_is_taken() -> None:
+    """A perfect draft of three guesses is taken until suffix has longer ones; a wrong draft costs suffix nothing."""
+    alone = steps({"method": "suffix"}, wrong)
+    assert steps(None, wrong) <= alone
+    assert steps(None, cycle) <= alone - 6, "the draft has guessed while suffix had nothing"
+    assert steps(None, cycle) < 120 / 4, "and suffix goes beyond the draft's three"
+
+
+def test_worth_is_learned() -> None:
+    worth = Worth(0.85)
+    assert worth.prefers_suffix(3.0)
+    assert not worth.prefers_suffix(0.0)
+    for _ in range(100):
+        worth.of(3.0).add(0.0)
+        worth.second.add(3.0)
+    assert not worth.prefers_suffix(3.0)
+    assert worth.prefers_suffix(7.9), "other scores are judged by themselves"
+    mean = Mean(0.0)
+    for value in [1.0] * 3000 + [5.0] * 3000:
+        mean.add(value)
+    assert mean.value == pytest.approx(5.0, abs=0.01), "old observations are forgotten"
+
+
+def test_rows_of_two_trees() -> None:
+    none, label = torch.zeros(2, 2, dtype=torch.int64), int(DrawnBy.IID)
+    fixed = TokenTree(torch.tensor([[7, 1], [8, 2]]), torch.tensor([[-1, 0], [-1, 0]]), none, max_children=1)
+    tokens, parent = torch.tensor([[7, 0, 0], [8, 3, 4]]), torch.tensor([[-1, -1, -1], [-1, 0, 1]])
+    labels = torch.tensor([[0, 0, 0], [0, label, label]])
+    drawn = TokenTree(tokens, parent, labels, torch.ones(2, 3, 5), max_children=1)
+    both = _by_row(fixed, drawn, torch.tensor([True, False]))
+    both.check()
+    assert both.tokens.tolist() == [[7, 1, 0], [8, 3, 4]]
+    assert both.q is not None
+    assert both.q[0].abs().max() == 0
+    assert both.q[1].min() == 1
+
+
+def test_fresh_shares_no_store() -> None:
+    method = Hybrid(Suffix(), DraftModel(table()), depth=3, discount=0.9)
+    fresh = method.fresh()
+    assert fresh.suffix is not method.suffix
+    assert fresh.second is method.second
+    assert fresh.worth is not method.worth
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"second": "kangaroo"}, "second = 'kangaroo' must be one of eagle3, eagle1, draft_model"),
+        ({"second_tokens": 0}, "second_tokens = 0 must be between 1 and 64"),
+        ({"discount": -1.0}, "discount = -1.0 must be between"),
+    ],
+)
+def test_wrong_keys(keys: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        speculative_config({"method": "hybrid", **keys})
+
+
+def test_bundled_pair() -> None:
+    """Loaded by its keys: a head behind suffix, natively where that runs."""
+    plain_text = Engine.load("bundled").generate("def f(x):", max_new_tokens=24, temperature=0.0, seed=1)
+    for second in ("eagle3", "draft_model"):
+        loaded = Engine.load("bundled", speculative={"method": "hybrid", "second": second})
+        found = loaded.generate("def f(x):", max_new_tokens=24, temperature=0.0, seed=1)
+        assert found.token_ids == plain_text.token_ids
+        assert found.num_accepted_tokens > 0

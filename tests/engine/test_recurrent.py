@@ -1,0 +1,204 @@
+"""Recurrent and hybrid models in the engine: every drafter of lines gives plain decoding's tokens, alone, in ragged
+batches, with preemption, and with prefixes taken up at their states."""
+
+import random
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+
+import foretoken.model.recurrent as memory
+from foretoken import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretoken.core.errors import ConfigError
+from foretoken.draft.base import Method
+from foretoken.engine.memory import bytes_per_row, bytes_per_token, kv_budget
+from foretoken.methods.draft_model.drafter import DraftModel
+from foretoken.methods.eagle.drafter import Eagle1, Eagle3
+from foretoken.methods.kangaroo.drafter import EarlyExit, Kangaroo
+from foretoken.model.hf.adapter import TransformersModel
+from tests.engine.harness import ToyTokenizer
+from tests.engine.test_service import Mailbox
+from tests.engine.traffic import Traffic
+from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
+from tests.methods.kangaroo.test_head import random_head as kangaroo_head
+from tests.model.recurrent import FAMILIES, family_module
+from tests.model.tiny import VOCAB, tiny_module
+from tests.stress import MINUTES
+
+pytestmark = pytest.mark.filterwarnings("ignore")  # transformers tells which kernels are not installed
+NUMBERS = ToyTokenizer([f"w{i} ".encode() for i in range(VOCAB)], special=(2,))
+FEW = (
+    "qwen3_next",
+    "mamba2",
+    "jamba",
+    "lfm2",
+)  # delta nets with experts, no attention at all, token by token, convolutions
+PROMPTS = 200
+
+
+def build(family: str) -> TransformersModel:
+    return TransformersModel(family_module(family), name=family)
+
+
+@pytest.fixture(scope="module", params=FEW)
+def target(request: pytest.FixtureRequest) -> TransformersModel:
+    return build(request.param)
+
+
+def asked(count: int, temperature: float, seed: int = 0, most: int = 24) -> list[Request]:
+    """Ragged prompts, every third repetitive."""
+    rng, found = random.Random(seed), []
+    for number in range(count):
+        prompt = [rng.randrange(3, VOCAB) for _ in range(rng.choice((1, 2, 5, 9, 17, 40)))]
+        if number % 3 == 0:
+            prompt = (prompt[:5] * 6)[:25]
+        params = SamplingParams(
+            max_new_tokens=rng.randint(1, most), temperature=temperature, seed=number, ignore_eos=True
+        )
+        found.append(Request(prompt, params, [rng.randrange(VOCAB) for _ in range(12)]))
+    return found
+
+
+def drafters(model: TransformersModel) -> Iterator[tuple[dict[str, Any], Method | None]]:
+    """Every way of guessing a line: found, drafted by an attention model and by a recurrent one, by heads, by the target's
+    own layers."""
+    for name in ("ngram", "suffix", "recycling", "prediction"):
+        yield {"method": name}, None
+    for draft in (tiny_module("llama"), family_module("falcon_h1")):
+        yield {"method": "draft_model"}, DraftModel(TransformersModel(draft))
+    yield {"method": "draft_model", "shape": "adaptive/threshold=0.1"}, DraftModel(model)
+    yield {"method": "early_exit", "exit_layer": 1}, EarlyExit(model, 1)
+    if model.spec.num_layers == 4:
+        yield {"method": "eagle3"}, Eagle3(random_head(EAGLE3), model)
+        yield {"method": "eagle1"}, Eagle1(random_head(EAGLE1), model)
+        yield {"method": "kangaroo"}, Kangaroo(kangaroo_head(), model)
+
+
+def same(engine: Engine, requests: list[Request], batch_size: int, expected: list[list[int]]) -> None:
+    found = [one.token_ids for one in engine.generate_batch(requests, batch_size=batch_size)]
+    assert found == expected, engine.speculative
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_every_drafter_gives_plain_tokens(target: TransformersModel, temperature: float) -> None:
+    plain, requests = Engine(target, speculative="none"), asked(8, temperature, most=18)
+    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    accepted = 0
+    for number, (config, method) in enumerate(drafters(target)):
+        engine = Engine(target, speculative={"num_speculative_tokens": 4, **config}, method=method)
+        same(engine, requests[number::2], 5, expected[number::2])
+        same(engine, requests[number : number + 2], 1, expected[number : number + 2])
+        figures = engine.recorder.methods.values()
+        accepted += sum(one.num_accepted_tokens for one in figures)
+    assert accepted > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_every_family(family: str) -> None:
+    """At length (``tests.stress``) 200 prompts of each family, else four."""
+    model = build(family)
+    for temperature in (0.0, 1.0):
+        plain, requests = Engine(model, speculative="none"), asked(PROMPTS // 2 if MINUTES else 2, temperature)
+        expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+        for config, method in drafters(model):
+            engine = Engine(model, speculative={"num_speculative_tokens": 4, **config}, method=method)
+            same(engine, requests, 8, expected)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "jamba"])
+def test_random_traffic(family: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Arrivals, preemptions, cancellations, prefixes taken up at states kept every few tokens."""
+    monkeypatch.setattr(memory, "MIN_SPACING", 8)
+    monkeypatch.setattr(memory, "MAX_SPACING", 8)
+    traffic = Traffic(
+        3, kv_tokens=192, max_new_tokens=(4, 30), models=(build(family), build("mamba2")), tokenizer=NUMBERS
+    )
+    for _ in range(60):
+        traffic.round()
+    traffic.finish()
+    assert traffic.check() > 5
+    counters = traffic.loop.recorder
+    assert counters.num_preemptions > 0
+    assert counters.num_cached_prompt_tokens > 0
+
+
+def test_a_conversation_is_taken_up_where_it_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(memory, "MIN_SPACING", 16)
+    monkeypatch.setattr(memory, "MAX_SPACING", 16)
+    model = build("qwen3_5")
+    plain = Engine(model, speculative="none")
+    engine = Engine(model, speculative={"method": "ngram"}, prefix_memory_gib=0.01)
+    rng = random.Random(1)
+    system = [rng.randrange(3, VOCAB) for _ in range(40)]
+    params = SamplingParams(max_new_tokens=9, seed=3, ignore_eos=True)
+    first = engine.generate([*system, 7, 8, 9], params)
+    assert first.num_cached_tokens == 0
+    other = engine.generate([*system, 11, 12], params)
+    assert other.num_cached_tokens == 32, "the last state that is kept within what both begin with"
+    turn = [*system, 7, 8, 9, *first.token_ids, 20, 21, 22]
+    second = engine.generate(turn, params)
+    assert second.num_cached_tokens > 43, "more than the prompt: the answer's own state was kept"
+    for prompt, found in (([*system, 7, 8, 9], first), ([*system, 11, 12], other), (turn, second)):
+        assert found.token_ids == plain.generate(prompt, params).token_ids
+
+
+def test_trees_are_refused_with_the_reason() -> None:
+    hybrid, attention = build("mamba2"), TransformersModel(tiny_module("llama"))
+    with pytest.raises(
+        ConfigError, match=r"'static' branches, and mamba2 keeps a recurrent state.*choose shape 'chain'"
+    ):
+        Engine(hybrid, speculative={"method": "recycling", "shape": "static"})
+    config = {"method": "draft_model", "shape": "static/branching=2x1"}
+    with pytest.raises(ConfigError, match="branches, and mamba2 keeps"):
+        Engine(attention, speculative=config, method=DraftModel(hybrid))
+    service = Service(Engine(hybrid, NUMBERS, speculative="ngram"))
+    with pytest.raises(ConfigError, match="branches, and mamba2 keeps"):
+        service._choices.method({"method": "recycling", "shape": "static/branching=2x1"})
+
+
+def test_memory_is_planned_for_states() -> None:
+    hybrid, methods = build("mamba2"), [DraftModel(build("falcon_h1"))]
+    own, drafts = hybrid.new_cache(0, 1).bytes_per_row, methods[0].bytes_per_row
+    assert own > 0 < drafts
+    assert bytes_per_row(hybrid, methods) == own + drafts
+    assert bytes_per_token(hybrid, []) == 1
+    gib = (2 * own + 5000) / 2**30
+    assert kv_budget(hybrid, 10, given_gib=gib, row_tokens=100, max_rows=2, bytes_per_row=own) == 200
+    with pytest.raises(ConfigError, match="KV memory"):
+        kv_budget(hybrid, 10, given_gib=gib, row_tokens=100, max_rows=9, bytes_per_row=own)
+
+
+def test_a_service_serves_a_hybrid() -> None:
+    model = build("qwen3_next")
+    plain = Engine(model, speculative="none")
+    options = ServiceOptions(speculation="on", max_model_len=96, max_num_seqs=3, kv_memory_gib=0.05)
+    requests = asked(5, 1.0, seed=2)
+    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    mail, service = Mailbox(), Service(Engine(model, NUMBERS, speculative="ngram"), options)
+    service.start()
+    try:
+        for number, request in enumerate(requests):
+            service.submit(Submission(str(number), list(request.prompt), request.params), mail.hear)
+        for number, tokens in enumerate(expected):
+            completion = mail.last(str(number)).completion
+            assert completion is not None
+            assert completion.token_ids == tokens
+    finally:
+        service.close()
+
+
+def test_states_do_not_leak_between_rows() -> None:
+    """A row of the pool that another request has used begins with nothing."""
+    model = build("lfm2")
+    pool = model.new_cache(2, 32)
+    pool.clear()
+    pool.open_rows(1)
+    assert isinstance(pool, memory.RecurrentCache)
+    for tensors in pool.states.tensors:
+        for states in tensors.values():
+            states[:, 0] = 7.0
+    pool.keep(torch.tensor([], dtype=torch.int64))
+    pool.open_rows(1)
+    assert all(not bool(states[:, 0].any()) for tensors in pool.states.tensors for states in tensors.values())

@@ -1,0 +1,178 @@
+"""Weights that change while texts are written: no token changes under ``coupled``, no law under ``rejection``.
+
+10,000 steps (in the slow tier, hundreds else), an exchange or a way back before every third of them on average. The
+negative control, and the planted bug ``learn-q-of-new-weights``, give the q of new weights for guesses of old ones.
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from foretoken import Engine, Request, SamplingParams
+from foretoken.core.noise import Noise
+from foretoken.core.tree import DrawMode, TokenTree
+from foretoken.draft.base import Context, Drafter
+from foretoken.draft.shapes import Shape
+from foretoken.engine.event import StepEvent
+from foretoken.learn.line import LearnedDrafter, LearnedMethod
+from foretoken.methods.draft_model.drafter import DraftModel
+from foretoken.model.table import TableLM
+from foretoken.model.target import Target
+from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, prompts, table
+from tests.engine.test_rejection import ALPHA, p_value, toy
+
+STEPS = 10_000
+
+
+def versions() -> list[DraftModel]:
+    """Drafts that differ much: near the target, far from it, another table, a model of a shorter context."""
+    target = [table(1, blur=blur, blur_seed=seed) for blur, seed in ((0.1, 5), (0.5, 6), (0.9, 7))]
+    return [DraftModel(model) for model in (*target, table(2), table(1, blur=0.2, max_positions=24))]
+
+
+class Exchanges:
+    """An observer that serves another version, or goes back, with a chance of one in three after each step."""
+
+    def __init__(self, method: LearnedMethod, seed: int) -> None:
+        self.method, self.random = method, random.Random(seed)
+        self.made, self.number, self.steps, self.swaps, self.reverts = versions(), 0, 0, 0, 0
+
+    def __call__(self, event: StepEvent) -> None:
+        self.steps += 1
+        kind = self.random.random()
+        if kind < 0.25:
+            self.number += 1
+            self.swaps += 1
+            self.method.serve(self.number, self.random.choice(self.made))
+        elif kind < 0.34:
+            self.reverts += 1
+            self.number = max(self.number, self.method.revert())
+
+
+@pytest.mark.parametrize(
+    ("shape", "gamma", "steps"),
+    [
+        ("chain", 4, 600),
+        ("static/branching=2x1x1", 3, 400),
+        pytest.param("chain", 4, STEPS, marks=pytest.mark.slow),
+        pytest.param("static/branching=2x1x1", 3, STEPS, marks=pytest.mark.slow),
+    ],
+)
+def test_no_token_changes_whatever_is_swapped_in_mid_text(shape: str, gamma: int, steps: int) -> None:
+    target = table(1)
+    alone = Engine(target, ToyTokenizer(), speculative="none")
+    requests = mixed_requests(40)
+    expected = [outcome(one) for one in alone.generate_batch(requests)]
+    method = LearnedMethod(versions()[0])
+    config = {"method": "draft_model", "num_speculative_tokens": gamma, "shape": shape}
+    engine = Engine(target, ToyTokenizer(), speculative=config, method=method)
+    exchanges = Exchanges(method, seed=gamma)
+    engine.observers.append(exchanges)
+    rounds = 0
+    while exchanges.steps < steps:
+        rounds += 1
+        got = engine.generate_batch(requests, batch_size=1 + rounds % 4)
+        assert [outcome(one) for one in got] == expected
+        assert sum(one.num_accepted_tokens for one in got) > 20, "nothing was guessed"
+    assert exchanges.swaps > steps // 6
+    assert exchanges.reverts > steps // 20
+
+
+class Swapping(LearnedMethod):
+    """Weights alternate before every proposal: each step of a text comes from other weights than the one before."""
+
+    def __init__(self, first: DraftModel, second: DraftModel) -> None:
+        super().__init__(first)
+        self.pair = (first, second)
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        return SwappingDrafter(self, context, capacity, target)
+
+
+class SwappingDrafter(LearnedDrafter):
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        assert isinstance(self.method, Swapping)
+        number = self.method.serving[0] + 1
+        self.method.serve(number, self.method.pair[number % 2])
+        return super().propose(context, shape, draws, noise)
+
+
+class Mixed(LearnedMethod):
+    """The fault: guesses of the old weights, reported with the q of the new ones."""
+
+    def __init__(self, first: DraftModel, second: DraftModel) -> None:
+        super().__init__(first)
+        self.second = second
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        return MixedDrafter(self, context, capacity, target)
+
+
+class MixedDrafter(LearnedDrafter):
+    def __init__(self, method: Mixed, context: Context, capacity: int, target: Target) -> None:
+        super().__init__(method, context, capacity, target)
+        self.open_new = lambda context: method.second.open(context, capacity, target)
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        tree = super().propose(context, shape, draws, noise)
+        if tree.q is None:
+            return tree
+        return replace(tree, q=self.open_new(context).propose(context, shape, draws, noise).q)
+
+
+@pytest.mark.parametrize(("size", "gamma", "temperature"), [(3, 1, 1.0), (4, 2, 1.0), (3, 3, 0.7)])
+def test_the_law_is_the_targets_when_every_step_has_other_weights(size: int, gamma: int, temperature: float) -> None:
+    method = Swapping(DraftModel(toy(size, seed=8)), DraftModel(toy(size, seed=9)))
+    assert p_value(toy(size, seed=3), method, gamma, temperature=temperature) > ALPHA
+
+
+def test_control_the_q_of_new_weights_for_old_guesses_is_found() -> None:
+    target = toy(3, seed=3)
+    method = Mixed(DraftModel(toy(3, seed=8)), DraftModel(toy(3, seed=9)))
+    assert p_value(target, method, 1) < ALPHA
+
+
+def test_rows_that_join_after_an_exchange_share_the_newest_weights() -> None:
+    """Ragged requests come and go while weights change; the audit of each text is equality with plain decoding."""
+    target, method = table(1), LearnedMethod(versions()[0])
+    engine = Engine(target, ToyTokenizer(), speculative={"method": "draft_model"}, method=method)
+    engine.observers.append(Exchanges(method, seed=3))
+    requests = [
+        Request(ids, SamplingParams(max_new_tokens=5 + 7 * (index % 4), seed=index, ignore_eos=True))
+        for index, ids in enumerate(prompts(VOCAB) * 4)
+    ]
+    alone = Engine(target, ToyTokenizer(), speculative="none").generate_batch(requests)
+    together = engine.generate_batch(requests, batch_size=5)
+    assert [outcome(one) for one in together] == [outcome(one) for one in alone]
+
+
+def test_versions_the_base_and_the_last_two_are_kept() -> None:
+    made = versions()
+    method = LearnedMethod(made[0])
+    for number in (1, 2, 3, 4):
+        method.serve(number, made[number])
+    assert method.versions == [0, 3, 4]
+    assert method.serving == (4, made[4])
+    assert method.revert() == 3
+    assert method.versions == [0, 3]
+    assert method.revert() == 0
+    assert method.revert() == 0
+    assert method.serving == (0, made[0])
+    assert method.changes == 7
+
+
+def test_a_method_without_weights_says_that_it_cannot_learn() -> None:
+    from foretoken.core.errors import ConfigError
+    from foretoken.draft.ngram import Ngram
+
+    with pytest.raises(ConfigError, match=r"ngram.*cannot learn while it serves"):
+        Ngram().rebuilt({})
+
+
+def test_a_table_model_cannot_take_other_weights_and_says_so() -> None:
+    from foretoken.core.errors import ModelError
+
+    with pytest.raises(ModelError, match="cannot take other weights"):
+        TableLM(4).rebuilt({"x": torch.zeros(1)})

@@ -1,0 +1,68 @@
+"""Kinds of texts by prompts, the bandit over adapters, and the watch over acceptance."""
+
+import random
+
+from foretoken.engine.learning import DriftWatch
+from foretoken.learn.route import Router
+from foretoken.planner.account import Allowance
+
+
+def prompt(topic: int, r: random.Random) -> list[int]:
+    return [1000 * topic + r.randrange(40) for _ in range(60)]
+
+
+def test_three_topics_get_three_adapters_and_the_best_one_is_found() -> None:
+    r, router = random.Random(0), Router(3)
+    worth = [[0.7, 0.3, 0.3], [0.2, 0.6, 0.2], [0.3, 0.3, 0.8]]
+    kinds = [router.kind(prompt(topic, r)) for topic in range(3)]
+    assert sorted(kinds) == [0, 1, 2]
+    hits = 0
+    for step in range(600):
+        topic = r.randrange(3)
+        kind = router.kind(prompt(topic, r))
+        assert kind == kinds[topic]
+        adapter = router.adapter(kind)
+        rate = worth[topic][kinds.index(adapter)]
+        router.observe(kind, adapter, float(sum(r.random() < rate for _ in range(20))) / 20)
+        if step >= 300:
+            hits += kinds.index(adapter) == topic
+    assert hits > 0.85 * 300
+
+
+def test_the_bandit_follows_when_the_best_changes() -> None:
+    r, router = random.Random(1), Router(2)
+    kind, late = router.kind(prompt(0, r)), 0
+    for step in range(600):
+        adapter = router.adapter(kind)
+        best = kind if step < 200 else 1 - kind
+        router.observe(kind, adapter, 0.7 if adapter == best else 0.3)
+        late += step >= 400 and adapter == best
+    assert late > 150
+
+
+def test_one_adapter_has_one_kind() -> None:
+    r, router = random.Random(2), Router(1)
+    assert {router.kind(prompt(topic, r)) for topic in range(5)} == {0}
+    assert router.adapter(0) == 0
+
+
+def test_a_fall_of_acceptance_is_reported_once_and_a_steady_one_never() -> None:
+    r = random.Random(3)
+    steady = DriftWatch()
+    assert not any(steady.add(r.random() < 0.6) for _ in range(20_000))
+    falling = DriftWatch()
+    reported = [falling.add(r.random() < (0.6 if step < 3000 else 0.35)) for step in range(4000)]
+    assert sum(reported) == 1
+    assert 3000 < reported.index(True) < 3500
+    assert falling.num_drifts == 1
+
+
+def test_an_allowance_pays_its_share_and_no_more() -> None:
+    allowance, spent = Allowance(0.01), 0.0
+    for _ in range(10_000):
+        allowance.earn(0.01)
+        if allowance.covers(0.002):
+            allowance.charge(0.002)
+            spent += 0.002
+    assert 0.9 < spent / (0.01 * 10_000 * 0.01 + 0.025) <= 1.0
+    assert allowance.seconds == spent

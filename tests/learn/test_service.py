@@ -1,0 +1,182 @@
+"""A service that learns: the process beside it, its death, its commands, and what the HTTP routes answer."""
+
+import json
+import os
+import signal
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from foretoken import ConfigError, Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission
+from foretoken.learn.learner import Learner
+from foretoken.server.app import build_app
+from foretoken.server.options import ServerOptions
+from tests.engine.test_service import Mailbox
+from tests.learn.test_student import SECRET, secret
+
+
+def service(learn: LearnOptions | None, **options: Any) -> Service:
+    config = {"method": "draft_model", "num_speculative_tokens": 3}
+    settings = {"speculation": "on", "max_num_seqs": 4, "max_model_len": 200, **options}
+    made = Service(Engine.load("bundled", speculative=config), ServiceOptions(**settings), learn=learn)
+    made.start()
+    return made
+
+
+def learner_of(made: Service) -> Learner:
+    assert isinstance(made._learning, Learner)
+    return made._learning
+
+
+def until(done: Callable[[], bool], seconds: float = 120.0) -> None:
+    """A bound for a busy machine; the condition is what is asserted."""
+    end = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.05)
+
+
+def ask(made: Service, number: int, *, store: bool = True) -> list[int]:
+    box, name = Mailbox(), f"{number}-{store}-{time.monotonic_ns()}"
+    params = SamplingParams(max_new_tokens=24, seed=number, ignore_eos=True)
+    made.submit(Submission(name, [5 + number, 6, 7], params, store=store), box.hear)
+    completion = box.last(name, 60.0).completion
+    assert completion is not None
+    return completion.token_ids
+
+
+@pytest.fixture
+def learning() -> Iterator[Service]:
+    made = service(LearnOptions(learn_share=1.0, learn_lr=3e-3))
+    yield made
+    made.close()
+
+
+def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
+    """Texts are those of a service without learning before, between and after an exchange and the death of the process;
+    after it the learned version serves on, and nothing else is lost."""
+    alone = service(None)
+    expected = [ask(alone, number) for number in range(6)]
+    alone.close()
+    assert [ask(learning, number) for number in range(6)] == expected
+    learner = learner_of(learning)
+    for number in range(72):
+        learner._teach("/draft_model/0", secret(SECRET, number))
+    until(lambda: learner.figures().num_swaps >= 1 or bool(learning._call(learner.between)))
+    assert [ask(learning, number) for number in range(6)] == expected
+    version = learner.figures().version
+    assert version >= 1
+    assert learner._worker is not None
+    pid = learner._worker.pid
+    assert pid is not None
+    for number in range(72, 100):
+        learner._teach("/draft_model/0", secret(SECRET, number))
+    os.kill(pid, signal.SIGKILL)
+    until(lambda: learner.figures().num_failures == 1)
+    assert [ask(learning, number) for number in range(6)] == expected
+    assert learner.figures().version >= version
+    learning.check_integrity()
+    assert learning.healthy
+    assert "has ended" in learning.learner()["failure"]
+
+
+def test_nothing_is_kept_of_requests_that_ask_for_it(learning: Service) -> None:
+    learner = learner_of(learning)
+    for number in range(3):
+        ask(learning, number, store=False)
+    assert learner.figures().num_texts == 0
+    assert learner.figures().num_skipped == 3
+    ask(learning, 9)
+    assert learner.figures().num_texts == 1
+    assert learner.capture.held_bytes == 0
+
+
+def test_commands(learning: Service) -> None:
+    assert learning.tell_learner("pause")["paused"] is True
+    ask(learning, 1)
+    assert learner_of(learning).figures().num_texts == 0
+    assert learning.tell_learner("resume")["paused"] is False
+    state = learning.tell_learner("revert")
+    assert state["adapters"][0]["version"] == 0
+    with pytest.raises(ConfigError, match="--learn-dir"):
+        learning.tell_learner("save")
+    with pytest.raises(ConfigError, match="did you mean 'pause'"):
+        learning.tell_learner("pauze")
+    assert [event["event"] for event in learning.learner()["events"]][:2] == ["pause", "resume"]
+
+
+def test_a_service_that_does_not_learn_says_so() -> None:
+    made = service(None)
+    try:
+        with pytest.raises(ConfigError, match="nothing learns here"):
+            made.learner()
+        assert made.snapshot().learn is None
+        ask(made, 1)
+        assert made.snapshot().recent_acceptance["draft_model"] is not None
+    finally:
+        made.close()
+
+
+def test_methods_that_cannot_learn_are_refused_at_the_start() -> None:
+    engine = Engine.load("bundled", speculative="ngram")
+    made = Service(engine, ServiceOptions(speculation="on", max_model_len=200), learn=LearnOptions())
+    with pytest.raises(ConfigError, match="ngram cannot learn while serving: choose one of draft_model"):
+        made.start()
+    made.close()
+
+
+def test_http_state_commands_and_metrics_behind_the_key(learning: Service) -> None:
+    with TestClient(build_app(learning, ServerOptions(api_keys=("one", "two")))) as client:
+        first, second = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
+        assert client.get("/v1/foretoken/learner").status_code == 401
+        assert client.post("/v1/foretoken/learner", json={"action": "pause"}).status_code == 401
+        body = {"prompt": "def add(a, b):", "max_tokens": 16, "seed": 1, "ignore_eos": True}
+        assert client.post("/v1/completions", json=body, headers=first).status_code == 200
+        assert client.post("/v1/completions", json={**body, "store": False}, headers=first).status_code == 200
+        mine = client.get("/v1/foretoken/learner", headers=first).json()
+        assert len(mine["history"]) == 2
+        assert {one["pupil"] for one in mine["history"]} == {"key-0/draft_model/0"}
+        others = client.get("/v1/foretoken/learner", headers=second).json()
+        assert others["history"] == others["adapters"] == []
+        assert mine["figures"]["num_texts"] == 1
+        assert client.post("/v1/foretoken/learner", json={"action": "pause"}, headers=first).json()["paused"] is True
+        wrong = client.post("/v1/foretoken/learner", json={"action": "burn"}, headers=first)
+        assert wrong.status_code == 400
+        assert "pause" in json.dumps(wrong.json())
+        told = client.get("/metrics", headers=first).text
+        for name in ("learn_version", "learn_texts_total", "learn_swaps_total", "acceptance_drifts_total"):
+            assert f"foretoken:{name}{{" in told
+        assert client.get("/v1/foretoken/learner", headers={"authorization": "Bearer three"}).status_code == 401
+
+
+def test_http_without_learning_is_a_clear_error() -> None:
+    made = service(None)
+    with TestClient(build_app(made)) as client:
+        reply = client.get("/v1/foretoken/learner")
+        assert reply.status_code == 400
+        assert "--learn" in reply.json()["error"]["message"]
+    made.close()
+
+
+def test_owners_come_and_go_and_a_fault_in_learning_does_not_end_serving() -> None:
+    made = service(LearnOptions(max_owners=1, learn_adapters=2, learn_share=1.0, where="inline"))
+    learner = learner_of(made)
+    box = Mailbox()
+    params = SamplingParams(max_new_tokens=30, ignore_eos=True, seed=1)
+    for number in range(12):
+        prompt = [5 + 300 * number, 6, 7 + number]
+        made.submit(Submission(f"o{number}", prompt, params, tenant=f"key-{number % 3}"), box.hear)
+    assert all(box.last(f"o{number}", 60.0).completion for number in range(12))
+    assert learner.figures().num_failures == 0
+    assert len(learner._owners) == 2
+    before = ask(made, 3)
+    learner.capture.observe = None  # type: ignore[method-assign, assignment]
+    assert ask(made, 3) == before
+    assert learner.figures().num_failures == 1
+    assert made.healthy
+    assert ask(made, 3) == before
+    made.check_integrity()
+    made.close()

@@ -1,0 +1,98 @@
+"""What is kept of a text, against the distributions it was made of."""
+
+import math
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from foretoken.learn.gate import Quota, judge
+from foretoken.learn.texts import RawText, Ring, Text, reduce_laws
+
+V = 32
+
+
+def raw(tokens: list[int], start: int, temperature: float = 1.0, seed: int = 0) -> RawText:
+    generator = torch.Generator().manual_seed(seed)
+    logits = 3 * torch.randn(len(tokens) - start, V, generator=generator)
+    logits = (logits - logits.amax(-1, keepdim=True)).half()
+    return RawText(tokens, start, temperature, [logits[:2], logits[2:]])
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.5, 0.0])
+def test_laws_come_back_up_to_half_precision(temperature: float) -> None:
+    given_text = raw(list(range(10)), 4, temperature)
+    text = given_text.reduced(V)
+    true = torch.log_softmax(torch.cat(given_text.logits).float() / (temperature or 1.0), -1).exp()
+    found = text.laws(V).exp()
+    assert (found - true).abs().max() < 2e-3
+    labeled = text.labeled(V)
+    at_temperature = (labeled.logits[0, 3:9] / text.loss_temperature).softmax(-1)
+    assert (at_temperature - true).abs().max() < 2e-3
+    assert labeled.batch.supervised[0].nonzero()[:, 0].tolist() == list(range(3, 9))
+
+
+def test_control_the_law_of_the_next_place_is_another() -> None:
+    """The published trainer compares position p with token p + 1's law: that is found here."""
+    given_text = raw(list(range(10)), 4)
+    true = torch.log_softmax(torch.cat(given_text.logits).float(), -1).exp()
+    found = given_text.reduced(V).laws(V).exp()
+    assert (found[:-1] - true[1:]).abs().max() > 0.1
+
+
+@given(st.integers(1, V), st.integers(0, 5))
+def test_the_mass_that_is_not_held_is_not_lost(num_laws: int, seed: int) -> None:
+    ids, logs, tail = reduce_laws(torch.cat(raw(list(range(8)), 2, seed=seed).logits), 1.0, num_laws)
+    text = Text(torch.arange(8, dtype=torch.int32), 2, 1.0, ids, logs, tail)
+    assert torch.allclose(text.laws(V).exp().sum(-1), torch.ones(6), atol=5e-3)
+    assert ids.shape == (6, num_laws)
+
+
+def test_a_ring_stays_within_its_bytes_and_drops_the_oldest() -> None:
+    texts = [raw([index, *range(9)], 4).reduced(8) for index in range(12)]
+    ring = Ring(texts[0].num_bytes * 5)
+    for text in texts:
+        ring.add(text)
+        assert ring.num_bytes == sum(each.num_bytes for each in ring) <= ring.max_bytes
+    assert [text.prompt[0] for text in ring] == [7, 8, 9, 10, 11]
+
+
+def test_one_prompt_repeated_does_not_crowd_out_the_others() -> None:
+    ring, quota = Ring(1 << 20), Quota(size=4)
+    for index in range(40):
+        text = raw([index % 20 if index < 8 else 31, *range(9)], 4).reduced(8)
+        ring.add(text)
+        quota.add(text, lambda n: n - 1)
+    for held in (ring, quota.recent):
+        assert sum(text.prompt[0] == 31 for text in held) <= 2
+    assert sum(text.prompt[0] != 31 for text in ring) == 8
+
+
+def test_the_gate() -> None:
+    rules = {"min_gain": 0.005, "max_loss": 0.01}
+    up = ([0.5, 0.4, 0.6, 0.5], [0.6, 0.5, 0.68, 0.61])
+    same = ([0.5, 0.5], [0.5, 0.5])
+    assert judge(up, same, **rules).passes
+    assert judge(up, ([], []), **rules).passes
+    assert "old texts" in judge(up, ([0.5, 0.5], [0.48, 0.47]), **rules).reason
+    assert "is asked" in judge((up[1], up[0]), same, **rules).reason
+    assert "standard error" in judge(([0.5] * 4, [0.9, 0.2, 0.9, 0.2]), same, **rules).reason
+    assert "too few" in judge(([0.5], [0.9]), same, **rules).reason
+    assert "not finite" in judge((up[0], [math.nan, 0.9, 0.9, 0.9]), same, **rules).reason
+
+
+def test_old_texts_are_a_sample_of_all_that_aged() -> None:
+    """A reservoir: after many texts each one is held with the same chance (six standard deviations allowed)."""
+    import random
+
+    counts = [0] * 60
+    for seed in range(300):
+        quota, r = Quota(size=6), random.Random(seed)
+        for index in range(66):
+            quota.add(raw([index % 32, index // 32, *range(4)], 3).reduced(1), r.randrange)
+        for text in quota.old:
+            counts[text.prompt[0] + 32 * text.prompt[1]] += 1
+    expected = 300 * 6 / 60
+    assert all(abs(count - expected) < 6 * math.sqrt(expected) for count in counts)
+    assert sum(counts) == 300 * 6

@@ -1,0 +1,83 @@
+"""A draft model with a part of its vocabulary: the same logits there, no chance elsewhere, and the same text."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from foretoken import ConfigError, Engine, speculative_config
+from foretoken.core.tree import chain_tree, layout
+from foretoken.kernels.native import library
+from foretoken.methods.draft_model.narrow import NarrowModel, frequent_tokens
+from foretoken.model.llama.native import NativeModel
+from foretoken.model.load import load_model
+from foretoken.model.target import CausalModel, Target
+
+IDS = torch.tensor([0, 3, 4, 5, 17, 400, 401, 8191])
+
+
+def logits(model: CausalModel) -> torch.Tensor:
+    """[1, 6, V] of a text, the way a drafter reads it."""
+    tokens = torch.tensor([[5, 9, 300, 17, 2, 44]])
+    target = Target(model, 1, 64)
+    tree = chain_tree(tokens, torch.tensor([6]))
+    out = target.forward(tokens, layout(tree.parent, torch.tensor([0]), 64)).logits
+    assert out is not None
+    return out.float()
+
+
+@pytest.mark.parametrize(
+    ("keys", "tolerance"),
+    [
+        ({"implementation": "native", "dtype": "float32"}, 1e-5),
+        ({"implementation": "native", "dtype": "bfloat16"}, 0.05),
+        ({"implementation": "native", "dtype": "bfloat16", "weights": "int8"}, 0.05),
+        ({"implementation": "lean", "dtype": "float32"}, 1e-4),
+        ({"implementation": "transformers", "dtype": "bfloat16"}, 0.1),
+    ],
+)
+def test_logits_of_the_tokens_that_are_left(keys: dict[str, Any], tolerance: float) -> None:
+    if keys["implementation"] == "native" and library()[1] is not None:
+        pytest.skip("no native decoder here")
+    inner = load_model("bundled/draft", **keys)
+    assert isinstance(inner, NativeModel) == (keys["implementation"] == "native")
+    whole, narrow = logits(inner), logits(NarrowModel(inner, IDS))
+    assert narrow.shape == whole.shape
+    assert float((narrow[..., IDS] - whole[..., IDS]).abs().max()) <= tolerance
+    rest = torch.ones(whole.shape[-1], dtype=torch.bool)
+    rest[IDS] = False
+    assert bool((narrow[..., rest] == -torch.inf).all())
+
+
+def test_frequent_tokens_hold_the_end() -> None:
+    model = load_model("bundled/draft", implementation="lean")
+    ends = set(model.spec.eos_token_ids)
+    assert ends
+    assert frequent_tokens(model, 100).tolist() == sorted({*range(100), *ends})
+    for size in (0, model.spec.vocab_size + 1):
+        with pytest.raises(ConfigError, match=f"draft_vocab_size = {size} must be between 1 and 8192"):
+            frequent_tokens(model, size)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_text_is_the_same(temperature: float) -> None:
+    prompts = ["def add(a, b):", "The history of", "3 + 4 ="]
+    texts, kept = [], []
+    for config in ({"method": "none"}, {"method": "draft_model"}, {"method": "draft_model", "draft_vocab_size": 2048}):
+        engine = Engine.load("bundled", speculative=config)
+        found = [
+            engine.generate(prompt, max_new_tokens=32, temperature=temperature, seed=seed)
+            for seed, prompt in enumerate(prompts)
+        ]
+        texts.append([one.token_ids for one in found])
+        kept.append(sum(one.num_accepted_tokens for one in found))
+    assert texts[0] == texts[1] == texts[2]
+    assert kept[2] > 0.5 * kept[1], "a quarter of the vocabulary holds most of what is written"
+    assert max(max(ids) for ids in texts[0]) >= 2048, "else nothing was out of reach"
+
+
+def test_wrong_size() -> None:
+    with pytest.raises(ConfigError, match="draft_vocab_size = -1 must be 0"):
+        speculative_config({"method": "draft_model", "draft_vocab_size": -1})
+    with pytest.raises(ConfigError, match="must be between 1 and 8192"):
+        Engine.load("bundled", speculative={"method": "draft_model", "draft_vocab_size": 9000})

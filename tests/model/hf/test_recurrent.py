@@ -1,0 +1,261 @@
+"""Recurrent and hybrid models over lines of guesses: whatever is rejected, every logit is that of a fresh forward."""
+
+import random
+from typing import Any
+
+import pytest
+import torch
+
+import foretoken.model.hf.recurrent as recurrent
+from foretoken.core.errors import ConfigError, ModelError
+from foretoken.core.tree import chain_tree, layout
+from foretoken.model.hf.adapter import TransformersModel
+from foretoken.model.hf.probe import chain_error
+from foretoken.model.hf.support import support
+from foretoken.model.recurrent import BASE, LIVE, RecurrentCache
+from foretoken.model.target import Target
+from tests.model.recurrent import FAMILIES, TOKENWISE, family_module
+from tests.model.tiny import VOCAB, plain_logits, tiny_module
+
+CAPACITY = 96
+TOLERANCE = 3e-3
+"""Largest difference of a logit, in standard deviations: rounding of chunked scans. A wrong state gives 0.1 to 5."""
+WARNINGS = pytest.mark.filterwarnings("ignore")  # transformers tells which kernels are not installed
+pytestmark = WARNINGS
+
+
+@pytest.fixture(scope="module", params=FAMILIES)
+def model(request: pytest.FixtureRequest) -> TransformersModel:
+    return TransformersModel(family_module(request.param), name=request.param)
+
+
+class Walk:
+    """Rows of text behind a target; every pass is compared with plain runs of the same text."""
+
+    def __init__(self, model: TransformersModel, lengths: tuple[int, ...], seed: int = 0) -> None:
+        self.model, self.random = model, random.Random(seed)
+        self.target = Target(model, len(lengths), CAPACITY)
+        self.texts = [self.draw(length) for length in lengths]  # the last token is pending
+        self.worst = 0.0
+
+    def draw(self, count: int) -> list[int]:
+        return [self.random.randrange(3, VOCAB) for _ in range(count)]
+
+    def run(self, lines: list[list[int]], filled: list[int], target: Target | None = None) -> None:
+        """One pass over lines[b] at filled[b]; an empty line is padding alone."""
+        width = max(map(len, lines))
+        counts = torch.tensor([len(line) for line in lines])
+        tokens = torch.tensor([line + [0] * (width - len(line)) for line in lines])
+        plan = layout(chain_tree(tokens, counts).parent, torch.tensor(filled), CAPACITY)
+        logits = (target or self.target).forward(tokens, plan).logits
+        assert logits is not None
+        for row, (line, at) in enumerate(zip(lines, filled, strict=True)):
+            if line:
+                expected = plain_logits(self.model.module, self.texts[row][:at] + line)[at:]
+                self.worst = max(self.worst, float((logits[row, : len(line)] - expected).abs().max() / expected.std()))
+
+    def prefill(self, chunk: int = 100) -> None:
+        for start in range(0, max(map(len, self.texts)) - 1, chunk):
+            lines = [text[:-1][start : start + chunk] for text in self.texts]
+            self.run(lines, [min(start, len(text) - 1) for text in self.texts])
+
+    def step(self, most: int = 5) -> None:
+        """Guesses of random number in each row, of which a random number is kept."""
+        guesses = [self.draw(self.random.randint(0, most)) for _ in self.texts]
+        self.run(
+            [[text[-1], *line] for text, line in zip(self.texts, guesses, strict=True)],
+            [len(text) - 1 for text in self.texts],
+        )
+        for text, line in zip(self.texts, guesses, strict=True):
+            text += [*line[: self.random.randint(0, len(line))], *self.draw(1)]
+
+    def keep(self, rows: list[int]) -> None:
+        self.target.keep(torch.tensor(rows))
+        self.texts = [self.texts[row] for row in rows]
+
+
+def test_every_family_reads_lines_alone(model: TransformersModel) -> None:
+    assert "recurrent state" in model.spec.chains_only
+    assert model._tokenwise == (model.spec.name in TOKENWISE)
+    assert chain_error(model, model.module) < 1e-4
+    found = support(model.module)
+    assert (found.trees, found.chains) == (False, True)
+    assert "branches of a tree" in found.reason
+
+
+def test_random_walks(model: TransformersModel) -> None:
+    """Ragged guesses and rejections, rows that leave and rows that join, prompts in pieces."""
+    walk = Walk(model, (3, 12, 1, 7))
+    walk.prefill(5)
+    for _ in range(5):
+        walk.step()
+    walk.keep([3, 0, 1])
+    for _ in range(3):
+        walk.step()
+    other = Walk(model, (9,), seed=1)
+    other.prefill()
+    for _ in range(2):
+        other.step()
+    walk.target.cache.join(other.target.cache, CAPACITY)
+    walk.texts += other.texts
+    for _ in range(4):
+        walk.step(most=3)
+    assert walk.worst < TOLERANCE
+    assert other.worst < TOLERANCE
+
+
+def test_one_row_and_wide_passes(model: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A prompt of unequal rows is read in groups, and longer passes than are held leave nothing to read again."""
+    monkeypatch.setattr(recurrent, "PAD_LIMIT", 6)
+    monkeypatch.setattr(recurrent, "HELD_LIMIT", 8)
+    for lengths in ((30,), (30, 4, 30, 11)):
+        walk = Walk(model, lengths)
+        walk.prefill(12)
+        for _ in range(5):
+            walk.step()
+        assert walk.worst < TOLERANCE
+
+
+def test_guesses_read_one_by_one(model: TransformersModel) -> None:
+    """As a draft model or a self-drafter reads them: the states of guesses are never taken for committed ones."""
+    walk = Walk(model, (6, 2))
+    walk.prefill()
+    for kept in ((0, 2), (4, 1), (3, 3), (0, 0), (4, 4)):
+        guesses = [walk.draw(4) for _ in walk.texts]
+        lines = [[text[-1], *line] for text, line in zip(walk.texts, guesses, strict=True)]
+        tokens = torch.tensor(lines)
+        plan = layout(chain_tree(tokens).parent, torch.tensor([len(text) - 1 for text in walk.texts]), CAPACITY)
+        for node in range(5):
+            out = walk.target.forward(tokens[:, node : node + 1], plan.nodes(node, node + 1)).logits
+            assert out is not None
+            for row, (text, line) in enumerate(zip(walk.texts, lines, strict=True)):
+                expected = plain_logits(model.module, text[:-1] + line[: node + 1])[-1]
+                assert (out[row, 0] - expected).abs().max() < TOLERANCE * expected.std()
+        for text, line, count in zip(walk.texts, guesses, kept, strict=True):
+            text += [*line[:count], *walk.draw(1)]
+
+
+def test_layers_in_two_ranges(model: TransformersModel) -> None:
+    """A self-drafter runs the lower layers guess by guess, the step the upper ones over all."""
+    walk = Walk(model, (6, 3))
+    walk.prefill()
+    for kept in (0, 2, 1):
+        tokens = torch.tensor([[text[-1], *walk.draw(3)] for text in walk.texts])
+        plan = layout(chain_tree(tokens).parent, torch.tensor([len(text) - 1 for text in walk.texts]), CAPACITY)
+        lower = [
+            walk.target.forward(tokens[:, i : i + 1], plan.nodes(i, i + 1), layers=(0, 1), head=False).hidden.clone()
+            for i in range(4)
+        ]
+        out = walk.target.forward(tokens, plan, layers=(1, model.spec.num_layers), hidden=torch.cat(lower, 1)).logits
+        assert out is not None
+        for row, text in enumerate(walk.texts):
+            expected = plain_logits(model.module, text[:-1] + tokens[row].tolist())[len(text) - 1 :]
+            assert (out[row] - expected).abs().max() < TOLERANCE * expected.std()
+            text += [*tokens[row, 1 : 1 + kept].tolist(), *walk.draw(1)]
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2", "mamba"])
+def test_saved_states_are_taken_up(family: str) -> None:
+    model = TransformersModel(family_module(family))
+    walk = Walk(model, (20,))
+    walk.prefill()
+    cache = walk.target.cache
+    assert isinstance(cache, RecurrentCache)
+    assert cache.save(18) is None, "nothing is known of a position before the first committed one"
+    saved = cache.save(19)
+    assert saved is not None
+    assert saved.position == 19
+    assert saved.num_bytes > 0
+    again = Walk(model, (20,))
+    assert again.texts == walk.texts
+    fresh = again.target.cache
+    assert isinstance(fresh, RecurrentCache)
+    for mine, theirs in zip((*fresh.keys, *fresh.values), (*cache.keys, *cache.values), strict=True):
+        mine[:] = theirs
+    fresh.load(saved)
+    for _ in range(4):
+        again.step()
+    assert again.worst < TOLERANCE
+
+
+def test_long_lags_are_read_in_calls_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    moved: list[int] = []
+    advance = recurrent._Call._advance
+
+    def spy(self: Any, counts: Any, meta: Any) -> None:
+        moved.append(int(counts.max()))
+        advance(self, counts, meta)
+
+    monkeypatch.setattr(recurrent._Call, "_advance", spy)
+    walk = Walk(TransformersModel(family_module("qwen3_5")), (5, 9))
+    walk.prefill()
+    moved.clear()
+    for _ in range(12):
+        walk.step(most=4)
+    assert max(moved) > recurrent.LAG_LIMIT
+    assert walk.worst < TOLERANCE
+
+
+def test_full_acceptance_reads_nothing_again() -> None:
+    walk = Walk(TransformersModel(family_module("mamba2")), (5,))
+    walk.prefill()
+    for _ in range(3):
+        line = walk.draw(3)
+        walk.run([[walk.texts[0][-1], *line]], [len(walk.texts[0]) - 1])
+        walk.texts[0] += [*line, *walk.draw(1)]
+        cache = walk.target.cache
+        assert isinstance(cache, RecurrentCache)
+        assert (cache.states.meta[:, 0, LIVE] == len(walk.texts[0]) - 1).all()
+        assert (cache.states.meta[:, 0, BASE] == len(walk.texts[0]) - 5).all()
+
+
+def test_a_lag_that_is_not_read_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Negative control: the states after rejected guesses are taken for committed ones."""
+    read = recurrent._Call._inputs
+
+    def forget(self: Any, new: Any, lag: Any, width: int, rows: Any) -> Any:
+        return torch.zeros_like(read(self, new, lag, width, rows)) if lag.any() else read(self, new, lag, width, rows)
+
+    monkeypatch.setattr(recurrent._Call, "_inputs", forget)
+    monkeypatch.setattr(
+        recurrent._Call, "_run", lambda self, inputs, states, total, begin: self._once(inputs, states, begin)
+    )
+    module = family_module("qwen3_next")
+    with pytest.raises(ModelError, match="lines of guesses differ"):
+        TransformersModel(module)
+
+
+def test_trees_are_refused() -> None:
+    model = TransformersModel(family_module("lfm2"), name="short")
+    target = Target(model, 1, 32)
+    parent = torch.tensor([[-1, 0, 0]])
+    with pytest.raises(ConfigError, match="choose shape 'chain'"):
+        target.forward(torch.tensor([[3, 4, 5]]), layout(parent, torch.zeros(1, dtype=torch.int64), 32))
+    with pytest.raises(RuntimeError, match="reads lines"):
+        target.commit(torch.tensor([[2]]), torch.tensor([[1]]))
+
+
+def test_a_position_that_was_left_behind_is_an_error() -> None:
+    """States are never silently wrong: a pass that begins before the committed one has nothing to go on from."""
+    walk = Walk(TransformersModel(family_module("mamba2")), (12,))
+    walk.prefill()
+    walk.step()
+    with pytest.raises(RuntimeError, match="states are held from"):
+        walk.run([[5, 6]], [4])
+
+
+def test_attention_models_keep_trees() -> None:
+    found = support(tiny_module("llama"))
+    assert (found.trees, found.chains, found.reason) == (True, True, "")
+    assert not isinstance(TransformersModel(tiny_module("llama")).new_cache(1, 8), RecurrentCache)
+
+
+def test_spacing_of_states_follows_their_size() -> None:
+    hybrid = TransformersModel(family_module("qwen3_next")).new_cache(0, 1)
+    alone = TransformersModel(family_module("mamba2")).new_cache(0, 1)
+    assert isinstance(hybrid, RecurrentCache)
+    assert isinstance(alone, RecurrentCache)
+    assert hybrid.spacing == 256
+    assert alone.bytes_per_slot == 0
+    assert alone.spacing == 2048
+    assert hybrid.bytes_per_row > 0

@@ -1,0 +1,110 @@
+"""The target's outputs, kept: the same numbers as computed anew, within what memory allows, and the same training."""
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from foretoken.methods.common.kept import Keeper, LinearHead
+from foretoken.methods.common.teacher import Teacher
+from foretoken.methods.medusa.head import head_weight
+from foretoken.model.load import from_module
+from foretoken.train.config import TrainConfig
+from foretoken.train.trainer import train
+from tests.model.tiny import VOCAB, tiny_module
+from tests.train.harness import Linear, teacher, texts
+
+TAPS = (1, 3)
+EVERYTHING = 2**30
+
+
+def keeper(target: Teacher, most_bytes: int = EVERYTHING) -> Keeper:
+    return Keeper(target, LinearHead(target.model, head_weight(target.model)), TAPS, most_bytes)
+
+
+def test_kept_equals_computed() -> None:
+    target, data = teacher(), texts()
+    kept = keeper(target)
+    chosen = [3, 7, 0, 12]
+    batch = data.batch(chosen)
+    row, at = batch.supervised.nonzero(as_tuple=True)
+    true = target.label(batch, TAPS)
+    vocab = torch.tensor([2, 5, 11, VOCAB - 1])
+    for _ in range(2):  # the second time from memory
+        found = kept.label(batch, chosen)
+        for name in ("taps", "hidden"):
+            torch.testing.assert_close(
+                getattr(found, name)[row, at], getattr(true, name)[row, at], rtol=1e-5, atol=1e-5
+            )
+        torch.testing.assert_close(found.logits_at(row, at), true.logits_at(row, at), rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(
+            found.logits_at(row, at, vocab), true.logits_at(row, at, vocab), rtol=1e-5, atol=1e-5
+        )
+        assert torch.equal(found.best_at(row, at), true.best_at(row, at))
+
+
+def test_numbers_do_not_depend_on_the_batch_that_came_first() -> None:
+    """Else a resumed run, which meets other batches first, would not be the same run."""
+    target, data = teacher(), texts()
+    one, other = keeper(target), keeper(target)
+    other.label(data.batch([0, 5, 9]), [0, 5, 9])
+    batch = data.batch([5, 1])
+    first, second = one.label(batch, [5, 1]), other.label(batch, [5, 1])
+    assert torch.equal(first.taps, second.taps)
+    assert torch.equal(first.hidden, second.hidden)
+
+
+def test_memory_is_bounded() -> None:
+    target, data = teacher(), texts()
+    whole = keeper(target)
+    whole.label(data.batch(range(len(data))), range(len(data)))
+    half = keeper(target, whole.num_bytes // 2)
+    found = half.label(data.batch(range(len(data))), range(len(data)))
+    assert 0 < half.num_bytes <= whole.num_bytes // 2
+    again = half.label(data.batch(range(len(data))), range(len(data)))
+    assert torch.equal(found.taps, again.taps)
+
+
+def test_a_head_with_a_softcap_is_computed_by_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    model = from_module(tiny_module("qwen3"))
+    weight = head_weight(model)
+    plain = type(model).head
+    monkeypatch.setattr(type(model), "head", lambda self, normed: 2.0 * torch.tanh(plain(self, normed) / 2.0))
+    hidden = torch.randn(9, model.spec.hidden_size, generator=torch.Generator().manual_seed(0)) * 8
+    vocab = torch.tensor([1, 4, 6])
+    found = LinearHead(model, weight)(hidden, vocab)
+    assert float(found.abs().max()) <= 2.0
+    torch.testing.assert_close(found, model.head(model.normed(hidden[None]))[0][:, vocab].float())
+
+
+def test_training_with_kept_outputs_learns_the_same(tmp_path: Path) -> None:
+    vocab = torch.arange(3, VOCAB, 2)
+    losses = []
+    for keep in (0.0, 1.0):
+        config = TrainConfig(epochs=3, batch_tokens=64, keep_gib=keep, lr=1e-2)
+        found = train(Linear(vocab=vocab), teacher(), texts(), tmp_path / str(keep), config)
+        losses.append(found.slot_losses)
+    assert losses[0] == pytest.approx(losses[1], rel=1e-3)
+
+
+def test_resumed_run_is_the_same_with_kept_outputs(tmp_path: Path) -> None:
+    config = TrainConfig(steps=12, batch_tokens=64, keep_gib=1.0, checkpoint_every=5, eval_every=0)
+
+    def run(name: str, *, stop_at: int | None = None, resume: bool = False) -> Linear:
+        objective = Linear()
+
+        def stop(report: object) -> None:
+            if stop_at is not None and getattr(report, "step", 0) == stop_at:
+                raise KeyboardInterrupt
+
+        try:
+            train(objective, teacher(), texts(), tmp_path / name, config, resume=resume, progress=stop)
+        except KeyboardInterrupt:
+            assert stop_at is not None
+        return objective
+
+    whole = run("whole")
+    run("cut", stop_at=7)
+    resumed = run("cut", resume=True)
+    for one, other in zip(whole.head.parameters(), resumed.head.parameters(), strict=True):
+        assert torch.equal(one, other)
