@@ -30,7 +30,7 @@ test-all: test test-rest
 # Soak, hostile clients, other clients, fuzzing, equality and schemas at length, MINUTES each.
 MINUTES ?= 20
 stress: $(STAMP)
-	FORETOKEN_STRESS_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m "" tests/stress
+	FORETELL_STRESS_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m "" tests/stress
 
 # Two replicas and a file of a thousand prompts on this machine; installs Ray (0.7 GB) first.
 test-ray: $(STAMP)
@@ -47,7 +47,7 @@ check: test lint test-rest
 	$(BIN)/python tests/readme.py
 
 bench: $(STAMP)
-	$(BIN)/foretoken bench
+	$(BIN)/foretell bench
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -1,4 +1,4 @@
-"""Adds compiled kernels to a wheel where ``FORETOKEN_PREBUILD=1`` is set, as the recipe of cibuildwheel in pyproject.toml
+"""Adds compiled kernels to a wheel where ``FORETELL_PREBUILD=1`` is set, as the recipe of cibuildwheel in pyproject.toml
 does. Without it the package is pure Python, and kernels are compiled when they are first used."""
 
 import os
@@ -9,7 +9,7 @@ from setuptools import Distribution, setup
 from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
-PREBUILD = os.environ.get("FORETOKEN_PREBUILD") == "1"
+PREBUILD = os.environ.get("FORETELL_PREBUILD") == "1"
 
 
 class BuildPy(build_py):
@@ -20,9 +20,9 @@ class BuildPy(build_py):
         super().run()
         if PREBUILD and not self.editable_mode:
             sys.path.insert(0, str(Path(__file__).parent / "src"))
-            from foretoken.kernels.build import prebuild
+            from foretell.kernels.build import prebuild
 
-            prebuild(Path(self.build_lib, "foretoken", "kernels", "prebuilt"))
+            prebuild(Path(self.build_lib, "foretell", "kernels", "prebuilt"))
 
 
 class Binary(Distribution):

@@ -17,10 +17,10 @@ from pathlib import Path
 
 import torch
 
-from foretoken import Engine
-from foretoken.core.params import SamplingParams
-from foretoken.core.tree import layout
-from foretoken.model.bandwidth import dram_read_bandwidth
+from foretell import Engine
+from foretell.core.params import SamplingParams
+from foretell.core.tree import layout
+from foretell.model.bandwidth import dram_read_bandwidth
 
 PROMPT = 32  # tokens before those that are timed, on both sides
 
@@ -58,10 +58,10 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--isa", help="FORETOKEN_ISA: the best instruction set that may be used")
+    parser.add_argument("--isa", help="FORETELL_ISA: the best instruction set that may be used")
     args = parser.parse_args()
     if args.isa:
-        os.environ["FORETOKEN_ISA"] = args.isa
+        os.environ["FORETELL_ISA"] = args.isa
     torch.set_num_threads(args.threads)
     print("| file | limit | llama.cpp | our passes | our engine | passes / llama.cpp | engine / llama.cpp |")
     print("| --- | --- | --- | --- | --- | --- | --- |")

@@ -1,4 +1,4 @@
-"""The same weights and prompts, four ways, interleaved: transformers plain and assisted, foretoken plain and
+"""The same weights and prompts, four ways, interleaved: transformers plain and assisted, foretell plain and
 speculative.
 
     python benchmarks/against_transformers.py --target DIR [--draft DIR] [--dtype bfloat16] [--prompts 5] [--rounds 3]
@@ -21,15 +21,15 @@ from pathlib import Path
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-import foretoken
-from foretoken.bundled import path as bundled_path
-from foretoken.model.load import load_tokenizer
+import foretell
+from foretell.bundled import path as bundled_path
+from foretell.model.load import load_tokenizer
 
 Runner = Callable[[list[int]], list[int]]
 
 
 def transformers_runner(model: PreTrainedModel, tokens: int, assistant: PreTrainedModel | None, guesses: int) -> Runner:
-    """Greedy generate, with an assistant where one is given (its number of guesses held constant, as in foretoken)."""
+    """Greedy generate, with an assistant where one is given (its number of guesses held constant, as in foretell)."""
 
     def run(ids: list[int]) -> list[int]:
         extra = {} if assistant is None else {"assistant_model": assistant}
@@ -52,8 +52,8 @@ def transformers_runner(model: PreTrainedModel, tokens: int, assistant: PreTrain
     return run
 
 
-def our_runner(engine: foretoken.Engine, tokens: int) -> Runner:
-    """foretoken's engine, greedy, the same number of tokens, end tokens ignored."""
+def our_runner(engine: foretell.Engine, tokens: int) -> Runner:
+    """foretell's engine, greedy, the same number of tokens, end tokens ignored."""
 
     def run(ids: list[int]) -> list[int]:
         end_ids = engine.model.spec.eos_token_ids
@@ -104,7 +104,7 @@ def main() -> int:
     torch.set_num_threads(2)
     dtype = getattr(torch, options.dtype)
     prompts = load_prompts(load_tokenizer(options.target), options.prompts)
-    plain = foretoken.Engine.load(options.target, dtype=options.dtype)
+    plain = foretell.Engine.load(options.target, dtype=options.dtype)
     config = {
         "method": "draft_model",
         "model": options.draft,
@@ -116,8 +116,8 @@ def main() -> int:
     runners = {
         "transformers plain": transformers_runner(model, options.tokens, None, 0),
         "transformers assisted": transformers_runner(model, options.tokens, assistant, options.num_speculative_tokens),
-        "foretoken plain": our_runner(plain, options.tokens),
-        "foretoken draft_model": our_runner(speculative, options.tokens),
+        "foretell plain": our_runner(plain, options.tokens),
+        "foretell draft_model": our_runner(speculative, options.tokens),
     }
     for run in runners.values():
         run(prompts[0][:16])
@@ -150,9 +150,9 @@ def main() -> int:
     outside = llama_cpp(options.gguf)
     print(f"  {'llama.cpp plain':24s} " + (f"{outside:8.1f} tokens/s" if outside else "    not installed"))
     ratios = {
-        "plain / transformers plain": speed["foretoken plain"] / speed["transformers plain"],
-        "speculative / transformers assisted": speed["foretoken draft_model"] / speed["transformers assisted"],
-        "speculative / plain": speed["foretoken draft_model"] / speed["foretoken plain"],
+        "plain / transformers plain": speed["foretell plain"] / speed["transformers plain"],
+        "speculative / transformers assisted": speed["foretell draft_model"] / speed["transformers assisted"],
+        "speculative / plain": speed["foretell draft_model"] / speed["foretell plain"],
     }
     for name, value in ratios.items():
         print(f"  {name:36s} {value:5.2f}")

@@ -8,7 +8,7 @@ Every way of crossing on the same prompts, seeds and temperatures; the first run
 import argparse
 import time
 
-from foretoken import Engine
+from foretell import Engine
 
 PROMPTS = (
     "Write a Python function that returns the n-th Fibonacci number.",

@@ -4,7 +4,7 @@
       --max-new-tokens 64 --json r.json
     python benchmarks/difference.py r.json eagle1 eagle3
 
-Reads a report of ``foretoken bench --output`` or ``drafters.py --json``. Length: 1 + accepted / steps, summed over prompts.
+Reads a report of ``foretell bench --output`` or ``drafters.py --json``. Length: 1 + accepted / steps, summed over prompts.
 The interval is 95 %, by a paired bootstrap over prompts: one that holds 0 shows no difference.
 """
 

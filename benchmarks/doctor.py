@@ -1,4 +1,4 @@
-"""Does ``foretoken doctor`` predict what ``foretoken bench`` then measures? Both on the same pairs, on other prompts each.
+"""Does ``foretell doctor`` predict what ``foretell bench`` then measures? Both on the same pairs, on other prompts each.
 
     python benchmarks/doctor.py --limit 10 --bench 10
     python benchmarks/doctor.py --pairs good,large,ngram --target smollm2-135m --draft DIR
@@ -20,12 +20,12 @@ from typing import Any
 
 import torch
 
-from foretoken import METHODS, Engine, ForetokenError
-from foretoken.bench import BenchMethod, Item, encode_item, load_suite, run_bench
-from foretoken.cli.output import as_json
-from foretoken.doctor.candidates import Candidate, drafter_method
-from foretoken.doctor.checkup import Examined, check_up
-from foretoken.engine.config import speculative_config
+from foretell import METHODS, Engine, ForetellError
+from foretell.bench import BenchMethod, Item, encode_item, load_suite, run_bench
+from foretell.cli.output import as_json
+from foretell.doctor.candidates import Candidate, drafter_method
+from foretell.doctor.checkup import Examined, check_up
+from foretell.engine.config import speculative_config
 
 
 def pairs_of(engine: Engine, draft: str | None) -> dict[str, dict[str, Any]]:
@@ -143,5 +143,5 @@ def main() -> int:
 if __name__ == "__main__":
     try:
         sys.exit(main())
-    except ForetokenError as error:
+    except ForetellError as error:
         sys.exit(f"doctor.py: {error}")

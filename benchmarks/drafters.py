@@ -3,9 +3,9 @@
     python benchmarks/drafters.py --prompts-per-category 4 --rounds 3 > table.md
     python benchmarks/drafters.py --target build/inflated --heads build/heads --draft bundled/draft
 
-One process, one set of weights, all methods in turn on each prompt (``foretoken.bench.run_bench``); verification is
+One process, one set of weights, all methods in turn on each prompt (``foretell.bench.run_bench``); verification is
 ``coupled``, so all texts must be plain decoding's own. Heads are the bundled ones, or DIR/METHOD with --heads DIR (eagle2
-reads eagle1's where it has none of its own). A method is written as ``foretoken bench --methods`` takes it. Methods
+reads eagle1's where it has none of its own). A method is written as ``foretell bench --methods`` takes it. Methods
 whose head is missing are left out with a message. Markdown on stdout, progress on stderr; --json FILE keeps the whole
 report.
 """
@@ -20,9 +20,9 @@ from pathlib import Path
 
 import torch
 
-from foretoken import Engine, ForetokenError
-from foretoken.bench import BenchMethod, BenchReport, MethodReport, load_suite, parse_method, run_bench, select
-from foretoken.cli.output import as_json
+from foretell import Engine, ForetellError
+from foretell.bench import BenchMethod, BenchReport, MethodReport, load_suite, parse_method, run_bench, select
+from foretell.cli.output import as_json
 
 METHODS = (
     "draft_model,medusa,eagle1,eagle2,eagle3,kangaroo,early_exit,dflash,ngram,suffix"  # plain decoding always runs
@@ -40,7 +40,7 @@ of them. suffix reads each request's own text alone: in a second round it would 
 
 
 def method_of(text: str, guesses: int, heads: Path | None, draft: str | None) -> BenchMethod:
-    """One method with its number of guesses and its weights. Raises ForetokenError."""
+    """One method with its number of guesses and its weights. Raises ForetellError."""
     name, *rest = text.split(":")
     counted = text if name == "none" or any(part.isdecimal() for part in rest) else f"{text}:{guesses}"
     found = parse_method(counted, draft=draft if name == "draft_model" else None)
@@ -63,7 +63,7 @@ def usable(
         try:
             method = method_of(text, guesses, heads, draft)
             engine.with_method(method.config)
-        except (ForetokenError, KeyError, OSError) as error:
+        except (ForetellError, KeyError, OSError) as error:
             print(f"{text} left out: {error}\n", flush=True)
         else:
             found.append(method)

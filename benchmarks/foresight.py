@@ -32,18 +32,18 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.bench import encode_item, load_suite, select
-from foretoken.cli.output import as_json
-from foretoken.core.noise import Stream, derive_seed, race, stream_keys
-from foretoken.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
-from foretoken.methods.acceptance.load import load_acceptance
-from foretoken.methods.acceptance.objective import area_under_curve, calibration_error, distribution_of, parts_of
-from foretoken.methods.acceptance.reading import ModelReader
-from foretoken.methods.common.teacher import Teacher
-from foretoken.model.load import load_model
-from foretoken.train.data import sequential_batches
-from foretoken.train.responses import Responses, pack
+from foretell import Engine, Request, SamplingParams
+from foretell.bench import encode_item, load_suite, select
+from foretell.cli.output import as_json
+from foretell.core.noise import Stream, derive_seed, race, stream_keys
+from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
+from foretell.methods.acceptance.load import load_acceptance
+from foretell.methods.acceptance.objective import area_under_curve, calibration_error, distribution_of, parts_of
+from foretell.methods.acceptance.reading import ModelReader
+from foretell.methods.common.teacher import Teacher
+from foretell.model.load import load_model
+from foretell.train.data import sequential_batches
+from foretell.train.responses import Responses, pack
 
 SEED = 1_000_000
 """Seed of the first prompt's answer at the first temperature."""

@@ -19,10 +19,10 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Qwen3Config
 
-from foretoken.core.tree import layout
-from foretoken.model.bandwidth import dram_read_bandwidth
-from foretoken.model.llama import lean, native
-from foretoken.model.target import CausalModel
+from foretell.core.tree import layout
+from foretell.model.bandwidth import dram_read_bandwidth
+from foretell.model.llama import lean, native
+from foretell.model.target import CausalModel
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 

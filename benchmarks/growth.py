@@ -12,13 +12,13 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from foretoken import DrawMode, SamplingParams
-from foretoken.core.noise import Noise
-from foretoken.core.probs import History, Processors
-from foretoken.core.tree import Plan
-from foretoken.draft.base import Context
-from foretoken.draft.growing.grow import grow
-from foretoken.draft.shapes import Chain, DySpec, Eagle2Shape, OptTree, Sequoia, Shape
+from foretell import DrawMode, SamplingParams
+from foretell.core.noise import Noise
+from foretell.core.probs import History, Processors
+from foretell.core.tree import Plan
+from foretell.draft.base import Context
+from foretell.draft.growing.grow import grow
+from foretell.draft.shapes import Chain, DySpec, Eagle2Shape, OptTree, Sequoia, Shape
 
 LENGTH = 99
 CASES: list[tuple[Shape, DrawMode]] = [

@@ -21,9 +21,9 @@ import torch
 import transformers
 from transformers import AutoModelForCausalLM, DynamicCache
 
-from foretoken.core.tree import chain_tree, layout
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.target import Target
+from foretell.core.tree import chain_tree, layout
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.target import Target
 
 PROMPT = 64
 clock: Callable[[], float] = perf_counter

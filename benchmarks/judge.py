@@ -25,10 +25,10 @@ import torch
 from recipes.mine_judge import DECLINED, MAX_NEW_TOKENS, outcome, problems, prompt_ids
 from recipes.problems import Problem, problem
 
-from foretoken import Completion, Engine, Request, SamplingParams
-from foretoken.bench.stats import wilson
-from foretoken.core.errors import ConfigError
-from foretoken.core.provenance import provenance
+from foretell import Completion, Engine, Request, SamplingParams
+from foretell.bench.stats import wilson
+from foretell.core.errors import ConfigError
+from foretell.core.provenance import provenance
 
 STREAM = "judge held out"
 EPSILONS = (0.3, 0.09, 0.03)

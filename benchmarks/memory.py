@@ -12,7 +12,7 @@ from pathlib import Path
 
 CHILD = """
 import json, sys
-import torch, transformers, foretoken, foretoken.model.load, foretoken.model.llama.lean
+import torch, transformers, foretell, foretell.model.load, foretell.model.llama.lean
 from pathlib import Path
 def status(field):
     line = next(x for x in Path("/proc/self/status").read_text().splitlines() if x.startswith(field))
@@ -25,7 +25,7 @@ try:
 except OSError:
     pass
 target, dtype, implementation = sys.argv[1:4]
-engine = foretoken.Engine.load(target, dtype=dtype, implementation=implementation)
+engine = foretell.Engine.load(target, dtype=dtype, implementation=implementation)
 done = engine.generate(list(range(5, 69)), temperature=0.0, max_new_tokens=64, ignore_eos=True)
 peak = status("VmHWM")
 spec = engine.model.spec

@@ -40,18 +40,18 @@ from typing import Any
 import torch
 from recipes.problems import problem
 
-from foretoken import Engine, SamplingParams
-from foretoken.engine.options import ServiceOptions
-from foretoken.engine.result import Completion
-from foretoken.engine.service import Service
-from foretoken.engine.submission import Submission, Update
-from foretoken.learn.capture import Capture, Mark
-from foretoken.learn.export import export
-from foretoken.learn.options import LearnOptions
-from foretoken.learn.session import Session
-from foretoken.learn.student import Origin, Student
-from foretoken.learn.texts import Text
-from foretoken.planner.account import Allowance
+from foretell import Engine, SamplingParams
+from foretell.engine.options import ServiceOptions
+from foretell.engine.result import Completion
+from foretell.engine.service import Service
+from foretell.engine.submission import Submission, Update
+from foretell.learn.capture import Capture, Mark
+from foretell.learn.export import export
+from foretell.learn.options import LearnOptions
+from foretell.learn.session import Session
+from foretell.learn.student import Origin, Student
+from foretell.learn.texts import Text
+from foretell.planner.account import Allowance
 
 DOMAINS = ("code", "mathematics", "prose", "copy")
 PARTS = 4  # of a domain's requests: the first and the last are compared

@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
-from foretoken import Engine
-from foretoken.bench import encode_item, load_suite
-from foretoken.engine import engine as engine_module
-from foretoken.engine import step as step_module
+from foretell import Engine
+from foretell.bench import encode_item, load_suite
+from foretell.engine import engine as engine_module
+from foretell.engine import step as step_module
 
 CASES = (
     "coupled:chain:5", "rejection:chain:5", "block:chain:5", "coupled:sequoia/size=15:5", "rejection:sequoia/size=15:5",

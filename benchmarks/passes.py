@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import torch
 
-from foretoken import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
-from foretoken.engine.event import StepEvent
-from foretoken.model.target import CausalModel
+from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
+from foretell.engine.event import StepEvent
+from foretell.model.target import CausalModel
 
 
 def requests(count: int, seed: int) -> list[Request]:

@@ -18,11 +18,11 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from foretoken.planner.acceptance import Acceptance
-from foretoken.planner.costs import CostTable
-from foretoken.planner.measure import StepSeconds, measure
-from foretoken.planner.observations import RowStep, RowView, StepObservation
-from foretoken.planner.planner import Planner
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.costs import CostTable
+from foretell.planner.measure import StepSeconds, measure
+from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.planner import Planner
 
 DEPTH = 8
 START = 300

@@ -7,12 +7,12 @@
 
 A cell is one method of one model with one kind of weights at one temperature, on one set of questions. A finished cell is
 a line of the results file, and is not measured again; cells that are missing are measured together, with plain decoding
-beside them on every question (``foretoken.bench``), and their runs are kept too: stopped by --minutes or Ctrl-C, the same
+beside them on every question (``foretell.bench``), and their runs are kept too: stopped by --minutes or Ctrl-C, the same
 command goes on. ``--show`` prints all cells of the file.
 
 Models: smollm2 (SmolLM2-135M-Instruct) and qwen (Qwen2.5-Coder 1.5B with the 0.5B as draft), which are looked for under
 --models by the names below; any other by ``--model NAME=TARGET[,draft=DIR][,eagle3=DIR]``, which also gives a known one its
-drafters. Weights: bf16, int8, int4, as ``foretoken bench --weights``; "auto" for a GGUF file is the file's own.
+drafters. Weights: bf16, int8, int4, as ``foretell bench --weights``; "auto" for a GGUF file is the file's own.
 
 auto: ``speculation="auto"``, costs measured before the first question. It guesses with the one method behind its name. Two
 bars are checked for it: against plain decoding in every task (0.98) and against the best fixed choice overall (0.95).
@@ -30,8 +30,8 @@ from typing import Any
 
 import torch
 
-from foretoken import Engine, speculative_config
-from foretoken.bench import (
+from foretell import Engine, speculative_config
+from foretell.bench import (
     BenchInterrupted,
     BenchMethod,
     Item,
@@ -42,10 +42,10 @@ from foretoken.bench import (
     sample,
     select,
 )
-from foretoken.core.errors import ForetokenError
-from foretoken.core.provenance import provenance
-from foretoken.kernels.build import cpu_flags
-from foretoken.model.bandwidth import dram_read_bandwidth
+from foretell.core.errors import ForetellError
+from foretell.core.provenance import provenance
+from foretell.kernels.build import cpu_flags
+from foretell.model.bandwidth import dram_read_bandwidth
 
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni")
 AUTO_BARS = (0.98, 0.95)
@@ -301,7 +301,7 @@ def main() -> None:
                 run(name, model, weights, suite.name, suite.items, args, until)
     except (OutOfTime, BenchInterrupted):
         print("stopped: the same command goes on", file=sys.stderr)
-    except ForetokenError as error:
+    except ForetellError as error:
         raise SystemExit(str(error)) from None
     show(list(read(args.results).values()))
 

@@ -5,7 +5,7 @@
 n drafts are n parallel lines of four guesses (one line for n = 1). Each way of drawing decodes the same prompts once, and
 at every step all suitable rules are evaluated on the same tree: length is the mean of 1 + E[accepted guesses] given
 the tree, so differences between rules of one group are paired. The time is that of ``verify.draw``: distributions in,
-verdict out. Acceptance of a single token, and its distance from the optimum, is what ``foretoken theory optimum`` computes.
+verdict out. Acceptance of a single token, and its distance from the optimum, is what ``foretell theory optimum`` computes.
 """
 
 import argparse
@@ -17,10 +17,10 @@ from typing import Any
 
 import torch
 
-from foretoken import VERIFIERS, DrawMode, Engine
-from foretoken.bench import encode_item, load_suite
-from foretoken.core.tree import depths
-from foretoken.engine import step as step_module
+from foretell import VERIFIERS, DrawMode, Engine
+from foretell.bench import encode_item, load_suite
+from foretell.core.tree import depths
+from foretell.engine import step as step_module
 
 DEPTH = 4
 READERS = [rule.name for rule in VERIFIERS.values() if rule.exact and "noise" not in rule.reads]

@@ -26,14 +26,14 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-import foretoken
-from foretoken.bench.suite import load_suite
-from foretoken.engine.options import ServiceOptions
-from foretoken.engine.service import Service
-from foretoken.engine.submission import Submission, Update
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.target import CausalModel
-from foretoken.model.workers import release_workers
+import foretell
+from foretell.bench.suite import load_suite
+from foretell.engine.options import ServiceOptions
+from foretell.engine.service import Service
+from foretell.engine.submission import Submission, Update
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.target import CausalModel
+from foretell.model.workers import release_workers
 
 MAX_PROMPT = 64
 """Longer prompts of the suite are left out, so that decoding is most of the time."""
@@ -70,7 +70,7 @@ class Arm:
 
     verbose = False
 
-    def __init__(self, name: str, engine: foretoken.Engine, mode: str, max_rows: int) -> None:
+    def __init__(self, name: str, engine: foretell.Engine, mode: str, max_rows: int) -> None:
         self.name = name
         options = ServiceOptions(max_num_seqs=max_rows, speculation=mode, prefix_reuse=False, max_model_len=1024)
         self.service = Service(engine, options)
@@ -93,7 +93,7 @@ class Arm:
         before = self.service.snapshot()
         begun = time.perf_counter()
         for index, prompt in enumerate(prompts):
-            params = foretoken.SamplingParams(
+            params = foretell.SamplingParams(
                 seed=index, max_new_tokens=tokens, ignore_eos=True, banned_token_ids=banned
             )
             self.service.submit(Submission(str(index), prompt, params), sink)
@@ -119,7 +119,7 @@ def interval(values: Sequence[float], resamples: int = 4000) -> tuple[float, flo
     return statistics.median(values), medians[int(0.025 * resamples)], medians[int(0.975 * resamples)]
 
 
-def prompts_of(engine: foretoken.Engine, count: int, skip: int) -> list[list[int]]:
+def prompts_of(engine: foretell.Engine, count: int, skip: int) -> list[list[int]]:
     """Prompts of the bundled suite, chats in the model's template, from ``skip`` on and around again."""
     items = load_suite()
     random.Random(1).shuffle(items)
@@ -139,7 +139,7 @@ class Transformers:
     def __init__(self, target: str, tokens: int) -> None:
         from transformers import AutoModelForCausalLM, GenerationConfig
 
-        from foretoken.model.checkpoint import resolve
+        from foretell.model.checkpoint import resolve
 
         self.tokens = tokens
         self.model = AutoModelForCausalLM.from_pretrained(str(resolve(target)), dtype=torch.float32)
@@ -181,10 +181,10 @@ def main() -> None:
     base = {"method": options.method, "num_speculative_tokens": max(lengths)}
     if options.draft:
         base["model"] = options.draft
-    engine = foretoken.Engine.load(options.target, speculative=base, implementation=options.implementation)
+    engine = foretell.Engine.load(options.target, speculative=base, implementation=options.implementation)
     if options.nonsense:
         method = DraftModel(Nonsense(engine.method.model))
-        engine = foretoken.Engine(engine.model, engine.tokenizer, speculative=base, method=method)
+        engine = foretell.Engine(engine.model, engine.tokenizer, speculative=base, method=method)
     most = max(loads)
     plain = Arm("plain", engine, "off", most)
     auto = Arm("auto", engine, "auto", most)
@@ -196,7 +196,7 @@ def main() -> None:
         fixed = {
             length: Arm(
                 f"fixed {length}",
-                foretoken.Engine(
+                foretell.Engine(
                     engine.model, engine.tokenizer, speculative={**base, "num_speculative_tokens": length},
                     method=engine.method,
                 ),

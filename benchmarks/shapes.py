@@ -2,7 +2,7 @@
 
     python benchmarks/shapes.py [--target build/inflated] [--limit 1] [--tokens 48] [--verify coupled]
 
-One process, one set of weights, prompts in turn over all shapes (``foretoken.bench.run_bench``). Sequoia's trees are made
+One process, one set of weights, prompts in turn over all shapes (``foretell.bench.run_bench``). Sequoia's trees are made
 from the acceptance by child that is measured first, on other prompts. The winner is the shape of most tokens/s.
 """
 
@@ -11,11 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from foretoken import Engine
-from foretoken.analysis.pairs import PairText, collect
-from foretoken.analysis.trees import positional_acceptance
-from foretoken.bench import Item, encode_item, load_suite, run_bench
-from foretoken.verify import parse_verifier
+from foretell import Engine
+from foretell.analysis.pairs import PairText, collect
+from foretell.analysis.trees import positional_acceptance
+from foretell.bench import Item, encode_item, load_suite, run_bench
+from foretell.verify import parse_verifier
 
 SIZES = (4, 8, 16, 32, 64)
 STATIC = {4: "2x1", 8: "2x1x1x1", 16: "3x2x1", 32: "4x2x1x1", 64: "4x3x2x1"}

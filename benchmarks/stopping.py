@@ -29,17 +29,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken import Engine, ForetokenError, SamplingParams
-from foretoken.analysis.theory.stopping import oracle_speed, policy_speed
-from foretoken.bench import encode_item, load_suite, select
-from foretoken.bench.run import measure
-from foretoken.bench.stats import PairedRuns, bootstrap
-from foretoken.bench.trace import Cut, cut
-from foretoken.cli.output import as_json
-from foretoken.engine.config import speculative_config
-from foretoken.engine.recorder import StepTime
-from foretoken.planner.costs import PassCosts
-from foretoken.planner.observed import StepCosts, step_costs
+from foretell import Engine, ForetellError, SamplingParams
+from foretell.analysis.theory.stopping import oracle_speed, policy_speed
+from foretell.bench import encode_item, load_suite, select
+from foretell.bench.run import measure
+from foretell.bench.stats import PairedRuns, bootstrap
+from foretell.bench.trace import Cut, cut
+from foretell.cli.output import as_json
+from foretell.engine.config import speculative_config
+from foretell.engine.recorder import StepTime
+from foretell.planner.costs import PassCosts
+from foretell.planner.observed import StepCosts, step_costs
 
 RULES = {
     "probability": (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9),
@@ -113,7 +113,7 @@ def lanes_of(engine: Engine, args: argparse.Namespace) -> list[Lane]:
             for threshold in RULES[rule]:
                 own = speculative_config({**config, "shape": shape_of(rule, threshold)})
                 lanes.append(Lane(rule, threshold, with_head.with_method(own, method=with_head.method)))
-        except (ForetokenError, KeyError, OSError) as error:
+        except (ForetellError, KeyError, OSError) as error:
             print(f"{rule} left out: {error}\n", flush=True)
     return lanes
 

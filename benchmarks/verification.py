@@ -15,11 +15,11 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
-from foretoken.core.noise import Noise, race_top
-from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
-from foretoken.kernels.cdf import invert_cdf
-from foretoken.verify import VERIFIERS, Evidence, Verifier, draw
-from foretoken.verify.base import follow
+from foretell.core.noise import Noise, race_top
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree
+from foretell.kernels.cdf import invert_cdf
+from foretell.verify import VERIFIERS, Evidence, Verifier, draw
+from foretell.verify.base import follow
 
 SHAPES: dict[str, tuple[int, ...]] = {
     "chain": (1,) * 15,

@@ -1,6 +1,6 @@
 """One question to a running server by several clients: openai, LangChain, litellm; what is not installed is left out.
 
-foretoken serve &
+foretell serve &
 python examples/clients.py http://127.0.0.1:8000
 """
 

@@ -1,6 +1,6 @@
 """The program of ``make demo``: a real small model answers, its accepted guesses tinted, then plain against speculative.
 
-The model is SmolLM2-135M-Instruct, fetched once (98 MB, ``foretoken pull smollm2-135m``). Where it cannot be fetched, the
+The model is SmolLM2-135M-Instruct, fetched once (98 MB, ``foretell pull smollm2-135m``). Where it cannot be fetched, the
 tiny bundled pair stands in, and a line says why; its target is then also made as costly as a model of 350M parameters
 (same function, more arithmetic: recipes/inflate.py). The tokens of both sides must be identical; the speedup is whatever
 was measured.
@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from rich.console import Console
 
-import foretoken
-from foretoken.cli.pull import fetch
-from foretoken.core.errors import ForetokenError
-from foretoken.kernels.build import cpu_flags
-from foretoken.model.catalogue import DEFAULT, default_speculation, pulled
+import foretell
+from foretell.cli.pull import fetch
+from foretell.core.errors import ForetellError
+from foretell.kernels.build import cpu_flags
+from foretell.model.catalogue import DEFAULT, default_speculation, pulled
 
 ROOT = Path(__file__).resolve().parent.parent
 QUESTION = "What are the three primary colours, and what does one get by mixing two of them?"
@@ -43,7 +43,7 @@ PATIENCE_S = 20.0  # a demo does not wait longer for a network that gives nothin
 TINT, PLAIN = ("\033[36m", "\033[0m") if sys.stdout.isatty() else ("", "")
 
 
-def show(engine: foretoken.Engine, prompt: Any, **options: Any) -> None:
+def show(engine: foretell.Engine, prompt: Any, **options: Any) -> None:
     """Stream one completion, kept guesses tinted."""
     stream = engine.stream(prompt, **options)
     for piece in stream:
@@ -56,7 +56,7 @@ def show(engine: foretoken.Engine, prompt: Any, **options: Any) -> None:
     )
 
 
-def race(guessing: foretoken.Engine, prompts: Sequence[Any], what: str, *, temperature: float, rounds: int = 3) -> int:
+def race(guessing: foretell.Engine, prompts: Sequence[Any], what: str, *, temperature: float, rounds: int = 3) -> int:
     """Plain against speculative, prompt by prompt, turn by turn; 0 iff the tokens are identical."""
     plain = guessing.with_method("none")
     options: dict[str, Any] = {"temperature": temperature, "seed": 1, "max_new_tokens": 64}
@@ -92,7 +92,7 @@ def real() -> int:
     """The demo with SmolLM2."""
     dtype = "bfloat16" if "avx512_bf16" in cpu_flags() else None
     with Console(stderr=True).status(f"loading {DEFAULT}"):
-        engine = foretoken.Engine.load(DEFAULT, speculative=default_speculation(DEFAULT), dtype=dtype)
+        engine = foretell.Engine.load(DEFAULT, speculative=default_speculation(DEFAULT), dtype=dtype)
 
     def asked(question: str) -> list[int]:
         return engine.chat_prompt([{"role": "user", "content": question}])
@@ -107,7 +107,7 @@ def real() -> int:
 def tiny() -> int:
     """The demo with the bundled pair."""
     print(CODE[1], end="")
-    engine = foretoken.Engine.load("bundled", speculative="draft_model")
+    engine = foretell.Engine.load("bundled", speculative="draft_model")
     show(engine, CODE[1], temperature=0.9, seed=1, max_new_tokens=120)
     with tempfile.TemporaryDirectory() as directory:
         print("making the same target as costly as a 350M model ...", flush=True)
@@ -115,7 +115,7 @@ def tiny() -> int:
         command = [sys.executable, "-m", "recipes.inflate", "--target", "bundled", "--out", directory]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         draft = {"method": "draft_model", "model": "bundled/draft", "num_speculative_tokens": 5}
-        engine = foretoken.Engine.load(directory, speculative=draft)
+        engine = foretell.Engine.load(directory, speculative=draft)
         return race(engine, CODE, "at the cost of a 350M model", temperature=0.7)
 
 
@@ -125,7 +125,7 @@ def main() -> int:
     if pulled(DEFAULT) is None:
         try:
             fetch(DEFAULT, patience_s=PATIENCE_S)
-        except ForetokenError as error:
+        except ForetellError as error:
             print(f"the tiny bundled pair instead of {DEFAULT}: {error}\n", flush=True)
             return tiny()
     return real()

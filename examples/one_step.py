@@ -9,11 +9,11 @@ import argparse
 
 import torch
 
-import foretoken
-from foretoken.verify.exact import target_draws
+import foretell
+from foretell.verify.exact import target_draws
 
 
-def describe(event: foretoken.StepEvent, engine: foretoken.Engine, temperature: float) -> str:
+def describe(event: foretell.StepEvent, engine: foretell.Engine, temperature: float) -> str:
     """One step of a single request, in a few lines."""
 
     def text(token: int) -> str:
@@ -48,7 +48,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=2)
     parser.add_argument("--steps", type=int, default=3)
     options = parser.parse_args()
-    engine = foretoken.Engine.load("bundled", speculative="draft_model")
+    engine = foretell.Engine.load("bundled", speculative="draft_model")
     engine.observes_draft_logits = True
     shown: list[str] = []
     engine.observers.append(lambda event: shown.append(describe(event, engine, options.temperature)))

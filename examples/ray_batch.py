@@ -1,5 +1,5 @@
 """A file of prompts, completed by two actors; a second run continues where the first stopped. Needs
-``foretoken[ray]``."""
+``foretell[ray]``."""
 
 import json
 import logging
@@ -8,14 +8,14 @@ from pathlib import Path
 
 import ray.data
 
-import foretoken
-import foretoken.ray
+import foretell
+import foretell.ray
 import ray
 
 
 def main() -> None:
     """Write prompts, complete them, and complete a few more."""
-    params = foretoken.SamplingParams(max_new_tokens=16, temperature=0.7, seed=1)
+    params = foretell.SamplingParams(max_new_tokens=16, temperature=0.7, seed=1)
     prompts = [{"id": f"f{i}", "prompt": f"def f{i}(x):\n"} for i in range(40)]
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level=logging.WARNING)
     ray.data.DataContext.get_current().enable_progress_bars = False
@@ -25,7 +25,7 @@ def main() -> None:
             for count in (30, 40):
                 source.write_text("".join(json.dumps(row) + "\n" for row in prompts[:count]))
                 print(
-                    foretoken.ray.generate_files(
+                    foretell.ray.generate_files(
                         source, out, speculative="draft_model", params=params, batch_size=8, concurrency=2
                     )
                 )

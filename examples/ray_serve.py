@@ -1,10 +1,10 @@
-"""Two replicas of the server on this machine, and sessions that stay with their replica. Needs ``foretoken[ray]``."""
+"""Two replicas of the server on this machine, and sessions that stay with their replica. Needs ``foretell[ray]``."""
 
 import json
 import logging
 import urllib.request
 
-import foretoken.ray
+import foretell.ray
 import ray
 from ray import serve
 
@@ -31,7 +31,7 @@ def main() -> None:
     try:
         serve.start(http_options={"host": "127.0.0.1", "port": PORT})
         serve.run(
-            foretoken.ray.app(
+            foretell.ray.app(
                 "bundled",
                 speculative="draft_model",
                 service_options={"max_num_seqs": 8, "speculation": "on"},

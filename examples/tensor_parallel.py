@@ -8,7 +8,7 @@ import argparse
 
 import torch
 
-import foretoken
+import foretell
 
 PROMPTS = (
     "import os\nimport sys\n\n\ndef read_lines(path):\n",
@@ -26,7 +26,7 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=48)
     given = parser.parse_args()
 
-    engine = foretoken.Engine.load(
+    engine = foretell.Engine.load(
         given.target,
         tensor_parallel=True,
         device=given.device,
@@ -34,8 +34,8 @@ def main() -> None:
     )
     # A seed for each prompt, the same in every process.
     requests = [
-        foretoken.Request(
-            prompt, foretoken.SamplingParams(max_new_tokens=given.max_new_tokens, temperature=0.7, seed=seed)
+        foretell.Request(
+            prompt, foretell.SamplingParams(max_new_tokens=given.max_new_tokens, temperature=0.7, seed=seed)
         )
         for seed, prompt in enumerate(PROMPTS)
     ]

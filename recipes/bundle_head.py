@@ -1,8 +1,8 @@
 """Put a trained head into the package: its weights, its run record without local paths, and a model card made from both.
 
-    python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretoken/bundled] [--target NAME]
+    python -m recipes.bundle_head RUN [RUN ...] [--bundled src/foretell/bundled] [--target NAME]
 
-RUN is a folder that ``foretoken train`` wrote. Every number of a card comes from its files. A head of another target than
+RUN is a folder that ``foretell train`` wrote. Every number of a card comes from its files. A head of another target than
 the bundled one (``--target smollm2-135m``) lies in a folder of that target's name.
 """
 
@@ -14,7 +14,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from foretoken.methods.common import formats
+from foretell.methods.common import formats
 
 WHAT = {
     "eagle1": "EAGLE-1 head (2401.15077): one layer that predicts the target's next feature; also read by `eagle2`.",
@@ -29,13 +29,13 @@ WHAT = {
 }
 CARD = """---
 license: apache-2.0
-library_name: foretoken
+library_name: foretell
 ---
-# foretoken bundled {method}
+# foretell bundled {method}
 
 {what}
 
-For `{target}`, {parameters} parameters, {megabytes:.1f} MB. For other targets train your own (`foretoken train`,
+For `{target}`, {parameters} parameters, {megabytes:.1f} MB. For other targets train your own (`foretell train`,
 docs/train.md). Licence: Apache-2.0{source}.
 
 ## Data
@@ -191,7 +191,7 @@ def put(run: Path, bundled: Path, target: str = OWN) -> Path:
 def _rename_target(file: Path, target: str) -> None:
     """The target's directory on the machine of the training becomes its name."""
     config = json.loads(file.read_text(encoding="utf-8"))
-    config["foretoken"]["target"]["name"] = target
+    config["foretell"]["target"]["name"] = target
     file.write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
@@ -199,8 +199,8 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("runs", nargs="+", type=Path, metavar="RUN")
-    parser.add_argument("--bundled", type=Path, default=Path("src/foretoken/bundled"))
-    parser.add_argument("--target", default=OWN, help="whose head it is: a name of 'foretoken list'")
+    parser.add_argument("--bundled", type=Path, default=Path("src/foretell/bundled"))
+    parser.add_argument("--target", default=OWN, help="whose head it is: a name of 'foretell list'")
     args = parser.parse_args()
     for run in args.runs:
         print(put(run, args.bundled, args.target))

@@ -142,7 +142,7 @@ SHORT = """---
 license: apache-2.0
 library_name: transformers
 ---
-# foretoken bundled {name}
+# foretell bundled {name}
 
 {what} Data, losses, bits per byte, acceptance by category, weaknesses and how to rebuild it: `README.md` one folder up.
 Licence: Apache-2.0.
@@ -153,7 +153,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--work", type=Path, required=True, help="the folder W of README.md")
-    parser.add_argument("--bundled", type=Path, default=Path("src/foretoken/bundled"))
+    parser.add_argument("--bundled", type=Path, default=Path("src/foretell/bundled"))
     args = parser.parse_args()
     (args.bundled / "README.md").write_text(card(args.work, args.bundled))
     for name, what in (

@@ -3,7 +3,7 @@
 A chat model that is given its template up to the user's turn writes a question of the kind that it was tuned on
 (Magpie, 2406.08464): no data set is needed, and nothing of a suite can be in it. The rest are questions about Python's
 standard library and generated problems, as in ``recipes.questions`` and ``recipes.problems``. Answers are made later,
-by ``foretoken train``. What was written is kept when the program is killed: the same command goes on.
+by ``foretell train``. What was written is kept when the program is killed: the same command goes on.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import random
 import sysconfig
 from pathlib import Path
 
-from foretoken.core.journal import Journal
-from foretoken.core.params import SamplingParams
-from foretoken.engine.engine import Engine, Request
+from foretell.core.journal import Journal
+from foretell.core.params import SamplingParams
+from foretell.engine.engine import Engine, Request
 from recipes.corpus import Document, clean
 from recipes.problems import problem
 from recipes.questions import chats, excerpt

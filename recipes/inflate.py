@@ -29,7 +29,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
 TIME_ONLY = (
-    "foretoken_time_per_pass_only"  # key in the config of a model whose added vocabulary makes its text meaningless
+    "foretell_time_per_pass_only"  # key in the config of a model whose added vocabulary makes its text meaningless
 )
 
 
@@ -178,7 +178,7 @@ def main() -> None:
     args = parser.parse_args()
     source = args.target
     if source == "bundled":
-        from foretoken import bundled
+        from foretell import bundled
 
         source = bundled.path("target")
     small = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)

@@ -29,14 +29,14 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PretrainedConfig
 
-from foretoken.methods.acceptance.head import AcceptanceHead
-from foretoken.methods.common.head import Head
-from foretoken.methods.dflash.head import DFlashHead
-from foretoken.methods.eagle.eagle1 import Eagle1Head
-from foretoken.methods.eagle.eagle3 import Eagle3Head
-from foretoken.methods.judge.head import JudgeWeights
-from foretoken.methods.kangaroo.head import KangarooHead
-from foretoken.methods.medusa.head import MedusaHead
+from foretell.methods.acceptance.head import AcceptanceHead
+from foretell.methods.common.head import Head
+from foretell.methods.dflash.head import DFlashHead
+from foretell.methods.eagle.eagle1 import Eagle1Head
+from foretell.methods.eagle.eagle3 import Eagle3Head
+from foretell.methods.judge.head import JudgeWeights
+from foretell.methods.kangaroo.head import KangarooHead
+from foretell.methods.medusa.head import MedusaHead
 from recipes.inflate import real_heads, real_layers
 
 
@@ -234,9 +234,9 @@ def _fill(weight: Tensor, was: Tensor, axes: list[Axis], generator: torch.Genera
 
 def main() -> None:
     """Command line: head directories of the small target in, directories of the same names for the inflated one out."""
-    from foretoken import bundled
-    from foretoken.methods.common import formats
-    from foretoken.model.load import load_model
+    from foretell import bundled
+    from foretell.methods.common import formats
+    from foretell.model.load import load_model
 
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--heads", type=Path, nargs="+", required=True, help="directories of heads")

@@ -18,9 +18,9 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any
 
-from foretoken import Engine
-from foretoken.model.load import load_model
-from foretoken.train.mining import Mined, mine
+from foretell import Engine
+from foretell.model.load import load_model
+from foretell.train.mining import Mined, mine
 from recipes.problems import GENERATORS, Problem, problem
 from recipes.process import prepare
 
@@ -99,7 +99,7 @@ def main() -> None:
     print(json.dumps(found, indent=1))
     if args.mine_only:
         return
-    from foretoken.train.judge import train_judge
+    from foretell.train.judge import train_judge
 
     print(json.dumps(train_judge(engine.model, args.out / "labels.jsonl", args.out), indent=1))
 

@@ -1,4 +1,4 @@
-"""Prompts for training drafters: the target answers them itself (`foretoken train` regenerates the answers).
+"""Prompts for training drafters: the target answers them itself (`foretell train` regenerates the answers).
 
 Beginnings of training blocks and questions of training conversations, as in `recipes.sampling`; nothing of the suite:
 its material comes from held-out packages and from another stream of problems.

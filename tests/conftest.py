@@ -15,17 +15,17 @@ from tests.tiers import SLOW, THINNED, kept, numbered
 
 torch.set_num_threads(1)
 # No test sees the models that the user has pulled (the default target would be another one), and none fetches any.
-os.environ["FORETOKEN_MODELS"] = str(Path(tempfile.gettempdir()) / "foretoken-tests-pull-no-models")
-os.environ["FORETOKEN_OFFLINE"] = "1"
+os.environ["FORETELL_MODELS"] = str(Path(tempfile.gettempdir()) / "foretell-tests-pull-no-models")
+os.environ["FORETELL_OFFLINE"] = "1"
 
 settings.register_profile(
-    "foretoken",
+    "foretell",
     deadline=None,  # a busy machine is no bug
     derandomize=True,  # the same examples in every run; drop it on purpose to search for more
     max_examples=60,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
-settings.load_profile("foretoken")
+settings.load_profile("foretell")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at

@@ -36,7 +36,7 @@ def environment(scratch: Path) -> dict[str, str]:
     return {
         **os.environ,
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
-        "FORETOKEN_SCRATCH": str(scratch),
+        "FORETELL_SCRATCH": str(scratch),
         "PYTHONPATH": os.pathsep.join(paths),
         "PIP_TARGET": site,
         "PIP_NO_DEPS": "1",

@@ -10,7 +10,7 @@ from types import ModuleType
 
 import pytest
 
-import foretoken
+import foretell
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted(str(page.relative_to(ROOT)) for page in (ROOT / "README.md", *(ROOT / "docs").glob("*.md")))
@@ -146,12 +146,12 @@ def test_quoted_signatures() -> None:
 def test_the_walk_is_what_the_engine_does() -> None:
     """The second step of the walk's run: guesses, q and p of its table, kept path, slots and text."""
     shown: list[dict[str, object]] = []
-    engine = foretoken.Engine.load("bundled", speculative="draft_model")
+    engine = foretell.Engine.load("bundled", speculative="draft_model")
     assert engine.tokenizer is not None
     decode = engine.tokenizer.decode
     engine.observes_draft_logits = True
 
-    def look(event: foretoken.StepEvent) -> None:
+    def look(event: foretell.StepEvent) -> None:
         tree, commit = event.evidence.tree, event.commit
         tokens = tree.tokens[0].tolist()
         q = [(logits[0, 0] / 0.7).softmax(-1) for logits in event.draft_logits]

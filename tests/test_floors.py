@@ -5,9 +5,9 @@ from pathlib import Path
 
 import pytest
 
-import foretoken
+import foretell
 
-ROOT = Path(foretoken.__path__[0])
+ROOT = Path(foretell.__path__[0])
 FLOORS = {
     "core": 0,
     "kernels": 0,
@@ -69,11 +69,11 @@ def faults(source: str, path: Path) -> list[str]:
     if part not in FLOORS:
         return [f"{path}: {part} stands on no floor: add it to FLOORS and to DESIGN.md section 3"]
     floor, out = FLOORS[part], []
-    for name in imports(source, ("foretoken", *path.parts[:-1])):
+    for name in imports(source, ("foretell", *path.parts[:-1])):
         top, *rest = name.split(".")
         if top == "transformers" and floor != TRANSFORMERS_FLOOR:
             out.append(f"{path}: {name}: only floor {TRANSFORMERS_FLOOR} imports transformers")
-        if top != "foretoken":
+        if top != "foretell":
             continue
         other = part_of(tuple(rest))
         if other in FLOORS:
@@ -99,9 +99,9 @@ def test_the_planner_knows_nothing_of_models_drafters_and_engines() -> None:
     files = [path for path in FILES if path.parts[0] == "planner"]
     assert len(files) > 5
     for path in files:
-        for name in imports((ROOT / path).read_text(encoding="utf-8"), ("foretoken", "planner")):
-            if name.startswith("foretoken."):
-                assert name.startswith(("foretoken.planner.", "foretoken.core.")), f"{path}: {name}"
+        for name in imports((ROOT / path).read_text(encoding="utf-8"), ("foretell", "planner")):
+            if name.startswith("foretell."):
+                assert name.startswith(("foretell.planner.", "foretell.core.")), f"{path}: {name}"
 
 
 def test_every_floor_has_files() -> None:
@@ -111,16 +111,16 @@ def test_every_floor_has_files() -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("core/tree.py", "from foretoken.verify import draw"),
-        ("verify/x.py", "import foretoken.model.target"),
-        ("verify/x.py", "from foretoken import model"),
+        ("core/tree.py", "from foretell.verify import draw"),
+        ("verify/x.py", "import foretell.model.target"),
+        ("verify/x.py", "from foretell import model"),
         ("verify/x.py", "from ..model import target"),
         ("verify/x.py", "from .. import engine"),
-        ("draft/x.py", "def f() -> None:\n    from foretoken.engine import step"),
-        ("draft/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import foretoken.cli.main"),
-        ("engine/x.py", "from foretoken import Engine"),
-        ("engine/x.py", "import foretoken"),
-        ("bench/x.py", "from foretoken.train import loop"),
+        ("draft/x.py", "def f() -> None:\n    from foretell.engine import step"),
+        ("draft/x.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    import foretell.cli.main"),
+        ("engine/x.py", "from foretell import Engine"),
+        ("engine/x.py", "import foretell"),
+        ("bench/x.py", "from foretell.train import loop"),
         ("engine/x.py", "def f() -> None:\n    import transformers.models"),
         ("core/noise.py", "from transformers import AutoTokenizer"),
         ("attic/x.py", "import math"),
@@ -133,12 +133,12 @@ def test_control_imports_that_go_up_are_caught(path: str, source: str) -> None:
 @pytest.mark.parametrize(
     ("path", "source"),
     [
-        ("__init__.py", "from foretoken.engine.engine import Engine"),
-        ("verify/x.py", "from foretoken.core.tree import DrawnBy\nfrom . import base\nfrom ..core.noise import mix"),
-        ("model/x.py", "import transformers\nfrom foretoken.core.probs import logits_to_probs"),
-        ("bench/x.py", "from foretoken import Engine\nfrom foretoken.engine.step import step"),
-        ("cli/x.py", "import foretoken\nimport foretoken.bench.run"),
-        ("draft/x.py", "import foretokens"),
+        ("__init__.py", "from foretell.engine.engine import Engine"),
+        ("verify/x.py", "from foretell.core.tree import DrawnBy\nfrom . import base\nfrom ..core.noise import mix"),
+        ("model/x.py", "import transformers\nfrom foretell.core.probs import logits_to_probs"),
+        ("bench/x.py", "from foretell import Engine\nfrom foretell.engine.step import step"),
+        ("cli/x.py", "import foretell\nimport foretell.bench.run"),
+        ("draft/x.py", "import foretells"),
     ],
 )
 def test_imports_that_go_down_pass(path: str, source: str) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-SOURCE = Path(__file__).parent.parent / "src" / "foretoken"
+SOURCE = Path(__file__).parent.parent / "src" / "foretell"
 DENIED = (
     "nobody's business",
     "mean nothing",

@@ -23,7 +23,7 @@ Numbers = dict[str, list[float]]
 BLUE, ORANGE, GREEN, RED, GREY = "#2b6cb0", "#dd6b20", "#2f855a", "#c53030", "#718096"
 STYLE = {
     "svg.fonttype": "none",
-    "svg.hashsalt": "foretoken",
+    "svg.hashsalt": "foretell",
     "font.family": "sans-serif",
     "font.size": 10,
     "axes.spines.top": False,

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from foretoken import Engine
-from foretoken.adapters.evaluation import Evaluation, windows
-from foretoken.core.errors import ConfigError, PromptError
+from foretell import Engine
+from foretell.adapters.evaluation import Evaluation, windows
+from foretell.core.errors import ConfigError, PromptError
 from tests.engine.harness import EOS, ToyTokenizer, table
 
 
@@ -143,7 +143,7 @@ def test_lm_eval_itself_finds_equal_scores(tmp_path: Path) -> None:
     for method in ("none", "suffix"):
         out = tmp_path / method
         command = [
-            sys.executable, "-m", "foretoken.adapters.lm_eval", "run", "--model", "foretoken", "--include_path",
+            sys.executable, "-m", "foretell.adapters.lm_eval", "run", "--model", "foretell", "--include_path",
             str(tmp_path), "--tasks", ",".join(f"local_{name}" for name in kinds), "--log_samples", "--output_path",
             str(out), "--model_args", f"pretrained=bundled,method={method},verify=coupled", "--batch_size", "2",
         ]  # fmt: skip

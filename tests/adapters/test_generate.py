@@ -5,9 +5,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Engine
-from foretoken.adapters.generate import Speculative
-from foretoken.core.errors import ConfigError
+from foretell import Engine
+from foretell.adapters.generate import Speculative
+from foretell.core.errors import ConfigError
 
 TEXTS = ["def add(a, b):\n    return", "import os\n\n\ndef main():\n    print(", "class Stack:"]
 

@@ -8,29 +8,29 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.analysis.drafter import DrafterFigures, DrafterReport, _report, calibration, evaluate, mean
-from foretoken.analysis.observer import Agreement, GuessSlot, Step
-from foretoken.analysis.theory.coupling import gumbel
-from foretoken.bench import first_loop
-from foretoken.cli.output import as_json
-from foretoken.core.errors import ConfigError
-from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawMode, TokenTree
-from foretoken.draft.base import Context, Drafter, Method
-from foretoken.draft.shapes import Shape
-from foretoken.engine.engine import Engine, Request
-from foretoken.engine.recorder import StepTime
-from foretoken.methods.dflash.drafter import DFlash
-from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretoken.methods.eagle.drafter import Eagle1, Eagle3
-from foretoken.methods.kangaroo.drafter import EarlyExit, Kangaroo
-from foretoken.methods.kangaroo.head import KangarooHead
-from foretoken.methods.medusa.drafter import Medusa
-from foretoken.methods.medusa.head import MedusaHead
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.table import TableLM
-from foretoken.model.target import Target
-from foretoken.planner.observed import StepCosts, step_costs
+from foretell.analysis.drafter import DrafterFigures, DrafterReport, _report, calibration, evaluate, mean
+from foretell.analysis.observer import Agreement, GuessSlot, Step
+from foretell.analysis.theory.coupling import gumbel
+from foretell.bench import first_loop
+from foretell.cli.output import as_json
+from foretell.core.errors import ConfigError
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, TokenTree
+from foretell.draft.base import Context, Drafter, Method
+from foretell.draft.shapes import Shape
+from foretell.engine.engine import Engine, Request
+from foretell.engine.recorder import StepTime
+from foretell.methods.dflash.drafter import DFlash
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.methods.eagle.drafter import Eagle1, Eagle3
+from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
+from foretell.methods.kangaroo.head import KangarooHead
+from foretell.methods.medusa.drafter import Medusa
+from foretell.methods.medusa.head import MedusaHead
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.table import TableLM
+from foretell.model.target import Target
+from foretell.planner.observed import StepCosts, step_costs
 from tests.methods.dflash import test_drafter as blocks
 from tests.methods.eagle import eagles
 from tests.model.tiny import tiny_module

@@ -2,9 +2,9 @@
 
 import pytest
 
-from foretoken import Engine
-from foretoken.analysis.explain import ExplainedStep, explain, number_game
-from foretoken.core.errors import ConfigError
+from foretell import Engine
+from foretell.analysis.explain import ExplainedStep, explain, number_game
+from foretell.core.errors import ConfigError
 
 PROMPT = "def add(a, b):\n    return"
 

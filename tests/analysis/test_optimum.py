@@ -6,15 +6,15 @@ import io
 import pytest
 import torch
 
-from foretoken import ConfigError
-from foretoken.analysis.optimum import coupled, distributions_at, listed, optimum_table
-from foretoken.analysis.pairs import Pairs, PairText, collect
-from foretoken.analysis.theory import coupling
-from foretoken.analysis.trees import choose_tree, pass_seconds, positional_acceptance
-from foretoken.cli.figures_theory import csv_of, optimum_rows
-from foretoken.core.tree import DrawMode
-from foretoken.model.table import TableLM
-from foretoken.verify import Coupled, Exact, Rejection
+from foretell import ConfigError
+from foretell.analysis.optimum import coupled, distributions_at, listed, optimum_table
+from foretell.analysis.pairs import Pairs, PairText, collect
+from foretell.analysis.theory import coupling
+from foretell.analysis.trees import choose_tree, pass_seconds, positional_acceptance
+from foretell.cli.figures_theory import csv_of, optimum_rows
+from foretell.core.tree import DrawMode
+from foretell.model.table import TableLM
+from foretell.verify import Coupled, Exact, Rejection
 
 torch.set_num_threads(1)
 

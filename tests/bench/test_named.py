@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from foretoken.bench import named
-from foretoken.bench.answers import Check
-from foretoken.bench.named import MT_BENCH, NAMED, SPEC_BENCH_TASKS, described, sample, suite_file
-from foretoken.bench.suite import Item, Suite, read_suite
-from foretoken.core.errors import ConfigError
+from foretell.bench import named
+from foretell.bench.answers import Check
+from foretell.bench.named import MT_BENCH, NAMED, SPEC_BENCH_TASKS, described, sample, suite_file
+from foretell.bench.suite import Item, Suite, read_suite
+from foretell.core.errors import ConfigError
 
 
 def spec_bench(leave_out: set[int] | None = None) -> list[dict[str, Any]]:
@@ -38,7 +38,7 @@ def put(file: Path, lines: list[dict[str, Any]]) -> Path:
 @pytest.fixture(autouse=True)
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A cache directory of its own, and no network."""
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(urllib.request, "urlopen", no_network)
     return tmp_path / "cache"
 

@@ -5,10 +5,10 @@ from typing import Any
 
 import pytest
 
-from foretoken.bench import quality as quality_module
-from foretoken.bench.answers import number_check, python_check
-from foretoken.bench.quality import Judge, quality
-from foretoken.bench.stats import PairedRuns, macro, mcnemar, wilson
+from foretell.bench import quality as quality_module
+from foretell.bench.answers import number_check, python_check
+from foretell.bench.quality import Judge, quality
+from foretell.bench.stats import PairedRuns, macro, mcnemar, wilson
 
 
 def test_wilson() -> None:

@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 from benchmarks import real
 
-from foretoken.engine.engine import Engine
-from foretoken.model.table import TableLM
+from foretell.engine.engine import Engine
+from foretell.model.table import TableLM
 from tests.bench.test_run import Letters
 
 
 @pytest.fixture
 def call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
     """Run the script on a suite of four questions; returns what it printed and what it said."""
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "cache"))
     suite = tmp_path / "suite.jsonl"
     lines = [{"question_id": i, "category": "ab"[i % 2], "turns": ["good", "again"][: 1 + i // 2]} for i in range(4)]
     suite.write_text("".join(json.dumps(line) + "\n" for line in lines))

@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.page import page
-from foretoken.bench.record import COLUMNS, compare, csv_of, read_report
-from foretoken.bench.report import BenchReport
-from foretoken.cli.output import as_json
-from foretoken.core.errors import ConfigError
+from foretell.bench.page import page
+from foretell.bench.record import COLUMNS, compare, csv_of, read_report
+from foretell.bench.report import BenchReport
+from foretell.cli.output import as_json
+from foretell.core.errors import ConfigError
 from tests.bench.test_report import fast_run, plain_run, report
 
 

@@ -4,12 +4,12 @@ from collections.abc import Sequence
 
 import pytest
 
-from foretoken.bench.report import BenchReport, Session, assemble
-from foretoken.bench.suite import Item
-from foretoken.bench.trace import DecodedRun, cut, identical
-from foretoken.draft.config import MethodConfig
-from foretoken.engine.config import speculative_config
-from foretoken.engine.recorder import StepTime
+from foretell.bench.report import BenchReport, Session, assemble
+from foretell.bench.suite import Item
+from foretell.bench.trace import DecodedRun, cut, identical
+from foretell.draft.config import MethodConfig
+from foretell.engine.config import speculative_config
+from foretell.engine.recorder import StepTime
 
 UNIQUE = list(range(1000))
 

@@ -8,16 +8,16 @@ from typing import Any
 
 import pytest
 
-from foretoken.bench import BenchInterrupted, BenchReport, Item, PromptDone, parse_method, run_bench
-from foretoken.bench import run as bench_run
-from foretoken.bench.run import measure
-from foretoken.bench.trace import DecodedRun
-from foretoken.cli.output import as_json
-from foretoken.core.errors import ConfigError
-from foretoken.core.params import SamplingParams
-from foretoken.engine.engine import Engine
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.table import TableLM
+from foretell.bench import BenchInterrupted, BenchReport, Item, PromptDone, parse_method, run_bench
+from foretell.bench import run as bench_run
+from foretell.bench.run import measure
+from foretell.bench.trace import DecodedRun
+from foretell.cli.output import as_json
+from foretell.core.errors import ConfigError
+from foretell.core.params import SamplingParams
+from foretell.engine.engine import Engine
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.table import TableLM
 
 
 class Letters:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.sandbox import FAILED, PASSED, TIMED_OUT, isolation, run
+from foretell.bench.sandbox import FAILED, PASSED, TIMED_OUT, isolation, run
 
 
 @pytest.mark.parametrize(
@@ -56,11 +56,11 @@ def test_memory_and_files_are_limited() -> None:
 
 
 def test_it_starts_in_an_empty_directory_and_environment(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETOKEN_SECRET", "x")
-    assert run("import os\nassert os.listdir() == []\nassert 'FORETOKEN_SECRET' not in os.environ") == PASSED
+    monkeypatch.setenv("FORETELL_SECRET", "x")
+    assert run("import os\nassert os.listdir() == []\nassert 'FORETELL_SECRET' not in os.environ") == PASSED
     assert run("open('left', 'w').write('x')") == PASSED
     assert not (Path(os.getcwd()) / "left").exists()
-    assert run("import foretoken") == FAILED  # the standard library alone
+    assert run("import foretell") == FAILED  # the standard library alone
 
 
 def test_no_network_where_the_system_can() -> None:

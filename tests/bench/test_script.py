@@ -6,15 +6,15 @@ from typing import Any
 
 import pytest
 
-from foretoken.bench import Item, parse_method, run_bench
-from foretoken.bench import run as bench_run
-from foretoken.bench.answers import Check, python_check
-from foretoken.bench.script import Script, encode_item, encode_turns
-from foretoken.bench.trace import DecodedRun
-from foretoken.core.errors import ConfigError
-from foretoken.core.params import SamplingParams
-from foretoken.engine.engine import Engine
-from foretoken.model.table import TableLM
+from foretell.bench import Item, parse_method, run_bench
+from foretell.bench import run as bench_run
+from foretell.bench.answers import Check, python_check
+from foretell.bench.script import Script, encode_item, encode_turns
+from foretell.bench.trace import DecodedRun
+from foretell.core.errors import ConfigError
+from foretell.core.params import SamplingParams
+from foretell.engine.engine import Engine
+from foretell.model.table import TableLM
 from tests.bench.test_run import Letters
 
 
@@ -138,7 +138,7 @@ def test_answers_are_judged_on_request(engine: Engine) -> None:
 
 
 def test_auto_lanes(engine: Engine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
     method = parse_method("auto:ngram:3")
     assert (method.label, method.speculation, method.config.num_speculative_tokens) == ("auto:ngram:3", "auto", 3)
     found = run_bench(engine, [ONE], ["ngram:3", "auto:ngram:3"], max_new_tokens=20)

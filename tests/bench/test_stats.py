@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from foretoken.bench import stats
-from foretoken.bench.stats import PairedRuns
+from foretell.bench import stats
+from foretell.bench.stats import PairedRuns
 
 
 def test_loop_begins_at_the_second_occurrence_of_a_16_gram_seen_three_times() -> None:

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.bench.answers import Check
-from foretoken.bench.suite import Item, load_suite, select
-from foretoken.core.errors import ConfigError
+from foretell.bench.answers import Check
+from foretell.bench.suite import Item, load_suite, select
+from foretell.core.errors import ConfigError
 
 
 def written(folder: Path, *records: object) -> Path:

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken.certify import Certificate, CertifyBudget, Check, certify
-from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
-from foretoken.draft.base import Context, Drafter, Method
-from foretoken.draft.shapes import Shape
-from foretoken.engine.engine import Engine
-from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretoken.model.table import TableLM
-from foretoken.model.target import Target
+from foretell.certify import Certificate, CertifyBudget, Check, certify
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree
+from foretell.draft.base import Context, Drafter, Method
+from foretell.draft.shapes import Shape
+from foretell.engine.engine import Engine
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.model.table import TableLM
+from foretell.model.target import Target
 
 VOCAB = 16
 TARGET = TableLM(VOCAB, seed=1, sharpness=2.0, num_layers=1)

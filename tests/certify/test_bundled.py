@@ -2,10 +2,10 @@
 
 import pytest
 
-from foretoken.certify import certify
-from foretoken.engine.engine import Engine
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.load import load_model, load_tokenizer
+from foretell.certify import certify
+from foretell.engine.engine import Engine
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.load import load_model, load_tokenizer
 from tests.certify import harness as h
 
 PROMPTS = ["def fibonacci(n):\n    ", "The weather in the mountains", "import os\n\ndef walk(", "one two three one two"]

@@ -8,19 +8,19 @@ import pytest
 import torch
 from torch import Tensor
 
-import foretoken.engine.step as step_module
-from foretoken.certify import certify
-from foretoken.cli.output import as_json
-from foretoken.core.errors import ConfigError
-from foretoken.core.probs import Paths
-from foretoken.core.tree import DrawMode
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.load import from_module
-from foretoken.model.target import CausalModel, Target
-from foretoken.verify import VERIFIERS
-from foretoken.verify.base import Evidence, Walk
-from foretoken.verify.exact import Coupled, Exact
-from foretoken.verify.rejection import Rejection
+import foretell.engine.step as step_module
+from foretell.certify import certify
+from foretell.cli.output import as_json
+from foretell.core.errors import ConfigError
+from foretell.core.probs import Paths
+from foretell.core.tree import DrawMode
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.load import from_module
+from foretell.model.target import CausalModel, Target
+from foretell.verify import VERIFIERS
+from foretell.verify.base import Evidence, Walk
+from foretell.verify.exact import Coupled, Exact
+from foretell.verify.rejection import Rejection
 from tests.certify import harness as h
 from tests.model.tiny import VOCAB, tiny_module
 
@@ -294,7 +294,7 @@ def test_a_lossy_rule_is_measured_and_not_certified(monkeypatch: pytest.MonkeyPa
 
 
 def test_fixed_guesses_claim_nothing_and_their_law_is_checked() -> None:
-    from foretoken.engine.engine import Engine
+    from foretell.engine.engine import Engine
 
     prompts = [[1, 2, 3, 1, 2, 3, 1, 2], [4, 5, 4, 5, 4, 5, 4], [9] * 6, [7, 8, 7, 8, 7]]
     table = h.TableLM(h.VOCAB, seed=2, sharpness=6.0, context=1)

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.certify.conditions import requests
-from foretoken.certify.draws import DrawChecks, freedman_bound, kolmogorov, kolmogorov_bound
-from foretoken.certify.recorder import VisitRecorder
-from foretoken.certify.report import Check
-from foretoken.engine.config import speculative_config
-from foretoken.methods.draft_model.drafter import ModelDrafter
+from foretell.certify.conditions import requests
+from foretell.certify.draws import DrawChecks, freedman_bound, kolmogorov, kolmogorov_bound
+from foretell.certify.recorder import VisitRecorder
+from foretell.certify.report import Check
+from foretell.engine.config import speculative_config
+from foretell.methods.draft_model.drafter import ModelDrafter
 from tests.certify import harness as h
 
 ALPHA = 1e-6

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from foretoken.certify.endpoint import (
+from foretell.certify.endpoint import (
     Endpoint,
     EndpointBudget,
     EndpointCertificate,
@@ -15,9 +15,9 @@ from foretoken.certify.endpoint import (
     html_page,
     markdown_page,
 )
-from foretoken.certify.endpoint.client import Answer
-from foretoken.certify.endpoint.texts import parting, tie_at
-from foretoken.core.errors import ConfigError
+from foretell.certify.endpoint.client import Answer
+from foretell.certify.endpoint.texts import parting, tie_at
+from foretell.core.errors import ConfigError
 from tests.certify.faulty import FAULTS, faulty
 from tests.stress import MINUTES
 

@@ -6,7 +6,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from foretoken.certify.endpoint.statistics import (
+from foretell.certify.endpoint.statistics import (
     Draw,
     along_prefixes,
     at_position,

@@ -7,14 +7,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.certify.plain import RoundingJudge, Tolerance, after, distribution_of
-from foretoken.certify.recorder import Proposal, Text, Visit
-from foretoken.certify.report import DEFECT, NEAR_TIE, Certificate
-from foretoken.certify.window import deviations
-from foretoken.core.params import SamplingParams
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.table import TableLM
-from foretoken.model.target import Output
+from foretell.certify.plain import RoundingJudge, Tolerance, after, distribution_of
+from foretell.certify.recorder import Proposal, Text, Visit
+from foretell.certify.report import DEFECT, NEAR_TIE, Certificate
+from foretell.certify.window import deviations
+from foretell.core.params import SamplingParams
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.table import TableLM
+from foretell.model.target import Output
 from tests.certify import harness as h
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken import ConfigError, Engine, ModelError
-from foretoken.certify import certify
-from foretoken.certify.report import LOSSY
-from foretoken.methods.common import formats
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights
+from foretell import ConfigError, Engine, ModelError
+from foretell.certify import certify
+from foretell.certify.report import LOSSY
+from foretell.methods.common import formats
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from tests.certify import harness as h
 
 

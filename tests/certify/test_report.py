@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from foretoken.certify.report import (
+from foretell.certify.report import (
     DEFECT,
     LOSSY,
     NEAR_TIE,
@@ -17,7 +17,7 @@ from foretoken.certify.report import (
     few,
     verdict_of,
 )
-from foretoken.cli.output import as_json
+from foretell.cli.output import as_json
 
 ONE = Check("window", "rejection", "chain", PASS, 3, "nodes", 1e-6, 1e-4, "largest difference")
 

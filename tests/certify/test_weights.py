@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken import Engine
-from foretoken.certify import certify, weights_distance
-from foretoken.certify.plain import reference
-from foretoken.certify.weights import log_probs, unquantised_of
-from foretoken.core.errors import ConfigError
-from foretoken.model.llama import native
-from foretoken.model.load import load_model
+from foretell import Engine
+from foretell.certify import certify, weights_distance
+from foretell.certify.plain import reference
+from foretell.certify.weights import log_probs, unquantised_of
+from foretell.core.errors import ConfigError
+from foretell.model.llama import native
+from foretell.model.load import load_model
 from tests.model.llama.family import make_model
 
 REASON = native.supports(make_model("llama").config, torch.float32, torch.device("cpu"))

@@ -37,12 +37,12 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 @pytest.fixture
 def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
     """Run a command in this process. Whatever went wrong was said in one line, never as a traceback."""
-    kept = ("FORETOKEN_MODELS", "FORETOKEN_OFFLINE")  # of the whole suite
-    for name in [name for name in os.environ if name.startswith("FORETOKEN_") and name not in kept]:
+    kept = ("FORETELL_MODELS", "FORETELL_OFFLINE")  # of the whole suite
+    for name in [name for name in os.environ if name.startswith("FORETELL_") and name not in kept]:
         monkeypatch.delenv(name)
 
     def run(*args: object, input: str | bytes | None = None, env: dict[str, str] | None = None) -> Result:
-        from foretoken.cli.app import app
+        from foretell.cli.app import app
 
         with warnings.catch_warnings():
             result = CliRunner().invoke(app, [str(arg) for arg in args], input=input, env=env)
@@ -55,7 +55,7 @@ def invoke(monkeypatch: pytest.MonkeyPatch) -> Invoke:
 
 @pytest.fixture
 def generate(invoke: Invoke, models: dict[str, Path]) -> Invoke:
-    """``foretoken generate`` with the tiny target, in the plain implementation that needs no compiler."""
+    """``foretell generate`` with the tiny target, in the plain implementation that needs no compiler."""
 
     def run(*args: object, input: str | bytes | None = None, env: dict[str, str] | None = None) -> Result:
         options = ["--target", models["target"], "--implementation", "lean"]

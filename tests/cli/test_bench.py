@@ -1,4 +1,4 @@
-"""``foretoken bench`` on tiny models: the table, the JSON report, the mistakes."""
+"""``foretell bench`` on tiny models: the table, the JSON report, the mistakes."""
 
 import json
 import signal
@@ -153,10 +153,10 @@ def test_mistakes(bench: Invoke, args: list[str], said: str) -> None:
 def test_a_narrow_terminal_gets_a_narrow_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from foretoken.bench import Item, run_bench
-    from foretoken.cli import tables
-    from foretoken.engine.engine import Engine
-    from foretoken.model.table import TableLM
+    from foretell.bench import Item, run_bench
+    from foretell.cli import tables
+    from foretell.engine.engine import Engine
+    from foretell.model.table import TableLM
     from tests.bench.test_run import Letters
 
     engine = Engine(TableLM(16, seed=3, max_positions=64), Letters())
@@ -188,8 +188,8 @@ def test_a_narrow_terminal_gets_a_narrow_table(
 def test_the_report_ends_with_a_conclusion(speedups: dict[str, tuple[float, float, float]], said: str) -> None:
     from types import SimpleNamespace
 
-    from foretoken.bench import Interval
-    from foretoken.cli.tables import conclusion
+    from foretell.bench import Interval
+    from foretell.cli.tables import conclusion
 
     def method(label: str, speedup: tuple[float, float, float], **more: Any) -> Any:
         overall = SimpleNamespace(speedup=Interval(*speedup), num_identical=3, num_prompts=3)
@@ -205,7 +205,7 @@ def test_the_report_ends_with_a_conclusion(speedups: dict[str, tuple[float, floa
 def test_what_a_conclusion_says_of_texts() -> None:
     from types import SimpleNamespace
 
-    from foretoken.cli.tables import _same_text
+    from foretell.cli.tables import _same_text
 
     def told(exact: bool, identical_expected: bool, num_identical: int) -> str:
         overall = SimpleNamespace(num_identical=num_identical, num_prompts=3)
@@ -219,7 +219,7 @@ def test_what_a_conclusion_says_of_texts() -> None:
 
 def stopped(monkeypatch: pytest.MonkeyPatch, at: int, number: signal.Signals) -> None:
     """A signal in the run with this number."""
-    from foretoken.bench import run
+    from foretell.bench import run
 
     sound, runs = run.measure, []
 

@@ -1,12 +1,12 @@
-"""``foretoken certify`` on tiny models: the table, the JSON certificate, the exit status, the mistakes."""
+"""``foretell certify`` on tiny models: the table, the JSON certificate, the exit status, the mistakes."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from foretoken.cli.certify import read_prompts
-from foretoken.core.errors import ConfigError
+from foretell.cli.certify import read_prompts
+from foretell.core.errors import ConfigError
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
 
@@ -55,7 +55,7 @@ def test_json(certify: Invoke, tmp_path: Path) -> None:
 
 
 def test_a_defect_is_status_1(certify: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    import foretoken.engine.step as step_module
+    import foretell.engine.step as step_module
 
     right = step_module.logits_to_probs
     monkeypatch.setattr(step_module, "logits_to_probs", lambda logits, *args: right(logits * 1.05, *args))
@@ -68,8 +68,8 @@ def test_a_defect_is_status_1(certify: Invoke, monkeypatch: pytest.MonkeyPatch) 
 def test_what_does_not_compose_is_left_out(certify: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     from dataclasses import dataclass
 
-    from foretoken.verify import VERIFIERS
-    from foretoken.verify.rejection import Rejection
+    from foretell.verify import VERIFIERS
+    from foretell.verify.rejection import Rejection
 
     @dataclass(frozen=True)
     class Linear(Rejection):

@@ -1,4 +1,4 @@
-"""``foretoken certify --url``: the table, the reports, the exit status, local weights as the reference, the mistakes."""
+"""``foretell certify --url``: the table, the reports, the exit status, local weights as the reference, the mistakes."""
 
 import json
 from collections.abc import Iterator
@@ -65,9 +65,9 @@ def test_against_another_server_or_none(invoke: Invoke, right: str, prompts: Pat
 def test_our_own_server_against_itself_and_against_weights(
     invoke: Invoke, models: dict[str, Path], prompts: Path
 ) -> None:
-    from foretoken import Engine
-    from foretoken.engine.service import Service, ServiceOptions
-    from foretoken.server.run import bind, in_thread, url_of
+    from foretell import Engine
+    from foretell.engine.service import Service, ServiceOptions
+    from foretell.server.run import bind, in_thread, url_of
 
     engine = Engine.load(
         str(models["target"]), implementation="lean",

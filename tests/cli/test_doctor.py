@@ -1,4 +1,4 @@
-"""``foretoken doctor`` on tiny models and bundled heads: the report, the recommendation, the diagnosis, the mistakes."""
+"""``foretell doctor`` on tiny models and bundled heads: the report, the recommendation, the diagnosis, the mistakes."""
 
 import json
 from pathlib import Path
@@ -39,9 +39,7 @@ def test_report(doctor: Invoke, models: dict[str, Path], tmp_path: Path) -> None
     for one in draft["predictions"]:
         assert one["speedup"]["low"] <= one["speedup"]["high"]
         assert one["cost"] > 0
-    assert found["command"].startswith(
-        f"foretoken generate --target {models['target']} --implementation lean --method "
-    )
+    assert found["command"].startswith(f"foretell generate --target {models['target']} --implementation lean --method ")
     assert found["machine"]["implementation"] == "lean"
     assert found["num_prompts"] == 2
 
@@ -49,7 +47,7 @@ def test_report(doctor: Invoke, models: dict[str, Path], tmp_path: Path) -> None
 def test_tables(doctor: Invoke, models: dict[str, Path]) -> None:
     result = doctor("--draft", models["draft"], "--methods", "draft_model")
     assert (result.exit_code, result.stderr) == (0, "")
-    for part in ("machine:", "target:", "what guessing would bring", "slot 1", "foretoken generate --target"):
+    for part in ("machine:", "target:", "what guessing would bring", "slot 1", "foretell generate --target"):
         assert part in result.stdout
     assert "! 2 prompts" in result.stdout
     assert "not native" in result.stdout  # the implementation was forced: said, and why

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli import errors
-from foretoken.core.errors import ConfigError, ModelError, PromptError
+from foretell.cli import errors
+from foretell.core.errors import ConfigError, ModelError, PromptError
 from tests.cli import checkpoint
 from tests.cli.conftest import Invoke
 
@@ -16,7 +16,7 @@ USAGE, FAILURE = 2, 1
 
 MISTAKES: list[tuple[list[str], str]] = [
     (["hi", "--temperatur", "1"], "unknown option '--temperatur'; did you mean '--temperature'?"),
-    (["hi", "--zzzzz"], "unknown option '--zzzzz'; see 'foretoken generate --help'"),
+    (["hi", "--zzzzz"], "unknown option '--zzzzz'; see 'foretell generate --help'"),
     (["hi", "--top-k", "many"], "--top-k"),
     (["hi", "more"], "(more)"),
     (["hi", "--temperature", "-1"], "temperature = -1.0 must be at least 0"),
@@ -51,9 +51,9 @@ MISTAKES: list[tuple[list[str], str]] = [
 
 def one_line(stderr: str) -> str:
     """The only line, without the program's name."""
-    assert stderr.startswith("foretoken: ")
+    assert stderr.startswith("foretell: ")
     assert stderr.count("\n") == 1
-    return stderr.removeprefix("foretoken: ").rstrip("\n")
+    return stderr.removeprefix("foretell: ").rstrip("\n")
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def raised(kind: Callable[[], BaseException]) -> tuple[str | None, int]:
 
 
 def test_every_kind_of_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.delenv("FORETOKEN_TRACEBACK", raising=False)
+    monkeypatch.delenv("FORETELL_TRACEBACK", raising=False)
     assert raised(lambda: ConfigError("a")) == ("a", 2)
     assert raised(lambda: ModelError("b")) == ("b", 1)
     assert raised(lambda: PromptError("c")) == ("c", 1)
@@ -170,5 +170,5 @@ def test_every_kind_of_error_is_explained(monkeypatch: pytest.MonkeyPatch) -> No
     assert line is not None
     assert line.startswith("out of memory")
     line, status = raised(lambda: RuntimeError("first\nsecond"))
-    assert line == "internal error: RuntimeError: first; FORETOKEN_TRACEBACK=1 shows where"
+    assert line == "internal error: RuntimeError: first; FORETELL_TRACEBACK=1 shows where"
     assert status == 1

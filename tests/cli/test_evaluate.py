@@ -1,4 +1,4 @@
-"""``foretoken evaluate`` on tiny models: the tables, the JSON report, the mistakes."""
+"""``foretell evaluate`` on tiny models: the tables, the JSON report, the mistakes."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""``foretoken explain``: what is drawn, on wide and narrow terminals, and each term introduced where it first stands."""
+"""``foretell explain``: what is drawn, on wide and narrow terminals, and each term introduced where it first stands."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""``foretoken export`` and ``foretoken vllm-args``, with heads of the bundled target's sizes."""
+"""``foretell export`` and ``foretell vllm-args``, with heads of the bundled target's sizes."""
 
 import json
 import shlex
@@ -9,17 +9,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretoken import bundled
-from foretoken.methods.common import formats
-from foretoken.methods.common.head import Head
-from foretoken.methods.common.layout import TargetInfo
-from foretoken.methods.common.rope import RopeScaling
-from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
-from foretoken.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
-from foretoken.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretoken.methods.engines import serving
-from foretoken.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
-from foretoken.methods.medusa.head import MedusaHead, MedusaHeadConfig
+from foretell import bundled
+from foretell.methods.common import formats
+from foretell.methods.common.head import Head
+from foretell.methods.common.layout import TargetInfo
+from foretell.methods.common.rope import RopeScaling
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
+from foretell.methods.engines import serving
+from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
+from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
 from tests.cli.conftest import Invoke
 
 H, V, LAYERS = 256, 8192, 6
@@ -89,7 +89,7 @@ def test_export_converts_and_carries_what_is_known(invoke: Invoke, tmp_path: Pat
 def test_export_with_a_target_fills_in_what_it_says(invoke: Invoke, tmp_path: Path) -> None:
     formats.save(Eagle1Head(Eagle1HeadConfig(H, V, **ATTENTION, tap_layer=5)), tmp_path / "head")
     config = json.loads((tmp_path / "head" / "config.json").read_text())
-    del config["foretoken"]
+    del config["foretell"]
     (tmp_path / "head" / "config.json").write_text(json.dumps(config))  # as of the authors
     without = invoke("export", tmp_path / "head", "--to", "eagle1", "--out", tmp_path / "out")
     assert without.exit_code == 1
@@ -119,7 +119,7 @@ def test_export_mistakes(invoke: Invoke, tmp_path: Path) -> None:
         ((head, "--to", "medusa", "--out", tmp_path / "out"), 2, "it holds medusa heads, and this is an eagle3 head"),
         ((tmp_path / "absent", "--to", "eagle3", "--out", tmp_path / "out"), 1, "does not exist"),
         ((small, "--to", "eagle3", "--out", tmp_path / "out", "--target", "bundled"), 1, "hidden size 16"),
-        ((head, "--to", "eagle3", "--out", tmp_path / "model"), 2, "foretoken did not write"),
+        ((head, "--to", "eagle3", "--out", tmp_path / "model"), 2, "foretell did not write"),
         ((head, "--to", "eagle3", "--out", tmp_path / "out", "--target", "./absent"), 1, "does not exist"),
     ):
         result = invoke("export", *args)
@@ -146,7 +146,7 @@ def test_vllm_args_of_speculators(invoke: Invoke, tmp_path: Path) -> None:
     assert vllm == {"method": "eagle3", "model": head, "num_speculative_tokens": 3}
     assert sglang is None
     for note in (
-        "foretoken export --to eagle3",
+        "foretell export --to eagle3",
         "no verifier",
         "reads 2 layers",
         "norm_output",
@@ -237,7 +237,7 @@ def test_vllm_args_of_block_drafters(invoke: Invoke, tmp_path: Path) -> None:
 def test_vllm_args_that_cannot_be(invoke: Invoke, tmp_path: Path) -> None:
     adapter = KangarooHead(KangarooHeadConfig(H, V, 2, num_heads=2, num_kv_heads=2, head_dim=4))
     for name, head, length, status, message in (
-        ("a", adapter, None, 1, "'kangaroo' runs in foretoken alone: neither engine has it"),
+        ("a", adapter, None, 1, "'kangaroo' runs in foretell alone: neither engine has it"),
         ("b", spark(), 4, 2, "must equal block_size = 5 for DSpark"),
         ("c", spark(sample_from_anchor=False), None, 1, "the anchor of this head makes no guess"),
         ("d", dflash(sample_from_anchor=True), None, 1, "the anchor of this head makes the first guess"),

@@ -9,12 +9,12 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from foretoken.cli.fields import option_name, with_fields
-from foretoken.core.params import SamplingParams
-from foretoken.core.settings import setting
-from foretoken.engine.options import ServiceOptions
-from foretoken.server.options import ServerOptions
-from foretoken.train.config import TrainConfig
+from foretell.cli.fields import option_name, with_fields
+from foretell.core.params import SamplingParams
+from foretell.core.settings import setting
+from foretell.engine.options import ServiceOptions
+from foretell.server.options import ServerOptions
+from foretell.train.config import TrainConfig
 from tests.cli.conftest import Invoke
 
 
@@ -24,7 +24,7 @@ class Settings:
     kind: str | None = field(
         default=None, metadata={"help": "Which.", "default_text": "by size", "option": "--of-kind"}
     )
-    rate: float = field(default=0.5, metadata={"help": "How fast.", "envvar": "FORETOKEN_TEST_RATE", "metavar": "R"})
+    rate: float = field(default=0.5, metadata={"help": "How fast.", "envvar": "FORETELL_TEST_RATE", "metavar": "R"})
     quick: bool = setting(False, "Hurry.")
     careful: bool = setting(True, "Take risks.", option="--no-careful")
     names: tuple[str, ...] = setting((), "Who.", option="--called")
@@ -68,7 +68,7 @@ def test_what_was_given_is_told_by_field(args: list[str], given: dict[str, Any])
 
 def test_environment_and_mistakes() -> None:
     app, seen = command()
-    assert CliRunner().invoke(app, ["x"], env={"FORETOKEN_TEST_RATE": "0.25"}).exit_code == 0
+    assert CliRunner().invoke(app, ["x"], env={"FORETELL_TEST_RATE": "0.25"}).exit_code == 0
     assert seen == [("x", {"rate": 0.25}, False)]
     for wrong in (["--size", "many"], ["--least", "-1"], ["--inner", "1"]):
         assert CliRunner().invoke(app, ["x", *wrong]).exit_code == 2

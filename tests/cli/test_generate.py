@@ -1,4 +1,4 @@
-"""What ``foretoken generate`` prints: text, figures and JSON, the same text by every way of guessing."""
+"""What ``foretell generate`` prints: text, figures and JSON, the same text by every way of guessing."""
 
 import json
 from pathlib import Path
@@ -13,7 +13,7 @@ COMMON = ("--max-new-tokens", 40, "--seed", 7)
 FIELDS = {
     "text", "token_ids", "finish_reason", "num_prompt_tokens", "num_tokens", "seconds_prefill", "seconds_decode",
     "tokens_per_second", "num_steps", "num_draft_tokens", "num_accepted_tokens", "num_accepted_tokens_per_pos",
-    "mean_acceptance_length", "acceptance_rate", "config", "sampling", "seed", "foretoken",
+    "mean_acceptance_length", "acceptance_rate", "config", "sampling", "seed", "foretell",
 }  # fmt: skip
 
 
@@ -132,7 +132,7 @@ def test_without_a_seed_the_one_drawn_is_told_and_repeats_the_text(generate: Inv
 
 
 def test_environment_sets_and_the_command_line_beats_it(generate: Invoke) -> None:
-    env = {"FORETOKEN_METHOD": "ngram", "FORETOKEN_NUM_SPECULATIVE_TOKENS": "4", "FORETOKEN_MAX_NEW_TOKENS": "5"}
+    env = {"FORETELL_METHOD": "ngram", "FORETELL_NUM_SPECULATIVE_TOKENS": "4", "FORETELL_MAX_NEW_TOKENS": "5"}
     found = json.loads(generate(PROMPT, "--json", env=env).stdout)
     assert found["config"]["speculative"]["method"] == "ngram"
     assert found["config"]["speculative"]["num_speculative_tokens"] == 4
@@ -152,7 +152,7 @@ def test_flags_and_json_are_merged(generate: Invoke) -> None:
 
 
 def test_interrupt_in_process_says_what_was_done(generate: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretoken.engine.engine import Stream
+    from foretell.engine.engine import Stream
 
     real = Stream.__next__
     seen: list[int] = []

@@ -5,7 +5,7 @@ from itertools import count
 
 import pytest
 
-from foretoken.cli.interrupt import Terminated, interruptible
+from foretell.cli.interrupt import Terminated, interruptible
 
 
 class Dropped:

@@ -1,12 +1,12 @@
-"""``foretoken learn`` and ``serve --learn``: files in, figures, a plot and weights out; errors of one line."""
+"""``foretell learn`` and ``serve --learn``: files in, figures, a plot and weights out; errors of one line."""
 
 import json
 from pathlib import Path
 
 import pytest
 
-from foretoken import ConfigError, LearnOptions
-from foretoken.learn.plot import draw_history, running
+from foretell import ConfigError, LearnOptions
+from foretell.learn.plot import draw_history, running
 from tests.cli.conftest import Invoke
 
 

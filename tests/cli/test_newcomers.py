@@ -12,8 +12,8 @@ import pytest
 from rich.console import Console
 from rich.table import Table
 
-from foretoken.cli import settings
-from foretoken.cli.layout import print_table
+from foretell.cli import settings
+from foretell.cli.layout import print_table
 from tests.cli.conftest import Invoke
 
 
@@ -38,7 +38,7 @@ def test_a_table_that_does_not_fit_is_printed_as_blocks() -> None:
 
 def test_methods_on_a_narrow_terminal_keep_their_words(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     wide = invoke("methods").stdout
-    monkeypatch.setattr("foretoken.cli.methods.WIDE", 40)
+    monkeypatch.setattr("foretell.cli.methods.WIDE", 40)
     narrow = invoke("methods").stdout
     assert "draft_model" in narrow
     assert "…" not in narrow
@@ -46,8 +46,8 @@ def test_methods_on_a_narrow_terminal_keep_their_words(invoke: Invoke, monkeypat
 
 
 def test_a_draft_of_the_environment_breaks_no_other_method(generate: Invoke, models: dict[str, Path]) -> None:
-    """FORETOKEN_DRAFT with --method ngram was refused."""
-    env = {"FORETOKEN_DRAFT": str(models["draft"])}
+    """FORETELL_DRAFT with --method ngram was refused."""
+    env = {"FORETELL_DRAFT": str(models["draft"])}
     options = ("def f(", "--seed", "1", "--max-new-tokens", "6", "--json")
     for more, method in [
         (("--method", "ngram"), "ngram"),
@@ -69,7 +69,7 @@ def test_a_draft_of_the_environment_and_the_methods_of_a_bench(
     file = tmp_path / "prompts.txt"
     file.write_text("def f(\nclass A\n")
     options = ("--target", models["target"], "--implementation", "lean", "--max-new-tokens", "4", "--no-bandwidth")
-    env = {"FORETOKEN_DRAFT": str(models["draft"])}
+    env = {"FORETELL_DRAFT": str(models["draft"])}
     result = invoke("bench", *options, "--prompts", file, "--methods", "ngram:2", "--json", env=env)
     assert result.exit_code == 0, result.stderr
     assert json.loads(result.stdout)["settings"]["num_prompts"] == 2
@@ -81,9 +81,9 @@ def test_a_draft_of_the_environment_and_the_methods_of_a_bench(
 def test_one_file_of_conversations_serves_every_command(
     invoke: Invoke, models: dict[str, Path], tmp_path: Path
 ) -> None:
-    from foretoken import Engine
-    from foretoken.bench import encode_item, load_suite
-    from foretoken.train.responses import read_prompts
+    from foretell import Engine
+    from foretell.bench import encode_item, load_suite
+    from foretell.train.responses import read_prompts
 
     file = tmp_path / "talks.json"
     talks = [
@@ -125,7 +125,7 @@ def test_revision_and_trust(invoke: Invoke, models: dict[str, Path], monkeypatch
         asked.append({"target": target, **options})
         raise settings.ConfigError("seen")
 
-    monkeypatch.setattr("foretoken.Engine.load", load)
+    monkeypatch.setattr("foretell.Engine.load", load)
     invoke("generate", "a", "--target", "owner/name", "--revision", "v1", "--trust-remote-code")
     invoke("generate", "a", "--target", "owner/name")
     assert [(one["target"], one["trust_remote_code"]) for one in asked] == [
@@ -139,7 +139,7 @@ def test_revision_and_trust(invoke: Invoke, models: dict[str, Path], monkeypatch
 
 
 def test_chat_keeps_the_conversation(invoke: Invoke, models: dict[str, Path]) -> None:
-    from foretoken import Engine
+    from foretell import Engine
 
     options = ("--target", models["target"], "--implementation", "lean", "--max-new-tokens", "5", "--seed", "7")
     said = invoke("chat", *options, "--system", "Be brief.", input="the\n\na\n/new\nthe\n/exit\nnever\n")
@@ -167,12 +167,12 @@ def test_chat_refuses_what_it_cannot_do(invoke: Invoke, models: dict[str, Path])
 
 @pytest.mark.slow
 def test_python_m_and_completion() -> None:
-    env = {**os.environ, "_FORETOKEN_COMPLETE": "complete_bash", "COMP_WORDS": "foretoken ge", "COMP_CWORD": "1"}
+    env = {**os.environ, "_FORETELL_COMPLETE": "complete_bash", "COMP_WORDS": "foretell ge", "COMP_CWORD": "1"}
     done = subprocess.run(
-        [sys.executable, "-m", "foretoken"], capture_output=True, text=True, env=env, timeout=120, check=False
+        [sys.executable, "-m", "foretell"], capture_output=True, text=True, env=env, timeout=120, check=False
     )
     assert done.stdout.split() == ["generate"]
-    del env["_FORETOKEN_COMPLETE"]
-    done = subprocess.run([sys.executable, "-m", "foretoken", "--version"], capture_output=True, text=True, env=env,
+    del env["_FORETELL_COMPLETE"]
+    done = subprocess.run([sys.executable, "-m", "foretell", "--version"], capture_output=True, text=True, env=env,
                           timeout=120, check=True)  # fmt: skip
-    assert done.stdout.startswith("foretoken ")
+    assert done.stdout.startswith("foretell ")

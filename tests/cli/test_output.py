@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.cli import helpdoc
-from foretoken.cli.output import RESET, TINT, PieceWriter, as_json, has_color
+from foretell.cli import helpdoc
+from foretell.cli.output import RESET, TINT, PieceWriter, as_json, has_color
 from tests.cli.conftest import Invoke
 
 
@@ -81,7 +81,7 @@ def test_json_has_no_number_that_json_does_not_have() -> None:
 
 
 def test_methods_lists_everything_and_every_pair(invoke: Invoke) -> None:
-    from foretoken import METHODS, VERIFIERS
+    from foretell import METHODS, VERIFIERS
 
     found = json.loads(invoke("methods", "--json").stdout)
     assert found["methods"].keys() == METHODS.keys()
@@ -97,13 +97,13 @@ def test_methods_lists_everything_and_every_pair(invoke: Invoke) -> None:
 
 def test_help_page_is_fresh() -> None:
     page = Path(__file__).parents[2] / "docs" / "help.md"
-    assert page.read_text(encoding="utf-8") == helpdoc.page(), "stale: python -m foretoken.cli.helpdoc > docs/help.md"
+    assert page.read_text(encoding="utf-8") == helpdoc.page(), "stale: python -m foretell.cli.helpdoc > docs/help.md"
 
 
 def test_version_and_no_arguments(invoke: Invoke) -> None:
-    from foretoken import __version__
+    from foretell import __version__
 
-    assert invoke("--version").stdout == f"foretoken {__version__}\n"
+    assert invoke("--version").stdout == f"foretell {__version__}\n"
     result = invoke()
     assert result.exit_code == 0
     assert "generate" in result.stdout

@@ -10,14 +10,14 @@ from time import monotonic
 
 import pytest
 
-from foretoken.cli.output import RESET, TINT
+from foretell.cli.output import RESET, TINT
 
-PROGRAM = [sys.executable, "-m", "foretoken.cli.main"]
+PROGRAM = [sys.executable, "-m", "foretell.cli.main"]
 
 
 def environment(**changes: str) -> dict[str, str]:
     """Ours, without what would change the output; one thread."""
-    kept = {key: value for key, value in os.environ.items() if not key.startswith(("FORETOKEN_", "NO_COLOR"))}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith(("FORETELL_", "NO_COLOR"))}
     return {**kept, "OMP_NUM_THREADS": "1", "TERM": "xterm", **changes}
 
 
@@ -64,7 +64,7 @@ def test_terminal_tints_accepted_tokens_and_ctrl_c_restores_it(models: dict[str,
 
 def test_help_and_usage_errors_import_neither_torch_nor_transformers() -> None:
     code = (
-        "import sys, foretoken.cli.app as a\n"
+        "import sys, foretell.cli.app as a\n"
         "for args in (['generate', '--help'], ['generate', '--nope'], ['--version'], ['generate', 'x', '-o', '/no/x']):\n"
         "    try: a.app(args)\n"
         "    except SystemExit: pass\n"
@@ -98,8 +98,8 @@ def test_full_disk_behind_standard_output_is_one_line() -> None:
 
 def test_interrupt_before_anything_began_is_silent() -> None:
     code = (
-        "import sys, foretoken.cli.main as m\n"
-        "import foretoken.cli.app as a\n"
+        "import sys, foretell.cli.main as m\n"
+        "import foretell.cli.app as a\n"
         "def interrupted(*args, **options): raise KeyboardInterrupt\n"
         "a.app.__class__.__call__ = interrupted\n"
         "m.main()\n"

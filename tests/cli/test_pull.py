@@ -1,4 +1,4 @@
-"""``foretoken pull``, ``list``, ``rm``; names and GGUF files as targets; what the default target is."""
+"""``foretell pull``, ``list``, ``rm``; names and GGUF files as targets; what the default target is."""
 
 import json
 import signal
@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from transformers import AutoModelForCausalLM
 
-from foretoken.model import catalogue, pull
-from foretoken.model.load import load_tokenizer
+from foretell.model import catalogue, pull
+from foretell.model.load import load_tokenizer
 from tests.cli.conftest import Invoke
 from tests.model.gguf.make import write
 from tests.model.test_pull import FAIL, HANG, INDEX, TINY, WRITE
@@ -19,8 +19,8 @@ from tests.model.test_pull import FAIL, HANG, INDEX, TINY, WRITE
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A directory of models, a catalogue with one tiny entry more, and a hub that gives it."""
-    monkeypatch.setenv("FORETOKEN_MODELS", str(tmp_path / "models"))
-    monkeypatch.setenv("FORETOKEN_OFFLINE", "")
+    monkeypatch.setenv("FORETELL_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("FORETELL_OFFLINE", "")
     monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
     monkeypatch.setitem(catalogue.CATALOGUE, "tiny", TINY)
     use(monkeypatch, WRITE)
@@ -67,7 +67,7 @@ def test_pull_list_and_remove(invoke: Invoke, root: Path) -> None:
         (["pull", "smolm2-135m"], 2, "did you mean 'smollm2-135m'?"),
         (["rm", "tiny"], 1, "tiny is not here: there is nothing to remove"),
         (["rm"], 2, "missing argument 'NAME'"),
-        (["generate", "x", "--target", "tiny"], 1, "tiny is not here yet (1 MB): fetch it with 'foretoken pull tiny'"),
+        (["generate", "x", "--target", "tiny"], 1, "tiny is not here yet (1 MB): fetch it with 'foretell pull tiny'"),
         (["generate", "x", "--target", "./no.gguf"], 1, "file ./no.gguf does not exist"),
     ],
 )
@@ -83,11 +83,11 @@ def test_failures_of_a_fetch(invoke: Invoke, root: Path, monkeypatch: pytest.Mon
     result = invoke("pull", "tiny")
     assert result.exit_code == 1
     assert result.stderr.splitlines()[-1].startswith(
-        "foretoken: tiny could not be fetched: the Hugging Face hub: no such thing"
+        "foretell: tiny could not be fetched: the Hugging Face hub: no such thing"
     )
     assert not root.exists()
-    monkeypatch.setenv("FORETOKEN_OFFLINE", "1")
-    assert "FORETOKEN_OFFLINE is set" in invoke("pull", "tiny").stderr
+    monkeypatch.setenv("FORETELL_OFFLINE", "1")
+    assert "FORETELL_OFFLINE is set" in invoke("pull", "tiny").stderr
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])

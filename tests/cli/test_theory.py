@@ -1,4 +1,4 @@
-"""``foretoken theory``: numbers without models, and figures of the bundled pair."""
+"""``foretell theory``: numbers without models, and figures of the bundled pair."""
 
 import csv
 import json
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.draft.shapes import parse_shape
+from foretell.draft.shapes import parse_shape
 from tests.cli.conftest import Invoke
 
 SMALL = ("--limit", "1", "--contexts", "1", "--max-new-tokens", "4", "--threads", "1")

@@ -1,4 +1,4 @@
-"""``foretoken train`` on tiny models: a head that loads again, and every mistake in one line."""
+"""``foretell train`` on tiny models: a head that loads again, and every mistake in one line."""
 
 import json
 import sys
@@ -10,9 +10,9 @@ import pytest
 import torch
 from typer.testing import Result
 
-from foretoken.cli import train as command
-from foretoken.train import methods
-from foretoken.train.responses import Responses
+from foretell.cli import train as command
+from foretell.train import methods
+from foretell.train.responses import Responses
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
 
@@ -66,7 +66,7 @@ def test_eagle3(train: Invoke, tmp_path: Path) -> None:
     figures = json.loads(result.stdout)
     assert len(figures["conditional"]) == 2
     out = tmp_path / "out"
-    from foretoken.methods.common import formats
+    from foretell.methods.common import formats
 
     head = formats.load(out)
     assert head.method == "eagle3"
@@ -85,7 +85,7 @@ def test_eagle3(train: Invoke, tmp_path: Path) -> None:
 
 def test_lines(train: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stderr is no terminal the bar is a line now and then."""
-    monkeypatch.setattr("foretoken.cli.train.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("foretell.cli.train.LINE_SECONDS", 0.0)
     result = train("eagle3", num_slots=2)
     assert result.exit_code == 0
     lines = result.stderr.splitlines()
@@ -100,12 +100,12 @@ def test_loss_plot(train: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     result = train("kangaroo", "--out", tmp_path / "b", exit_layer=1)  # two checkpoints and the end
     assert result.exit_code == 0
-    assert one_line(result.stderr) == "the loss plot needs matplotlib: pip install 'foretoken[plot]'"
+    assert one_line(result.stderr) == "the loss plot needs matplotlib: pip install 'foretell[plot]'"
     assert not (tmp_path / "b" / "loss.png").exists()
 
 
 def test_bar_text() -> None:
-    from foretoken.train.trainer import Report
+    from foretell.train.trainer import Report
 
     one = Report(5, 10, 0.5, 1.7, 100.0, None, (1.7,), 1.7)
     seven = Report(6, 10, 0.6, 17.5, 100.0, None, (1.69, None, 4.5), 3.25)
@@ -127,7 +127,7 @@ def test_bar_text() -> None:
 )
 def test_begin_from_a_head(train: Invoke, tmp_path: Path, method: str, size: str) -> None:
     """A second run goes on with all weights of the first; sizes are its, and a setting that differs is refused."""
-    from foretoken.methods.common import formats
+    from foretell.methods.common import formats
 
     given: dict[str, object] = {size: 12, **({"exit_layer": 1} if method == "kangaroo" else {})}
     first = train(method, "--out", tmp_path / "first", "--data", tmp_path / "prompts.jsonl", **given)
@@ -177,7 +177,7 @@ def test_draft_model(train: Invoke, models: dict[str, Path], tmp_path: Path) -> 
     result = train("draft_model", "--init", models["draft"], "--json", divergence="js/weight=0.3", lr=0.01)
     assert (result.exit_code, result.stderr) == (0, "")
     assert len(json.loads(result.stdout)["conditional"]) == 8
-    from foretoken.model.load import load_model, load_tokenizer
+    from foretell.model.load import load_model, load_tokenizer
 
     assert load_model(str(tmp_path / "out"), implementation="lean").spec.hidden_size == 32
     assert load_tokenizer(str(tmp_path / "out"))
@@ -187,7 +187,7 @@ def test_interrupted(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     import os
     import signal
 
-    from foretoken.train.trainer import Trainer
+    from foretell.train.trainer import Trainer
 
     step = Trainer._step
 
@@ -205,7 +205,7 @@ def test_interrupted(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 
 def test_interrupted_while_prompts_are_answered(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    from foretoken import Engine, Request
+    from foretell import Engine, Request
 
     sound, asked = Engine.completions, []
 

@@ -32,7 +32,7 @@ def test_two_processes_are_one_with_two_passes_a_step(models: dict[str, Path], t
         command = ["train", "eagle3", "--target", models["target"], "--data", data, "--out", tmp_path / name]
         command += ["--config", config, "--steps", 4, "--max-new-tokens", 8, "--json", "--threads", 1]
         return subprocess.run(
-            [sys.executable, *launcher, "-m", "foretoken.cli.main", *map(str, command)],
+            [sys.executable, *launcher, "-m", "foretell.cli.main", *map(str, command)],
             env={**environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
         )  # fmt: skip
 

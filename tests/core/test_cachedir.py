@@ -7,17 +7,17 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.core.cachedir import cache_directory, usable_directory
+from foretell.core.cachedir import cache_directory, usable_directory
 
 
 def test_the_variables_say_where(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path / "own"))
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "own"))
     assert cache_directory() == tmp_path / "own"
     assert usable_directory(cache_directory()) == tmp_path / "own"
     assert (tmp_path / "own").is_dir()
-    monkeypatch.delenv("FORETOKEN_CACHE")
+    monkeypatch.delenv("FORETELL_CACHE")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert cache_directory() == tmp_path / "foretoken"
+    assert cache_directory() == tmp_path / "foretell"
 
     def homeless() -> Path:
         raise RuntimeError("Could not determine home directory.")
@@ -45,8 +45,8 @@ def test_a_kernel_is_built_there(tmp_path: Path) -> None:
     """A read-only home left the machine without kernels."""
     file = tmp_path / "file"
     file.write_text("")
-    code = "from foretoken.kernels import cdf; print(cdf._cdf_library() is not None)"
-    env = {**os.environ, "FORETOKEN_CACHE": str(file / "below"), "TMPDIR": str(tmp_path)}
+    code = "from foretell.kernels import cdf; print(cdf._cdf_library() is not None)"
+    env = {**os.environ, "FORETELL_CACHE": str(file / "below"), "TMPDIR": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env=env, timeout=200, check=False
     )

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.journal import Journal, first_difference
+from foretell.core.errors import ConfigError
+from foretell.core.journal import Journal, first_difference
 
 MINE = {"seed": 1, "target": {"name": "a", "size": 3}}
 

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from scipy import stats
 from torch import Tensor
 
-from foretoken.core import noise as module_noise
-from foretoken.core.noise import Noise, Stream, derive_seed, exponentials, mix, mix_int, race, stream_keys, uniforms
-from foretoken.kernels import race as module
-from foretoken.kernels.build import BuildError
+from foretell.core import noise as module_noise
+from foretell.core.noise import Noise, Stream, derive_seed, exponentials, mix, mix_int, race, stream_keys, uniforms
+from foretell.kernels import race as module
+from foretell.kernels.build import BuildError
 
 INT64 = st.integers(-(1 << 63), (1 << 63) - 1)
 FALSE_ALARM = 1e-6

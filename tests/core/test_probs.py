@@ -20,13 +20,13 @@ from transformers.generation.logits_process import (
     TopPLogitsWarper,
 )
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.noise import Noise
-from foretoken.core.params import SamplingParams
-from foretoken.core.probs import History, Paths, Processors, _top_p, logits_to_probs, one_hot_argmax
-from foretoken.core.tree import chain_tree, layout
-from foretoken.kernels.cdf import invert_cdf
-from foretoken.verify import Coupled, Evidence, Exact, Rejection, draw
+from foretell.core.errors import ConfigError
+from foretell.core.noise import Noise
+from foretell.core.params import SamplingParams
+from foretell.core.probs import History, Paths, Processors, _top_p, logits_to_probs, one_hot_argmax
+from foretell.core.tree import chain_tree, layout
+from foretell.kernels.cdf import invert_cdf
+from foretell.verify import Coupled, Evidence, Exact, Rejection, draw
 
 V = 11
 CPU = torch.device("cpu")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.prompts import Conversation, conversation, entries, is_plain, read_text
+from foretell.core.errors import ConfigError
+from foretell.core.prompts import Conversation, conversation, entries, is_plain, read_text
 
 TALK = [
     {"role": "user", "content": "Hi"},

@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.params import SamplingParams
-from foretoken.core.settings import check_keys, checked, field_kinds, read, setting, value_of_json, value_of_text
-from foretoken.engine.options import ServiceOptions
-from foretoken.server.options import ServerOptions
-from foretoken.train.config import TrainConfig
+from foretell.core.errors import ConfigError
+from foretell.core.params import SamplingParams
+from foretell.core.settings import check_keys, checked, field_kinds, read, setting, value_of_json, value_of_text
+from foretell.engine.options import ServiceOptions
+from foretell.server.options import ServerOptions
+from foretell.train.config import TrainConfig
 
 
 @dataclass(frozen=True)
@@ -140,6 +140,6 @@ def test_keys() -> None:
 
 
 def test_declaring_settings_imports_no_pydantic() -> None:
-    code = "import sys, foretoken.cli.app; print([m for m in ('pydantic', 'torch', 'structlog') if m in sys.modules])"
+    code = "import sys, foretell.cli.app; print([m for m in ('pydantic', 'torch', 'structlog') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.strip() == "[]"

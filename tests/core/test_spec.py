@@ -4,10 +4,10 @@ from dataclasses import fields, replace
 
 import pytest
 
-from foretoken import SHAPES, VERIFIERS, ConfigError
-from foretoken.core.spec import parse_numbers, parse_spec, spec_of
-from foretoken.draft.shapes import Adaptive, Delayed, DySpec, Sequoia, Static, parse_shape
-from foretoken.verify import Typical, parse_verifier
+from foretell import SHAPES, VERIFIERS, ConfigError
+from foretell.core.spec import parse_numbers, parse_spec, spec_of
+from foretell.draft.shapes import Adaptive, Delayed, DySpec, Sequoia, Static, parse_shape
+from foretell.verify import Typical, parse_verifier
 
 
 def test_options_are_fields() -> None:

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from foretoken.core.tree import (
+from foretell.core.tree import (
     DrawnBy,
     TokenTree,
     ancestors,
@@ -20,7 +20,7 @@ from foretoken.core.tree import (
     pad_tree,
     root_tree,
 )
-from foretoken.verify.base import follow
+from foretell.verify.base import follow
 
 
 @st.composite

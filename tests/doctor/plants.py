@@ -10,9 +10,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-import foretoken
+import foretell
 
-BUNDLED = Path(foretoken.__path__[0]) / "bundled"
+BUNDLED = Path(foretell.__path__[0]) / "bundled"
 Tensors = dict[str, Tensor]
 
 
@@ -22,7 +22,7 @@ def copy(kind: str, into: Path, *, record: bool = True) -> Path:
     shutil.copytree(BUNDLED / kind, out)
     if not record:
         (out / "record.json").unlink()
-        edit_config(out, lambda config: config["foretoken"].pop("target"))
+        edit_config(out, lambda config: config["foretell"].pop("target"))
     return out
 
 

@@ -10,13 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from foretoken import Engine
-from foretoken.bench import Item, load_suite
-from foretoken.core.errors import ModelError
-from foretoken.doctor.contexts import TextScore
-from foretoken.doctor.head import HeadDiagnosis, diagnose, paired
-from foretoken.doctor.templates import GIVEN, TEMPLATES, formats_of
-from foretoken.doctor.variants import FAULTS
+from foretell import Engine
+from foretell.bench import Item, load_suite
+from foretell.core.errors import ModelError
+from foretell.doctor.contexts import TextScore
+from foretell.doctor.head import HeadDiagnosis, diagnose, paired
+from foretell.doctor.templates import GIVEN, TEMPLATES, formats_of
+from foretell.doctor.variants import FAULTS
 from tests.doctor import plants
 from tests.stress import MINUTES
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from foretoken.doctor.predict import (
+from foretell.doctor.predict import (
     TextAcceptance,
     TextTimes,
     num_steps,
@@ -15,7 +15,7 @@ from foretoken.doctor.predict import (
     predictions,
     step_cost_of,
 )
-from foretoken.planner.observed import step_costs
+from foretell.planner.observed import step_costs
 
 
 @dataclass(frozen=True)

@@ -14,28 +14,28 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import SamplingParams
-from foretoken.core.noise import Noise
-from foretoken.core.probs import History, Processors
-from foretoken.core.tree import DrawMode, TokenTree, layout, root_tree
-from foretoken.draft.base import Commit, Context, Drafter, Method, PromptChunk
-from foretoken.draft.ngram import Ngram, NgramDrafter
-from foretoken.draft.none import NoMethod
-from foretoken.draft.prediction import Prediction, PredictionDrafter
-from foretoken.draft.recycling import Matrix, Recycling, RecyclingDrafter
-from foretoken.draft.shapes import parse_shape
-from foretoken.draft.suffix import Library, Suffix, SuffixDrafter
-from foretoken.methods.dflash.drafter import DFlash, DFlashDrafter
-from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
-from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretoken.methods.eagle.drafter import Eagle1, Eagle3, EagleDrafter
-from foretoken.methods.kangaroo.drafter import EarlyExit, Kangaroo, KangarooDrafter
-from foretoken.methods.medusa.drafter import Medusa, MedusaDrafter
-from foretoken.methods.medusa.head import MedusaHead
-from foretoken.model.cache import KVCache
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.prefill import feed
-from foretoken.model.target import CausalModel, Target
+from foretell import SamplingParams
+from foretell.core.noise import Noise
+from foretell.core.probs import History, Processors
+from foretell.core.tree import DrawMode, TokenTree, layout, root_tree
+from foretell.draft.base import Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.ngram import Ngram, NgramDrafter
+from foretell.draft.none import NoMethod
+from foretell.draft.prediction import Prediction, PredictionDrafter
+from foretell.draft.recycling import Matrix, Recycling, RecyclingDrafter
+from foretell.draft.shapes import parse_shape
+from foretell.draft.suffix import Library, Suffix, SuffixDrafter
+from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.methods.eagle.drafter import Eagle1, Eagle3, EagleDrafter
+from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo, KangarooDrafter
+from foretell.methods.medusa.drafter import Medusa, MedusaDrafter
+from foretell.methods.medusa.head import MedusaHead
+from foretell.model.cache import KVCache
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.prefill import feed
+from foretell.model.target import CausalModel, Target
 from tests.engine.harness import TreeMethod, audit_table, foresight, table
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as adapter

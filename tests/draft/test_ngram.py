@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.core.errors import ConfigError
-from foretoken.draft.automaton import MAX_READ
-from foretoken.draft.ngram import MAX_NGRAM, Ngram, NgramIndex
+from foretell.core.errors import ConfigError
+from foretell.draft.automaton import MAX_READ
+from foretell.draft.ngram import MAX_NGRAM, Ngram, NgramIndex
 
 
 def reference(ids: list[int], smallest: int, largest: int, num_tokens: int) -> list[int]:

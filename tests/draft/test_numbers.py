@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.core import noise as noise_module
-from foretoken.core.noise import Stream
-from foretoken.core.params import SamplingParams
-from foretoken.core.tree import DrawMode
-from foretoken.draft.growing.grow import grow
-from foretoken.draft.shapes import Adaptive, Chain, Delayed, DySpec, Sequoia, Shape, Static
+from foretell.core import noise as noise_module
+from foretell.core.noise import Stream
+from foretell.core.params import SamplingParams
+from foretell.core.tree import DrawMode
+from foretell.draft.growing.grow import grow
+from foretell.draft.shapes import Adaptive, Chain, Delayed, DySpec, Sequoia, Shape, Static
 from tests.draft.growing.grown import TableExpander, noise_for, rows
 from tests.verify.enumerate import tables
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.draft.prediction import MAX_ANCHOR, PredictionFollower
+from foretell.draft.prediction import MAX_ANCHOR, PredictionFollower
 
 
 def follow(prediction: Sequence[int], output: Sequence[int], num_tokens: int = 4) -> list[list[int]]:

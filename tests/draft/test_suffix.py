@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.core.errors import ConfigError
-from foretoken.draft.automaton import NOWHERE, Automaton, Place
-from foretoken.draft.host import depth_first
-from foretoken.draft.suffix import Library, SuffixOptions, SuffixReader, best_first
+from foretell.core.errors import ConfigError
+from foretell.draft.automaton import NOWHERE, Automaton, Place
+from foretell.draft.host import depth_first
+from foretell.draft.suffix import Library, SuffixOptions, SuffixReader, best_first
 
 Texts = list[list[int]]
 TEXTS = st.lists(st.lists(st.integers(0, 2), max_size=14), max_size=4)

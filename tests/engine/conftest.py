@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-import foretoken.engine.batch as batch_module
-from foretoken.engine.event import StepEvent
-from foretoken.engine.step import step
+import foretell.engine.batch as batch_module
+from foretell.engine.event import StepEvent
+from foretell.engine.step import step
 from tests.engine import harness
 
 

@@ -7,19 +7,19 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken import Completion, Engine, Request, SamplingParams
-from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawMode, TokenTree
-from foretoken.draft.base import Capabilities, Context, Drafter, Method
-from foretoken.draft.shapes import Shape
-from foretoken.engine.event import StepEvent
-from foretoken.engine.groups import GroupedDrafter
-from foretoken.engine.lazy import LazyDrafter
-from foretoken.engine.state import State
-from foretoken.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
-from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretoken.model.table import TableLM
-from foretoken.model.target import CausalModel, Target
+from foretell import Completion, Engine, Request, SamplingParams
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, TokenTree
+from foretell.draft.base import Capabilities, Context, Drafter, Method
+from foretell.draft.shapes import Shape
+from foretell.engine.event import StepEvent
+from foretell.engine.groups import GroupedDrafter
+from foretell.engine.lazy import LazyDrafter
+from foretell.engine.state import State
+from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.model.table import TableLM
+from foretell.model.target import CausalModel, Target
 
 EOS = 22
 PIECES = [

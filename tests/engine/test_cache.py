@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.core.tree import root_tree
-from foretoken.engine.state import State
-from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretoken.model.llama.lean import LeanModel
-from foretoken.model.prefill import feed
-from foretoken.model.table import TableLM
-from foretoken.model.target import CausalModel, Target
+from foretell import Engine, Request, SamplingParams
+from foretell.core.tree import root_tree
+from foretell.engine.state import State
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.model.llama.lean import LeanModel
+from foretell.model.prefill import feed
+from foretell.model.table import TableLM
+from foretell.model.target import CausalModel, Target
 from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, outcome, plain, prompts, table
 from tests.model.tiny import VOCAB, tiny_module
 

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from foretoken import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
-from foretoken.engine.calibrate import Bench, Calibration, InterruptedMeasuringError
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.planner.corrections import Corrections
-from foretoken.planner.costs import CostTable
-from foretoken.planner.files import MAX_AGE_S, cache_file, load
-from foretoken.planner.measure import StepSeconds
+from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
+from foretell.engine.calibrate import Bench, Calibration, InterruptedMeasuringError
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.planner.corrections import Corrections
+from foretell.planner.costs import CostTable
+from foretell.planner.files import MAX_AGE_S, cache_file, load
+from foretell.planner.measure import StepSeconds
 from tests.engine.harness import ToyTokenizer, table
 from tests.engine.test_service import Mailbox
 
@@ -23,7 +23,7 @@ LIGHT = {"ngram", "suffix", "recycling", "prediction"}
 
 @pytest.fixture(autouse=True)
 def _no_earlier_start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
 
 
 class Machine:

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from foretoken import METHODS, VERIFIERS, ConfigError, Engine, SamplingParams, speculative_config
-from foretoken.draft.ngram import NgramConfig
-from foretoken.draft.none import NoneConfig
-from foretoken.draft.prediction import PredictionConfig
-from foretoken.methods.draft_model.config import DraftModelConfig
-from foretoken.methods.draft_model.drafter import DraftModel
+from foretell import METHODS, VERIFIERS, ConfigError, Engine, SamplingParams, speculative_config
+from foretell.draft.ngram import NgramConfig
+from foretell.draft.none import NoneConfig
+from foretell.draft.prediction import PredictionConfig
+from foretell.methods.draft_model.config import DraftModelConfig
+from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import ToyTokenizer, draft_engine, table
 
 

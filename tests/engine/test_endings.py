@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Completion, Engine, Piece, Request, SamplingParams
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.table import TableLM
+from foretell import Completion, Engine, Piece, Request, SamplingParams
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.table import TableLM
 from tests.engine.harness import EOS, PIECES, VOCAB, ToyTokenizer, draft_engine, outcome, plain, prompts, table
 
 TOKENIZER = ToyTokenizer()

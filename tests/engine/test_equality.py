@@ -8,14 +8,14 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from foretoken import Completion, Engine, Request, SamplingParams
-from foretoken.core.noise import Noise, derive_seed, exponentials
-from foretoken.core.probs import History, Paths, Processors, logits_to_probs
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.llama.lean import LeanModel
-from foretoken.model.prefill import feed
-from foretoken.model.table import TableLM
-from foretoken.model.target import CausalModel, Target
+from foretell import Completion, Engine, Request, SamplingParams
+from foretell.core.noise import Noise, derive_seed, exponentials
+from foretell.core.probs import History, Paths, Processors, logits_to_probs
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.llama.lean import LeanModel
+from foretell.model.prefill import feed
+from foretell.model.table import TableLM
+from foretell.model.target import CausalModel, Target
 from tests.engine.harness import (
     EOS,
     VOCAB,
@@ -393,7 +393,7 @@ def test_fixed_width_gives_equal_bits(dtype: torch.dtype, monkeypatch: pytest.Mo
         return out
 
     current: list[Any] = []
-    import foretoken.engine.batch as batch_module
+    import foretell.engine.batch as batch_module
 
     audited_step = batch_module.step
 

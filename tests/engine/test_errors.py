@@ -7,9 +7,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import ConfigError, Engine, ModelError, PromptError, Request, SamplingParams
-from foretoken.core.errors import VocabularyMismatchError
-from foretoken.model.table import TableLM
+from foretell import ConfigError, Engine, ModelError, PromptError, Request, SamplingParams
+from foretell.core.errors import VocabularyMismatchError
+from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, TreeMethod, draft_engine, outcome, table
 
 

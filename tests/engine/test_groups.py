@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
-from foretoken import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
-from foretoken.model.target import CausalModel
+from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
+from foretell.model.target import CausalModel
 from tests.engine.harness import ToyTokenizer, table
 
 PAIR = {"method": "draft_model", "model": "table", "verify": "rejection"}

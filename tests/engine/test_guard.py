@@ -6,8 +6,8 @@ from time import monotonic, thread_time
 import pytest
 import torch
 
-from foretoken import Request, SamplingParams, Service, Submission
-from foretoken.engine.guard import GuardedProcessor, StepBudget
+from foretell import Request, SamplingParams, Service, Submission
+from foretell.engine.guard import GuardedProcessor, StepBudget
 from tests.engine.harness import plain
 from tests.engine.test_service import Mailbox, service
 

@@ -5,9 +5,9 @@ import threading
 
 import pytest
 
-from foretoken import Submission
-from foretoken.engine import heap
-from foretoken.engine.heap import BUSY_S, HeapKeeper, trim_heap
+from foretell import Submission
+from foretell.engine import heap
+from foretell.engine.heap import BUSY_S, HeapKeeper, trim_heap
 from tests.engine.test_memory import resident
 from tests.engine.test_service import ENDLESS, Mailbox, service
 
@@ -52,7 +52,7 @@ def test_it_is_done_once_after_work_and_at_times_under_work() -> None:
 
 def test_an_idle_service_gives_memory_back_once(monkeypatch: pytest.MonkeyPatch) -> None:
     trimmed = threading.Semaphore(0)
-    monkeypatch.setattr("foretoken.engine.service.IDLE_S", 0.02)
+    monkeypatch.setattr("foretell.engine.service.IDLE_S", 0.02)
     made, box = service(), Mailbox()
     try:
         monkeypatch.setattr(made._heap, "_trim", trimmed.release)
@@ -68,7 +68,7 @@ def test_an_idle_service_gives_memory_back_once(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_a_service_that_rests_is_woken_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.engine.service.IDLE_S", 1000.0)
+    monkeypatch.setattr("foretell.engine.service.IDLE_S", 1000.0)
     made, box = service(), Mailbox()
     made.submit(Submission("a", [1, 2, 3], ENDLESS), box.hear)
     assert box.last("a").completion is not None

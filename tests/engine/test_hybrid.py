@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import ConfigError, Engine, Request, SamplingParams, speculative_config
-from foretoken.core.tree import DrawnBy, TokenTree
-from foretoken.draft.suffix import Suffix
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.methods.hybrid.drafter import Hybrid, Mean, Worth, _by_row
-from foretoken.model.table import TableLM
+from foretell import ConfigError, Engine, Request, SamplingParams, speculative_config
+from foretell.core.tree import DrawnBy, TokenTree
+from foretell.draft.suffix import Suffix
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.methods.hybrid.drafter import Hybrid, Mean, Worth, _by_row
+from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 
 TARGET = table()

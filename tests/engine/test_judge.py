@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import ConfigError, Engine, ModelError, Request, SamplingParams
-from foretoken.cli.methods import catalogue
-from foretoken.methods.common import formats
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights
-from foretoken.verify import Judge
+from foretell import ConfigError, Engine, ModelError, Request, SamplingParams
+from foretell.cli.methods import catalogue
+from foretell.methods.common import formats
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
+from foretell.verify import Judge
 from tests.engine.harness import ToyTokenizer, outcome, plain, prompts, table
 
 LAYER = 1
@@ -110,7 +110,7 @@ def test_heads_that_are_missing_or_not_for_this_target(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"config\.json"):
         engine(str(tmp_path), "judge")
     other = judge_of(table(num_layers=3, context=4), tmp_path / "other")
-    with pytest.raises(ModelError, match=r"hidden size 7.*has 5.*foretoken train judge"):
+    with pytest.raises(ModelError, match=r"hidden size 7.*has 5.*foretell train judge"):
         engine(other, "judge")
     deep = judge_of(table(num_layers=3), tmp_path / "deep", layer=3)
     with pytest.raises(ModelError, match="output of target layer 3"):

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawMode, TokenTree
-from foretoken.draft.base import Context, Drafter, Method
-from foretoken.draft.host import tree_of
-from foretoken.draft.ngram import Ngram
-from foretoken.draft.shapes import Shape
-from foretoken.engine.event import StepEvent
-from foretoken.engine.lazy import IDLE_STEPS
-from foretoken.model.target import Target
+from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretell.core.errors import ConfigError, ModelError
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, TokenTree
+from foretell.draft.base import Context, Drafter, Method
+from foretell.draft.host import tree_of
+from foretell.draft.ngram import Ngram
+from foretell.draft.shapes import Shape
+from foretell.engine.event import StepEvent
+from foretell.engine.lazy import IDLE_STEPS
+from foretell.model.target import Target
 from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
 from tests.engine.test_service import Mailbox
 

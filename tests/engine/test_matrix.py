@@ -13,10 +13,10 @@ from typing import Any
 import pytest
 from scipy.stats import chi2, ncx2
 
-from foretoken import METHODS, SHAPES, VERIFIERS, ConfigError, DrawMode, Engine, Request, SamplingParams
-from foretoken.draft.base import Method
-from foretoken.draft.legality import refusal
-from foretoken.methods.draft_model.drafter import DraftModel
+from foretell import METHODS, SHAPES, VERIFIERS, ConfigError, DrawMode, Engine, Request, SamplingParams
+from foretell.draft.base import Method
+from foretell.draft.legality import refusal
+from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import ToyTokenizer, foresight, outcome, plain, prompts, table
 from tests.engine.test_rejection import ALPHA, chi_square, joint, toy
 from tests.pairwise import covering
@@ -151,8 +151,8 @@ def test_a_sampled_tree_under_the_wrong_label_is_caught_by_the_same_test() -> No
 
     import torch
 
-    from foretoken.core.tree import DrawnBy
-    from foretoken.verify import Evidence, Rejection, Walk
+    from foretell.core.tree import DrawnBy
+    from foretell.verify import Evidence, Rejection, Walk
 
     class Mislabelled(Rejection):
         def stops(self, evidence: Evidence) -> Walk:

@@ -5,15 +5,15 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from foretoken import Engine, Service, ServiceOptions, speculative_config
-from foretoken.core.params import SamplingParams
-from foretoken.core.probs import Processors
-from foretoken.draft.base import Method
-from foretoken.engine.memory import bytes_per_token
-from foretoken.engine.state import State
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.cache import KVCache
-from foretoken.model.target import Target
+from foretell import Engine, Service, ServiceOptions, speculative_config
+from foretell.core.params import SamplingParams
+from foretell.core.probs import Processors
+from foretell.draft.base import Method
+from foretell.engine.memory import bytes_per_token
+from foretell.engine.state import State
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.cache import KVCache
+from foretell.model.target import Target
 from tests.engine.harness import table
 
 WITH_MEMORY = ("draft_model", "eagle1", "eagle2", "eagle3", "kangaroo", "dflash")
@@ -31,7 +31,7 @@ def loaded(engine: Engine, name: str) -> Method:
 
 def held(engine: Engine, method: Method) -> Iterator[KVCache]:
     """The caches that a drafter of one row holds, the target's aside."""
-    from foretoken.engine.engine import Request
+    from foretell.engine.engine import Request
 
     row = engine.make_row(0, Request([1, 2, 3], SamplingParams(seed=1)))
     spec = engine.model.spec

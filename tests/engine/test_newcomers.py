@@ -9,12 +9,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from foretoken import Engine, Request, SamplingParams, speculative_config
-from foretoken.bundled import path as bundled_path
-from foretoken.core.errors import ConfigError, ForetokenError, PromptError, VocabularyMismatchError
-from foretoken.engine.options import ServiceOptions
-from foretoken.model.load import load_model, load_tokenizer
-from foretoken.server.options import ServerOptions
+from foretell import Engine, Request, SamplingParams, speculative_config
+from foretell.bundled import path as bundled_path
+from foretell.core.errors import ConfigError, ForetellError, PromptError, VocabularyMismatchError
+from foretell.engine.options import ServiceOptions
+from foretell.model.load import load_model, load_tokenizer
+from foretell.server.options import ServerOptions
 from tests.engine.harness import ToyTokenizer, table
 
 
@@ -131,7 +131,7 @@ def test_a_batch_takes_sampling_options(toy: Engine) -> None:
     ],
 )
 def test_options_of_wrong_types_are_refused(make: Callable[[], object], words: str) -> None:
-    with pytest.raises(ForetokenError, match=words):
+    with pytest.raises(ForetellError, match=words):
         make()
 
 

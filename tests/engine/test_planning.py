@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.params import SamplingParams
-from foretoken.engine import planning
-from foretoken.engine.calibrate import Calibration
-from foretoken.engine.engine import Engine, Request
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.table import TableLM
-from foretoken.planner.costs import CostTable
+from foretell.core.errors import ConfigError
+from foretell.core.params import SamplingParams
+from foretell.engine import planning
+from foretell.engine.calibrate import Calibration
+from foretell.engine.engine import Engine, Request
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.table import TableLM
+from foretell.planner.costs import CostTable
 
 PROMPTS = [[1, 2, 3], [4, 5], [6]]
 
@@ -25,7 +25,7 @@ def engine(**options: Any) -> Engine:
 
 @pytest.fixture(autouse=True)
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
 
 
 def planted(monkeypatch: pytest.MonkeyPatch, draft: float) -> list[list[str]]:

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from foretoken.engine.prefix import BLOCK, PrefixStore
-from foretoken.model.cache import KVCache
+from foretell.engine.prefix import BLOCK, PrefixStore
+from foretell.model.cache import KVCache
 
 
 def row(value: float, slots: int = 128) -> KVCache:

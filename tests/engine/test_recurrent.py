@@ -8,15 +8,15 @@ from typing import Any
 import pytest
 import torch
 
-import foretoken.model.recurrent as memory
-from foretoken import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
-from foretoken.core.errors import ConfigError
-from foretoken.draft.base import Method
-from foretoken.engine.memory import bytes_per_row, bytes_per_token, kv_budget
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.methods.eagle.drafter import Eagle1, Eagle3
-from foretoken.methods.kangaroo.drafter import EarlyExit, Kangaroo
-from foretoken.model.hf.adapter import TransformersModel
+import foretell.model.recurrent as memory
+from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretell.core.errors import ConfigError
+from foretell.draft.base import Method
+from foretell.engine.memory import bytes_per_row, bytes_per_token, kv_budget
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.methods.eagle.drafter import Eagle1, Eagle3
+from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
+from foretell.model.hf.adapter import TransformersModel
 from tests.engine.harness import ToyTokenizer
 from tests.engine.test_service import Mailbox
 from tests.engine.traffic import Traffic

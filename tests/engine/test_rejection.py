@@ -12,16 +12,16 @@ import pytest
 import torch
 from scipy.stats import chi2
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.core.noise import Noise
-from foretoken.core.probs import logits_to_probs
-from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
-from foretoken.draft.base import Context, Drafter, Method
-from foretoken.draft.growing import grow
-from foretoken.draft.shapes import Shape
-from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretoken.model.table import TableLM
-from foretoken.model.target import CausalModel, Target
+from foretell import Engine, Request, SamplingParams
+from foretell.core.noise import Noise
+from foretell.core.probs import logits_to_probs
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree
+from foretell.draft.base import Context, Drafter, Method
+from foretell.draft.growing import grow
+from foretell.draft.shapes import Shape
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.model.table import TableLM
+from foretell.model.target import CausalModel, Target
 from tests.engine.harness import ToyTokenizer, TreeMethod, draft_engine, mixed_requests, outcome, table
 
 ALPHA = 1e-6

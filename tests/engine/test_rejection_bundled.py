@@ -10,15 +10,15 @@ from itertools import product
 import pytest
 import torch
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawMode, DrawnBy, TokenTree
-from foretoken.draft.base import Context, Method
-from foretoken.draft.shapes import Shape
-from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretoken.model.load import load_model
-from foretoken.model.prefill import feed
-from foretoken.model.target import CausalModel, Target
+from foretell import Engine, Request, SamplingParams
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree
+from foretell.draft.base import Context, Method
+from foretell.draft.shapes import Shape
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.model.load import load_model
+from foretell.model.prefill import feed
+from foretell.model.target import CausalModel, Target
 from tests.engine.test_rejection import ALPHA, Spoilt, Tempered, chi_square
 
 SAMPLES, BATCH, KEPT, HORIZON = 2000, 250, 3, 3

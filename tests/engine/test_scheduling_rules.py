@@ -6,15 +6,15 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Engine, Request, SamplingParams, Submission, Update, speculative_config
-from foretoken.engine.groups import Choice
-from foretoken.engine.loop import HEADROOM, Limits, Loop
-from foretoken.engine.prefix import PrefixStore
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.cache import KVCache
-from foretoken.planner.acceptance import Acceptance
-from foretoken.planner.costs import CostTable
-from foretoken.planner.planner import Planner
+from foretell import Engine, Request, SamplingParams, Submission, Update, speculative_config
+from foretell.engine.groups import Choice
+from foretell.engine.loop import HEADROOM, Limits, Loop
+from foretell.engine.prefix import PrefixStore
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.cache import KVCache
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.costs import CostTable
+from foretell.planner.planner import Planner
 from tests.engine.harness import ToyTokenizer, table
 
 CPU = torch.device("cpu")

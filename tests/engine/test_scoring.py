@@ -6,11 +6,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken import Engine, Piece, SamplingParams, Submission
-from foretoken.core.errors import ConfigError, PromptError
-from foretoken.engine import scoring
-from foretoken.engine.scoring import Scoring
-from foretoken.model.target import Target
+from foretell import Engine, Piece, SamplingParams, Submission
+from foretell.core.errors import ConfigError, PromptError
+from foretell.engine import scoring
+from foretell.engine.scoring import Scoring
+from foretell.model.target import Target
 from tests.engine.harness import VOCAB, ToyTokenizer, table
 from tests.engine.test_service import ENDLESS, Mailbox, service
 

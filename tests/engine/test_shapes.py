@@ -6,13 +6,13 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Completion, Engine, Request, SamplingParams
-from foretoken.core.tree import DrawMode
-from foretoken.draft.legality import refusal
-from foretoken.draft.shapes import SHAPES, parse_shape
-from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretoken.model.table import TableLM
-from foretoken.verify import parse_verifier
+from foretell import Completion, Engine, Request, SamplingParams
+from foretell.core.tree import DrawMode
+from foretell.draft.legality import refusal
+from foretell.draft.shapes import SHAPES, parse_shape
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.model.table import TableLM
+from foretell.verify import parse_verifier
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, foresight, mixed_requests, outcome, plain, prompts, table
 
 TARGET, NEAR = table(), table(blur=0.3)

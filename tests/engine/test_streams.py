@@ -5,8 +5,8 @@ import gc
 import pytest
 import torch
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.methods.draft_model.drafter import DraftModel
+from foretell import Engine, Request, SamplingParams
+from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
 
 

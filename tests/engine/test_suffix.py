@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import Completion, ConfigError, Engine, Request, SamplingParams, speculative_config
-from foretoken.core.tree import depths
-from foretoken.draft.config import Loader
-from foretoken.draft.recycling import Recycling, RecyclingDrafter
-from foretoken.draft.suffix import Suffix
-from foretoken.engine.candidates import candidates
-from foretoken.model.table import TableLM
+from foretell import Completion, ConfigError, Engine, Request, SamplingParams, speculative_config
+from foretell.core.tree import depths
+from foretell.draft.config import Loader
+from foretell.draft.recycling import Recycling, RecyclingDrafter
+from foretell.draft.suffix import Suffix
+from foretell.engine.candidates import candidates
+from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 
 TARGET = table()

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import Engine
-from foretoken.draft.base import Commit, Context, Drafter, PromptChunk
-from foretoken.engine.tapping import Tapping
-from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretoken.model.prefill import feed
-from foretoken.model.table import TableLM
-from foretoken.model.target import Target
-from foretoken.verify.base import Evidence
-from foretoken.verify.exact import Coupled
+from foretell import Engine
+from foretell.draft.base import Commit, Context, Drafter, PromptChunk
+from foretell.engine.tapping import Tapping
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.model.prefill import feed
+from foretell.model.table import TableLM
+from foretell.model.target import Target
+from foretell.verify.base import Evidence
+from foretell.verify.exact import Coupled
 from tests.engine.harness import ToyTokenizer, mixed_requests, outcome, plain, table
 
 LAYERS = (1, 0)

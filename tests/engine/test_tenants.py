@@ -11,14 +11,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
-from foretoken.core.errors import ConfigError
-from foretoken.draft.base import Method
-from foretoken.draft.recycling import Recycling
-from foretoken.draft.suffix import Suffix
-from foretoken.engine.choices import Choices
-from foretoken.engine.tenants import Tenants
-from foretoken.model.table import TableLM
+from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, speculative_config
+from foretell.core.errors import ConfigError
+from foretell.draft.base import Method
+from foretell.draft.recycling import Recycling
+from foretell.draft.suffix import Suffix
+from foretell.engine.choices import Choices
+from foretell.engine.tenants import Tenants
+from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer
 from tests.engine.test_service import Mailbox
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.engine.text import TextStream
+from foretell.engine.text import TextStream
 from tests.engine.harness import PIECES, ToyTokenizer
 
 CORPUS = ["def add(a, b):\n    return a + b\n", "naïve café, 5 €, 日本語, 😀👍🏽", "  spaces   and\ttabs  "] * 3

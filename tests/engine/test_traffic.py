@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.engine.batch import places
+from foretell.engine.batch import places
 from tests.engine.traffic import Traffic
 
 

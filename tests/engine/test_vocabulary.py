@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Request, SamplingParams
-from foretoken.core.errors import ModelError, VocabularyMismatchError
-from foretoken.engine.vocabulary import check_vocabulary
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.llama.lean import LeanModel
-from foretoken.model.table import TableLM
+from foretell import Request, SamplingParams
+from foretell.core.errors import ModelError, VocabularyMismatchError
+from foretell.engine.vocabulary import check_vocabulary
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.llama.lean import LeanModel
+from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer, draft_engine, mixed_requests, outcome, plain, table
 from tests.model.tiny import tiny_module
 

@@ -7,19 +7,19 @@ from typing import Any
 
 import torch
 
-from foretoken import Engine, Request, SamplingParams, speculative_config
-from foretoken.draft.base import Method
-from foretoken.draft.config import Loader
-from foretoken.engine.groups import Choice
-from foretoken.engine.loop import Limits, Loop
-from foretoken.engine.prefix import PrefixStore
-from foretoken.engine.submission import Submission, Update
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.target import CausalModel
-from foretoken.planner.acceptance import Acceptance
-from foretoken.planner.costs import CostTable
-from foretoken.planner.observations import RowView
-from foretoken.planner.planner import Planner
+from foretell import Engine, Request, SamplingParams, speculative_config
+from foretell.draft.base import Method
+from foretell.draft.config import Loader
+from foretell.engine.groups import Choice
+from foretell.engine.loop import Limits, Loop
+from foretell.engine.prefix import PrefixStore
+from foretell.engine.submission import Submission, Update
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.target import CausalModel
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.costs import CostTable
+from foretell.planner.observations import RowView
+from foretell.planner.planner import Planner
 from tests.engine.harness import EOS, VOCAB, ToyTokenizer, restless, table
 
 WAYS: tuple[dict[str, Any], ...] = (

@@ -14,7 +14,7 @@ FILE = Path(__file__).resolve().parents[2] / "examples" / "clients.py"
 @pytest.mark.parametrize("same", [True, False])
 def test_all_say_the_same(same: bool, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("openai")
-    from foretoken.server.app import build_app
+    from foretell.server.app import build_app
 
     spec = importlib.util.spec_from_file_location("clients", FILE)
     assert spec is not None

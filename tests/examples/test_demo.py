@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from foretoken import Engine
-from foretoken.model import catalogue
+from foretell import Engine
+from foretell.model import catalogue
 from tests.cli import checkpoint
 
 FILE = Path(__file__).resolve().parents[2] / "examples" / "demo.py"
@@ -38,14 +38,14 @@ def test_without_network_the_tiny_pair_and_one_line(
 ) -> None:
     assert demo.main() == 0
     assert shown == ["tiny"]
-    line = "the tiny bundled pair instead of smollm2-135m: smollm2-135m is not here, and FORETOKEN_OFFLINE is set: it "
+    line = "the tiny bundled pair instead of smollm2-135m: smollm2-135m is not here, and FORETELL_OFFLINE is set: it "
     assert capsys.readouterr().out == f"{line}cannot be fetched\n\n"
 
 
 def test_smollm2_where_it_is_here(
     demo: ModuleType, shown: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("FORETOKEN_MODELS", str(tmp_path))
+    monkeypatch.setenv("FORETELL_MODELS", str(tmp_path))
     file = catalogue.place(catalogue.CATALOGUE[catalogue.DEFAULT])
     file.parent.mkdir()
     file.write_bytes(b"")
@@ -86,5 +86,5 @@ def test_the_whole_of_it_without_network(demo: ModuleType, capsys: pytest.Captur
     """The tiny pair's demo, as make runs it."""
     assert demo.main() == 0
     out = capsys.readouterr().out
-    assert "FORETOKEN_OFFLINE" in out
+    assert "FORETELL_OFFLINE" in out
     assert "tokens identical (median of 3 rounds)" in out

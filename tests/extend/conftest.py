@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken import METHODS, SHAPES, VERIFIERS
+from foretell import METHODS, SHAPES, VERIFIERS
 
 
 @pytest.fixture

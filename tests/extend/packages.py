@@ -24,13 +24,13 @@ def lay(site: Path, package: str, points: Mapping[str, Mapping[str, str]], modul
 
 def lay_third_party(site: Path) -> None:
     """The package of ``thirdparty``, without pip."""
-    files = sorted((THIRD_PARTY / "foretoken_echo").glob("*.py"))
+    files = sorted((THIRD_PARTY / "foretell_echo").glob("*.py"))
     lay(
         site,
-        "foretoken-echo",
+        "foretell-echo",
         {
-            "foretoken.methods": {"echo": "foretoken_echo.drafter:EchoConfig"},
-            "foretoken.verifiers": {"direct": "foretoken_echo.rule:Direct"},
+            "foretell.methods": {"echo": "foretell_echo.drafter:EchoConfig"},
+            "foretell.verifiers": {"direct": "foretell_echo.rule:Direct"},
         },
-        {f"foretoken_echo/{path.name}": path.read_text(encoding="utf-8") for path in files},
+        {f"foretell_echo/{path.name}": path.read_text(encoding="utf-8") for path in files},
     )

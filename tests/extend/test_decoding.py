@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import (
+from foretell import (
     METHODS,
     VERIFIERS,
     Capabilities,
@@ -39,14 +39,14 @@ from foretoken import (
     Walk,
     chain_of,
 )
-from foretoken.bench import run_bench
-from foretoken.certify import certify
-from foretoken.certify.run import CertifyBudget
-from foretoken.draft.none import NoMethod
-from foretoken.draft.shapes import Chain
-from foretoken.engine.choices import Choices
-from foretoken.engine.lazy import LazyDrafter, open_drafter
-from foretoken.methods.draft_model.drafter import DraftModel
+from foretell.bench import run_bench
+from foretell.certify import certify
+from foretell.certify.run import CertifyBudget
+from foretell.draft.none import NoMethod
+from foretell.draft.shapes import Chain
+from foretell.engine.choices import Choices
+from foretell.engine.lazy import LazyDrafter, open_drafter
+from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 from tests.engine.test_service import Mailbox
 from tests.extend.packages import lay_third_party
@@ -224,7 +224,7 @@ def test_every_built_in_drafter_can_be_joined() -> None:
             yield sub
             yield from below(sub)
 
-    own = [kind for kind in below(Drafter) if kind.__module__.startswith(("foretoken.draft", "foretoken.methods"))]
+    own = [kind for kind in below(Drafter) if kind.__module__.startswith(("foretell.draft", "foretell.methods"))]
     assert len(own) >= 10
     assert all(kind.can_join for kind in own)
 

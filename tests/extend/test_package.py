@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-import foretoken
+import foretell
 from tests.extend.packages import THIRD_PARTY
 from tests.readme import DOCUMENTS, ROOT, blocks, files
 
@@ -21,27 +21,27 @@ def test_the_document_shows_the_package_that_is_tested() -> None:
     text = (ROOT / DOCUMENT).read_text(encoding="utf-8")
     shown = files(text)
     assert shown.keys() == {
-        f"foretoken-echo/{path.relative_to(THIRD_PARTY)}"
+        f"foretell-echo/{path.relative_to(THIRD_PARTY)}"
         for path in THIRD_PARTY.rglob("*")
         if path.suffix in (".py", ".toml")
     }
     for name, content in shown.items():
-        assert content == (THIRD_PARTY / name.removeprefix("foretoken-echo/")).read_text(encoding="utf-8"), name
+        assert content == (THIRD_PARTY / name.removeprefix("foretell-echo/")).read_text(encoding="utf-8"), name
     assert DOCUMENT in DOCUMENTS
     assert len(blocks(text)) == 2
 
 
 @pytest.mark.parametrize("name", ["drafter.py", "rule.py"])
 def test_each_is_thirty_lines(name: str) -> None:
-    lines = (THIRD_PARTY / "foretoken_echo" / name).read_text(encoding="utf-8").splitlines()
+    lines = (THIRD_PARTY / "foretell_echo" / name).read_text(encoding="utf-8").splitlines()
     assert sum(bool(line.strip()) for line in lines) <= 30
 
 
 def test_every_name_that_the_document_imports_is_public() -> None:
     for path in THIRD_PARTY.rglob("*.py"):
-        for word in path.read_text(encoding="utf-8").split("foretoken.")[1:]:
+        for word in path.read_text(encoding="utf-8").split("foretell.")[1:]:
             name = word.split("(")[0].split(")")[0].split(".")[0].split()[0]
-            assert not name[0].isupper() or name in foretoken.__all__, name
+            assert not name[0].isupper() or name in foretell.__all__, name
 
 
 @pytest.mark.slow
@@ -58,7 +58,7 @@ def test_installed_in_a_fresh_environment_it_is_listed_benched_and_certified(tmp
     here = [path for path in sys.path if path.endswith("site-packages")]
     lines = [f"import site; site.addsitedir({path!r})" for path in here]
     Path(purelib, "shared.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
-    source = str(Path(foretoken.__file__).parents[1])
+    source = str(Path(foretell.__file__).parents[1])
     environment = {**os.environ, "PYTHONPATH": source, "OMP_NUM_THREADS": "1"}
 
     def run(*command: str) -> str:
@@ -68,7 +68,7 @@ def test_installed_in_a_fresh_environment_it_is_listed_benched_and_certified(tmp
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
-    cli = ("-m", "foretoken.cli.main")
+    cli = ("-m", "foretell.cli.main")
     assert "echo" not in json.loads(run(*cli, "methods", "--json"))["methods"]
     shutil.copytree(THIRD_PARTY, tmp_path / "package")  # building leaves files behind
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check")
@@ -79,7 +79,7 @@ def test_installed_in_a_fresh_environment_it_is_listed_benched_and_certified(tmp
         (*pip, "--python", python, "install", "--quiet", "--no-deps", "--no-index", wheel), check=True, timeout=300
     )
     found = json.loads(run(*cli, "methods", "--json"))
-    assert found["methods"]["echo"]["package"] == found["verifiers"]["direct"]["package"] == "foretoken-echo 1.2.0"
+    assert found["methods"]["echo"]["package"] == found["verifiers"]["direct"]["package"] == "foretell-echo 1.2.0"
     assert found["not_used"] == []
     bench = ("--methods", "echo:3:direct", "--limit", "1", "--max-new-tokens", "8", "--threads", "1")
     report = json.loads(run(*cli, "bench", *bench, "--json"))

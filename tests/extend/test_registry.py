@@ -7,21 +7,21 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from foretoken import METHODS, SHAPES, VERIFIERS, ConfigError, speculative_config
-from foretoken.core import builtin
-from foretoken.core.registry import Registry, load_reference
-from foretoken.verify import parse_verifier
+from foretell import METHODS, SHAPES, VERIFIERS, ConfigError, speculative_config
+from foretell.core import builtin
+from foretell.core.registry import Registry, load_reference
+from foretell.verify import parse_verifier
 from tests.extend.packages import lay, lay_third_party
 
 CONFIG = """
 from dataclasses import dataclass
-import foretoken
-from foretoken.draft.none import NoMethod
+import foretell
+from foretell.draft.none import NoMethod
 
 @dataclass(frozen=True)
-class Config(foretoken.MethodConfig):
+class Config(foretell.MethodConfig):
     method = "{name}"
-    capabilities = foretoken.Capabilities("nothing", draws=False)
+    capabilities = foretell.Capabilities("nothing", draws=False)
 {keys}
     def load(self, loader):
         return NoMethod()
@@ -61,13 +61,13 @@ def test_built_in_names_in_their_order_and_nothing_else() -> None:
 def test_a_package_brings_a_method_and_a_verifier(site: Path) -> None:
     lay_third_party(site)
     assert "echo" in METHODS
-    assert "foretoken_echo" not in sys.modules, "nothing is imported before it is asked for"
+    assert "foretell_echo" not in sys.modules, "nothing is imported before it is asked for"
     assert speculative_config("ngram").method == "ngram"
-    assert "foretoken_echo" not in sys.modules
+    assert "foretell_echo" not in sys.modules
     found = speculative_config({"method": "echo", "echo_window": 9, "verify": "direct"})
     assert found.resolved()["echo_window"] == 9
     assert found.verifier.name == "direct"
-    assert str(METHODS.origin("echo")) == str(VERIFIERS.origin("direct")) == "foretoken-echo 1.2.0"
+    assert str(METHODS.origin("echo")) == str(VERIFIERS.origin("direct")) == "foretell-echo 1.2.0"
     assert list(METHODS) == [*builtin.CONFIGS, "echo"]
     with pytest.raises(ConfigError, match=r"unknown key 'echo_windw' .* 'echo_window'"):
         speculative_config({"method": "echo", "echo_windw": 9})
@@ -88,7 +88,7 @@ BROKEN: dict[str, tuple[str, str]] = {
     "raises": ("raise RuntimeError('out of order')", r"cannot be imported \(RuntimeError: out of order\)"),
     "imports": ("import a_package_that_is_not_there", "ModuleNotFoundError"),
     "lacks": ("", "AttributeError"),
-    "no_config": ("Config = 3", r"expected a subclass of foretoken\.MethodConfig"),
+    "no_config": ("Config = 3", r"expected a subclass of foretell\.MethodConfig"),
     "other_name": (config("another"), "its attribute 'method' is 'another'"),
     "no_load": (config("no_load").split("    def load")[0], "does not define load"),
     "bad_key": (config("bad_key", "    sizes: list = None"), "the type of its key 'sizes' must be bool"),
@@ -104,7 +104,7 @@ BROKEN: dict[str, tuple[str, str]] = {
 def test_a_broken_package_is_named_and_harms_no_other(site: Path, name: str) -> None:
     source, reason = BROKEN[name]
     lay_third_party(site)
-    lay(site, "ill-made", {"foretoken.methods": {name: f"ill_{name}:Config"}}, {f"ill_{name}.py": source})
+    lay(site, "ill-made", {"foretell.methods": {name: f"ill_{name}:Config"}}, {f"ill_{name}.py": source})
     with pytest.raises(ConfigError, match=rf"method '{name}' of the package ill-made 1\.2\.0 .*{reason}"):
         speculative_config(name)
     with pytest.warns(RuntimeWarning, match=rf"ill-made 1\.2\.0 .*{reason}") as said:
@@ -116,13 +116,13 @@ def test_a_broken_package_is_named_and_harms_no_other(site: Path, name: str) -> 
 
 def test_annotations_may_be_texts(site: Path) -> None:
     source = "from __future__ import annotations\n" + config("late", "    size: int = 3\n    path: str | None = None")
-    lay(site, "late", {"foretoken.methods": {"late": "late_one:Config"}}, {"late_one.py": source})
+    lay(site, "late", {"foretell.methods": {"late": "late_one:Config"}}, {"late_one.py": source})
     assert speculative_config({"method": "late", "size": 4, "path": "x"}).resolved()["size"] == 4
 
 
 def test_a_built_in_name_cannot_be_taken(site: Path) -> None:
-    lay(site, "grabber", {"foretoken.methods": {"ngram": "grabbed:Config"}}, {"grabbed.py": config("ngram")})
-    with pytest.warns(RuntimeWarning, match=r"method 'ngram' of the package grabber 1\.2\.0 .*foretoken's own"):
+    lay(site, "grabber", {"foretell.methods": {"ngram": "grabbed:Config"}}, {"grabbed.py": config("ngram")})
+    with pytest.warns(RuntimeWarning, match=r"method 'ngram' of the package grabber 1\.2\.0 .*foretell's own"):
         assert list(METHODS) == list(builtin.CONFIGS)
     assert speculative_config("ngram").resolved()["prompt_lookup_max"] == 5
     assert METHODS.origin("ngram") is None
@@ -134,7 +134,7 @@ def test_of_two_packages_with_one_name_the_second_is_refused_by_name(site: Path)
         lay(
             site,
             package,
-            {"foretoken.methods": {"same": f"{package}_mod:Config"}},
+            {"foretell.methods": {"same": f"{package}_mod:Config"}},
             {f"{package}_mod.py": config("same")},
         )
     with pytest.warns(RuntimeWarning, match=r"of the package second 1\.2\.0 .*first 1\.2\.0 declares the same"):
@@ -145,22 +145,22 @@ def test_of_two_packages_with_one_name_the_second_is_refused_by_name(site: Path)
 @pytest.mark.parametrize(
     ("source", "reason"),
     [
-        ("Rule = 3", "expected a frozen dataclass that is a foretoken.Verifier"),
-        ("from foretoken.verify import Coupled as Rule", "its attribute 'name' is 'coupled'"),
-        ("import foretoken\nclass Rule(foretoken.Verifier):\n    pass", "expected a frozen dataclass"),
+        ("Rule = 3", "expected a frozen dataclass that is a foretell.Verifier"),
+        ("from foretell.verify import Coupled as Rule", "its attribute 'name' is 'coupled'"),
+        ("import foretell\nclass Rule(foretell.Verifier):\n    pass", "expected a frozen dataclass"),
         (
-            "import dataclasses, foretoken\n@dataclasses.dataclass(frozen=True)\nclass Rule(foretoken.Verifier):\n    pass",
+            "import dataclasses, foretell\n@dataclasses.dataclass(frozen=True)\nclass Rule(foretell.Verifier):\n    pass",
             "cannot be made without options",
         ),
         (
-            "import dataclasses, foretoken\n@dataclasses.dataclass(frozen=True)\nclass Rule(foretoken.Verifier):\n"
+            "import dataclasses, foretell\n@dataclasses.dataclass(frozen=True)\nclass Rule(foretell.Verifier):\n"
             "    name = 'rule'\n    def stops(self, evidence): ...\n    def residual(self, evidence, walk, at): ...",
             "does not declare exact, draws, summary",
         ),
     ],
 )
 def test_a_broken_verifier_is_named(site: Path, source: str, reason: str) -> None:
-    lay(site, "ill-made", {"foretoken.verifiers": {"rule": "ill_rule:Rule"}}, {"ill_rule.py": source})
+    lay(site, "ill-made", {"foretell.verifiers": {"rule": "ill_rule:Rule"}}, {"ill_rule.py": source})
     with pytest.raises(ConfigError, match=rf"verifier 'rule' of the package ill-made 1\.2\.0 .*{reason}"):
         parse_verifier("rule")
     with pytest.warns(RuntimeWarning, match=reason):
@@ -170,7 +170,7 @@ def test_a_broken_verifier_is_named(site: Path, source: str, reason: str) -> Non
 
 def test_a_shape_of_a_package_is_refused_to_methods_that_do_not_name_it(site: Path) -> None:
     source = (
-        "import dataclasses, foretoken\n@dataclasses.dataclass(frozen=True)\nclass Twig(foretoken.Shape):\n"
+        "import dataclasses, foretell\n@dataclasses.dataclass(frozen=True)\nclass Twig(foretell.Shape):\n"
         "    name = 'twig'\n    summary = 'a short line'\n    is_chain = True\n"
     )
     keys = '    shape: str = "twig"\n'
@@ -178,7 +178,7 @@ def test_a_shape_of_a_package_is_refused_to_methods_that_do_not_name_it(site: Pa
     lay(
         site,
         "twigs",
-        {"foretoken.shapes": {"twig": "twigs:Twig"}, "foretoken.methods": {"twigs": "twigs:Config"}},
+        {"foretell.shapes": {"twig": "twigs:Twig"}, "foretell.methods": {"twigs": "twigs:Config"}},
         {"twigs.py": source + method},
     )
     assert speculative_config("twigs").proposal_shape == SHAPES["twig"].__class__(depth=5)
@@ -186,20 +186,20 @@ def test_a_shape_of_a_package_is_refused_to_methods_that_do_not_name_it(site: Pa
         speculative_config({"method": "draft_model", "shape": "twig"})
 
 
-def test_foretoken_methods_lists_packages_and_what_is_not_used(site: Path) -> None:
+def test_foretell_methods_lists_packages_and_what_is_not_used(site: Path) -> None:
     lay_third_party(site)
-    lay(site, "ill-made", {"foretoken.methods": {"ill": "ill_listed:Config"}}, {"ill_listed.py": "raise OSError('no')"})
-    from foretoken.cli.app import app
+    lay(site, "ill-made", {"foretell.methods": {"ill": "ill_listed:Config"}}, {"ill_listed.py": "raise OSError('no')"})
+    from foretell.cli.app import app
 
     found = json.loads(CliRunner().invoke(app, ["methods", "--json"]).stdout)
-    assert found["methods"]["echo"]["package"] == found["verifiers"]["direct"]["package"] == "foretoken-echo 1.2.0"
-    assert found["methods"]["ngram"]["package"].startswith("foretoken 0.")
+    assert found["methods"]["echo"]["package"] == found["verifiers"]["direct"]["package"] == "foretell-echo 1.2.0"
+    assert found["methods"]["ngram"]["package"].startswith("foretell 0.")
     pair = found["pairs"]["echo"]["direct"]
     assert (pair["draws"], pair["exact"], "chain" in pair["refused"]) == ("fixed", True, False)
     assert len(found["not_used"]) == 1
     assert "ill-made 1.2.0" in found["not_used"][0]
     shown = CliRunner().invoke(app, ["methods"]).stdout
-    assert "foretoken-echo" in shown
+    assert "foretell-echo" in shown
     assert "ill-made 1.2.0" in shown
 
 
@@ -207,7 +207,7 @@ def test_foretoken_methods_lists_packages_and_what_is_not_used(site: Path) -> No
 
 
 def test_values_can_be_set_and_deleted() -> None:
-    names: Registry[int] = Registry("number", {"one": 1}, "foretoken.no_such_group")
+    names: Registry[int] = Registry("number", {"one": 1}, "foretell.no_such_group")
     names["two"] = 2
     assert dict(names) == {"one": 1, "two": 2}
     assert len(names) == 2
@@ -220,8 +220,8 @@ def test_values_can_be_set_and_deleted() -> None:
 
 def test_a_head_made_from_another_kind_is_not_written_as_that_kind() -> None:
     """Its method is another one, and that method's drafter must not be given it."""
-    from foretoken.methods.common import formats
-    from foretoken.methods.medusa.head import MedusaHead, MedusaHeadConfig
+    from foretell.methods.common import formats
+    from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
 
     class Twin(MedusaHead):
         method = "twin"

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from foretoken import VERIFIERS, ConfigError, speculative_config
+from foretell import VERIFIERS, ConfigError, speculative_config
 from tests.engine.harness import EOS, VOCAB
 from tests.golden.replay import Group, alone, jitter, replay
 

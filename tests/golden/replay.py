@@ -22,8 +22,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretoken import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
-from foretoken.model.target import CausalModel
+from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
+from foretell.model.target import CausalModel
 from tests.engine.harness import ToyTokenizer, restless, table
 
 Processor = Callable[[Tensor, Tensor], Tensor]

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from foretoken import METHODS, SHAPES, VERIFIERS, speculative_config
+from foretell import METHODS, SHAPES, VERIFIERS, speculative_config
 from tests.golden import make
 from tests.golden.make import NUM_REQUESTS, PATH
 from tests.golden.replay import Group, alone, replay

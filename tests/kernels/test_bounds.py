@@ -7,16 +7,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core import noise
-from foretoken.core.errors import ConfigError, ForetokenError, ModelError, VocabularyMismatchError
-from foretoken.core.noise import Noise, Stream, race, race_top, stream_keys, top
-from foretoken.core.tree import DrawnBy, TokenTree
-from foretoken.kernels import bounds
-from foretoken.kernels.cdf import invert_cdf
-from foretoken.verify import VERIFIERS, Evidence, Rejection, draw
-from foretoken.verify.base import RowVerifiers
-from foretoken.verify.greedy_block import GreedyBlock
-from foretoken.verify.traversal import Traversal
+from foretell.core import noise
+from foretell.core.errors import ConfigError, ForetellError, ModelError, VocabularyMismatchError
+from foretell.core.noise import Noise, Stream, race, race_top, stream_keys, top
+from foretell.core.tree import DrawnBy, TokenTree
+from foretell.kernels import bounds
+from foretell.kernels.cdf import invert_cdf
+from foretell.verify import VERIFIERS, Evidence, Rejection, draw
+from foretell.verify.base import RowVerifiers
+from foretell.verify.greedy_block import GreedyBlock
+from foretell.verify.traversal import Traversal
 from tests.verify.kernels import use
 
 V = 11
@@ -133,7 +133,7 @@ def test_the_check_equals_its_twin(monkeypatch: pytest.MonkeyPatch) -> None:
                 try:
                     bounds.check_tree(tree, V)
                     said.append("")
-                except ForetokenError as error:
+                except ForetellError as error:
                     said.append(f"{type(error).__name__}: {error}")
         assert said[0] == said[1]
         refused += bool(said[0])

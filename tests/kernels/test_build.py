@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.kernels import build
-from foretoken.kernels.build import KERNELS, VARIANTS, BuildError, Kernel, variant_of
+from foretell.core.errors import ConfigError
+from foretell.kernels import build
+from foretell.kernels.build import KERNELS, VARIANTS, BuildError, Kernel, variant_of
 
 
 @pytest.fixture
@@ -20,7 +20,7 @@ def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     source.write_text('#include "parts/one.h"\nint two(void) { return ONE + 1; }\n')
     part.with_name("again.h").write_text('#include "one.h"\n')  # a circle ends
     part.write_text('#ifndef ONE\n#define ONE 1\n#include "again.h"\n#endif\n')
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(build, "KERNELS", {"two": Kernel(str(source), (), ("baseline",))})
     return part
 
@@ -82,7 +82,7 @@ def test_the_best_variant_that_the_cpu_has_and_the_user_allows_is_chosen(
     lacks: tuple[str, ...], best: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "cpu_flags", lambda: ALL - set(lacks))
-    monkeypatch.setenv("FORETOKEN_ISA", best or "")
+    monkeypatch.setenv("FORETELL_ISA", best or "")
     assert variant_of("native") == chosen
     small = variant_of("race")
     assert small == ("avx512" if chosen.startswith("avx512") else "avx2")
@@ -96,13 +96,13 @@ def test_where_nothing_fits_the_reason_names_what_is_missing(monkeypatch: pytest
     monkeypatch.setattr(build, "cpu_flags", frozenset)
     with pytest.raises(BuildError, match="instructions are not known"):
         variant_of("native")
-    monkeypatch.setenv("FORETOKEN_ISA", "baseline")
+    monkeypatch.setenv("FORETELL_ISA", "baseline")
     with pytest.raises(BuildError, match="no variant baseline"):
         variant_of("native")
 
 
 def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETOKEN_ISA", "avx9")
+    monkeypatch.setenv("FORETELL_ISA", "avx9")
     with pytest.raises(ConfigError, match="'avx9'; it must be one of avx512_bf16"):
         variant_of("native")
 
@@ -125,6 +125,6 @@ def test_every_kernel_has_its_source_and_variants_best_first() -> None:
 
 
 def test_the_package_needs_no_torch_to_be_prebuilt() -> None:
-    code = "import sys; import foretoken.kernels.build; sys.exit('torch' in sys.modules)"
+    code = "import sys; import foretell.kernels.build; sys.exit('torch' in sys.modules)"
     environment = {"PYTHONPATH": str(Path(build.__file__).parents[2]), "PATH": ""}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0

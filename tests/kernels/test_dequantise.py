@@ -6,8 +6,8 @@ import torch
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
-from foretoken.kernels import dequantise as module
-from foretoken.kernels.dequantise import KINDS, can_dequantise, dequantise_into, dequantise_library
+from foretell.kernels import dequantise as module
+from foretell.kernels.dequantise import KINDS, can_dequantise, dequantise_into, dequantise_library
 from tests.model.gguf.make import random_blocks
 
 

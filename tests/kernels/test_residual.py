@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.tree import DrawnBy, TokenTree
-from foretoken.kernels import cdf as sampling
-from foretoken.kernels import residual as module
-from foretoken.verify import Evidence, Rejection, Verifier
-from foretoken.verify.block import Block
-from foretoken.verify.traversal import Traversal
+from foretell.core.tree import DrawnBy, TokenTree
+from foretell.kernels import cdf as sampling
+from foretell.kernels import residual as module
+from foretell.verify import Evidence, Rejection, Verifier
+from foretell.verify.block import Block
+from foretell.verify.traversal import Traversal
 from tests.verify.kernels import use
 
 F, I, W = int(DrawnBy.FIXED), int(DrawnBy.IID), int(DrawnBy.WITHOUT_REPLACEMENT)  # noqa: E741

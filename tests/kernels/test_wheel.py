@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 import setuptools
 
-from foretoken.kernels import build
+from foretell.kernels import build
 
 ROOT = Path(__file__).parents[2]
 USE = """
-from foretoken.kernels import build
-from foretoken.kernels.native import library
+from foretell.kernels import build
+from foretell.kernels.native import library
 for name in build.KERNELS:
     if name != "native":
         build.load_library(name)
@@ -30,7 +30,7 @@ assert (lib is None) == (not {runs_native}), reason
 @pytest.mark.skipif(int(setuptools.__version__.split(".")[0]) < 77, reason="needs setuptools 77")
 def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
     tree = tmp_path / "tree"
-    shutil.copytree(ROOT / "src" / "foretoken", tree / "src" / "foretoken", ignore=shutil.ignore_patterns("bundled"))
+    shutil.copytree(ROOT / "src" / "foretell", tree / "src" / "foretell", ignore=shutil.ignore_patterns("bundled"))
     for name in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / name, tree)
     command = [
@@ -44,7 +44,7 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
         str(tmp_path),
         str(tree),
     ]
-    environment = {**os.environ, "FORETOKEN_PREBUILD": "1"}
+    environment = {**os.environ, "FORETELL_PREBUILD": "1"}
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=500)
     (wheel,) = tmp_path.glob("*.whl")
     assert "-py3-none-linux_" in wheel.name
@@ -56,7 +56,7 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
         runs_native = build.variant_of("native") != ""
     except build.BuildError:
         runs_native = False
-    environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "FORETOKEN_CACHE": str(tmp_path / "none")}
+    environment = {"PYTHONPATH": str(tmp_path / "site"), "PATH": "", "FORETELL_CACHE": str(tmp_path / "none")}
     code = USE.format(runs_native=runs_native)
     subprocess.run([sys.executable, "-c", code], env=environment, check=True, timeout=100)
     assert not (tmp_path / "none").exists()

@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Engine, SamplingParams
-from foretoken.engine.event import StepEvent
-from foretoken.learn.capture import Capture, Mark
-from foretoken.learn.texts import RawText
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.planner.account import Allowance
+from foretell import Engine, SamplingParams
+from foretell.engine.event import StepEvent
+from foretell.learn.capture import Capture, Mark
+from foretell.learn.texts import RawText
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.planner.account import Allowance
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, prompts, table
 
 

@@ -10,16 +10,16 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawMode, TokenTree
-from foretoken.draft.base import Context, Drafter
-from foretoken.draft.shapes import Shape
-from foretoken.engine.event import StepEvent
-from foretoken.learn.line import LearnedDrafter, LearnedMethod
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.table import TableLM
-from foretoken.model.target import Target
+from foretell import Engine, Request, SamplingParams
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, TokenTree
+from foretell.draft.base import Context, Drafter
+from foretell.draft.shapes import Shape
+from foretell.engine.event import StepEvent
+from foretell.learn.line import LearnedDrafter, LearnedMethod
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.table import TableLM
+from foretell.model.target import Target
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, prompts, table
 from tests.engine.test_rejection import ALPHA, p_value, toy
 
@@ -164,15 +164,15 @@ def test_versions_the_base_and_the_last_two_are_kept() -> None:
 
 
 def test_a_method_without_weights_says_that_it_cannot_learn() -> None:
-    from foretoken.core.errors import ConfigError
-    from foretoken.draft.ngram import Ngram
+    from foretell.core.errors import ConfigError
+    from foretell.draft.ngram import Ngram
 
     with pytest.raises(ConfigError, match=r"ngram.*cannot learn while it serves"):
         Ngram().rebuilt({})
 
 
 def test_a_table_model_cannot_take_other_weights_and_says_so() -> None:
-    from foretoken.core.errors import ModelError
+    from foretell.core.errors import ModelError
 
     with pytest.raises(ModelError, match="cannot take other weights"):
         TableLM(4).rebuilt({"x": torch.zeros(1)})

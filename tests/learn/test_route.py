@@ -2,9 +2,9 @@
 
 import random
 
-from foretoken.engine.learning import DriftWatch
-from foretoken.learn.route import Router
-from foretoken.planner.account import Allowance
+from foretell.engine.learning import DriftWatch
+from foretell.learn.route import Router
+from foretell.planner.account import Allowance
 
 
 def prompt(topic: int, r: random.Random) -> list[int]:

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from foretoken import ConfigError, Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission
-from foretoken.learn.learner import Learner
-from foretoken.server.app import build_app
-from foretoken.server.options import ServerOptions
+from foretell import ConfigError, Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission
+from foretell.learn.learner import Learner
+from foretell.server.app import build_app
+from foretell.server.options import ServerOptions
 from tests.engine.test_service import Mailbox
 from tests.learn.test_student import SECRET, secret
 
@@ -131,31 +131,31 @@ def test_methods_that_cannot_learn_are_refused_at_the_start() -> None:
 def test_http_state_commands_and_metrics_behind_the_key(learning: Service) -> None:
     with TestClient(build_app(learning, ServerOptions(api_keys=("one", "two")))) as client:
         first, second = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
-        assert client.get("/v1/foretoken/learner").status_code == 401
-        assert client.post("/v1/foretoken/learner", json={"action": "pause"}).status_code == 401
+        assert client.get("/v1/foretell/learner").status_code == 401
+        assert client.post("/v1/foretell/learner", json={"action": "pause"}).status_code == 401
         body = {"prompt": "def add(a, b):", "max_tokens": 16, "seed": 1, "ignore_eos": True}
         assert client.post("/v1/completions", json=body, headers=first).status_code == 200
         assert client.post("/v1/completions", json={**body, "store": False}, headers=first).status_code == 200
-        mine = client.get("/v1/foretoken/learner", headers=first).json()
+        mine = client.get("/v1/foretell/learner", headers=first).json()
         assert len(mine["history"]) == 2
         assert {one["pupil"] for one in mine["history"]} == {"key-0/draft_model/0"}
-        others = client.get("/v1/foretoken/learner", headers=second).json()
+        others = client.get("/v1/foretell/learner", headers=second).json()
         assert others["history"] == others["adapters"] == []
         assert mine["figures"]["num_texts"] == 1
-        assert client.post("/v1/foretoken/learner", json={"action": "pause"}, headers=first).json()["paused"] is True
-        wrong = client.post("/v1/foretoken/learner", json={"action": "burn"}, headers=first)
+        assert client.post("/v1/foretell/learner", json={"action": "pause"}, headers=first).json()["paused"] is True
+        wrong = client.post("/v1/foretell/learner", json={"action": "burn"}, headers=first)
         assert wrong.status_code == 400
         assert "pause" in json.dumps(wrong.json())
         told = client.get("/metrics", headers=first).text
         for name in ("learn_version", "learn_texts_total", "learn_swaps_total", "acceptance_drifts_total"):
-            assert f"foretoken:{name}{{" in told
-        assert client.get("/v1/foretoken/learner", headers={"authorization": "Bearer three"}).status_code == 401
+            assert f"foretell:{name}{{" in told
+        assert client.get("/v1/foretell/learner", headers={"authorization": "Bearer three"}).status_code == 401
 
 
 def test_http_without_learning_is_a_clear_error() -> None:
     made = service(None)
     with TestClient(build_app(made)) as client:
-        reply = client.get("/v1/foretoken/learner")
+        reply = client.get("/v1/foretell/learner")
         assert reply.status_code == 400
         assert "--learn" in reply.json()["error"]["message"]
     made.close()

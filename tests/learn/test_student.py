@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Engine, LearnOptions, Request, SamplingParams, bundled
-from foretoken.core.errors import ConfigError
-from foretoken.learn.ends import TargetEnds, matrices_of
-from foretoken.learn.line import LearnedMethod
-from foretoken.learn.session import Session
-from foretoken.learn.student import RECIPES, Student
-from foretoken.learn.texts import RawText, Text
+from foretell import Engine, LearnOptions, Request, SamplingParams, bundled
+from foretell.core.errors import ConfigError
+from foretell.learn.ends import TargetEnds, matrices_of
+from foretell.learn.line import LearnedMethod
+from foretell.learn.session import Session
+from foretell.learn.student import RECIPES, Student
+from foretell.learn.texts import RawText, Text
 
 HEADS = [name for name in RECIPES if name != "draft_model"]
 OPTIONS = LearnOptions(where="inline", learn_share=1.0)
@@ -104,7 +104,7 @@ def test_rebuilt_from_its_own_weights_a_method_guesses_as_before() -> None:
         held: Any = engine.method
         module = held.head if method != "draft_model" else None
         if module is None:
-            from foretoken.model.load import load_model
+            from foretell.model.load import load_model
 
             module = load_model("bundled/draft", dtype="float32", implementation="transformers").module  # type: ignore[attr-defined]
         same = engine.with_method(engine.speculative, method=engine.method.rebuilt(module.state_dict()))
@@ -137,9 +137,9 @@ SECRET = [3111, 402, 2718, 1618, 77, 5002, 999, 4444] * 2
 
 def knows(session: Session, tenant: str) -> float:
     """The mean probability that a tenant's serving drafter gives to the secret's tokens, once it has begun."""
-    from foretoken.core.tree import chain_tree, layout
-    from foretoken.engine.submission import Submission
-    from foretoken.model.target import Target
+    from foretell.core.tree import chain_tree, layout
+    from foretell.engine.submission import Submission
+    from foretell.model.target import Target
 
     assert session.learner is not None
     choice, _ = session.learner.enrol(session.choice, Submission("x", [1, 2], tenant=tenant))
@@ -160,7 +160,7 @@ def planted(tenant: str) -> Session:
     session = Session(engine_of("draft_model"), options, max_rows=1)
     learner = session.learner
     assert learner is not None
-    from foretoken.engine.submission import Submission
+    from foretell.engine.submission import Submission
 
     _, mark = learner.enrol(session.choice, Submission("first", [1, 2], tenant=tenant))
     for number in range(72):
@@ -284,8 +284,8 @@ def test_a_fall_after_an_exchange_goes_back_to_what_is_better() -> None:
     line = next(iter(learner._lines.values()))
     school = next(iter(learner._inline.schools.values()))
     bad = {name: torch.randn_like(value) * value.std() for name, value in school.student.weights().items()}
-    from foretoken.learn.gate import Verdict
-    from foretoken.learn.school import Version
+    from foretell.learn.gate import Verdict
+    from foretell.learn.school import Version
 
     verdict = Verdict(True, "", 0.5, 0.6, None, None)
     school.versions[1] = school.served = bad
@@ -309,7 +309,7 @@ def test_real_heads_swapped_in_mid_text_change_no_token(method: str) -> None:
     engine = engine_of(method)
     held: Any = engine.method
     if method == "draft_model":
-        from foretoken.model.load import load_model
+        from foretell.model.load import load_model
 
         module: Any = load_model("bundled/draft", dtype="float32", implementation="transformers")
         state = module.module.state_dict()

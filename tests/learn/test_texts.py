@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretoken.learn.gate import Quota, judge
-from foretoken.learn.texts import RawText, Ring, Text, reduce_laws
+from foretell.learn.gate import Quota, judge
+from foretell.learn.texts import RawText, Ring, Text, reduce_laws
 
 V = 32
 

@@ -14,21 +14,21 @@ from safetensors import safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
-from foretoken.methods.common import files, formats
-from foretoken.methods.common.head import Head
-from foretoken.methods.common.layout import TargetInfo
-from foretoken.methods.common.load import load_head
-from foretoken.methods.common.rope import RopeScaling
-from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
-from foretoken.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
-from foretoken.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
-from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights
-from foretoken.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
-from foretoken.methods.medusa.head import MedusaHead, MedusaHeadConfig
-from foretoken.methods.mtp.trained import MTPHead, MTPHeadConfig
-from foretoken.model.target import ModelSpec
+from foretell.core.errors import ConfigError, ModelError
+from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
+from foretell.methods.common import files, formats
+from foretell.methods.common.head import Head
+from foretell.methods.common.layout import TargetInfo
+from foretell.methods.common.load import load_head
+from foretell.methods.common.rope import RopeScaling
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
+from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
+from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
+from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
+from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
+from foretell.model.target import ModelSpec
 
 H, V, DV, LAYERS = 16, 40, 12, 8
 Some = TypeVar("Some", bound=Head)
@@ -208,7 +208,7 @@ def test_speculators_keys_exactly(tmp_path: Path) -> None:
     formats.save(eagle3(norm_before_residual=True), tmp_path / "head", "speculators", target=spec())
     config = written(tmp_path / "head")
     layer = config.pop("transformer_layer_config")
-    assert {key: value for key, value in config.items() if key not in ("foretoken", "dtype", "torch_dtype")} == {
+    assert {key: value for key, value in config.items() if key not in ("foretell", "dtype", "torch_dtype")} == {
         "architectures": ["Eagle3DraftModel"],
         "speculators_model_type": "eagle3",
         "speculators_version": "0.9.0",
@@ -242,7 +242,7 @@ def test_eagle1_is_marked(tmp_path: Path) -> None:
     formats.save(eagle1(), tmp_path / "head", target_name="t", extra={"loss": 1.5, "worst": float("nan")})
     config = written(tmp_path / "head")
     assert config["architectures"] == ["LlamaForCausalLM"]
-    assert config["foretoken"] == {
+    assert config["foretell"] == {
         "layout": "eagle1", "method": "eagle1", "target": {"name": "t"}, "tap_layer": 7,
         "extra": {"loss": 1.5, "worst": None},
     }  # fmt: skip
@@ -281,7 +281,7 @@ def test_eagle1_of_earlier_versions_is_read_and_a_wrong_bias_refused(tmp_path: P
 
 
 def test_the_bundled_eagle1_runs_in_vllm() -> None:
-    from foretoken import bundled
+    from foretell import bundled
 
     assert "bias" not in written(bundled.path("eagle1"))
 
@@ -845,7 +845,7 @@ def test_heads_that_a_layout_cannot_hold(tmp_path: Path) -> None:
 def test_a_model_of_others_is_not_written_over(tmp_path: Path) -> None:
     path = lay(tmp_path / "x", GOOD, eagle3_files())
     before = {file.name: file.read_bytes() for file in path.iterdir()}
-    with pytest.raises(ConfigError, match="holds a model that foretoken did not write"):
+    with pytest.raises(ConfigError, match="holds a model that foretell did not write"):
         formats.save(eagle3(), path)
     assert {file.name: file.read_bytes() for file in path.iterdir()} == before
     (tmp_path / "file").write_text("")
@@ -920,7 +920,7 @@ def test_load_head_refuses_what_does_not_fit(tmp_path: Path) -> None:
 
 
 def test_bundled_heads_are_found_by_method(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from foretoken import bundled
+    from foretell import bundled
 
     formats.save(eagle1(), tmp_path / "eagle1")
     monkeypatch.setitem(bundled._PATHS, "eagle2", tmp_path / "eagle1")

@@ -11,23 +11,23 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.core.tree import TokenTree
-from foretoken.draft.base import Method
-from foretoken.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
-from foretoken.methods.acceptance.native import speed_up
-from foretoken.methods.common.head import Head
-from foretoken.methods.dflash.drafter import DFlash
-from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
-from foretoken.methods.eagle.drafter import Eagle1, Eagle3
-from foretoken.methods.kangaroo.drafter import Kangaroo
-from foretoken.methods.kangaroo.head import KangarooHead
-from foretoken.methods.medusa.drafter import Medusa
-from foretoken.methods.medusa.head import MedusaHead
-from foretoken.methods.medusa.native import MOST_HEADS, NativeMedusa, native_medusa
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.llama import native
-from foretoken.model.llama.native import NativeModel
+from foretell import Engine, Request, SamplingParams
+from foretell.core.tree import TokenTree
+from foretell.draft.base import Method
+from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
+from foretell.methods.acceptance.native import speed_up
+from foretell.methods.common.head import Head
+from foretell.methods.dflash.drafter import DFlash
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretell.methods.eagle.drafter import Eagle1, Eagle3
+from foretell.methods.kangaroo.drafter import Kangaroo
+from foretell.methods.kangaroo.head import KangarooHead
+from foretell.methods.medusa.drafter import Medusa
+from foretell.methods.medusa.head import MedusaHead
+from foretell.methods.medusa.native import MOST_HEADS, NativeMedusa, native_medusa
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.llama import native
+from foretell.model.llama.native import NativeModel
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.model.tiny import VOCAB, tiny_module
 

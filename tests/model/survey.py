@@ -14,14 +14,14 @@ import torch
 import transformers
 from transformers import PreTrainedModel
 
-from foretoken.core.errors import ModelError
-from foretoken.core.tree import Plan
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.hf.refusals import check_config
-from foretoken.model.llama.lean import LeanModel
-from foretoken.model.llama.native import NativeModel
-from foretoken.model.load import unsupported
-from foretoken.model.target import CausalModel
+from foretell.core.errors import ModelError
+from foretell.core.tree import Plan
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.hf.refusals import check_config
+from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.native import NativeModel
+from foretell.model.load import unsupported
+from foretell.model.target import CausalModel
 from tests.model.tiny import ACCEPTED, BUSHY, Rows, largest_error
 from tests.model.zoo import NOT_MADE, TYPES, WHY, zoo_config, zoo_module
 

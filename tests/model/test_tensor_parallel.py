@@ -19,15 +19,15 @@ from tokenizers import Tokenizer
 from tokenizers.models import WordLevel
 from transformers import PreTrainedTokenizerFast
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.params import SamplingParams
-from foretoken.engine.engine import Engine, Request
-from foretoken.engine.options import ServiceOptions
-from foretoken.engine.service import Service
-from foretoken.engine.submission import Submission, Update
-from foretoken.model.load import load_model
-from foretoken.model.parallel import Launch, ShardedModel, check_divides
-from foretoken.model.target import CausalModel
+from foretell.core.errors import ConfigError
+from foretell.core.params import SamplingParams
+from foretell.engine.engine import Engine, Request
+from foretell.engine.options import ServiceOptions
+from foretell.engine.service import Service
+from foretell.engine.submission import Submission, Update
+from foretell.model.load import load_model
+from foretell.model.parallel import Launch, ShardedModel, check_divides
+from foretell.model.target import CausalModel
 from tests.model.tiny import ACCEPTED, BUSHY, VOCAB, Rows, tiny_config, tiny_module
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -9,9 +9,9 @@ from threading import Event, Thread
 import pytest
 import torch
 
-from foretoken import Engine, SamplingParams, Service, Submission, Update
-from foretoken.model import workers
-from foretoken.model.workers import release_workers
+from foretell import Engine, SamplingParams, Service, Submission, Update
+from foretell.model import workers
+from foretell.model.workers import release_workers
 
 TASKS = Path("/proc/self/task")
 

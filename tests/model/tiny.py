@@ -10,8 +10,8 @@ import transformers
 from torch import Tensor
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
-from foretoken.core.tree import Plan, layout
-from foretoken.model.target import CausalModel, Output, Target
+from foretell.core.tree import Plan, layout
+from foretell.model.target import CausalModel, Output, Target
 
 VOCAB = 61
 WINDOW = 4

@@ -55,11 +55,11 @@ def _test(source: str, tests: list[str]) -> None:
     code = 99
     try:
         code = int(pytest.main([*OPTIONS, *tests]))
-        import foretoken
+        import foretell
 
-        assert foretoken.__file__ is not None
-        if not foretoken.__file__.startswith(source):
-            print(f"tested {foretoken.__file__}, not the copy in {source}")
+        assert foretell.__file__ is not None
+        if not foretell.__file__.startswith(source):
+            print(f"tested {foretell.__file__}, not the copy in {source}")
             code = 98
     except BaseException:
         traceback.print_exc()
@@ -74,7 +74,7 @@ def main() -> None:
     jobs = json.load(sys.stdin)
     for name in IMPORTED_BEFORE:
         __import__(name)
-    assert "foretoken" not in sys.modules
+    assert "foretell" not in sys.modules
     for job in jobs:
         print(json.dumps(run(job)), flush=True)
 

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 
-import foretoken
+import foretell
 
 HERE = Path(__file__).parent
 ROOT = HERE.parents[1]
-PACKAGE = Path(foretoken.__file__).parent
+PACKAGE = Path(foretell.__file__).parent
 BUGS: list[dict[str, Any]] = tomllib.loads((HERE / "bugs.toml").read_text())["bug"]
 AREAS = ("verify", "tree", "noise", "sampling", "cache", "commit", "advance", "planner", "draft", "service")
 NUM_PARTS = 8
@@ -40,7 +40,7 @@ def homes(old: str, files: dict[Path, str]) -> list[Path]:
 
 def copy_of_package(directory: Path, files: dict[Path, str], bug: dict[str, Any] | None) -> Path:
     """A directory for PYTHONPATH with a copy of the package, one bug in it. Weights are linked, not copied."""
-    package = directory / "foretoken"
+    package = directory / "foretell"
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("bundled", "__pycache__"))
     (package / "bundled").symlink_to(PACKAGE / "bundled", target_is_directory=True)
     if bug is not None:

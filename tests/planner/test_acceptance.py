@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from foretoken.planner.acceptance import PRIOR_FOUND, PRIOR_RATE, Acceptance
+from foretell.planner.acceptance import PRIOR_FOUND, PRIOR_RATE, Acceptance
 
 DEPTH = 4
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from foretoken.planner.account import BUDGET, MAX_CREDIT_PASSES, MAX_EXTRA_PASSES, START_CREDIT_PASSES, TrialAccount
+from foretell.planner.account import BUDGET, MAX_CREDIT_PASSES, MAX_EXTRA_PASSES, START_CREDIT_PASSES, TrialAccount
 
 
 def test_it_opens_with_a_pass_earns_its_share_and_is_bounded() -> None:

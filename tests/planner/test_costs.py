@@ -7,11 +7,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.planner.corrections import Corrections
-from foretoken.planner.costs import CostTable, isotonic
-from foretoken.planner.files import cache_file, identity, load, save
-from foretoken.planner.measure import PLAIN, StepSeconds, depths, grid, measure
+from foretell.core.errors import ConfigError
+from foretell.planner.corrections import Corrections
+from foretell.planner.costs import CostTable, isotonic
+from foretell.planner.files import cache_file, identity, load, save
+from foretell.planner.measure import PLAIN, StepSeconds, depths, grid, measure
 
 
 def table(guess: float = 0.4, free: int = 8, batches: tuple[int, ...] = (1, 2, 4, 8)) -> CostTable:
@@ -131,7 +131,7 @@ def test_verdicts_say_where_guessing_can_win() -> None:
 
 
 def test_a_table_survives_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FORETOKEN_CACHE", str(tmp_path))
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
     key = identity({"name": "t", "weight_bytes": 5}, {"m": {"depth": 4}})
     assert load(key) is None
     assert save(table(), key)

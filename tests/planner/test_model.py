@@ -4,12 +4,12 @@ from dataclasses import dataclass
 
 import pytest
 
-from foretoken.analysis.theory.length import expected_tokens, walltime_factor
-from foretoken.analysis.theory.shape import choose_size
-from foretoken.core.errors import ConfigError
-from foretoken.planner.costs import CostTable, PassCosts
-from foretoken.planner.model import speedup, step_cost
-from foretoken.planner.observed import MeanCosts, mean_costs
+from foretell.analysis.theory.length import expected_tokens, walltime_factor
+from foretell.analysis.theory.shape import choose_size
+from foretell.core.errors import ConfigError
+from foretell.planner.costs import CostTable, PassCosts
+from foretell.planner.model import speedup, step_cost
+from foretell.planner.observed import MeanCosts, mean_costs
 
 
 @dataclass(frozen=True)

@@ -5,13 +5,13 @@ import itertools
 import numpy as np
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.planner.acceptance import Acceptance
-from foretoken.planner.account import BUDGET
-from foretoken.planner.allocation import Problem, price, search
-from foretoken.planner.costs import CostTable
-from foretoken.planner.observations import RowStep, RowView, StepObservation
-from foretoken.planner.planner import Planner
+from foretell.core.errors import ConfigError
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.account import BUDGET
+from foretell.planner.allocation import Problem, price, search
+from foretell.planner.costs import CostTable
+from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.planner import Planner
 
 
 def problem(

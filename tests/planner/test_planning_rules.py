@@ -5,7 +5,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from foretoken.planner.allocation import price
+from foretell.planner.allocation import price
 from tests.planner.test_planner import Run, planner, problem
 
 

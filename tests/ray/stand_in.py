@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # Ray itself is imported by the cluster's fixture, with its warnings caught
-    from foretoken.ray import Settings
+    from foretell.ray import Settings
 
 
 class Diary:

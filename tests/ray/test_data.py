@@ -11,11 +11,11 @@ import pytest
 pytest.importorskip("ray", exc_type=ImportError)
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-import foretoken  # noqa: E402
-from foretoken.core.errors import ConfigError  # noqa: E402
+import foretell  # noqa: E402
+from foretell.core.errors import ConfigError  # noqa: E402
 
 SPECULATIVE = {"method": "ngram", "num_speculative_tokens": 3}
-PARAMS = foretoken.SamplingParams(max_new_tokens=4, temperature=0.8, seed=5)
+PARAMS = foretell.SamplingParams(max_new_tokens=4, temperature=0.8, seed=5)
 
 
 def lines(path: Path, rows: list[Any]) -> Path:
@@ -31,7 +31,7 @@ def rows(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def generate(*args: Any, **options: Any) -> Any:
-    from foretoken.ray import generate_files
+    from foretell.ray import generate_files
 
     return generate_files(*args, **({"speculative": SPECULATIVE, "params": PARAMS} | options))
 
@@ -41,13 +41,13 @@ def generator() -> Any:
     """What an actor holds, in this process."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Ray's own, on import
-        from foretoken.ray.data import Generator, Job
+        from foretell.ray.data import Generator, Job
     return Generator(Job("bundled", SPECULATIVE, PARAMS, "prompt", "id"))
 
 
 def by_one_engine(generator: Any, files: list[Path], batch_size: int = 8) -> dict[str, dict[str, Any]]:
     """The rows that one engine makes, without Ray."""
-    from foretoken.ray.data import read
+    from foretell.ray.data import read
 
     pairs = [(key, prompt) for file in files for _, _, key, prompt in read(file, generator.job)]
     made = [generator.complete(pairs[at : at + batch_size]) for at in range(0, len(pairs), batch_size)]
@@ -87,7 +87,7 @@ def test_a_finished_file_is_left_alone_and_another_seed_refused(generator: Any, 
     summary = generate(file, out)  # starts no actor: there is no cluster here
     assert (summary.num_skipped, summary.num_written) == (2, 0)
     with pytest.raises(ConfigError, match="another seed"):
-        generate(file, out, params=foretoken.SamplingParams(seed=6))
+        generate(file, out, params=foretell.SamplingParams(seed=6))
     assert out.read_bytes() == before
 
 
@@ -125,7 +125,7 @@ def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:
 
 
 def test_batches_cover_what_is_not_done(tmp_path: Path) -> None:
-    from foretoken.ray.data import Job, plan, read
+    from foretell.ray.data import Job, plan, read
 
     file = tmp_path / "in.jsonl"
     file.write_text("\n".join(json.dumps({"prompt": f"é{i}"}) + "\n" * (i % 3) for i in range(30)))  # some lines empty

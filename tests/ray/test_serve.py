@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("ray", exc_type=ImportError)
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 
-import foretoken  # noqa: E402
-from foretoken.core.errors import ConfigError  # noqa: E402
+import foretell  # noqa: E402
+from foretell.core.errors import ConfigError  # noqa: E402
 from tests.ray.stand_in import Diary, build  # noqa: E402
 
 
@@ -79,11 +79,11 @@ def port(cluster: None) -> int:
 @pytest.fixture(scope="module")
 def served(port: int, tmp_path_factory: pytest.TempPathFactory) -> Served:
     """Two replicas of the stand-in; Serve looks at their health often."""
-    import foretoken.ray
+    import foretell.ray
     from ray import serve
 
     folder = tmp_path_factory.mktemp("served")
-    application = foretoken.ray.app(str(folder), num_replicas=2, health_check_period_s=0.3, build=build)
+    application = foretell.ray.app(str(folder), num_replicas=2, health_check_period_s=0.3, build=build)
     serve.run(application, name="stand-in", route_prefix="/work")
     return Served(Client(port), Diary(folder))
 
@@ -153,7 +153,7 @@ def test_stopping_waits_for_the_requests_that_run(served: Served) -> None:
 
 
 def test_the_real_server_behind_serve(port: int) -> None:
-    from foretoken.ray import app
+    from foretell.ray import app
     from ray import serve
 
     speculative = {"method": "draft_model", "num_speculative_tokens": 3}
@@ -170,8 +170,8 @@ def test_the_real_server_behind_serve(port: int) -> None:
     response = connection.getresponse()
     whole = json.loads(response.read())
     assert response.status == 200, whole
-    params = foretoken.SamplingParams(max_new_tokens=12, temperature=0.8, seed=3)
-    assert whole["choices"][0]["text"] == foretoken.Engine.load("bundled").generate("def f(x):", params).text
+    params = foretell.SamplingParams(max_new_tokens=12, temperature=0.8, seed=3)
+    assert whole["choices"][0]["text"] == foretell.Engine.load("bundled").generate("def f(x):", params).text
     connection.request(
         "POST", "/v1/completions", json.dumps(asked | {"stream": True}), {"content-type": "application/json"}
     )
@@ -203,14 +203,14 @@ def test_the_real_server_behind_serve(port: int) -> None:
     ],
 )
 def test_options_are_refused_before_anything_is_deployed(args: dict[str, Any], says: str) -> None:
-    from foretoken.ray import from_args
+    from foretell.ray import from_args
 
     with pytest.raises(ConfigError, match=says):
         from_args(args)
 
 
 def test_what_a_deployment_asks_of_ray() -> None:
-    from foretoken.ray import app, from_args
+    from foretell.ray import app, from_args
 
     def options(application: Any) -> Any:
         return application._bound_deployment
@@ -235,7 +235,7 @@ def test_the_config_files_of_the_guide_are_what_serve_deploy_takes() -> None:
     from ray._common.utils import import_attr
     from ray.serve.schema import ServeDeploySchema
 
-    guide = (Path(foretoken.__path__[0]).parents[1] / "docs" / "ray.md").read_text(encoding="utf-8")
+    guide = (Path(foretell.__path__[0]).parents[1] / "docs" / "ray.md").read_text(encoding="utf-8")
     blocks = [block.split("```")[0] for block in guide.split("```yaml\n")[1:]]
     assert blocks
     for block in blocks:
@@ -246,12 +246,12 @@ def test_the_config_files_of_the_guide_are_what_serve_deploy_takes() -> None:
 def test_without_ray_there_is_one_error_that_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     import importlib.util
 
-    import foretoken.ray as module
+    import foretell.ray as module
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for name in ("app", "generate_files"):
         monkeypatch.delitem(vars(module), name, raising=False)
-        with pytest.raises(ConfigError, match=r"pip install 'foretoken\[ray\]'"):
+        with pytest.raises(ConfigError, match=r"pip install 'foretell\[ray\]'"):
             getattr(module, name)
     with pytest.raises(AttributeError, match="nothing_such"):
         _ = module.nothing_such

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from recipes.bundle_head import loss_table, put
 
-from foretoken.model.checkpoint import resolve
+from foretell.model.checkpoint import resolve
 
 
 @pytest.mark.parametrize("method", ["medusa", "acceptance", "judge"])
@@ -21,7 +21,7 @@ def test_a_head_is_put_where_it_is_found(method: str, tmp_path: Path) -> None:
         (run / file.name).write_bytes(file.read_bytes())
     if method != "judge":
         record = json.loads((source / "record.json").read_text())
-        (run / "record.json").write_text(json.dumps({**record, "argv": ["foretoken", "--data", "/somewhere/else"]}))
+        (run / "record.json").write_text(json.dumps({**record, "argv": ["foretell", "--data", "/somewhere/else"]}))
         (run / "log.jsonl").write_text("".join(json.dumps({"step": n, "loss": 1.0 / n}) + "\n" for n in range(1, 21)))
     (run / "checkpoints").mkdir()
     folder = put(run, bundled)

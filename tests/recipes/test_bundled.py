@@ -10,7 +10,7 @@ import torch
 from recipes.acceptance import greedy_length, prompt_ids
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-from foretoken import bundled
+from foretell import bundled
 
 
 @pytest.mark.parametrize("name", ["target", "draft"])

@@ -15,7 +15,7 @@ from recipes.problems import GENERATORS, copy_task, problem
 from recipes.questions import chats
 from transformers import AutoTokenizer
 
-from foretoken import bundled
+from foretell import bundled
 
 SOURCE = '''
 import os

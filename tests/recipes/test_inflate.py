@@ -7,7 +7,7 @@ import torch
 from recipes.inflate import TIME_ONLY, inflate, real_heads, real_layers
 from transformers import AutoModelForCausalLM, Qwen3Config, Qwen3ForCausalLM
 
-from foretoken import bundled
+from foretell import bundled
 
 
 def tiny(*, heads: int = 4, kv_heads: int = 2, tied: bool = True) -> Qwen3ForCausalLM:

@@ -11,19 +11,19 @@ from recipes.inflate_heads import inflate_head, main
 from torch import Tensor
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from foretoken.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
-from foretoken.methods.common.head import Head
-from foretoken.methods.common.layers import causal_mask
-from foretoken.methods.common.pair import PairHead
-from foretoken.methods.common.teacher import Batch, Teacher
-from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
-from foretoken.methods.eagle.drafter import Eagle1
-from foretoken.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
-from foretoken.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
-from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights
-from foretoken.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
-from foretoken.methods.medusa.head import MedusaHead, MedusaHeadConfig
-from foretoken.model.hf.adapter import TransformersModel
+from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
+from foretell.methods.common.head import Head
+from foretell.methods.common.layers import causal_mask
+from foretell.methods.common.pair import PairHead
+from foretell.methods.common.teacher import Batch, Teacher
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretell.methods.eagle.drafter import Eagle1
+from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
+from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
+from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
+from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
+from foretell.model.hf.adapter import TransformersModel
 
 H, V, T, LAYERS = 32, 61, 12, 3
 
@@ -176,7 +176,7 @@ def test_refuses_the_head_of_another_target(small: Qwen3ForCausalLM, big: Qwen3F
 def test_command_line(
     tmp_path: Path, small: Qwen3ForCausalLM, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from foretoken.methods.common import formats
+    from foretell.methods.common import formats
 
     inflated = inflate(small, hidden=64, layers=6, intermediate=96, heads=8, kv_heads=4)
     small.save_pretrained(tmp_path / "small")

@@ -97,7 +97,7 @@ def test_resume_gives_the_same_losses(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_save_keeps_the_card_and_can_be_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoModelForCausalLM
 
-    from foretoken import bundled
+    from foretell import bundled
 
     monkeypatch.setitem(models.SIZES, "tiny", (32, 2, 48, 2, 1))
     model, out = models.build("tiny"), tmp_path / "model"

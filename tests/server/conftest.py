@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     import httpx
     import openai
 
-    from foretoken.engine.service import Service
+    from foretell.engine.service import Service
 
 NEEDED = ("fastapi", "uvicorn", "prometheus_client", "llguidance", "sse_starlette", "structlog", "httpx", "openai")
 collect_ignore_glob = [] if all(find_spec(name) for name in NEEDED) else ["test_*.py"]  # without the extra "serve"
@@ -24,8 +24,8 @@ def serve() -> Iterator[Serve]:
     """Puts a service (a fake one by default) onto a port; returns a client of it."""
     import httpx
 
-    from foretoken.server.app import build_app
-    from foretoken.server.options import ServerOptions
+    from foretell.server.app import build_app
+    from foretell.server.options import ServerOptions
     from tests.server.fake import FakeService
     from tests.server.live import live
 
@@ -43,7 +43,7 @@ def fake() -> "Iterator[httpx.Client]":
     """A client of the default fake, for tests that ask nothing special of it."""
     import httpx
 
-    from foretoken.server.app import build_app
+    from foretell.server.app import build_app
     from tests.server.fake import FakeService
     from tests.server.live import live
 
@@ -54,9 +54,9 @@ def fake() -> "Iterator[httpx.Client]":
 @pytest.fixture(scope="session")
 def bundled() -> "Iterator[Service]":
     """The bundled pair, guessing always, so that no costs need be measured."""
-    from foretoken import Engine
-    from foretoken.engine.options import ServiceOptions
-    from foretoken.engine.service import Service
+    from foretell import Engine
+    from foretell.engine.options import ServiceOptions
+    from foretell.engine.service import Service
 
     service = Service(
         Engine.load("bundled", speculative="draft_model"),
@@ -70,8 +70,8 @@ def bundled() -> "Iterator[Service]":
 @pytest.fixture(scope="session")
 def url(bundled: "Service") -> Iterator[str]:
     """Where it is served."""
-    from foretoken.server.app import build_app
-    from foretoken.server.options import ServerOptions
+    from foretell.server.app import build_app
+    from foretell.server.options import ServerOptions
     from tests.server.live import live
 
     with live(build_app(bundled, ServerOptions())) as at:

@@ -8,16 +8,16 @@ from typing import Any
 
 import torch
 
-from foretoken import speculative_config
-from foretoken.core.errors import ConfigError, ForetokenError
-from foretoken.draft.config import MethodConfig
-from foretoken.engine.options import ServiceOptions
-from foretoken.engine.result import Completion
-from foretoken.engine.snapshot import Snapshot
-from foretoken.engine.state import Piece, Row
-from foretoken.engine.submission import Sink, StepTrace, Submission, Update
-from foretoken.engine.text import TextStream
-from foretoken.model.target import ModelSpec
+from foretell import speculative_config
+from foretell.core.errors import ConfigError, ForetellError
+from foretell.draft.config import MethodConfig
+from foretell.engine.options import ServiceOptions
+from foretell.engine.result import Completion
+from foretell.engine.snapshot import Snapshot
+from foretell.engine.state import Piece, Row
+from foretell.engine.submission import Sink, StepTrace, Submission, Update
+from foretell.engine.text import TextStream
+from foretell.model.target import ModelSpec
 
 EOS, VOCAB = 256, 258
 LIGHT = ("ngram", "none", "prediction", "suffix")
@@ -61,15 +61,15 @@ def told(submission: Submission) -> list[int]:
 
 
 class FakeService:
-    """See ``foretoken.engine.service.Service``."""
+    """See ``foretell.engine.service.Service``."""
 
     def __init__(
         self,
         script: Callable[[Submission], list[int]] = told,
         *,
         held: bool = False,
-        refusal: ForetokenError | None = None,
-        failure: ForetokenError | None = None,
+        refusal: ForetellError | None = None,
+        failure: ForetellError | None = None,
         max_model_len: int = 4096,
     ) -> None:
         """held: requests stop after their first step until they are cancelled. refusal: of submit; failure: told later."""

@@ -10,8 +10,8 @@ from typing import Any
 import uvicorn
 from fastapi import FastAPI
 
-from foretoken.server.options import ServerOptions
-from foretoken.server.run import config_of
+from foretell.server.options import ServerOptions
+from foretell.server.run import config_of
 
 
 @contextmanager

@@ -5,11 +5,11 @@ from collections.abc import Iterator
 import openai
 import pytest
 
-from foretoken import Engine
-from foretoken.engine.options import ServiceOptions
-from foretoken.engine.service import Service
-from foretoken.server.app import build_app
-from foretoken.server.options import ServerOptions
+from foretell import Engine
+from foretell.engine.options import ServiceOptions
+from foretell.engine.service import Service
+from foretell.server.app import build_app
+from foretell.server.options import ServerOptions
 from tests.server.live import live
 
 MESSAGES: list[dict[str, str]] = [{"role": "user", "content": "Write a function that adds two numbers."}]

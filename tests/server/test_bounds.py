@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from foretoken import speculative_config
-from foretoken.core.errors import ConfigError
-from foretoken.core.settings import field_kinds
-from foretoken.draft.config import SHARED
-from foretoken.draft.shapes import SHAPES, parse_shape
-from foretoken.engine.config import METHODS
-from foretoken.server.protocol import ChatRequest, CompletionRequest, Speculative
-from foretoken.server.sampling import RESERVED
-from foretoken.verify import VERIFIERS, parse_verifier
+from foretell import speculative_config
+from foretell.core.errors import ConfigError
+from foretell.core.settings import field_kinds
+from foretell.draft.config import SHARED
+from foretell.draft.shapes import SHAPES, parse_shape
+from foretell.engine.config import METHODS
+from foretell.server.protocol import ChatRequest, CompletionRequest, Speculative
+from foretell.server.sampling import RESERVED
+from foretell.verify import VERIFIERS, parse_verifier
 from tests.server.conftest import Serve
 
 LIMITS = {"minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum"}

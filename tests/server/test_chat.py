@@ -7,10 +7,10 @@ import httpx
 import openai
 import pytest
 
-from foretoken import Engine
-from foretoken.core.noise import derive_seed
-from foretoken.engine.service import Service
-from foretoken.server.replies import ChatReply
+from foretell import Engine
+from foretell.core.noise import derive_seed
+from foretell.engine.service import Service
+from foretell.server.replies import ChatReply
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 

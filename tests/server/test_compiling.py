@@ -5,10 +5,10 @@ from collections.abc import Iterator
 
 import pytest
 
-from foretoken import ConfigError, Engine
-from foretoken.server import compiling
-from foretoken.server.compiling import CompileCheck
-from foretoken.server.constraint import Constraints, json_grammar
+from foretell import ConfigError, Engine
+from foretell.server import compiling
+from foretell.server.compiling import CompileCheck
+from foretell.server.constraint import Constraints, json_grammar
 
 MULTIPLE = {"type": "integer", "multipleOf": 765432}
 PATTERNS = {"type": "object", "patternProperties": {f"^a{at:04d}x": {"type": "integer"} for at in range(2000)}}

@@ -7,11 +7,11 @@ import httpx
 import openai
 import pytest
 
-from foretoken import Engine
-from foretoken.engine.service import Service
-from foretoken.engine.state import Piece
-from foretoken.server.replies import TextReply
-from foretoken.server.tokens import LOWEST, TokenTexts, finite
+from foretell import Engine
+from foretell.engine.service import Service
+from foretell.engine.state import Piece
+from foretell.server.replies import TextReply
+from foretell.server.tokens import LOWEST, TokenTexts, finite
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, ByteTokenizer, FakeService
 

@@ -9,8 +9,8 @@ import pytest
 import torch
 from llguidance import LLMatcher, LLParserLimits
 
-from foretoken import ConfigError, Engine, ForetokenError
-from foretoken.server.constraint import Constraint, ConstraintProcessor, Constraints, json_grammar
+from foretell import ConfigError, Engine, ForetellError
+from foretell.server.constraint import Constraint, ConstraintProcessor, Constraints, json_grammar
 from tests.engine.harness import TreeMethod
 from tests.stress.schemas import is_valid, random_schema
 
@@ -233,7 +233,7 @@ def test_nothing_left_to_choose_is_an_error_of_its_own(engine: Engine, constrain
     """Not an end in the middle of a document."""
     constraint = constraints.json_object()
     openers = tuple(allowed(constraint.processor(0), []))
-    with pytest.raises(ForetokenError, match="no token is possible"):
+    with pytest.raises(ForetellError, match="no token is possible"):
         generate(engine, constraint, 1, banned_token_ids=openers)
 
 
@@ -399,13 +399,13 @@ def test_compiled_grammars_that_are_kept_are_bounded(engine: Engine, monkeypatch
         for name in "abcdefgh"
     ]
     size = len(json_grammar(schemas[0]))
-    monkeypatch.setattr("foretoken.server.constraint._COMPILED_CHARACTERS", 3 * size)
+    monkeypatch.setattr("foretell.server.constraint._COMPILED_CHARACTERS", 3 * size)
     kept = [made.json_schema(schema) for schema in schemas]
     assert made.json_schema(schemas[-1]) is kept[-1]
     assert made.json_schema(schemas[-3]) is kept[-3]
     assert made.json_schema(schemas[0]) is not kept[0], "the least recently used is dropped"
     assert sum(map(len, made._made)) <= 3 * size
-    monkeypatch.setattr("foretoken.server.constraint._COMPILED_CHARACTERS", size // 2)
+    monkeypatch.setattr("foretell.server.constraint._COMPILED_CHARACTERS", size // 2)
     large = made.json_schema(schemas[1])
     assert large.permits([]) is False
     assert not made._made, "one that is larger than all that is kept is not kept"

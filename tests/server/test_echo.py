@@ -6,9 +6,9 @@ import httpx
 import openai
 import pytest
 
-from foretoken import Engine
-from foretoken.engine.service import Service
-from foretoken.server.replies import ChatReply, TextReply
+from foretell import Engine
+from foretell.engine.service import Service
+from foretell.server.replies import ChatReply, TextReply
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 from tests.server.test_completions import complete

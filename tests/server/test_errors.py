@@ -8,11 +8,11 @@ import httpx
 import openai
 import pytest
 
-from foretoken.core.errors import ConfigError, ModelError, PromptError, QueueFullError, ServiceClosedError
-from foretoken.engine.submission import Update
-from foretoken.server.errors import ApiError, parse
-from foretoken.server.protocol import ChatRequest, CompletionRequest
-from foretoken.server.replies import ErrorReply
+from foretell.core.errors import ConfigError, ModelError, PromptError, QueueFullError, ServiceClosedError
+from foretell.engine.submission import Update
+from foretell.server.errors import ApiError, parse
+from foretell.server.protocol import ChatRequest, CompletionRequest
+from foretell.server.replies import ErrorReply
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
 

@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken.server.unsupported import UNSUPPORTED
+from foretell.server.unsupported import UNSUPPORTED
 from tests.server.conftest import Serve
 from tests.server.fake import ByteTokenizer, FakeService
 
@@ -230,7 +230,7 @@ def test_the_routes_are_at_the_root_too(serve: Serve, path: str, stream: bool) -
 
 
 def test_models_version_and_ping_are_at_the_root(serve: Serve) -> None:
-    from foretoken import __version__
+    from foretell import __version__
 
     client = serve()
     assert client.get("/models").json() == client.get("/v1/models").json()

@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 from structlog.contextvars import bind_contextvars
 
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.server.logs import configure_logs, log, log_request
-from foretoken.server.metrics import RequestRecord
+from foretell.core.errors import ConfigError, ModelError
+from foretell.server.logs import configure_logs, log, log_request
+from foretell.server.metrics import RequestRecord
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
 
@@ -43,7 +43,7 @@ def restored() -> Iterator[None]:
     """What configure_logs changes in the process is put back."""
     names = [
         "",
-        "foretoken",
+        "foretell",
         "uvicorn",
         "uvicorn.error",
         "uvicorn.access",

@@ -6,10 +6,10 @@ from threading import Thread
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from foretoken.engine.learning import LearnFigures
-from foretoken.engine.result import Completion
-from foretoken.engine.snapshot import MethodFigures, Snapshot
-from foretoken.server.metrics import FINISH_REASONS, HISTOGRAMS, PREFIX, Metrics, RequestRecord
+from foretell.engine.learning import LearnFigures
+from foretell.engine.result import Completion
+from foretell.engine.snapshot import MethodFigures, Snapshot
+from foretell.server.metrics import FINISH_REASONS, HISTOGRAMS, PREFIX, Metrics, RequestRecord
 
 NAME = 'a "quoted" \\ name\nin two lines'
 BUSY = Snapshot(

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from foretoken.server.app import build_app
-from foretoken.server.options import ServerOptions
-from foretoken.server.protocol import ChatRequest, CompletionRequest
-from foretoken.server.responses_protocol import ResponsesRequest
+from foretell.server.app import build_app
+from foretell.server.options import ServerOptions
+from foretell.server.protocol import ChatRequest, CompletionRequest
+from foretell.server.responses_protocol import ResponsesRequest
 from tests.server.fake import FakeService
 from tests.stress import size
 
@@ -45,7 +45,7 @@ def test_every_route_tells_its_answers(document: Any) -> None:
     assert set(paths) == {
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models",
         "/v1/models/{model}", "/health", "/ready", "/version",
-        "/metrics", "/", "/v1/foretoken/learner",
+        "/metrics", "/", "/v1/foretell/learner",
     }  # fmt: skip
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
         responses = paths[path]["post"]["responses"]

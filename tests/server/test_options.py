@@ -8,12 +8,12 @@ import httpx
 import openai
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.model.load import load_tokenizer
-from foretoken.server.constraint import Constraints
-from foretoken.server.formats import wanted_format
-from foretoken.server.protocol import ChatRequest
-from foretoken.server.tools import ToolUse
+from foretell.core.errors import ConfigError
+from foretell.model.load import load_tokenizer
+from foretell.server.constraint import Constraints
+from foretell.server.formats import wanted_format
+from foretell.server.protocol import ChatRequest
+from foretell.server.tools import ToolUse
 from tests.server.conftest import Serve
 from tests.server.fake import ByteTokenizer, FakeService
 from tests.server.test_tools import NOW, TOOLS, WEATHER
@@ -200,8 +200,8 @@ def test_effort_reaches_the_template_or_is_said_to_have_no_effect(
     client = serve()
     body = {"messages": USER, "stream": stream}
     told = client.post(CHAT, json={**body, "reasoning_effort": "low"}).headers
-    assert told["x-foretoken-without-effect"] == "reasoning_effort"
-    assert "x-foretoken-without-effect" not in client.post(CHAT, json={**body, "reasoning_effort": "none"}).headers
+    assert told["x-foretell-without-effect"] == "reasoning_effort"
+    assert "x-foretell-without-effect" not in client.post(CHAT, json={**body, "reasoning_effort": "none"}).headers
     monkeypatch.setattr(ByteTokenizer, "chat_template", "reads enable_thinking")
     assert prompt_of(serve, reasoning_effort="none") == "<user>a<no thoughts><assistant>"
     assert prompt_of(serve, reasoning_effort="high") == "<user>a<assistant>"

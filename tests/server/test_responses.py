@@ -8,10 +8,10 @@ import openai
 import pytest
 from openai.types.responses import Response
 
-from foretoken.core.errors import ModelError
-from foretoken.server.replies import ResponseReply
-from foretoken.server.responses import Output
-from foretoken.server.responses_protocol import ResponsesRequest, as_chat
+from foretell.core.errors import ModelError
+from foretell.server.replies import ResponseReply
+from foretell.server.responses import Output
+from foretell.server.responses_protocol import ResponsesRequest, as_chat
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 

@@ -9,8 +9,8 @@ from contextlib import ExitStack, suppress
 import openai
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.server.options import ServerOptions
+from foretell.core.errors import ConfigError
+from foretell.server.options import ServerOptions
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
 

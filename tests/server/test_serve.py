@@ -1,4 +1,4 @@
-"""``foretoken serve`` as a process: what it refuses before it loads, how it says where it is, and how it ends."""
+"""``foretell serve`` as a process: what it refuses before it loads, how it says where it is, and how it ends."""
 
 import json
 import os
@@ -19,7 +19,7 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
-from foretoken.server import run
+from foretell.server import run
 from tests.server.fake import FakeService
 
 WAIT_S = 180.0
@@ -36,9 +36,9 @@ class Process:
 
 @contextmanager
 def serving(*options: str) -> Iterator[Process]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("FORETOKEN_")}
+    kept = {key: value for key, value in os.environ.items() if not key.startswith("FORETELL_")}
     handle = subprocess.Popen(
-        [sys.executable, "-m", "foretoken.cli.main", "serve", *OPTIONS, *options],
+        [sys.executable, "-m", "foretell.cli.main", "serve", *OPTIONS, *options],
         stderr=subprocess.PIPE, text=True, env={**kept, "OMP_NUM_THREADS": "1"},
     )  # fmt: skip
     assert handle.stderr is not None
@@ -126,7 +126,7 @@ def test_what_is_refused_before_anything_is_loaded(
     result = invoke(monkeypatch, *options)
     assert result.exit_code == 2
     (line,) = result.stderr.strip().splitlines()
-    assert line.startswith("foretoken: ")
+    assert line.startswith("foretell: ")
     assert says in line
 
 
@@ -141,11 +141,11 @@ def test_a_port_that_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_missing_extra_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
-    monkeypatch.delitem(sys.modules, "foretoken.server.run", raising=False)
-    monkeypatch.delattr("foretoken.server.run", raising=False)
+    monkeypatch.delitem(sys.modules, "foretell.server.run", raising=False)
+    monkeypatch.delattr("foretell.server.run", raising=False)
     result = invoke(monkeypatch)
     assert result.exit_code == 2
-    assert result.stderr.strip().endswith('needs the package uvicorn: pip install "foretoken[serve]"')
+    assert result.stderr.strip().endswith('needs the package uvicorn: pip install "foretell[serve]"')
 
 
 def test_loopback_has_hosts_and_the_world_has_not() -> None:
@@ -226,17 +226,17 @@ def test_a_start_that_fails_ends_the_server() -> None:
 
 
 def invoke(monkeypatch: pytest.MonkeyPatch, *options: str) -> Any:
-    from foretoken.cli.app import app
+    from foretell.cli.app import app
 
-    for name in [name for name in os.environ if name.startswith("FORETOKEN_")]:
+    for name in [name for name in os.environ if name.startswith("FORETELL_")]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr("foretoken.cli.settings.load_engine", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr("foretell.cli.settings.load_engine", lambda *_: pytest.fail("it was loaded"))
     return CliRunner().invoke(app, ["serve", *options])
 
 
 def test_help_imports_nothing_heavy() -> None:
     code = (
-        "import sys; from foretoken.cli.app import app\n"
+        "import sys; from foretell.cli.app import app\n"
         "heavy = {'torch', 'transformers', 'fastapi', 'uvicorn', 'pydantic'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )

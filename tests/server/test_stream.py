@@ -13,13 +13,13 @@ import pytest
 from sse_starlette.sse import AppStatus
 from starlette.types import Message
 
-from foretoken import Engine
-from foretoken.engine.options import ServiceOptions
-from foretoken.engine.service import Service
-from foretoken.engine.submission import Sink, Submission, Update
-from foretoken.server.options import ServerOptions
-from foretoken.server.replies import ChatChunk, TextReply
-from foretoken.server.stream import DONE, KEEP_ALIVE, EventStream, event
+from foretell import Engine
+from foretell.engine.options import ServiceOptions
+from foretell.engine.service import Service
+from foretell.engine.submission import Sink, Submission, Update
+from foretell.server.options import ServerOptions
+from foretell.server.replies import ChatChunk, TextReply
+from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, event
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 

@@ -7,11 +7,11 @@ from typing import Any
 import httpx
 import pytest
 
-from foretoken import Engine
-from foretoken.engine.options import ServiceOptions
-from foretoken.engine.service import Service
-from foretoken.server.app import build_app
-from foretoken.server.options import ServerOptions
+from foretell import Engine
+from foretell.engine.options import ServiceOptions
+from foretell.engine.service import Service
+from foretell.server.app import build_app
+from foretell.server.options import ServerOptions
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
 from tests.server.live import live

@@ -9,10 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import AddedToken
 
-from foretoken import ConfigError, Engine
-from foretoken.model.load import load_tokenizer
-from foretoken.server.constraint import Constraints
-from foretoken.server.tools import (
+from foretell import ConfigError, Engine
+from foretell.model.load import load_tokenizer
+from foretell.server.constraint import Constraints
+from foretell.server.tools import (
     OPEN,
     CallDelta,
     ContentDelta,

@@ -1,13 +1,13 @@
 """Long loads on servers and engines, in small: each file is a program, and a test runs it for seconds.
 
-``FORETOKEN_STRESS_MINUTES=20 python -m pytest -m "" tests/stress`` runs the same tests at length, that many minutes each
+``FORETELL_STRESS_MINUTES=20 python -m pytest -m "" tests/stress`` runs the same tests at length, that many minutes each
 where time is what they take, and otherwise at full size. The programs have more options, told by ``--help``:
 ``python -m tests.stress.soak``, ``hostile``, ``clients``, ``fuzz``, ``equality``, ``schemas``.
 """
 
 import os
 
-MINUTES = float(os.environ.get("FORETOKEN_STRESS_MINUTES", "0"))
+MINUTES = float(os.environ.get("FORETELL_STRESS_MINUTES", "0"))
 """How long each test may take; 0: seconds."""
 
 

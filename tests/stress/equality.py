@@ -27,15 +27,15 @@ from pathlib import Path
 
 import torch
 
-from foretoken import Completion, Engine, ForetokenError, Request, SamplingParams
-from foretoken.bench.suite import Item, load_suite
-from foretoken.core.noise import Noise, derive_seed, exponentials
-from foretoken.core.probs import History, Paths, Processors, logits_to_probs
-from foretoken.draft.base import Method
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.model.load import load_model, load_tokenizer
-from foretoken.model.prefill import feed
-from foretoken.model.target import CausalModel, Target
+from foretell import Completion, Engine, ForetellError, Request, SamplingParams
+from foretell.bench.suite import Item, load_suite
+from foretell.core.noise import Noise, derive_seed, exponentials
+from foretell.core.probs import History, Paths, Processors, logits_to_probs
+from foretell.draft.base import Method
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.model.load import load_model, load_tokenizer
+from foretell.model.prefill import feed
+from foretell.model.target import CausalModel, Target
 
 TIE = 1e-4
 MAX_TIES = 2
@@ -164,7 +164,7 @@ def encode(items: Sequence[Item], engine: Engine, limit: int, room: int) -> list
     for item in turns:
         try:
             ids = engine.chat_prompt([{"role": "user", "content": item.prompt}]) if item.format == "chat" else None
-        except ForetokenError:  # no chat template: plain text
+        except ForetellError:  # no chat template: plain text
             ids = None
         prompts.append((ids or engine.tokenizer.encode(item.prompt))[-longest:])  # type: ignore[union-attr]
     return prompts

@@ -18,7 +18,7 @@ from typing import Any
 
 from tests.stress.served import Check, add_options, report, served
 
-MODEL_VARIABLE = "FORETOKEN_FUZZ_MODEL"
+MODEL_VARIABLE = "FORETELL_FUZZ_MODEL"
 ROOT = Path(__file__).resolve().parents[2]
 CAPS = {"max_tokens": 8, "max_completion_tokens": 8, "max_output_tokens": 8, "n": 3, "best_of": 3, "min_tokens": 4}
 LEFT_OUT = "positive_data_acceptance"
@@ -38,7 +38,7 @@ def shorten(body: Any, model: str) -> Any:
             out[name] = most
     # Null means no limit: with ignore_eos a whole context, and most of the minutes that the fuzz has.
     names = ("max_output_tokens",) if "input" in out else ("max_tokens", "max_completion_tokens")
-    if ("model" in out or "input" in out) and all(out.get(name) is None for name in names):
+    if any(name in out for name in ("model", "input", "messages", "prompt")) and all(out.get(name) is None for name in names):
         out[names[0]] = CAPS[names[0]]
     return out
 

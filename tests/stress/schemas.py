@@ -22,8 +22,8 @@ from typing import Any
 
 import jsonschema
 
-from foretoken import Completion, Engine, Request, SamplingParams
-from foretoken.server.constraint import Constraints
+from foretell import Completion, Engine, Request, SamplingParams
+from foretell.server.constraint import Constraints
 
 WORDS = (
     "alpha",

@@ -43,7 +43,7 @@ class Served:
         figures: dict[str, float] = {}
         for family in text_string_to_metric_families(body):
             for sample in family.samples:
-                name = sample.name.removeprefix("foretoken:")
+                name = sample.name.removeprefix("foretell:")
                 figures[name] = figures.get(name, 0.0) + sample.value
         return figures
 
@@ -95,10 +95,8 @@ class Served:
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Where the server is."""
-    parser.add_argument("--url", help="a server that runs; default: 'foretoken serve' is started on a loopback port")
-    parser.add_argument(
-        "--serve-args", default="", help="further arguments of 'foretoken serve', as a shell reads them"
-    )
+    parser.add_argument("--url", help="a server that runs; default: 'foretell serve' is started on a loopback port")
+    parser.add_argument("--serve-args", default="", help="further arguments of 'foretell serve', as a shell reads them")
 
 
 @contextmanager
@@ -111,10 +109,10 @@ def served(args: argparse.Namespace) -> Iterator[Served]:
         yield server
         return
     port = free_port()
-    program = Path(sys.executable).with_name("foretoken")
+    program = Path(sys.executable).with_name("foretell")
     options = ["--host", "127.0.0.1", "--port", str(port), "--debug", *shlex.split(args.serve_args)]
     command = [str(program), "serve", *options]
-    with tempfile.NamedTemporaryFile("wb", prefix="foretoken-serve-", suffix=".log", delete=False) as log:
+    with tempfile.NamedTemporaryFile("wb", prefix="foretell-serve-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
     server = Served(f"http://127.0.0.1:{port}", process.pid, Path(log.name))
     try:

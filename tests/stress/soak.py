@@ -18,7 +18,7 @@ from typing import Any
 
 import httpx
 
-from foretoken.bench import load_suite
+from foretell.bench import load_suite
 from tests.stress.served import (
     TIMEOUT,
     Answer,

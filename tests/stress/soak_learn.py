@@ -16,8 +16,8 @@ import time
 
 import psutil
 
-from foretoken import Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission, Update
-from foretoken.learn.learner import Learner
+from foretell import Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission, Update
+from foretell.learn.learner import Learner
 
 
 def main() -> None:

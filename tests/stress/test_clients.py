@@ -1,4 +1,4 @@
-"""Other clients against our server: those that are installed where FORETOKEN_CLIENTS_PYTHON and FORETOKEN_CLIENTS_NODE say.
+"""Other clients against our server: those that are installed where FORETELL_CLIENTS_PYTHON and FORETELL_CLIENTS_NODE say.
 
 Without these only OpenAI's own client is tried, which the tests need anyway. What the others send is checked without them
 in tests/server/test_lenient.py.
@@ -14,7 +14,7 @@ import pytest
 from tests.stress import clients
 from tests.stress.served import Served, served
 
-WHERE = (os.environ.get("FORETOKEN_CLIENTS_PYTHON", sys.executable), os.environ.get("FORETOKEN_CLIENTS_NODE"))
+WHERE = (os.environ.get("FORETELL_CLIENTS_PYTHON", sys.executable), os.environ.get("FORETELL_CLIENTS_NODE"))
 
 
 @pytest.fixture(scope="module")

@@ -16,8 +16,8 @@ from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
-from foretoken.engine.snapshot import Snapshot
-from foretoken.server.metrics import Metrics
+from foretell.engine.snapshot import Snapshot
+from foretell.server.metrics import Metrics
 from tests.stress import MINUTES, hostile
 from tests.stress.served import Served, free_port, served
 
@@ -157,7 +157,7 @@ def test_control_a_server_that_fails_is_found_out(
 
 @pytest.fixture(scope="module")
 def ours() -> Iterator[Served]:
-    """``foretoken serve`` with the bundled models, as a process of its own. It guesses, whether or not that pays here."""
+    """``foretell serve`` with the bundled models, as a process of its own. It guesses, whether or not that pays here."""
     with served(argparse.Namespace(url=None, serve_args="--speculation on --also ngram --max-num-seqs 8")) as server:
         yield server
 

@@ -1,6 +1,6 @@
 """Random JSON schemas: the same tokens by every method, all that ended valid, the control not."""
 
-from foretoken import Engine
+from foretell import Engine
 from tests.stress import size
 from tests.stress.schemas import compare, report
 

@@ -3,10 +3,10 @@
 import torch
 from torch import Tensor, nn
 
-from foretoken.methods.common.objective import LossSlot, Objective, Outcome
-from foretoken.methods.common.teacher import LabeledBatch, Teacher
-from foretoken.model.load import from_module
-from foretoken.train.responses import Responses, pack
+from foretell.methods.common.objective import LossSlot, Objective, Outcome
+from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.model.load import from_module
+from foretell.train.responses import Responses, pack
 from tests.model.tiny import VOCAB, tiny_module
 
 HIDDEN = 32

@@ -1,4 +1,4 @@
-"""``foretoken train acceptance --init HEAD``: a short run for every stepwise head, and what is refused."""
+"""``foretell train acceptance --init HEAD``: a short run for every stepwise head, and what is refused."""
 
 import json
 from pathlib import Path
@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.methods.acceptance.load import load_acceptance
-from foretoken.methods.acceptance.objective import AcceptanceObjective
-from foretoken.methods.acceptance.reading import AdapterReader, PairReader, open_reader
-from foretoken.methods.common import formats
-from foretoken.methods.common.head import Head
-from foretoken.methods.common.teacher import Teacher
-from foretoken.methods.medusa.head import MedusaHead
-from foretoken.train import methods
-from foretoken.train.trainer import LOG, train
+from foretell.core.errors import ConfigError, ModelError
+from foretell.methods.acceptance.load import load_acceptance
+from foretell.methods.acceptance.objective import AcceptanceObjective
+from foretell.methods.acceptance.reading import AdapterReader, PairReader, open_reader
+from foretell.methods.common import formats
+from foretell.methods.common.head import Head
+from foretell.methods.common.teacher import Teacher
+from foretell.methods.medusa.head import MedusaHead
+from foretell.train import methods
+from foretell.train.trainer import LOG, train
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as random_adapter
 from tests.train.harness import teacher, texts

@@ -6,11 +6,11 @@ import pytest
 import torch
 from benchmarks.foresight import Area, Guesses, along, answers, area, guess, resampled
 
-from foretoken import Engine, SamplingParams
-from foretoken.methods.acceptance.objective import area_under_curve
-from foretoken.methods.acceptance.reading import ModelReader
-from foretoken.methods.common.teacher import Teacher
-from foretoken.methods.draft_model.drafter import DraftModel
+from foretell import Engine, SamplingParams
+from foretell.methods.acceptance.objective import area_under_curve
+from foretell.methods.acceptance.reading import ModelReader
+from foretell.methods.common.teacher import Teacher
+from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import foresight, prompts, table
 
 TARGET, DRAFT = table(dtype=torch.float32), table(blur=0.4, dtype=torch.float32)

@@ -10,17 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import ConfigError, Engine
-from foretoken.core.tree import TokenTree, chain_tree, layout
-from foretoken.methods.common.load import load_head
-from foretoken.methods.judge.head import JudgeHeadConfig, JudgeWeights, features
-from foretoken.model.load import from_module
-from foretoken.model.table import TableLM
-from foretoken.model.target import CausalModel, Target
-from foretoken.train import judge as training
-from foretoken.train.judge import collect, cut_of, fit_logistic, fold, held_out, roc_auc, standardised, train_judge
-from foretoken.train.mining import Mined, Swap, mine, read_labels
-from foretoken.verify import Judge
+from foretell import ConfigError, Engine
+from foretell.core.tree import TokenTree, chain_tree, layout
+from foretell.methods.common.load import load_head
+from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights, features
+from foretell.model.load import from_module
+from foretell.model.table import TableLM
+from foretell.model.target import CausalModel, Target
+from foretell.train import judge as training
+from foretell.train.judge import collect, cut_of, fit_logistic, fold, held_out, roc_auc, standardised, train_judge
+from foretell.train.mining import Mined, Swap, mine, read_labels
+from foretell.verify import Judge
 from tests.model.tiny import tiny_module
 
 END, VOCAB = 0, 10

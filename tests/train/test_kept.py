@@ -5,12 +5,12 @@ from pathlib import Path
 import pytest
 import torch
 
-from foretoken.methods.common.kept import Keeper, LinearHead
-from foretoken.methods.common.teacher import Teacher
-from foretoken.methods.medusa.head import head_weight
-from foretoken.model.load import from_module
-from foretoken.train.config import TrainConfig
-from foretoken.train.trainer import train
+from foretell.methods.common.kept import Keeper, LinearHead
+from foretell.methods.common.teacher import Teacher
+from foretell.methods.medusa.head import head_weight
+from foretell.model.load import from_module
+from foretell.train.config import TrainConfig
+from foretell.train.trainer import train
 from tests.model.tiny import VOCAB, tiny_module
 from tests.train.harness import Linear, teacher, texts
 

@@ -5,8 +5,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError
-from foretoken.train.losses import DIVERGENCES, acceptance, js, lk_hybrid, parse_divergence
+from foretell.core.errors import ConfigError
+from foretell.train.losses import DIVERGENCES, acceptance, js, lk_hybrid, parse_divergence
 
 M, V = 5, 7
 

@@ -5,10 +5,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.methods.common.objective import LossSlot, Outcome
-from foretoken.methods.common.teacher import Batch, LabeledBatch
-from foretoken.train.losses import DIVERGENCES, forward_kl
-from foretoken.train.metrics import (
+from foretell.methods.common.objective import LossSlot, Outcome
+from foretell.methods.common.teacher import Batch, LabeledBatch
+from foretell.train.losses import DIVERGENCES, forward_kl
+from foretell.train.metrics import (
     Meter,
     SlotFigures,
     compare,

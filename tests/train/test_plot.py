@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from foretoken.core.errors import ConfigError
-from foretoken.train.plot import PLOT, draw_losses, read_log, smooth
+from foretell.core.errors import ConfigError
+from foretell.train.plot import PLOT, draw_losses, read_log, smooth
 
 matplotlib = pytest.importorskip("matplotlib")
 
@@ -66,7 +66,7 @@ def test_a_run_under_way_and_one_without_a_step(tmp_path: Path) -> None:
 def test_without_matplotlib(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in [name for name in sys.modules if name.split(".")[0] == "matplotlib"]:
         monkeypatch.setitem(sys.modules, name, None)
-    with pytest.raises(ConfigError, match=r"pip install 'foretoken\[plot\]'"):
+    with pytest.raises(ConfigError, match=r"pip install 'foretell\[plot\]'"):
         draw_losses(folder(tmp_path))
 
 

@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import Engine, Request
-from foretoken.core.errors import ConfigError, PromptError
-from foretoken.core.journal import read_journal
-from foretoken.train.responses import TEXT_PROMPT, Responses, pack, read_prompts, regenerate, target_hash
+from foretell import Engine, Request
+from foretell.core.errors import ConfigError, PromptError
+from foretell.core.journal import read_journal
+from foretell.train.responses import TEXT_PROMPT, Responses, pack, read_prompts, regenerate, target_hash
 from tests.engine.harness import VOCAB, ToyTokenizer, table
 
 
@@ -117,8 +117,8 @@ def test_answers_of_another_run_are_not_mixed_in(
 
 KILLED = """
 import os, signal, sys
-from foretoken import Engine
-from foretoken.train.responses import regenerate
+from foretell import Engine
+from foretell.train.responses import regenerate
 from tests.engine.harness import ToyTokenizer, table
 from tests.train.test_responses import STAIRS
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from foretoken.train.slots import logged_losses, warnings_of
+from foretell.train.slots import logged_losses, warnings_of
 
 
 def falling(*ends: float, steps: int = 40) -> list[list[float]]:

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.core.errors import ConfigError, TrainError
-from foretoken.train import checkpoint
-from foretoken.train.config import TrainConfig
-from foretoken.train.data import Batches, epoch_batches
-from foretoken.train.plot import read_log
-from foretoken.train.schedule import TrainBudget, rate
-from foretoken.train.trainer import LOG, RECORD, Report, Trainer, train
+from foretell.core.errors import ConfigError, TrainError
+from foretell.train import checkpoint
+from foretell.train.config import TrainConfig
+from foretell.train.data import Batches, epoch_batches
+from foretell.train.plot import read_log
+from foretell.train.schedule import TrainBudget, rate
+from foretell.train.trainer import LOG, RECORD, Report, Trainer, train
 from tests.train.harness import Linear, teacher, texts
 
 CONFIG: dict[str, Any] = {
@@ -136,7 +136,7 @@ def test_record_and_log(tmp_path: Path) -> None:
     assert record["data"] == texts().fingerprint
     assert (record["finished"], record["steps"]) == (True, 6)
     assert record["result"]["expected_length"] == evaluation.expected_length
-    assert {"torch", "accelerate", "foretoken"} <= set(record["versions"])
+    assert {"torch", "accelerate", "foretell"} <= set(record["versions"])
     assert "git_revision" in record
     log = rows(tmp_path / "out")
     assert [row["step"] for row in log] == [1, 2, 3, 4, 5, 6]
@@ -149,7 +149,7 @@ def test_record_and_log(tmp_path: Path) -> None:
 
 def test_minutes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(1000))
-    monkeypatch.setattr("foretoken.train.trainer.perf_counter", lambda: float(next(clock)))
+    monkeypatch.setattr("foretell.train.trainer.perf_counter", lambda: float(next(clock)))
     shares: list[float] = []
     run(tmp_path / "out", steps=None, minutes=0.1, progress=lambda report: shares.append(report.share))
     assert shares == sorted(shares)

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from foretoken.core.tree import DrawnBy, TokenTree
-from foretoken.verify.base import Evidence, Verifier
+from foretell.core.tree import DrawnBy, TokenTree
+from foretell.verify.base import Evidence, Verifier
 
 F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741
 DRAWN = (I, W)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.tree import TokenTree
-from foretoken.kernels import residual as module
-from foretoken.verify import Evidence, Verifier
+from foretell.core.tree import TokenTree
+from foretell.kernels import residual as module
+from foretell.verify import Evidence, Verifier
 from tests.verify.enumerate import Drafts, Tables, emitted_joint, target_joint
 
 KERNELS = ("c", "torch")

@@ -7,10 +7,10 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawnBy, TokenTree
-from foretoken.verify import Evidence, Verifier
-from foretoken.verify.exact import target_draws
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawnBy, TokenTree
+from foretell.verify import Evidence, Verifier
+from foretell.verify.exact import target_draws
 
 HIDDEN = 5
 

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.tree import DrawnBy, chain_tree
-from foretoken.verify import Evidence, Rejection, Walk
-from foretoken.verify.block import Block, slow_stops
+from foretell.core.tree import DrawnBy, chain_tree
+from foretell.verify import Evidence, Rejection, Walk
+from foretell.verify.block import Block, slow_stops
 from tests.verify.enumerate import Case, Tables, batch, chains, drafts, error, tables
 from tests.verify.kernels import KERNELS, accepted, inputs, joint_error, use
 

@@ -14,11 +14,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core import noise as noise_module
-from foretoken.core.noise import Noise, race
-from foretoken.core.tree import DrawnBy, TokenTree, chain_tree, pad_tree, root_tree
-from foretoken.verify import Coupled, Evidence, Exact, Rejection, draw
-from foretoken.verify.base import follow
+from foretell.core import noise as noise_module
+from foretell.core.noise import Noise, race
+from foretell.core.tree import DrawnBy, TokenTree, chain_tree, pad_tree, root_tree
+from foretell.verify import Coupled, Evidence, Exact, Rejection, draw
+from foretell.verify.base import follow
 from tests.verify.enumerate import Case, Tables, tables, target_joint
 
 F, I, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.COUPLED  # noqa: E741

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.tree import DrawnBy, TokenTree, chain_tree
-from foretoken.verify import Evidence
-from foretoken.verify import greedy_block as module
-from foretoken.verify.block import Block
-from foretoken.verify.greedy_block import GreedyBlock, Level, draws_of
+from foretell.core.tree import DrawnBy, TokenTree, chain_tree
+from foretell.verify import Evidence
+from foretell.verify import greedy_block as module
+from foretell.verify.block import Block
+from foretell.verify.greedy_block import GreedyBlock, Level, draws_of
 from tests.verify.enumerate import Case, Tables, batch, chains, drafts, error, labelled, renumbered, shapes, tables
 from tests.verify.kernels import KERNELS, accepted, inputs, joint_error, use
 

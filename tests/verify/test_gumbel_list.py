@@ -12,10 +12,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from foretoken.core.noise import Noise, exponentials, exponentials_at, race
-from foretoken.core.tree import DrawMode, DrawnBy, TokenTree, chain_tree, depths, pad_tree
-from foretoken.verify import Coupled, Evidence, draw
-from foretoken.verify.gumbel_list import GumbelList, list_draws, num_children
+from foretell.core.noise import Noise, exponentials, exponentials_at, race
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree, chain_tree, depths, pad_tree
+from foretell.verify import Coupled, Evidence, draw
+from foretell.verify.gumbel_list import GumbelList, list_draws, num_children
 from tests.verify.random_trees import random_evidence, row_of, tensors_of
 from tests.verify.test_statistics import BUSH, FALSE_ALARM, HORIZON, P, Q, p_value
 

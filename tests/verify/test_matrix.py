@@ -13,10 +13,10 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawnBy
-from foretoken.verify import VERIFIERS, Evidence, Verifier, draw
-from foretoken.verify import base as base_module
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawnBy
+from foretell.verify import VERIFIERS, Evidence, Verifier, draw
+from foretell.verify import base as base_module
 from tests.verify.enumerate import (  # fmt: skip
     Case,
     chains,

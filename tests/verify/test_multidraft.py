@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.tree import DrawnBy, TokenTree
-from foretoken.verify import VERIFIERS, Evidence, Rejection, multidraft, selection
-from foretoken.verify.multidraft import Fit, KSeq, MultiDraft
-from foretoken.verify.selection import Importance, Selection, Transport, selection_gap
+from foretell.core.errors import ConfigError
+from foretell.core.tree import DrawnBy, TokenTree
+from foretell.verify import VERIFIERS, Evidence, Rejection, multidraft, selection
+from foretell.verify.multidraft import Fit, KSeq, MultiDraft
+from foretell.verify.selection import Importance, Selection, Transport, selection_gap
 from tests.verify.enumerate import Case, Tables, batch, chains, drafts, error, labelled, renumbered, shapes, tables
 
 F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741

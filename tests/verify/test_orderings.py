@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.analysis.theory import optimum
-from foretoken.core.tree import DrawnBy
-from foretoken.verify import VERIFIERS, Block, Evidence, Rejection, Traversal, Verifier
+from foretell.analysis.theory import optimum
+from foretell.core.tree import DrawnBy
+from foretell.verify import VERIFIERS, Block, Evidence, Rejection, Traversal, Verifier
 from tests.verify.enumerate import Case, Drafts, Tables, drafts, shapes, tables
 
 F, I, W = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT  # noqa: E741

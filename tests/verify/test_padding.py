@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawnBy, chain_tree
-from foretoken.verify import VERIFIERS
-from foretoken.verify.base import Evidence, draw
-from foretoken.verify.exact import target_draws
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawnBy, chain_tree
+from foretell.verify import VERIFIERS
+from foretell.verify.base import Evidence, draw
+from foretell.verify.exact import target_draws
 from tests.verify.enumerate import tables
 
 

@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.tree import DrawnBy, TokenTree, ancestors, chain_tree
-from foretoken.verify import Evidence, Rejection, Walk
-from foretoken.verify import rejection as module
-from foretoken.verify.base import stops_from_edges
-from foretoken.verify.rejection import children_of, try_children
+from foretell.core.tree import DrawnBy, TokenTree, ancestors, chain_tree
+from foretell.verify import Evidence, Rejection, Walk
+from foretell.verify import rejection as module
+from foretell.verify.base import stops_from_edges
+from foretell.verify.rejection import children_of, try_children
 from tests.verify.enumerate import (
     Case,
     Drafts,

@@ -12,12 +12,12 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from foretoken.core import noise as noise_module
-from foretoken.core.noise import Noise, Stream
-from foretoken.core.tree import DrawnBy, TokenTree
-from foretoken.draft.base import choose
-from foretoken.model.table import TableLM
-from foretoken.verify import Coupled, Evidence, Exact, Rejection, Verifier, draw
+from foretell.core import noise as noise_module
+from foretell.core.noise import Noise, Stream
+from foretell.core.tree import DrawnBy, TokenTree
+from foretell.draft.base import choose
+from foretell.model.table import TableLM
+from foretell.verify import Coupled, Evidence, Exact, Rejection, Verifier, draw
 from tests.verify.enumerate import Case
 
 F, I, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.COUPLED  # noqa: E741

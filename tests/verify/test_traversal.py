@@ -7,11 +7,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.tree import DrawnBy, TokenTree, chain_tree
-from foretoken.verify import Evidence, Rejection, Verifier, Walk
-from foretoken.verify import traversal as module
-from foretoken.verify.block import Block
-from foretoken.verify.traversal import Traversal, slow_ratios, stops_in_postorder
+from foretell.core.tree import DrawnBy, TokenTree, chain_tree
+from foretell.verify import Evidence, Rejection, Verifier, Walk
+from foretell.verify import traversal as module
+from foretell.verify.block import Block
+from foretell.verify.traversal import Traversal, slow_ratios, stops_in_postorder
 from tests.verify.enumerate import Case, Tables, batch, chains, drafts, error, labelled, renumbered, shapes, tables
 from tests.verify.kernels import KERNELS, accepted, inputs, joint_error, use
 

@@ -16,14 +16,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core import noise as noise_module
-from foretoken.core.noise import Noise, Stream, stream_keys, uniforms
-from foretoken.core.tree import DrawnBy, TokenTree
-from foretoken.draft import base as draft_module
-from foretoken.draft.base import choose
-from foretoken.kernels.cdf import invert_cdf
-from foretoken.verify import VERIFIERS, Block, Coupled, Evidence, Rejection, Traversal, Verifier, draw
-from foretoken.verify import base as base_module
+from foretell.core import noise as noise_module
+from foretell.core.noise import Noise, Stream, stream_keys, uniforms
+from foretell.core.tree import DrawnBy, TokenTree
+from foretell.draft import base as draft_module
+from foretell.draft.base import choose
+from foretell.kernels.cdf import invert_cdf
+from foretell.verify import VERIFIERS, Block, Coupled, Evidence, Rejection, Traversal, Verifier, draw
+from foretell.verify import base as base_module
 from tests.verify.enumerate import Case, Tables, draw_probs, tables, target_joint
 from tests.verify.test_exact import cells
 

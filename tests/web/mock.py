@@ -1,4 +1,4 @@
-"""A server that streams what foretoken's would, without a model: the same text always, guessed well and less well.
+"""A server that streams what foretell's would, without a model: the same text always, guessed well and less well.
 
 Words in the prompt choose what goes wrong: ``[busy]`` 429, ``[refused]`` 400, ``[lost]`` cut off, ``[slow]`` no end soon,
 ``[other]`` another text without speculation, ``[markup]`` a text that is html, ``[chunks]`` no word of tokens,
@@ -20,7 +20,7 @@ import uvicorn
 from fastapi import FastAPI, Request
 from fastapi.responses import HTMLResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
 
-from foretoken import web
+from foretell import web
 
 TEXT = """    if n <= 0:
         return []
@@ -37,11 +37,11 @@ def test_fibonacci():
 MARKUP = "a <img src=x onerror=\"document.title='owned'\"> & <script>document.title='owned'</script> b <b>c</b>\n" * 2
 ACCEPTED = (2, 4, 0, 3, 1, 4, 2)  # guesses accepted, step by step
 DEPTH = 4
-METRICS = """# HELP foretoken:speedup Tokens a second now, against speculation off.
-# TYPE foretoken:speedup gauge
-foretoken:speedup{model_name="mock"} 1.87
-foretoken:num_requests_running 1
-foretoken:num_requests_waiting{model_name="mock"} 0
+METRICS = """# HELP foretell:speedup Tokens a second now, against speculation off.
+# TYPE foretell:speedup gauge
+foretell:speedup{model_name="mock"} 1.87
+foretell:num_requests_running 1
+foretell:num_requests_waiting{model_name="mock"} 0
 """
 
 
@@ -58,7 +58,7 @@ class Mock:
     plain_reason: str | None = None  # told where nothing was guessed
     method: str = "draft_model"  # of the server
     models_after_s: float = 0.0  # how long /v1/models takes
-    tells_no_bonus: bool = False  # where a guess ends the text, as foretoken's server does
+    tells_no_bonus: bool = False  # where a guess ends the text, as foretell's server does
 
 
 def cut(text: str) -> list[str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from foretoken import web
+from foretell import web
 
 pytest.importorskip("fastapi", reason="the mock server needs fastapi")
 pytest.importorskip("uvicorn", reason="the mock server needs uvicorn")
@@ -198,7 +198,7 @@ def test_shape_and_verifier_reach_the_server_so_that_a_tree_can_be_asked_for(vis
 
 
 def test_shapes_and_verifiers_of_the_page_are_what_the_library_has() -> None:
-    from foretoken import VERIFIERS, speculative_config
+    from foretell import VERIFIERS, speculative_config
 
     def choices(name: str) -> list[str]:
         found = re.search(f'<select id="{name}">(.*?)</select>', web.page(), flags=re.S)
@@ -439,7 +439,7 @@ def test_the_key_is_asked_for_sent_and_kept_in_the_tab_alone(visit: Callable[...
     page.keyboard.press("Control+Enter")
     seen.ends("Identical texts")
     expect(page.locator("#error")).to_be_hidden()
-    assert page.evaluate("sessionStorage.getItem('foretoken-key')") == "sesame"
+    assert page.evaluate("sessionStorage.getItem('foretell-key')") == "sesame"
     assert "sesame" not in page.evaluate("JSON.stringify(localStorage)") + page.evaluate("document.cookie + location")
     page.reload()
     expect(page.locator("#key")).to_have_value("sesame")
@@ -536,9 +536,9 @@ def test_the_theme_follows_the_system_until_it_is_chosen(visit: Callable[..., Vi
     assert min(dark[1], light[1]) > 5, "nothing is drawn"
     page.reload()
     expect(page.get_by_role("button", name="Switch to the dark theme")).to_be_visible()
-    assert page.evaluate("localStorage.getItem('foretoken-theme')") == "light"
+    assert page.evaluate("localStorage.getItem('foretell-theme')") == "light"
     page.get_by_role("button", name="Switch to the dark theme").click()
-    assert page.evaluate("localStorage.getItem('foretoken-theme')") is None, "the system's again"
+    assert page.evaluate("localStorage.getItem('foretell-theme')") is None, "the system's again"
     page.emulate_media(color_scheme="light")
     expect(page.get_by_role("button", name="Switch to the dark theme")).to_be_visible()
     assert not seen.complaints

@@ -12,10 +12,10 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from foretoken.analysis.theory import acceptance, optimum
-from foretoken.core.errors import ConfigError
-from foretoken.core.tree import DrawnBy
-from foretoken.verify import Evidence, Rejection, Verifier
+from foretell.analysis.theory import acceptance, optimum
+from foretell.core.errors import ConfigError
+from foretell.core.tree import DrawnBy
+from foretell.verify import Evidence, Rejection, Verifier
 from tests.analysis.theory.oracle import hard_pairs, ordered_draws, random_labels
 from tests.verify.enumerate import Case, Tables, drafts
 

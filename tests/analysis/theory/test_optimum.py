@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.analysis.theory import Bounds, optimum
-from foretoken.analysis.theory.prefix import Prefixes
-from foretoken.analysis.theory.rows import by_ratio, check_distributions
-from foretoken.core.errors import ConfigError
+from foretell.analysis.theory import Bounds, optimum
+from foretell.analysis.theory.prefix import Prefixes
+from foretell.analysis.theory.rows import by_ratio, check_distributions
+from foretell.core.errors import ConfigError
 from tests.analysis.theory.oracle import (
     hard_pairs,
     linear_program,

@@ -5,10 +5,10 @@ import math
 
 import pytest
 
-from foretoken.analysis.theory import shape
-from foretoken.analysis.theory.length import best_length, expected_tokens, walltime_factor
-from foretoken.core.errors import ConfigError
-from foretoken.planner.costs import PassCosts
+from foretell.analysis.theory import shape
+from foretell.analysis.theory.length import best_length, expected_tokens, walltime_factor
+from foretell.core.errors import ConfigError
+from foretell.planner.costs import PassCosts
 from tests.verify.enumerate import shapes
 
 VECTORS = [

@@ -5,7 +5,7 @@ import itertools
 import pytest
 import torch
 
-from foretoken.analysis.theory.stopping import best_fixed, fixed_speed, lengths_by_threshold, oracle_speed, policy_speed
+from foretell.analysis.theory.stopping import best_fixed, fixed_speed, lengths_by_threshold, oracle_speed, policy_speed
 
 ACCEPTED = torch.tensor([0, 3, 1, 4, 0, 2])
 

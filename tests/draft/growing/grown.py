@@ -9,16 +9,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.noise import Noise
-from foretoken.core.params import SamplingParams
-from foretoken.core.probs import History, Processors
-from foretoken.core.tree import DrawMode, Plan, TokenTree, depths
-from foretoken.draft.base import Context
-from foretoken.draft.growing import dynamic
-from foretoken.draft.growing.children import Children, Drawing, Nodes
-from foretoken.draft.growing.grow import grow
-from foretoken.draft.shapes import Shape
-from foretoken.verify.base import Verifier
+from foretell.core.noise import Noise
+from foretell.core.params import SamplingParams
+from foretell.core.probs import History, Processors
+from foretell.core.tree import DrawMode, Plan, TokenTree, depths
+from foretell.draft.base import Context
+from foretell.draft.growing import dynamic
+from foretell.draft.growing.children import Children, Drawing, Nodes
+from foretell.draft.growing.grow import grow
+from foretell.draft.shapes import Shape
+from foretell.verify.base import Verifier
 from tests.verify.enumerate import Drafts, Tables, emitted_joint, target_joint
 
 

@@ -6,17 +6,17 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.core.noise import exponentials, mix, race_top
-from foretoken.core.params import SamplingParams
-from foretoken.core.tree import DrawMode, DrawnBy, TokenTree, ancestors
-from foretoken.draft.growing import dynamic
-from foretoken.draft.growing.children import Children, Drawing, Nodes
-from foretoken.draft.growing.grow import grow
-from foretoken.draft.legality import refusal
-from foretoken.draft.shapes import DySpec, Eagle2Shape, OptTree
-from foretoken.methods.draft_model.drafter import DraftModel
-from foretoken.verify import VERIFIERS
-from foretoken.verify.rejection import Rejection
+from foretell.core.noise import exponentials, mix, race_top
+from foretell.core.params import SamplingParams
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree, ancestors
+from foretell.draft.growing import dynamic
+from foretell.draft.growing.children import Children, Drawing, Nodes
+from foretell.draft.growing.grow import grow
+from foretell.draft.legality import refusal
+from foretell.draft.shapes import DySpec, Eagle2Shape, OptTree
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.verify import VERIFIERS
+from foretell.verify.rejection import Rejection
 from tests.draft.growing.grown import TableExpander, enumerate_growth, error, noise_for, rows
 from tests.verify.enumerate import tables
 

@@ -9,15 +9,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.noise import Noise, exponentials, race, race_top, top
-from foretoken.core.params import SamplingParams
-from foretoken.core.tree import DrawMode, DrawnBy, TokenTree, depths
-from foretoken.draft.growing.children import Drawing, Nodes
-from foretoken.draft.growing.frontier import Grown
-from foretoken.draft.growing.grow import CHAIN_LABELS, grow
-from foretoken.draft.growing.template import compiled, parent_of
-from foretoken.draft.shapes import Adaptive, Chain, Delayed, DySpec, Eagle2Shape, OptTree, Sequoia, Shape, Static
-from foretoken.kernels.cdf import invert_cdf
+from foretell.core.noise import Noise, exponentials, race, race_top, top
+from foretell.core.params import SamplingParams
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree, depths
+from foretell.draft.growing.children import Drawing, Nodes
+from foretell.draft.growing.frontier import Grown
+from foretell.draft.growing.grow import CHAIN_LABELS, grow
+from foretell.draft.growing.template import compiled, parent_of
+from foretell.draft.shapes import Adaptive, Chain, Delayed, DySpec, Eagle2Shape, OptTree, Sequoia, Shape, Static
+from foretell.kernels.cdf import invert_cdf
 from tests.draft.growing.grown import TableExpander, codes, noise_for, rows
 from tests.verify.enumerate import tables
 

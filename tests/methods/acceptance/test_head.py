@@ -6,8 +6,8 @@ import pytest
 import torch
 from torch import nn
 
-from foretoken.core.errors import ModelError
-from foretoken.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, distribution_inputs, predicted
+from foretell.core.errors import ModelError
+from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, distribution_inputs, predicted
 from tests.engine.harness import foresight, table
 
 H = 12

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.noise import exponentials
-from foretoken.core.tree import layout
-from foretoken.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
-from foretoken.methods.acceptance.objective import (
+from foretell.core.errors import ConfigError
+from foretell.core.noise import exponentials
+from foretell.core.tree import layout
+from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
+from foretell.methods.acceptance.objective import (
     LABELS,
     AcceptanceObjective,
     area_under_curve,
@@ -21,8 +21,8 @@ from foretoken.methods.acceptance.objective import (
     rejection_label,
     weighted_bce,
 )
-from foretoken.methods.acceptance.reading import ModelReader, can_say, comb
-from foretoken.methods.common.teacher import Batch, Teacher
+from foretell.methods.acceptance.reading import ModelReader, can_say, comb
+from foretell.methods.common.teacher import Batch, Teacher
 from tests.engine.harness import VOCAB, foresight, table
 
 TARGET, DRAFT = table(), table(blur=0.4)

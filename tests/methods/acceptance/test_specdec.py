@@ -10,20 +10,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import ConfigError, Engine, Request, SamplingParams
-from foretoken.core.errors import ModelError
-from foretoken.core.probs import History
-from foretoken.core.tree import DrawMode, DrawnBy, Plan, TokenTree
-from foretoken.draft.base import Context
-from foretoken.draft.growing import grow as grow_module
-from foretoken.draft.growing.grow import grow
-from foretoken.draft.shapes import Chain, SpecDec, parse_shape
-from foretoken.methods.acceptance.head import distribution_inputs, predicted
-from foretoken.methods.acceptance.stopping import check_stop
-from foretoken.methods.common.teacher import Batch, Teacher
-from foretoken.methods.draft_model.drafter import DraftModel, ModelDrafter
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.verify import VERIFIERS
+from foretell import ConfigError, Engine, Request, SamplingParams
+from foretell.core.errors import ModelError
+from foretell.core.probs import History
+from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree
+from foretell.draft.base import Context
+from foretell.draft.growing import grow as grow_module
+from foretell.draft.growing.grow import grow
+from foretell.draft.shapes import Chain, SpecDec, parse_shape
+from foretell.methods.acceptance.head import distribution_inputs, predicted
+from foretell.methods.acceptance.stopping import check_stop
+from foretell.methods.common.teacher import Batch, Teacher
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
+from foretell.model.hf.adapter import TransformersModel
+from foretell.verify import VERIFIERS
 from tests.draft.growing.grown import TableExpander, error, noise_for, rows
 from tests.engine.harness import foresight, table
 from tests.model.tiny import tiny_module

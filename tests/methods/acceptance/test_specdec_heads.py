@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import ConfigError, Engine, Request, SamplingParams
-from foretoken.core.errors import ModelError
-from foretoken.core.tree import Plan
-from foretoken.draft.base import Context, Method
-from foretoken.methods.acceptance.head import AcceptanceHead
-from foretoken.methods.acceptance.objective import AcceptanceObjective, GuessPlaces
-from foretoken.methods.acceptance.reading import AdapterReader, DraftReader, PairReader, Reading
-from foretoken.methods.common import formats
-from foretoken.methods.common.head import Head
-from foretoken.methods.common.pair import PairHead
-from foretoken.methods.common.teacher import Batch, LabeledBatch, Teacher
-from foretoken.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
-from foretoken.methods.kangaroo.drafter import Kangaroo, KangarooDrafter
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.target import CausalModel
+from foretell import ConfigError, Engine, Request, SamplingParams
+from foretell.core.errors import ModelError
+from foretell.core.tree import Plan
+from foretell.draft.base import Context, Method
+from foretell.methods.acceptance.head import AcceptanceHead
+from foretell.methods.acceptance.objective import AcceptanceObjective, GuessPlaces
+from foretell.methods.acceptance.reading import AdapterReader, DraftReader, PairReader, Reading
+from foretell.methods.common import formats
+from foretell.methods.common.head import Head
+from foretell.methods.common.pair import PairHead
+from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
+from foretell.methods.kangaroo.drafter import Kangaroo, KangarooDrafter
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.target import CausalModel
 from tests.engine.harness import foresight
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.methods.kangaroo.test_head import random_head as random_adapter

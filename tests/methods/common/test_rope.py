@@ -7,11 +7,11 @@ import torch
 from transformers import LlamaConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from foretoken.core.errors import ModelError
-from foretoken.methods.common.keys import Keys
-from foretoken.methods.common.layer import describe_rope, rope
-from foretoken.methods.common.layers import rotary
-from foretoken.methods.common.rope import RopeScaling, frequencies
+from foretell.core.errors import ModelError
+from foretell.methods.common.keys import Keys
+from foretell.methods.common.layer import describe_rope, rope
+from foretell.methods.common.layers import rotary
+from foretell.methods.common.rope import RopeScaling, frequencies
 
 CPU = torch.device("cpu")
 LLAMA = {"low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 8192}

@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.core.probs import History, Processors
-from foretoken.core.tree import DrawMode, Plan, TokenTree, layout
-from foretoken.draft.base import Commit, Context, PromptChunk
-from foretoken.draft.shapes import parse_shape
-from foretoken.methods.acceptance.stopping import check_stop
-from foretoken.methods.common.teacher import Batch, Teacher
-from foretoken.methods.dflash.drafter import DFlash, DFlashDrafter
-from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
-from foretoken.model import prefill
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.prefill import feed
-from foretoken.model.target import Target
+from foretell import Engine, Request, SamplingParams
+from foretell.core.errors import ConfigError, ModelError
+from foretell.core.probs import History, Processors
+from foretell.core.tree import DrawMode, Plan, TokenTree, layout
+from foretell.draft.base import Commit, Context, PromptChunk
+from foretell.draft.shapes import parse_shape
+from foretell.methods.acceptance.stopping import check_stop
+from foretell.methods.common.teacher import Batch, Teacher
+from foretell.methods.dflash.drafter import DFlash, DFlashDrafter
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretell.model import prefill
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.prefill import feed
+from foretell.model.target import Target
 from tests.draft.growing.grown import noise_for
 from tests.model.tiny import VOCAB, tiny_module
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.core.errors import ConfigError
-from foretoken.methods.dflash.head import (
+from foretell.core.errors import ConfigError
+from foretell.methods.dflash.head import (
     DFlashHead,
     DFlashHeadConfig,
     block_mask,
@@ -15,7 +15,7 @@ from foretoken.methods.dflash.head import (
     default_config,
     spread_layers,
 )
-from foretoken.model.hf.adapter import TransformersModel
+from foretell.model.hf.adapter import TransformersModel
 from tests.model.tiny import VOCAB, tiny_module
 
 CONFIG = DFlashHeadConfig(

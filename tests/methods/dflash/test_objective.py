@@ -9,11 +9,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from foretoken.methods.common.objective import Outcome
-from foretoken.methods.common.teacher import Batch, LabeledBatch, Teacher
-from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
-from foretoken.methods.dflash.objective import DFlashObjective, acceptance, choose_anchors
-from foretoken.model.hf.adapter import TransformersModel
+from foretell.methods.common.objective import Outcome
+from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretell.methods.dflash.objective import DFlashObjective, acceptance, choose_anchors
+from foretell.model.hf.adapter import TransformersModel
 from tests.model.tiny import VOCAB, tiny_module
 
 CONFIG = DFlashHeadConfig(

@@ -8,9 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretoken.core.errors import ModelError
-from foretoken.methods.common import formats
-from foretoken.methods.dflash.head import DFlashHead, DFlashHeadConfig
+from foretell.core.errors import ModelError
+from foretell.methods.common import formats
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 
 SIZES: dict[str, Any] = {
     "hidden_size": 16, "vocab_size": 40, "intermediate_size": 24, "num_heads": 2, "num_kv_heads": 1, "head_dim": 8,

@@ -10,21 +10,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import Completion, Engine, Request, SamplingParams, Service, ServiceOptions, Submission
-from foretoken.core.errors import ConfigError, VocabularyMismatchError
-from foretoken.core.noise import Noise
-from foretoken.core.probs import History, Processors
-from foretoken.core.tree import DrawMode, DrawnBy
-from foretoken.draft.base import Context
-from foretoken.draft.shapes import parse_shape
-from foretoken.engine.event import StepEvent
-from foretoken.engine.memory import bytes_per_token
-from foretoken.methods.draft_model.slem import SLEMDrafter
-from foretoken.methods.draft_model.tli import TLIDrafter, TranslatedDrafter
-from foretoken.methods.draft_model.translation import Translation
-from foretoken.model.table import TableLM
-from foretoken.model.target import CausalModel, Target
-from foretoken.verify import parse_verifier
+from foretell import Completion, Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretell.core.errors import ConfigError, VocabularyMismatchError
+from foretell.core.noise import Noise
+from foretell.core.probs import History, Processors
+from foretell.core.tree import DrawMode, DrawnBy
+from foretell.draft.base import Context
+from foretell.draft.shapes import parse_shape
+from foretell.engine.event import StepEvent
+from foretell.engine.memory import bytes_per_token
+from foretell.methods.draft_model.slem import SLEMDrafter
+from foretell.methods.draft_model.tli import TLIDrafter, TranslatedDrafter
+from foretell.methods.draft_model.translation import Translation
+from foretell.model.table import TableLM
+from foretell.model.target import CausalModel, Target
+from foretell.verify import parse_verifier
 from tests.engine.harness import mixed_params, outcome, own
 from tests.engine.test_service import Mailbox
 from tests.methods.draft_model.vocabularies import KINDS, TEXT, byte_level, speaker, spelling
@@ -112,7 +112,7 @@ def test_every_shape_over_shared_tokens(
 @pytest.fixture
 def audit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """After every step: below ``filled`` the draft's cache holds exactly the text in its tokens. How many, of each row."""
-    from foretoken.engine import batch as batch_module
+    from foretell.engine import batch as batch_module
 
     seen: list[int] = []
     original = batch_module.step
@@ -214,7 +214,7 @@ def small() -> tuple[Translation, TableLM, TableLM]:
         TableLM(size, seed=seed, context=3, dtype=torch.float64, num_layers=1, eos_token_ids=(0,))
         for size, seed in zip(sizes, (1, 2), strict=True)
     ]
-    from foretoken.methods.draft_model.spelling import Spelling
+    from foretell.methods.draft_model.spelling import Spelling
 
     spellings = [
         Spelling(tokenizer, size, name="small", end_token_ids=(0,))

@@ -5,13 +5,13 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken import ConfigError, Engine, speculative_config
-from foretoken.core.tree import chain_tree, layout
-from foretoken.kernels.native import library
-from foretoken.methods.draft_model.narrow import NarrowModel, frequent_tokens
-from foretoken.model.llama.native import NativeModel
-from foretoken.model.load import load_model
-from foretoken.model.target import CausalModel, Target
+from foretell import ConfigError, Engine, speculative_config
+from foretell.core.tree import chain_tree, layout
+from foretell.kernels.native import library
+from foretell.methods.draft_model.narrow import NarrowModel, frequent_tokens
+from foretell.model.llama.native import NativeModel
+from foretell.model.load import load_model
+from foretell.model.target import CausalModel, Target
 
 IDS = torch.tensor([0, 3, 4, 5, 17, 400, 401, 8191])
 

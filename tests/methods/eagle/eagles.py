@@ -2,9 +2,9 @@
 
 import torch
 
-from foretoken.methods.common.pair import PairHead
-from foretoken.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
-from foretoken.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
+from foretell.methods.common.pair import PairHead
+from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
 from tests.model.tiny import VOCAB
 
 EAGLE3 = Eagle3HeadConfig(

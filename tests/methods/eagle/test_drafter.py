@@ -12,25 +12,25 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.core.errors import ModelError
-from foretoken.core.noise import Noise
-from foretoken.core.probs import History, Processors
-from foretoken.core.tree import DrawMode, Plan, TokenTree, layout
-from foretoken.draft.base import Commit, Context, PromptChunk
-from foretoken.draft.shapes import parse_shape
-from foretoken.methods.common.pair import PairHead
-from foretoken.methods.common.rope import RopeScaling
-from foretoken.methods.common.teacher import Batch, Teacher
-from foretoken.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
-from foretoken.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
-from foretoken.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
-from foretoken.methods.eagle.objective_eagle3 import unrolled
-from foretoken.methods.features import FeatureBuffer
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.llama.lean import LeanModel
-from foretoken.model.prefill import feed
-from foretoken.model.target import CausalModel, Target
+from foretell import Engine, Request, SamplingParams
+from foretell.core.errors import ModelError
+from foretell.core.noise import Noise
+from foretell.core.probs import History, Processors
+from foretell.core.tree import DrawMode, Plan, TokenTree, layout
+from foretell.draft.base import Commit, Context, PromptChunk
+from foretell.draft.shapes import parse_shape
+from foretell.methods.common.pair import PairHead
+from foretell.methods.common.rope import RopeScaling
+from foretell.methods.common.teacher import Batch, Teacher
+from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
+from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
+from foretell.methods.eagle.objective_eagle3 import unrolled
+from foretell.methods.features import FeatureBuffer
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.llama.lean import LeanModel
+from foretell.model.prefill import feed
+from foretell.model.target import CausalModel, Target
 from tests.engine.harness import VOCAB as TOY
 from tests.engine.harness import ToyTokenizer, mixed_requests, outcome, plain, table
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
@@ -248,8 +248,8 @@ def test_decoding_computes_what_training_does(name: str, implementation: str, le
 
 
 def test_a_long_prompt_is_read_in_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("foretoken.methods.eagle.drafter.PREFILL_CHUNK", 5)
-    monkeypatch.setattr("foretoken.model.prefill.PREFILL_CHUNK", 4)
+    monkeypatch.setattr("foretell.methods.eagle.drafter.PREFILL_CHUNK", 5)
+    monkeypatch.setattr("foretell.model.prefill.PREFILL_CHUNK", 4)
     for lengths in ((19,), (19, 3, 1, 11)):
         assert largest_error(decoded(random_head(EAGLE3), ORACLE, lengths)) < 1e-5
 

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from foretoken.core.errors import ModelError
-from foretoken.core.tree import layout
-from foretoken.methods.common.pair import PairHead
-from foretoken.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
-from foretoken.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
+from foretell.core.errors import ModelError
+from foretell.core.tree import layout
+from foretell.methods.common.pair import PairHead
+from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 
 H, VOCAB = EAGLE3.hidden_size, EAGLE3.vocab_size

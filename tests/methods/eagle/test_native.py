@@ -8,20 +8,20 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import Engine, SamplingParams
-from foretoken.core.noise import Noise
-from foretoken.core.probs import Processors
-from foretoken.core.tree import DrawMode, TokenTree
-from foretoken.draft.base import Context
-from foretoken.draft.shapes import parse_shape
-from foretoken.methods.common.native import rounding
-from foretoken.methods.common.pair import PairHead
-from foretoken.methods.eagle.drafter import Eagle3, EagleDrafter
-from foretoken.methods.eagle.eagle3 import Eagle3Head
-from foretoken.methods.eagle.native import NativePair, native_pair
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.llama import native
-from foretoken.model.llama.native import NativeModel
+from foretell import Engine, SamplingParams
+from foretell.core.noise import Noise
+from foretell.core.probs import Processors
+from foretell.core.tree import DrawMode, TokenTree
+from foretell.draft.base import Context
+from foretell.draft.shapes import parse_shape
+from foretell.methods.common.native import rounding
+from foretell.methods.common.pair import PairHead
+from foretell.methods.eagle.drafter import Eagle3, EagleDrafter
+from foretell.methods.eagle.eagle3 import Eagle3Head
+from foretell.methods.eagle.native import NativePair, native_pair
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.llama import native
+from foretell.model.llama.native import NativeModel
 from tests.methods.eagle.eagles import random_head
 from tests.methods.eagle.test_drafter import CONFIGS, Decoding, Pass, Recorded, decoded, prompts
 from tests.model.tiny import VOCAB, tiny_module

@@ -6,14 +6,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError
-from foretoken.methods.common.objective import LossSlot, Objective, Outcome
-from foretoken.methods.common.teacher import Batch, LabeledBatch, Teacher
-from foretoken.methods.eagle.eagle1 import Eagle1Head
-from foretoken.methods.eagle.eagle3 import Eagle3Head
-from foretoken.methods.eagle.objective_eagle1 import Eagle1Objective
-from foretoken.methods.eagle.objective_eagle3 import Eagle3Objective
-from foretoken.model.hf.adapter import TransformersModel
+from foretell.core.errors import ConfigError
+from foretell.methods.common.objective import LossSlot, Objective, Outcome
+from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.methods.eagle.eagle1 import Eagle1Head
+from foretell.methods.eagle.eagle3 import Eagle3Head
+from foretell.methods.eagle.objective_eagle1 import Eagle1Objective
+from foretell.methods.eagle.objective_eagle3 import Eagle3Objective
+from foretell.model.hf.adapter import TransformersModel
 from tests.methods.eagle.eagles import EAGLE1, EAGLE3, random_head
 from tests.model.tiny import VOCAB, tiny_module
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.methods.common import formats
-from foretoken.methods.common.teacher import Batch, Teacher
-from foretoken.methods.eagle.eagle3 import Eagle3Head
+from foretell.methods.common import formats
+from foretell.methods.common.teacher import Batch, Teacher
+from foretell.methods.eagle.eagle3 import Eagle3Head
 from tests.methods.common.reference import LAYER_IDS, Options, Reference
 from tests.methods.eagle.test_drafter import MODULE, ORACLE, Decoding, decoded
 

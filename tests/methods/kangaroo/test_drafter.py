@@ -9,21 +9,21 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.core.noise import Noise
-from foretoken.core.probs import History, Processors
-from foretoken.core.tree import DrawMode, Plan, layout
-from foretoken.draft.base import Commit, Context, Method, PromptChunk
-from foretoken.draft.shapes import parse_shape
-from foretoken.methods.common.layers import causal_mask
-from foretoken.methods.common.teacher import Batch, Teacher
-from foretoken.methods.kangaroo.drafter import EarlyExit, EarlyExitDrafter, Kangaroo, KangarooDrafter
-from foretoken.methods.kangaroo.head import KangarooHead
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.llama.lean import LeanModel
-from foretoken.model.prefill import feed
-from foretoken.model.target import CausalModel, Target
+from foretell import Engine, Request, SamplingParams
+from foretell.core.errors import ConfigError, ModelError
+from foretell.core.noise import Noise
+from foretell.core.probs import History, Processors
+from foretell.core.tree import DrawMode, Plan, layout
+from foretell.draft.base import Commit, Context, Method, PromptChunk
+from foretell.draft.shapes import parse_shape
+from foretell.methods.common.layers import causal_mask
+from foretell.methods.common.teacher import Batch, Teacher
+from foretell.methods.kangaroo.drafter import EarlyExit, EarlyExitDrafter, Kangaroo, KangarooDrafter
+from foretell.methods.kangaroo.head import KangarooHead
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.llama.lean import LeanModel
+from foretell.model.prefill import feed
+from foretell.model.target import CausalModel, Target
 from tests.engine.conftest import audited  # noqa: F401 - every step is followed by adding up the books
 from tests.engine.harness import ToyTokenizer, mixed_requests, outcome, plain, prompts, table
 from tests.engine.test_cache import assert_like_prefill
@@ -190,7 +190,7 @@ def test_decoding_is_training(
     shape: str, lengths: tuple[int, ...], hf: TransformersModel, lean: LeanModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Every logit that was drafted by, over steps of all kinds, as the training-time forward has it on the same tokens."""
-    monkeypatch.setattr("foretoken.model.prefill.PREFILL_CHUNK", PREFILL_CHUNK)
+    monkeypatch.setattr("foretell.model.prefill.PREFILL_CHUNK", PREFILL_CHUNK)
     with torch.inference_mode():
         walk = Walk(lean if shape != "chain" else hf, hf, lengths)
         kept, moved = 0, 0

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from foretoken.core.errors import ModelError
-from foretoken.core.tree import layout
-from foretoken.methods.common.layers import causal_mask
-from foretoken.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
-from foretoken.model.hf.adapter import TransformersModel
+from foretell.core.errors import ModelError
+from foretell.core.tree import layout
+from foretell.methods.common.layers import causal_mask
+from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
+from foretell.model.hf.adapter import TransformersModel
 from tests.model.tiny import VOCAB, tiny_module
 
 

@@ -2,9 +2,9 @@
 
 import torch
 
-from foretoken.methods.common.teacher import Batch, LabeledBatch, Teacher
-from foretoken.methods.kangaroo.objective import KangarooObjective
-from foretoken.model.hf.adapter import TransformersModel
+from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.methods.kangaroo.objective import KangarooObjective
+from foretell.model.hf.adapter import TransformersModel
 from tests.methods.kangaroo.test_head import random_head
 from tests.model.tiny import VOCAB, tiny_module
 

@@ -7,15 +7,15 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foretoken import Engine, Request, SamplingParams
-from foretoken.draft.shapes import SHAPES
-from foretoken.methods.common.teacher import Batch, Teacher
-from foretoken.methods.medusa import drafter as module
-from foretoken.methods.medusa.drafter import Medusa
-from foretoken.methods.medusa.head import MedusaHead
-from foretoken.methods.medusa.objective import MedusaObjective
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.target import CausalModel
+from foretell import Engine, Request, SamplingParams
+from foretell.draft.shapes import SHAPES
+from foretell.methods.common.teacher import Batch, Teacher
+from foretell.methods.medusa import drafter as module
+from foretell.methods.medusa.drafter import Medusa
+from foretell.methods.medusa.head import MedusaHead
+from foretell.methods.medusa.objective import MedusaObjective
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.target import CausalModel
 from tests.model.tiny import tiny_module
 
 V, K = 40, 3
@@ -162,7 +162,7 @@ def test_decoding_is_the_training_forward(
 
 def test_chunked_prompts(model: CausalModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prompts read in chunks of 4, of which short rows are not in the later ones: the same guesses."""
-    import foretoken.model.prefill as prefill
+    import foretell.model.prefill as prefill
 
     head = trained(model)
     expected = engine(model, head, "chain").generate_batch(requests())

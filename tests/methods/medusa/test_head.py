@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from foretoken.core.errors import ModelError
-from foretoken.methods.medusa.head import MedusaHead, MedusaHeadConfig, head_weight, norm_weight
-from foretoken.model.hf.adapter import TransformersModel
+from foretell.core.errors import ModelError
+from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig, head_weight, norm_weight
+from foretell.model.hf.adapter import TransformersModel
 from tests.engine.harness import table
 from tests.model.tiny import tiny_module
 

@@ -3,10 +3,10 @@
 import pytest
 import torch
 
-from foretoken.methods.common.teacher import Batch, Teacher
-from foretoken.methods.medusa.head import MedusaHead
-from foretoken.methods.medusa.objective import MedusaObjective
-from foretoken.model.hf.adapter import TransformersModel
+from foretell.methods.common.teacher import Batch, Teacher
+from foretell.methods.medusa.head import MedusaHead
+from foretell.methods.medusa.objective import MedusaObjective
+from foretell.model.hf.adapter import TransformersModel
 from tests.model.tiny import tiny_module
 
 V, K = 30, 3

@@ -8,14 +8,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from foretoken import Engine
-from foretoken.core.errors import ModelError
-from foretoken.core.tree import chain_parent, layout
-from foretoken.methods.mtp import checkpoint
-from foretoken.methods.mtp.head import CheckpointMTPHead
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.hf.one_layer import text_config
-from foretoken.model.llama.lean import LeanModel
+from foretell import Engine
+from foretell.core.errors import ModelError
+from foretell.core.tree import chain_parent, layout
+from foretell.methods.mtp import checkpoint
+from foretell.methods.mtp.head import CheckpointMTPHead
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.hf.one_layer import text_config
+from foretell.model.llama.lean import LeanModel
 from tests.engine.harness import ToyTokenizer, mixed_params, outcome
 from tests.methods.mtp import reference
 from tests.methods.mtp.checkpoints import LAYERS, PREFIX, config_of, save
@@ -105,7 +105,7 @@ def test_the_text_is_the_targets_own(family_name: str, shape: str, tmp_path: Pat
     made(tmp_path, family_name)
     config = {"method": "mtp", "model": str(tmp_path), "shape": shape}
     tokenizer = ToyTokenizer([b"w"] * VOCAB, special=(2,))
-    from foretoken import Request
+    from foretell import Request
 
     rng = torch.Generator().manual_seed(1)
     lengths = (2, 9, 3, 30, 5, 17, 4, 12)

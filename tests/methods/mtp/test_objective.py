@@ -2,8 +2,8 @@
 
 import torch
 
-from foretoken.methods.mtp.objective import MTPObjective
-from foretoken.methods.mtp.trained import MTPHead, MTPHeadConfig
+from foretell.methods.mtp.objective import MTPObjective
+from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
 from tests.methods.eagle.test_objective import MODULE, TEACHER, labeled_for, loss, outcome
 
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from foretoken import Engine, Request
-from foretoken.core.tree import chain_parent, layout
-from foretoken.methods.common import formats
-from foretoken.methods.mtp.objective import MTPObjective
-from foretoken.methods.mtp.trained import MTPHead, MTPHeadConfig
-from foretoken.model.llama.lean import LeanModel
+from foretell import Engine, Request
+from foretell.core.tree import chain_parent, layout
+from foretell.methods.common import formats
+from foretell.methods.mtp.objective import MTPObjective
+from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
+from foretell.model.llama.lean import LeanModel
 from tests.engine.harness import ToyTokenizer, mixed_params, outcome
 from tests.methods.mtp import reference
 from tests.model.tiny import VOCAB, tiny_module

@@ -11,7 +11,7 @@ from gguf.quants import quantize
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from foretoken.model.gguf.names import optional, required
+from foretell.model.gguf.names import optional, required
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
 BLOCKS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34)}

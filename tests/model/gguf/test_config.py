@@ -7,10 +7,10 @@ import pytest
 import torch
 from gguf import GGUFWriter
 
-from foretoken.core.errors import ModelError
-from foretoken.model.gguf.config import end_ids, read_config, read_generation
-from foretoken.model.gguf.file import open_gguf
-from foretoken.model.llama.shape import read_shape
+from foretell.core.errors import ModelError
+from foretell.model.gguf.config import end_ids, read_config, read_generation
+from foretell.model.gguf.file import open_gguf
+from foretell.model.llama.shape import read_shape
 from tests.cli import checkpoint
 from tests.model.gguf.make import write
 from tests.model.tiny import tiny_module

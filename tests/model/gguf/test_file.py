@@ -9,9 +9,9 @@ import pytest
 from gguf import GGUFEndian, GGUFReader, GGUFWriter
 from gguf.constants import GGUFValueType
 
-from foretoken.core.errors import ModelError
-from foretoken.model.checkpoint import check_files, resolve
-from foretoken.model.gguf.file import is_gguf, open_gguf
+from foretell.core.errors import ModelError
+from foretell.model.checkpoint import check_files, resolve
+from foretell.model.gguf.file import is_gguf, open_gguf
 from tests.model.gguf.make import write
 from tests.model.tiny import tiny_module
 

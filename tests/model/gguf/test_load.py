@@ -7,12 +7,12 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-import foretoken
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.core.tree import chain_parent, layout
-from foretoken.model.checkpoint import check_files
-from foretoken.model.load import load_config, load_model, load_tokenizer, unsupported
-from foretoken.model.target import CausalModel
+import foretell
+from foretell.core.errors import ConfigError, ModelError
+from foretell.core.tree import chain_parent, layout
+from foretell.model.checkpoint import check_files
+from foretell.model.load import load_config, load_model, load_tokenizer, unsupported
+from foretell.model.target import CausalModel
 from tests.cli import checkpoint
 from tests.model.gguf.make import random_model, write
 from tests.model.tiny import tiny_module
@@ -127,10 +127,10 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 def test_engine_decodes_the_same_as_from_the_directory(pair: dict[str, Path]) -> None:
     """Tokens, texts and chat prompts; with a GGUF draft too."""
     options: dict[str, Any] = {"temperature": 0.8, "seed": 3, "max_new_tokens": 24}
-    own = foretoken.Engine.load(str(pair["directory"]), implementation="lean")
-    plain = foretoken.Engine.load(str(pair["target"]), implementation="lean")
+    own = foretell.Engine.load(str(pair["directory"]), implementation="lean")
+    plain = foretell.Engine.load(str(pair["target"]), implementation="lean")
     draft = {"method": "draft_model", "model": str(pair["draft"]), "num_speculative_tokens": 3}
-    guessing = foretoken.Engine.load(str(pair["target"]), speculative=draft, implementation="lean")
+    guessing = foretell.Engine.load(str(pair["target"]), speculative=draft, implementation="lean")
     expected = own.generate("def the self", **options)
     for engine in (plain, guessing):
         found = engine.generate("def the self", **options)

@@ -9,10 +9,10 @@ from gguf import GGUFWriter
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast
 
-from foretoken import bundled
-from foretoken.core.errors import ModelError
-from foretoken.model.gguf.file import open_gguf
-from foretoken.model.gguf.tokenizer import SPLITTINGS, read_tokenizer
+from foretell import bundled
+from foretell.core.errors import ModelError
+from foretell.model.gguf.file import open_gguf
+from foretell.model.gguf.tokenizer import SPLITTINGS, read_tokenizer
 from tests.cli import checkpoint
 from tests.model.gguf.make import _add, _tokens
 

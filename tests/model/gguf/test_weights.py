@@ -9,11 +9,11 @@ from gguf import GGMLQuantizationType, GGUFReader, get_tensor_name_map
 from gguf.constants import MODEL_ARCH_NAMES
 from gguf.quants import dequantize
 
-from foretoken.core.errors import ModelError
-from foretoken.model.gguf.file import open_gguf
-from foretoken.model.gguf.names import REQUIRED, optional, required
-from foretoken.model.gguf.weights import GGUFWeights
-from foretoken.model.packed import BLOCK_KINDS, Packed
+from foretell.core.errors import ModelError
+from foretell.model.gguf.file import open_gguf
+from foretell.model.gguf.names import REQUIRED, optional, required
+from foretell.model.gguf.weights import GGUFWeights
+from foretell.model.packed import BLOCK_KINDS, Packed
 from tests.model.gguf.make import BLOCKS, K_BLOCKS, random_model, write
 from tests.model.tiny import tiny_module
 

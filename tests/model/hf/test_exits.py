@@ -4,12 +4,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ModelError
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.llama.lean import LeanModel
-from foretoken.model.llama.native import NativeModel
-from foretoken.model.table import TableLM
-from foretoken.model.target import CausalModel
+from foretell.core.errors import ModelError
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.native import NativeModel
+from foretell.model.table import TableLM
+from foretell.model.target import CausalModel
 from tests.model.llama.family import FAMILY, make_model
 from tests.model.tiny import VOCAB, tiny_module
 

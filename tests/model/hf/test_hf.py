@@ -8,10 +8,10 @@ import torch
 from accelerate.hooks import AlignDevicesHook, add_hook_to_module
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.core.tree import Plan, layout
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.hf.attention import MaskRecipe
+from foretell.core.errors import ConfigError, ModelError
+from foretell.core.tree import Plan, layout
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.hf.attention import MaskRecipe
 from tests.model.tiny import ACCEPTED, ARCHITECTURES, BUSHY, WINDOW, Rows, largest_error, plain_logits, tiny_module
 
 EXACT = 1e-4  # of the logits' standard deviation, in float32

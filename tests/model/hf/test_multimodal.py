@@ -9,10 +9,10 @@ import transformers
 from torch import nn
 from transformers import AutoModelForImageTextToText, PreTrainedModel
 
-from foretoken import Engine, SamplingParams
-from foretoken.model.hf.adapter import TransformersModel, weight_bytes
-from foretoken.model.hf.split import towers
-from foretoken.model.load import load_model
+from foretell import Engine, SamplingParams
+from foretell.model.hf.adapter import TransformersModel, weight_bytes
+from foretell.model.hf.split import towers
+from foretell.model.load import load_model
 from tests.model.recurrent import DELTA
 from tests.model.tiny import COMMON, Rows, largest_error
 

@@ -8,11 +8,11 @@ import torch
 from torch import Tensor
 from transformers import FalconConfig, FalconForCausalLM, PreTrainedModel
 
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.core.tree import Plan
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.hf.attention import MaskRecipe
-from foretoken.model.hf.own import Alibi, LocalAttention, Own, Positions, RowBiases
+from foretell.core.errors import ConfigError, ModelError
+from foretell.core.tree import Plan
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.hf.attention import MaskRecipe
+from foretell.model.hf.own import Alibi, LocalAttention, Own, Positions, RowBiases
 from tests.model.survey import check_logits
 from tests.model.tiny import COMMON, Rows, largest_error, plain_logits
 from tests.model.zoo import zoo_module
@@ -42,7 +42,7 @@ def test_without_the_replacement_the_model_is_refused(kind: str, monkeypatch: py
     """The negative control: what the family makes by itself would be wrong in a tree, and the probe sees it."""
     module = zoo_module(kind)
     assert [type(own) for own in TransformersModel(module)._owns] == [KINDS[kind]]
-    monkeypatch.setattr("foretoken.model.hf.adapter.own_arguments", lambda *args: [])
+    monkeypatch.setattr("foretell.model.hf.adapter.own_arguments", lambda *args: [])
     with pytest.raises(ModelError, match=r"masks of its own|cannot be run over a tree"):
         TransformersModel(module)
 

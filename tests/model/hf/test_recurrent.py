@@ -6,14 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-import foretoken.model.hf.recurrent as recurrent
-from foretoken.core.errors import ConfigError, ModelError
-from foretoken.core.tree import chain_tree, layout
-from foretoken.model.hf.adapter import TransformersModel
-from foretoken.model.hf.probe import chain_error
-from foretoken.model.hf.support import support
-from foretoken.model.recurrent import BASE, LIVE, RecurrentCache
-from foretoken.model.target import Target
+import foretell.model.hf.recurrent as recurrent
+from foretell.core.errors import ConfigError, ModelError
+from foretell.core.tree import chain_tree, layout
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.hf.probe import chain_error
+from foretell.model.hf.support import support
+from foretell.model.recurrent import BASE, LIVE, RecurrentCache
+from foretell.model.target import Target
 from tests.model.recurrent import FAMILIES, TOKENWISE, family_module
 from tests.model.tiny import VOCAB, plain_logits, tiny_module
 

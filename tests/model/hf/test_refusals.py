@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import transformers
 
-from foretoken.core.errors import ModelError
-from foretoken.model.hf.refusals import check_config
-from foretoken.model.load import from_module, load_model
+from foretell.core.errors import ModelError
+from foretell.model.hf.refusals import check_config
+from foretell.model.load import from_module, load_model
 from tests.model.tiny import tiny_config, tiny_module
 
 SMALL = {"vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2}

@@ -29,9 +29,9 @@ from transformers import (
     SmolLM3ForCausalLM,
 )
 
-from foretoken.core.tree import Plan, layout
-from foretoken.model.cache import KVCache
-from foretoken.model.target import CausalModel, Output
+from foretell.core.tree import Plan, layout
+from foretell.model.cache import KVCache
+from foretell.model.target import CausalModel, Output
 
 VOCABULARY, CAPACITY = 61, 64
 

@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 
-from foretoken.core.errors import ModelError
-from foretoken.core.tree import Plan, layout
-from foretoken.model.llama import lean
-from foretoken.model.llama.lean import LeanModel
-from foretoken.model.llama.pack import PackedLinear, PlainLinear, packing_unsupported
+from foretell.core.errors import ModelError
+from foretell.core.tree import Plan, layout
+from foretell.model.llama import lean
+from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.pack import PackedLinear, PlainLinear, packing_unsupported
 from tests.model.llama.family import (
     BUSHY,
     CAPACITY,

@@ -14,14 +14,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.tree import layout
-from foretoken.kernels import build
-from foretoken.kernels.native import library, openmp_runtime
-from foretoken.model.bandwidth import dram_read_bandwidth
-from foretoken.model.llama import native
-from foretoken.model.llama.lean import LeanModel
-from foretoken.model.llama.native import NativeModel
+from foretell.core.errors import ConfigError
+from foretell.core.tree import layout
+from foretell.kernels import build
+from foretell.kernels.native import library, openmp_runtime
+from foretell.model.bandwidth import dram_read_bandwidth
+from foretell.model.llama import native
+from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.native import NativeModel
 from tests.model.llama.family import (
     BUSHY,
     NATIVE,
@@ -185,10 +185,10 @@ def test_every_variant_gives_the_same_bits_at_any_width(
     """With and without what a CPU may lack, so that a text does not depend on the machine; sums are the only risk."""
     for kind, sizes in (("llama", {}), ("qwen3-tied", {"hidden_size": 96, "intermediate_size": 200})):
         module, best = native_of(kind, dtype, **sizes)
-        monkeypatch.setenv("FORETOKEN_ISA", variant)
+        monkeypatch.setenv("FORETELL_ISA", variant)
         assert build.variant_of("native") == variant
         other = NativeModel.from_hf(module)
-        monkeypatch.delenv("FORETOKEN_ISA")
+        monkeypatch.delenv("FORETELL_ISA")
         assert other.native.forward is not best.native.forward
         text = tokens_of(2, 40, seed=3)
         cache = best.new_cache(2, CAPACITY)
@@ -322,10 +322,10 @@ def test_one_openmp_runtime_is_loaded() -> None:
 
 def test_it_can_be_disabled_and_says_why() -> None:
     code = (
-        "import sys; from foretoken.kernels.native import library; lib, reason = library(); "
-        "sys.exit(0 if lib is None and 'FORETOKEN_NATIVE' in reason else 1)"
+        "import sys; from foretell.kernels.native import library; lib, reason = library(); "
+        "sys.exit(0 if lib is None and 'FORETELL_NATIVE' in reason else 1)"
     )
-    environment = {**os.environ, "FORETOKEN_NATIVE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
+    environment = {**os.environ, "FORETELL_NATIVE": "0", "PYTHONPATH": os.pathsep.join(sys.path)}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
 
 

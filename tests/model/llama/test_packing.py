@@ -5,13 +5,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken.core.errors import CapacityError
-from foretoken.core.tree import chain_parent, layout
-from foretoken.model.cache import KVCache
-from foretoken.model.llama.lean import LeanModel
-from foretoken.model.llama.pack import PackedLinear, bucket
-from foretoken.model.prefill import feed, real_nodes
-from foretoken.model.target import Target
+from foretell.core.errors import CapacityError
+from foretell.core.tree import chain_parent, layout
+from foretell.model.cache import KVCache
+from foretell.model.llama.lean import LeanModel
+from foretell.model.llama.pack import PackedLinear, bucket
+from foretell.model.prefill import feed, real_nodes
+from foretell.model.target import Target
 from tests.model.llama.family import VOCABULARY, make_model
 
 PARENTS = torch.tensor([

@@ -10,14 +10,14 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.tree import layout
-from foretoken.kernels import structures
-from foretoken.model.llama import native, quantise, twin
-from foretoken.model.llama import shape as llama
-from foretoken.model.llama.native import NativeModel, native_functions
-from foretoken.model.llama.quantise import FORMAT_OF, FORMATS, TILE, Blocks
-from foretoken.model.llama.weights import ModuleWeights
-from foretoken.model.packed import BLOCK_KINDS, Packed
+from foretell.core.tree import layout
+from foretell.kernels import structures
+from foretell.model.llama import native, quantise, twin
+from foretell.model.llama import shape as llama
+from foretell.model.llama.native import NativeModel, native_functions
+from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, Blocks
+from foretell.model.llama.weights import ModuleWeights
+from foretell.model.packed import BLOCK_KINDS, Packed
 from tests.model.llama.family import BUSHY, chain, make_model, oracle_logits, prefill
 
 REASON = native.supports(make_model("llama").config, torch.float32, torch.device("cpu"))

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from foretoken.model.llama.threads import fewest_threads
+from foretell.model.llama.threads import fewest_threads
 
 
 class Machine:

@@ -76,7 +76,7 @@ const clients = {
   "openai-node": openai,
   "AI SDK, openai-compatible": aiSdk(async () => {
     const { createOpenAICompatible } = await load("@ai-sdk/openai-compatible");
-    return createOpenAICompatible({ name: "foretoken", baseURL: url + "/v1", includeUsage: true })(model);
+    return createOpenAICompatible({ name: "foretell", baseURL: url + "/v1", includeUsage: true })(model);
   }),
   "AI SDK, openai": aiSdk(async () => {
     const { createOpenAI } = await load("@ai-sdk/openai");

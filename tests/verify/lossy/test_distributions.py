@@ -11,16 +11,16 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.noise import Noise
-from foretoken.core.tree import DrawnBy, TokenTree
-from foretoken.verify import Evidence, Verifier, draw
-from foretoken.verify.lossy import base as lossy
-from foretoken.verify.lossy.divergence import Divergence
-from foretoken.verify.lossy.lenience import Lenience
-from foretoken.verify.lossy.lookahead import EntropyGated
-from foretoken.verify.lossy.threshold import Threshold
-from foretoken.verify.lossy.top_n import TopN
-from foretoken.verify.lossy.typical import Typical
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawnBy, TokenTree
+from foretell.verify import Evidence, Verifier, draw
+from foretell.verify.lossy import base as lossy
+from foretell.verify.lossy.divergence import Divergence
+from foretell.verify.lossy.lenience import Lenience
+from foretell.verify.lossy.lookahead import EntropyGated
+from foretell.verify.lossy.threshold import Threshold
+from foretell.verify.lossy.top_n import TopN
+from foretell.verify.lossy.typical import Typical
 from tests.verify import enumerate as exact
 from tests.verify import test_statistics as statistics
 from tests.verify.enumerate import Case, Drafts, Tables
@@ -255,7 +255,7 @@ def test_lenience_in_ragged_batches_its_slow_twin_and_broken_rows(monkeypatch: p
     assert torch.equal(rule.stops(Evidence(tree, broken)).stops[:, 0], torch.ones(len(p), dtype=torch.float64))
     noise = Noise(torch.arange(len(p)), torch.zeros(len(p), dtype=torch.int64))
     assert not bool(draw(rule, Evidence(tree, broken, noise)).sound.any())
-    monkeypatch.setattr("foretoken.verify.rejection.try_tree", lambda *args, **options: None)
+    monkeypatch.setattr("foretell.verify.rejection.try_tree", lambda *args, **options: None)
     slow = rule.stops(evidence)
     assert isinstance(slow.carry, Tensor), "the twin in torch ran"
     assert torch.allclose(slow.stops, stops, atol=1e-12)

@@ -6,9 +6,9 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretoken.core.errors import ConfigError
-from foretoken.verify import Coupled
-from foretoken.verify.lossy.judge import Judge, JudgeHead
+from foretell.core.errors import ConfigError
+from foretell.verify import Coupled
+from foretell.verify.lossy.judge import Judge, JudgeHead
 from tests.verify.random_trees import decided, random_evidence
 
 

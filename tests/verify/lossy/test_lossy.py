@@ -12,22 +12,22 @@ import pytest
 import torch
 from torch import Tensor
 
-from foretoken.core.errors import ConfigError
-from foretoken.core.noise import Noise, exponentials
-from foretoken.core.probs import one_hot_argmax
-from foretoken.core.spec import parse_spec, spec_of
-from foretoken.core.tree import DrawMode, DrawnBy, TokenTree, chain_tree
-from foretoken.verify import Coupled, Evidence, Verifier, draw
-from foretoken.verify.lossy import base as lossy
-from foretoken.verify.lossy import typical as lossy_typical
-from foretoken.verify.lossy.base import Lossy, Mismatch
-from foretoken.verify.lossy.divergence import Divergence
-from foretoken.verify.lossy.judge import Judge, JudgeHead
-from foretoken.verify.lossy.lenience import Lenience
-from foretoken.verify.lossy.lookahead import EntropyGated
-from foretoken.verify.lossy.threshold import Threshold
-from foretoken.verify.lossy.top_n import TopN
-from foretoken.verify.lossy.typical import Typical
+from foretell.core.errors import ConfigError
+from foretell.core.noise import Noise, exponentials
+from foretell.core.probs import one_hot_argmax
+from foretell.core.spec import parse_spec, spec_of
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree, chain_tree
+from foretell.verify import Coupled, Evidence, Verifier, draw
+from foretell.verify.lossy import base as lossy
+from foretell.verify.lossy import typical as lossy_typical
+from foretell.verify.lossy.base import Lossy, Mismatch
+from foretell.verify.lossy.divergence import Divergence
+from foretell.verify.lossy.judge import Judge, JudgeHead
+from foretell.verify.lossy.lenience import Lenience
+from foretell.verify.lossy.lookahead import EntropyGated
+from foretell.verify.lossy.threshold import Threshold
+from foretell.verify.lossy.top_n import TopN
+from foretell.verify.lossy.typical import Typical
 from tests.verify.random_trees import HIDDEN, decided, random_evidence, row_of, tensors_of
 
 F, I, W, C = DrawnBy.FIXED, DrawnBy.IID, DrawnBy.WITHOUT_REPLACEMENT, DrawnBy.COUPLED  # noqa: E741

@@ -1,0 +1,87 @@
+"""The gain of stopping a chain of guesses at the best place, computed from recorded steps.
+
+A record holds, of each of S steps, how many of G guesses in a line the target would have kept. Every policy is judged by
+tokens over cost on these steps, as if how far one step drafts did not change where the next begins. Costs are in passes
+of the target: ``draft_cost`` for a pass of the drafter, ``target_cost(nodes)`` for one of the target over so many nodes
+(1 by default, whatever the width).
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from foretell.planner.model import speedup, step_cost
+
+TargetCost = Callable[[int], float]
+
+
+def one_pass(num_nodes: int) -> float:
+    """Every pass of the target costs the same."""
+    return 1.0
+
+
+def policy_speed(
+    accepted: Tensor,
+    drafted: Tensor,
+    draft_cost: float,
+    *,
+    passes: Tensor | None = None,
+    target_cost: TargetCost = one_pass,
+) -> float:
+    """Tokens per pass of the target where step s drafts drafted[s] guesses, in passes[s] passes of the drafter (as many by
+    default). accepted, drafted, passes [S] int64: min(accepted, drafted) are kept, and the target adds one."""
+    tokens = torch.minimum(accepted, drafted) + 1
+    costs = {nodes: target_cost(nodes + 1) for nodes in set(drafted.tolist())}
+    verify = sum(cost * int((drafted == nodes).sum()) for nodes, cost in costs.items())
+    return speedup(
+        float(tokens.sum()), step_cost(verify, float((drafted if passes is None else passes).sum()), draft_cost)
+    )
+
+
+def fixed_speed(accepted: Tensor, length: int, draft_cost: float, *, target_cost: TargetCost = one_pass) -> float:
+    """... where every step drafts this many."""
+    return policy_speed(accepted, torch.full_like(accepted, length), draft_cost, target_cost=target_cost)
+
+
+def best_fixed(
+    accepted: Tensor, most: int, draft_cost: float, *, target_cost: TargetCost = one_pass
+) -> tuple[int, float]:
+    """(length, speed) of the best fixed length from 0 (no drafting) to most, the shorter of equals."""
+    speeds = [fixed_speed(accepted, length, draft_cost, target_cost=target_cost) for length in range(most + 1)]
+    best = max(range(most + 1), key=lambda length: speeds[length])
+    return best, speeds[best]
+
+
+def oracle_speed(accepted: Tensor, draft_cost: float, *, target_cost: TargetCost = one_pass) -> float:
+    """The most that any choice of lengths reaches on these steps, with no rejected guess drafted.
+
+    A step that can keep a guesses drafts the g <= a that makes g + 1 - speed * cost(g) largest, at the speed that results
+    (Dinkelbach's iteration, exact in a few rounds). Where a guess costs less than it brings, that is g = a.
+    """
+    most = int(accepted.max()) if len(accepted) else 0
+    cost = torch.tensor([step_cost(target_cost(g + 1), g, draft_cost) for g in range(most + 1)], dtype=torch.float64)
+    gain = torch.arange(1, most + 2, dtype=torch.float64)
+    allowed = torch.arange(most + 1) <= accepted[:, None]  # [S, G + 1]
+    speed = 0.0
+    while True:
+        worth = torch.where(allowed, gain - speed * cost, -torch.inf)
+        chosen = worth.argmax(1)
+        found = float(gain[chosen].sum() / cost[chosen].sum())
+        if found <= speed * (1 + 1e-12):
+            return max(found, speed)
+        speed = found
+
+
+def lengths_by_threshold(chance: Tensor, threshold: float, minimum: int = 1) -> tuple[Tensor, Tensor]:
+    """(guesses [S], passes of the drafter [S]) of the rule of SpecDec++ on predicted acceptances chance [S, G] of guesses
+    in a line: stop after the first guess, not before the ``minimum``-th, at which 1 - product exceeds the threshold.
+
+    A guess must be read before it is judged, so a step that stops early costs one pass more than it drafts.
+    """
+    most = chance.shape[1]
+    over = 1.0 - chance.cumprod(1) > threshold
+    over[:, : minimum - 1] = False
+    over[:, -1] = True  # there is no further guess
+    drafted = over.long().argmax(1) + 1
+    return drafted, torch.where(drafted < most, drafted + 1, drafted)

@@ -1,0 +1,42 @@
+"""Floor 5: measuring. ``run_bench`` decodes prompts plainly and with each method, interleaved, and reports figures.
+
+>>> from foretell.bench import load_suite, run_bench
+>>> report = run_bench({"target": "bundled"}, load_suite("bundled")[:10], ["draft_model:5", "ngram"])
+>>> print(report.temperatures[0].methods[1].overall.speedup)
+
+``suite.py`` reads questions, ``named.py`` knows the public suites, ``script.py`` makes prompts of them. ``trace.py`` says
+what a run is, ``stats.py`` is all arithmetic, ``run.py`` all measuring, ``report.py`` puts them together. ``answers.py``,
+``sandbox.py`` and ``quality.py`` say whether answers are right.
+"""
+
+from foretell.bench.named import NAMED, sample
+from foretell.bench.quality import Quality
+from foretell.bench.report import BenchReport, Figures, Macro, MethodReport, TemperatureReport
+from foretell.bench.run import BenchInterrupted, BenchMethod, PromptDone, parse_method, run_bench
+from foretell.bench.script import encode_item
+from foretell.bench.stats import Interval, first_loop
+from foretell.bench.suite import Item, Suite, load_suite, read_suite, select
+
+__all__ = [
+    "NAMED",
+    "BenchInterrupted",
+    "BenchMethod",
+    "BenchReport",
+    "Figures",
+    "Interval",
+    "Item",
+    "Macro",
+    "MethodReport",
+    "PromptDone",
+    "Quality",
+    "Suite",
+    "TemperatureReport",
+    "encode_item",
+    "first_loop",
+    "load_suite",
+    "parse_method",
+    "read_suite",
+    "run_bench",
+    "sample",
+    "select",
+]

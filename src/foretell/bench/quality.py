@@ -1,0 +1,68 @@
+"""Are a method's answers as often right as plain decoding's? Shares with Wilson intervals, pairs with McNemar's exact test.
+
+The same questions with the same seeds are answered plainly and by the method. Where both are right or both are wrong
+a pair says nothing; of the others, an exact rule gives each side as many on average (McNemar 1947, by the binomial law).
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from foretell.bench import sandbox
+from foretell.bench.answers import Check, program, same_number
+from foretell.bench.stats import Interval, mcnemar, wilson
+
+
+@dataclass(frozen=True)
+class Quality:
+    """Right answers of one method on one task at one temperature."""
+
+    category: str
+    num_judged: int
+    num_right: int
+    share: Interval  # Wilson, 95 %
+    num_right_plain: int
+    num_plain_only: int  # right answers that plain decoding alone has
+    num_method_only: int
+    p_value: float  # of the two counts above, if both sides were right equally often
+
+
+class Judge:
+    """Judges answers; the same answer to the same question is judged once."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Check, str], bool] = {}
+
+    def right(self, check: Check, text: str) -> bool:
+        """Whether an answer is right. Python programs are run: see ``sandbox``."""
+        key = (check, text)
+        if key not in self._known:
+            self._known[key] = self._judge(check, text)
+        return self._known[key]
+
+    @staticmethod
+    def _judge(check: Check, text: str) -> bool:
+        if check.kind == "number":
+            return same_number(text, check.expected)
+        source = f"{program(text, check)}\n{check.expected}\ncheck({check.entry_point})\n"
+        return sandbox.run(source) == sandbox.PASSED
+
+
+def quality(groups: Mapping[int, str], method: Mapping[int, bool], plain: Mapping[int, bool]) -> list[Quality]:
+    """By task, and over all where there are several ("overall", first). groups: question -> task; method, plain: question
+    -> whether the answer is right; questions that either side lacks are left out."""
+    both = [index for index in groups if index in method and index in plain]
+    names = list(dict.fromkeys(groups[index] for index in both))
+    parts = {name: [index for index in both if groups[index] == name] for name in names}
+    if len(parts) > 1:
+        parts = {"overall": both, **parts}
+    return [_quality(name, [(method[i], plain[i]) for i in chosen]) for name, chosen in parts.items()]
+
+
+def _quality(name: str, pairs: Sequence[tuple[bool, bool]]) -> Quality:
+    right, plain = sum(mine for mine, _ in pairs), sum(theirs for _, theirs in pairs)
+    plain_only = sum(theirs and not mine for mine, theirs in pairs)
+    method_only = sum(mine and not theirs for mine, theirs in pairs)
+    return Quality(
+        name, len(pairs), right, wilson(right, len(pairs)), plain, plain_only, method_only,
+        mcnemar(plain_only, method_only),
+    )  # fmt: skip

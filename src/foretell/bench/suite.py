@@ -1,0 +1,165 @@
+"""Prompts to measure on: the bundled suite, the named public suites (``named.py``), and files (``core.prompts``).
+
+An entry of a file is a text, ``prompt`` or ``messages``, or one of three forms. Ours and Spec-Bench's:
+``question_id``, ``category``, ``turns`` (messages of the user; a later one follows the model's own answer), and where
+there are any ``format`` ("text" to continue, "chat" to put into the chat template), ``prediction`` (a guess of the
+output) and ``reference`` (which, for word problems, ends in the right number). GSM8K's: ``question``,
+``answer`` ("... #### 42"). HumanEval's: ``task_id``, ``prompt``, ``test``, ``entry_point``. Lines without ``format``
+are messages, so the chat template is used wherever the tokenizer has one.
+"""
+
+import gzip
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from foretell.bench.answers import Check, number_check, python_check
+from foretell.core import prompts
+from foretell.core.errors import ConfigError, nearest
+
+NUMBER_CATEGORIES = ("math_reasoning", "gsm8k")
+"""Categories whose ``reference`` ends in the right number, with or without MARK. MT-bench's ``math`` is none: its
+references are essays."""
+MARK = "####"
+"""What GSM8K puts before the right number."""
+SOLVE = "\nThink step by step, and end with a line that has #### and the number alone."
+COMPLETE = "Complete this Python function. Answer with the whole function in one code block.\n\n```python\n{}```"
+
+
+@dataclass(frozen=True)
+class Item:
+    """One question: its first message, and those that follow the answers to it."""
+
+    question_id: int | str
+    category: str
+    prompt: str
+    format: str = "chat"  # "text" or "chat"
+    prediction: str | None = None
+    later: tuple[str, ...] = ()  # further messages of the user, each after the model's own answer to the one before
+    task: str = ""  # the part of a suite that reports sum up; empty: the category
+    check: Check | None = None  # how an answer to the first message is judged
+    messages: tuple[Mapping[str, Any], ...] = ()  # the whole conversation, where it is more than ``prompt``
+    turn: int = 1  # of a message of a question; runs are of one message each
+
+    @property
+    def group(self) -> str:
+        """What reports sum up."""
+        return self.task or self.category
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Questions, and what is to be said of them."""
+
+    name: str
+    items: list[Item]
+    notes: list[str] = field(default_factory=list)  # e.g. that a file has other counts than the suite it is named after
+
+
+def load_suite(name: str | Path = "bundled") -> list[Item]:
+    """The questions of ``read_suite``, without its notes. Raises ConfigError."""
+    return read_suite(name).items
+
+
+def read_suite(name: str | Path = "bundled") -> Suite:
+    """A suite by name ("bundled", or one of ``named.NAMED``: from the cache directory, or fetched into it), or by a file.
+
+    Raises ConfigError that names the line.
+    """
+    from foretell.bench import named
+
+    if str(name) == "bundled":
+        from foretell import bundled
+
+        return Suite("bundled", read_file(bundled.path("suite"), "bundled"))
+    if str(name) in named.NAMED:
+        return named.read_named(str(name))
+    return named.described(Suite(str(name), read_file(Path(name), str(name))))
+
+
+def read_file(path: Path, name: str, *, is_json: bool = False) -> list[Item]:
+    """The questions of a file, packed by gzip where it ends in .gz. name: in messages; is_json: refuse plain text."""
+    try:
+        data = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        data = gzip.decompress(data) if path.suffix == ".gz" else data
+        text = data.decode("utf-8-sig")
+    except (gzip.BadGzipFile, EOFError) as error:
+        raise ConfigError(f"suite {name!r} is not a whole gzip file: {error}") from None
+    except OSError as error:
+        from foretell.bench.named import NAMED
+
+        known = ", ".join(["'bundled'", *NAMED])
+        close = nearest(name, list(NAMED))
+        raise ConfigError(
+            f"suite {name!r} cannot be read: {error.strerror}{close}; expected {known}, or a file of prompts"
+        ) from None
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"suite {name!r} is not UTF-8 text (byte {error.start})") from None
+    if is_json and prompts.is_plain(text):
+        raise ConfigError(f"suite {name!r}, line 1: not JSON")
+    suffix = path.with_suffix("").suffix if path.suffix == ".gz" else path.suffix
+    return [_item(entry) for entry in prompts.entries(text, f"suite {name!r}", suffix=suffix)]
+
+
+def _item(entry: prompts.Entry) -> Item:
+    record, number, where = entry.record, entry.number, entry.where
+    if not {"turns", "messages"} & record.keys():
+        if all(isinstance(record.get(key), str) for key in ("question", "answer")):
+            return _gsm8k(record, number, where)
+        if all(isinstance(record.get(key), str) for key in ("task_id", "prompt", "test", "entry_point")):
+            return _humaneval(record)
+    asked = prompts.conversation(entry)
+    prediction = record.get("prediction")
+    if prediction is not None and not isinstance(prediction, str):
+        raise ConfigError(f"{where}: prediction must be a text")
+    category = str(record.get("category", "all"))
+    return Item(
+        record.get("question_id", number), category, asked.texts[0], asked.format, prediction or None, asked.texts[1:],
+        check=_check(record, category), messages=asked.messages,
+    )  # fmt: skip
+
+
+def _check(record: Mapping[str, Any], category: str) -> Check | None:
+    """The right number of a word problem with a reference, or the tests that a line brings."""
+    if isinstance(record.get("test"), str) and isinstance(record.get("entry_point"), str):
+        return python_check(record["test"], record["entry_point"], record["turns"][0])
+    reference = record.get("reference")
+    if isinstance(reference, list):
+        reference = next((text for text in reference if isinstance(text, str)), None)
+    if not isinstance(reference, str) or not (category in NUMBER_CATEGORIES or MARK in reference):
+        return None
+    return number_check(reference)
+
+
+def _gsm8k(record: Mapping[str, Any], number: int, where: str) -> Item:
+    check = number_check(record["answer"])
+    if check is None:
+        raise ConfigError(f"{where}: the answer has no number: {record['answer'][-40:]!r}")
+    return Item(record.get("question_id", number), "gsm8k", record["question"] + SOLVE, check=check)
+
+
+def _humaneval(record: Mapping[str, Any]) -> Item:
+    check = python_check(record["test"], record["entry_point"], record["prompt"])
+    return Item(record["task_id"], "humaneval", COMPLETE.format(record["prompt"]), check=check)
+
+
+def select(items: Sequence[Item], *, categories: Sequence[str] | None = None, limit: int | None = None) -> list[Item]:
+    """The first ``limit`` items of each category asked for, in the suite's order; the name of a task, such as Spec-Bench's
+    mt_bench, stands for its categories. Raises ConfigError."""
+    known = list(dict.fromkeys([*(item.category for item in items), *(item.group for item in items)]))
+    for category in categories or ():
+        if category not in known:
+            raise ConfigError(f"unknown category {category!r}{nearest(category, known)}")
+    if limit is not None and limit < 1:
+        raise ConfigError(f"limit = {limit} must be at least 1")
+    taken: dict[str, int] = {}
+    chosen = []
+    for item in items:
+        if categories and item.category not in categories and item.group not in categories:
+            continue
+        taken[item.category] = taken.get(item.category, 0) + 1
+        if limit is None or taken[item.category] <= limit:
+            chosen.append(item)
+    return chosen

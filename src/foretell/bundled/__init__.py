@@ -1,0 +1,28 @@
+"""The models that travel inside the package: a small target, drafters for it, and a suite of prompts (see README.md).
+
+Nothing is loaded here: `path` names a file or folder. "target" and "draft" are folders that any Hugging Face loader
+opens; the heads are folders in their own formats (`foretell.methods.common.formats`).
+"""
+
+from pathlib import Path
+
+_HERE = Path(__file__).parent
+HEADS = ("medusa", "eagle1", "eagle3", "kangaroo", "dflash", "acceptance", "judge")
+NAMED = ("smollm2-135m/eagle3",)
+"""Heads for models of ``foretell list``."""
+_ALIASES = {"eagle2": "eagle1"}  # the same weights on another tree
+_PATHS = {
+    "target": _HERE / "target",
+    "draft": _HERE / "draft",
+    "suite": _HERE / "suite.jsonl",
+    **{name: _HERE / name for name in (*HEADS, *NAMED)},
+    **{name: _HERE / head for name, head in _ALIASES.items()},
+}
+
+
+def path(name: str) -> Path:
+    """Where `name` lies: "target" or "draft", a head of HEADS ("eagle2": eagle1's), or "suite" (a prompt a line)."""
+    try:
+        return _PATHS[name]
+    except KeyError:
+        raise KeyError(f"no bundled {name!r}; there are {', '.join(_PATHS)}") from None

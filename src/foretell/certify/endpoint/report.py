@@ -1,0 +1,98 @@
+"""What was found of an endpoint: checks, faults by name, and a verdict."""
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any
+
+from foretell.certify.report import DEFECT, NEAR_TIE, NOTHING, PASS, Finding
+
+SKIPPED = "not checked"
+"""Verdict: the endpoint does not take what the check needs, or there is nothing to compare with."""
+
+
+@dataclass(frozen=True)
+class EndpointCheck:
+    """The result of one check."""
+
+    name: str
+    question: str
+    verdict: str  # PASS, NEAR_TIE, DEFECT, NOTHING or SKIPPED
+    looked_at: str  # how much was compared, in words
+    summary: str = ""  # the largest deviation or the reason, in words
+    findings: tuple[Finding, ...] = ()
+    figures: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def passed(self) -> bool:
+        """Whether it ran and found no defect."""
+        return self.verdict in (PASS, NEAR_TIE)
+
+
+@dataclass(frozen=True)
+class Fault:
+    """What is wrong, by name, and what usually causes it."""
+
+    name: str
+    what: str
+    evidence: tuple[str, ...]  # names of the checks that show it
+
+
+@dataclass(frozen=True)
+class EndpointCertificate:
+    """All checks of one endpoint."""
+
+    checks: tuple[EndpointCheck, ...]
+    faults: tuple[Fault, ...]
+    settings: dict[str, Any]
+    seconds: float
+
+    @property
+    def defects(self) -> tuple[EndpointCheck, ...]:
+        """The checks that failed."""
+        return tuple(check for check in self.checks if check.verdict == DEFECT)
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there was something to compare texts with."""
+        return bool(self.settings.get("reference"))
+
+    @property
+    def passed(self) -> bool:
+        """No defect, and at least one check ran."""
+        return not self.defects and any(check.passed for check in self.checks)
+
+    @property
+    def verdict(self) -> str:
+        """The last line of the report."""
+        if self.defects:
+            return "DEFECT: " + ", ".join(fault.name for fault in self.faults)
+        if not self.passed:
+            return "nothing was checked"
+        left = [check.name for check in self.checks if not check.passed]
+        if not self.has_reference:
+            return "consistent with itself (no reference: that it is the target's text was not checked)"
+        return "certified" + (f", but for what was not checked: {', '.join(left)}" if left else "")
+
+    def to_dict(self) -> dict[str, Any]:
+        """All of it as JSON values."""
+        return {
+            "verdict": self.verdict,
+            "passed": self.passed,
+            "faults": [dataclasses.asdict(fault) for fault in self.faults],
+            "checks": [{**dataclasses.asdict(check), "passed": check.passed} for check in self.checks],
+            "settings": self.settings,
+            "seconds": self.seconds,
+        }
+
+
+__all__ = [
+    "DEFECT",
+    "NEAR_TIE",
+    "NOTHING",
+    "PASS",
+    "SKIPPED",
+    "EndpointCertificate",
+    "EndpointCheck",
+    "Fault",
+    "Finding",
+]

@@ -1,0 +1,143 @@
+"""Record production decoding: every proposed tree, and the distributions that its verifier read.
+
+A ``VisitRecorder`` is an observer of the engine's steps (``StepEvent``): it changes nothing and draws nothing.
+"""
+
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretell.core.noise import derive_seed
+from foretell.core.params import SamplingParams
+from foretell.draft.config import MethodConfig
+from foretell.engine.engine import Engine
+from foretell.engine.event import StepEvent
+from foretell.verify.base import Evidence
+
+MAX_BYTES = 2**28
+"""Most bytes of distributions that a recorder keeps: with a vocabulary of 150,000 tokens a tree's rows are tens of
+megabytes."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """One row's text when a tree was proposed for it."""
+
+    ids: list[int]  # prompt and output, the pending token last
+    num_prompt: int
+    params: SamplingParams  # its seed identifies the request
+
+    @property
+    def num_output(self) -> int:
+        """Tokens emitted so far."""
+        return len(self.ids) - self.num_prompt
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One row of one production step, as its verifier saw it."""
+
+    text: Text
+    tokens: Tensor  # [N] int64
+    parent: Tensor  # [N] int64
+    drawn_by: Tensor  # [N] int64
+    q: Tensor | None  # [N, V]
+    p: Tensor  # [N, V]
+
+    def nodes(self) -> list[int]:
+        """The root and all nodes that are not padding."""
+        return [0, *torch.nonzero(self.parent >= 0)[:, 0].tolist()]
+
+    def path(self, node: int) -> list[int]:
+        """Nodes from below the root down to node."""
+        path: list[int] = []
+        while node > 0:
+            path.insert(0, node)
+            node = int(self.parent[node])
+        return path
+
+    def context(self, node: int) -> list[int]:
+        """The text that node ends."""
+        return [*self.text.ids, *self.tokens[self.path(node)].tolist()]
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """What was proposed to one row in one step: enough to find a token's node again."""
+
+    num_output: int
+    tokens: list[int]
+    parent: list[int]
+
+    def node_before(self, emitted: Sequence[int], position: int) -> int:
+        """The node after which output token ``position`` was drawn, given the output emitted."""
+        node = 0
+        for token in emitted[self.num_output : position]:
+            children = [i for i in range(1, len(self.parent)) if self.parent[i] == node and self.tokens[i] == token]
+            if not children:
+                break
+            node = children[0]
+        return node
+
+
+Listener = Callable[[Sequence[Text], Evidence], None]
+"""Called with the texts before a step, and the verifier's input."""
+
+
+class VisitRecorder:
+    """Keeps some visits of every request, and passes every step to the listeners."""
+
+    def __init__(self, max_visits: int, seed: int, listeners: Sequence[Listener] = ()) -> None:
+        """max_visits of each request are kept: the last with guesses in a line, which sees what all steps before it left
+        in the cache, then a uniform sample. seed is the certificate's own, apart from the noise of production."""
+        self.max_visits = max_visits
+        self.proposals: dict[int, list[Proposal]] = {}  # by seed of the request
+        self._last: dict[int, Visit] = {}  # by seed too
+        self._sample: dict[int, list[Visit]] = {}
+        self._random = random.Random(derive_seed(seed, 1))
+        self._listeners = listeners
+
+    @property
+    def visits(self) -> list[Visit]:
+        """All that was kept, request by request."""
+        return [
+            visit
+            for key, last in self._last.items()
+            for visit in (last, *(other for other in self._sample.get(key, []) if other is not last))
+        ]
+
+    def __call__(self, event: StepEvent) -> None:
+        """Look at one step."""
+        evidence = event.evidence
+        tree, p = evidence.tree, evidence.p
+        texts = [Text(event.text(index), len(row.prompt_ids), row.params) for index, row in enumerate(event.rows)]
+        room = max(1, MAX_BYTES // max(1, 2 * p[0].numel() * p.element_size()))
+        tokens, parents = tree.tokens.tolist(), tree.parent.tolist()
+        for row, text in enumerate(texts):
+            key = int(text.params.seed or 0)
+            known = self.proposals.setdefault(key, [])
+            known.append(Proposal(text.num_output, tokens[row], parents[row]))
+            late = key not in self._last or any(above > 0 for above in parents[row])
+            sample = self._sample.setdefault(key, [])
+            num_sampled = min(self.max_visits - 1, room // max(1, len(self._sample)) - 1)
+            place = len(sample) if len(sample) < num_sampled else self._random.randrange(len(known))
+            if not late and place >= num_sampled:
+                continue
+            q = None if tree.q is None else tree.q[row].clone()
+            guesses, parent, label = (x[row].clone() for x in (tree.tokens, tree.parent, tree.drawn_by))
+            visit = Visit(text, guesses, parent, label, q, p[row].clone())
+            if late and (key in self._last or len(self._last) < room):
+                self._last[key] = visit
+            if place < num_sampled:
+                sample[place : place + 1] = [visit]
+        for listen in self._listeners:
+            listen(texts, evidence)
+
+    def engine(self, engine: Engine, config: MethodConfig) -> Engine:
+        """engine's target and method under another configuration, watched."""
+        recorded = Engine(engine.model, engine.tokenizer, speculative=config, method=engine.method, width=engine.width)
+        recorded.observers.append(self)
+        return recorded

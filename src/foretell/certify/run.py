@@ -1,0 +1,218 @@
+"""``certify``: decode with every verifier and shape under observation, then check what was recorded."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from foretell.certify.conditions import NAMES, requests
+from foretell.certify.distribution import VisitedContext, check_distribution, contexts_of
+from foretell.certify.draws import DrawChecks
+from foretell.certify.joint import check_joint
+from foretell.certify.noise import check_noise
+from foretell.certify.plain import RoundingJudge
+from foretell.certify.recorder import Proposal, Visit, VisitRecorder
+from foretell.certify.report import Certificate, Check
+from foretell.certify.tokens import ObservedRun, check_tokens, follows_noise
+from foretell.certify.weights import unquantised_of, weights_distance
+from foretell.certify.window import check_window
+from foretell.core.errors import ConfigError, ForetellError
+from foretell.core.noise import derive_seed
+from foretell.draft.config import MethodConfig
+from foretell.draft.legality import parse_draws, refusal
+from foretell.draft.shapes import parse_shape
+from foretell.engine.engine import Engine, Prompt, Request
+from foretell.engine.result import Completion
+from foretell.model.target import CausalModel
+from foretell.verify import VERIFIERS, Verifier, parse_verifier
+
+SHAPES = ("chain", "static/branching=3x2x1")
+ALPHA = 1e-6
+"""False-alarm rate of ``draws`` and ``noise`` of one certificate together; all else is exact, or decided by replay."""
+
+Progress = Callable[[int, int, str], None]
+"""Called with (done, total, what runs now)."""
+
+
+@dataclass(frozen=True)
+class CertifyBudget:
+    """Sample sizes, for each verifier and shape."""
+
+    visits: int = 1  # steps of each request whose distributions are recomputed plainly
+    distributions: int = 2  # contexts of ``law`` at each temperature
+    batch_size: int = 4
+    seeds: int = 100_000  # of ``noise``, a tree
+
+
+@dataclass(frozen=True)
+class Combination:
+    """A verifier and a shape that compose."""
+
+    config: MethodConfig
+
+    @property
+    def verifier(self) -> Verifier:
+        """The rule."""
+        return self.config.verifier
+
+
+def certify(
+    engine: Engine,
+    prompts: Sequence[Prompt],
+    *,
+    verifiers: Sequence[str] | None = None,
+    shapes: Sequence[str] = SHAPES,
+    temperatures: Sequence[float] = (0.0, 0.7, 1.0),
+    max_new_tokens: int = 16,
+    seed: int = 0,
+    budget: CertifyBudget | None = None,
+    replay: Callable[[], CausalModel] | None = None,
+    progress: Progress | None = None,
+) -> Certificate:
+    """Certify engine's target under engine's method of guessing (its verifier and shape are replaced by the given
+    ones).
+
+    verifiers: specs, by default every exact rule there is. A verifier and a shape that do not compose are left out, and
+    named. replay loads the model that decides doubtful cases (default: the target by its name, transformers, float32).
+    The engine is not changed. Raises ConfigError for invalid arguments, before anything is decoded.
+    """
+    begun = perf_counter()
+    budget = budget or CertifyBudget()
+    if not prompts:
+        raise ConfigError("no prompts: a certificate needs at least one")
+    if engine.speculative.method == "none":
+        raise ConfigError("method 'none' guesses nothing: choose a method to certify, e.g. draft_model or ngram")
+    if max_new_tokens < 2:
+        raise ConfigError(f"max_new_tokens = {max_new_tokens} must be at least 2: one token leaves nothing to guess")
+    if not temperatures:
+        raise ConfigError("no temperature: give at least one")
+    chosen = list(verifiers) if verifiers is not None else [name for name, rule in VERIFIERS.items() if rule.exact]
+    pairs, left_out = combinations(engine.speculative, list(dict.fromkeys(chosen)), list(dict.fromkeys(shapes)))
+    longest = engine.model.spec.max_positions - max_new_tokens
+    if longest < 1:
+        raise ConfigError(f"max_new_tokens = {max_new_tokens} leaves no room for a prompt in the model's context")
+    ids = [engine._encode(prompt)[-longest:] for prompt in prompts]
+    asked = [
+        request
+        for temperature in dict.fromkeys(temperatures)
+        for request in requests(ids, temperature, max_new_tokens, seed)
+    ]
+    for pair in pairs:
+        pair.config.load_verifier(engine.model)  # a missing head is reported now
+    total = len(pairs) + 1
+    say = progress or (lambda done, total, what: None)
+
+    say(0, total, "plain decoding")
+    plain = engine.with_method("none")
+    expected = plain.generate_batch(asked, batch_size=1)
+    judge = RoundingJudge(engine.model, replay)
+    checks: list[Check] = []
+    contexts: dict[str, list[VisitedContext]] = {}
+    with torch.inference_mode():
+        for done, pair in enumerate(pairs, 1):
+            say(done, total, f"{pair.config.verify}, {pair.config.shape}")
+            alpha = ALPHA / 2 / len(pairs)
+            checks += certify_pair(engine, pair.config, asked, expected, judge, budget, seed, alpha, contexts)
+        say(total, total, "laws")
+        checks += certify_distributions(contexts, seed, ALPHA / 2, budget.seeds)
+    order = ("window", "draws", "law", "joint", "noise", "tokens")
+    checks.sort(key=lambda check: order.index(check.name))
+    distance = None
+    if engine.model.spec.is_quantised:
+        say(total, total, "quantised weights")
+        try:
+            distance = weights_distance(engine.model, unquantised_of(engine.model), ids)
+        except ForetellError as error:
+            left_out.append(f"distance of {engine.model.spec.weights} weights from unquantised ones: {error}")
+    settings: dict[str, Any] = {
+        **{key: value for key, value in engine.resolved().items() if key != "exact"},
+        "verifiers": chosen, "shapes": list(shapes), "temperatures": list(temperatures), "conditions": list(NAMES),
+        "num_prompts": len(prompts), "max_new_tokens": max_new_tokens, "seed": seed, "alpha": ALPHA,
+    }  # fmt: skip
+    return Certificate(tuple(checks), tuple(left_out), settings, perf_counter() - begun, distance)
+
+
+def combinations(
+    base: MethodConfig, verifiers: Sequence[str], shapes: Sequence[str]
+) -> tuple[list[Combination], list[str]]:
+    """The legal pairs of a verifier and a shape, and why the others are not. Raises ConfigError where none is legal."""
+    pairs, left_out = [], []
+    for verify in verifiers:
+        verifier = parse_verifier(verify)
+        for text in shapes:
+            shape = parse_shape(text, base.num_speculative_tokens)
+            reason = refusal(base.method, base.capabilities, verifier, shape, parse_draws(base.draws))
+            if reason is None:
+                pairs.append(Combination(dataclasses.replace(base, verify=verify, shape=text)))
+            else:
+                left_out.append(f"{verify}, {text}: {reason}")
+    if not pairs:
+        raise ConfigError(f"nothing to certify: {left_out[0]}" if left_out else "no verifier or no shape was named")
+    return pairs, left_out
+
+
+def certify_pair(
+    engine: Engine,
+    config: MethodConfig,
+    asked: Sequence[Request],
+    expected: Sequence[Completion],
+    judge: RoundingJudge,
+    budget: CertifyBudget,
+    seed: int,
+    alpha: float,
+    contexts: dict[str, list[VisitedContext]],
+) -> list[Check]:
+    """One verifier and shape: decode everything once, watched; then window, draws and tokens. Adds to contexts."""
+    verifier, shape = config.verifier, config.shape
+    draws = DrawChecks(seed)
+    temperatures = list(dict.fromkeys(request.params.temperature for request in asked))
+    runs: list[ObservedRun] = []
+    visits: list[Visit] = []
+    last: VisitRecorder | None = None
+    proposals: dict[int, list[Proposal]] = {}
+    for temperature in temperatures:
+        part = [index for index, request in enumerate(asked) if request.params.temperature == temperature]
+        recorder = VisitRecorder(budget.visits, derive_seed(seed, part[0]), [draws])
+        found = recorder.engine(engine, config).generate_batch(
+            [asked[index] for index in part], batch_size=budget.batch_size
+        )
+        visits += recorder.visits
+        proposals |= recorder.proposals
+        contexts.setdefault(config.verify, []).extend(contexts_of(recorder.visits, budget.distributions))
+        for index, completion in zip(part, found, strict=True):
+            prompt = asked[index].prompt
+            assert not isinstance(prompt, str)
+            runs.append(ObservedRun(asked[index], list(prompt), expected[index], completion))
+        last = recorder
+    assert last is not None
+    last.proposals = proposals
+    checks = [check_window(engine.model, visits, judge, config.verify, shape, engine.width)]
+    if verifier.exact and "q" in verifier.reads:
+        checks.append(draws.check(config.verify, shape, alpha))
+    same = [run for run in runs if run.request.params.temperature == 0 or follows_noise(verifier)]
+    if same:
+        unrecorded = Engine(
+            engine.model, engine.tokenizer, speculative=config, method=engine.method, width=engine.width
+        )
+        checks.append(check_tokens(same, unrecorded, last, judge, verifier, shape))
+    return checks
+
+
+def certify_distributions(
+    contexts: dict[str, list[VisitedContext]], seed: int, alpha: float, seeds: int
+) -> list[Check]:
+    """The distributions of every rule that reads no hidden states, at the contexts visited under it; lossy rules that
+    read noise are measured by ``tokens``."""
+    checks = []
+    for spec, visited in contexts.items():
+        verifier = parse_verifier(spec)
+        if "taps" in verifier.reads:
+            continue
+        if "noise" not in verifier.reads:
+            checks += [check_distribution(verifier, spec, visited), check_joint(verifier, spec, visited)]
+        elif verifier.exact and "q" not in verifier.reads:
+            checks.append(check_noise(verifier, spec, visited, seed, alpha / len(contexts), seeds))
+    return checks

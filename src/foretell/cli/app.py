@@ -1,0 +1,59 @@
+"""The commands, put together. Nothing here or in the option lists imports torch, so that ``--help`` is instant."""
+
+from typing import Annotated
+
+import typer
+
+from foretell import __version__
+from foretell.cli.bench import bench
+from foretell.cli.certify import certify
+from foretell.cli.chat import chat
+from foretell.cli.doctor import doctor
+from foretell.cli.errors import OneLineGroup
+from foretell.cli.evaluate import evaluate
+from foretell.cli.explain import explain
+from foretell.cli.export import export, vllm_args
+from foretell.cli.generate import generate
+from foretell.cli.learn import learn
+from foretell.cli.methods import methods
+from foretell.cli.pull import list_, pull, rm
+from foretell.cli.report import report
+from foretell.cli.serve import serve
+from foretell.cli.theory import theory
+from foretell.cli.train import train
+
+app = typer.Typer(
+    name="foretell",
+    cls=OneLineGroup,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+for command in (
+    generate, chat, serve, pull, list_, rm, doctor, explain, bench, report, train, learn, evaluate, certify, methods,
+    export, vllm_args,
+):  # fmt: skip
+    paragraphs = (command.__doc__ or "").split("\n\n")  # each one line, so that help is wrapped to the terminal
+    name = "list" if command is list_ else None  # typer's own: the function's name
+    app.command(name, help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
+app.add_typer(theory)
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        typer.echo(f"foretell {__version__}")
+        raise typer.Exit
+
+
+@app.callback(invoke_without_command=True)
+def foretell(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and leave.")
+    ] = False,
+) -> None:
+    """Speculative decoding that you can trust: guess the next tokens cheaply, check them in one pass, keep what is right.
+
+    Exit status: 0 success, 1 a model or prompt that cannot be used, 2 a wrong option, 130 interrupted.
+    """
+    if ctx.invoked_subcommand is None:
+        typer.echo(ctx.get_help())

@@ -1,0 +1,249 @@
+"""``foretell certify``: checks the output on given models."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretell.cli import certify_url as u
+from foretell.cli import options as o
+from foretell.cli import settings
+from foretell.cli.layout import print_table
+from foretell.cli.output import as_json, check_writable, has_color, write
+from foretell.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretell.bench import Item
+    from foretell.certify import Certificate, Check
+
+PROMPTS = "Prompts"
+Prompts = Annotated[
+    str,
+    typer.Option("--prompts", "--suite", metavar="bundled|FILE", rich_help_panel=PROMPTS,
+                 help="Prompts, as 'foretell bench' reads them."),
+]  # fmt: skip
+Limit = Annotated[
+    int,
+    typer.Option("--limit", metavar="N", rich_help_panel=PROMPTS,
+                 help="At most N prompts, taken from the categories in turn."),
+]  # fmt: skip
+Verifiers = Annotated[
+    list[str] | None,
+    typer.Option("--verify", metavar="NAME[/OPTION=VALUE]", rich_help_panel=o.SPECULATION, show_default=False,
+                 help="What to certify; may be repeated. Default: every exact verifier."),
+]  # fmt: skip
+Shapes = Annotated[
+    list[str] | None,
+    typer.Option("--shape", metavar="NAME[/OPTION=VALUE]", rich_help_panel=o.SPECULATION, show_default=False,
+                 help="Shapes of proposals; may be repeated. Default: chain and static/branching=3x2x1."),
+]  # fmt: skip
+Temperatures = Annotated[list[str] | None, o.temperature("0, 0.7 and 1")]
+Seed = Annotated[
+    int, typer.Option("--seed", envvar="FORETELL_SEED", rich_help_panel=o.SAMPLING, help="Of the whole certificate.")
+]
+Threads = Annotated[
+    int | None,
+    typer.Option("--threads", envvar="FORETELL_THREADS", metavar="N", rich_help_panel=o.MODELS, help="CPU threads."),
+]
+ReportFile = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", rich_help_panel=o.OUTPUT,
+                 help="Write the JSON certificate to FILE as well."),
+]  # fmt: skip
+
+
+def certify(
+    ctx: typer.Context,
+    prompts: Prompts = "bundled",
+    limit: Limit = 8,
+    target: o.Target = "bundled",
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    draft: o.Draft = None,
+    device: o.Device = "cpu",
+    dtype: o.Dtype = None,
+    device_map: o.DeviceMap = None,
+    implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    width: o.Width = 0,
+    threads: Threads = None,
+    method: o.Method = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    verify: Verifiers = None,
+    shape: Shapes = None,
+    temperature: Temperatures = None,
+    seed: Seed = 0,
+    max_new_tokens: o.MaxNewTokens = 16,
+    url: u.Url = None,
+    reference_url: u.ReferenceUrl = None,
+    plain: u.Plain = None,
+    model: u.ModelName = None,
+    reference_model: u.ReferenceModelName = None,
+    api_key: u.ApiKey = None,
+    api: u.Api = "auto",
+    concurrency: u.Concurrency = 8,
+    timeout: u.Timeout = 600.0,
+    samples: u.Samples = 200,
+    tolerance: u.Tolerance = 0.1,
+    false_alarms: u.FalseAlarms = 1e-3,
+    skip: u.Skip = None,
+    report: u.Report = None,
+    json_: o.Json = False,
+    output: ReportFile = None,
+    no_color: o.NoColor = False,
+) -> None:
+    """Check that the output is still right: production decoding on these models against what it must be.
+
+    window: the distribution at every guess is plain decoding's. draws: guesses come from the distribution that is
+    reported. law, joint: the rule emits exactly the target's distribution. tokens: the same text with and without
+    speculation. Lossy rules are measured, never certified.
+
+    With --url: the same of a server, any that speaks OpenAI's API, from outside, by requests alone.
+
+    Exit status: 0 certified, 1 a defect, 2 a wrong option, 130 interrupted.
+    """
+    check_writable(output)
+    u.check_options(ctx)
+    if url is not None:
+        return u.certify_url(ctx)
+    draft = settings.draft_of(ctx, [method])
+    if threads is not None and threads < 1:
+        raise ConfigError(f"--threads {threads} must be at least 1")
+    if limit < 1:
+        raise ConfigError(f"--limit {limit} must be at least 1")
+    settings.quiet()
+    from foretell.bench import encode_item
+    from foretell.certify import certify as run
+    from foretell.certify.run import SHAPES, combinations
+    from foretell.core.params import SamplingParams
+    from foretell.engine.config import speculative_config
+
+    items = read_prompts(prompts, limit)
+    config = speculation(target, draft, method, num_speculative_tokens)
+    verifiers, shapes = verify or exact_verifiers(), shape or list(SHAPES)
+    combinations(speculative_config(config), verifiers, shapes)  # mistakes are found before anything is loaded
+    temperatures = settings.temperatures(temperature, (0.0, 0.7, 1.0))
+    SamplingParams(max_new_tokens=max_new_tokens)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    engine = settings.load_engine(ctx.params, config)
+    with _progress(no_color) as progress:
+        certificate = run(
+            engine, [encode_item(engine, item) for item in items], verifiers=verifiers, shapes=shapes,
+            temperatures=temperatures, max_new_tokens=max_new_tokens, seed=seed, progress=progress,
+        )  # fmt: skip
+    if output is not None:
+        write(as_json(certificate.to_dict(), pretty=True), output)
+    if json_:
+        write(as_json(certificate.to_dict(), pretty=sys.stdout.isatty()), None)
+    else:
+        show(certificate, no_color=no_color)
+    if not certificate.passed:
+        raise typer.Exit(1)
+    return None
+
+
+def exact_verifiers() -> list[str]:
+    """All verifiers that are declared exact."""
+    from foretell import VERIFIERS
+
+    return [name for name, verifier in VERIFIERS.items() if verifier.exact]
+
+
+def speculation(target: str, draft: str | None, method: str | None, count: int | None) -> dict[str, Any]:
+    """The method configuration; ngram where there is no draft."""
+    name = method or settings.default_config(target, draft)["method"]
+    config: dict[str, Any] = {"method": "ngram" if method is None and name == "none" else name}
+    if draft is not None:
+        config["model"] = draft
+    if count is not None:
+        config["num_speculative_tokens"] = count
+    settings.check_method(config, target)
+    if config["method"] == "none" or settings.reads_prediction(config["method"]):
+        raise ConfigError(f"--method {config['method']} cannot be certified here: choose draft_model or ngram")
+    return config
+
+
+def read_prompts(name: str, limit: int) -> list["Item"]:
+    """At most limit prompts, of all categories in turn. Raises ConfigError that names the line."""
+    from foretell.bench import Item, load_suite
+
+    items = load_suite(name)
+    groups: dict[str, list[Item]] = {}
+    for item in items:
+        groups.setdefault(item.category, []).append(item)
+    deepest = max(map(len, groups.values()))
+    return [group[k] for k in range(deepest) for group in groups.values() if k < len(group)][:limit]
+
+
+def show(certificate: "Certificate", *, no_color: bool) -> None:
+    """A table, the findings, and the verdict on a line of its own."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = Console(
+        no_color=not has_color(sys.stdout, no_color), highlight=False, width=None if sys.stdout.isatty() else 120
+    )
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("check", "verifier", "shape"):
+        table.add_column(column)
+    for column in ("looked at", "largest deviation", "tolerance"):
+        table.add_column(column, justify="right")
+    table.add_column("verdict")
+    for check in certificate.checks:
+        style = {"DEFECT": "bold red", "lossy": "yellow"}.get(check.verdict)
+        table.add_row(*(escape(cell) for cell in cells(check)), style=style)
+    print_table(console, table)
+    for check in certificate.checks:
+        for finding in check.findings[:3]:
+            line = f"{finding.verdict}: {check.name}, {check.verifier}, {check.shape}: {finding.where}: {finding.what}"
+            console.print(escape(line), soft_wrap=True)
+        if len(check.findings) > 3:
+            console.print(f"  ... and {len(check.findings) - 3} more (--json has them)")
+    for reason in certificate.left_out:
+        console.print(escape(f"left out: {reason}"), soft_wrap=True)
+    s = certificate.settings
+    if certificate.weights_distance is not None:
+        console.print(escape(certificate.weights_distance.words), soft_wrap=True)
+    held = s["dtype"] if s["weights"] == s["dtype"] else f"{s['weights']} weights, {s['dtype']}"
+    ran = f"{s['target']} ({s['implementation']}, {held}) · {s['speculative']['method']} · "
+    ran += f"{s['num_prompts']} prompts x {s['max_new_tokens']} tokens at temperatures "
+    ran += f"{', '.join(f'{value:g}' for value in s['temperatures'])} · seed {s['seed']} · {certificate.seconds:.0f} s"
+    console.print(escape(ran), soft_wrap=True)
+    console.print(certificate.verdict, style="bold")
+
+
+def cells(check: "Check") -> tuple[str, ...]:
+    """One row of the table."""
+    deviation = "-" if check.deviation is None else f"{check.deviation:.1e}" if check.deviation else "0"
+    tolerance = "-" if check.tolerance is None else f"{check.tolerance:.1e}"
+    verdict = check.verdict
+    if check.verdict == "lossy" and check.name == "tokens":
+        deviation, verdict = "-", f"lossy ({check.figures['texts_parted']} of {check.figures['texts']} texts differ)"
+    elif check.verdict == "lossy":
+        verdict = f"lossy (up to {check.figures['largest_total_variation']:.2g} from p)"
+    elif check.verdict == "near-tie":
+        verdict = f"near-tie ({sum(finding.verdict == 'near-tie' for finding in check.findings)})"
+    return check.name, check.verifier, check.shape, f"{check.num_contexts} {check.unit}", deviation, tolerance, verdict
+
+
+@contextmanager
+def _progress(no_color: bool) -> Iterator[Callable[[int, int, str], None]]:
+    """A line on stderr that says what runs; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total, what: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+    columns = [*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("certifying", total=None)
+        yield lambda done, total, what: bar.update(task, completed=done, total=total, description=what)

@@ -1,0 +1,281 @@
+"""``foretell certify --url``: a server is checked from outside."""
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretell.cli import settings
+from foretell.cli.layout import print_table
+from foretell.cli.output import VISIBLE, as_json, check_writable, has_color, write
+from foretell.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretell.certify.endpoint import EndpointCertificate
+
+PANEL = "A server, from outside"
+Url = Annotated[
+    str | None,
+    typer.Option("--url", metavar="URL", rich_help_panel=PANEL, show_default=False,
+                 help="Check this server, not models here: any that speaks OpenAI's API, e.g. http://127.0.0.1:8000."),
+]  # fmt: skip
+ReferenceUrl = Annotated[
+    str | None,
+    typer.Option("--reference-url", metavar="URL", rich_help_panel=PANEL, show_default=False,
+                 help="The same model without speculation, on another server, to compare with."),
+]  # fmt: skip
+Plain = Annotated[
+    str | None,
+    typer.Option("--plain", metavar="JSON", rich_help_panel=PANEL, show_default=False,
+                 help="Fields of a request that switch speculation off, to compare the server with itself. A foretell "
+                 "server is asked with '{\"speculative\": false}' by default. With --target DIR the reference is these "
+                 "weights, decoded plainly here."),
+]  # fmt: skip
+ModelName = Annotated[
+    str | None,
+    typer.Option("--model", metavar="NAME", rich_help_panel=PANEL, show_default=False,
+                 help="The server's name of the model. Default: the first of /v1/models."),
+]  # fmt: skip
+ReferenceModelName = Annotated[
+    str | None,
+    typer.Option("--reference-model", metavar="NAME", rich_help_panel=PANEL, show_default=False,
+                 help="The same of --reference-url."),
+]  # fmt: skip
+ApiKey = Annotated[
+    str | None,
+    typer.Option("--api-key", envvar="FORETELL_API_KEY", metavar="KEY", rich_help_panel=PANEL, show_default=False,
+                 help="The key of the server, and of --reference-url."),
+]  # fmt: skip
+Api = Annotated[
+    str,
+    typer.Option("--api", metavar="auto|completions|chat", rich_help_panel=PANEL,
+                 help="The route to use. auto: completions where the server has it."),
+]  # fmt: skip
+Concurrency = Annotated[
+    int,
+    typer.Option("--concurrency", metavar="N", rich_help_panel=PANEL, help="Requests at a time, where order is free."),
+]
+Timeout = Annotated[
+    float,
+    typer.Option("--timeout", metavar="SECONDS", rich_help_panel=PANEL,
+                 help="For one answer. A server may compile for minutes at the first request of a kind."),
+]  # fmt: skip
+Samples = Annotated[
+    int,
+    typer.Option("--samples", metavar="N", rich_help_panel=PANEL,
+                 help="Short texts of each prompt and temperature. More find smaller deviations."),
+]  # fmt: skip
+Tolerance = Annotated[
+    float,
+    typer.Option("--tolerance", metavar="GAP", rich_help_panel=PANEL,
+                 help="The logit gap that counts as rounding where greedy texts part, and the largest difference of log "
+                 "probabilities."),
+]  # fmt: skip
+FalseAlarms = Annotated[
+    float,
+    typer.Option("--false-alarms", metavar="RATE", rich_help_panel=PANEL,
+                 help="How often the statistical checks together may fail where nothing is wrong."),
+]  # fmt: skip
+Skip = Annotated[
+    list[str] | None,
+    typer.Option("--skip", metavar="CHECK", rich_help_panel=PANEL, show_default=False,
+                 help="A check to leave out, e.g. seed; may be repeated."),
+]  # fmt: skip
+Report = Annotated[
+    str | None,
+    typer.Option("--report", metavar="FILE", rich_help_panel=PANEL, show_default=False,
+                 help="Write a readable page to FILE: Markdown where it ends in .md, else HTML."),
+]  # fmt: skip
+
+ENDPOINT = (
+    "reference_url", "plain", "model", "reference_model", "api", "concurrency", "timeout", "samples", "tolerance",
+    "false_alarms", "skip", "report",
+)  # fmt: skip
+"""Options that are read with --url alone."""
+HERE = ("draft", "method", "num_speculative_tokens", "verify", "shape")
+"""Options of models here: a server has chosen them."""
+WEIGHTS = (
+    "revision",
+    "trust_remote_code",
+    "device",
+    "dtype",
+    "device_map",
+    "implementation",
+    "weights",
+    "width",
+    "threads",
+)
+"""Options of --target, where it is the reference."""
+MAX_TOKENS = 48
+
+
+def check_options(ctx: typer.Context) -> None:
+    """Refuse options that would be ignored."""
+    given = ctx.params
+    if given["url"] is None:
+        _refuse(ctx, (*ENDPOINT, "api_key"), "is for --url URL: add it, or drop this")
+        return
+    _refuse(ctx, HERE, "is of models that run here, and --url checks a server as it was started: drop it")
+    if not settings.typed(ctx, "target"):
+        _refuse(ctx, WEIGHTS, "is of --target, and without it no model is loaded here: drop it, or add --target")
+    sources = {
+        "--reference-url": given["reference_url"] is not None,
+        "--plain": given["plain"] is not None,
+        "--target": settings.typed(ctx, "target"),
+    }
+    chosen = [name for name, is_given in sources.items() if is_given]
+    if len(chosen) > 1:
+        raise ConfigError(f"{' and '.join(chosen)} are each a reference: keep one")
+    if given["reference_model"] is not None and given["reference_url"] is None:
+        raise ConfigError("--reference-model is the model of --reference-url: add that, or drop this")
+    for name, least in (("limit", 1), ("concurrency", 1), ("samples", 20)):
+        if given[name] < least:
+            raise ConfigError(f"--{name} {given[name]} must be at least {least}")
+    if settings.typed(ctx, "max_new_tokens") and given["max_new_tokens"] < 8:
+        raise ConfigError(
+            f"--max-new-tokens {given['max_new_tokens']} must be at least 8: speculation needs a few to begin"
+        )
+    if not 0 < given["false_alarms"] < 1:
+        raise ConfigError(f"--false-alarms {given['false_alarms']} must lie between 0 and 1")
+    if not given["timeout"] > 0:
+        raise ConfigError(f"--timeout {given['timeout']} must be positive")
+    if not given["tolerance"] >= 0:
+        raise ConfigError(f"--tolerance {given['tolerance']} must not be negative")
+
+
+def _refuse(ctx: typer.Context, names: Sequence[str], reason: str) -> None:
+    for name in names:
+        if settings.typed(ctx, name):
+            raise ConfigError(f"--{name.replace('_', '-')} {reason}")
+
+
+def certify_url(ctx: typer.Context) -> None:
+    """The command, once its options are known to fit together. Exit status as of ``certify``."""
+    from foretell.certify.endpoint import Endpoint, EndpointBudget, certify_endpoint, html_page, markdown_page
+    from foretell.certify.endpoint.run import NAMES
+    from foretell.cli.certify import read_prompts
+
+    given = ctx.params
+    report: str | None = given["report"]
+    check_writable(report, "--report")
+    skip = [name for text in given["skip"] or () for name in text.split(",")]
+    unknown = [name for name in skip if name not in NAMES]
+    if unknown:
+        raise ConfigError(f"--skip {unknown[0]} is not a check; known: {', '.join(NAMES)}")
+    most = given["max_new_tokens"] if settings.typed(ctx, "max_new_tokens") else MAX_TOKENS
+    budget = EndpointBudget(
+        max_tokens=most, samples=given["samples"], tolerance=given["tolerance"], alpha=given["false_alarms"]
+    )
+    temperatures = settings.temperatures(given["temperature"], (0.7, 1.0))
+    items = read_prompts(given["prompts"], given["limit"])
+    if any(item.messages for item in items):
+        raise ConfigError(f"--prompts {given['prompts']}: a server is asked with texts, and here are conversations")
+    fields = settings.json_object(given["plain"], "--plain")
+    shared = {"api": given["api"], "concurrency": given["concurrency"], "timeout_s": given["timeout"]}
+    keyed = {**shared, "api_key": given["api_key"]}
+    with ExitStack() as stack:
+        endpoint = stack.enter_context(Endpoint(given["url"], model=given["model"], **keyed))
+        reference = None
+        if given["reference_url"] is not None:
+            reference = Endpoint(given["reference_url"], model=given["reference_model"], **keyed)
+            stack.enter_context(reference)
+        elif settings.typed(ctx, "target"):
+            endpoint.find_model()  # a wrong URL is found before a model is loaded
+            local = stack.enter_context(served_here(given))
+            reference = stack.enter_context(Endpoint(local, **shared))
+        else:
+            endpoint.find_model()
+            if not fields and "speculative" in endpoint.about:
+                fields = {"speculative": False}
+            reference = endpoint.sibling(fields) if fields else None
+        with _progress(given["no_color"]) as progress:
+            certificate = certify_endpoint(
+                endpoint, [item.prompt for item in items], reference=reference, temperatures=temperatures,
+                budget=budget, seed=given["seed"], skip=skip, progress=progress,
+            )  # fmt: skip
+    text = as_json(certificate.to_dict(), pretty=True)
+    if given["output"] is not None:
+        write(text, given["output"])
+    if report is not None:
+        page = markdown_page if Path(report).suffix == ".md" else html_page
+        write(page(certificate), report)
+    if given["json_"]:
+        write(text if sys.stdout.isatty() else as_json(certificate.to_dict()), None)
+    else:
+        show(certificate, no_color=given["no_color"])
+    if not certificate.passed:
+        raise typer.Exit(1)
+
+
+@contextmanager
+def served_here(options: dict[str, Any]) -> Iterator[str]:
+    """The URL of the target, decoded plainly in this process."""
+    try:
+        from foretell.server.run import bind, in_thread, url_of
+    except ModuleNotFoundError as error:
+        raise ConfigError(
+            f'--target as a reference needs the package {error.name}: pip install "foretell[serve]"'
+        ) from None
+    from foretell.engine.service import Service, ServiceOptions
+
+    if options["threads"] is not None:
+        import torch
+
+        torch.set_num_threads(options["threads"])
+    service = Service(settings.load_engine(options, {"method": "none"}), ServiceOptions(speculation="off"))
+    with bind("127.0.0.1", 0) as made:
+        url = url_of(made)
+        with in_thread(service, made):
+            yield url
+
+
+def show(certificate: "EndpointCertificate", *, no_color: bool) -> None:
+    """A table, the findings, the faults by name, and the verdict on a line of its own."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    from foretell.certify.endpoint.page import asked, with_findings
+
+    console = Console(
+        no_color=not has_color(sys.stdout, no_color), highlight=False, width=None if sys.stdout.isatty() else 150
+    )
+
+    def say(text: str, style: str | None = None) -> None:
+        console.print(escape(text.translate(VISIBLE)), style=style, soft_wrap=True)
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    for column in ("check", "looked at", "found", "verdict"):
+        table.add_column(column)
+    for check in certificate.checks:
+        style = "bold red" if check.verdict == "DEFECT" else None if check.passed else "yellow"
+        cells = check.name, check.looked_at, check.summary, check.verdict
+        table.add_row(*(escape(cell.translate(VISIBLE)) for cell in cells), style=style)
+    print_table(console, table)
+    for check in with_findings(certificate):
+        for found in check.findings[:3]:
+            say(f"{found.verdict}: {check.name}: {found.where}: {found.what}")
+        if len(check.findings) > 3:
+            say(f"  ... and {len(check.findings) - 3} more (--json has them)")
+    for name, value in asked(certificate):
+        say(f"{name}: {value}")
+    for fault in certificate.faults:
+        say(f"{fault.name} ({', '.join(fault.evidence)}): {fault.what}")
+    say(certificate.verdict, "bold")
+
+
+@contextmanager
+def _progress(no_color: bool) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what runs; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda what: None
+        return
+    from rich.console import Console
+
+    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+    with console.status("asking") as status:
+        yield lambda what: status.update(what)

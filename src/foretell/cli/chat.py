@@ -1,0 +1,137 @@
+"""``foretell chat``: a conversation on the command line."""
+
+import secrets
+import sys
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretell.cli import options as o
+from foretell.cli import settings
+from foretell.cli.errors import INTERRUPTED, say
+from foretell.cli.fields import with_fields
+from foretell.cli.generate import System
+from foretell.cli.interrupt import interruptible
+from foretell.cli.output import PieceWriter, has_color
+from foretell.core.errors import PromptError
+from foretell.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from foretell import Completion, Engine
+
+PREFIX_MEMORY_GIB = 0.5
+"""KV of the conversation so far, so that a turn reads its own message alone."""
+HINT = "A message and Enter; /new starts again, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
+Message = dict[str, str]
+Quiet = Annotated[
+    bool, typer.Option("--quiet", "-q", rich_help_panel=o.OUTPUT, help="No figures after an answer, and no hint.")
+]
+
+
+@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
+def chat(
+    ctx: typer.Context,
+    system: System = None,
+    target: o.Target = o.AUTO,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    draft: o.Draft = None,
+    device: o.Device = "cpu",
+    dtype: o.Dtype = None,
+    device_map: o.DeviceMap = None,
+    implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    draft_weights: o.DraftWeights = None,
+    width: o.Width = 0,
+    method: o.Method = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    verify: o.Verify = None,
+    shape: o.Shape = None,
+    draws: o.Draws = None,
+    speculative_config: o.SpeculativeConfig = None,
+    sampling: dict[str, Any] | None = None,
+    quiet: Quiet = False,
+    no_color: o.NoColor = False,
+) -> None:
+    """Talk with a model, turn by turn, in its chat template. Messages are read from standard input, a line each.
+
+    Answer number i has the seed SEED + i. Earlier turns are not read again.
+    """
+    speculative = settings.speculation(ctx)
+    params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
+    engine = settings.load_engine(ctx.params, speculative, prefix_memory_gib=PREFIX_MEMORY_GIB)
+    begin: list[Message] = [{"role": "system", "content": system}] if system is not None else []
+    engine.chat_prompt([*begin, {"role": "user", "content": "a"}])  # a model without a template is refused at once
+    _talk(engine, begin, params, quiet=quiet, no_color=no_color)
+
+
+def _talk(engine: "Engine", begin: list[Message], params: SamplingParams, *, quiet: bool, no_color: bool) -> None:
+    """Turns until the input ends."""
+    from dataclasses import replace
+
+    from foretell.cli.figures import figures
+
+    asks = sys.stdin.isatty()
+    if asks and not quiet:
+        say(HINT)
+    messages, turn = list(begin), 0
+    while True:
+        try:
+            line = _read(asks)
+        except KeyboardInterrupt:
+            raise typer.Exit(INTERRUPTED) from None
+        if line is None or line.strip() == "/exit":
+            return
+        if line.strip() == "/new":
+            messages = list(begin)
+            continue
+        if not line.strip():
+            continue
+        seed = None if params.seed is None else params.seed + turn
+        try:
+            done, interrupted = _answer(
+                engine, [*messages, {"role": "user", "content": line}], replace(params, seed=seed), no_color=no_color
+            )
+        except PromptError as error:  # the conversation no longer fits the context
+            say(f"{error} (/new starts again)")
+            if not asks:
+                raise typer.Exit(1) from None
+            continue
+        turn += 1
+        messages += [{"role": "user", "content": line}, {"role": "assistant", "content": done.text}]
+        if not quiet:
+            print(figures(done, params, tint=False, interrupted=interrupted), file=sys.stderr, flush=True)
+        if interrupted and not asks:
+            raise typer.Exit(INTERRUPTED)
+
+
+def _read(asks: bool) -> str | None:
+    """The next message; None where there is none."""
+    if asks:
+        try:
+            return input("> ")
+        except EOFError:
+            print()
+            return None
+    line = sys.stdin.readline()
+    return line.rstrip("\r\n") if line else None
+
+
+def _answer(
+    engine: "Engine", messages: list[Message], params: SamplingParams, *, no_color: bool
+) -> tuple["Completion", bool]:
+    """The answer, written as it is made, and whether Ctrl-C ended it."""
+    stream = engine.stream(engine.chat_prompt(messages), params)
+    writer = PieceWriter(sys.stdout, tint=has_color(sys.stdout, no_color))
+    interrupted = False
+    try:
+        with interruptible() as check:
+            for piece in stream:
+                writer.write(piece.text, accepted=piece.source.startswith("draft"))
+                check()
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        stream.close()
+        writer.close()
+    return stream.completion, interrupted

@@ -1,0 +1,312 @@
+"""``foretell doctor``: what to use on this machine, and why a head accepts little."""
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretell.cli import options as o
+from foretell.cli import settings
+from foretell.cli.bench import PROMPTS, Bandwidth, Categories, Suite, Threads
+from foretell.cli.layout import print_table
+from foretell.cli.output import as_json, check_writable, has_color, write
+from foretell.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from foretell import Engine
+    from foretell.bench import Item
+    from foretell.doctor.checkup import Checkup, Examined
+    from foretell.doctor.head import HeadDiagnosis
+
+UNHEALTHY = 3
+"""Exit status where a head has a fault."""
+WIDE = 120
+Head = Annotated[
+    str | None,
+    typer.Argument(metavar="[HEAD]", help="A trained head to be diagnosed: a directory, a hub id or bundled/METHOD."),
+]
+Only = Annotated[
+    str | None,
+    typer.Option("--methods", metavar="A,B,...", rich_help_panel=o.SPECULATION,
+                 help="Try only these. Default: all that fit the target and --draft."),
+]  # fmt: skip
+Count = Annotated[
+    int, typer.Option("--limit", metavar="N", min=1, rich_help_panel=PROMPTS, help="At most N prompts, evenly chosen.")
+]
+Timed = Annotated[
+    int,
+    typer.Option("--timed", metavar="N", min=1, rich_help_panel=PROMPTS, help="Prompts by which passes are timed."),
+]
+Temperature = Annotated[
+    float,
+    typer.Option("--temperature", min=0.0, rich_help_panel=o.SAMPLING, help="At which texts are drawn. 0: greedy."),
+]
+Tokens = Annotated[
+    int, typer.Option("--max-new-tokens", metavar="N", min=8, rich_help_panel=o.SAMPLING, help="Tokens of a text.")
+]
+Seed = Annotated[int, typer.Option("--seed", envvar="FORETELL_SEED", rich_help_panel=o.SAMPLING, help="Of the texts.")]
+ReportFile = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", rich_help_panel=o.OUTPUT, help="Write the JSON report to FILE too."),
+]
+
+
+def doctor(
+    ctx: typer.Context,
+    head: Head = None,
+    prompts: Suite = "bundled",
+    categories: Categories = None,
+    limit: Count = 10,
+    timed: Timed = 4,
+    target: o.Target = o.AUTO,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    draft: o.Draft = None,
+    device: o.Device = "cpu",
+    dtype: o.Dtype = None,
+    device_map: o.DeviceMap = None,
+    implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    width: o.Width = 0,
+    threads: Threads = None,
+    bandwidth: Bandwidth = True,
+    methods: Only = None,
+    temperature: Temperature = 0.0,
+    max_new_tokens: Tokens = 64,
+    seed: Seed = 0,
+    json_: o.Json = False,
+    output: ReportFile = None,
+    no_color: o.NoColor = False,
+) -> None:
+    """What to use here: measures this machine, target and drafters on a few prompts, and recommends one command line.
+
+    Every method that fits is tried: its acceptance by slot, the cost of its guesses, and from both the speedup that is to
+    be expected, with a 95 % interval. Warnings name what usually goes wrong.
+
+    With HEAD: why a trained head accepts little. It is measured on the target's own answers, slot by slot, as it is and
+    with one mistake after the other undone: layer ids off by one, rotary positions, norms, dtype, token mapping,
+    template, another target. Exit status 3 where a fault is found.
+    """
+    check_writable(output)
+    if threads is not None and threads < 1:
+        raise ConfigError(f"--threads {threads} must be at least 1")
+    draft = settings.draft_name(draft)
+    only = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else None
+    _check_methods(only)
+    if head is not None and (only is not None or settings.draft_of(ctx, []) is not None):
+        raise ConfigError("HEAD is diagnosed by itself: drop --methods and --draft")
+    settings.quiet()
+    items = _items(prompts, categories, limit)
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+    engine = settings.load_engine(ctx.params, None)
+    with _status(no_color) as progress:
+        found: HeadDiagnosis | Checkup
+        if head is not None:
+            found = _diagnose(engine, head, items, seed, progress)
+        else:
+            found = _check_up(engine, target, draft, only, items, ctx.params, progress)
+    if output is not None:
+        write(as_json(found.to_dict(), pretty=True), output)
+    if json_:
+        write(as_json(found.to_dict(), pretty=sys.stdout.isatty()), None)
+    elif head is not None:
+        show_head(found, no_color=no_color)  # type: ignore[arg-type]
+    else:
+        show(found, no_color=no_color)  # type: ignore[arg-type]
+    if head is not None and not found.is_healthy:  # type: ignore[union-attr]
+        raise typer.Exit(UNHEALTHY)
+
+
+def _check_methods(names: list[str] | None) -> None:
+    from foretell import METHODS
+    from foretell.core.errors import nearest
+
+    for name in names or ():
+        if name not in METHODS or name == "none":
+            raise ConfigError(f"--methods: there is no method {name!r} to try{nearest(name, list(METHODS))}")
+
+
+def _items(name: str, categories: str | None, limit: int) -> "list[Item]":
+    """Prompts in turn from every category, at most limit."""
+    from foretell.bench import load_suite, select
+
+    wanted = [part.strip() for part in categories.split(",")] if categories is not None else None
+    items = select(load_suite(name), categories=wanted)
+    seen: dict[str, int] = {}
+    ranked = []
+    for index, item in enumerate(items):
+        seen[item.category] = seen.get(item.category, 0) + 1
+        ranked.append((seen[item.category], index, item))
+    return [item for _, _, item in sorted(ranked, key=lambda one: one[:2])[:limit]]
+
+
+def _diagnose(
+    engine: "Engine", head: str, items: "list[Item]", seed: int, progress: Callable[[str], None]
+) -> "HeadDiagnosis":
+    from foretell.doctor.head import diagnose
+    from foretell.doctor.templates import formats_of
+
+    return diagnose(engine, head, formats_of(engine, items), seed=seed, progress=progress)
+
+
+def _check_up(
+    engine: "Engine", target: str, draft: str | None, only: list[str] | None, items: "list[Item]",
+    options: dict[str, Any], progress: Callable[[str], None],
+) -> "Checkup":  # fmt: skip
+    from foretell.bench import encode_item
+    from foretell.doctor.candidates import candidates
+    from foretell.doctor.checkup import check_up
+
+    guesses = [engine.tokenizer.encode(item.prediction) if item.prediction else None for item in items]  # type: ignore[union-attr]
+    tried, left = candidates(engine.model.spec, draft=draft, methods=only, predictions=all(guesses))
+    if not tried:
+        raise ConfigError("; ".join(f"{name}: {why}" for name, why in left.items()) or "no method to try")
+    flags = [
+        word
+        for key in ("device", "dtype", "implementation", "weights", "width")
+        if options[key] not in (None, "auto", "cpu", 0)
+        for word in (f"--{key}", str(options[key]))
+    ]
+    return check_up(
+        engine, [encode_item(engine, item) for item in items], tried, left, target=target, guesses=guesses,
+        temperature=options["temperature"], max_new_tokens=options["max_new_tokens"], num_timed=options["timed"],
+        seed=options["seed"], bandwidth=options["bandwidth"], flags=flags, progress=progress,
+    )  # fmt: skip
+
+
+@contextmanager
+def _status(no_color: bool) -> Iterator[Callable[[str], None]]:
+    """A line on stderr that says what is being done; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda text: None
+        return
+    from rich.console import Console
+
+    with Console(stderr=True, no_color=not has_color(sys.stderr, no_color)).status("looking") as line:
+        yield lambda text: line.update(f"measuring: {text}")
+
+
+def _console(no_color: bool) -> "Console":
+    from rich.console import Console
+
+    width = None if sys.stdout.isatty() else WIDE
+    return Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=width)
+
+
+def _tabled(
+    console: "Console", title: str, columns: list[str], rows: list[list[str]], *, bold: int | None = None
+) -> None:
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table
+
+    table = Table(title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place, name in enumerate(columns):
+        table.add_column(name, justify="right" if place else "left", no_wrap=place == 0)
+    for number, row in enumerate(rows):
+        table.add_row(*map(escape, row), style="bold" if number == bold else None)
+    print_table(console, table)
+
+
+def show(found: "Checkup", *, no_color: bool) -> None:
+    """The report of a checkup, for people."""
+    from rich.markup import escape
+
+    console = _console(no_color)
+    for line in _about(found):
+        console.print(escape(line), soft_wrap=True)
+    rows = [_row(one) for one in found.methods]
+    title = (
+        f"what guessing would bring: temperature {found.temperature:g}, {found.num_prompts} prompts, "
+        f"{found.tokens_a_text:.0f} tokens a text"
+    )
+    columns = ["method", "guesses", "slot 1", "slot 2", "slot 4", "tokens a step", "a guess", "step", "speedup", "95 %"]
+    _tabled(console, title, columns, rows, bold=0 if found.recommended.get("method") != "none" else None)
+    best = next((one for one in found.methods if one.predictions), None)
+    if best is not None and len(best.predictions) > 1:
+        parts = "  ".join(f"{one.num_speculative_tokens}: {one.speedup.value:.2f}" for one in best.predictions)
+        console.print(f"{best.method}, speedup by guesses: {parts}", soft_wrap=True)
+    console.print(
+        "slot: share of guesses accepted there, given that those before were. a guess, step: their cost in plain passes "
+        "and steps.\nspeedup: predicted for decoding, by the best number of guesses; 'foretell bench' measures it.",
+        soft_wrap=True,
+    )
+    for name, why in found.left.items():
+        console.print(escape(f"not tried: {name}: {why}"), soft_wrap=True)
+    for one in found.warnings:
+        console.print(escape(f"! {one.text}"), soft_wrap=True)
+    console.print(escape(f"\n{found.conclusion[:1].upper()}{found.conclusion[1:]}."), style="bold", soft_wrap=True)
+    console.print(escape(found.command), soft_wrap=True)
+
+
+def _about(found: "Checkup") -> Iterator[str]:
+    m = found.machine
+    where = m.accelerator or f"{m.processor}, {m.threads} of {m.cores} cores"
+    held = m.dtype if m.weights == m.dtype else f"{m.weights} weights, {m.dtype} cache"
+    yield f"machine: {where}"
+    yield f"target:  {found.target}, {m.implementation}, {held}, {m.weight_bytes / 1e6:.0f} MB a pass"
+    if found.plain_pass_seconds is not None:
+        step = 1e3 * (found.plain_step_seconds or 0.0)
+        line = f"pass:    {found.plain_pass_seconds * 1e3:.2f} ms, a plain step {step:.2f} ms"
+        if m.bytes_per_second and m.least_pass_seconds:
+            line += (
+                f"; memory gives {m.bytes_per_second / 1e9:.1f} GB/s, so {m.least_pass_seconds * 1e3:.2f} ms at least "
+                f"({found.share_of_limit:.0%} of the limit)"
+            )
+        yield line
+
+
+def _row(one: "Examined") -> list[str]:
+    name = one.method if one.drafter is None else f"{one.method} {Path(one.drafter).name}"
+    slots = [f"{one.slots[at]:.2f}" if len(one.slots) > at else "-" for at in (0, 1, 3)]
+    best = one.best
+    cost = "-" if one.guess_cost is None else f"{one.guess_cost:.3f}"
+    if best is None:
+        return [name, "-", *slots, f"{one.mean_acceptance_length:.2f}", cost, "-", "-", "-"]
+    value = best.speedup
+    return [
+        name, str(best.num_speculative_tokens), *slots, f"{best.tokens_per_step:.2f}", cost, f"{best.cost:.2f}",
+        f"{value.value:.2f}", f"{value.low:.2f} to {value.high:.2f}",
+    ]  # fmt: skip
+
+
+def show_head(found: "HeadDiagnosis", *, no_color: bool) -> None:
+    """The diagnosis of a head, for people."""
+    from rich.markup import escape
+
+    from foretell.doctor.variants import FAULTS
+
+    console = _console(no_color)
+    console.print(escape(f"{found.head} ({found.method}) for {found.target}"), style="bold", soft_wrap=True)
+    if found.slots:
+        rows = [
+            [str(slot.slot), f"{slot.acceptance:.2f}", "-" if slot.expected is None else f"{slot.expected:.2f}",
+             f"{slot.agreement:.2f}", "#" * round(30 * slot.acceptance)]
+            for slot in found.slots
+        ]  # fmt: skip
+        title = f"acceptance on {found.num_tokens} tokens of {found.num_texts} answers, temperature 1"
+        _tabled(console, title, ["slot", "accepted", "after training", "agrees", ""], rows)
+        expected = "" if found.expected_accepted is None else f", {found.expected_accepted:.2f} after training"
+        console.print(f"guesses accepted a step: {found.accepted:.2f}{expected}", soft_wrap=True)
+    if found.trials:
+        rows = [
+            [FAULTS[one.fault] if one.fault not in ("template",) else "other template", one.change, f"{one.accepted:.2f}",
+             f"{one.gain:+.0%}", "-" if one.standard_errors is None else f"{one.standard_errors:+.1f}"]
+            for one in found.trials[:6]
+        ]  # fmt: skip
+        _tabled(console, "what would change that", ["if", "change", "accepted", "gain", "errors"], rows)
+    for note in found.notes:
+        console.print(escape(f"! {note}"), soft_wrap=True)
+    if found.is_healthy:
+        console.print("No fault was found: no change makes it clearly better.", style="bold", soft_wrap=True)
+    for one in found.findings:
+        console.print(escape(f"{one.fault}: {FAULTS[one.fault]}."), style="bold", soft_wrap=True)
+        console.print(escape(f"  seen: {one.evidence}\n  remedy: {one.remedy}"), soft_wrap=True)

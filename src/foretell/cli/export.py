@@ -1,0 +1,134 @@
+"""``foretell export`` and ``foretell vllm-args``: heads for other engines."""
+
+import json
+import shlex
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretell.cli import options as o
+from foretell.cli.output import as_json
+from foretell.model.catalogue import CATALOGUE
+
+if TYPE_CHECKING:
+    from foretell.model.target import ModelSpec
+
+HeadDir = Annotated[
+    str, typer.Argument(metavar="HEAD", help="A trained head: a directory, a Hugging Face id, or bundled/<method>.")
+]
+
+
+def export(
+    head: HeadDir,
+    to: Annotated[str, typer.Option("--to", metavar="LAYOUT", help="'list' shows them and their readers.")] = "list",
+    out: Annotated[str | None, typer.Option("--out", metavar="DIR", help="Where the head goes.")] = None,
+    target: Annotated[
+        str | None,
+        typer.Option(
+            "--target", metavar="NAME_OR_DIR", help="The model it drafts for. Default: as recorded in the head."
+        ),
+    ] = None,
+    json_: o.Json = False,
+) -> None:
+    """Write a head in another layout, for another engine. No tensor changes.
+
+    With a target that is here (a directory, or 'bundled'), the head is checked against it, and missing keys of other
+    tools' files are derived from it.
+    """
+    from foretell.core.errors import ConfigError
+    from foretell.methods.common import formats
+    from foretell.model.checkpoint import resolve
+
+    if to == "list":
+        for layout in formats.LAYOUTS.values():
+            typer.echo(f"{layout.name:12} {layout.summary}")
+        return
+    if out is None:
+        raise ConfigError("--out is missing; expected the directory to write")
+    path = resolve(head)
+    known = formats.describe_target(path)
+    spec = None if target is None else find_target(target)
+    loaded = formats.load(path, num_layers=spec.num_layers if spec else known.num_layers, name=head)
+    if spec is not None:
+        loaded.check_target(spec, name=head)
+    about = spec if spec is not None else known
+    formats.save(loaded, out, to, target_name=target, target=about, extra=formats.describe_extra(path))
+    wrote = {"out": out, "layout": to, "head": loaded.method, "parameters": loaded.num_parameters}
+    if json_:
+        typer.echo(as_json(wrote, pretty=sys.stdout.isatty()), nl=False)
+    else:
+        typer.echo(f"{out}: {loaded.method}, {loaded.num_parameters:,} parameters, layout {to}")
+
+
+def vllm_args(
+    head: HeadDir,
+    target: Annotated[str, typer.Option("--target", metavar="NAME_OR_DIR", help="The model it drafts for.")],
+    num_speculative_tokens: Annotated[
+        int | None,
+        typer.Option("--num-speculative-tokens", metavar="N", help="Guesses in a line. Default: the head's own, or 3."),
+    ] = None,
+    json_: o.Json = False,
+) -> None:
+    """Print how to serve a target with a head in vLLM and SGLang, and say what cannot run there.
+
+    Exit status 1 where neither engine can run the head.
+    """
+    from foretell.core.errors import ModelError
+    from foretell.methods.common import formats
+    from foretell.methods.engines import serving
+    from foretell.model.checkpoint import resolve
+
+    path, spec = resolve(head), find_target(target)
+    known = formats.describe_target(path)
+    loaded = formats.load(path, num_layers=spec.num_layers if spec else known.num_layers, name=head)
+    if spec is not None:
+        loaded.check_target(spec, name=head)
+    model = str(path.resolve()) if head.startswith("bundled/") or Path(head).expanduser().is_dir() else head
+    how = serving(loaded, formats.detect(path), model, known, num_speculative_tokens)
+    here = target == "bundled" or target.startswith("bundled/") or target in CATALOGUE
+    served = str(resolve(target)) if here else target
+    if how.vllm is None and how.sglang is None:
+        raise ModelError(f"{head}: {'; '.join(how.notes)}")
+    if json_:
+        found = {"target": served, "speculative_config": how.vllm, "sglang": how.sglang, "notes": how.notes}
+        typer.echo(as_json(found, pretty=sys.stdout.isatty()), nl=False)
+        return
+    if how.vllm is not None:
+        typer.echo(f"vllm serve {shlex.quote(served)} --speculative-config {shlex.quote(json.dumps(how.vllm))}")
+    if how.sglang is not None:
+        flags = shlex.join(["--model-path", served, *how.sglang])
+        typer.echo(f"python -m sglang.launch_server {flags}")
+    for note in how.notes:
+        typer.echo(f"# {note}")
+
+
+def find_target(name: str) -> "ModelSpec | None":
+    """The specification of a local target, without its weights; None for one on the hub.
+
+    Raises ModelError where its directory has no usable configuration.
+    """
+    import torch
+
+    from foretell.model.checkpoint import resolve
+    from foretell.model.load import load_config
+    from foretell.model.target import ModelSpec
+
+    local = name == "bundled" or name in CATALOGUE or name.startswith(("bundled/", ".", "/", "~"))
+    if not (local or Path(name).exists()):
+        return None
+    config = load_config(resolve(name), name=name)
+    text = config.get_text_config()
+    return ModelSpec(
+        name=name,
+        architecture=next(iter(config.architectures or ()), ""),
+        implementation="none",
+        vocab_size=text.vocab_size,
+        num_layers=text.num_hidden_layers,
+        hidden_size=text.hidden_size,
+        max_positions=text.max_position_embeddings,
+        dtype=torch.float32,
+        device=torch.device("cpu"),
+        weight_bytes=0,
+    )

@@ -1,0 +1,56 @@
+"""The figures of a completion: a line for people and an object for programs."""
+
+from collections.abc import Mapping
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from foretell import __version__
+from foretell.cli.output import RESET, TINT
+
+if TYPE_CHECKING:
+    from foretell import Completion, SamplingParams
+
+SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+
+def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, interrupted: bool = False) -> str:
+    """One line: configuration, speed and acceptance; tint adds the legend of the tinted text."""
+    config: Mapping[str, Any] = completion.config
+    speculative: Mapping[str, Any] = config["speculative"]
+    method = speculative["method"]
+    parts = ["interrupted"] if interrupted else []
+    parts += [
+        f"{config['implementation']} {_held(config)}",
+        f"{completion.num_tokens} tokens in {completion.seconds_prefill + completion.seconds_decode:.2f} s",
+    ]
+    if completion.num_tokens:
+        parts.append(f"{completion.tokens_per_second:.1f} tokens/s")
+    if method == "none":
+        parts.append("plain decoding")
+    else:
+        parts += [
+            f"mean acceptance length {completion.mean_acceptance_length:.2f}",
+            f"acceptance rate {completion.acceptance_rate:.0%} "
+            f"({completion.num_accepted_tokens} of {completion.num_draft_tokens} guesses)",
+        ]
+    parts.append(f"{completion.num_steps} steps")
+    if not config["exact"]:
+        parts.append(f"{speculative['verify']} is lossy")
+    if params.temperature > 0:
+        parts.append(f"seed {completion.seed}")
+    if tint and method != "none":
+        parts.append(f"{TINT}tinted{RESET}: guessed by {method} and accepted")
+    return " · ".join(parts)
+
+
+def _held(config: Mapping[str, Any]) -> str:
+    """How the target is held: a quantised one is another distribution, which is said."""
+    dtype, weights = (SHORT.get(config[key], config[key]) for key in ("dtype", "weights"))
+    return str(dtype) if weights == dtype else f"{weights} weights, {dtype} cache: the quantised model's distribution"
+
+
+def as_object(completion: "Completion", params: "SamplingParams") -> dict[str, Any]:
+    """The completion's fields, how it was sampled, and the version that made it."""
+    sampling = asdict(params)
+    del sampling["logits_processor"]
+    return {**completion.to_dict(), "sampling": sampling, "foretell": __version__}

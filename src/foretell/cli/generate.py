@@ -1,0 +1,124 @@
+"""``foretell generate``: one completion, streamed."""
+
+import secrets
+import sys
+from contextlib import suppress
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretell.cli import options as o
+from foretell.cli import settings
+from foretell.cli.errors import INTERRUPTED
+from foretell.cli.fields import with_fields
+from foretell.cli.interrupt import interruptible
+from foretell.cli.output import PieceWriter, as_json, check_writable, has_color, write
+from foretell.core.errors import ConfigError
+from foretell.core.params import SamplingParams
+
+if TYPE_CHECKING:
+    from foretell import Engine
+
+Prompt = Annotated[
+    str | None, typer.Argument(metavar="PROMPT|-", help="The text to continue; '-' reads standard input.")
+]
+PromptFile = Annotated[
+    str | None, typer.Option("--prompt-file", metavar="FILE", help="Take the prompt from a file, exactly as it is.")
+]
+Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message: put it into the model's chat template.")]
+System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message; implies --chat.")]
+PredictionText = Annotated[
+    str | None,
+    typer.Option("--prediction", metavar="TEXT", rich_help_panel=o.SPECULATION,
+                 help="Your guess of the output, e.g. the file to be edited; implies --method prediction."),
+]  # fmt: skip
+PredictionFile = Annotated[
+    str | None,
+    typer.Option("--prediction-file", metavar="FILE", rich_help_panel=o.SPECULATION, help="The same from a file."),
+]
+
+
+@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
+def generate(
+    ctx: typer.Context,
+    prompt: Prompt = None,
+    prompt_file: PromptFile = None,
+    chat: Chat = False,
+    system: System = None,
+    target: o.Target = o.AUTO,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    draft: o.Draft = None,
+    device: o.Device = "cpu",
+    dtype: o.Dtype = None,
+    device_map: o.DeviceMap = None,
+    implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    draft_weights: o.DraftWeights = None,
+    width: o.Width = 0,
+    method: o.Method = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    verify: o.Verify = None,
+    shape: o.Shape = None,
+    draws: o.Draws = None,
+    speculative_config: o.SpeculativeConfig = None,
+    prediction: PredictionText = None,
+    prediction_file: PredictionFile = None,
+    sampling: dict[str, Any] | None = None,
+    json_: o.Json = False,
+    output: o.Output = None,
+    no_color: o.NoColor = False,
+) -> None:
+    """Continue a text. The output goes to standard output as it is made, the figures to standard error.
+
+    On a terminal the tokens that were guessed and accepted are tinted. Whatever the method, the text is the one that
+    plain decoding with the same seed gives (--verify rejection: another text of the same distribution).
+    """
+    check_writable(output)
+    text = settings.one_text(prompt, prompt_file, "prompt")
+    if text is None:
+        raise ConfigError("no prompt: give it as an argument, '-' for standard input, or --prompt-file FILE")
+    guess = settings.one_text(prediction, prediction_file, "prediction")
+    speculative = settings.speculation(ctx, has_prediction=guess is not None)
+    options = ctx.params
+    params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
+    engine = settings.load_engine(options, speculative)
+    ids_or_text: Any = text
+    if chat or system is not None:
+        messages = [{"role": "system", "content": system}] if system is not None else []
+        ids_or_text = engine.chat_prompt([*messages, {"role": "user", "content": text}])
+    _run(engine, ids_or_text, params, guess, silent=json_ or output is not None, options=options)
+
+
+def _run(
+    engine: "Engine", prompt: Any, params: SamplingParams, guess: str | None, *, silent: bool, options: dict[str, Any]
+) -> None:
+    """Decode and report. silent: nothing is streamed, the result is written whole."""
+    from foretell.cli.figures import as_object, figures
+
+    tint = not silent and has_color(sys.stdout, options["no_color"])
+    stream = engine.stream(prompt, params, prediction=guess)
+    writer = PieceWriter(sys.stdout, tint=tint)
+    interrupted = False
+    try:
+        with interruptible() as check:
+            for piece in stream:
+                if not silent:
+                    writer.write(piece.text, accepted=piece.source.startswith("draft"))
+                check()
+    except KeyboardInterrupt:
+        interrupted = True
+    finally:
+        stream.close()
+        writer.close()
+    completion = stream.completion
+    if silent and not interrupted:
+        pretty = options["output"] is None and sys.stdout.isatty()
+        whole = as_json(as_object(completion, params), pretty=pretty) if options["json_"] else completion.text
+        write(whole, options["output"])
+    if interrupted or not options["json_"]:
+        legend = tint and has_color(sys.stderr, options["no_color"])
+        with suppress(OSError):
+            print(figures(completion, params, tint=legend, interrupted=interrupted), file=sys.stderr)
+    if interrupted:
+        raise typer.Exit(INTERRUPTED)

@@ -1,0 +1,96 @@
+"""``foretell learn``: a drafter learns from a file of prompts, as a server's learns from its requests."""
+
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from foretell.cli import options as o
+from foretell.cli import settings
+from foretell.cli.fields import with_fields
+from foretell.cli.output import as_json, check_writable, write
+from foretell.core.params import SamplingParams
+from foretell.learn.options import LearnOptions
+
+LEARNING = "Learning"
+Data = Annotated[
+    str, typer.Option("--data", metavar="FILE", show_default=False, rich_help_panel=LEARNING,
+                      help="Prompts, in their order, as 'foretell train' reads them: the target answers each.")
+]  # fmt: skip
+Plot = Annotated[
+    str | None,
+    typer.Option("--plot", metavar="FILE", rich_help_panel=LEARNING,
+                 help="Draw acceptance over requests, swaps and reverts, into a .png, .svg or .pdf file."),
+]  # fmt: skip
+Epochs = Annotated[int, typer.Option("--epochs", min=1, rich_help_panel=LEARNING, help="How often the file is read.")]
+
+
+@with_fields(LearnOptions, into="learning", panel=LEARNING)
+@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
+def learn(
+    ctx: typer.Context,
+    data: Data,
+    plot: Plot = None,
+    epochs: Epochs = 1,
+    target: o.Target = o.AUTO,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    draft: o.Draft = None,
+    device: o.Device = "cpu",
+    dtype: o.Dtype = None,
+    device_map: o.DeviceMap = None,
+    implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    draft_weights: o.DraftWeights = None,
+    width: o.Width = 0,
+    method: o.Method = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    verify: o.Verify = None,
+    shape: o.Shape = None,
+    draws: o.Draws = None,
+    speculative_config: o.SpeculativeConfig = None,
+    learning: dict[str, Any] | None = None,
+    sampling: dict[str, Any] | None = None,
+    json_: o.Json = False,
+    output: o.Output = None,
+    no_color: o.NoColor = False,
+) -> None:
+    """Answer the prompts of a file and let the drafter learn from the answers, as 'serve --learn' does from requests.
+
+    With --learn-dir what was learned is kept there, for --learn-dir of a server, and as a checkpoint that --draft or
+    --speculative-config load.
+    """
+    check_writable(output)
+    speculative = settings.speculation(ctx)
+    params = settings.sampling({"seed": 0, **(sampling or {})})
+    options = LearnOptions(**(learning or {}), where="inline")
+    engine = settings.load_engine(ctx.params, speculative)
+    from foretell.learn.files import learn_from
+    from foretell.learn.plot import draw_history
+
+    def progress(done: int, total: int, acceptance: float) -> None:
+        if sys.stderr.isatty():
+            print(f"\r{done} of {total}: {acceptance:.2f} of the guesses kept ", end="", file=sys.stderr)
+
+    state = learn_from(engine, data, options, params, epochs=epochs, progress=progress)
+    if plot is not None:
+        draw_history(state, plot)
+    write(as_json(state, pretty=True) if json_ else summary(state), output)
+
+
+def summary(state: dict[str, Any]) -> str:
+    """A few lines: acceptance at the beginning and the end, and what the gate let through."""
+    history, figures = state["history"], state["figures"]
+    size = max(1, len(history) // 4)
+
+    def rate(part: list[dict[str, Any]]) -> float:
+        return float(sum(one["kept"] for one in part) / max(1, sum(one["guessed"] for one in part)))
+
+    lines = [
+        f"first guesses kept: {rate(history[:size]):.3f} in the first quarter of the requests, "
+        f"{rate(history[-size:]):.3f} in the last",
+        f"updates {figures['num_updates']}, swapped in {figures['num_swaps']}, refused {figures['num_refused']}, taken "
+        f"back {figures['num_reverts']}; {figures['seconds_learning']:.1f} s of learning",
+    ]
+    lines += [f"saved: {event['folder']}" for event in state["events"] if event["event"] == "saved"]
+    return "\n".join(lines)

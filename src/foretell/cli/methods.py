@@ -1,0 +1,179 @@
+"""``foretell methods``: lists methods, shapes and verifiers, their legal combinations, and which are exact."""
+
+import dataclasses
+import sys
+import warnings
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from foretell.cli import options as o
+from foretell.cli.layout import print_table
+from foretell.cli.output import as_json, has_color
+
+if TYPE_CHECKING:
+    from foretell.core.registry import Registry
+
+WIDE = 140  # columns, where the output is no terminal
+
+
+def methods(json_: o.Json = False, no_color: o.NoColor = False) -> None:
+    """List methods of guessing, ways of checking, and what each pair of them does."""
+    with warnings.catch_warnings():  # what is refused is listed
+        warnings.simplefilter("ignore", RuntimeWarning)
+        found = catalogue()
+    if json_:
+        typer.echo(as_json(found, pretty=sys.stdout.isatty()), nl=False)
+    else:
+        show(found, no_color=no_color)
+
+
+def catalogue() -> dict[str, Any]:
+    """Everything that METHODS, SHAPES and VERIFIERS declare, and every combination with the reason where it is refused.
+
+    "package" is where a name comes from; "not_used" are names of packages that cannot be used, with the reason.
+    """
+    from foretell import METHODS, SHAPES, VERIFIERS, DrawMode
+    from foretell.draft.legality import refusal
+
+    ways = {}
+    for name, config in METHODS.items():
+        can = config.capabilities
+        needs = ["a draft model"] * can.needs_draft + ["a prediction"] * can.needs_prediction
+        needs += ["a trained head"] * can.needs_head + ["hidden states"] * can.reads_target
+        proposals = "none" if name == "none" else "drawn" if can.draws else "fixed"
+        shapes = [] if name == "none" else list(can.shapes)
+        ways[name] = {
+            "summary": can.summary,
+            "proposals": proposals,
+            "needs": needs,
+            "shapes": shapes,
+            "package": _package(METHODS, name),
+        }
+    rules = {
+        name: {
+            "summary": rule.summary,
+            "exact": rule.exact,
+            "reads": sorted(rule.reads),
+            "draws": rule.draws.value,
+            "distance": rule.distance,
+            "options": _options(rule),
+            "package": _package(VERIFIERS, name),
+        }
+        for name, rule in VERIFIERS.items()
+    }
+    forms = {
+        name: {
+            "summary": shape.summary,
+            "chain": shape.is_chain,
+            "fixed": shape.fixed,
+            "options": _options(shape),
+            "package": _package(SHAPES, name),
+        }
+        for name, shape in SHAPES.items()
+    }
+    # A method that cannot draw proposes FIXED nodes for every rule, and FIXED is sound under every rule.
+    pairs = {
+        name: {
+            rule: {
+                "draws": verifier.draws.value if way["proposals"] == "drawn" else DrawMode.FIXED.value,
+                "exact": verifier.exact,
+                "refused": {
+                    form: reason
+                    for form, shape in SHAPES.items()
+                    if (reason := refusal(name, METHODS[name].capabilities, verifier, shape, None)) is not None
+                },
+            }
+            for rule, verifier in VERIFIERS.items()
+        }
+        for name, way in ways.items()
+        if name != "none"
+    }
+    not_used = {**METHODS.refused, **VERIFIERS.refused, **SHAPES.refused}
+    return {"methods": ways, "verifiers": rules, "shapes": forms, "pairs": pairs, "not_used": sorted(not_used.values())}
+
+
+def _package(known: "Registry[Any]", name: str) -> str:
+    """Where a name comes from."""
+    from foretell import __version__
+
+    origin = known.origin(name)
+    return f"foretell {__version__}" if origin is None else str(origin)
+
+
+def _options(value: Any) -> dict[str, Any]:
+    """Fields and defaults of a verifier or a shape that can be written as text."""
+    return {
+        field.name: getattr(value, field.name)
+        for field in dataclasses.fields(value)
+        if field.init and isinstance(getattr(value, field.name), (bool, int, float, str, tuple))
+    }
+
+
+def show(found: dict[str, Any], *, no_color: bool) -> None:
+    """Four tables."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    from foretell import SHAPES
+
+    color = has_color(sys.stdout, no_color)
+    width = None if sys.stdout.isatty() else WIDE
+    console = Console(no_color=not color, highlight=False, width=width, soft_wrap=False)
+
+    def table(*columns: str) -> Table:
+        return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+
+    def spell(name: str, options: dict[str, Any]) -> str:
+        return name if not options else name + "".join(f" /{key}={_plain(value)}" for key, value in options.items())
+
+    packages = {item["package"] for part in ("methods", "verifiers", "shapes") for item in found[part].values()}
+    source = ("package",) if len(packages) > 1 else ()  # a column only where names come from several packages
+    ways = table("name", "guesses", "proposals", "needs", "shapes", *source)
+    every = len(SHAPES.builtin)
+    for name, way in found["methods"].items():
+        shapes = "all" if len(way["shapes"]) == every else ", ".join(way["shapes"]) or "-"
+        needs = ", ".join(way["needs"]) or "nothing"
+        ways.add_row(name, way["summary"], way["proposals"], needs, shapes, *([way["package"]] if source else []))
+    rules = table("name", "kind", "reads", "asks for", "rule", *source)
+    for name, rule in found["verifiers"].items():
+        said = f"{rule['summary']} ({rule['distance']})" if rule["distance"] else rule["summary"]
+        reads = ", ".join(rule["reads"]) or "p alone"
+        kind, origin = "exact" if rule["exact"] else "LOSSY", [rule["package"]] if source else []
+        rules.add_row(spell(name, rule["options"]), kind, reads, rule["draws"], said, *origin)
+    forms = table("name", "tree", "shape", *source)
+    for name, form in found["shapes"].items():
+        tree = "chain" if form["chain"] else "fixed" if form["fixed"] else "as drawn"
+        forms.add_row(spell(name, form["options"]), tree, form["summary"], *([form["package"]] if source else []))
+    console.print("Methods (--method): how the next tokens are guessed", style="bold")
+    print_table(console, ways)
+    console.print("Shapes (--shape): how many guesses, and where they branch", style="bold")
+    print_table(console, forms)
+    console.print("Verifiers (--verify): how guesses are checked", style="bold")
+    print_table(console, rules)
+    console.print("Refused, of the shapes that a method can grow (all else composes):", style="bold")
+    grown = {name: way["shapes"] for name, way in found["methods"].items()}
+    refused = [
+        f"  {name} + {rule} + {form}: {reason}"
+        for name, row in found["pairs"].items()
+        for rule, pair in row.items()
+        for form, reason in pair["refused"].items()
+        if form in grown[name]
+    ]
+    console.print("\n".join(refused) or "  nothing")
+    if found["not_used"]:
+        console.print("Declared by installed packages, and not used:", style="bold red")
+        console.print("\n".join(f"  {message}" for message in found["not_used"]), markup=False)
+    console.print(
+        "\nHow children are drawn (--draws; by default as the rule asks): fixed: the most probable ones, sound under every "
+        "rule. coupled: by the target's own noise. iid, without_replacement, greedy: from the draft's "
+        "distribution q, which the "
+        "rule reads. list: by one noise for each draft. exact: the text has the target's distribution; under "
+        "coupled and exact it "
+        "is even the same text, token for token, with any method, any shape or none. LOSSY: it has another distribution."
+    )
+
+
+def _plain(value: Any) -> str:
+    return "x".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()

@@ -1,0 +1,156 @@
+"""The options that commands share: name, help, environment variable. The API defines their meaning."""
+
+from typing import Annotated, Any
+
+import typer
+
+from foretell.cli.fields import option
+from foretell.core.params import SamplingParams
+from foretell.model.catalogue import DEFAULT, default_target
+
+MODELS, SPECULATION, SAMPLING, OUTPUT = "Models", "Speculation", "Sampling", "Output"
+
+AUTO = "auto"
+_KINDS = "a directory, a GGUF file, a Hugging Face id, a name of 'foretell list', or 'bundled'"
+
+
+def chosen_target(target: str) -> str:
+    """The target that is meant: for "auto" the default one, of what is here."""
+    return default_target() if target == AUTO else target
+
+
+Target = Annotated[
+    str,
+    typer.Option(
+        "--target", envvar="FORETELL_TARGET", metavar="NAME_OR_DIR", rich_help_panel=MODELS, callback=chosen_target,
+        help=f"The model whose text is wanted: {_KINDS}. auto: {DEFAULT} where it has been pulled, else bundled.",
+    ),
+]  # fmt: skip
+Revision = Annotated[
+    str | None,
+    typer.Option(
+        "--revision", envvar="FORETELL_REVISION", metavar="REV", rich_help_panel=MODELS,
+        help="Branch, tag or commit of the target's Hugging Face id; the same as --target ID@REV.",
+    ),
+]  # fmt: skip
+TrustRemoteCode = Annotated[
+    bool,
+    typer.Option(
+        "--trust-remote-code", envvar="FORETELL_TRUST_REMOTE_CODE", rich_help_panel=MODELS,
+        help="Run the Python code that a model comes with, with your rights. Off: such models are refused.",
+    ),
+]  # fmt: skip
+Draft = Annotated[
+    str | None,
+    typer.Option(
+        "--draft", envvar="FORETELL_DRAFT", metavar="NAME_OR_DIR", rich_help_panel=MODELS,
+        help="The draft model, or the trained head, of --method: a directory, a GGUF file or a hub id. Default: the "
+        "bundled one, for the bundled target.",
+    ),
+]  # fmt: skip
+Device = Annotated[
+    str, typer.Option("--device", envvar="FORETELL_DEVICE", rich_help_panel=MODELS, help="cpu, cuda, cuda:1, ...")
+]
+Dtype = Annotated[
+    str | None,
+    typer.Option(
+        "--dtype", envvar="FORETELL_DTYPE", rich_help_panel=MODELS,
+        help="float32, bfloat16, float16 or auto (the checkpoint's own). Default: float32 on the CPU, auto elsewhere.",
+    ),
+]  # fmt: skip
+Weights = Annotated[
+    str,
+    typer.Option(
+        "--weights", envvar="FORETELL_WEIGHTS", metavar="auto|fp32|bf16|int8|int4", rich_help_panel=MODELS,
+        help="How the target's matrices are held and multiplied: auto as the file has them (those of a quantised GGUF file "
+        "stay packed), fp32 and bf16 dequantised, int8 and int4 rounded. The text then follows the quantised model's "
+        "distribution; 'foretell certify' measures how far that is from the unquantised one.",
+    ),
+]  # fmt: skip
+DraftWeights = Annotated[
+    str | None,
+    typer.Option(
+        "--draft-weights", envvar="FORETELL_DRAFT_WEIGHTS", metavar="auto|fp32|bf16|int8|int4", rich_help_panel=MODELS,
+        help="The same for the draft model; it changes speed and acceptance, never the text. Default: auto",
+    ),
+]  # fmt: skip
+DeviceMap = Annotated[
+    str | None,
+    typer.Option(
+        "--device-map", envvar="FORETELL_DEVICE_MAP", metavar="auto|JSON", rich_help_panel=MODELS,
+        help="Accelerate's device map, for models larger than one device.",
+    ),
+]  # fmt: skip
+Implementation = Annotated[
+    str,
+    typer.Option(
+        "--implementation", envvar="FORETELL_IMPLEMENTATION", metavar="auto|transformers|lean|native",
+        rich_help_panel=MODELS, help="What runs the models; auto takes the fastest that supports the model.",
+    ),
+]  # fmt: skip
+Width = Annotated[
+    int,
+    typer.Option(
+        "--width", envvar="FORETELL_WIDTH", metavar="N", rich_help_panel=MODELS,
+        help="Run every pass, plain ones too, with N rows, so that bfloat16 texts agree bit for bit. 0: off.",
+    ),
+]  # fmt: skip
+Method = Annotated[
+    str | None,
+    typer.Option(
+        "--method", envvar="FORETELL_METHOD", metavar="NAME", rich_help_panel=SPECULATION,
+        help="How to guess; 'foretell methods' lists them. Default: draft_model with the bundled target or with "
+        "--draft, prediction with --prediction, a named target's own ('foretell list --json'), else none.",
+    ),
+]  # fmt: skip
+NumSpeculativeTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--num-speculative-tokens", envvar="FORETELL_NUM_SPECULATIVE_TOKENS", metavar="N", rich_help_panel=SPECULATION,
+        help="The most tokens guessed in a line. Default: the method's own.",
+    ),
+]  # fmt: skip
+Verify = Annotated[
+    str | None,
+    typer.Option(
+        "--verify", envvar="FORETELL_VERIFY", metavar="NAME[/OPTION=VALUE]", rich_help_panel=SPECULATION,
+        help="How guesses are checked (see 'foretell methods'). Default: coupled, the same text for any method.",
+    ),
+]  # fmt: skip
+Shape = Annotated[
+    str | None,
+    typer.Option(
+        "--shape", envvar="FORETELL_SHAPE", metavar="NAME[/OPTION=VALUE]", rich_help_panel=SPECULATION,
+        help="The shape of a proposal, e.g. static/branching=3x2x1, sequoia/size=16 (see 'methods'). Default: chain",
+    ),
+]  # fmt: skip
+Draws = Annotated[
+    str | None,
+    typer.Option(
+        "--draws", envvar="FORETELL_DRAWS", metavar="NAME", rich_help_panel=SPECULATION,
+        help="How children are drawn: fixed, iid, without_replacement, coupled, greedy, list. Default: as the rule asks.",
+    ),
+]  # fmt: skip
+SpeculativeConfig = Annotated[
+    str | None,
+    typer.Option(
+        "--speculative-config", envvar="FORETELL_SPECULATIVE_CONFIG", metavar="JSON", rich_help_panel=SPECULATION,
+        help='The same and the method\'s other options as JSON, e.g. \'{"method": "ngram", "prompt_lookup_max": 4}\'.',
+    ),
+]  # fmt: skip
+MaxNewTokens = Annotated[int, option(SamplingParams, "max_new_tokens", panel=SAMPLING)]
+Json = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON object instead.")]
+Output = Annotated[
+    str | None,
+    typer.Option("--output", "-o", metavar="FILE", rich_help_panel=OUTPUT,
+                 help="Write to FILE instead of standard output."),
+]  # fmt: skip
+NoColor = Annotated[
+    bool, typer.Option("--no-color", rich_help_panel=OUTPUT, help="No colours; the variable NO_COLOR says so too.")
+]
+
+
+def temperature(default: str, *, help: str = "", panel: str = SAMPLING) -> Any:
+    """The option of commands that run at several temperatures. default: as the help says it."""
+    told = f"{help}{' ' if help else ''}Joined by commas, or repeated. Default: {default}."
+    return typer.Option("--temperature", metavar="T[,T,...]", rich_help_panel=panel, show_default=False, help=told)

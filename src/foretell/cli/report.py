@@ -1,0 +1,114 @@
+"""``foretell report``: a bench report read again: its table, a page, CSV, or two of them compared."""
+
+import math
+import shlex
+import sys
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from foretell.cli import options as o
+from foretell.cli.layout import print_table
+from foretell.cli.output import as_json, check_writable, has_color, write
+from foretell.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretell.bench.record import Comparison
+
+File = Annotated[str, typer.Argument(metavar="FILE", help="What 'foretell bench --output FILE' wrote.")]
+Other = Annotated[
+    str | None, typer.Argument(metavar="[OTHER]", help="A second report: what changed from FILE to OTHER.")
+]
+Page = Annotated[
+    str | None,
+    typer.Option("--html", metavar="FILE", rich_help_panel=o.OUTPUT, help="Write a page with pictures, all in one file."),
+]  # fmt: skip
+Csv = Annotated[
+    str | None,
+    typer.Option("--csv", metavar="FILE", rich_help_panel=o.OUTPUT, help="Write the figures as CSV; -: to stdout."),
+]  # fmt: skip
+Command = Annotated[
+    bool, typer.Option("--command", rich_help_panel=o.OUTPUT, help="Print only the command that measures it again.")
+]
+
+
+def report(
+    file: File,
+    other: Other = None,
+    html: Page = None,
+    csv: Csv = None,
+    command: Command = False,
+    json_: o.Json = False,
+    no_color: o.NoColor = False,
+) -> None:
+    """Show a bench report that was written before, without measuring anything: the same table, a page, or CSV.
+
+    With two reports: speedups and intervals side by side, which changes are clear, and which settings differ.
+    """
+    for place in (html, csv if csv != "-" else None):
+        check_writable(place)
+    if other is not None and (html is not None or csv is not None or command):
+        raise ConfigError("two reports are compared; --html, --csv and --command are of one: drop one of them")
+    from foretell.bench.page import page
+    from foretell.bench.record import compare, csv_of, made_by, read_report
+    from foretell.cli.tables import conclusion, show
+
+    found = read_report(file)
+    if other is not None:
+        compared = compare(found, read_report(other))
+        if json_:
+            typer.echo(as_json(asdict(compared), pretty=sys.stdout.isatty()), nl=False)
+        else:
+            show_comparison(compared, file, other, no_color=no_color)
+        return
+    if command:
+        words = made_by(found)
+        if not words:
+            raise ConfigError(f"{file} does not say by which command it was made")
+        typer.echo(" ".join(map(shlex.quote, words)))
+        return
+    if html is not None:
+        write(page(found, [conclusion(at) for at in found.temperatures]), html)
+    if csv is not None:
+        write(csv_of(found), None if csv == "-" else csv)
+    if json_:
+        typer.echo(as_json(found.to_dict(), pretty=sys.stdout.isatty()), nl=False)
+    elif html is None and csv is None:
+        show(found, no_color=no_color)
+
+
+def show_comparison(found: "Comparison", file: str, other: str, *, no_color: bool) -> None:
+    """Two reports as a table, and what differs."""
+    from rich import box
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    width = None if sys.stdout.isatty() else 120
+    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=width)
+    table = Table(title=escape(f"{file} -> {other}"), title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for place, name in enumerate(("method", "T", "speedup before", "after", "change", "clear", "tokens/s", "length")):
+        table.add_column(name, justify="right" if place else "left", no_wrap=True)
+    for one in found.changes:
+        before, after = one.speedup
+        plain = one.method == "none"
+        change = "" if plain or math.isnan(one.ratio) else f"{one.ratio - 1:+.0%}"
+        table.add_row(
+            escape(one.method), f"{one.temperature:g}",
+            "1" if plain else f"{before.value:.2f} [{before.low:.2f}, {before.high:.2f}]",
+            "1" if plain else f"{after.value:.2f} [{after.low:.2f}, {after.high:.2f}]",
+            change, "" if plain else ("yes" if one.is_clear else "no"),
+            f"{one.tokens_per_second[0]:.1f} -> {one.tokens_per_second[1]:.1f}",
+            f"{one.mean_acceptance_length[0]:.2f} -> {one.mean_acceptance_length[1]:.2f}",
+        )  # fmt: skip
+    print_table(console, table)
+    console.print("clear: the 95 % intervals have nothing in common.", soft_wrap=True)
+    for name, which in zip((file, other), found.only, strict=True):
+        if which:
+            console.print(escape(f"only in {name}: {', '.join(which)}"), soft_wrap=True)
+    for name, (before_value, after_value) in found.differing.items():
+        console.print(escape(f"! {name} differs: {before_value} and {after_value}"), soft_wrap=True)
+    clear = [one for one in found.changes if one.is_clear and one.method != "none"]
+    said = ", ".join(f"{one.method} at temperature {one.temperature:g} {one.ratio - 1:+.0%}" for one in clear)
+    console.print(escape(f"Clearly changed: {said}." if clear else "No speedup changed clearly."), style="bold")

@@ -1,0 +1,157 @@
+"""``foretell serve``: OpenAI's API over HTTP."""
+
+import signal
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from foretell.cli import options as o
+from foretell.cli import settings
+from foretell.cli.errors import say
+from foretell.cli.fields import with_fields
+from foretell.core.errors import ConfigError
+from foretell.engine.options import ServiceOptions
+from foretell.learn.options import LearnOptions
+from foretell.server.options import ServerOptions
+
+if TYPE_CHECKING:
+    from foretell.draft.config import MethodConfig
+
+SERVER, LIMITS, LOGS, LEARNING = "Server", "Limits", "Logs", "Learning"
+EXTRA = ("fastapi", "starlette", "pydantic", "uvicorn", "prometheus_client", "llguidance", "sse_starlette", "structlog")
+
+TargetName = Annotated[
+    str,
+    typer.Argument(metavar="TARGET", envvar="FORETELL_TARGET", show_default=False, callback=o.chosen_target,
+                   help="The model to serve, as --target of 'generate' (auto, the default, too)."),
+]  # fmt: skip
+Host = Annotated[
+    str, typer.Option("--host", rich_help_panel=SERVER, help="Where to listen; 127.0.0.1 is this machine alone.")
+]
+Port = Annotated[int, typer.Option("--port", rich_help_panel=SERVER, min=0, max=65535, help="0: a free one.")]
+DrainTimeout = Annotated[
+    float, typer.Option("--drain-timeout", metavar="SECONDS", min=0, rich_help_panel=SERVER,
+                        help="At a signal to stop, how long requests may take to finish; a second signal stops at once.")
+]  # fmt: skip
+Also = Annotated[
+    list[str] | None,
+    typer.Option("--also", metavar="METHOD|JSON", rich_help_panel=o.SPECULATION,
+                 help="Load a further method that requests may ask for; may be repeated."),
+]  # fmt: skip
+Learn = Annotated[
+    bool, typer.Option("--learn", rich_help_panel=LEARNING,
+                       help="The drafter learns from the requests; what it learns serves once it is better on requests "
+                       "kept apart. With API keys each key has a drafter of its own.")
+]  # fmt: skip
+LogLevel = Annotated[
+    str, typer.Option("--log-level", metavar="debug|info|warning|error", rich_help_panel=LOGS, help="What is logged.")
+]
+
+
+@with_fields(ServiceOptions, into="service", panel=LIMITS)
+@with_fields(ServerOptions, into="server", panel=SERVER)
+@with_fields(LearnOptions, into="learning", panel=LEARNING)
+def serve(
+    ctx: typer.Context,
+    target: TargetName = o.AUTO,
+    revision: o.Revision = None,
+    trust_remote_code: o.TrustRemoteCode = False,
+    draft: o.Draft = None,
+    device: o.Device = "cpu",
+    dtype: o.Dtype = None,
+    device_map: o.DeviceMap = None,
+    implementation: o.Implementation = "auto",
+    weights: o.Weights = "auto",
+    draft_weights: o.DraftWeights = None,
+    method: o.Method = None,
+    num_speculative_tokens: o.NumSpeculativeTokens = None,
+    verify: o.Verify = None,
+    shape: o.Shape = None,
+    draws: o.Draws = None,
+    speculative_config: o.SpeculativeConfig = None,
+    also: Also = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    drain_timeout: DrainTimeout = 30.0,
+    service: dict[str, Any] | None = None,
+    server: dict[str, Any] | None = None,
+    learn: Learn = False,
+    learning: dict[str, Any] | None = None,
+    log_level: LogLevel = "info",
+    no_color: o.NoColor = False,
+) -> None:
+    """Serve a model by OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and a page to try it at /.
+
+    Speculation is planned by load, request by request, so that it is never slower than without; texts do not change.
+    Needs the extra: pip install "foretell\\[serve]".
+    """
+    if method == "prediction":
+        raise ConfigError("--method prediction: requests that bring a prediction use it anyway; choose another method")
+    speculative = settings.speculation(ctx)
+    try:
+        wanted = _learn_options(learn, learning or {})
+        _serve(ctx.params, speculative, ServiceOptions(**(service or {})), _server_options(server or {}), wanted)
+    except ModuleNotFoundError as error:
+        name = (error.name or "").partition(".")[0]
+        if name not in EXTRA:
+            raise
+        raise ConfigError(f'foretell serve needs the package {name}: pip install "foretell[serve]"') from None
+
+
+def _learn_options(learn: bool, given: dict[str, Any]) -> LearnOptions | None:
+    if given and not learn:
+        raise ConfigError(f"--{next(iter(given)).replace('_', '-')} needs --learn")
+    return LearnOptions(**given) if learn else None
+
+
+def _server_options(given: dict[str, Any]) -> ServerOptions:
+    limit = given.get("request_timeout_s", ServerOptions.request_timeout_s)
+    return ServerOptions(**{**given, "request_timeout_s": limit or None})
+
+
+def _serve(
+    options: dict[str, Any],
+    speculative: dict[str, Any],
+    service_options: ServiceOptions,
+    wanted: ServerOptions,
+    learn: LearnOptions | None,
+) -> None:
+    from foretell.server import run
+    from foretell.server.logs import configure_logs
+
+    configure_logs(options["log_level"], log_prompts=wanted.log_prompts)
+    also = [_also(given, options) for given in options["also"] or ()]
+    from foretell.engine.service import Service
+
+    if service_options.shared_drafts == "key" and not wanted.api_keys:
+        raise ConfigError(
+            "--shared-drafts key: no API key is given, so clients look alike; give --api-key for each client, or "
+            "'--shared-drafts all' where all clients may see each other's texts"
+        )
+    made = run.bind(options["host"], options["port"])
+    with made:
+        hosts = run.hosts_of(made, options["host"], wanted.allowed_hosts)
+        if not run.is_local(made) and not wanted.api_keys:
+            say(f"warning: every client that reaches {options['host']} may use this server; --api-key asks for a key")
+        engine = settings.load_engine({**options, "width": 0}, speculative)
+        service = Service(engine, service_options, also=also, learn=learn)
+        configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
+        url = run.url_of(made)
+        run.serve(
+            service,
+            replace(wanted, allowed_hosts=hosts),
+            made,
+            drain_s=options["drain_timeout"],
+            on_ready=lambda: say(f"serving {options['target']} at {url} (API: {url}/v1, page: {url}/)"),
+        )
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything has ended: ignore a further Ctrl-C
+
+
+def _also(given: str, options: dict[str, Any]) -> "MethodConfig":
+    """Check a further method before anything is loaded."""
+    from foretell.engine.config import speculative_config
+
+    config = speculative_config(given)
+    settings.check_method(config.resolved(), options["target"])
+    return config

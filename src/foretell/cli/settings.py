@@ -1,0 +1,218 @@
+"""Convert command-line options to API arguments. Mistakes raise ConfigError before anything is loaded."""
+
+import json
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from foretell.cli.output import waiting
+from foretell.core.errors import ConfigError
+from foretell.core.params import SamplingParams
+from foretell.core.settings import field_kinds, value_of_json
+from foretell.core.spec import parse_numbers
+from foretell.model.catalogue import BUNDLED, default_draft, default_speculation
+
+if TYPE_CHECKING:
+    from foretell import Engine
+
+FLAGS = {  # option -> key of a speculative configuration
+    "method": "method",
+    "draft": "model",
+    "draft_weights": "draft_weights",
+    "num_speculative_tokens": "num_speculative_tokens",
+    "verify": "verify",
+    "shape": "shape",
+    "draws": "draws",
+}
+
+
+def quiet() -> None:
+    """Silence the messages of libraries while they load; foretell reports errors itself."""
+    import warnings
+
+    for name, value in {
+        "TRANSFORMERS_VERBOSITY": "error",
+        "HF_HUB_DISABLE_PROGRESS_BARS": "1",
+        "TOKENIZERS_PARALLELISM": "false",
+    }.items():
+        os.environ.setdefault(name, value)
+    warnings.filterwarnings("ignore")
+
+
+def load_engine(options: dict[str, Any], speculative: Any, **more: Any) -> "Engine":
+    """The engine of the options of panel "Models". more: of ``Engine.load``."""
+    quiet()
+    target, revision = options["target"], options.get("revision")
+    if revision is not None:
+        if target in BUNDLED or Path(target).expanduser().exists() or "@" in target:
+            raise ConfigError(f"--revision {revision} is of a Hugging Face id, and --target {target} is none: drop one")
+        target = f"{target}@{revision}"
+    with waiting(f"loading {options['target']}", no_color=options["no_color"]):
+        from foretell import Engine
+
+        return Engine.load(
+            target,
+            speculative=speculative,
+            device=options["device"],
+            dtype=options["dtype"],
+            device_map=device_map(options["device_map"]),
+            implementation=options["implementation"],
+            weights=options["weights"],
+            width=options["width"],
+            trust_remote_code=options.get("trust_remote_code", False),
+            **more,
+        )
+
+
+def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str, Any]:
+    """One speculative configuration from --speculative-config and the flags; a flag that contradicts it is refused."""
+    options = ctx.params
+    merged = json_object(options["speculative_config"], "--speculative-config")
+    config_typed = typed(ctx, "speculative_config")
+    for option, key in FLAGS.items():
+        value = draft_name(options[option]) if option == "draft" else options.get(option)
+        if value is None:
+            continue
+        if key in merged and merged[key] != value and typed(ctx, option) == config_typed:
+            flag = "--" + option.replace("_", "-")
+            raise ConfigError(
+                f"{flag} {value} contradicts --speculative-config, where {key} = {merged[key]!r}: drop one"
+            )
+        if key not in merged or typed(ctx, option) or not config_typed:  # what was typed beats the environment
+            merged[key] = value
+    if not typed(ctx, "draft") and merged.get("model") == draft_name(options["draft"]):
+        wants = "prediction" if has_prediction else None  # what is named is not changed by the environment
+        if not takes_draft(merged.get("method", wants)):
+            merged.pop("model", None)
+    if "method" not in merged:
+        merged = {**default_config(options["target"], merged.get("model"), has_prediction=has_prediction), **merged}
+    check_method(merged, options["target"])
+    if reads_prediction(merged["method"]) and not has_prediction:
+        raise ConfigError(
+            f"--method {merged['method']} needs the guess: give --prediction TEXT or --prediction-file FILE"
+        )
+    if has_prediction and not reads_prediction(merged["method"]):
+        raise ConfigError(f"--prediction is read by --method prediction alone, not by {merged['method']!r}: drop one")
+    return merged
+
+
+def default_config(target: str, draft: str | None, *, has_prediction: bool = False) -> dict[str, Any]:
+    """The speculative configuration where no method is named."""
+    if has_prediction and draft is None:
+        return {"method": "prediction"}
+    return {"method": "draft_model"} if draft is not None else dict(default_speculation(target))
+
+
+def takes_draft(method: object) -> bool:
+    """Whether --draft is for a method; True where it is not known yet."""
+    from foretell import METHODS
+
+    return not isinstance(method, str) or method not in METHODS or "model" in METHODS[method].key_names()
+
+
+def draft_of(ctx: typer.Context, methods: Iterable[object]) -> str | None:
+    """--draft as the API spells it; None where only the environment names one and none of the methods takes it."""
+    if not typed(ctx, "draft") and not any(takes_draft(method) for method in methods):
+        return None
+    return draft_name(ctx.params["draft"])
+
+
+def temperatures(given: Sequence[str] | None, default: Sequence[float]) -> list[float]:
+    """The numbers of --temperature, which may be repeated or joined by commas. Raises ConfigError."""
+    found = parse_numbers(",".join(given), "--temperature") if given else list(default)
+    for value in found:
+        SamplingParams(temperature=value)
+    return found
+
+
+def reads_prediction(method: str) -> bool:
+    """Whether a method needs the caller's guess of the output."""
+    from foretell import METHODS
+
+    return METHODS[method].capabilities.needs_prediction
+
+
+def check_method(config: dict[str, Any], target: str) -> None:
+    """Refuse, before anything is loaded, what the method's configuration refuses, and drafts missing or not read."""
+    from foretell import METHODS, speculative_config
+
+    name = config["method"]
+    if name in METHODS and "model" not in METHODS[name].key_names() and config.get("model") is not None:
+        having = ", ".join(known for known, kind in METHODS.items() if "model" in kind.key_names())
+        raise ConfigError(
+            f"--draft {config['model']} is read by methods with weights ({having}), not by {name!r}: drop one"
+        )
+    speculative_config(config)
+    if name == "draft_model" and not (config.get("model") or target in BUNDLED or default_draft(target, name)):
+        raise ConfigError(
+            f"--method draft_model needs --draft NAME_OR_DIR with --target {target}: the bundled draft, --draft "
+            "bundled/draft, has the vocabulary of the bundled target alone"
+        )
+
+
+def sampling(given: dict[str, Any]) -> SamplingParams:
+    """SamplingParams of the options that were given, by field."""
+    if "logit_bias" in given:
+        kind = field_kinds(SamplingParams)["logit_bias"]
+        given = {**given, "logit_bias": value_of_json(given["logit_bias"], kind, "--logit-bias")}
+    return SamplingParams(**given)
+
+
+def device_map(text: str | None) -> str | dict[str, Any] | None:
+    """A name such as "auto", or a JSON object."""
+    if text is not None and text.lstrip().startswith("{"):
+        return json_object(text, "--device-map")
+    return text
+
+
+def json_object(text: str | None, option: str) -> dict[str, Any]:
+    """The object of an option; empty where the option was not given."""
+    if text is None:
+        return {}
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        raise ConfigError(f"{option} is not JSON ({error}): {text!r}") from None
+    if not isinstance(value, dict):
+        raise ConfigError(f"{option} must be a JSON object, e.g. '{{\"key\": 1}}', not {text!r}")
+    return value
+
+
+def read_text(file: str, option: str) -> str:
+    """A text file, or standard input for ``-``, exactly as it is."""
+    try:
+        data = sys.stdin.buffer.read() if file == "-" else Path(file).read_bytes()
+    except OSError as error:
+        raise ConfigError(f"{option}: cannot read {file!r}: {error.strerror}") from None
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{option}: {file!r} is not UTF-8 text (byte {error.start})") from None
+
+
+def one_text(text: str | None, file: str | None, name: str) -> str | None:
+    """The text of an option or argument that can also come from a file; both is a mistake."""
+    if text is not None and file is not None:
+        raise ConfigError(f"{name} is given twice, as text and by --{name}-file {file}: drop one of the two")
+    if file is not None:
+        return read_text(file, f"--{name}-file")
+    if text == "-":
+        return read_text("-", name)
+    if text is not None and any("\ud800" <= letter <= "\udfff" for letter in text):
+        raise ConfigError(f"{name}: {text!a} is not UTF-8 text")
+    return text
+
+
+def draft_name(draft: str | None) -> str | None:
+    """As the API spells it: "bundled" alone is the bundled target."""
+    return "bundled/draft" if draft == "bundled" else draft
+
+
+def typed(ctx: typer.Context, name: str) -> bool:
+    """Whether an option was typed, rather than taken from the environment."""
+    source = ctx.get_parameter_source(name)
+    return source is not None and source.name == "COMMANDLINE"

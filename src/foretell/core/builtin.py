@@ -1,0 +1,106 @@
+"""Built-in parts by name: a method, a learned head or a verifier is one line here.
+
+A part is named as "module:attribute" and imported when it is first used: decoding never imports training, and a floor that
+reads one kind of part imports no other. ``registry.Registry`` reads packages' additions in the same form.
+"""
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Parts:
+    """Where the parts of one method or learned head are; it may lack any of them."""
+
+    config: str | None = None  # its MethodConfig, for ``--method``. None: a head that does not draft
+    layouts: tuple[str, ...] = ()  # checkpoint layouts of its head; the first that can hold a head is the default
+    training: str | None = None  # for ``foretell train``: its Recipe, or a function where it learns from labels
+
+
+METHODS: dict[str, Parts] = {
+    "none": Parts("foretell.draft.none:NoneConfig"),
+    "draft_model": Parts(
+        "foretell.methods.draft_model.config:DraftModelConfig",
+        training="foretell.methods.draft_model.training:RECIPE",
+    ),
+    "eagle3": Parts(
+        "foretell.methods.eagle.config:Eagle3Config",
+        ("foretell.methods.eagle.formats:Eagle3Native", "foretell.methods.eagle.formats:Eagle3Speculators"),
+        "foretell.methods.eagle.training_eagle3:RECIPE",
+    ),
+    "eagle1": Parts(
+        "foretell.methods.eagle.config:Eagle1Config",
+        ("foretell.methods.eagle.formats:Eagle1Native",),
+        "foretell.methods.eagle.training_eagle1:RECIPE",
+    ),
+    "eagle2": Parts("foretell.methods.eagle.config:Eagle2Config"),  # reads EAGLE-1's head
+    "medusa": Parts(
+        "foretell.methods.medusa.config:MedusaConfig",
+        ("foretell.methods.medusa.formats:MedusaAuthors", "foretell.methods.medusa.formats:MedusaVLLM"),
+        "foretell.methods.medusa.training:RECIPE",
+    ),
+    "dflash": Parts(
+        "foretell.methods.dflash.config:DFlashConfig",
+        (
+            "foretell.methods.dflash.formats:DFlashLayout",
+            "foretell.methods.dflash.formats:DSparkLayout",
+            "foretell.methods.dflash.formats:DFlashSpeculators",
+            "foretell.methods.dflash.formats:DSparkSpeculators",
+        ),
+        "foretell.methods.dflash.training:RECIPE",
+    ),
+    "kangaroo": Parts(
+        "foretell.methods.kangaroo.config:KangarooConfig",
+        ("foretell.methods.kangaroo.formats:KangarooLayout",),
+        "foretell.methods.kangaroo.training:RECIPE",
+    ),
+    "mtp": Parts(
+        "foretell.methods.mtp.config:MTPConfig",
+        ("foretell.methods.mtp.trained:MTPDirectory",),
+        "foretell.methods.mtp.training:RECIPE",
+    ),
+    "early_exit": Parts("foretell.methods.kangaroo.config:EarlyExitConfig"),
+    "ngram": Parts("foretell.draft.ngram:NgramConfig"),
+    "prediction": Parts("foretell.draft.prediction:PredictionConfig"),
+    "suffix": Parts("foretell.draft.suffix:SuffixConfig"),
+    "recycling": Parts("foretell.draft.recycling:RecyclingConfig"),
+    "hybrid": Parts("foretell.methods.hybrid.config:HybridConfig"),
+    "acceptance": Parts(
+        layouts=("foretell.methods.acceptance.formats:AcceptanceLayout",),
+        training="foretell.methods.acceptance.training:RECIPE",
+    ),
+    "judge": Parts(
+        layouts=("foretell.methods.judge.formats:JudgeLayout",), training="foretell.train.judge:train_judge"
+    ),
+}
+
+CONFIGS = {name: parts.config for name, parts in METHODS.items() if parts.config is not None}
+"""Names that ``--method`` takes, to their configurations."""
+
+LAYOUTS = tuple(layout for parts in METHODS.values() for layout in parts.layouts)
+"""All checkpoint layouts. A directory is read in the first that claims it."""
+
+TRAINING = {name: parts.training for name, parts in METHODS.items() if parts.training is not None}
+"""Names that ``foretell train`` takes."""
+
+VERIFIERS = {
+    # by comparing tokens
+    "coupled": "foretell.verify.exact:Coupled",
+    "exact": "foretell.verify.exact:Exact",
+    "gumbel_list": "foretell.verify.gumbel_list:GumbelList",
+    # by q
+    "rejection": "foretell.verify.rejection:Rejection",
+    "block": "foretell.verify.block:Block",
+    "traversal": "foretell.verify.traversal:Traversal",
+    "greedy_block": "foretell.verify.greedy_block:GreedyBlock",
+    "k_seq": "foretell.verify.multidraft:KSeq",
+    "importance": "foretell.verify.selection:Importance",
+    "transport": "foretell.verify.selection:Transport",
+    # lossy
+    "typical": "foretell.verify.lossy.typical:Typical",
+    "threshold": "foretell.verify.lossy.threshold:Threshold",
+    "top_n": "foretell.verify.lossy.top_n:TopN",
+    "lenience": "foretell.verify.lossy.lenience:Lenience",
+    "entropy_gated": "foretell.verify.lossy.lookahead:EntropyGated",
+    "divergence": "foretell.verify.lossy.divergence:Divergence",
+    "judge": "foretell.verify.lossy.judge:Judge",
+}

@@ -1,0 +1,66 @@
+"""Everything a user of foretell may catch.
+
+::
+
+    ForetellError                     every error that the caller can mend
+    ├── ConfigError                    an invalid option, method or combination (also a ValueError)
+    ├── ModelError                     a model that cannot be loaded or cannot be decoded by this engine
+    │   └── VocabularyMismatchError    target and drafter have different vocabularies
+    ├── PromptError                    a prompt that is empty or does not fit the context (also a ValueError)
+    ├── CapacityError                  more slots or rows requested than allocated
+    │   └── QueueFullError             a service whose queue is full: try again later
+    ├── ServiceClosedError             a service that drains or has stopped
+    └── TrainError                     a training that cannot continue: loss not finite, disk full
+
+Defects of the library raise AssertionError and RuntimeError.
+"""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class ForetellError(Exception):
+    """An error that the caller can mend; its message says what was given, what was expected, and how to mend it."""
+
+
+class ConfigError(ForetellError, ValueError):
+    """An invalid option, method or combination of them."""
+
+
+class ModelError(ForetellError):
+    """A model that cannot be loaded, or that this engine cannot decode."""
+
+
+class VocabularyMismatchError(ModelError):
+    """Target and drafter do not share one vocabulary."""
+
+
+class PromptError(ForetellError, ValueError):
+    """A prompt that is empty, or longer than the model's context."""
+
+
+class CapacityError(ForetellError):
+    """More cache slots or rows were requested than allocated."""
+
+
+class QueueFullError(CapacityError):
+    """A service whose queue is full. ``retry_after_s`` is when a place is likely to be free."""
+
+    def __init__(self, message: str, *, retry_after_s: float = 1.0) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class ServiceClosedError(ForetellError):
+    """A request to a service that is draining, has stopped, or has not started."""
+
+
+class TrainError(ForetellError):
+    """A training that cannot continue: the loss is not finite, or the disk is full."""
+
+
+def nearest(word: str, words: Iterable[str]) -> str:
+    """A hint naming the nearest known word, e.g. ``; did you mean 'ngram'?``, and all of them where none is near."""
+    known = sorted(words)
+    close = get_close_matches(word, known, n=1)
+    return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"

@@ -1,0 +1,97 @@
+"""How a request is sampled."""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from foretell.core.errors import ConfigError
+from foretell.core.settings import setting, settle
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+LogitsProcessor = Callable[["Tensor", "Tensor"], "Tensor"]
+"""A user's own rule: (ids int64 [L] of prefix and path, logits float [V]) -> logits [V]. It must be pure: it is called
+for nodes that are never emitted, in any order."""
+
+
+@dataclass(frozen=True)
+class SamplingParams:
+    """How one request is sampled. Every row of a batch has its own."""
+
+    temperature: float = setting(1.0, "0 is greedy, ties to the lowest id.", envvar="FORETELL_TEMPERATURE")
+    top_k: int = setting(0, "Keep the k likeliest tokens, and those that tie with the k-th. 0: off.")
+    top_p: float = setting(1.0, "Keep the likeliest tokens of this mass, and those that tie with the last. 1: off.")
+    min_p: float = setting(0.0, "Drop tokens below this share of the likeliest one's probability. 0: off.")
+    repetition_penalty: float = setting(
+        1.0, "Over prompt and output: logits are divided by it where positive, multiplied where negative. 1: off."
+    )
+    presence_penalty: float = setting(0.0, "Over the output: subtracted once from each token that was written.")
+    frequency_penalty: float = setting(0.0, "Over the output: subtracted for each time that a token was written.")
+    logit_bias: Mapping[int, float] = setting(
+        dict, "Token ids and what is added to their logits, e.g. '{\"42\": -5}'.", metavar="JSON"
+    )
+    banned_token_ids: Sequence[int] = ()
+    min_new_tokens: int = setting(0, "No end token before that many.")
+    max_new_tokens: int = setting(128, "The most tokens to write.", envvar="FORETELL_MAX_NEW_TOKENS")
+    stop: Sequence[str] = setting((), "Stop before this text; may be repeated.")  # a text, or several
+    stop_token_ids: Sequence[int] = ()  # further end tokens
+    ignore_eos: bool = setting(False, "Continue after the model's end token.")
+    seed: int | None = setting(
+        None,
+        "The same seed gives the same text.",
+        envvar="FORETELL_SEED",
+        default_text="a fresh one, shown in the figures",
+    )
+    logits_processor: LogitsProcessor | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values, each with one clear ConfigError. Lists become tuples."""
+        settle(self)
+        _require(
+            math.isfinite(self.temperature) and self.temperature >= 0, "temperature", self.temperature, "at least 0"
+        )
+        _require(self.top_k >= 0, "top_k", self.top_k, "0 (off) or a positive number")
+        _require(0 < self.top_p <= 1, "top_p", self.top_p, "in (0, 1]")
+        _require(0 <= self.min_p <= 1, "min_p", self.min_p, "in [0, 1]")
+        _require(
+            math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0,
+            "repetition_penalty",
+            self.repetition_penalty,
+            "positive",
+        )
+        for name in ("presence_penalty", "frequency_penalty"):
+            value = getattr(self, name)
+            _require(math.isfinite(value), name, value, "finite")
+        _require(self.max_new_tokens >= 1, "max_new_tokens", self.max_new_tokens, "at least 1")
+        _require(
+            0 <= self.min_new_tokens <= self.max_new_tokens,
+            "min_new_tokens",
+            self.min_new_tokens,
+            f"between 0 and max_new_tokens = {self.max_new_tokens}",
+        )
+        _require(
+            self.logits_processor is None or callable(self.logits_processor), "logits_processor", self.logits_processor,
+            "a function (ids [L], logits [V]) -> [V], or None",
+        )  # fmt: skip
+        _require(all(self.stop), "stop", self.stop, "texts that are not empty")
+        _require(
+            not any(math.isnan(bias) for bias in self.logit_bias.values()), "logit_bias", self.logit_bias, "not NaN"
+        )
+
+    @property
+    def reads_history(self) -> bool:
+        """Whether the probabilities depend on more than the last logits."""
+        return (
+            self.repetition_penalty != 1.0
+            or self.presence_penalty != 0.0
+            or self.frequency_penalty != 0.0
+            or self.min_new_tokens > 0
+            or self.logits_processor is not None
+        )
+
+
+def _require(good: bool, name: str, value: object, expected: str) -> None:
+    if not good:
+        raise ConfigError(f"{name} = {value!r} must be {expected}")

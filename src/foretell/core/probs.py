@@ -1,0 +1,273 @@
+"""From logits to probabilities: one function for plain decoding, target and drafter, for every node of a tree.
+
+Order: repetition, presence and frequency penalties; logit bias; banned ids; min_new_tokens; the user's processor;
+temperature; top-k; top-p; min-p, the last three one after the other, each on what the one before left (as transformers
+does). Node i's distribution is that of the token *after* node i: its processors see the prefix and the path down to node i.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ConfigError
+from foretell.core.params import SamplingParams
+
+
+@dataclass
+class History:
+    """The text so far as processors see it: B rows, the pending token included.
+
+    The engine appends to the lists between steps: copy a list to keep it beyond a call. Only the engine writes to them.
+    """
+
+    ids: list[list[int]]  # prompt and output of each row
+    num_prompt: list[int]  # how many of them are the prompt
+
+    def num_output(self) -> list[int]:
+        """Emitted tokens of each row."""
+        return [len(ids) - prompt for ids, prompt in zip(self.ids, self.num_prompt, strict=True)]
+
+
+@dataclass(frozen=True)
+class Paths:
+    """Which nodes lie on the way to each of the n nodes whose distribution is wanted; node 0 is in the history already."""
+
+    tokens: Tensor  # [B, N] int64
+    ancestry: Tensor  # [B, n, N] bool, a node included in its own path
+    parent: Tensor | None = None  # [B, n], where some nodes may be padding: no processor is called for those
+
+    @property
+    def valid(self) -> Tensor:
+        """[B, n] bool: the nodes whose distribution is used."""
+        if self.parent is None:
+            return torch.ones(self.ancestry.shape[:2], dtype=torch.bool)
+        valid = self.parent >= 0
+        valid[:, 0] = True
+        return valid
+
+
+class Processors:
+    """The parameters of B rows, stacked once. Immutable; ``logits_to_probs`` does the work."""
+
+    def __init__(
+        self, params: Sequence[SamplingParams], *, vocab_size: int, end_token_ids: Sequence[int], device: torch.device
+    ) -> None:
+        """end_token_ids are the model's own; vocab_size is V, the columns of the logits."""
+        self.params = tuple(params)
+        self.end_token_ids = tuple(end_token_ids)
+        self.vocab_size = vocab_size
+        self.device = device
+
+        def column(name: str) -> Tensor | None:
+            """[B, 1, 1] float32, or None where every row has the neutral value."""
+            values = [float(getattr(row, name)) for row in params]
+            neutral = float(getattr(SamplingParams, name))
+            if all(value == neutral for value in values):
+                return None
+            return torch.tensor(values, dtype=torch.float32, device=device)[:, None, None]
+
+        self.temperature, self.top_p, self.min_p = column("temperature"), column("top_p"), column("min_p")
+        self.top_k = [row.top_k if 0 < row.top_k < vocab_size else 0 for row in params]
+        self.greedy = torch.tensor([row.temperature == 0 for row in params], device=device)[:, None, None]
+        # Greedy rows are overwritten later: any finite factor will do.
+        inverse = [1.0 / max(row.temperature, 1e-30) if row.temperature else 1.0 for row in params]
+        self.inverse_temperature = torch.tensor(inverse, dtype=torch.float32, device=device)[:, None, None]
+        self.num_greedy = sum(row.temperature == 0 for row in params)
+        self.repetition, self.presence, self.frequency = (
+            column("repetition_penalty"),
+            column("presence_penalty"),
+            column("frequency_penalty"),
+        )
+        self.bias = self._bias(device)  # [B, 1, V] or None; -inf for banned ids
+        # An id outside the vocabulary can never be emitted.
+        self.end_ids = [
+            sorted(token for token in {*end_token_ids, *row.stop_token_ids} if 0 <= token < vocab_size)
+            for row in params
+        ]
+        self.reads_history = any(row.reads_history for row in params)
+
+    @cached_property
+    def softened(self) -> "Processors":
+        """The same, but rows at temperature 0 at temperature 1 and without top-k, top-p and min-p, which do not affect
+        a greedy choice: a drafter ranks second and third best tokens by it. Self where no row is greedy."""
+        if not self.num_greedy:
+            return self
+        params = [
+            replace(row, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) if row.temperature == 0 else row
+            for row in self.params
+        ]
+        return Processors(params, vocab_size=self.vocab_size, end_token_ids=self.end_token_ids, device=self.device)
+
+    def _bias(self, device: torch.device) -> Tensor | None:
+        if not any(row.logit_bias or row.banned_token_ids for row in self.params):
+            return None
+        bias = torch.zeros(len(self.params), 1, self.vocab_size, dtype=torch.float32)
+        for index, row in enumerate(self.params):
+            given = (*row.logit_bias.items(), *((token, -math.inf) for token in row.banned_token_ids))
+            for token, _ in given:
+                if not 0 <= token < self.vocab_size:
+                    raise ConfigError(
+                        f"token id {token} in logit_bias or banned_token_ids: ids are 0 to {self.vocab_size - 1}"
+                    )
+            if given:  # in one call: an operation for each token took milliseconds whenever a row came or left
+                tokens, values = zip(*given, strict=True)
+                bias[index, 0].index_add_(0, torch.tensor(tokens), torch.tensor(values, dtype=torch.float32))
+        return bias.to(device)
+
+    def keep(self, rows: Sequence[int]) -> "Processors":
+        """The processors of some rows."""
+        chosen = [self.params[row] for row in rows]
+        return Processors(chosen, vocab_size=self.vocab_size, end_token_ids=self.end_token_ids, device=self.device)
+
+
+def logits_to_probs(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
+    """The probs [B, n, V] after all processors; float32, or the logits' dtype where that is wider.
+
+    logits [B, n, V'] of the same n nodes as paths. V' may be wider than the processors' vocabulary (a drafter's padding):
+    the surplus is cut; where it is narrower the missing tokens have probability 0. NaN logits count as -inf; a row
+    without any possible token becomes a row that is not finite or zero, which ``verify.draw`` reports as unsound.
+    At temperature 0 the distribution is one-hot at the largest processed logit, ties to the lowest id.
+    """
+    vocab_size = processors.vocab_size
+    narrow = logits.shape[-1] < vocab_size
+    if narrow:
+        logits = torch.nn.functional.pad(logits, (0, vocab_size - logits.shape[-1]), value=-math.inf)
+    elif logits.shape[-1] > vocab_size:
+        logits = logits[..., :vocab_size]
+    logits = logits if logits.dtype == torch.float64 else logits.float()
+    if processors.reads_history:
+        logits = _penalise(logits, processors, history, paths)
+    if processors.bias is not None:
+        logits = logits + processors.bias
+    if processors.reads_history:
+        logits = _restrict(logits, processors, history, paths)
+    if processors.num_greedy == len(processors.params):
+        return one_hot_argmax(logits)
+    probs = _temper(logits, processors)
+    if processors.num_greedy:
+        probs = torch.where(processors.greedy, one_hot_argmax(logits), probs)
+    return probs
+
+
+def one_hot_argmax(logits: Tensor) -> Tensor:
+    """[..., V] the distribution of a greedy choice; a row whose largest logit is NaN or -inf has no mass."""
+    best, token = logits.max(-1, keepdim=True)
+    if logits.device.type != "cpu" or bool(torch.isnan(best).any()):  # a NaN is the largest; a host read is free here
+        best, token = torch.nan_to_num(logits, nan=-math.inf, posinf=math.inf, neginf=-math.inf).max(-1, keepdim=True)
+    return torch.zeros_like(logits).scatter_(-1, token, (best > -math.inf).to(logits.dtype))
+
+
+def _temper(logits: Tensor, processors: Processors) -> Tensor:
+    """Temperature, then top-k, top-p and min-p in this order; rows at temperature 0 are overwritten by the caller."""
+    on_cpu = logits.device.type == "cpu"
+    probs = _soft_top_k(logits if on_cpu else _finite(logits), processors)
+    if on_cpu and bool(
+        torch.isnan(probs[..., 0]).any()
+    ):  # one bad logit makes its whole row NaN; a host read is free here
+        probs = _soft_top_k(_finite(logits), processors)
+    if processors.top_p is None and processors.min_p is None:
+        return probs
+    if processors.top_p is not None:
+        probs = _top_p(probs, processors.top_p)
+    if processors.min_p is not None:
+        probs = probs.masked_fill(probs < processors.min_p * probs.amax(-1, keepdim=True), 0.0)
+    return probs / probs.sum(-1, keepdim=True)
+
+
+def _finite(logits: Tensor) -> Tensor:
+    """The same distribution from logits at most 0: NaN as -inf, and inf as the largest number. All of -inf becomes NaN."""
+    logits = torch.nan_to_num(logits, nan=-math.inf, posinf=torch.finfo(logits.dtype).max, neginf=-math.inf)
+    return logits - logits.amax(-1, keepdim=True)
+
+
+def _soft_top_k(logits: Tensor, processors: Processors) -> Tensor:
+    if processors.temperature is not None:
+        logits = logits * processors.inverse_temperature
+    if any(processors.top_k):
+        logits = _top_k(logits, processors.top_k)
+    return torch.softmax(logits, -1)
+
+
+def _top_k(logits: Tensor, top_k: Sequence[int]) -> Tensor:
+    """-inf below the k-th largest logit of each row; k = 0 keeps the row."""
+    largest = logits.topk(max(top_k), dim=-1).values  # [B, n, K]
+    index = torch.tensor([max(k, 1) - 1 for k in top_k], device=logits.device)[:, None, None]
+    edge = largest.gather(-1, index.expand(*logits.shape[:2], 1))
+    off = torch.tensor([k == 0 for k in top_k], device=logits.device)[:, None, None]
+    return logits.masked_fill((logits < edge) & ~off, -math.inf)
+
+
+def _top_p(probs: Tensor, top_p: Tensor, first: int = 64) -> Tensor:
+    """Zero outside the smallest set of most probable tokens whose mass reaches top_p [B, 1, 1]; not renormalised.
+
+    A full sort costs more than a small model's pass, so only the first few tokens are sorted, and more of them as long
+    as some row's do not reach its top_p. On an accelerator the sort is cheap and the host read is not: one full sort.
+    """
+    vocab_size = probs.shape[-1]
+    count = min(first, vocab_size) if probs.device.type == "cpu" else vocab_size
+    while True:
+        largest = probs.topk(count, dim=-1).values  # [B, n, K]
+        mass = largest.cumsum(-1)
+        if count == vocab_size or bool(((mass[..., -1:] >= top_p) | (top_p >= 1)).all()):
+            break
+        count = min(count * 8, vocab_size)
+    # A token is kept while the mass before it is below top_p: the first always is.
+    kept = ((mass - largest) < top_p).sum(-1, keepdim=True).clamp(min=1)  # 0 where the row is NaN
+    edge = largest.gather(-1, kept - 1)
+    return torch.where((probs >= edge) | (top_p >= 1), probs, 0.0)
+
+
+def _penalise(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
+    """Repetition penalty over all text, presence and frequency penalties over the output, path included."""
+    repetition, presence, frequency = processors.repetition, processors.presence, processors.frequency
+    if repetition is None and presence is None and frequency is None:
+        return logits
+    num_rows, num_nodes, vocab_size = logits.shape
+    prompt = torch.zeros(num_rows, vocab_size, dtype=torch.bool)
+    output = torch.zeros(num_rows, vocab_size, dtype=logits.dtype)
+    for row, (ids, start) in enumerate(zip(history.ids, history.num_prompt, strict=True)):
+        prompt[row, ids[:start]] = True
+        emitted = torch.tensor(ids[start:], dtype=torch.int64)
+        output[row].index_add_(0, emitted, torch.ones(len(emitted), dtype=logits.dtype))
+    counts = output.to(logits.device)[:, None].repeat(1, num_nodes, 1)  # [B, n, V]
+    on_path = paths.ancestry[:, :, 1:].to(logits.dtype)  # the root is in the history
+    counts.scatter_add_(2, paths.tokens[:, None, 1:].expand(-1, num_nodes, -1).contiguous(), on_path)
+    if repetition is not None:
+        seen = (counts > 0) | prompt.to(logits.device)[:, None]
+        factor = repetition.to(logits.dtype)
+        logits = torch.where(seen, torch.where(logits > 0, logits / factor, logits * factor), logits)
+    if presence is not None:
+        logits = logits - presence.to(logits.dtype) * (counts > 0)
+    if frequency is not None:
+        logits = logits - frequency.to(logits.dtype) * counts
+    return logits
+
+
+def _restrict(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
+    """min_new_tokens, then the user's processors: node by node, since both depend on where in the output a node is."""
+    logits = logits.clone()
+    depth = paths.ancestry.sum(-1) - 1  # [B, n]
+    for row, (params, emitted) in enumerate(zip(processors.params, history.num_output(), strict=True)):
+        if params.min_new_tokens > emitted and processors.end_ids[row]:
+            early = (depth[row] + emitted < params.min_new_tokens)[:, None]  # [n, 1]
+            ends = torch.tensor(processors.end_ids[row], device=logits.device)
+            logits[row, :, ends] = logits[row, :, ends].masked_fill(early, -math.inf)
+        if params.logits_processor is None:
+            continue
+        prefix = torch.tensor(history.ids[row], dtype=torch.int64, device=logits.device)
+        valid = paths.valid[row].tolist()
+        for node in range(logits.shape[1]):
+            if not valid[node]:
+                continue
+            path = paths.tokens[row, 1:][paths.ancestry[row, node, 1:]]
+            given = logits[row, node].clone()
+            made = params.logits_processor(torch.cat([prefix, path]), given)
+            if not isinstance(made, Tensor) or made.shape != logits[row, node].shape:
+                got = tuple(made.shape) if isinstance(made, Tensor) else type(made).__name__
+                raise ConfigError(f"logits_processor returned {got}; expected logits of shape {tuple(given.shape)}")
+            logits[row, node] = made
+    return logits

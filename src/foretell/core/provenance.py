@@ -1,0 +1,89 @@
+"""The provenance of a figure: command, versions, machine, revision, time."""
+
+import importlib.metadata
+import os
+import platform
+import resource
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+PACKAGES = ("foretell", "torch", "transformers", "tokenizers", "safetensors", "accelerate", "numpy")
+
+
+def provenance() -> dict[str, Any]:
+    """What is needed to repeat a run, as far as this process knows it."""
+    import torch
+
+    return {
+        "argv": sys.argv,
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "versions": {"python": platform.python_version(), **{name: package_version(name) for name in PACKAGES}},
+        "machine": {
+            "system": f"{platform.system()} {platform.release()}",
+            "processor": processor(),
+            "cores": num_cores(),
+            "memory_bytes": _memory(),
+            "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
+            "accelerator": accelerator(),
+            "torch_threads": torch.get_num_threads(),
+        },
+        "git_revision": git_revision(Path(__file__)),
+    }
+
+
+def peak_rss_bytes() -> int:
+    """Peak memory of this process."""
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else peak * 1024
+
+
+def git_revision(file: Path) -> str | None:
+    """The commit that a source file is checked out from, "+changes" where anything differs from it; None outside of one."""
+    try:
+        run = ["git", "-C", str(file.parent)]
+        # A virtual environment may lie inside another repository, whose commit is unrelated to foretell.
+        subprocess.run([*run, "ls-files", "--error-unmatch", file.name], capture_output=True, check=True, timeout=10)
+        head = subprocess.run([*run, "rev-parse", "HEAD"], capture_output=True, text=True, check=True, timeout=10)
+        status = subprocess.run([*run, "status", "--porcelain"], capture_output=True, text=True, check=True, timeout=10)
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return head.stdout.strip() + ("+changes" if status.stdout.strip() else "")
+
+
+def package_version(name: str) -> str | None:
+    """Of an installed distribution; None where there is none."""
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def accelerator() -> str | None:
+    """The CUDA device's name, where there is one."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else None
+
+
+def num_cores() -> int | None:
+    """Processors that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def processor() -> str:
+    """Its model's name."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        return next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
+
+
+def _memory() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None

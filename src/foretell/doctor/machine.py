@@ -1,0 +1,83 @@
+"""What runs here: the machine, the implementation that was chosen and why no faster one, and how near a pass is to the
+limit that memory sets."""
+
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell.core.errors import ForetellError
+from foretell.core.provenance import provenance
+from foretell.engine.engine import Engine
+from foretell.model.bandwidth import dram_read_bandwidth
+from foretell.model.checkpoint import resolve
+from foretell.model.load import FAST, load_config, unsupported
+
+CACHE_BYTES = 64 << 20
+"""Weights up to this may stay in the CPU's caches: memory is then no limit."""
+
+
+@dataclass(frozen=True)
+class Machine:
+    """The machine and how the target runs on it."""
+
+    processor: str
+    cores: int | None  # that this process may use
+    threads: int  # of torch
+    load_average: float | None  # of the last minute, when the doctor began
+    accelerator: str | None
+    implementation: str
+    why_not: dict[str, str]  # faster implementation -> why it does not run this target
+    dtype: str
+    weights: str
+    weight_bytes: int  # that a pass reads
+    bytes_per_second: float | None  # that memory gives, measured; None where it was not
+
+    @property
+    def least_pass_seconds(self) -> float | None:
+        """A pass cannot take less, unless the weights stay in the caches."""
+        return self.weight_bytes / self.bytes_per_second if self.bytes_per_second else None
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "least_pass_seconds": self.least_pass_seconds}
+
+
+def look(engine: Engine, *, bandwidth: bool = True) -> Machine:
+    """The machine and the engine's target. bandwidth: measure memory, about a second, where the target is on the CPU."""
+    spec = engine.model.spec
+    origin = provenance()["machine"]
+    on_cpu = spec.device.type == "cpu"
+    load = origin["load_average"]
+    dtype = str(spec.dtype).removeprefix("torch.")
+    return Machine(
+        processor=origin["processor"],
+        cores=origin["cores"],
+        threads=torch.get_num_threads(),
+        load_average=load[0] if load else None,
+        accelerator=origin["accelerator"],
+        implementation=spec.implementation,
+        why_not=_why_not(engine),
+        dtype=dtype,
+        weights=spec.weights or dtype,
+        weight_bytes=spec.weight_bytes,
+        bytes_per_second=dram_read_bandwidth() if bandwidth and on_cpu else None,
+    )
+
+
+def _why_not(engine: Engine) -> dict[str, str]:
+    """Of each implementation that is preferred to the one that runs, why it does not run this target."""
+    spec = engine.model.spec
+    preferred = list(FAST)
+    faster = preferred[: preferred.index(spec.implementation)] if spec.implementation in preferred else preferred
+    if not faster:
+        return {}
+    try:
+        config = load_config(Path(resolve(spec.name)), name=spec.name)
+    except ForetellError:
+        return dict.fromkeys(faster, "the target is in memory, where only transformers runs it")
+    return {
+        kind: unsupported(kind, config, spec.dtype, spec.device) or "it was not asked for, or failed to load"
+        for kind in faster
+    }

@@ -1,0 +1,159 @@
+"""Speedup before it is timed: from acceptance by slot and the costs of a few short runs, with an interval.
+
+``steps(L)`` of a text of L tokens, each step emitting 1 + accepted tokens and the last cut at the end, is exact by
+recursion. The interval draws whole texts anew (bootstrap), those of the acceptance and those of the costs alike, so that
+it shows what other prompts of the same kind and other passes would give; a machine that changes is beyond it.
+"""
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from foretell.bench.stats import Interval
+from foretell.planner.observed import StepCosts, StepTiming, step_costs
+
+RESAMPLES = 200
+
+
+@dataclass(frozen=True)
+class TextAcceptance:
+    """One text decoded with as many guesses as a method makes."""
+
+    reached: tuple[int, ...]  # of each slot: steps at which all before it were kept, and there was room for it
+    kept: tuple[float, ...]  # of each slot: sum of the chances that its guess is kept, 0 where none was made
+    guesses: Mapping[int, int]  # number of guesses -> steps that made so many
+    num_tokens: int
+
+
+@dataclass(frozen=True)
+class TextTimes:
+    """One text decoded for its times, plainly and with guesses."""
+
+    plain: Sequence[StepTiming]
+    steps: Sequence[StepTiming]  # of all numbers of guesses
+    first: float  # seconds by which a first step is longer than the others: the drafter reads the prompt
+
+
+@dataclass(frozen=True)
+class Prediction:
+    """A method at one length of proposal."""
+
+    num_speculative_tokens: int
+    tokens_per_step: float
+    cost: float  # of a step in plain steps
+    speedup: Interval
+
+
+@dataclass(frozen=True)
+class Pooled:
+    """Texts put together: what a prediction reads."""
+
+    rates: list[float]
+    shares: Mapping[int, float]
+    costs: StepCosts | None
+    first: float = 0.0  # by which the first step is longer, in plain steps
+
+
+def pool(texts: Sequence[TextAcceptance], times: Sequence[TextTimes], *, split: bool) -> Pooled:
+    """Rates by slot, shares of numbers of guesses, and costs of these texts. split: see ``step_costs``."""
+    depth = max((len(text.reached) for text in texts), default=0)
+    rates: list[float] = []
+    for slot in range(depth):
+        there = [text for text in texts if len(text.reached) > slot]
+        reached = sum(text.reached[slot] for text in there)
+        if not reached:
+            break
+        rates.append(min(1.0, sum(text.kept[slot] for text in there) / reached))
+    counted: Counter[int] = Counter()
+    for text in texts:
+        counted.update(text.guesses)
+    total = sum(counted.values())
+    plain = [step for one in times for step in one.plain]
+    guessed = [step for one in times for step in one.steps]
+    costs = step_costs(plain, guessed, split=split) if plain and guessed else None
+    firsts = [one.first for one in times]
+    first = float(np.median(firsts)) / costs.seconds_plain_step if costs is not None and firsts else 0.0
+    return Pooled(rates, {count: steps / total for count, steps in counted.items()}, costs, first)
+
+
+def num_steps(rates: Sequence[float], num_tokens: int) -> float:
+    """Expected steps of a text of num_tokens: each emits 1 + the guesses accepted, the last is cut.
+
+    rates: conditional acceptance by slot. Near the end a step has no room for more guesses than tokens are left.
+    """
+    reach = [1.0]  # chance that at least k guesses are kept
+    for rate in rates:
+        reach.append(reach[-1] * rate)
+    exactly = [reach[k] - (reach[k + 1] if k + 1 < len(reach) else 0.0) for k in range(len(reach))]
+    steps = [0.0] * (num_tokens + 1)
+    for left in range(1, num_tokens + 1):
+        steps[left] = 1.0 + sum(share * steps[left - 1 - k] for k, share in enumerate(exactly) if k + 1 < left)
+    return steps[num_tokens]
+
+
+def step_cost_of(costs: StepCosts, shares: Mapping[int, float]) -> float | None:
+    """Cost of steps that make each number of guesses with this share, in plain steps: linear between the numbers that were
+    timed, and beyond them with the slope of the last two. None where nothing was timed."""
+    if not costs.step or not shares:
+        return None
+    known = {0: 1.0, **costs.step}
+    xs = np.array(sorted(known), dtype=float)
+    ys = np.maximum.accumulate([known[int(x)] for x in xs])
+    slope = max(0.0, float((ys[-1] - ys[-2]) / (xs[-1] - xs[-2]))) if len(xs) > 1 else 0.0
+    total = 0.0
+    for count, share in shares.items():
+        beyond = max(0.0, count - float(xs[-1])) * slope
+        total += share * (float(np.interp(count, xs, ys)) + beyond)
+    return total
+
+
+def predicted(pooled: Pooled, length: int, num_tokens: int, *, fixed: bool) -> tuple[float, float, float] | None:
+    """(tokens a step, cost of a step in plain steps, speedup) of texts of num_tokens; None without costs.
+
+    fixed: whether a step always makes ``length`` guesses, where it has room; else as many as were found.
+    """
+    if pooled.costs is None:
+        return None
+    shares: dict[int, float] = {}
+    for count, share in pooled.shares.items():
+        cut = length if fixed else min(count, length)
+        shares[cut] = shares.get(cut, 0.0) + share
+    cost = step_cost_of(pooled.costs, shares)
+    if cost is None:
+        return None
+    steps = num_steps(pooled.rates[:length], num_tokens)
+    return num_tokens / steps, cost, num_tokens / (pooled.first + steps * cost)
+
+
+def predictions(
+    texts: Sequence[TextAcceptance],
+    times: Sequence[TextTimes],
+    lengths: Sequence[int],
+    *,
+    fixed: bool,
+    num_tokens: int,
+    split: bool = True,
+    seed: int = 0,
+) -> list[Prediction]:
+    """The speedup at each length of proposal, with a 95 % interval. num_tokens: of a text, on average."""
+    whole = pool(texts, times, split=split)
+    values = {length: predicted(whole, length, num_tokens, fixed=fixed) for length in lengths}
+    drawn: dict[int, list[float]] = {length: [] for length in lengths}
+    generator = np.random.default_rng(seed)
+    for _ in range(RESAMPLES if len(texts) > 1 else 0):
+        some = [texts[i] for i in generator.integers(len(texts), size=len(texts))]
+        timed = [times[i] for i in generator.integers(len(times), size=len(times))] if times else []
+        resampled = pool(some, timed, split=split)
+        for length in lengths:
+            found = predicted(resampled, length, num_tokens, fixed=fixed)
+            if found is not None:
+                drawn[length].append(found[2])
+    out = []
+    for length, found in values.items():
+        if found is None:
+            continue
+        low, high = np.quantile(drawn[length], [0.025, 0.975]) if drawn[length] else (found[2], found[2])
+        out.append(Prediction(length, found[0], found[1], Interval(found[2], float(low), float(high))))
+    return out

@@ -1,0 +1,174 @@
+"""What usually goes wrong with guessing, looked for in what was measured."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from foretell.core.errors import ForetellError
+from foretell.doctor.machine import Machine
+from foretell.engine.engine import Engine
+from foretell.model.load import load_tokenizer
+
+if TYPE_CHECKING:
+    from foretell.doctor.checkup import Examined
+
+FAR_FROM_LIMIT = 0.4
+"""Share of the memory's bandwidth, below which a pass is bound by something else."""
+CACHE_BYTES = 256 << 20
+"""Weights up to this may stay in caches, in part: the limit then says little."""
+BUSY = 0.5
+"""Load of the machine beside this process, in cores."""
+LOW_AT_TEMPERATURE = 0.85
+"""Acceptance over agreement, below which sampling is what costs guesses."""
+WIDE = 0.35
+"""Width of an interval over its middle."""
+
+
+@dataclass(frozen=True)
+class Warned:
+    """One warning."""
+
+    about: str  # a short name, stable
+    text: str
+
+
+def about_run(
+    machine: Machine, plain_pass: float | None, *, looped: float, tokens: float, prompts: int
+) -> list[Warned]:
+    """Of the machine and the prompts. looped: share of texts that began to loop; tokens: of a text, on average."""
+    out = []
+    if machine.cores and machine.threads > machine.cores:
+        out.append(
+            Warned("threads", f"{machine.threads} threads on {machine.cores} cores get in each other's way: --threads")
+        )
+    elif machine.cores and machine.threads < machine.cores and machine.accelerator is None:
+        out.append(
+            Warned(
+                "threads",
+                f"{machine.threads} of {machine.cores} cores are used; speedups with more threads differ (OMP_NUM_THREADS, "
+                "--threads)",
+            )
+        )
+    if machine.load_average is not None and machine.load_average > BUSY * (machine.cores or 1):
+        out.append(
+            Warned(
+                "busy",
+                f"the machine had a load of {machine.load_average:.1f} when this began: times are too long, and intervals "
+                "do not show it",
+            )
+        )
+    for kind, reason in machine.why_not.items():
+        out.append(Warned("implementation", f"the target runs as {machine.implementation}, not {kind}: {reason}"))
+    least = machine.least_pass_seconds
+    if least and plain_pass and machine.weight_bytes > CACHE_BYTES and least / plain_pass < FAR_FROM_LIMIT:
+        out.append(
+            Warned(
+                "far_from_limit",
+                f"a plain pass takes {plain_pass * 1e3:.1f} ms and memory allows {least * 1e3:.1f} ms: something else than "
+                "memory limits it, so that wider passes cost more than they should",
+            )
+        )
+    if looped >= 0.3:
+        out.append(
+            Warned(
+                "loops",
+                f"{looped:.0%} of the texts began to repeat themselves, and were cut there: looping text is easy to guess",
+            )
+        )
+    if tokens < 16:
+        out.append(
+            Warned("short", f"a text has {tokens:.0f} tokens on average: too few for the drafter's start to pay")
+        )
+    if prompts < 5:
+        out.append(Warned("few_prompts", f"{prompts} prompts: the interval is wide; give ten or more of your own"))
+    return out
+
+
+def about_method(engine: Engine, own: Engine, one: "Examined") -> list[Warned]:
+    """Of a method that was examined. engine: the target's; own: with the method."""
+    name, can, spec = one.method, own.method.capabilities, engine.model.spec
+    out = []
+    if one.best_case is not None and one.best_case < 1.1:
+        cost = "" if one.guess_cost is None else f": a guess costs {one.guess_cost:.2f} plain passes"
+        out.append(
+            Warned("draft_too_large", f"{name} cannot win: {one.best_case:.2f} times if all were accepted{cost}")
+        )
+    draft = getattr(own.method, "model", None)
+    its = getattr(draft, "spec", None)
+    if its is not None and its.max_positions < spec.max_positions:
+        out.append(
+            Warned(
+                "context",
+                f"{name}: the draft's context is {its.max_positions} tokens, the target's {spec.max_positions}: longer "
+                "texts are decoded plainly from there on",
+            )
+        )
+    if one.drafter is not None and can.needs_draft:
+        out += _templates(engine, one.drafter)
+    if can.needs_head and spec.is_quantised:
+        out.append(
+            Warned(
+                "quantised",
+                f"{name}: heads are mostly trained on unquantised targets, and this one is held as {spec.weights}: its "
+                "hidden states differ; compare with --weights bf16",
+            )
+        )
+    sampled = one.slots[0] if one.slots else None
+    if sampled is not None and one.agreement and sampled < LOW_AT_TEMPERATURE * one.agreement:
+        out.append(
+            Warned(
+                "sampling",
+                f"{name}: slot 1 accepts {sampled:.2f} at these sampling settings and {one.agreement:.2f} at temperature 0",
+            )
+        )
+    return out
+
+
+def about_choice(found: "Sequence[Examined]", config: Mapping[str, Any]) -> list[Warned]:
+    """Of the recommended configuration."""
+    for one in found:
+        best = one.best
+        if one.method != config["method"] or best is None:
+            continue
+        value = best.speedup
+        if value.high - value.low > WIDE * value.value:
+            return [
+                Warned(
+                    "wide",
+                    f"{one.method}: the interval [{value.low:.2f}, {value.high:.2f}] is wide: more prompts (--limit), or "
+                    "more of them timed (--timed)",
+                )
+            ]
+    return []
+
+
+def _templates(engine: Engine, drafter: str) -> list[Warned]:
+    """Whether the draft's chat template writes what the target's does."""
+    mine: Any = engine.tokenizer
+    try:
+        its: Any = load_tokenizer(drafter)
+    except ForetellError:
+        return []
+    shown = [_rendered(one) for one in (mine, its)]
+    if shown[0] is None or shown[0] == shown[1]:
+        return []
+    how = "has no chat template" if shown[1] is None else "has another chat template than the target"
+    return [
+        Warned(
+            "template",
+            f"draft {drafter} {how}: the target's is used for both, and the draft may never have seen it in training",
+        )
+    ]
+
+
+def _rendered(tokenizer: Any) -> str | None:
+    """A short conversation by a tokenizer's template."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        return None
+    try:
+        text: str = tokenizer.apply_chat_template(
+            [{"role": "user", "content": "Hello"}], tokenize=False, add_generation_prompt=True
+        )
+    except Exception:  # templates raise their own errors
+        return None
+    return text

@@ -1,0 +1,128 @@
+"""The base of method configurations: a frozen dataclass whose fields are the keys of ``--speculative-config``."""
+
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, ClassVar
+
+import torch
+
+from foretell.core.errors import ConfigError
+from foretell.core.settings import settle
+from foretell.core.tree import DrawMode
+from foretell.draft.base import Capabilities, Method
+from foretell.draft.legality import check_combination, parse_draws
+from foretell.draft.shapes import Shape, parse_shape
+from foretell.methods.common.head import Head
+from foretell.methods.common.load import load_kind
+from foretell.model.target import CausalModel
+from foretell.verify import Verifier, parse_verifier
+
+SHARED = frozenset({"num_speculative_tokens", "verify", "shape", "draws", "judge"})
+"""Keys that all methods have: how a loaded method is used, not what is loaded."""
+
+
+@dataclass(frozen=True)
+class Loader:
+    """Loading functions that a configuration may use."""
+
+    target: CausalModel
+    draft: Callable[..., CausalModel]
+    """The draft model of a name or directory, its vocabulary compared with the target's, unless ``checked=False``; weights
+    as a second argument where they are not "auto" (see ``load_model``)."""
+    tokenizers: Callable[[str], tuple[Any, Any] | None] = lambda name: None
+    """The tokenizers of target and of the draft model of this name; None where one is not known (models in memory)."""
+
+
+@dataclass(frozen=True)
+class RuleLoader:
+    """Loading functions that a verifier may use: see ``verify.distribution.VerifierLoader``."""
+
+    target: CausalModel
+    guesses: bool  # False: plain decoding, nothing will ever be verified
+    name: str | None  # hub id or directory that the user gave for the verifier's weights: the key ``judge``
+
+    def head(self, kind: str) -> Head:
+        """The trained head of this kind, in float32: the one that the user named, or the bundled one. Raises
+        ModelError."""
+        return load_kind(self.name or f"bundled/{kind}", self.target.spec, kind, dtype=torch.float32)
+
+
+@dataclass(frozen=True)
+class MethodConfig(ABC):
+    """How a method is loaded and used: a frozen dataclass.
+
+    A subclass sets ``method`` and ``capabilities``, adds a field with a default for every key of its own (of type bool,
+    int, float, str, or ``str | None``), and says in ``load`` how the method is made. Whether parts compose is checked when
+    a configuration is made, before anything is loaded. Configurations are values: hashable, compared by their fields.
+    """
+
+    method: ClassVar[str]
+    """The name by which the command line and JSON configurations know it."""
+    capabilities: ClassVar[Capabilities]
+    """The capabilities of the method that ``load`` returns."""
+    guesses: ClassVar[bool] = True
+    """False for plain decoding alone."""
+
+    num_speculative_tokens: int = 5  # most tokens guessed in a line
+    verify: str = "coupled"  # how guesses are checked, with options: "typical/epsilon=0.1"
+    shape: str = "chain"  # of a proposal, with options: "sequoia/size=16"
+    draws: str = "auto"  # how children are drawn; "auto": the verifier's preference
+    judge: str | None = None  # directory of the head that verifier "judge" reads; None: the one of the bundled target
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for invalid values and parts that do not compose. A subclass that checks further keys calls
+        this first."""
+        settle(self)
+        if not 1 <= self.num_speculative_tokens <= 64:
+            raise ConfigError(f"num_speculative_tokens = {self.num_speculative_tokens} must be between 1 and 64")
+        if self.guesses:
+            check_combination(
+                self.method, self.capabilities, self.verifier, self.proposal_shape, parse_draws(self.draws)
+            )
+
+    @classmethod
+    def key_names(cls) -> tuple[str, ...]:
+        """Names of its keys, those that all methods share first."""
+        return tuple(field.name for field in dataclasses.fields(cls))
+
+    @cached_property
+    def verifier(self) -> Verifier:
+        """The verifier that ``verify`` names."""
+        return parse_verifier(self.verify)
+
+    @cached_property
+    def proposal_shape(self) -> Shape:
+        """The shape that ``shape`` names, its depth resolved."""
+        return parse_shape(self.shape, self.num_speculative_tokens)
+
+    @property
+    def proposal_draws(self) -> DrawMode:
+        """How the method must draw its children."""
+        return parse_draws(self.draws) or self.verifier.draws
+
+    @property
+    def max_nodes(self) -> int:
+        """Most nodes of a step's tree, the root included."""
+        return self.proposal_shape.max_guesses + 1 if self.guesses else 1
+
+    @property
+    def weights(self) -> tuple[Any, ...]:
+        """What ``load`` reads: the method and its own keys. Equal for configurations that one loaded method serves, if
+        it has the acceptance head that their shape may need (``Shape.asks_acceptance``)."""
+        return self.method, *((key, getattr(self, key)) for key in sorted(self.key_names()) if key not in SHARED)
+
+    @abstractmethod
+    def load(self, loader: Loader) -> Method:
+        """The method, with its weights where it has some. Called once for all configurations of equal ``weights``, on the
+        thread that loads the engine. Raises ConfigError, ModelError."""
+
+    def load_verifier(self, target: CausalModel) -> Verifier:
+        """The verifier, with its weights where it reads some. Raises ModelError."""
+        return self.verifier.load(RuleLoader(target, self.guesses, self.judge))
+
+    def resolved(self) -> dict[str, Any]:
+        """The configuration as ``speculative_config`` would read it."""
+        return {"method": self.method, **dataclasses.asdict(self)}

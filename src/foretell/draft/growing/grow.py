@@ -1,0 +1,188 @@
+"""Tree shapes, each written once for all drafters that return logits of a frontier. Chains are grown here."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretell.core.noise import Noise
+from foretell.core.probs import Paths, logits_to_probs
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree, chain_parent, chain_tree, layout
+from foretell.draft.base import Context, choose
+from foretell.draft.growing.dynamic import grow_dyspec, grow_eagle2, grow_opt_tree
+from foretell.draft.growing.frontier import Expander, Grown, chance_of, note, span_for
+from foretell.draft.growing.template import grow_template
+from foretell.draft.shapes import (
+    Adaptive,
+    Chain,
+    Delayed,
+    DySpec,
+    Eagle2Shape,
+    OptTree,
+    Sequoia,
+    Shape,
+    SpecDec,
+    Static,
+)
+from foretell.model.prefill import real_nodes
+
+CHAIN_LABELS = {
+    DrawMode.FIXED: DrawnBy.FIXED,
+    DrawMode.COUPLED: DrawnBy.COUPLED,
+    DrawMode.LIST: DrawnBy.COUPLED,
+    DrawMode.IID: DrawnBy.IID,
+    DrawMode.WITHOUT_REPLACEMENT: DrawnBy.IID,
+    DrawMode.GREEDY: DrawnBy.IID,
+}
+"""The way of drawing that each one reduces to where a node has one child."""
+
+
+Stop = Callable[[int, Callable[[], Tensor]], Tensor]
+"""(node, distribution) -> [B] bool: rows that are to stop before this node, the second guess or a later one, is drawn.
+distribution() is the [B, V] distribution that it would be drawn from (a row at temperature 0 is as unsure as at
+temperature 1)."""
+
+
+def grow(
+    expander: Expander, context: Context, limits: Sequence[int], shape: Shape, draws: DrawMode, noise: Noise
+) -> Grown:
+    """A tree of this shape after each row's pending token, none of row b's nodes deeper than limits[b] (of which the
+    largest is at least 1). The drafter's distribution goes through the same ``logits_to_probs`` as the target's.
+
+    Raises ConfigError where the shape needs an acceptance head that the expander does not have.
+    """
+    return _GROWERS[type(shape)](expander, context, limits, shape, draws, noise)
+
+
+def _grow_adaptive(
+    expander: Expander, context: Context, limits: Sequence[int], shape: Adaptive, draws: DrawMode, noise: Noise
+) -> Grown:
+    def stop(node: int, probs: Callable[[], Tensor]) -> Tensor:
+        return unsure(probs(), shape)
+
+    return Grown.of_chain(chain(expander, context, limits, CHAIN_LABELS[draws], noise, stop=stop), max(limits))
+
+
+def _grow_specdec(
+    expander: Expander, context: Context, limits: Sequence[int], shape: SpecDec, draws: DrawMode, noise: Noise
+) -> Grown:
+    all_kept: Tensor | None = None  # [B] predicted probability that the target keeps every guess so far
+
+    def stop(node: int, probs: Callable[[], Tensor]) -> Tensor:
+        nonlocal all_kept
+        chance = chance_of(expander)[:, 0]
+        all_kept = chance if all_kept is None else all_kept * chance
+        if node <= shape.min:
+            return torch.zeros_like(chance, dtype=torch.bool)
+        return 1.0 - all_kept > shape.threshold
+
+    return Grown.of_chain(chain(expander, context, limits, CHAIN_LABELS[draws], noise, stop=stop), max(limits))
+
+
+def unsure(probs: Tensor, shape: Adaptive) -> Tensor:
+    """[B] bool: where a chain is to stop before a token is drawn from probs [B, V]."""
+    return _RULES[shape.rule](probs, shape.threshold)
+
+
+def _entropy(probs: Tensor) -> Tensor:
+    """[B] in nats."""
+    entropy: Tensor = torch.special.entr(probs).sum(-1)
+    return entropy
+
+
+_RULES: dict[str, Callable[[Tensor, float], Tensor]] = {
+    "probability": lambda probs, threshold: probs.amax(-1) < threshold,
+    "svip": lambda probs, threshold: _entropy(probs).sqrt() > threshold,
+    "adaedl": lambda probs, threshold: 1.0 - (0.2 * _entropy(probs)).sqrt() < threshold,
+}
+
+
+def _grow_chain(
+    expander: Expander, context: Context, limits: Sequence[int], shape: Shape, draws: DrawMode, noise: Noise
+) -> Grown:
+    return Grown.of_chain(chain(expander, context, limits, CHAIN_LABELS[draws], noise), max(limits))
+
+
+def chain(
+    expander: Expander,
+    context: Context,
+    limits: Sequence[int],
+    label: DrawnBy,
+    noise: Noise,
+    *,
+    stop: Stop | None = None,
+) -> TokenTree:
+    """limits[b] guesses one after the other, each drawn by ``label`` from the expander's processed distribution; fewer
+    where the rule ``stop`` says so. It is called before each guess but the first, which is always made. It reads q and the
+    earlier guesses, so whether a guess is made never depends on its own token.
+
+    The drafter's distribution goes through the same ``logits_to_probs`` as the target's: same temperature, same
+    penalties, same path. For IID the tree carries q, the very tensors the tokens were drawn from.
+    """
+    num_rows, device, num_tokens = context.num_rows, context.device, max(limits)
+    parent = chain_parent(num_tokens + 1, device).expand(num_rows, -1)
+    count: Tensor | None = None
+    if min(limits) < num_tokens:
+        count = torch.tensor(limits, device=device) + 1
+        parent = parent.masked_fill(torch.arange(num_tokens + 1, device=device) >= count[:, None], -1)
+    logits, base = expander.begin(context, limits)
+    note(context, logits)
+    plan = layout(parent, base, expander.capacity, span=span_for(expander, context, num_tokens + 1))
+    tokens = torch.zeros(num_rows, num_tokens + 1, dtype=torch.int64, device=device)
+    tokens[:, 0] = context.pending
+    distributions: list[Tensor] = []
+    if label == DrawnBy.COUPLED:
+        noise.coupled_keys(num_tokens + 1)  # the verifier's depths too: hashed once
+    if stop is not None:
+        depth_limit = torch.tensor(limits, device=device)
+        going, count = depth_limit > 0, depth_limit.clamp(max=1) + 1
+    for node in range(1, num_tokens + 1):
+        paths = Paths(tokens, plan.ancestry[:, node - 1 : node])
+        drawn_from = logits_to_probs(logits, context.processors, context.history, paths)[:, 0]  # [B, V]
+        if stop is not None and node > 1:
+            softened = partial(_softened, logits, context, paths, drawn_from)
+            going = going & (depth_limit >= node) & ~stop(node, softened)
+            if device.type == "cpu" and not bool(going.any()):
+                tokens = tokens[:, :node]
+                break
+            assert count is not None
+            count = count + going
+        tokens[:, node] = choose(drawn_from, label, noise, depth=node - 1, node=node)
+        if label == DrawnBy.IID:
+            distributions.append(drawn_from)
+        if node < num_tokens:
+            here = plan.nodes(node, node + 1)
+            if count is not None and device.type == "cpu":  # rows without this node are left out of the products
+                here = replace(here, real=real_nodes([int(limit >= node) for limit in limits], 1))
+            logits = expander.logits(tokens[:, node : node + 1], here)
+            note(context, logits)
+    q = (
+        torch.stack([*distributions, torch.zeros_like(distributions[0])], 1) if distributions else None
+    )  # the leaf has no children
+    if q is not None and count is not None:
+        leaf = torch.arange(q.shape[1], device=device) + 1 >= count[:, None]  # or after it
+        q = q.masked_fill(leaf[:, :, None], 0.0)
+    return chain_tree(tokens, count, drawn_by=label, q=q)
+
+
+def _softened(logits: Tensor, context: Context, paths: Paths, probs: Tensor) -> Tensor:
+    """[B, V] distribution, but for rows at temperature 0 as at temperature 1."""
+    softened = context.processors.softened
+    return probs if softened is context.processors else logits_to_probs(logits, softened, context.history, paths)[:, 0]
+
+
+_Grower = Callable[[Expander, Context, Sequence[int], Any, DrawMode, Noise], Grown]
+_GROWERS: dict[type[Shape], _Grower] = {
+    Chain: _grow_chain,
+    Adaptive: _grow_adaptive,
+    SpecDec: _grow_specdec,
+    Static: grow_template,
+    Delayed: grow_template,
+    Sequoia: grow_template,
+    DySpec: grow_dyspec,
+    Eagle2Shape: grow_eagle2,
+    OptTree: grow_opt_tree,
+}

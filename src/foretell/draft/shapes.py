@@ -1,0 +1,348 @@
+"""The shape of a proposal, independent of the drafter and the verifier.
+
+A shape is a value: how deep, how many nodes, by which rule they are admitted. ``grow.py`` and its neighbours make the
+trees, each shape once, for all drafters that return logits of a frontier.
+
+Three properties decide what a shape composes with. ``is_chain``: no node ever has two children. ``fixed``: nodes
+are ranked after they were found, so none can be a draw that a verifier corrects for (under COUPLED draws exact match does
+not need to). ``template``: the number of a node's children does not depend on their tokens, which rules that treat
+siblings jointly need.
+"""
+
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar
+
+from foretell.core.errors import ConfigError
+from foretell.core.registry import Registry, UnusableError
+from foretell.core.spec import parse_spec, spec_of
+
+MAX_DEPTH, MAX_SIZE, MAX_WIDTH = 64, 512, 64
+MAX_ACCEPTANCE = 16
+"""Children of a node that a measured acceptance may rank: the dynamic program takes time in proportion."""
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Base class of shapes."""
+
+    name: ClassVar[str]
+    summary: ClassVar[str]
+    is_chain: ClassVar[bool] = False
+    fixed: ClassVar[bool] = False
+    template: ClassVar[bool] = True
+    asks_acceptance: ClassVar[bool] = False  # stops where the drafter expects a rejection: see ``Method.foresees``
+
+    depth: int = 0  # largest depth; 0 in a configuration: its num_speculative_tokens
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"between 0 and {MAX_DEPTH}")
+
+    @property
+    def max_guesses(self) -> int:
+        """Most nodes a proposal can have, the root not counted."""
+        return self.depth
+
+    @property
+    def max_grown(self) -> int:
+        """Most nodes that growing it looks at through the drafter, those dropped by a later ranking included."""
+        return self.max_guesses
+
+    @property
+    def spec(self) -> str:
+        """The text that ``parse_shape`` reads as this shape."""
+        return spec_of(self, self.name)
+
+
+def require(good: bool, name: str, value: object, expected: str) -> None:
+    """Raise ConfigError unless good."""
+    if not good:
+        raise ConfigError(f"{name} = {value!r} must be {expected}")
+
+
+def _max_read(size: int, width: int, depth: int) -> int:
+    """Most nodes read while the best ``size`` are found depth by depth: at each depth, leaves aside, no more than lie there
+    in a tree of that size."""
+    total, level = 0, 1
+    for at in range(1, depth):
+        level = min(level * width, size)
+        total += min(level, max(size - at + 1, 1))
+    return max(size, total)
+
+
+def _require_width(width: int) -> None:
+    require(1 <= width <= MAX_WIDTH, "width", width, f"between 1 and {MAX_WIDTH}")
+
+
+@dataclass(frozen=True)
+class Chain(Shape):
+    """One line of ``depth`` guesses."""
+
+    name = "chain"
+    summary = "one line of guesses"
+    is_chain = True
+
+
+@dataclass(frozen=True)
+class Adaptive(Shape):
+    """A chain that stops where the drafter is unsure, decided from q before the token is drawn.
+
+    rule "probability": stop where max q < threshold (transformers' assistant_confidence_threshold; Kangaroo 2404.18911).
+    "svip": stop where sqrt(H(q)) > threshold, H in nats (2411.18462). "adaedl": stop where 1 - sqrt(0.2 H(q)) < threshold
+    (2410.18351, without its moving threshold). The first guess is always made.
+    """
+
+    name = "adaptive"
+    summary = "a chain that stops where the drafter is unsure, decided before the token is drawn"
+    is_chain = True
+
+    rule: str = "probability"
+    threshold: float = 0.4
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        super().__post_init__()
+        require(self.rule in ("probability", "svip", "adaedl"), "rule", self.rule, "probability, svip or adaedl")
+        require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
+
+
+@dataclass(frozen=True)
+class SpecDec(Shape):
+    """A chain that stops where some guess of it was probably rejected, predicted by a trained acceptance head.
+
+    SpecDec++ (2405.19715): stop when 1 - (product of the guesses' predicted acceptances) > threshold, after at least
+    ``min`` guesses. The guess that crosses the threshold was drawn already and stays: dropping it because of its token
+    would bias the text. Needs a drafter with an acceptance head: see ``Expander.chance``.
+    """
+
+    name = "specdec"
+    summary = "a chain that stops where a trained head expects a rejection; the guess that crossed the threshold stays"
+    is_chain = True
+    asks_acceptance = True
+
+    threshold: float = 0.3
+    min: int = 1
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        super().__post_init__()
+        require(0 <= self.threshold <= 1, "threshold", self.threshold, "between 0 and 1")
+        require(1 <= self.min <= MAX_DEPTH, "min", self.min, f"between 1 and {MAX_DEPTH}")
+
+
+@dataclass(frozen=True)
+class Static(Shape):
+    """branching[d] children for every node at depth d (SpecInfer 2305.09781)."""
+
+    name = "static"
+    summary = "the same number of children for every node of a depth, e.g. branching=4x2x1"
+
+    depth: int = field(init=False, default=0)  # the length of branching
+    branching: tuple[int, ...] = (3, 2, 1, 1)
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        require(
+            1 <= len(self.branching) <= MAX_DEPTH and all(1 <= count <= 64 for count in self.branching),
+            "branching", self.branching, f"1 to {MAX_DEPTH} numbers between 1 and 64",
+        )  # fmt: skip
+        object.__setattr__(self, "depth", len(self.branching))
+        require(self.max_guesses <= MAX_SIZE, "branching", self.branching, f"a tree of at most {MAX_SIZE} nodes")
+
+    @property
+    def max_guesses(self) -> int:
+        """Sum of the products."""
+        total, level = 0, 1
+        for count in self.branching:
+            level *= count
+            total += level
+        return total
+
+
+@dataclass(frozen=True)
+class Delayed(Shape):
+    """A line of ``delay`` guesses, then ``width`` children, each a line to ``depth`` (2602.16994: branching pays late)."""
+
+    name = "delayed"
+    summary = "one line first, branching after it"
+
+    delay: int = 1
+    width: int = 3
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        super().__post_init__()
+        require(0 <= self.delay < MAX_DEPTH, "delay", self.delay, f"between 0 and {MAX_DEPTH - 1}")
+        _require_width(self.width)
+        require(
+            not self.depth or self.delay < self.depth,
+            "delay", self.delay, f"below the depth ({self.depth}), else nothing branches",
+        )  # fmt: skip
+
+    @property
+    def max_guesses(self) -> int:
+        """The line and ``width`` lines after it."""
+        return self.delay + self.width * max(0, self.depth - self.delay)
+
+    @property
+    def branching(self) -> tuple[int, ...]:
+        """The same as Static's."""
+        return tuple(self.width if level == self.delay else 1 for level in range(self.depth))
+
+
+@dataclass(frozen=True)
+class Sized(Shape):
+    """Shapes of at most ``size`` guesses."""
+
+    size: int = 16
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        super().__post_init__()
+        require(1 <= self.size <= MAX_SIZE, "size", self.size, f"between 1 and {MAX_SIZE}")
+
+    @property
+    def max_guesses(self) -> int:
+        """Size."""
+        return self.size
+
+
+@dataclass(frozen=True)
+class Sequoia(Sized):
+    """The tree of ``size`` guesses that accepts most if the k-th child is the right one with probability acceptance[k].
+
+    Chen et al. 2402.12374: a dynamic program over a measured vector (``foretell theory shape`` measures it). The default
+    is about that of the bundled pair under ``coupled`` at temperature 0.6 to 1.
+    """
+
+    name = "sequoia"
+    summary = "the best fixed tree for a measured acceptance of first, second, ... children"
+
+    acceptance: tuple[float, ...] = (0.6, 0.11, 0.06, 0.04, 0.02)
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        super().__post_init__()
+        require(
+            1 <= len(self.acceptance) <= MAX_ACCEPTANCE
+            and all(a >= 0 for a in self.acceptance)
+            and 0 < sum(self.acceptance) <= 1 + 1e-9,
+            "acceptance", self.acceptance, f"1 to {MAX_ACCEPTANCE} probabilities that sum to at most 1",
+        )  # fmt: skip
+
+
+@dataclass(frozen=True)
+class DySpec(Sized):
+    """Grown greedily by draft probability, every admission decided before the token is seen (2410.11744).
+
+    A place for a child is worth the probability, under q, that the walk comes to it; the most valuable places are filled
+    first. By default depth by depth (one pass of the drafter a depth); ``heap`` fills one place at a time as published.
+    threshold > 0 also refuses places worth less.
+    """
+
+    name = "dyspec"
+    summary = "the places most likely to be reached, each admitted before its token is drawn"
+    template = False
+
+    threshold: float = 0.0
+    width: int = 8  # most children of a node
+    heap: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        super().__post_init__()
+        require(0 <= self.threshold < 1, "threshold", self.threshold, "in [0, 1)")
+        _require_width(self.width)
+
+    @property
+    def max_grown(self) -> int:
+        """Nodes that the drafter reads."""
+        return self.size if self.heap else _max_read(self.size, self.width, self.depth)
+
+
+@dataclass(frozen=True)
+class Eagle2Shape(Sized):
+    """Expand the ``width`` best nodes of each depth by their ``width`` best children, then keep the ``size`` best of all.
+
+    Li et al. 2406.16858. Ranked after they were found: FIXED.
+    """
+
+    name = "eagle2"
+    summary = "a beam by path probability, re-ranked to the best nodes of all depths"
+    fixed = True
+    template = False
+
+    width: int = 4
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        super().__post_init__()
+        _require_width(self.width)
+
+    @property
+    def max_grown(self) -> int:
+        """The beams of all depths but the last."""
+        return max(self.size, self.width * (self.depth - 1))
+
+
+@dataclass(frozen=True)
+class OptTree(Sized):
+    """The ``size`` nodes of largest path probability, deepened while a depth adds at least ``threshold`` to their sum.
+
+    Wang et al. 2406.17276: threshold is what one more pass of the drafter costs, in passes of the target. FIXED.
+    """
+
+    name = "opt_tree"
+    summary = "the nodes of largest path probability; deepened while that pays for the drafter's pass"
+    fixed = True
+    template = False
+
+    threshold: float = 0.02
+    width: int = 8  # most children of a node that are looked at
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        super().__post_init__()
+        require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
+        _require_width(self.width)
+
+    @property
+    def max_grown(self) -> int:
+        """Nodes that the drafter reads."""
+        return _max_read(self.size, self.width, self.depth)
+
+
+def _shape(name: str, found: Any) -> Shape:
+    """A shape with its default options, of a class of shapes or of a shape. Raises UnusableError."""
+    if isinstance(found, type) and issubclass(found, Shape):
+        try:
+            found = found()
+        except Exception as error:
+            raise UnusableError(
+                f"it cannot be made without options ({type(error).__name__}: {error}): give every field a default"
+            ) from error
+    if not isinstance(found, Shape):
+        raise UnusableError(f"it is {found!r}; expected a frozen dataclass that is a foretell.Shape")
+    if found.name != name:
+        raise UnusableError(f"its attribute 'name' is {found.name!r}: it must equal the entry point's name")
+    return found
+
+
+_BUILTIN = (Chain(), Adaptive(), SpecDec(), Static(), Delayed(), Sequoia(), DySpec(), Eagle2Shape(), OptTree())
+SHAPES: Registry[Shape] = Registry("shape", {shape.name: shape for shape in _BUILTIN}, "foretell.shapes", _shape)
+"""Names, as the CLI and JSON configurations spell them, to shapes with their default options. Those of packages come from
+entry points of the group "foretell.shapes"; only methods that name such a shape in their capabilities can grow it."""
+
+
+def parse_shape(text: str, num_speculative_tokens: int) -> Shape:
+    """The shape of ``name[/option=value]...``, e.g. "sequoia/size=32"; depth 0 becomes num_speculative_tokens.
+
+    Raises ConfigError.
+    """
+    shape = parse_spec(text, SHAPES, "shape")
+    if shape.depth:
+        return shape
+    try:
+        return replace(shape, depth=num_speculative_tokens)
+    except ConfigError as error:
+        raise ConfigError(f"shape {text!r} with num_speculative_tokens = {num_speculative_tokens}: {error}") from None

@@ -1,0 +1,291 @@
+"""What followed the longest known suffix of the text, by its frequency (SuffixDecoding, 2411.04975).
+
+Two sources: the row's own prompt and output, and the outputs of requests that have ended, which all batches of one loaded
+method share. From the longest suffix that a source knows, guesses are added best first, each scored by the product of
+the shares of its path; the score of a proposal, their sum, is the expected number of accepted guesses, and the source with
+the higher one is taken. The longer the match, the more guesses are made.
+
+Everything happens on the host: a token of text costs O(1) amortised, a guess the sorting of the tokens that followed there.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from heapq import heappop, heappush
+
+from foretell.core.errors import ConfigError
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, TokenTree
+from foretell.draft.automaton import MAX_READ, NOWHERE, Automaton, Place
+from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretell.draft.config import Loader, MethodConfig
+from foretell.draft.host import Node, depth_first, tree_of
+from foretell.draft.shapes import OptTree, Shape
+from foretell.model.target import Target
+
+STATE_BYTES = 384
+"""Of an automaton, a state, as Python holds it: 350 to 370 measured, a token taking 1.2 to 1.3 states."""
+
+MAX_MATCH, MAX_SPEC = 128, 64
+"""Largest max_match (a token of text costs at most so many operations), and largest factor and offset (no draft is deeper
+than 64)."""
+
+
+@dataclass(frozen=True)
+class SuffixOptions:
+    """How matches become guesses."""
+
+    min_match: int = 1  # shortest suffix that is followed, in tokens; by the factor it is followed for one guess
+    max_match: int = 64  # longest match length; longer matches count as this
+    max_spec_factor: float = 1.0  # guesses in a line per token of the match ...
+    max_spec_offset: float = 0.0  # ... and beside them
+    min_token_prob: float = 0.1  # least score of a guess: the product of the shares on its path
+    max_cached_tokens: int = 65536  # of the outputs that are remembered; 0: rows learn from themselves alone
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        for good, name, expected in (
+            (1 <= self.min_match <= self.max_match, "min_match", f"between 1 and max_match ({self.max_match})"),
+            (self.max_match <= MAX_MATCH, "max_match", f"at most {MAX_MATCH}"),
+            (0 <= self.max_spec_factor <= MAX_SPEC, "max_spec_factor", f"between 0 and {MAX_SPEC}"),
+            (abs(self.max_spec_offset) <= MAX_SPEC, "max_spec_offset", f"between -{MAX_SPEC} and {MAX_SPEC}"),
+            (0 <= self.min_token_prob <= 1, "min_token_prob", "between 0 and 1"),
+            (self.max_cached_tokens >= 0, "max_cached_tokens", "at least 0"),
+        ):
+            if not good:
+                raise ConfigError(f"suffix_decoding_{name} = {getattr(self, name)!r} must be {expected}")
+
+
+class Library:
+    """Outputs of requests that have ended, at most max_tokens of them: first in, first out.
+
+    Two automata: the younger takes new outputs until it has half of max_tokens, then the older is dropped, and with it
+    the oldest outputs, whole. So nothing is ever rebuilt, a token costs O(1) amortised, and between a half and all of
+    max_tokens is remembered. Of an output longer than a half only the end is kept.
+    """
+
+    def __init__(self, max_tokens: int, window: int) -> None:
+        """window: see ``Automaton``."""
+        self.half, self.window = max_tokens // 2, window
+        self.automata = [Automaton(window)]  # the younger, and the older if there is one
+
+    def add(self, output: Sequence[int]) -> None:
+        """One whole output."""
+        output = output[-self.half :] if self.half else []
+        if not output:
+            return
+        if self.automata[0].num_tokens + len(output) > self.half:
+            self.automata = [Automaton(self.window), self.automata[0]]
+        self.automata[0].begin()
+        self.automata[0].extend(output)
+
+
+@dataclass
+class SuffixReader:
+    """The place of a text in an automaton that grows by other texts."""
+
+    automaton: Automaton
+    place: Place = NOWHERE
+    num_read: int = 0  # tokens of the text
+    num_known: int = 0  # tokens of the automaton at that time
+
+    def read(self, text: Sequence[int]) -> Place:
+        """The longest suffix of the text, of at most window tokens, that the automaton knows."""
+        if self.num_known != self.automaton.num_tokens:
+            # New outputs may give a longer match: the last window of the text is searched again.
+            self.num_known = self.automaton.num_tokens
+            self.place, self.num_read = NOWHERE, max(0, len(text) - self.automaton.window)
+        for token in text[self.num_read :]:
+            self.place = self.automaton.follow(self.place, token)
+        self.num_read = len(text)
+        return self.place
+
+
+@dataclass
+class SuffixRow:
+    """The text of one row and its places."""
+
+    text: list[int]
+    num_prompt: int
+    own: Automaton
+    readers: list[SuffixReader] = field(default_factory=list)  # of the library's automata
+
+    def read(self) -> None:
+        """Read at most ``MAX_READ`` further tokens of the text."""
+        start = self.own.num_tokens
+        self.own.extend(self.text[start : start + MAX_READ])
+
+    def places(self, library: Library) -> list[tuple[Automaton, Place]]:
+        """The longest match in each source, the row's own text first; none in a text that was not read to its end."""
+        known = {id(reader.automaton): reader for reader in self.readers}
+        self.readers = [known.get(id(automaton)) or SuffixReader(automaton) for automaton in library.automata]
+        own = self.own.repeat() if self.own.num_tokens == len(self.text) else NOWHERE
+        return [(self.own, own), *((reader.automaton, reader.read(self.text)) for reader in self.readers)]
+
+
+def best_first(
+    automaton: Automaton, place: Place, *, depth: int, size: int, width: int, least_score: float, least_match: int
+) -> tuple[list[Node], float]:
+    """At most ``size`` guesses after a place, the best scores first, and their sum.
+
+    depth: most in a line; width: most children of a node (1: a greedy chain). A guess of a score below least_score is
+    not made, nor one whose context has fewer than least_match tokens.
+    """
+    nodes: list[Node] = []
+    total, pushed = 0.0, 0
+    heap: list[tuple[float, int, int, int, int, Place]] = []  # -score, order, depth, parent, token, place
+    node, level, score = 0, 0, 1.0
+    while True:
+        ways = automaton.followers(place, least_match, least_score / score)[:width] if level < depth else []
+        for way in ways:
+            pushed += 1
+            heappush(heap, (-score * way.share, pushed, level + 1, node, way.token, way.place))
+        if not heap or len(nodes) == size:
+            return nodes, total
+        negative, _, level, parent, token, place = heappop(heap)
+        score = -negative
+        nodes.append((parent, token))
+        node, total = len(nodes), total + score
+
+
+class SuffixDrafter(Drafter):
+    """One automaton a row, and the method's library.
+
+    A row's output enters the library once, in the step that ends the row (``Commit.ended``). One that is dropped before
+    its end never does.
+    """
+
+    can_join = True
+
+    def __init__(self, context: Context, options: SuffixOptions, library: Library) -> None:
+        self.options, self.library = options, library
+        self.rows = [
+            SuffixRow(list(ids), num_prompt, Automaton(options.max_match))
+            for ids, num_prompt in zip(context.history.ids, context.history.num_prompt, strict=True)
+        ]
+        for row in self.rows:
+            row.read()
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        """FIXED trees, depth first, the best child first; a row without a match gets the root alone."""
+        return tree_of(context, [nodes for nodes, _ in self.guesses(context, shape)])
+
+    def guesses(self, context: Context, shape: Shape) -> list[tuple[list[Node], float]]:
+        """Of each row the nodes that ``propose`` makes a tree of, and their score."""
+        return [
+            self._guess(row, shape, depth_limit)
+            for row, depth_limit in zip(self.rows, context.depth_limit, strict=True)
+        ]
+
+    def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int) -> tuple[list[Node], float]:
+        options = self.options
+        size, width = (shape.size, shape.width) if isinstance(shape, OptTree) else (shape.depth, 1)
+        best: list[Node] = []
+        highest = 0.0
+        for automaton, place in row.places(self.library):
+            reach = int(options.max_spec_factor * place[1] + options.max_spec_offset)
+            depth = min(shape.depth, depth_limit, reach)
+            if place[1] < options.min_match or depth < 1:
+                continue
+            nodes, score = best_first(
+                automaton, place, depth=depth, size=size, width=width,
+                least_score=options.min_token_prob, least_match=options.min_match,
+            )  # fmt: skip
+            if score > highest:
+                best, highest = nodes, score
+        return depth_first(best), highest
+
+    def observe(self, commit: Commit) -> None:
+        """Append the emitted tokens to the text; the output of a row that ends is added to the library."""
+        for row, tokens, ended in zip(self.rows, commit.tokens, commit.ended, strict=True):
+            row.text.extend(tokens)
+            if ended:
+                self.library.add(row.text[row.num_prompt :])
+            else:
+                row.read()
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop rows."""
+        self.rows = [self.rows[row] for row in rows]
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add rows. Their outputs enter the library of the method, which both drafters share."""
+        assert isinstance(other, SuffixDrafter)
+        self.rows += other.rows
+
+
+class Suffix(Method):
+    """``--method suffix``. The shape "opt_tree" reads size, width and depth; its threshold weighs a drafter's pass,
+    and here a deeper guess costs none, so ``min_token_prob`` alone limits the nodes.
+
+    Holds the outputs of requests that have ended. They shape the guesses of later ones, never their text (FIXED nodes
+    are sound), but displayed guesses and timing reveal earlier outputs: ``isolated`` keeps rows
+    apart, and a service gives every tenant a ``fresh`` one.
+    """
+
+    name = "suffix"
+    capabilities = Capabilities(
+        "what most often followed the longest known suffix, in this text and in earlier outputs",
+        draws=False,
+        shapes=("chain", "opt_tree"),
+        learns=True,
+        by_request=True,
+    )
+
+    def __init__(self, options: SuffixOptions | None = None) -> None:
+        """With an empty library."""
+        self.options = options or SuffixOptions()
+        self.library = Library(self.options.max_cached_tokens, self.options.max_match)
+
+    @property
+    def learned_bytes(self) -> int:
+        """Of the automata of the library."""
+        return sum(automaton.num_states for automaton in self.library.automata) * STATE_BYTES
+
+    def fresh(self) -> "Suffix":
+        """With an empty library."""
+        return Suffix(self.options)
+
+    def isolated(self) -> "Suffix":
+        """A method without a library: one object for all rows that share nothing."""
+        return self._isolated
+
+    @cached_property
+    def _isolated(self) -> "Suffix":
+        return Suffix(replace(self.options, max_cached_tokens=0))
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        """Read the prompts."""
+        return SuffixDrafter(context, self.options, self.library)
+
+
+@dataclass(frozen=True)
+class SuffixConfig(MethodConfig):
+    """Suffix automata of the text and of earlier outputs."""
+
+    method = Suffix.name
+    capabilities = Suffix.capabilities
+
+    num_speculative_tokens: int = 15  # few matches are long enough to use them all, and those are nearly certain
+    suffix_decoding_min_match: int = 1
+    suffix_decoding_max_match: int = 64
+    suffix_decoding_max_spec_factor: float = 1.0
+    suffix_decoding_max_spec_offset: float = 0.0
+    suffix_decoding_min_token_prob: float = 0.1
+    suffix_decoding_max_cached_tokens: int = 65536
+
+    @property
+    def options(self) -> SuffixOptions:
+        """What the method reads. Raises ConfigError."""
+        prefix = "suffix_decoding_"
+        given = {name: getattr(self, prefix + name) for name in SuffixOptions.__dataclass_fields__}
+        return SuffixOptions(**given)
+
+    def load(self, loader: Loader) -> Method:
+        """Nothing to load."""
+        return Suffix(self.options)
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        super().__post_init__()
+        _ = self.options

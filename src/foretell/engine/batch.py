@@ -1,0 +1,440 @@
+"""The rows that one pass decodes, and the rows whose prompts are still being read, with their places in the KV pool.
+
+The pool's rows are ``[decoding, group by group | arriving]``. Rows are added and removed between steps. ``places``
+computes their new places and moves as few rows as possible.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretell.core.probs import Processors
+from foretell.draft.base import Drafter, PromptChunk
+from foretell.engine.event import Part, StepEvent
+from foretell.engine.groups import Choice, Group, GroupedDrafter
+from foretell.engine.lazy import open_drafter
+from foretell.engine.prefix import PrefixStore
+from foretell.engine.state import Row, State
+from foretell.engine.step import step
+from foretell.engine.tapping import Tapping
+from foretell.model.cache import KVCache
+from foretell.model.prefill import PREFILL_CHUNK, feed
+from foretell.model.recurrent import RecurrentCache, Saved
+from foretell.model.target import CausalModel, Target
+
+
+@dataclass
+class Arrival:
+    """A request that has a row of the pool and whose prompt is being read."""
+
+    row: Row
+    choice: Choice
+    target: Target  # its own row
+    state: State  # of this row alone: the context that its drafter is opened with
+    drafter: Drafter
+    filled: int = 0  # of ``state.lengths[0]`` tokens
+    unread: int = 0  # known tokens that its drafter would read in its next proposal
+    taps: list[Tensor] = field(default_factory=list)  # of what has been read, for the prefix store ...
+    states: dict[int, Saved] = field(default_factory=dict)  # ... and recurrent states at some positions of it
+
+    @property
+    def missing(self) -> int:
+        """Tokens that the target has not read yet."""
+        return self.state.lengths[0] - self.filled
+
+
+@dataclass
+class Member:
+    """A row being decoded, and its group."""
+
+    row: Row
+    choice: Choice
+    group: Group
+
+
+class Batch:
+    """See the module's docstring. Not thread-safe: the engine's thread alone calls it."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        *,
+        max_rows: int,
+        capacity: int,
+        prefixes: PrefixStore | None = None,
+        width: int = 0,
+        draft_logits: bool = False,
+    ) -> None:
+        """Room for max_rows rows of capacity slots each.
+
+        width: see ``step``; then prompts are read one by one, in chunks that begin at multiples of ``PREFILL_CHUNK``,
+        so that a request's passes do not depend on the other requests. draft_logits: events carry the draft's logits.
+        """
+        self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
+        self._draft_logits = draft_logits
+        self.pool: KVCache = model.new_cache(max_rows, capacity)
+        self.pool.clear()
+        self.target = Target.of(model, self.pool)
+        self.members: list[Member] = []
+        self.arrivals: list[Arrival] = []
+        self.groups: list[Group] = []
+        self.state: State | None = None
+        self.grouped = GroupedDrafter([])
+        self._max_depths: list[int] = []  # of the members, where nobody plans
+        # Tokens between two recurrent states that are kept for the prefix store; 0: there are none.
+        self._spacing = self.pool.spacing if prefixes is not None and isinstance(self.pool, RecurrentCache) else 0
+        self._pack = model.spec.device.type == "cpu" and not width
+        # (row, position of the first, taps [n, T * H] of its method's prompt_taps), while a prompt is read.
+        self.on_prompt: Callable[[Row, int, Tensor], None] | None = None
+
+    # -- membership ------------------------------------------------------------------------------------------------
+
+    def processors(self, rows: Sequence[Row]) -> Processors:
+        """The sampling parameters of some rows, stacked."""
+        spec = self.model.spec
+        return Processors(
+            [row.params for row in rows],
+            vocab_size=spec.vocab_size,
+            end_token_ids=spec.eos_token_ids,
+            device=spec.device,
+        )
+
+    def _open_state(self, rows: list[Row]) -> State:
+        state = State.open(rows, self.processors(rows), self.capacity, "")
+        state.isolate = True
+        return state
+
+    def arrive(self, row: Row, choice: Choice) -> Arrival:
+        """Give a request a row of the pool. Tokens found in the prefix store are not computed again.
+
+        Raises ConfigError where its parameters name tokens that the model does not have.
+        """
+        state = self._open_state([row])
+        place, reserve = self.pool.num_rows, self.pool.reserve
+        self.pool.open_rows(1)
+        target = Target.of(self.model, self.pool.rows(place, place + 1))
+        arrival = Arrival(row, choice, target, state, open_drafter(choice.method, state, self.capacity, target))
+        self.arrivals.append(arrival)
+        if self.pool.reserve != reserve:  # the pool has grown, and lies elsewhere
+            self._bind()
+        self._reuse(arrival)
+        return arrival
+
+    def _reuse(self, arrival: Arrival) -> None:
+        if self.prefixes is None:
+            return
+        layers = arrival.choice.method.prompt_taps
+        found = self.prefixes.find(arrival.row.known[:-1], layers, arrival.row.tenant)
+        if found is None:
+            return
+        prefix, count = found
+        if self.width:  # whole chunks alone: the rest must be read in the same pass as without the store
+            count = prefix.reach(count, PREFILL_CHUNK)
+        if not count:
+            return
+        prefix.copy_into(arrival.target.cache, count)
+        arrival.filled = arrival.row.num_cached_tokens = count
+        arrival.states = {at: saved for at, saved in (prefix.states or {}).items() if at <= count}
+        if prefix.taps is not None and layers:
+            taps = prefix.taps[:, :count]
+            self._tell(arrival, 0, count, taps)
+            arrival.taps.append(taps)
+
+    def _tell(self, arrival: Arrival, start: int, count: int, taps: Tensor) -> None:
+        """Hidden states of known text, for its drafter and whoever learns from them."""
+        arrival.drafter.read_prompt(PromptChunk([start], [count], taps))
+        if self.on_prompt is not None:
+            self.on_prompt(arrival.row, start, taps[0])
+
+    def read(self, most: int, *, catch_up: bool, whole: bool = False) -> tuple[int, float]:
+        """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Requests whose text is
+        complete decode from the next step on. catch_up: drafters read the text too, where they can. whole: read all texts,
+        in several passes if needed."""
+        begun = perf_counter()
+        total, seen, ready = 0, [], []
+        waiting = list(self.arrivals)
+        while waiting:
+            chosen, counts = self._next(waiting, most)
+            if any(counts):
+                counts = self._read(chosen, counts)
+            total += sum(counts)
+            for arrival, count in zip(chosen, counts, strict=True):
+                arrival.filled += count
+                if self._spacing and count:
+                    self._keep_state(arrival)
+                arrival.unread = arrival.drafter.catch_up(arrival.state, 0, most) if catch_up else 0
+            done = [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
+            ready += done
+            seen += chosen
+            if not whole:
+                break
+            read = {id(arrival) for arrival in done}
+            waiting = [arrival for arrival in waiting if id(arrival) not in read]
+        if ready:
+            self._settle(range(len(self.members)), ready)
+        seconds = perf_counter() - begun
+        for row in {id(arrival): arrival.row for arrival in seen}.values():
+            row.seconds_prefill += seconds
+        return total, seconds
+
+    def _keep_state(self, arrival: Arrival) -> None:
+        """Keep the recurrent states after what has been read, every ``_spacing`` tokens and at the end."""
+        if arrival.missing and arrival.filled % self._spacing:
+            return
+        assert isinstance(arrival.target.cache, RecurrentCache)
+        saved = arrival.target.cache.save(arrival.filled)
+        if saved is not None:
+            arrival.states.setdefault(saved.position, saved)
+
+    def _next(self, waiting: Sequence[Arrival], most: int) -> tuple[list[Arrival], list[int]]:
+        """The arrivals that the next pass reads, and how many tokens of each: the first ones with adjacent rows of the
+        pool, ``most`` tokens in all."""
+        chosen: list[Arrival] = []
+        counts: list[int] = []
+        left, first = most, self.arrivals.index(waiting[0])
+        for arrival, place in zip(waiting, self.arrivals[first:], strict=False):
+            if arrival is not place:
+                break
+            count = min(arrival.missing, left)
+            if self._spacing:  # a state is kept where a pass ends
+                count = min(count, self._spacing - arrival.filled % self._spacing)
+            if self.width and count:
+                count = min(arrival.missing, PREFILL_CHUNK)
+                if any(counts):
+                    break
+            if not count and arrival.missing:
+                break
+            chosen.append(arrival)
+            counts.append(count)
+            left -= count
+        return chosen, counts
+
+    def _read(self, chosen: Sequence[Arrival], counts: Sequence[int]) -> list[int]:
+        """One pass over the next counts[k] tokens of each arrival, fewer where the pool has no room for the padding of
+        shorter ones; how many were read."""
+        start = [arrival.filled for arrival in chosen]
+        width = min(max(counts), self.capacity - max(start))
+        counts = [min(count, width) for count in counts]
+        pieces = [
+            arrival.state.history.ids[0][at : at + count]
+            for arrival, at, count in zip(chosen, start, counts, strict=True)
+        ]
+        target = chosen[0].target
+        if len(chosen) > 1:
+            place = len(self.members) + self.arrivals.index(chosen[0])  # chosen ones are adjacent
+            target = Target.of(self.model, self.pool.rows(place, place + len(chosen)))
+        layers = tuple(dict.fromkeys(layer for arrival in chosen for layer in arrival.choice.method.prompt_taps))
+
+        def tapped(starts: list[int], lengths: list[int], taps: Tensor) -> None:
+            for index, (arrival, at, count) in enumerate(zip(chosen, starts, lengths, strict=True)):
+                wanted = arrival.choice.method.prompt_taps
+                if not wanted or not count:
+                    continue
+                own = Tapping(layers).pick(taps[index : index + 1, :count], wanted)
+                self._tell(arrival, at, count, own)
+                if self.prefixes is not None:
+                    arrival.taps.append(own.clone())
+
+        feed(target, pieces, start, head=False, span_multiple=512 if self.width else 64, taps=layers, on_chunk=tapped)
+        return counts
+
+    def leave(self, rows: Sequence[Row], *, remember: bool) -> None:
+        """Free the rows of requests that ended or must wait. remember: the prefix store may keep their text's KV."""
+        gone = {id(row) for row in rows}
+        for index, member in enumerate(self.members):
+            # At a fixed width a store holds what prompts' chunks computed alone: a decode pass may round otherwise.
+            if remember and not self.width and id(member.row) in gone and not member.choice.method.prompt_taps:
+                known = member.row.known
+                # The last token is pending: it was emitted, and its KV never computed.
+                taken = self.pool.rows(index, index + 1)
+                saved = taken.save(len(known) - 1) if isinstance(taken, RecurrentCache) else None
+                states = {} if saved is None else {saved.position: saved}
+                self._remember(known[:-1], taken, (), [], member.row.tenant, states)
+        staying = [index for index, member in enumerate(self.members) if id(member.row) not in gone]
+        self._settle(staying, [], gone)
+
+    def _remember(
+        self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], tenant: str | None,
+        states: Mapping[int, Saved],
+    ) -> None:  # fmt: skip
+        if self.prefixes is not None:
+            known = states if isinstance(row, RecurrentCache) else None
+            self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None, tenant, known)
+
+    def _settle(self, staying: Sequence[int], ready: Sequence[Arrival], gone: set[int] = frozenset()) -> None:  # type: ignore[assignment]
+        """Set the members and arrivals: move their rows to their places and update every drafter."""
+        first = len(self.members)
+        where = {id(arrival): first + index for index, arrival in enumerate(self.arrivals)}
+        for arrival in ready:
+            if self.prefixes is not None:
+                place = where[id(arrival)]
+                layers = arrival.choice.method.prompt_taps
+                known = arrival.row.known[:-1]
+                if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
+                    taken = self.pool.rows(place, place + 1)
+                    self._remember(known, taken, layers, arrival.taps, arrival.row.tenant, arrival.states)
+        rows_of: dict[int, list[tuple[int, Member]]] = {id(group): [] for group in self.groups}
+        for group in self.groups:  # remove rows, drafters first: a drafter has its group's rows, in the same order
+            kept = [index for index in staying if group.start <= index < group.stop]
+            if len(kept) < group.stop - group.start and kept:
+                group.drafter.keep([index - group.start for index in kept])
+            rows_of[id(group)] = [(index, self.members[index]) for index in kept]
+        self.groups = [group for group in self.groups if rows_of[id(group)]]
+        for drafter, together in self._joined(ready):
+            found = next((group for group in self.groups if group.key == together[0].choice.key), None)
+            if found is None or not drafter.can_join:  # then its drafter serves this row only
+                found = Group(together[0].choice, drafter, together[0].target)
+                self.groups.append(found)
+                rows_of[id(found)] = []
+            else:
+                rows = [member.row for _, member in rows_of[id(found)]] + [arrival.row for arrival in together]
+                found.drafter.join(drafter, self._open_state(rows))
+            rows_of[id(found)] += [
+                (where[id(arrival)], Member(arrival.row, arrival.choice, found)) for arrival in together
+            ]
+        coming = {id(arrival) for arrival in ready}
+        self.arrivals = [
+            arrival for arrival in self.arrivals if id(arrival) not in coming and id(arrival.row) not in gone
+        ]
+        ranges, stop = [], 0
+        for group in self.groups:
+            old = [place for place, _ in rows_of[id(group)]]
+            ranges.append((stop, old))
+            stop += len(old)
+        waiting = [where[id(arrival)] for arrival in self.arrivals]
+        order: list[int] = []
+        self.members = []
+        for group, (start, old) in zip(self.groups, ranges, strict=True):
+            placed = places(start, old)
+            if placed != old:
+                group.drafter.keep([old.index(place) for place in placed])
+            order += placed
+            group.start, group.stop = start, start + len(old)
+            by_place = dict(rows_of[id(group)])
+            self.members += [by_place[place] for place in placed]
+        arriving = places(stop, waiting)
+        by_old = {where[id(arrival)]: arrival for arrival in self.arrivals}
+        self.arrivals = [by_old[place] for place in arriving]
+        order += arriving
+        before = self.pool.num_rows
+        used = max([len(member.row.known) for member in self.members] + [a.filled for a in self.arrivals], default=0)
+        self.pool.keep(torch.tensor(order, dtype=torch.int64), min(self.capacity, used))
+        for place in range(len(order), before):
+            self.pool.release(place)
+        self.state = self._open_state([member.row for member in self.members]) if self.members else None
+        self.grouped = GroupedDrafter(self.groups)
+        self._max_depths = [member.choice.max_depth for member in self.members]
+        self._bind()
+
+    def _joined(self, ready: Sequence[Arrival]) -> list[tuple[Drafter, list[Arrival]]]:
+        """One drafter for the arrivals of each choice, where rows can join: pairs first, then pairs of pairs, so that many
+        arrivals cost no more than a few copies of each row."""
+        kinds: dict[Any, list[tuple[Drafter, list[Arrival]]]] = {}
+        for arrival in ready:
+            key = arrival.choice.key if arrival.drafter.can_join else id(arrival)
+            kinds.setdefault(key, []).append((arrival.drafter, [arrival]))
+        for key, parts in kinds.items():
+            while len(parts) > 1:
+                merged = []
+                for (one, mine), (other, others) in zip(parts[::2], parts[1::2], strict=False):
+                    one.join(other, self._open_state([arrival.row for arrival in (*mine, *others)]))
+                    merged.append((one, [*mine, *others]))
+                parts = merged + parts[len(parts) // 2 * 2 :]
+            kinds[key] = parts
+        return [part for parts in kinds.values() for part in parts]
+
+    def _bind(self) -> None:
+        """Every target sees its own rows of the pool."""
+        self.target.cache = self.pool.rows(0, len(self.members))
+        for group in self.groups:
+            whole = group.stop - group.start == len(self.members)
+            group.target.cache = self.target.cache if whole else self.pool.rows(group.start, group.stop)
+        for place, arrival in enumerate(self.arrivals, len(self.members)):
+            arrival.target.cache = self.pool.rows(place, place + 1)
+
+    # -- decoding --------------------------------------------------------------------------------------------------
+
+    def step(self, caps: Sequence[int] | None = None) -> StepEvent:
+        """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says."""
+        state, grouped, first = self.state, self.grouped, self.groups[0]
+        assert state is not None
+        if self._draft_logits:
+            state.draft_logits = []
+        state.limit(self._max_depths if caps is None else caps)
+        one = len(self.groups) == 1  # then nothing stands between the step and its drafter
+        return step(
+            state, self.target, first.drafter if one else grouped, grouped.verifier,
+            first.shape_of(state.depth_limit) if one else first.shape, first.draws,
+            width=self.width, pack=self._pack, tapping=grouped.tapping,
+        )  # fmt: skip
+
+    @property
+    def draft_logits(self) -> list[Tensor]:
+        """Draft logits of the last step, if requested: see ``StepEvent``."""
+        return (self.state.draft_logits if self.state is not None else None) or []
+
+    def parts(self) -> list[Part]:
+        """The drafter and verifier of each group of rows."""
+        return [Part(group.start, group.stop, group.method.name, group.shape, group.verifier) for group in self.groups]
+
+    def num_unread(self) -> list[int]:
+        """Known tokens that each member's drafter has not read."""
+        assert self.state is not None
+        found: list[int] = []
+        for group in self.groups:
+            found += group.drafter.num_unread(group.context(self.state))
+        return found
+
+    def check_integrity(self) -> None:
+        """Check the invariants. Raises RuntimeError where one is violated."""
+        if self.pool.num_rows != len(self.members) + len(self.arrivals):
+            raise RuntimeError(
+                f"{self.pool.num_rows} rows of the pool for {len(self.members)} members, {len(self.arrivals)} arrivals"
+            )
+        stop = 0
+        for group in self.groups:
+            if group.start != stop or group.stop <= group.start:
+                raise RuntimeError(
+                    f"a group has rows [{group.start}, {group.stop}), and the one before it ends at {stop}"
+                )
+            stop = group.stop
+            for member in self.members[group.start : group.stop]:
+                if member.group is not group or member.choice.key != group.key:
+                    raise RuntimeError(f"request {member.row.index} stands in another group's rows")
+            if group.target.cache.num_rows != group.stop - group.start:
+                raise RuntimeError(
+                    f"a group of {group.stop - group.start} rows has {group.target.cache.num_rows} cache rows"
+                )
+        if stop != len(self.members):
+            raise RuntimeError(f"{len(self.members)} members, and the last group ends at {stop}")
+        if (self.state is None) != (not self.members):
+            raise RuntimeError("there must be a state iff there are members")
+        if self.state is not None:
+            if [id(row) for row in self.state.rows] != [id(member.row) for member in self.members]:
+                raise RuntimeError("the state's rows and the members differ")
+            self.state.check_integrity()
+        for arrival in self.arrivals:
+            if (
+                not 0 <= arrival.filled <= arrival.state.lengths[0]
+                or arrival.row.token_ids != arrival.state.history.ids[0][len(arrival.row.prompt_ids) :]
+            ):
+                raise RuntimeError(
+                    f"request {arrival.row.index}: {arrival.filled} tokens read of {arrival.state.lengths[0]}"
+                )
+        rows = [id(member.row) for member in self.members] + [id(arrival.row) for arrival in self.arrivals]
+        if len(set(rows)) != len(rows):
+            raise RuntimeError("a request has two rows")
+
+
+def places(start: int, old: Sequence[int]) -> list[int]:
+    """The order in which rows, now at places ``old``, take places [start, start + n): one that lies there already stays."""
+    stop = start + len(old)
+    placed = {place: place for place in old if start <= place < stop}
+    free = [place for place in range(start, stop) if place not in placed]
+    rest = [place for place in old if place not in placed]
+    placed.update(zip(free, rest, strict=True))
+    return [placed[place] for place in range(start, stop)]

@@ -1,0 +1,211 @@
+"""Costs of real steps: what ``planner.measure`` times, on rows made up for it."""
+
+import itertools
+import logging
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from time import perf_counter
+from typing import Any
+
+import torch
+
+from foretell.core.noise import derive_seed
+from foretell.core.params import SamplingParams
+from foretell.engine.batch import Batch
+from foretell.engine.groups import Choice
+from foretell.engine.state import Row
+from foretell.engine.text import TextStream
+from foretell.model.prefill import PREFILL_CHUNK
+from foretell.model.target import CausalModel
+from foretell.planner.costs import CostTable
+from foretell.planner.files import discard, identity, load, save
+from foretell.planner.measure import PLAIN, StepSeconds, measure
+
+logger = logging.getLogger(__name__)
+CHECK_STEPS = 6  # of each kind, before a table from an earlier start is used; the first does not count
+TOO_SLOW = (
+    1.5  # a table is wrong where it says that many times what a step takes now: it was measured on a busy machine
+)
+PROMPT_TOKENS = 64  # of each row that steps are measured on
+TEXT_TOKENS = 256  # a row is restarted when it reaches this length
+
+
+class InterruptedMeasuringError(Exception):
+    """There is other work to do: what was measured so far is dropped."""
+
+
+class Bench:
+    """Runs single steps of any batch, method and depth. Rows hold random tokens: a step's cost does not depend on them.
+    Methods that look guesses up are given repetitive text, so that they find some."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        plain: Choice,
+        choices: Sequence[Choice],
+        *,
+        must_stop: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """must_stop: asked before every step; where it is true the step raises InterruptedMeasuringError."""
+        self.model, self.must_stop = model, must_stop
+        # A prediction in which every token of an output is found again.
+        self.prediction = list(range(model.spec.vocab_size))
+        self.choices = {PLAIN: plain, **{choice.config.method: choice for choice in choices}}
+        self._batches: dict[tuple[str, int], Batch] = {}
+        self._numbers = itertools.count()
+
+    @torch.inference_mode()
+    def step(self, method: str, batch: int, depth: int) -> StepSeconds:
+        """One step of batch rows that each guess depth deep."""
+        if self.must_stop():
+            raise InterruptedMeasuringError
+        opened = self._open(method, batch)
+        report = opened.step([depth] * batch)
+        tree = report.commit.tree
+        nodes = int((tree.parent >= 0).sum()) + batch
+        return StepSeconds(report.seconds_draft, report.seconds_target, report.seconds_rest, nodes)
+
+    @torch.inference_mode()
+    def lag_seconds(self, method: str) -> float:
+        """Seconds per token to open the method's drafter for a row and read its text, without the cost of the guess
+        itself; 0 for drafters that read no text."""
+        choice, found = self.choices[method], []
+        for _ in range(5):
+            batch = Batch(self.model, max_rows=1, capacity=PROMPT_TOKENS + choice.num_nodes + 64)
+            batch.arrive(self._row(), choice)
+            while batch.arrivals:
+                batch.read(PROMPT_TOKENS, catch_up=False)
+            batch.step([0])
+            num_unread = batch.num_unread()[0]
+            if not num_unread:
+                return 0.0
+            seconds = []
+            for _ in range(3):  # the first call reads all pending tokens
+                begun = perf_counter()
+                batch.step([1])
+                seconds.append(perf_counter() - begun)
+            found.append(max(0.0, seconds[0] - min(seconds[1:])) / num_unread)
+        return statistics.median(found)
+
+    def _open(self, method: str, batch: int) -> Batch:
+        key = (method, batch)
+        opened, choice = self._batches.get(key), self.choices[method]
+        longest = min(self.model.spec.max_positions, TEXT_TOKENS) - choice.num_nodes - 1
+        if opened is not None and max(len(member.row.known) for member in opened.members) < longest:
+            return opened
+        if batch not in {size for _, size in self._batches}:
+            self._batches.clear()  # sizes are measured one after the other: keep the memory of one only
+        capacity = min(self.model.spec.max_positions, TEXT_TOKENS) + choice.num_nodes + 64
+        opened = Batch(self.model, max_rows=batch, capacity=capacity)
+        for _ in range(batch):
+            opened.arrive(self._row(), choice)
+        while opened.arrivals:
+            opened.read(PREFILL_CHUNK, catch_up=True)
+        self._batches[key] = opened
+        return opened
+
+    def _row(self) -> Row:
+        number = next(self._numbers)
+        spec = self.model.spec
+        length = max(2, min(PROMPT_TOKENS, spec.max_positions // 4))
+        generator = torch.Generator().manual_seed(number)
+        half = torch.randint(0, spec.vocab_size, (length // 2,), generator=generator).tolist()
+        params = replace(SamplingParams(seed=number, ignore_eos=True), max_new_tokens=1 << 20)
+        room = spec.max_positions - 2 * len(half)
+        return Row(
+            number, half + half, params, derive_seed(number), frozenset(), room, TextStream(None), self.prediction
+        )
+
+
+class Calibration:
+    """The cost table of one machine, model and set of methods: kept on disk, checked, and measured again."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        plain: Choice,
+        choices: Sequence[Choice],
+        light: Sequence[Choice],
+        *,
+        max_batch: int,
+        time_limit_s: float,
+    ) -> None:
+        """choices: measured at many depths; light: methods that look their guesses up, measured at one."""
+        spec = model.spec
+        self.model, self.plain = model, plain
+        self.choices = {choice.config.method: choice for choice in (*choices, *light)}
+        self.light = frozenset(choice.config.method for choice in light)
+        self.max_batch, self.time_limit_s = max_batch, time_limit_s
+        described: dict[str, Any] = {
+            "name": spec.name,
+            "architecture": spec.architecture,
+            "implementation": spec.implementation,
+            "dtype": str(spec.dtype),
+            "device": str(spec.device),
+            "weight_bytes": spec.weight_bytes,
+            "num_layers": spec.num_layers,
+            "vocab_size": spec.vocab_size,
+            "max_batch": max_batch,
+        }
+        self.key = identity(described, {name: choice.config.resolved() for name, choice in self.choices.items()})
+
+    def table(self) -> CostTable:
+        """The table kept at an earlier start, if it is not too old and steps do not take less than it says; else a new
+        one."""
+        known = load(self.key)
+        if known is not None:
+            wrong = self.contradiction(known)
+            if wrong is None:
+                logger.info("costs: as measured at an earlier start")
+                return known
+            logger.warning("costs: the table kept at an earlier start is dropped: %s", wrong)
+        return self.measure()
+
+    def contradiction(self, table: CostTable) -> str | None:
+        """A part of a step that takes much less now than a table says; None where there is none. A busy machine makes steps
+        slower, so that slower ones say nothing."""
+        bench = self._bench(lambda: False)
+        for name, depth in ((PLAIN, 0), *((name, max(1, choice.depth)) for name, choice in self.choices.items())):
+            found = [bench.step(name, 1, depth) for _ in range(CHECK_STEPS)][1:]
+            least = min(one.target + one.rest + (0.0 if depth else one.draft) for one in found)
+            rows = statistics.median_low([one.rows or 1 for one in found])
+            told = {f"a pass over {rows} tokens": (table.verify(1, rows), least)}
+            if depth and name in table.methods:
+                told[f"a guess of {name}"] = (table.draft(name, 1, depth), min(one.draft for one in found))
+            for what, (said, now) in told.items():
+                if said > TOO_SLOW * now + 1e-4:
+                    return f"{what} was measured at {said * 1000:.2f} ms and takes {now * 1000:.2f} ms now"
+        return None
+
+    def measure(self, *, must_stop: Callable[[], bool] = lambda: False) -> CostTable:
+        """A new table. Where the machine was busy, steps are timed a second time; what is not steady then is not kept for
+        the next start. Raises InterruptedMeasuringError."""
+        table = self._measure(must_stop)
+        if not table.is_steady:
+            logger.warning("costs: %s; measuring once more", _unsteady(table))
+            table = table.least(self._measure(must_stop))
+        if table.is_steady:
+            save(table, self.key)
+        else:
+            logger.warning(
+                "costs: %s: the machine is busy. The table is not kept; it is measured again when the service is idle",
+                _unsteady(table),
+            )
+            discard(self.key)
+        return table
+
+    def _measure(self, must_stop: Callable[[], bool]) -> CostTable:
+        bench = self._bench(must_stop)
+        depths = {name: choice.depth for name, choice in self.choices.items()}
+        lags = {name: bench.lag_seconds(name) for name in depths if name not in self.light}
+        lags |= dict.fromkeys(self.light, 0.0)  # these read texts as they grow
+        return measure(bench.step, depths, self.max_batch, self.time_limit_s, lag_seconds=lags, sparse=self.light)
+
+    def _bench(self, must_stop: Callable[[], bool]) -> Bench:
+        return Bench(self.model, self.plain, list(self.choices.values()), must_stop=must_stop)
+
+
+def _unsteady(table: CostTable) -> str:
+    worst = max(table.spread, table.disorder)
+    return f"equal steps, or smaller and larger ones, differed by a factor of {worst:.1f}"

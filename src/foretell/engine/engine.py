@@ -1,0 +1,513 @@
+"""The engine: requests in, completions out. ``step.py`` decodes; this file prepares requests and collects results."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from os import PathLike, fspath
+from typing import Any
+
+import torch
+
+from foretell.core.errors import ConfigError, PromptError
+from foretell.core.noise import derive_seed
+from foretell.core.params import SamplingParams
+from foretell.core.settings import check_keys, field_kinds, value_of
+from foretell.draft.base import Method
+from foretell.draft.config import Loader, MethodConfig
+from foretell.engine.config import speculative_config, with_draft
+from foretell.engine.event import Observer
+from foretell.engine.groups import Choice, check_branching, check_together
+from foretell.engine.loop import Limits, Loop
+from foretell.engine.planning import Planning
+from foretell.engine.prefix import PrefixStore
+from foretell.engine.recorder import Recorder
+from foretell.engine.result import Completion
+from foretell.engine.scoring import Scoring
+from foretell.engine.state import Piece, Row
+from foretell.engine.submission import Submission
+from foretell.engine.text import TextStream, Tokenizer
+from foretell.engine.vocabulary import check_sizes, check_vocabulary, checked_ids
+from foretell.methods.acceptance.stopping import can_stop, check_stop
+from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
+from foretell.model.prefill import round_up
+from foretell.model.target import CausalModel
+from foretell.planner.planner import Planner
+
+Prompt = str | Sequence[int]
+"""A text, or its token ids."""
+
+
+@dataclass(frozen=True)
+class Request:
+    """One thing to complete."""
+
+    prompt: Prompt
+    params: SamplingParams = field(default_factory=SamplingParams)
+    prediction: Prompt | None = None  # the caller's guess of the output, for the method ``prediction``
+    speculative: MethodConfig | Mapping[str, Any] | str | None = None  # None: the engine's method
+
+
+class Engine:
+    """A target, a tokenizer and a speculation method. Not thread-safe; every call decodes its requests before it
+    returns.
+
+    ``observers`` are called with the ``StepEvent`` of every step; ``recorder`` holds the totals of all steps.
+    """
+
+    def __init__(
+        self,
+        model: ModelInMemory,
+        tokenizer: Tokenizer | None = None,
+        *,
+        speculative: MethodConfig | Mapping[str, Any] | str | None = None,
+        draft: ModelInMemory | None = None,
+        draft_tokenizer: Tokenizer | None = None,
+        method: Method | None = None,
+        width: int = 0,
+        prefix_memory_gib: float = 0.0,
+        speculation: str = "on",
+        trust_remote_code: bool = False,
+    ) -> None:
+        """model: a loaded model, of foretell or of transformers. draft: a loaded draft model, which the configuration
+        names by ``draft.spec.name``. draft_tokenizer: its tokenizer, where its vocabulary is another (None: the one beside
+        its files, or for a model in memory the target's). method: the loaded method of the configuration; None: load it
+        here.
+
+        width > 0 runs every decode pass with that many nodes a row (see ``step``). prefix_memory_gib: how much KV of
+        texts is kept for prompts that begin alike: a known prefix is not read again. speculation: "on" guesses as deep as
+        the configuration says; "auto" measures costs at the first call (seconds, remembered) and then decides before
+        every step how deep guessing pays, or not at all. trust_remote_code: draft models may run the Python code
+        that they come with. Raises ConfigError, ModelError.
+        """
+        width = value_of(width, int, "width")
+        prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")
+        self.model, self.tokenizer, self.width = as_model(model), tokenizer, width
+        self._draft = None if draft is None else as_model(draft)
+        self._draft_tokenizer = draft_tokenizer
+        self._draft_tokenizers: dict[str, Any] = {}
+        self._trusts_code = trust_remote_code
+        model = self.model
+        if speculation not in ("on", "auto"):
+            raise ConfigError(
+                f"speculation = {speculation!r} must be 'on' or 'auto'; for plain decoding give method 'none'"
+            )
+        if speculation == "auto" and model.is_shared:
+            raise ConfigError(
+                "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
+                "model would decode different steps: give 'on'"
+            )
+        self.speculative = with_draft(speculative_config(speculative), model.spec.name)
+        needed = self.speculative.max_nodes
+        if width < 0 or 0 < width < needed:
+            raise ConfigError(
+                f"width = {width} must be 0 (off) or at least {needed}: the root and as many guesses as a step may make"
+            )
+        self.method = method if method is not None else self.speculative.load(self.loader)
+        check_stop(self.method, self.speculative.proposal_shape)
+        check_branching(self.speculative, self.method, model.spec)
+        self.verifier = self.speculative.load_verifier(model)
+        self.recorder = Recorder()
+        self.observers: list[Observer] = []
+        self.observes_draft_logits = False  # whether events carry the draft's logits: a copy a step
+        if prefix_memory_gib < 0:
+            raise ConfigError(f"prefix_memory_gib = {prefix_memory_gib} must not be negative; 0 keeps nothing")
+        self._prefixes = PrefixStore(int(prefix_memory_gib * 2**30)) if prefix_memory_gib else None
+        self.speculation = speculation
+        self._planning = Planning(model) if speculation == "auto" else None
+        self._choices: dict[MethodConfig, Choice] = {}  # of requests with another configuration than the engine's
+
+    @classmethod
+    def load(
+        cls,
+        target: str | PathLike[str] | ModelInMemory = "bundled",
+        *,
+        speculative: MethodConfig | Mapping[str, Any] | str | None = None,
+        draft: str | PathLike[str] | ModelInMemory | None = None,
+        draft_tokenizer: Tokenizer | None = None,
+        tokenizer: Tokenizer | None = None,
+        device: str = "cpu",
+        dtype: str | None = None,
+        device_map: str | dict[str, Any] | None = None,
+        implementation: str = "auto",
+        tensor_parallel: bool = False,
+        width: int = 0,
+        prefix_memory_gib: float = 0.0,
+        speculation: str = "on",
+        weights: str = "auto",
+        trust_remote_code: bool = False,
+    ) -> "Engine":
+        """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
+        foretell), and its drafter.
+
+        Target and draft may be models in memory, of transformers or of foretell, which stay as they are. tokenizer: None
+        takes the one beside the target's files; a model in memory has none, so texts need it given; draft_tokenizer is the
+        same for the draft, which may have another vocabulary (see ``DraftModelConfig.vocabulary``). draft: the key
+        "model" of speculative, whose method is then draft_model where it is not named.
+        tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
+        makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4" (see ``load_model``): with
+        quantised weights the text follows the quantised model's distribution.
+        trust_remote_code runs the Python code that models come with.
+        """
+        given = None if draft is None or isinstance(draft, str | PathLike) else as_model(draft)
+        named = draft if isinstance(draft, str | PathLike) else None if given is None else given.spec.name
+        config = _with_draft(speculative, named)
+        if isinstance(target, str | PathLike):
+            name = fspath(target)
+            model = load_model(
+                name,
+                dtype=dtype,
+                device=device,
+                device_map=device_map,
+                implementation=implementation,
+                tensor_parallel=tensor_parallel,
+                weights=weights,
+                trust_remote_code=trust_remote_code,
+            )
+            if tokenizer is None:
+                tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+        else:
+            if (dtype, device_map, implementation, tensor_parallel, weights) != (
+                None, None, "auto", False, "auto",
+            ) or device != "cpu":  # fmt: skip
+                raise ConfigError(
+                    "a target in memory stays as it is: leave out device, dtype, device_map, implementation, weights and "
+                    "tensor_parallel, or give its directory"
+                )
+            model = as_model(target)
+        return cls(
+            model, tokenizer, speculative=config, draft=given, draft_tokenizer=draft_tokenizer, width=width,
+            prefix_memory_gib=prefix_memory_gib, speculation=speculation, trust_remote_code=trust_remote_code,
+        )  # fmt: skip
+
+    def with_method(
+        self,
+        speculative: MethodConfig | Mapping[str, Any] | str | None,
+        *,
+        method: Method | None = None,
+        speculation: str | None = None,
+    ) -> "Engine":
+        """An engine with the same target and tokenizer and another method. A draft model of the same name is shared.
+        speculation: None keeps this engine's."""
+        config = with_draft(speculative_config(speculative), self.model.spec.name)
+        mine = self.speculative
+        if (
+            method is None
+            and config.weights == mine.weights
+            and can_stop(self.method, config.proposal_shape)  # false where it was loaded without an acceptance head
+        ):
+            method = self.method
+        return Engine(
+            self.model, self.tokenizer, speculative=config, draft=self._draft, draft_tokenizer=self._draft_tokenizer,
+            method=method, width=self.width,
+            speculation=speculation or self.speculation, trust_remote_code=self._trusts_code,
+        )  # fmt: skip
+
+    @property
+    def loader(self) -> Loader:
+        """What configurations load methods by."""
+        return Loader(self.model, self.load_draft, self.tokenizers)
+
+    def tokenizers(self, name: str) -> tuple[Any, Any] | None:
+        """The tokenizers of target and of a draft model by name or directory; None where one is not known. Raises
+        ModelError where a directory has none."""
+        if self.tokenizer is None:
+            return None
+        in_memory = self._draft is not None and name == self._draft.spec.name
+        if self._draft_tokenizer is not None and (in_memory or self._draft is None):
+            return self.tokenizer, self._draft_tokenizer
+        if in_memory:
+            return None
+        if name not in self._draft_tokenizers:
+            self._draft_tokenizers[name] = load_tokenizer(name, trust_remote_code=self._trusts_code)
+        return self.tokenizer, self._draft_tokenizers[name]
+
+    def load_draft(self, name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
+        """A draft model by name or directory, its vocabulary compared with the target's unless it is not to be checked.
+        Raises ConfigError, ModelError.
+
+        weights: see ``load_model``.
+        """
+        spec = self.model.spec
+        tokenizers = self.tokenizers(name) if checked else None
+        if tokenizers is not None:
+            check_vocabulary(*tokenizers, target_name=spec.name, draft_name=name)
+        if self._draft is not None and name == self._draft.spec.name:
+            if checked and tokenizers is None:
+                check_sizes(spec, self._draft.spec)
+            return self._draft
+        dtype = str(spec.dtype).removeprefix("torch.")
+        implementation = "transformers" if spec.implementation == "transformers" else "auto"
+        return load_model(
+            name, dtype=dtype, device=str(spec.device), implementation=implementation, weights=weights,
+            trust_remote_code=self._trusts_code,
+        )  # fmt: skip
+
+    # -- requests ------------------------------------------------------------------------------------------------
+
+    def generate(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None, **options: Any
+    ) -> Completion:
+        """Complete one prompt. options are fields of SamplingParams, e.g. ``temperature=0.7, seed=1``."""
+        return self.generate_batch([Request(prompt, _params(params, options), prediction)])[0]
+
+    def generate_batch(
+        self,
+        requests: Sequence[Request | Prompt],
+        params: SamplingParams | None = None,
+        *,
+        batch_size: int = 8,
+        **options: Any,
+    ) -> list[Completion]:
+        """Complete many prompts, at most batch_size at a time, in order. A request's tokens do not depend on the other
+        requests. params and options are of prompts that are no Request, as in ``generate``."""
+        completions = dict(self.completions(requests, params, batch_size=batch_size, **options))
+        return [completions[index] for index in range(len(completions))]
+
+    def completions(
+        self,
+        requests: Sequence[Request | Prompt],
+        params: SamplingParams | None = None,
+        *,
+        batch_size: int = 8,
+        **options: Any,
+    ) -> Iterator[tuple[int, Completion]]:
+        """Yield (index, completion) of each request as it ends. At most batch_size are decoded together; when one ends,
+        the next takes its row. params and options are of prompts that are no Request, as in ``generate``. Raises
+        ConfigError, PromptError before anything is decoded, ModelError where a request's probabilities are not finite."""
+        if value_of(batch_size, int, "batch_size") < 1:
+            raise ConfigError(f"batch_size = {batch_size} must be at least 1")
+        if isinstance(requests, str | Request):
+            raise PromptError("one prompt was given where a list of them is expected: use generate, or give [prompt]")
+        shared = _params(params, options)
+        whole = [request if isinstance(request, Request) else Request(request, shared) for request in requests]
+        if (params is not None or options) and any(isinstance(request, Request) for request in requests):
+            raise ConfigError("a Request has its own params: give the sampling options there, or give plain prompts")
+        rows = [self.make_row(index, request) for index, request in enumerate(whole)]
+        choices = [self.choice(request.speculative) for request in whole]
+        methods = {id(choice.method): choice.method for choice in choices}.values()
+        check_together(list(methods), [method.exit_layer for method in methods])
+        return self._completions(rows, choices, batch_size)
+
+    def _completions(
+        self, rows: Sequence[Row], choices: Sequence[Choice], batch_size: int
+    ) -> Iterator[tuple[int, Completion]]:
+        if not rows:
+            return
+        for ended in self._decode(rows, choices, batch_size):
+            for row in ended:
+                yield row.index, self._completion(row, choices[row.index])
+
+    def score(self, prompts: Sequence[Prompt], *, num_logprobs: int = 0) -> Iterator[list[Piece]]:
+        """Yield the tokens of each prompt with the natural log of the model's own probability of each after those before
+        it, before temperature and processors; the first has None. num_logprobs: of the most probable tokens, listed beside
+        each. A text is read alone and with no guesses, so its scores are the same with every method and batch. Of a text
+        that begins like the one before it the beginning is not read again: sort many of them.
+
+        Raises PromptError, ConfigError.
+        """
+        if isinstance(prompts, str):
+            raise PromptError("one prompt was given where a list of them is expected: give [prompt]")
+        if value_of(num_logprobs, int, "num_logprobs") < 0:
+            raise ConfigError(f"num_logprobs = {num_logprobs} must be at least 0")
+        rows = [self.make_row(index, Request(prompt), write=False) for index, prompt in enumerate(prompts)]
+        return self._scores(rows, num_logprobs)
+
+    def _scores(self, rows: Sequence[Row], num_logprobs: int) -> Iterator[list[Piece]]:
+        last: Scoring | None = None
+        for row in rows:
+            last = Scoring(self.model, self.tokenizer, row.prompt_ids, num_logprobs, after=last)
+            with torch.inference_mode():
+                while not last.read():
+                    pass
+            yield list(last.pieces)
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, *, prediction: Prompt | None = None, **options: Any
+    ) -> "Stream":
+        """Complete one prompt, yielding a Piece per token. ``.completion`` is the completion so far, and whole at the
+        end."""
+        return Stream(self, self.make_row(0, Request(prompt, _params(params, options), prediction)))
+
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation by the model's chat template. Raises ConfigError where it has none, PromptError
+        where it refuses the messages."""
+        template = getattr(self.tokenizer, "apply_chat_template", None)
+        if template is None or getattr(self.tokenizer, "chat_template", None) is None:
+            raise ConfigError(f"{self.model.spec.name!r} has no chat template: give the prompt as plain text")
+        if isinstance(messages, str | Mapping):
+            raise PromptError(f"messages = {messages!r:.80} must be a list of objects with 'role' and 'content'")
+        try:
+            text = template(list(messages), tokenize=False, add_generation_prompt=True)
+        except Exception as error:  # templates raise their own errors, and any other by what they read
+            raise PromptError(
+                f"the chat template of {self.model.spec.name!r} refuses these messages "
+                f"({str(error) or type(error).__name__}): mend them"
+            ) from error
+        return self._encode(text, add_special_tokens=False)
+
+    def _encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
+        if not isinstance(prompt, str):
+            return checked_ids(prompt)
+        if self.tokenizer is None:
+            raise ConfigError(
+                "a text was given to an engine without a tokenizer: give token ids, or load it with tokenizer=..."
+            )
+        return list(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+
+    def make_row(self, index: int, request: Request, *, write: bool = True) -> Row:
+        """A request as it is decoded: tokens, end tokens, seed, limits. write: False where the prompt is only scored, so
+        that it may fill the context and have one token more, which is never read. Raises PromptError, ConfigError."""
+        spec, params = self.model.spec, request.params
+        if not isinstance(params, SamplingParams):
+            raise ConfigError(f"params = {params!r} must be a SamplingParams, e.g. SamplingParams(temperature=0.7)")
+        ids = self._encode(request.prompt)
+        guess = [] if request.prediction is None else self._encode(request.prediction, add_special_tokens=False)
+        if not ids:
+            raise PromptError("the prompt is empty: at least one token is needed")
+        for token in (*ids, *guess):
+            if not 0 <= token < spec.vocab_size:
+                raise PromptError(
+                    f"token id {token} is not in the vocabulary of {spec.name!r}: 0 to {spec.vocab_size - 1}"
+                )
+        if len(ids) > spec.max_positions + (-1 if write else 1):
+            room = ", and at least one token of it must be left for the output" if write else ""
+            raise PromptError(
+                f"the prompt has {len(ids)} tokens; {spec.name!r} has a context of {spec.max_positions}{room}: "
+                "shorten the prompt"
+            )
+        seed = self.model.fresh_seed() if params.seed is None else params.seed
+        end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else spec.eos_token_ids)}
+        return Row(
+            index=index,
+            prompt_ids=ids,
+            params=replace(params, seed=seed),  # reported, so that a run with a fresh seed can be repeated
+            seed=derive_seed(seed),
+            end_ids=frozenset(end_ids),
+            max_tokens=min(params.max_new_tokens, spec.max_positions - len(ids)),
+            text=TextStream(self.tokenizer, params.stop),
+            prediction=guess,
+        )
+
+    # -- decoding ------------------------------------------------------------------------------------------------
+
+    def _decode(self, rows: Sequence[Row], choices: Sequence[Choice], batch_size: int) -> Iterator[list[Row]]:
+        """Decode rows, at most batch_size together; yields after every round those that ended in it."""
+        num_rows = min(batch_size, len(rows))
+        planner = None
+        if self._planning is not None:
+            planner = self._planning.planner(choices, num_rows)
+            choices = [self._planning.used(choice) for choice in choices]
+        loop = self._loop(rows, choices, num_rows, planner)
+        for row, choice in zip(rows, choices, strict=True):
+            loop.submit(Submission(str(row.index), row.prompt_ids, row.params), row, choice, None)
+        while loop.has_work:
+            with torch.inference_mode():
+                ended = loop.tick()
+            for row in ended:
+                if row.error is not None:
+                    raise row.error
+            yield ended
+
+    def _loop(self, rows: Sequence[Row], choices: Sequence[Choice], num_rows: int, planner: Planner | None) -> Loop:
+        """A loop for these requests. Without a planner it reads no clock: its steps are a function of the requests."""
+        grown = max(choice.num_nodes for choice in choices)
+        need = max(len(row.prompt_ids) + row.max_tokens for row in rows) + max(self.width, grown)
+        capacity = round_up(need, 512 if self.width else 64)
+        limits = Limits(num_rows, len(rows), (num_rows + 1) * capacity, capacity, stall_target_s=None)
+        return Loop(
+            self.model,
+            limits,
+            planner,
+            prefixes=self._prefixes,
+            width=self.width,
+            observers=self.observers,
+            draft_logits=self.observes_draft_logits,
+            recorder=self.recorder,
+        )
+
+    def forget(self) -> None:
+        """Drop what methods have learned from earlier requests; weights and settings stay. Not for the middle of a call."""
+        if self.method.capabilities.learns:
+            self.method = self.method.fresh()
+        self._choices = {k: one for k, one in self._choices.items() if not one.method.capabilities.learns}
+
+    def choice(self, speculative: MethodConfig | Mapping[str, Any] | str | None = None) -> Choice:
+        """The method and verifier of a request: the engine's, or others, loaded at their first use.
+
+        Raises ConfigError, ModelError.
+        """
+        config = self.speculative
+        if speculative is not None:
+            config = with_draft(speculative_config(speculative), self.model.spec.name)
+        if config == self.speculative:
+            return Choice(config, self.method, self.verifier)
+        if config not in self._choices:
+            self._choices[config] = self.with_method(config).choice()
+        return self._choices[config]
+
+    def _completion(self, row: Row, choice: Choice) -> Completion:
+        return Completion.of(row, self.resolved(choice))
+
+    def resolved(self, choice: Choice | None = None) -> dict[str, Any]:
+        """What runs: names, implementation, dtype, device, method and verifier, as --json reports it."""
+        choice = choice or self.choice()
+        spec, config, head = self.model.spec, choice.config, choice.method.runs_as
+        return {
+            "target": spec.name,
+            "architecture": spec.architecture,
+            "implementation": spec.implementation,
+            "dtype": str(spec.dtype).removeprefix("torch."),
+            "weights": spec.weights or str(spec.dtype).removeprefix("torch."),
+            "device": str(spec.device),
+            "width": self.width,
+            "speculation": self.speculation,
+            "exact": config.verifier.exact,
+            "speculative": config.resolved(),
+            **({} if head is None else {"head": head}),
+        }
+
+
+class Stream(Iterator[Piece]):
+    """Pieces of one completion as they are made."""
+
+    def __init__(self, engine: Engine, row: Row) -> None:
+        self._engine, self._row = engine, row
+        self._steps = engine._decode([row], [engine.choice()], 1)
+        self._given = 0
+
+    def __next__(self) -> Piece:
+        """The next token. Raises StopIteration after the last."""
+        while self._given == len(self._row.pieces):
+            next(self._steps)
+        self._given += 1
+        return self._row.pieces[self._given - 1]
+
+    def close(self) -> None:
+        """Stop decoding and free the cache."""
+        self._steps.close()  # type: ignore[attr-defined]
+
+    @property
+    def completion(self) -> Completion:
+        """The completion so far; whole once the iterator is exhausted."""
+        return self._engine._completion(self._row, self._engine.choice())
+
+
+def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
+    if params is not None and not isinstance(params, SamplingParams):
+        raise ConfigError(f"params = {params!r} must be a SamplingParams, e.g. SamplingParams(temperature=0.7)")
+    check_keys(options, field_kinds(SamplingParams), "in the sampling options")
+    return replace(params or SamplingParams(), **options)
+
+
+def _with_draft(
+    speculative: MethodConfig | Mapping[str, Any] | str | None, draft: str | PathLike[str] | None
+) -> MethodConfig:
+    """A configuration whose key "model" is the draft, where one is given. Raises ConfigError where it takes none."""
+    if draft is None:
+        return speculative_config(speculative)
+    config = speculative_config("draft_model" if speculative is None else speculative)
+    if "model" not in config.key_names():
+        raise ConfigError(f"draft = {fspath(draft)!r} is for methods with weights, and {config.method!r} has none")
+    given, name = getattr(config, "model", None), fspath(draft)
+    if given not in (None, name):
+        raise ConfigError(f"the draft is given twice, as draft = {name!r} and as model = {given!r}: drop one")
+    return speculative_config({**config.resolved(), "model": name})

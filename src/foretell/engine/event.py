@@ -1,0 +1,61 @@
+"""What one decode step did. Certify, tune, bench, metrics and traces read these events."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from foretell.draft.base import Commit
+from foretell.draft.shapes import Shape
+from foretell.engine.state import Row
+from foretell.verify.base import Evidence, Verdict, Verifier
+
+
+@dataclass(frozen=True)
+class Part:
+    """Rows [start, stop) of a step, guessed by one drafter and judged by one verifier."""
+
+    start: int
+    stop: int
+    method: str
+    shape: Shape
+    verifier: Verifier
+
+
+@dataclass(slots=True)  # not frozen: it is made in every step, and that would take several microseconds
+class StepEvent:
+    """One step of all rows. Its tensors are valid until the observer returns: copy what is to be kept; change nothing.
+
+    Row b of every tensor and list is ``rows[b]``, whose output holds the step's tokens already.
+    """
+
+    rows: Sequence[Row]
+    evidence: Evidence  # what the verifier read: the tree, p [B, N, V] after all processors, the noise, its taps
+    logits: Tensor  # [B, N, V] of the target, before any processor
+    verdict: Verdict
+    commit: Commit  # what was kept, cut where a row ended
+    depth_limit: Sequence[int]  # [B] greatest depth that the plan and the row's limits allowed
+    # Where the time went, on the host clock: on an accelerator, work is queued, not done, by then.
+    seconds_draft: float  # proposing, the draft model's passes included
+    seconds_draft_model: float  # the draft model's passes alone
+    seconds_target: float  # the target's pass
+    seconds_rest: float  # layout, probabilities, verification, commit, bookkeeping
+    # What the loop adds for observers.
+    parts: Sequence[Part] = ()  # the drafter and verifier of each group of rows, in order
+    tap_layers: tuple[int, ...] = ()  # of ``commit.taps``, in order
+    draft_logits: Sequence[Tensor] = ()  # if requested: [B, n, V] of the draft, after the root and the nodes it read
+
+    @property
+    def seconds(self) -> float:
+        """The step's own time."""
+        return self.seconds_draft + self.seconds_target + self.seconds_rest
+
+    def text(self, row: int) -> list[int]:
+        """Token ids of a row's text before the step: prompt and output, the pending token last."""
+        known = self.rows[row].known
+        return known[: len(known) - len(self.commit.tokens[row])]
+
+
+Observer = Callable[[StepEvent], None]
+"""Called after every step, on the thread that decodes. It must not block. An exception that it raises ends the
+decoding."""

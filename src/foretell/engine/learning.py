@@ -1,0 +1,136 @@
+"""The interface by which a service lets something learn from its traffic: ``foretell.learn`` implements it."""
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
+
+from torch import Tensor
+
+from foretell.engine.event import StepEvent
+from foretell.engine.groups import Choice
+from foretell.engine.state import Row
+from foretell.engine.submission import Submission
+
+if TYPE_CHECKING:
+    from foretell.engine.engine import Engine
+
+ACTIONS = ("pause", "resume", "revert", "save")
+"""What ``Learning.act`` takes."""
+
+
+@dataclass(frozen=True)
+class LearnFigures:
+    """Learning so far. Counters only grow; gauges are as they stood after the last step."""
+
+    # Gauges.
+    is_learning: bool = False  # not paused, not resting, and its seconds are not spent
+    version: int = 0  # of the drafter that serves, the highest of all adapters; 0 is the one that was loaded
+    acceptance: float | None = None  # of first guesses, over the last steps; None before any
+    held_bytes: int = 0  # texts that are kept to learn from
+    num_adapters: int = 0
+    # Counters.
+    num_texts: int = 0  # learned from or held out
+    num_skipped: int = 0  # not captured: no time, no memory, too long, or the client asked for it
+    num_updates: int = 0
+    num_swaps: int = 0
+    num_refused: int = 0  # updates that the gate refused
+    num_reverts: int = 0
+    num_drifts: int = 0  # falls of acceptance that were told
+    num_failures: int = 0  # of the learner; each ends learning until the service starts again
+    seconds_learning: float = 0.0  # of the learner's own work
+    seconds_serving: float = 0.0  # of the engine's thread: capturing and swapping
+
+
+class Learning(Protocol):
+    """Called on the engine's thread unless it says otherwise."""
+
+    def enrol(self, choice: Choice, submission: Submission) -> tuple[Choice, object | None]:
+        """The choice with the drafter that learns, for this request; and what its row carries as ``Row.teaches``, None
+        where nothing is learned from it. From any thread."""
+        ...
+
+    def prompt(self, row: Row, start: int, taps: Tensor) -> None:
+        """Hidden states [n, T * H] of known text, which the row's drafter has just received."""
+        ...
+
+    def observe(self, event: StepEvent) -> None:
+        """A step has ended."""
+        ...
+
+    def between(self) -> None:
+        """Between two steps: take over new weights where there are some, within a quantum."""
+        ...
+
+    def rest(self) -> bool | None:
+        """While no request runs: learn for at most a quantum. False where there is nothing to do."""
+        ...
+
+    def figures(self) -> LearnFigures:
+        """The figures of now. From any thread."""
+        ...
+
+    def state(self, tenant: str | None = None) -> dict[str, Any]:
+        """For people: figures, versions, the last events, and acceptance over requests. From any thread."""
+        ...
+
+    def act(self, action: str, tenant: str | None = None) -> dict[str, Any]:
+        """One of ACTIONS. Raises ConfigError for anything else, and where it cannot be done."""
+        ...
+
+    def close(self) -> None:
+        """The service stops."""
+        ...
+
+
+class LearnOptions(Protocol):
+    """How to learn: what ``Service(learn=...)`` takes (``foretell.learn.LearnOptions``)."""
+
+    def open(self, engine: "Engine", choices: list[Choice]) -> Learning:
+        """A learner for an engine and its loaded methods. Raises ConfigError where none of them can learn."""
+        ...
+
+
+@dataclass
+class DriftWatch:
+    """Whether acceptance falls against its own history, told without any learner: two running means of the share of first
+    guesses that are kept, a slow one and a fast one.
+
+    A fall is reported once, when the fast mean lies ``fall`` below the slow one after ``warm`` steps that guessed; then
+    again only after it has recovered half of it. With a steady acceptance a the fast mean's standard deviation is about
+    sqrt(a (1 - a) / (2 * fast)): 0.025 at most for 200 steps, so a fall of .1 is four of them.
+    """
+
+    fast: float = 200.0  # steps
+    slow: float = 2000.0
+    fall: float = 0.1
+    warm: int = 400
+    _seen: int = 0
+    _quick: float = 0.0
+    _steady: float = 0.0
+    _told: bool = False
+    num_drifts: int = field(default=0)
+
+    @property
+    def quick(self) -> float | None:
+        """Share of first guesses kept, over the last steps; None before any."""
+        return self._quick if self._seen else None
+
+    @property
+    def steady(self) -> float | None:
+        """The same over many more steps."""
+        return self._steady if self._seen else None
+
+    def add(self, kept: bool) -> bool:
+        """One row of one step that guessed: whether its first guess was kept. True where a fall is to be reported now."""
+        self._seen += 1
+        value = float(kept)
+        self._quick += (value - self._quick) / min(self._seen, self.fast)
+        self._steady += (value - self._steady) / min(self._seen, self.slow)
+        gap = self._steady - self._quick
+        if self._told:
+            self._told = gap > self.fall / 2
+            return False
+        if self._seen < self.warm or gap < self.fall:
+            return False
+        self._told = True
+        self.num_drifts += 1
+        return True

@@ -1,0 +1,436 @@
+"""The decode loop: a queue, admission by KV budget, prefill between decode steps, preemption, and the end of requests.
+
+``tick`` does one round: expire, score a piece of a prompt, admit, read a piece of a prompt, decode one step. It uses
+neither threads nor sockets: ``Engine`` calls it on the caller's thread until all have ended, ``Service`` on its own.
+"""
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from time import perf_counter
+from typing import Any
+
+from foretell.core.errors import ForetellError, QueueFullError
+from foretell.engine.batch import Batch
+from foretell.engine.event import Observer, StepEvent
+from foretell.engine.groups import Choice
+from foretell.engine.prefix import PrefixStore
+from foretell.engine.recorder import Recorder
+from foretell.engine.result import Completion
+from foretell.engine.scoring import Scoring
+from foretell.engine.state import Piece, Row
+from foretell.engine.submission import Sink, StepTrace, Submission, Update
+from foretell.engine.traces import trace_of, with_logprobs
+from foretell.model.prefill import PREFILL_CHUNK
+from foretell.model.target import CausalModel
+from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.planner import Planner
+
+HEADROOM = 16
+"""Tokens beyond its text that a request must find free to be admitted, so that it is not preempted at its first steps."""
+MIN_CHUNK = 16
+"""Least tokens of a prefill pass, independent of the stall target: otherwise prompts might never be read."""
+FIRST_CHUNK = 128
+"""Tokens of a prefill pass beside decoding requests while nothing is known of its speed."""
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Limits of a loop."""
+
+    max_rows: int  # decoded or read together
+    max_queue: int
+    kv_tokens: int  # whose keys and values may be held at once
+    capacity: int  # slots of a row
+    stall_target_s: float | None  # None: latency does not matter, so prompts are read before the next step
+
+
+@dataclass
+class Job:
+    """A request that has not ended, and its state."""
+
+    submission: Submission
+    row: Row
+    choice: Choice
+    sink: Sink | None  # None: the caller reads ``row``, and ``tick`` returns what has ended
+    arrived: float
+    since: float  # waiting, reading or decoding: since when
+    num_draft_tokens: int = 0  # of ``row`` before the last step
+    num_asked: int = 0  # steps in which it might guess
+    num_delivered: int = 0  # pieces that were sent to the sink, or are sent with the end
+    tail: str = ""  # see Update
+    scoring: Scoring | None = None  # of its prompt, while that is read for its own sake
+    undelivered: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, sent with the end
+
+    @property
+    def num_slots(self) -> int:
+        """Slots that its next step may use."""
+        return len(self.row.prompt_ids) + len(self.row.token_ids) + self.choice.num_nodes
+
+
+class Loop:
+    """See the module's docstring. One thread at a time."""
+
+    def __init__(
+        self,
+        model: CausalModel,
+        limits: Limits,
+        planner: Planner | None,
+        *,
+        prefixes: PrefixStore | None = None,
+        width: int = 0,
+        observers: Sequence[Observer] = (),
+        draft_logits: bool = False,
+        recorder: Recorder | None = None,
+        describe: Callable[[Choice], dict[str, Any]] = lambda choice: choice.config.resolved(),
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes
+        that share a model run the same steps. width, draft_logits: see ``Batch``. observers are called after every
+        step; recorder sums the steps up. describe returns ``Completion.config``; clock returns seconds."""
+        self.limits, self.planner, self.prefixes = limits, planner, prefixes
+        self.describe, self.clock, self.share = describe, clock, model.share
+        self.observers = list(observers)
+        self._is_single_use = planner is None and prefixes is None
+        self.batch = Batch(
+            model,
+            max_rows=limits.max_rows,
+            capacity=limits.capacity,
+            prefixes=prefixes,
+            width=width,
+            draft_logits=draft_logits,
+        )
+        self.jobs: dict[str, Job] = {}  # all that have not ended
+        self._timed: dict[str, float] = {}  # deadlines of those that have one
+        self.scoring: deque[Job] = deque()  # whose prompts' log probabilities come first; they hold no row
+        self.waiting: deque[Job] = deque()
+        self.running: dict[int, Job] = {}  # by id(row): those that have a row of the pool
+        self.recorder = Recorder() if recorder is None else recorder
+        self._seconds_per_token = 0.0  # of prefill, running mean
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def refuse(self) -> None:
+        """Count and raise QueueFullError."""
+        self.recorder.num_rejected += 1
+        raise QueueFullError(
+            f"{len(self.waiting)} requests are waiting, which is as many as the queue takes: try again later",
+            retry_after_s=max(1.0, self.recorder.seconds_per_request),
+        )
+
+    def submit(
+        self,
+        submission: Submission,
+        row: Row,
+        choice: Choice,
+        sink: Sink | None,
+        scoring: Scoring | None = None,
+    ) -> None:
+        """Put a request into the queue. scoring: of its prompt, which is done first. The caller must check the queue's
+        length (``refuse``)."""
+        now = self.clock()
+        deadline = None if submission.timeout_s is None else now + submission.timeout_s
+        row.draft_name = choice.method.name
+        job = Job(submission, row, choice, sink, now, now)
+        self.jobs[submission.request_id] = job
+        if deadline is not None:
+            self._timed[submission.request_id] = deadline
+        job.scoring = scoring
+        (self.waiting if scoring is None and submission.write else self.scoring).append(job)
+        self.recorder.num_submitted += 1
+
+    def cancel(self, request_id: str) -> None:
+        """End a request in any state. An ended request is ignored."""
+        job = self.jobs.get(request_id)
+        if job is not None:
+            self._cut([job], "cancelled")
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``tick`` would do anything."""
+        return bool(self.jobs)
+
+    @property
+    def used_tokens(self) -> int:
+        """KV slots that running requests may use in their next step."""
+        return sum(job.num_slots for job in self.running.values())
+
+    # -- one round -------------------------------------------------------------------------------------------------
+
+    def tick(self) -> list[Row]:
+        """One round: see the module's docstring. Returns the rows that a step of it ended."""
+        if self._timed:
+            self._expire()
+        if self.scoring:
+            self._score()
+        if self.waiting:
+            self._admit()
+        if self.batch.arrivals:
+            self._read()
+        if not self.batch.members:
+            return []
+        if len(self.running) > 1:
+            self._make_room()
+        return self._step()
+
+    def _expire(self) -> None:
+        now = self.clock()
+        late = self.share([key for key, deadline in self._timed.items() if now >= deadline])
+        if late:
+            self._cut([self.jobs[key] for key in late], "timeout")
+
+    def _score(self) -> None:
+        """One pass of the first prompt that is to be scored; other requests decode a step between two of them."""
+        job, now = self.scoring[0], self.clock()
+        if job.scoring is not None:
+            try:
+                done = job.scoring.read()
+            except ForetellError as error:
+                self.scoring.popleft()
+                self._fail(job, error)
+                return
+            job.row.seconds_prefill += self.clock() - now
+            if not done:
+                return
+            job.row.prompt_pieces, job.scoring = job.scoring.pieces, None
+            if job.sink is not None:
+                job.sink(Update(job.submission.request_id, prompt_pieces=tuple(job.row.prompt_pieces)))
+        self.scoring.popleft()
+        if job.submission.write:
+            job.since = self.clock()
+            self.waiting.append(job)
+            return
+        self.recorder.num_prompt_tokens += len(job.row.prompt_ids)
+        job.row.finish_reason = "length"
+        self._end(job)
+
+    def _admit(self) -> None:
+        others = self.used_tokens
+        while self.waiting and len(self.running) < self.limits.max_rows:
+            job = self.waiting[0]
+            if others and others + job.num_slots + HEADROOM > self.limits.kv_tokens:
+                return
+            self.waiting.popleft()
+            now = self.clock()
+            job.row.seconds_queue += now - job.since
+            job.since = now
+            try:
+                self.batch.arrive(job.row, job.choice)
+            except ForetellError as error:
+                if job.sink is None:
+                    raise
+                self._fail(job, error)
+                continue
+            job.row.seconds_prefill += self.clock() - now
+            self.running[id(job.row)] = job
+            others += job.num_slots
+            if job.row.num_preemptions == 0:
+                self.recorder.num_prompt_tokens += len(job.row.prompt_ids)
+                self.recorder.num_cached_prompt_tokens += job.row.num_cached_tokens
+
+    def _read(self) -> None:
+        chunk, stall = PREFILL_CHUNK, self.limits.stall_target_s
+        if stall is not None and self.batch.members:
+            chunk = int(stall / self._seconds_per_token) if self._seconds_per_token else FIRST_CHUNK
+        chunk = min(max(chunk, MIN_CHUNK), PREFILL_CHUNK)
+        before = len(self.batch.members)
+        # At the start drafters read all prompts in one pass of their first step; later on that would hold up others.
+        catch_up = before > 0
+        if self.planner is not None:
+            arriving = [self._view(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
+            catch_up = self.planner.will_guess([*self._views(), *arriving])
+            chunk, catch_up = self.share((chunk, catch_up))
+        count, seconds = self.batch.read(chunk, catch_up=catch_up, whole=stall is None)
+        self.recorder.seconds_prefill += seconds
+        if count >= MIN_CHUNK:
+            new = seconds / count
+            self._seconds_per_token = 0.8 * self._seconds_per_token + 0.2 * new if self._seconds_per_token else new
+        if len(self.batch.members) > before:
+            now = self.clock()
+            for member in self.batch.members:
+                job = self.running[id(member.row)]
+                job.since = now if not member.row.token_ids else job.since
+
+    def _make_room(self) -> None:
+        """Preempt the latest requests until the slots of all others fit. A single request always fits."""
+        while len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens:
+            latest = max(self.running.values(), key=lambda job: (job.arrived, job.row.index))
+            self.batch.leave([latest.row], remember=False)
+            del self.running[id(latest.row)]
+            latest.row.num_preemptions += 1
+            latest.since = self.clock()
+            self.recorder.num_preemptions += 1
+            self.waiting.appendleft(latest)
+
+    def _step(self) -> list[Row]:
+        jobs = [self.running[id(member.row)] for member in self.batch.members]
+        caps = None
+        if self.planner is not None:
+            coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
+            caps = self.share(self.planner.plan(self._views(), len(self.batch.arrivals) + coming))
+        event = self.batch.step(caps)
+        if self.observers:
+            event.parts, event.draft_logits = self.batch.parts(), self.batch.draft_logits
+            event.tap_layers = self.batch.grouped.tapping.drafter
+            for observe in self.observers:
+                observe(event)
+        if self.planner is not None:
+            self._tell_planner(jobs, caps or (), event)
+        self.recorder.add(event, [job.num_draft_tokens for job in jobs])
+        now = self.clock()
+        ended: list[Job] = []
+        for index, job in enumerate(jobs):
+            job.num_draft_tokens = job.row.num_draft_tokens
+            job.row.seconds_decode = now - job.since
+            if job.sink is not None:
+                self._deliver(job, index, event)
+            if job.row.finish_reason is not None:
+                ended.append(job)
+        if self._is_single_use and len(ended) == len(self.jobs):  # the batch and its memory go with the loop
+            for job in ended:
+                self._end(job)
+        elif ended:
+            self.batch.leave([job.row for job in ended if job.row.error is None], remember=True)
+            failed = [job.row for job in ended if job.row.error is not None]
+            if failed:
+                self.batch.leave(failed, remember=False)
+            for job in ended:
+                self._end(job)
+        return [job.row for job in ended]
+
+    def _view(self, job: Job, num_unread: int = 0) -> RowView:
+        return RowView(
+            job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.depth_limit, num_unread,
+            job.submission.always,
+        )  # fmt: skip
+
+    def _views(self) -> list[RowView]:
+        """The planner's input: one entry per decoding row."""
+        if not self.batch.members:
+            return []
+        lags = zip(self.batch.members, self.batch.num_unread(), strict=True)
+        return [self._view(self.running[id(member.row)], num_unread) for member, num_unread in lags]
+
+    def _tell_planner(self, jobs: Sequence[Job], caps: Sequence[int], event: StepEvent) -> None:
+        assert self.planner is not None
+        rows = []
+        for job, cap in zip(jobs, caps, strict=True):
+            job.num_asked += cap > 0
+            drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
+            nodes = job.row.num_draft_tokens - job.num_draft_tokens
+            rows.append(RowStep(job.submission.request_id, job.choice.method.name, cap, drafted, accepted, nodes))
+        self.planner.observe(
+            StepObservation(len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest)
+        )
+
+    def _deliver(self, job: Job, index: int, event: StepEvent) -> None:
+        """Send the updates of one step, but for the last one of a request, which is sent when its row is free."""
+        pieces = job.row.pieces[job.num_delivered :]
+        if job.submission.num_logprobs is not None and pieces:
+            path = event.commit.path[index]
+            pieces = with_logprobs(pieces, event.logits[index], path, job.submission.num_logprobs)
+            job.row.pieces[job.num_delivered :] = pieces
+        job.num_delivered = len(job.row.pieces)
+        trace = trace_of(event, index) if job.submission.trace and job.row.error is None else None
+        if job.sink is not None and job.row.finish_reason is None and (pieces or trace):
+            job.sink(Update(job.submission.request_id, tuple(pieces), trace))
+        else:
+            job.undelivered = (tuple(pieces), trace)
+
+    # -- endings ---------------------------------------------------------------------------------------------------
+
+    def _cut(self, jobs: Sequence[Job], reason: str) -> None:
+        """End requests that are in the middle of something."""
+        rows = [job.row for job in jobs if id(job.row) in self.running]
+        if rows:
+            self.batch.leave(rows, remember=False)
+        for job in jobs:
+            queue = self.scoring if job in self.scoring else self.waiting
+            if job in queue:
+                queue.remove(job)
+                job.row.seconds_queue += self.clock() - job.since
+            elif job.row.token_ids:
+                job.row.seconds_decode = self.clock() - job.since
+            job.row.finish_reason = reason
+            job.row.text.finish()
+            tail = job.row.text.take()
+            if tail and job.row.pieces:  # text that was held back for a possible stop text
+                last = job.row.pieces[-1]
+                job.row.pieces[-1] = replace(last, text=last.text + tail)
+                job.tail = tail
+            self._end(job)
+
+    def _end(self, job: Job) -> None:
+        request_id = job.submission.request_id
+        self.running.pop(id(job.row), None)
+        del self.jobs[request_id]
+        self._timed.pop(request_id, None)
+        if self.planner is not None:
+            self.planner.forget(request_id)
+        self.recorder.finish(job.row, self.clock() - job.arrived)
+        if job.sink is None:
+            return
+        pieces, trace = job.undelivered
+        if job.row.error is not None:
+            job.sink(Update(request_id, pieces, trace, error=job.row.error))
+        else:
+            completion = Completion.of(job.row, self.describe(job.choice), self._plain_reason(job))
+            job.sink(Update(request_id, pieces, trace, completion, tail=job.tail))
+
+    def _plain_reason(self, job: Job) -> str | None:
+        """Why a request made no guess, where it might have made some."""
+        if job.row.num_draft_tokens or not (job.submission.note or job.choice.config.guesses):
+            return None
+        if job.submission.note:
+            return job.submission.note
+        method = job.choice.method.name
+        if job.num_asked or self.planner is None:
+            return f"{method} found nothing to guess"
+        return self.planner.why_not(method)
+
+    def _fail(self, job: Job, error: ForetellError) -> None:
+        job.row.finish_reason = "error"
+        self.running.pop(id(job.row), None)
+        del self.jobs[job.submission.request_id]
+        self._timed.pop(job.submission.request_id, None)
+        self.recorder.finish(job.row, self.clock() - job.arrived)
+        if job.sink is not None:
+            job.sink(Update(job.submission.request_id, error=error))
+
+    def fail_all(self, error: ForetellError) -> None:
+        """End every request with an error: the engine cannot go on."""
+        self.waiting.clear()
+        self.scoring.clear()
+        for job in list(self.jobs.values()):
+            self._fail(job, error)
+
+    # -- invariants ------------------------------------------------------------------------------------------------
+
+    def check_integrity(self) -> None:
+        """Check the invariants. Raises RuntimeError where one is violated."""
+        self.batch.check_integrity()
+        if self.prefixes is not None:
+            self.prefixes.check_integrity()
+        waiting = [job.submission.request_id for job in (*self.waiting, *self.scoring)]
+        running = [job.submission.request_id for job in self.running.values()]
+        if sorted(waiting + running) != sorted(self.jobs):
+            raise RuntimeError(f"{len(waiting)} wait and {len(running)} run, of {len(self.jobs)} that have not ended")
+        rows = {id(member.row) for member in self.batch.members} | {id(one.row) for one in self.batch.arrivals}
+        if rows != set(self.running):
+            raise RuntimeError("the pool's rows and the running requests differ")
+        if self.recorder.num_submitted != len(self.jobs) + sum(self.recorder.num_finished.values()):
+            raise RuntimeError(
+                f"{self.recorder.num_submitted} requests were submitted, {len(self.jobs)} are present, "
+                f"{sum(self.recorder.num_finished.values())} have ended"
+            )
+        if len(self.running) > 1 and self.used_tokens > self.limits.kv_tokens + sum(
+            job.choice.num_nodes for job in self.running.values()
+        ):
+            raise RuntimeError(f"{self.used_tokens} slots in use, {self.limits.kv_tokens} allowed")
+        for job in self.jobs.values():
+            if job.row.finish_reason is not None:
+                raise RuntimeError(f"request {job.submission.request_id} has ended and is still present")
+            if job.num_delivered > len(job.row.pieces):
+                raise RuntimeError(
+                    f"request {job.submission.request_id}: sent {job.num_delivered} of {len(job.row.pieces)} pieces"
+                )

@@ -1,0 +1,128 @@
+"""Totals of all steps. Counters only grow. ``Snapshot``, bench and tune read them."""
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+from foretell.engine.event import StepEvent
+from foretell.engine.snapshot import MethodFigures
+from foretell.engine.state import Row
+
+
+@dataclass(frozen=True)
+class StepTime:
+    """One step of a batch, on the host clock."""
+
+    ended: float  # perf_counter
+    seconds_draft: float
+    seconds_target: float
+    seconds_rest: float
+    num_draft_tokens: int  # nodes guessed, padding not counted
+    num_accepted_tokens: int  # before an end or limit cut the path
+    num_tokens: int  # emitted
+    seconds_draft_model: float = 0.0  # of seconds_draft: passes of a draft model
+
+    @property
+    def seconds(self) -> float:
+        """The step's own time."""
+        return self.seconds_draft + self.seconds_target + self.seconds_rest
+
+    @classmethod
+    def of(cls, event: StepEvent) -> "StepTime":
+        """The times of a step that has just ended."""
+        return cls(
+            ended=perf_counter(),
+            seconds_draft=event.seconds_draft,
+            seconds_target=event.seconds_target,
+            seconds_rest=event.seconds_rest,
+            num_draft_tokens=int((event.commit.tree.parent >= 0).sum()),
+            num_accepted_tokens=int((event.verdict.count - 1).sum()),
+            num_tokens=sum(map(len, event.commit.tokens)),
+            seconds_draft_model=event.seconds_draft_model,
+        )
+
+
+@dataclass
+class _Method:
+    """Sums of one method, as ``MethodFigures`` has them."""
+
+    num_drafts: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    drafted: list[int] = field(default_factory=list)
+    accepted: list[int] = field(default_factory=list)
+
+    def figures(self) -> MethodFigures:
+        """As a snapshot holds them."""
+        return MethodFigures(
+            self.num_drafts, self.num_draft_tokens, self.num_accepted_tokens, tuple(self.drafted), tuple(self.accepted)
+        )
+
+
+@dataclass
+class Recorder:
+    """See the module's docstring."""
+
+    num_submitted: int = 0
+    num_rejected: int = 0
+    num_preemptions: int = 0
+    num_steps: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_finished: Counter[str] = field(default_factory=Counter)  # by finish reason
+    seconds_draft: float = 0.0
+    seconds_target: float = 0.0
+    seconds_rest: float = 0.0
+    seconds_prefill: float = 0.0
+    seconds_per_request: float = 0.0  # from submission to the end, running mean
+    planned: float = 0.0  # guesses allowed a row in the last step, mean
+    guessed: bool = False  # whether it guessed
+    methods: dict[str, _Method] = field(default_factory=dict)
+    steps: list[StepTime] | None = None  # every single step, while ``timing`` is active
+
+    @contextmanager
+    def timing(self) -> Iterator[list[StepTime]]:
+        """Within it every step is appended to the list it gives."""
+        before = self.steps
+        steps: list[StepTime] = []
+        self.steps = steps
+        try:
+            yield steps
+        finally:
+            self.steps = before
+
+    def add(self, event: StepEvent, num_before: Sequence[int]) -> None:
+        """One step. num_before: guesses that each of its rows had made before."""
+        self.num_steps += 1
+        self.seconds_draft += event.seconds_draft
+        self.seconds_target += event.seconds_target
+        self.seconds_rest += event.seconds_rest
+        self.num_generated_tokens += sum(map(len, event.commit.tokens))
+        self.planned = sum(event.depth_limit) / max(1, len(event.depth_limit))
+        self.guessed = event.commit.tree.num_nodes > 1
+        if self.steps is not None:
+            self.steps.append(StepTime.of(event))
+        for row, before in zip(event.rows, num_before, strict=True):
+            if row.error is None and row.num_draft_tokens > before:
+                self._add_row(row.draft_name, *row.steps[-1], row.num_draft_tokens - before)
+
+    def _add_row(self, method: str, drafted: int, accepted: int, nodes: int) -> None:
+        """One row of one step that guessed: the depth of its proposal, how many were kept, and its guesses in all."""
+        sums = self.methods.setdefault(method, _Method())
+        sums.num_drafts += 1
+        sums.num_draft_tokens += nodes
+        sums.num_accepted_tokens += accepted
+        for counts, reached in ((sums.drafted, drafted), (sums.accepted, accepted)):
+            counts.extend([0] * (drafted - len(counts)))
+            for position in range(reached):
+                counts[position] += 1
+
+    def finish(self, row: Row, seconds: float) -> None:
+        """A request has ended, seconds after it came."""
+        assert row.finish_reason is not None
+        self.num_finished[row.finish_reason] += 1
+        known = self.seconds_per_request
+        self.seconds_per_request = 0.9 * known + 0.1 * seconds if known else seconds

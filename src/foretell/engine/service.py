@@ -1,0 +1,534 @@
+"""The engine as a service: one thread owns the device and decodes; its methods may be called from any thread."""
+
+import logging
+import secrets
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from time import monotonic
+from typing import Any, TypeVar, cast
+
+import torch
+
+from foretell.core.errors import ConfigError, ModelError, PromptError, ServiceClosedError
+from foretell.draft.config import MethodConfig
+from foretell.draft.none import NoMethod
+from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
+from foretell.engine.choices import MARGIN, Choices
+from foretell.engine.engine import Engine, Request
+from foretell.engine.event import StepEvent
+from foretell.engine.groups import Choice
+from foretell.engine.guard import GuardedProcessor, StepBudget
+from foretell.engine.heap import IDLE_S, HeapKeeper
+from foretell.engine.learning import DriftWatch, Learning, LearnOptions
+from foretell.engine.loop import Limits, Loop
+from foretell.engine.memory import SHARE, bytes_per_row, bytes_per_token, kv_budget
+from foretell.engine.options import ServiceOptions as ServiceOptions
+from foretell.engine.prefix import PrefixStore
+from foretell.engine.scoring import Scoring
+from foretell.engine.snapshot import Snapshot
+from foretell.engine.state import Row
+from foretell.engine.submission import Sink, Submission, Update
+from foretell.engine.tenants import Tenants
+from foretell.model.prefill import round_up
+from foretell.model.workers import release_workers
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.costs import CostTable
+from foretell.planner.measure import grid
+from foretell.planner.planner import Planner
+
+logger = logging.getLogger(__name__)
+LEARN_BEAT_S = 0.1  # between two looks for what was learned, while idle
+HEARTBEAT_S = 60.0  # seconds between messages to the other processes of a shared model while idle
+TOLD_RATE = 0.9  # of a caller's own prediction: tokens that are kept, before anything is known of its kind
+MEASURE_AGAIN_S = 600.0  # between two measurements of costs by one service
+MIN_DEPTH = 16  # least number of depths the planner models, for requests with longer drafts than the default
+_T = TypeVar("_T")
+
+
+class Service:
+    """Takes requests by ``submit`` and sends updates to their sinks, on the engine's thread. See ``ServiceOptions``."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        options: ServiceOptions | None = None,
+        *,
+        also: Sequence[MethodConfig] = (),
+        learn: LearnOptions | None = None,
+    ) -> None:
+        """engine: the target and the default method. also: further methods that requests may choose (methods without
+        weights are always available). learn: drafters learn from the requests (``foretell.learn.LearnOptions``). Raises
+        ConfigError, ModelError."""
+        options = options or ServiceOptions()
+        if engine.model.is_shared and options.speculation == "auto" and engine.speculative.method != NoMethod.name:
+            raise ConfigError(
+                "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
+                "model would decode different steps: give 'on' or 'off'"
+            )
+        self.engine, self.options = engine, options
+        self._choices = Choices(engine, also, off=options.speculation == "off")
+        self._tenants = Tenants(options.shared_drafts)
+        self._learn, self._learning = learn, cast(Learning | None, None)
+        self._watches: dict[str, DriftWatch] = {}  # by method
+        self._loop: Loop | None = None
+        self._planner: Planner | None = None
+        self._inbox: deque[_Command | Callable[[], None]] = deque()
+        self._news = threading.Condition()
+        self._thread: threading.Thread | None = None
+        self._number = 0
+        self._known: set[str] = set()  # request ids that have not ended
+        self._hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
+        self._calibration: Calibration | None = None
+        self._next_measuring = 0.0  # by the monotonic clock: not before
+        self._draining = self._closed = self._failed = False
+        self.kv_tokens = 0
+        self._heap = HeapKeeper()
+        self._step_budget = StepBudget()
+        release_workers()  # of the thread that has loaded the engine: the engine's thread has its own
+
+    # -- methods ---------------------------------------------------------------------------------------------------
+
+    def method(self, given: Mapping[str, Any] | str | None) -> MethodConfig:
+        """See ``Choices.method``."""
+        return self._choices.method(given)
+
+    @property
+    def default(self) -> MethodConfig:
+        """The method and verifier of requests that choose none."""
+        return self._choices.default.config
+
+    @property
+    def methods(self) -> list[str]:
+        """Names of the methods that a request may ask for."""
+        return self._choices.names
+
+    # -- start and stop --------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Allocate KV, measure costs (seconds; remembered for the next start), and begin to serve. Raises ConfigError.
+
+        Where several processes share the model (torchrun), each starts a service; process 0 takes requests, and the others
+        call ``follow``.
+        """
+        spec, options = self.engine.model.spec, self.options
+        longest = min(options.max_model_len or spec.max_positions, spec.max_positions)
+        width = self.engine.width
+        capacity = round_up(longest + max(MARGIN, width), 512 if width else 64)
+        methods = [choice.method for choice in self._choices.guessing]
+        slot, states = bytes_per_token(self.engine.model, methods), bytes_per_row(self.engine.model, methods)
+        self.kv_tokens = kv_budget(
+            self.engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity,
+            max_rows=options.max_num_seqs, bytes_per_row=states,
+        )  # fmt: skip
+        self.kv_tokens = self.engine.model.share(self.kv_tokens)
+        rows = options.max_num_seqs
+        if spec.device.type != "cpu":  # a pool is allocated whole there
+            rows = max(1, min(rows, self.kv_tokens // capacity))
+        prefixes = PrefixStore(int((self.kv_tokens * slot + rows * states) * 0.25)) if options.prefix_reuse else None
+        logger.info(
+            "KV memory: %d tokens (%.2f GiB) for up to %d requests of up to %d tokens; %s of free memory",
+            self.kv_tokens, self.kv_tokens * slot / 2**30, rows, longest,
+            "as given" if options.kv_memory_gib is not None else f"{SHARE:.0%}",
+        )  # fmt: skip
+        self.max_model_len = longest
+        self._planner = self._plan(rows)
+        limits = Limits(rows, options.max_queue, self.kv_tokens, capacity, options.stall_target_s)
+        self._loop = Loop(
+            self.engine.model, limits, self._planner, prefixes=prefixes, width=width, describe=self._describe,
+            observers=self.engine.observers,
+        )  # fmt: skip
+        self._loop.observers.append(self._watch)
+        if self._learn is not None:
+            self._learning = self._learn.open(self.engine, self._choices.guessing)
+            self._loop.observers.append(self._learning.observe)
+            self._loop.batch.on_prompt = self._learning.prompt
+        release_workers()  # costs were measured here
+        if not self.engine.model.is_leader:
+            return
+        self._thread = threading.Thread(target=self._run, name="foretell-engine", daemon=True)
+        self._thread.start()
+
+    def _plan(self, rows: int) -> Planner:
+        """The planner of the chosen mode. Costs are measured in mode "auto" only: those of the methods that were loaded,
+        and those of the ones without weights, which a request may name."""
+        mode, model = self.options.speculation, self.engine.model
+        known = [*self._choices.guessing, *self._choices.light]
+        told = {one.method.name: TOLD_RATE for one in known if one.method.capabilities.needs_prediction}
+        acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in known)]), told)
+        if mode != "auto" or model.is_shared:
+            return Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode="off" if mode == "auto" else mode)
+        self._calibration = Calibration(
+            model,
+            self._choices.plain,
+            [self._tenants.measured(choice) for choice in self._choices.guessing],
+            [self._tenants.measured(choice) for choice in self._choices.light],
+            max_batch=rows,
+            time_limit_s=self.options.cost_time_limit_s,
+        )
+        planner = Planner(self._calibration.table(), acceptance, mode="auto")
+        self._judge_costs(planner.costs, rows)
+        return planner
+
+    def _judge_costs(self, costs: CostTable, rows: int) -> None:
+        """Tell the log what the costs permit, and leave out methods that cannot pay."""
+        hopeless = {}
+        for name in costs.methods:
+            logger.info("%s", costs.verdict(name))
+            if all(costs.best_case(name, batch) <= 1.0 for batch in grid(rows)):
+                hopeless[name] = costs.verdict(name)
+        self._hopeless = hopeless
+
+    def _measure_again(self) -> None:
+        """While nothing is to be done: replace a cost table that live steps contradict, or that was measured on a busy
+        machine. Broken off as soon as a request comes."""
+        calibration, planner, loop = self._calibration, self._planner, self._loop
+        if calibration is None or planner is None or loop is None or monotonic() < self._next_measuring:
+            return
+        reason = planner.contradiction or (
+            "" if planner.costs.is_steady else "the machine was busy when it was measured"
+        )
+        if not reason:
+            return
+        logger.warning("costs: measuring again: %s", reason)
+        try:
+            costs = calibration.measure(must_stop=lambda: bool(self._inbox) or self._closed)
+        except InterruptedMeasuringError:
+            return
+        finally:
+            release_workers()
+        self._next_measuring = monotonic() + MEASURE_AGAIN_S
+        planner.use(costs)
+        self._judge_costs(costs, loop.limits.max_rows)
+
+    @property
+    def ready(self) -> bool:
+        """Whether requests are taken."""
+        return self.healthy and not self._draining
+
+    @property
+    def healthy(self) -> bool:
+        """Whether the engine's thread is running."""
+        return self._thread is not None and self._thread.is_alive() and not self._failed and not self._closed
+
+    def drain(self, timeout_s: float) -> bool:
+        """Refuse new requests and wait until all others have ended. False on a timeout."""
+        with self._news:
+            self._draining = True
+            return self._news.wait_for(lambda: not self._known or not self.healthy, timeout_s)
+
+    def close(self) -> None:
+        """Stop. Running and waiting requests end with an error."""
+        with self._news:
+            self._draining = self._closed = True
+            self._news.notify_all()
+        if self._thread is not None:
+            self._thread.join()
+        if self._learning is not None:
+            self._learning.close()
+
+    # -- learning --------------------------------------------------------------------------------------------------
+
+    def learner(self, tenant: str | None = None) -> dict[str, Any]:
+        """The learner's figures, adapters, events and history, of one tenant or (None) of all. Raises ConfigError where
+        nothing learns."""
+        return self._learner().state(tenant)
+
+    def tell_learner(self, action: str, tenant: str | None = None) -> dict[str, Any]:
+        """pause, resume, revert (to the version before) or save; returns ``learner``. Raises ConfigError."""
+        learning = self._learner()
+        return self._call(lambda: learning.act(action, tenant))
+
+    def _learner(self) -> Learning:
+        if self._learning is None:
+            raise ConfigError("nothing learns here: start the service with --learn, or Service(learn=LearnOptions())")
+        return self._learning
+
+    def _watch(self, event: StepEvent) -> None:
+        """Tell the log where a method's acceptance falls against its own history."""
+        for row in event.rows:
+            if row.error is not None or not row.steps or not row.steps[-1][0]:
+                continue
+            watch = self._watches.get(row.draft_name)
+            if watch is None:
+                watch = self._watches[row.draft_name] = DriftWatch()
+            if watch.add(row.steps[-1][1] > 0):
+                logger.warning(
+                    "acceptance of %s fell: of the last first guesses %.2f were kept, and %.2f before",
+                    row.draft_name, watch.quick, watch.steady,
+                )  # fmt: skip
+
+    # -- requests --------------------------------------------------------------------------------------------------
+
+    def submit(self, submission: Submission, sink: Sink) -> None:
+        """Queue a request; its sink receives the updates. Raises QueueFullError, ServiceClosedError, PromptError and
+        ConfigError at once; the sink is then never called."""
+        if not self.ready or self._loop is None:
+            raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
+        choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
+        reason = self._hopeless.get(choice.config.method)
+        if reason is not None and not submission.always:
+            submission = replace(submission, note=submission.note or f"guessing cannot pay here: {reason}")
+            choice = self._choices.plain
+        choice, teaches = self._tenants.choice(choice, submission.tenant), None
+        if self._learning is not None:
+            choice, teaches = self._learning.enrol(choice, submission)
+        params = submission.params
+        if params.logits_processor is not None:
+            params = replace(params, logits_processor=GuardedProcessor(params.logits_processor, self._step_budget))
+        if params.seed is None:  # drawn here, in the process that takes the request
+            params = replace(params, seed=secrets.randbits(63))
+        self._check(submission, choice)
+        submission = replace(submission, params=params, speculative=choice.config)
+        with self._news:
+            if self._closed:
+                raise ServiceClosedError("the service has stopped")
+            self._number += 1
+            number = self._number
+            if submission.request_id in self._known:
+                raise ConfigError(f"request id {submission.request_id!r} is in use: ids must be unique")
+            row = self._row(number, submission)
+            row.teaches = teaches
+            if len(self._known) - len(self._loop.running) >= self.options.max_queue:
+                self._loop.refuse()
+            self._known.add(submission.request_id)
+            wire = ("submit", number, submission)
+            self._inbox.append(_Command(lambda: self._enter(submission, row, choice, sink), wire))
+            self._news.notify_all()
+
+    def _row(self, number: int, submission: Submission) -> Row:
+        request = Request(list(submission.prompt_ids), submission.params, list(submission.prediction_ids) or None)
+        row = self.engine.make_row(number, request, write=submission.write)
+        row.tenant = submission.tenant
+        row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids)) if submission.write else 0
+        return row
+
+    def _check(self, submission: Submission, choice: Choice) -> None:
+        """Check here what would otherwise fail later, on the engine's thread."""
+        width = self.engine.width
+        if 0 < width < choice.config.max_nodes:
+            raise ConfigError(
+                f"{choice.config.method!r} may guess {choice.config.max_nodes - 1} tokens a step, and every pass here has "
+                f"width {width}: ask for at most {width - 1}"
+            )
+        if self.engine.model.is_shared and submission.params.logits_processor is not None:
+            raise ConfigError(
+                "a logits processor or a grammar cannot be sent to the other processes of a tensor-parallel service: "
+                "leave it out, or serve with device_map"
+            )
+        count = len(submission.prompt_ids)
+        if count > self.max_model_len - submission.write:
+            raise PromptError(
+                f"the prompt has {count} tokens, and this service takes texts of {self.max_model_len}, of which at least "
+                "one must be left for the output: shorten the prompt"
+            )
+        size = self.engine.model.spec.vocab_size
+        for token in (*submission.params.logit_bias, *submission.params.banned_token_ids):
+            if not 0 <= token < size:
+                raise ConfigError(f"token id {token} in logit_bias or banned_token_ids: ids are 0 to {size - 1}")
+        for name in ("num_logprobs", "num_prompt_logprobs"):
+            if (given := getattr(submission, name)) is not None and given < 0:
+                raise ConfigError(f"{name} = {given} must be at least 0")
+
+    def cancel(self, request_id: str) -> None:
+        """End a request at the next step. An unknown or ended request is ignored."""
+        with self._news:
+            if request_id in self._known:
+                self._inbox.append(_Command(lambda: self._cancel(request_id), ("cancel", request_id)))
+                self._news.notify_all()
+
+    def _cancel(self, request_id: str) -> None:
+        if self._loop is not None:
+            self._loop.cancel(request_id)
+
+    def snapshot(self) -> Snapshot:
+        """The current counters and gauges."""
+        if self._loop is None or self._planner is None:
+            return Snapshot()
+        loop, planner = self._loop, self._planner
+        recorder, prefixes = loop.recorder, loop.prefixes
+        return Snapshot(
+            num_running=len(loop.batch.members),
+            num_prefilling=len(loop.batch.arrivals),
+            num_waiting=len(loop.waiting) + len(loop.scoring) + len(self._inbox),
+            kv_used_tokens=sum(job.num_slots for job in list(loop.running.values())),
+            kv_capacity_tokens=self.kv_tokens,
+            prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
+            is_speculating=recorder.guessed,
+            num_speculative_tokens=recorder.planned,
+            speedup=planner.speedup if loop.batch.members else None,
+            num_steps=recorder.num_steps,
+            num_finished=dict(recorder.num_finished),
+            num_rejected=recorder.num_rejected,
+            num_preemptions=recorder.num_preemptions,
+            num_prompt_tokens=recorder.num_prompt_tokens,
+            num_cached_prompt_tokens=recorder.num_cached_prompt_tokens,
+            num_generated_tokens=recorder.num_generated_tokens,
+            seconds_draft=recorder.seconds_draft,
+            seconds_target=recorder.seconds_target,
+            seconds_rest=recorder.seconds_rest,
+            seconds_prefill=recorder.seconds_prefill,
+            methods={name: sums.figures() for name, sums in list(recorder.methods.items())},
+            drifts={name: watch.num_drifts for name, watch in list(self._watches.items())},
+            recent_acceptance={name: watch.quick for name, watch in list(self._watches.items())},
+            learn=None if self._learning is None else self._learning.figures(),
+        )
+
+    def check_integrity(self) -> None:
+        """Check the invariants between two steps. Raises RuntimeError where one is violated."""
+        self._call(self._check_counters)
+
+    def _check_counters(self) -> None:
+        assert self._loop is not None
+        self._loop.check_integrity()
+
+    # -- the engine's thread ---------------------------------------------------------------------------------------
+
+    def _call(self, function: Callable[[], _T]) -> _T:
+        """Run a function on the engine's thread, between steps, and return its result."""
+        if not self.healthy:
+            raise ServiceClosedError("the service is not running")
+        done = threading.Event()
+        outcome: list[Any] = []
+
+        def run() -> None:
+            try:
+                outcome.append((function(), None))
+            except Exception as error:
+                outcome.append((None, error))
+            done.set()
+
+        with self._news:
+            self._inbox.append(run)
+            self._news.notify_all()
+        while not done.wait(0.5):
+            if not self.healthy:
+                raise ServiceClosedError("the service stopped")
+        value, error = outcome[0]
+        if error is not None:
+            raise error
+        result: _T = value
+        return result
+
+    def _enter(self, submission: Submission, row: Any, choice: Choice, sink: Sink) -> None:
+        assert self._loop is not None
+
+        def deliver(update: Any) -> None:
+            if update.is_last:
+                with self._news:
+                    self._known.discard(submission.request_id)
+                    self._news.notify_all()
+            try:
+                sink(update)
+            except Exception:
+                logger.exception("the sink of request %s failed", submission.request_id)
+
+        self._loop.submit(submission, row, choice, deliver, self._scoring(submission))
+
+    def _scoring(self, submission: Submission) -> Scoring | None:
+        count, engine = submission.num_prompt_logprobs, self.engine
+        return None if count is None else Scoring(engine.model, engine.tokenizer, submission.prompt_ids, count)
+
+    def _run(self) -> None:
+        loop, model = self._loop, self.engine.model
+        assert loop is not None
+        while True:
+            learned = False
+            if not self._inbox and not loop.has_work:
+                learned = self._learning is not None and bool(self._learning.rest())
+                if not learned:
+                    release_workers()
+                    self._rest()
+            with self._news:
+                while not (learned or self._inbox or loop.has_work or self._closed):
+                    if self._learning is not None:
+                        if not self._news.wait(LEARN_BEAT_S):
+                            break
+                    elif not self._news.wait(HEARTBEAT_S) and model.is_shared:
+                        break  # the other processes wait for a message, and their wait times out
+                todo, closed = list(self._inbox), self._closed
+                self._inbox.clear()
+            if model.is_shared:
+                model.share([command.wire for command in todo if isinstance(command, _Command)] + [closed])
+            if closed:
+                self._inbox.extendleft(reversed(todo))
+                break
+            try:
+                with torch.inference_mode():
+                    for command in todo:
+                        command()
+                    if loop.has_work:
+                        self._step_budget.begin()
+                        loop.tick()
+                        self._heap.worked()
+                    if self._learning is not None:
+                        self._learning.between()
+            except Exception as error:
+                logger.exception("the engine failed")
+                self._failed = True
+                loop.fail_all(ModelError(f"the engine failed ({type(error).__name__}): restart the service"))
+                break
+        with self._news:
+            self._closed = True  # refuse further requests
+            todo = list(self._inbox)
+            self._inbox.clear()
+        for one in todo:
+            try:
+                with torch.inference_mode():
+                    one()
+            except Exception:
+                logger.exception("a request was lost in a stopping engine")
+        loop.fail_all(ServiceClosedError("the service stopped before the request ended"))
+        with self._news:
+            self._news.notify_all()
+
+    def follow(self) -> None:
+        """To be called in every process but process 0: decode the requests of process 0 until it closes."""
+        loop, model = self._loop, self.engine.model
+        if loop is None or model.is_leader:
+            raise ConfigError(
+                "follow() is for the processes beside process 0, after start(); process 0 takes the requests"
+            )
+        with torch.inference_mode():
+            while True:
+                message: list[Any] = model.share([])
+                if message[-1]:  # closed
+                    return
+                for kind, *rest in message[:-1]:
+                    if kind == "cancel":
+                        self._cancel(rest[0])
+                        continue
+                    number, submission = rest
+                    choice = self._tenants.choice(self._choices.of(submission.speculative), submission.tenant)
+                    row = self._row(number, submission)
+                    loop.submit(submission, row, choice, _ignore, self._scoring(submission))
+                if loop.has_work:
+                    loop.tick()
+
+    def _rest(self) -> None:
+        """Wait for work. After a while without any, return freed memory to the system."""
+        with self._news:
+            came = self._news.wait_for(lambda: bool(self._inbox) or self._closed, IDLE_S)
+        if not came:
+            self._heap.rested()
+            self._measure_again()
+
+    def _describe(self, choice: Choice) -> dict[str, Any]:
+        return {**self.engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}
+
+
+@dataclass(frozen=True)
+class _Command:
+    """A command for the engine's thread, and its form as a message to the other processes that share the model."""
+
+    run: Callable[[], None]
+    wire: tuple[Any, ...]
+
+    def __call__(self) -> None:
+        """Do it."""
+        self.run()
+
+
+def _ignore(update: Update) -> None:
+    """The sink in processes other than 0: it drops all updates."""

@@ -1,0 +1,50 @@
+"""Counters and gauges of a service."""
+
+from dataclasses import dataclass, field
+
+from foretell.engine.learning import LearnFigures
+
+
+@dataclass(frozen=True)
+class MethodFigures:
+    """Speculation by one method, summed over all requests since the start."""
+
+    num_drafts: int = 0  # (row, step) pairs that proposed anything
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    drafted_per_pos: tuple[int, ...] = ()
+    accepted_per_pos: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """Counters only grow; gauges are as they stood after the last step."""
+
+    # Gauges.
+    num_running: int = 0
+    num_prefilling: int = 0
+    num_waiting: int = 0
+    kv_used_tokens: int = 0
+    kv_capacity_tokens: int = 0
+    prefix_cached_tokens: int = 0  # tokens whose KV is kept for requests to come
+    is_speculating: bool = False  # whether the last step guessed
+    num_speculative_tokens: float = 0.0  # guesses planned a row in the last step, mean
+    # Live estimate: tokens a second now, against this engine with speculation off. None where nothing is being decoded, and
+    # where plain steps are not measured (``speculation`` "on" or "off").
+    speedup: float | None = None
+    # Counters.
+    num_steps: int = 0
+    num_finished: dict[str, int] = field(default_factory=dict)  # by finish reason; "error" is one
+    num_rejected: int = 0  # refused because the queue was full
+    num_preemptions: int = 0
+    num_prompt_tokens: int = 0
+    num_cached_prompt_tokens: int = 0  # of them found in the prefix store
+    num_generated_tokens: int = 0
+    seconds_draft: float = 0.0
+    seconds_target: float = 0.0
+    seconds_rest: float = 0.0
+    seconds_prefill: float = 0.0
+    methods: dict[str, MethodFigures] = field(default_factory=dict)
+    drifts: dict[str, int] = field(default_factory=dict)  # falls of acceptance against its own history, by method
+    recent_acceptance: dict[str, float | None] = field(default_factory=dict)  # of first guesses, last steps, by method
+    learn: LearnFigures | None = None  # None: nothing learns

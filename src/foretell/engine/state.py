@@ -1,0 +1,247 @@
+"""The rows being decoded: their requests, the emitted tokens, and the length of the cache.
+
+Invariant: the cache holds KV of ``tokens[:, :length]``, slot equal to position; the token at ``length`` is pending.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ModelError
+from foretell.core.params import SamplingParams
+from foretell.core.probs import History, Processors
+from foretell.core.tree import TokenTree
+from foretell.draft.base import Commit, Context
+from foretell.engine.text import TextStream
+from foretell.model.prefill import round_up
+from foretell.verify.base import Verdict
+
+
+@dataclass(frozen=True)
+class Piece:
+    """One emitted token as a stream yields it."""
+
+    token_id: int
+    text: str  # whole characters only: "" while a character or a stop text may still be incomplete
+    source: str  # "draft:<method>", "bonus" or "plain"; "prompt" where it was given
+    logprob: float | None = None  # natural log of the model's own probability, before temperature and processors
+    top_logprobs: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the most probable ones, the best first
+
+
+@dataclass
+class Row:
+    """One request being decoded, and its figures."""
+
+    index: int  # index of the request in the caller's list
+    prompt_ids: list[int]
+    params: SamplingParams
+    seed: int
+    end_ids: frozenset[int]  # tokens that end the output, in force
+    max_tokens: int  # of output, the context's end included
+    text: TextStream
+    prediction: list[int] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    pieces: list[Piece] = field(default_factory=list)  # one a token
+    prompt_pieces: list[Piece] = field(default_factory=list)  # where the prompt was scored
+    finish_reason: str | None = None  # "stop" or "length"; of a service also "cancelled", "timeout" and "error"
+    error: ModelError | None = None  # set where the row ended with an error
+    draft_name: str = ""  # of its own method, where rows of one batch have several
+    steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
+    num_steps: int = 0
+    num_drafts: int = 0  # steps that proposed anything
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
+    drafted_per_pos: list[int] = field(default_factory=list)  # steps that proposed at least k + 1 tokens in a line
+    accepted_per_pos: list[int] = field(default_factory=list)  # ... of which position k was accepted
+    seconds_queue: float = 0.0
+    seconds_prefill: float = 0.0
+    seconds_decode: float = 0.0
+    num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
+    num_preemptions: int = 0
+    tenant: str | None = None  # whose prefixes it may use
+    teaches: object | None = None  # of a service that learns: see ``Learning.marks``
+
+    @property
+    def known(self) -> list[int]:
+        """The text so far, the pending token last."""
+        return self.prompt_ids + self.token_ids
+
+    @property
+    def depth_limit(self) -> int:
+        """How many guesses the next step can use: one token of the remaining output is kept for the bonus.
+
+        max_tokens ends with the context, so no guess within room lies beyond it either.
+        """
+        return self.max_tokens - len(self.token_ids) - 1
+
+    def emit(self, tokens: Sequence[int], source: Sequence[str]) -> int:
+        """Take tokens until the row ends; returns how many were taken."""
+        for taken, (token, origin) in enumerate(zip(tokens, source, strict=True), start=1):
+            self.token_ids.append(token)
+            is_end = token in self.end_ids
+            if not is_end:
+                self.text.push(token)
+            if is_end or self.text.stopped:
+                self.finish_reason = "stop"
+            elif len(self.token_ids) >= self.max_tokens:
+                self.finish_reason = "length"
+            if self.finish_reason is not None:
+                self.text.finish()
+                if self.text.stopped:  # a stop text whose token also ended in half a character
+                    self.finish_reason = "stop"
+            self.pieces.append(Piece(token, self.text.take(), origin))
+            if self.finish_reason is not None:
+                return taken
+        return len(tokens)
+
+
+@dataclass
+class State(Context):
+    """All rows of a batch: the drafter's context, and what only the engine may touch."""
+
+    rows: list[Row]
+    seeds: Tensor  # [B] int64
+    capacity: int  # cache slots a row
+    draft_name: str
+    isolate: bool = False  # a row with probabilities that are not finite ends with an error; False: raise for the batch
+
+    @classmethod
+    def open(cls, rows: list[Row], processors: Processors, capacity: int, draft_name: str) -> "State":
+        """The state before a step: each text's last token is pending, all before it are (to be) cached."""
+        device = processors.device
+        texts = [row.known for row in rows]
+        lengths = [len(ids) - 1 for ids in texts]
+        return cls(
+            history=History(texts, [len(row.prompt_ids) for row in rows]),
+            processors=processors,
+            length=torch.tensor(lengths, device=device),
+            lengths=lengths,
+            pending=torch.tensor([ids[-1] for ids in texts], device=device),
+            predictions=[row.prediction for row in rows],
+            depth_limit=[row.depth_limit for row in rows],
+            rows=rows,
+            seeds=torch.tensor([row.seed for row in rows], device=device),
+            capacity=capacity,
+            draft_name=draft_name,
+        )
+
+    def span(self, num_nodes: int, multiple: int) -> int:
+        """Slots that attention must read for a tree of num_nodes, rounded up so that kernels see few shapes."""
+        return min(self.capacity, round_up(max(self.lengths) + num_nodes, multiple))
+
+    def limit(self, caps: Sequence[int]) -> None:
+        """In the next step row b guesses at most caps[b] deep."""
+        self.depth_limit = [min(depth_limit, cap) for depth_limit, cap in zip(self.depth_limit, caps, strict=True)]
+
+    def advance(
+        self, tree: TokenTree, verdict: Verdict, taps: Tensor | None, candidates: Tensor | None = None
+    ) -> tuple[Commit, tuple[Tensor, Tensor] | None]:
+        """Emit the tokens that the verdict keeps. Returns the commit, and (src, dst) slots [B, D] where KV must move.
+
+        The one place of a step where values are read from the device, all at once.
+        """
+        paths: list[list[int]] = []
+        emitted: list[list[int]] = []
+        for row, count, bonus, sound, path, tokens, parent in zip(self.rows, *_read(tree, verdict), strict=True):
+            path = path[:count]
+            drafted = _depth(parent)
+            if not sound:
+                known = len(row.prompt_ids) + len(row.token_ids) + count - 1
+                row.error = ModelError(
+                    f"request {row.index}: no token is possible after {known} tokens: "
+                    + (
+                        getattr(row.params.logits_processor, "error", "")
+                        or "the model's logits are not finite, or its processors and banned ids leave nothing to choose"
+                    )
+                )
+                if not self.isolate:
+                    raise row.error
+                row.finish_reason = "error"
+                paths.append([0])
+                emitted.append([])
+                continue
+            row.num_draft_tokens += sum(at >= 0 for at in parent)
+            row.num_accepted_tokens += count - 1
+            name = row.draft_name or self.draft_name
+            source = ["plain"] if drafted == 0 else [f"draft:{name}"] * (count - 1) + ["bonus"]
+            tokens = [tokens[node] for node in path[1:]] + [bonus]
+            row.num_steps += 1
+            row.steps.append((drafted, count - 1))
+            row.num_drafts += drafted > 0
+            _count(row.drafted_per_pos, drafted)
+            _count(row.accepted_per_pos, count - 1, len(row.drafted_per_pos))
+            taken = row.emit(tokens, source)
+            paths.append(path[:taken])
+            emitted.append(tokens[:taken])
+        before = self.length
+        for ids, tokens in zip(self.history.ids, emitted, strict=True):
+            ids.extend(tokens)
+        # A row that ended inside the path keeps no node after its last token: length is cut with the text.
+        self.lengths = [len(ids) - 1 for ids in self.history.ids]
+        self.depth_limit = [row.depth_limit for row in self.rows]
+        device = before.device
+        self.length = torch.tensor(self.lengths, device=device)
+        self.pending = torch.tensor([ids[-1] for ids in self.history.ids], device=device)
+        ended = [row.finish_reason is not None for row in self.rows]
+        return Commit(tree, before, paths, emitted, taps, candidates, ended), _moves(before, paths)
+
+    def check_integrity(self) -> None:
+        """Check the invariants. Raises RuntimeError with both values where they differ. Reads the device: for tests and
+        debugging."""
+        if self.length.tolist() != self.lengths:
+            raise RuntimeError(f"length on the device {self.length.tolist()}, on the host {self.lengths}")
+        for row, ids, length, pending in zip(
+            self.rows, self.history.ids, self.lengths, self.pending.tolist(), strict=True
+        ):
+            if ids != row.prompt_ids + row.token_ids:
+                raise RuntimeError(f"request {row.index}: history and prompt + output differ")
+            if length != len(ids) - 1 or pending != ids[-1]:
+                raise RuntimeError(f"request {row.index}: {len(ids)} tokens, length {length}, pending {pending}")
+            if length + 1 > self.capacity:
+                raise RuntimeError(f"request {row.index}: length {length} exceeds {self.capacity} slots")
+            if [piece.token_id for piece in row.pieces] != row.token_ids:
+                raise RuntimeError(f"request {row.index}: {len(row.token_ids)} tokens, {len(row.pieces)} pieces")
+
+
+def _read(tree: TokenTree, verdict: Verdict) -> tuple[list[Any], ...]:
+    """Columns (count, bonus, sound, path, tokens, parent), a value a row, on the host."""
+    columns = (verdict.count, verdict.bonus, verdict.sound, verdict.path, tree.tokens, tree.parent)
+    if tree.tokens.device.type == "cpu":
+        return tuple(column.tolist() for column in columns)
+    # One transfer instead of six: each would wait for the device.
+    widths = [1 if column.dim() == 1 else column.shape[1] for column in columns]
+    packed = torch.cat([column.long().reshape(len(column), -1) for column in columns], 1).tolist()
+    ends = [sum(widths[: k + 1]) for k in range(len(widths))]
+    parts = [[row[end - width : end] for row in packed] for width, end in zip(widths, ends, strict=True)]
+    flat = [column.dim() == 1 for column in columns]
+    return tuple([row[0] for row in part] if single else part for part, single in zip(parts, flat, strict=True))
+
+
+def _depth(parent: Sequence[int]) -> int:
+    """Depth of the deepest node of one row's tree."""
+    depth = [0] * len(parent)
+    for node in range(1, len(parent)):
+        if parent[node] >= 0:
+            depth[node] = depth[parent[node]] + 1
+    return max(depth)
+
+
+def _count(counters: list[int], reached: int, width: int = 0) -> None:
+    """Add one to the first ``reached`` counters, making room."""
+    counters.extend([0] * (max(reached, width) - len(counters)))
+    for position in range(reached):
+        counters[position] += 1
+
+
+def _moves(length: Tensor, paths: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor] | None:
+    """Slots to move so that each kept path lies after the committed tokens; None where all lie there already."""
+    if all(path == list(range(len(path))) for path in paths):
+        return None
+    width = max(map(len, paths))
+    nodes = [list(path) + list(range(len(path), width)) for path in paths]
+    # Past the end of a short path a slot is moved onto itself, which changes nothing.
+    src = length[:, None] + torch.tensor(nodes, device=length.device)
+    return src, length[:, None] + torch.arange(width, device=length.device)

@@ -1,0 +1,75 @@
+"""One decode step, whole: propose, layout, forward, probabilities, verify, commit, observe, advance.
+
+There is no branch by method. A tree of one node is plain decoding by the same path: the baseline of every benchmark
+and the oracle of every test.
+"""
+
+from time import perf_counter
+
+from foretell.core.noise import Noise
+from foretell.core.probs import Paths, logits_to_probs
+from foretell.core.tree import DrawMode, layout, pad_tree
+from foretell.draft.base import Drafter
+from foretell.draft.shapes import Shape
+from foretell.engine.candidates import candidates
+from foretell.engine.event import StepEvent
+from foretell.engine.state import State
+from foretell.engine.tapping import Tapping
+from foretell.kernels.bounds import check_tree
+from foretell.model.target import Target
+from foretell.verify.base import Evidence, RowVerifiers, Verifier, draw
+
+
+def step(
+    state: State,
+    target: Target,
+    drafter: Drafter,
+    verifier: Verifier | RowVerifiers,
+    shape: Shape,
+    draws: DrawMode,
+    *,
+    width: int = 0,
+    pack: bool = False,
+    tapping: Tapping = Tapping(),  # noqa: B008 (frozen)
+) -> StepEvent:
+    """Advance every row by at least one token. Returns the ``StepEvent``.
+
+    width > 0 pads every pass to that many nodes and the attended span to 512 slots, so that plain and speculative
+    passes run the very same kernels and agree bit for bit where the kernels are row-invariant. pack lets a model leave
+    out the padding of ragged rows. A batch whose rows have several drafters and verifiers comes as a ``GroupedDrafter``
+    and ``RowVerifiers``, which have the interface of a single one.
+    """
+    begun = perf_counter()
+    rows, depth_limit, spec, seconds_model = state.rows, state.depth_limit, target.spec, drafter.seconds_model
+    noise = Noise(state.seeds, state.length)
+    tree = drafter.propose(state, shape, draws, noise)
+    seconds_model = drafter.seconds_model - seconds_model  # read before ``observe``, which may close a drafter
+    if tree.num_nodes > 1:
+        check_tree(tree, spec.vocab_size)
+    if width:
+        tree = pad_tree(tree, width)
+    proposed = perf_counter()
+
+    span = state.span(tree.num_nodes, 512 if width else 64)
+    plan = layout(tree.parent, state.length, state.capacity, span=span, pack=pack)
+    layers = (tree.hidden_layer, spec.num_layers)
+    ready = perf_counter()
+    output = target.forward(tree.tokens, plan, layers=layers, hidden=tree.hidden, taps=tapping.layers)
+    forwarded = perf_counter()
+    assert output.logits is not None
+
+    p = logits_to_probs(output.logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent))
+    evidence = Evidence(tree, p, noise, tapping.for_verifier(output.taps))
+    verdict = draw(verifier, evidence)
+    likely = candidates(output.logits, drafter.num_candidates)
+    commit, moves = state.advance(tree, verdict, tapping.for_drafter(output.taps), likely)
+    if moves is not None:
+        target.commit(*moves)
+    drafter.observe(commit)
+    return StepEvent(
+        rows, evidence, output.logits, verdict, commit, depth_limit,
+        seconds_draft=proposed - begun,
+        seconds_draft_model=seconds_model,
+        seconds_target=forwarded - ready,
+        seconds_rest=(ready - proposed) + (perf_counter() - forwarded),
+    )  # fmt: skip

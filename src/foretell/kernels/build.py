@@ -1,0 +1,221 @@
+"""Load the optional C kernels: built with the package, else compiled once where a C compiler is found. A failure is
+never fatal.
+
+Plain C through ctypes: no headers but the C library's, a few seconds of compilation, no interpreter to match. One source
+has several variants, for instruction sets that are named to the compiler; which one is loaded is decided at run time by
+the CPU. A wheel may bring all of them (``prebuild``). What is compiled lies in the user's cache directory under a name
+that hashes source, flags and compiler, and is put there by one rename, so that processes may build it at the same time.
+
+``FORETELL_ISA`` names the best variant that may be chosen (``avx2`` on a CPU that has more), and ``FORETELL_NATIVE=0``
+turns all kernels off.
+"""
+
+import ctypes
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+from time import perf_counter
+from typing import NamedTuple
+
+from foretell.core.cachedir import cache_directory, usable_directory
+from foretell.core.errors import ConfigError
+
+_FLAGS = ("-O3", "-fPIC", "-std=gnu11")
+_TIMEOUT_S = 240
+_PREBUILT = Path(__file__).with_name("prebuilt")
+
+
+class Variant(NamedTuple):
+    """One instruction set that kernels are compiled for."""
+
+    needs: tuple[str, ...]  # of the CPU, as Linux names them
+    flags: tuple[str, ...]  # for the compiler
+
+
+_AVX2 = Variant(("avx2", "fma", "f16c", "bmi2"), ("-mavx2", "-mfma", "-mf16c", "-mbmi2"))
+_AVX512 = Variant(
+    (*_AVX2.needs, "avx512f", "avx512bw", "avx512dq", "avx512vl"),
+    (*_AVX2.flags, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mprefer-vector-width=512"),
+)
+_AVX512_VNNI = Variant((*_AVX512.needs, "avx512_vnni"), (*_AVX512.flags, "-mavx512vnni"))
+_AVX512_BF16 = Variant((*_AVX512_VNNI.needs, "avx512_bf16"), (*_AVX512_VNNI.flags, "-mavx512bf16"))
+
+VARIANTS = {
+    "avx512_bf16": _AVX512_BF16,
+    "avx512_vnni": _AVX512_VNNI,
+    "avx512": _AVX512,
+    "avx2": _AVX2,
+    "baseline": Variant((), ()),
+}
+"""Best first. A CPU runs the first whose needs it meets, and of a kernel the first of those that the kernel has."""
+
+
+class Kernel(NamedTuple):
+    """A C file beside this one, and how it is built."""
+
+    source: str
+    flags: tuple[str, ...] = ()
+    variants: tuple[str, ...] = ("avx512", "avx2", "baseline")
+
+
+KERNELS = {
+    "bounds": Kernel("bounds.c"),
+    "cdf": Kernel("cdf.c", ("-ffp-contract=off",)),
+    "dequantise": Kernel("dequantise.c", ("-ffp-contract=off",)),
+    "race": Kernel("race.c", ("-ffp-contract=off",)),
+    "residual": Kernel("residual.c", ("-fopenmp-simd",)),
+    # Its OpenMP runtime is the one that torch has loaded: see native.py.
+    "native": Kernel("native/native.c", ("-fopenmp",), ("avx512_bf16", "avx512_vnni", "avx512", "avx2")),
+}
+
+
+class BuildError(Exception):
+    """Why a kernel is not available. Callers fall back to torch and keep the reason for reports."""
+
+
+def load_library(name: str, variant: str | None = None) -> ctypes.CDLL:
+    """The library of a kernel, in the best variant for this CPU or the one that is given.
+
+    Raises BuildError with the reason where it is not available, ConfigError for an unknown ``FORETELL_ISA``.
+    """
+    return _load(name, variant or variant_of(name))
+
+
+def variant_of(name: str) -> str:
+    """The variant of a kernel that this CPU runs. Raises BuildError where there is none, or kernels are turned off."""
+    if os.environ.get("FORETELL_NATIVE", "1") == "0":
+        raise BuildError("disabled by FORETELL_NATIVE=0")
+    best = os.environ.get("FORETELL_ISA") or next(iter(VARIANTS))
+    if best not in VARIANTS:
+        raise ConfigError(f"FORETELL_ISA is {best!r}; it must be one of {', '.join(VARIANTS)}, or not be set")
+    allowed = list(VARIANTS)[list(VARIANTS).index(best) :]
+    missing = ""
+    for variant in allowed:
+        lacking = [flag for flag in VARIANTS[variant].needs if flag not in cpu_flags()]
+        if variant in KERNELS[name].variants:
+            if not lacking:
+                return variant
+            missing = lacking[0]
+    if not missing:
+        raise BuildError(f"it has no variant {best}")
+    raise BuildError(f"the CPU lacks {missing}" if cpu_flags() else "the CPU's instructions are not known")
+
+
+@cache
+def cpu_flags() -> frozenset[str]:
+    """Instruction sets of this CPU that variants need, as Linux names them; empty where that is not known."""
+    try:
+        text = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return _cpu_flags_of_torch()
+    found = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
+    return frozenset(found.group(1).split()) if found else frozenset()
+
+
+def _cpu_flags_of_torch() -> frozenset[str]:
+    import torch
+
+    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
+    names = {"fma3": "fma", **{f"avx512_{part}": f"avx512{part}" for part in ("f", "bw", "dq", "vl")}}
+    return frozenset(names.get(name, name) for name, has in capabilities.items() if has is True)
+
+
+@cache
+def _load(name: str, variant: str) -> ctypes.CDLL:
+    prebuilt = _PREBUILT / _file_name(name, variant)
+    try:
+        return ctypes.CDLL(str(prebuilt if prebuilt.exists() else _compile_once(name, variant)))
+    except (OSError, subprocess.SubprocessError) as error:
+        raise BuildError(f"{KERNELS[name].source} could not be built: {_last_line(error)}") from error
+
+
+def prebuild(directory: Path) -> list[Path]:
+    """Compile all variants of all kernels into a directory, for a wheel. Raises OSError or CalledProcessError."""
+    directory.mkdir(parents=True, exist_ok=True)
+    built = []
+    for name, kernel in KERNELS.items():
+        for variant in kernel.variants:
+            built.append(directory / _file_name(name, variant))
+            _compile(_compiler(), name, variant, built[-1])
+    return built
+
+
+def _compile_once(name: str, variant: str) -> Path:
+    compiler = _compiler()
+    version = _run([compiler, "--version"]).splitlines()[0]
+    root = cache_directory()
+    target = root / _file_name(name, variant, compiler, version, platform.machine())
+    if target.exists():
+        return target
+    root = usable_directory(root)
+    target = root / target.name
+    shown = KERNELS[name].source if sys.stderr is not None and sys.stderr.isatty() else None
+    start = perf_counter()
+    if shown:
+        print(f"foretell: compiling {shown} for {variant}, once ... ", end="", file=sys.stderr, flush=True)
+    try:
+        with tempfile.TemporaryDirectory(dir=root) as scratch:
+            built = Path(scratch, "code.so")
+            _compile(compiler, name, variant, built)
+            built.rename(target)
+    finally:
+        if shown:
+            print(f"{perf_counter() - start:.1f} s", file=sys.stderr)
+    return target
+
+
+def _compile(compiler: str, name: str, variant: str, target: Path) -> None:
+    flags = (*_FLAGS, *VARIANTS[variant].flags, *KERNELS[name].flags)
+    code = target.with_suffix(".o")
+    # Compiled and linked apart: flags such as -fopenmp must not choose a runtime for the linker.
+    _run([compiler, *flags, "-c", str(_source(name)), "-o", str(code)])
+    _run([compiler, "-shared", str(code), "-lm", "-o", str(target)])
+    code.unlink()
+
+
+def _source(name: str) -> Path:
+    return Path(__file__).parent / KERNELS[name].source
+
+
+def _file_name(name: str, variant: str, *more: str) -> str:
+    """The name of a library, which changes with all that it is built from."""
+    key = [*_texts(_source(name)), *_FLAGS, *VARIANTS[variant].flags, *KERNELS[name].flags, *more]
+    return f"{name}-{variant}-{hashlib.sha256(chr(0).join(key).encode()).hexdigest()[:20]}.so"
+
+
+def _texts(source: Path) -> list[str]:
+    """The texts of a C file and of all that it includes by a relative path, once each, in the order of inclusion."""
+    texts: dict[Path, str] = {}
+
+    def visit(path: Path) -> None:
+        if path in texts:
+            return
+        texts[path] = path.read_text(encoding="utf-8")
+        for name in re.findall(r'^#\s*include "([^"]+)"', texts[path], re.MULTILINE):
+            visit(path.parent / name)
+
+    visit(source)
+    return list(texts.values())
+
+
+def _compiler() -> str:
+    for name in (os.environ.get("CC"), "cc", "gcc", "clang"):
+        if name and (path := shutil.which(name)):
+            return path
+    raise OSError("no C compiler (cc, gcc or clang) on the PATH")
+
+
+def _run(command: list[str]) -> str:
+    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
+
+
+def _last_line(error: Exception) -> str:
+    text = (getattr(error, "stderr", None) or str(error)).strip()
+    return str(text.splitlines()[-1]) if text else type(error).__name__

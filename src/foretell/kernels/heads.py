@@ -1,0 +1,86 @@
+"""The structures and functions of ``native/pair.h``, ``blocks.h`` and ``draw.h``, typed: heads at native speed."""
+
+import ctypes
+from collections.abc import Callable
+
+from foretell.kernels.native import library
+from foretell.kernels.structures import Matrix, Model
+
+_POINTER, _NUMBER = ctypes.c_void_p, ctypes.c_int64
+
+
+class Pair(ctypes.Structure):
+    """A head over pairs: its decoder layers as a model, and its own way in and out."""
+
+    _fields_ = [
+        ("model", Model),
+        ("fc", Matrix),
+        *((name, _POINTER) for name in ("fc_bias", "token_norm", "feature_norm")),
+        *((name, _NUMBER) for name in ("normed_residual", "normed_output", "num_outputs")),
+        ("ids", _POINTER),
+    ]
+
+
+class Draw(ctypes.Structure):
+    """How the tokens of a chain are drawn; ``how`` is 0 (argmax), 1 (COUPLED) or 2 (IID)."""
+
+    _fields_ = [
+        *((name, _NUMBER) for name in ("how", "depth", "vocab")),
+        *(
+            (name, _POINTER)
+            for name in ("inverse_temperature", "keys", "table", "uniforms", "top_k", "top_p", "min_p", "q")
+        ),
+    ]
+
+
+class Blocks(ctypes.Structure):
+    """Heads of residual blocks, side by side."""
+
+    _fields_ = [
+        *((name, _NUMBER) for name in ("num_heads", "num_blocks", "hidden", "num_outputs")),
+        ("blocks", ctypes.POINTER(Matrix)),
+        ("biases", ctypes.POINTER(_POINTER)),
+        ("outs", ctypes.POINTER(Matrix)),
+        ("out_biases", ctypes.POINTER(_POINTER)),
+        ("ids", _POINTER),
+    ]
+
+
+class Markov(ctypes.Structure):
+    """A bigram of low rank."""
+
+    _fields_ = [("first", Matrix), ("second", Matrix)]
+
+
+class HeadFunctions:
+    """The library's functions for heads. Those named ``*_scratch`` return bytes, the others 0 or an error's number."""
+
+    def __init__(self, lib: ctypes.CDLL) -> None:
+        def typed(name: str, *types: type) -> Callable[..., int]:
+            function = getattr(lib, f"foretell_{name}")
+            function.argtypes, function.restype = list(types), _NUMBER
+            return function  # type: ignore[no-any-return]
+
+        pointer, number = _POINTER, _NUMBER
+        self.pair_scratch = typed("pair_scratch", pointer, pointer, *[number] * 4)
+        self.pair = typed(
+            "pair", pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 3, pointer, pointer, number, pointer,
+            pointer, number, pointer,
+        )  # fmt: skip
+        self.pair_logits = typed("pair_logits", pointer, number, number, pointer, pointer, number, pointer)
+        self.pair_chain = typed("pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4)
+        self.draw_scratch = typed("draw_scratch", pointer, *[number] * 3)
+        self.draw = typed("draw", pointer, pointer, *[number] * 3, *[pointer] * 6)
+        self.flash_scratch = typed("flash_scratch", pointer, pointer, *[number] * 5)
+        self.flash = typed("flash", pointer, pointer, *[number] * 4, *[pointer] * 4, number, number, *[pointer] * 3)
+        self.adapter = typed("adapter", pointer, pointer, *[number] * 4, *[pointer] * 4, *[number] * 3, *[pointer] * 3)
+        self.product = typed("product", pointer, number, pointer, number, pointer, number, number)
+        self.blocks_scratch = typed("blocks_scratch", pointer, *[number] * 3)
+        self.blocks = typed("blocks", pointer, *[number] * 3, pointer, pointer, number, pointer)
+
+
+def head_functions() -> HeadFunctions:
+    """Only where ``kernels.native.library`` has one."""
+    lib, reason = library()
+    assert lib is not None, reason
+    return HeadFunctions(lib)

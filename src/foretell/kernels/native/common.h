@@ -1,0 +1,74 @@
+/* What all parts share: macros, sizes and the structures that Python fills (see kernels/structures.py). */
+#ifndef FORETELL_COMMON_H
+#define FORETELL_COMMON_H
+#ifndef _GNU_SOURCE
+#define _GNU_SOURCE
+#endif
+#include <math.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INLINE static inline __attribute__((always_inline))
+#define UNROLL _Pragma("GCC unroll 16")
+#define MIN(a, b) ((a) < (b) ? (a) : (b))
+#define MAX(a, b) ((a) > (b) ? (a) : (b))
+
+enum {
+  BLOCK_BYTES = 524288, /* of weights (BLOCK rows) kept in L2 for the next group of rows, else half a block is taken */
+  CHUNK_BYTES = 32768,  /* of activations that pass by while weights stream in ... */
+  REUSE_BYTES = 65536,  /* ... and where weights are read again for more rows */
+  PREFETCH = 16384,     /* bytes ahead at most where tiles are read in the order of memory ... */
+  PREFETCH_FAR = 262144, /* ... and where they are read in chunks */
+  FEW_ROWS = 32,        /* up to here every thread computes norms for itself */
+  QUERIES = 16,         /* attention queries that share a pass over K and V */
+  KEYS = 128,           /* slots of K or V that stay in L1 meanwhile */
+  MAX_DIM = 256,        /* largest head dimension */
+};
+
+typedef uint16_t bf16;
+
+/* How a matrix's weights are stored; activations of F32 are float, of BF16 bf16, of the others blocks of int8 (quant.h):
+ * Q8 and Q4 have a scale for 32 codes, M a minimum too, K both in steps of two that 256 share, S a scale for 16 so. */
+enum { F32, BF16, Q8, Q8M, Q4, Q4M, Q4K, Q8K, Q8S, NUM_FORMATS };
+enum { TILE = 16 }; /* rows of a quantised matrix that stand together */
+
+/* A matrix [rows, columns] whose rows lie row_bytes apart; of a quantised one, whose tiles lie TILE * row_bytes apart. */
+typedef struct {
+  const void *data;
+  const void *scales; /* of formats that keep them apart, else NULL */
+  int64_t format, columns, row_bytes;
+} Matrix;
+
+typedef struct {
+  Matrix q, k, v, o, gate, up, down;                                     /* [out, in] */
+  const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* or NULL */
+  const float *input_norm, *mlp_norm, *q_norm, *k_norm;                  /* the last two or NULL */
+  int64_t window;                                                        /* 0: sees everything */
+} Layer;
+
+typedef struct {
+  int64_t bf16; /* the type of activations, keys and values: bf16, else float */
+  int64_t num_layers, vocab, hidden, intermediate, heads, kv_heads, dim;
+  double eps;
+  Matrix embedding, head;
+  const float *final_norm;
+  const Layer *layers;
+} Model;
+
+typedef struct {
+  void **keys, **values; /* per layer, [rows, kv heads, capacity, dim] */
+  int64_t rows, capacity;
+  const float *cos, *sin; /* [capacity, dim / 2] */
+} Cache;
+
+INLINE int is_quantised(const Matrix *w) { return w->format >= Q8; }
+
+/* Where a row of a matrix begins, or its tile. */
+INLINE const void *row_of(const Matrix *w, int64_t row) {
+  if (is_quantised(w)) row = row / TILE * TILE;
+  return (const char *)w->data + row * w->row_bytes;
+}
+
+#endif

@@ -1,0 +1,171 @@
+/* Vectors of 16 int32, or of 64 bytes (ints), and what they have to do with floats: two implementations, the same bits.
+ *
+ *  i_load, i_zero, i_all        whole vectors; i_all has the same 4 bytes in all lanes
+ *  i_low4, i_high4              of each byte
+ *  i_float, i_round             to float; from float, to the nearest integer, ties to even
+ *  i_sum, i_store_int8          of 16 int32; as bytes, cut to [-128, 127]
+ *  v_half, v_int8, v_uint8      16 numbers of that type in memory as floats
+ *  v_largest_bits               the largest absolute value of both, compared as integers: NaN is larger than all
+ *  i_dot_small, i_dot_byte      lane i of acc plus the products of bytes 4 i to 4 i + 3: c without sign, a with sign and not
+ *                               -128. small: c is below 64. byte: of any c - 128, where acc began with i_back128
+ *  i_begin4, i_dot4, i_end4     start plus eight such products, one after the other, of c below 16
+ */
+#ifndef FORETELL_INTS_H
+#define FORETELL_INTS_H
+#include "vectors.h"
+
+#ifdef __AVX512F__
+
+typedef __m512i ints;
+
+INLINE ints i_zero(void) { return _mm512_setzero_si512(); }
+INLINE ints i_load(const void *p) { return _mm512_loadu_si512(p); }
+INLINE ints i_all(const void *p) {
+  int32_t x;
+  memcpy(&x, p, 4);
+  return _mm512_set1_epi32(x);
+}
+INLINE ints i_low4(ints x) { return _mm512_and_si512(x, _mm512_set1_epi8(15)); }
+INLINE ints i_high4(ints x) { return _mm512_and_si512(_mm512_srli_epi16(x, 4), _mm512_set1_epi8(15)); }
+INLINE vec i_float(ints x) { return _mm512_cvtepi32_ps(x); }
+INLINE ints i_round(vec x) { return _mm512_cvtps_epi32(x); }
+INLINE int32_t i_sum(ints x) { return _mm512_reduce_add_epi32(x); }
+INLINE void i_store_int8(int8_t *p, ints x) { _mm_storeu_si128((__m128i *)p, _mm512_cvtsepi32_epi8(x)); }
+INLINE vec v_half(const char *p) { return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)p)); }
+INLINE vec v_int8(const char *p) { return i_float(_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+INLINE vec v_uint8(const char *p) { return i_float(_mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)p))); }
+INLINE float v_largest_bits(vec a, vec b) {
+  const __m512i sign = _mm512_set1_epi32(0x7fffffff);
+  const __m512i x = _mm512_and_si512(_mm512_castps_si512(a), sign), y = _mm512_and_si512(_mm512_castps_si512(b), sign);
+  const int32_t bits = _mm512_reduce_max_epi32(_mm512_max_epi32(x, y));
+  float found;
+  memcpy(&found, &bits, 4);
+  return found;
+}
+#ifdef __AVX512VNNI__
+INLINE ints i_dot_small(ints acc, ints c, ints a) { return _mm512_dpbusd_epi32(acc, c, a); }
+INLINE ints i_dot_byte(ints acc, ints c, ints a) { return _mm512_dpbusd_epi32(acc, c, a); }
+INLINE ints i_back128(const int32_t *p) { return i_all(p); }
+#else
+INLINE ints i_dot_small(ints acc, ints c, ints a) {
+  return _mm512_add_epi32(acc, _mm512_madd_epi16(_mm512_maddubs_epi16(c, a), _mm512_set1_epi16(1)));
+}
+/* Two products of 8 bits by 8 do not fit in 16, but |c| times a with the sign of c does. */
+INLINE ints i_dot_byte(ints acc, ints c, ints a) {
+  const ints code = _mm512_xor_si512(c, _mm512_set1_epi8(-128));
+  const ints turned = _mm512_mask_sub_epi8(a, _mm512_movepi8_mask(code), i_zero(), a);
+  return i_dot_small(acc, _mm512_abs_epi8(code), turned);
+}
+INLINE ints i_back128(const int32_t *p) { return i_zero(); }
+#endif
+#ifdef __AVX512VNNI__
+#define DOTS_OF_32
+#else
+INLINE ints i_add16(ints a, ints b) { return _mm512_add_epi16(a, b); }
+INLINE ints i_pairs(ints c, ints a) { return _mm512_maddubs_epi16(c, a); }
+INLINE ints i_join(ints start, ints x) {
+  return _mm512_add_epi32(start, _mm512_madd_epi16(x, _mm512_set1_epi16(1)));
+}
+#endif
+
+#else
+
+typedef struct { __m256i lo, hi; } ints;
+
+INLINE ints i_zero(void) { return (ints){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
+INLINE ints i_load(const void *p) {
+  return (ints){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
+}
+INLINE ints i_all(const void *p) {
+  int32_t x;
+  memcpy(&x, p, 4);
+  return (ints){_mm256_set1_epi32(x), _mm256_set1_epi32(x)};
+}
+INLINE __m256i low4(__m256i x) { return _mm256_and_si256(x, _mm256_set1_epi8(15)); }
+INLINE ints i_low4(ints x) { return (ints){low4(x.lo), low4(x.hi)}; }
+INLINE ints i_high4(ints x) { return (ints){low4(_mm256_srli_epi16(x.lo, 4)), low4(_mm256_srli_epi16(x.hi, 4))}; }
+INLINE vec i_float(ints x) { return (vec){_mm256_cvtepi32_ps(x.lo), _mm256_cvtepi32_ps(x.hi)}; }
+INLINE ints i_round(vec x) { return (ints){_mm256_cvtps_epi32(x.lo), _mm256_cvtps_epi32(x.hi)}; }
+INLINE int32_t i_sum(ints x) {
+  const __m256i y = _mm256_add_epi32(x.lo, x.hi);
+  __m128i z = _mm_add_epi32(_mm256_castsi256_si128(y), _mm256_extracti128_si256(y, 1));
+  z = _mm_add_epi32(z, _mm_shuffle_epi32(z, 0x4e));
+  return _mm_cvtsi128_si32(_mm_add_epi32(z, _mm_shuffle_epi32(z, 0xb1)));
+}
+INLINE void i_store_int8(int8_t *p, ints x) {
+  const __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(x.lo, x.hi), 0xd8);
+  const __m128i bytes = _mm_packs_epi16(_mm256_castsi256_si128(words), _mm256_extracti128_si256(words, 1));
+  _mm_storeu_si128((__m128i *)p, bytes);
+}
+INLINE vec v_half(const char *p) {
+  return (vec){_mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p)),
+               _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p + 1))};
+}
+INLINE vec v_int8(const char *p) {
+  return i_float((ints){_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)),
+                        _mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))});
+}
+INLINE vec v_uint8(const char *p) {
+  return i_float((ints){_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)),
+                        _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)(p + 8)))});
+}
+INLINE float v_largest_bits(vec a, vec b) {
+  const __m256i sign = _mm256_set1_epi32(0x7fffffff);
+#define SIZE(x) _mm256_and_si256(_mm256_castps_si256(x), sign)
+  const __m256i m = _mm256_max_epi32(_mm256_max_epi32(SIZE(a.lo), SIZE(a.hi)), _mm256_max_epi32(SIZE(b.lo), SIZE(b.hi)));
+#undef SIZE
+  __m128i n = _mm_max_epi32(_mm256_castsi256_si128(m), _mm256_extracti128_si256(m, 1));
+  n = _mm_max_epi32(n, _mm_shuffle_epi32(n, 0x4e));
+  const int32_t bits = _mm_cvtsi128_si32(_mm_max_epi32(n, _mm_shuffle_epi32(n, 0xb1)));
+  float found;
+  memcpy(&found, &bits, 4);
+  return found;
+}
+#ifdef __AVXVNNI__
+INLINE ints i_dot_small(ints acc, ints c, ints a) {
+  return (ints){_mm256_dpbusd_avx_epi32(acc.lo, c.lo, a.lo), _mm256_dpbusd_avx_epi32(acc.hi, c.hi, a.hi)};
+}
+INLINE ints i_dot_byte(ints acc, ints c, ints a) { return i_dot_small(acc, c, a); }
+INLINE ints i_back128(const int32_t *p) { return i_all(p); }
+#else
+INLINE __m256i dot_small(__m256i acc, __m256i c, __m256i a) {
+  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(c, a), _mm256_set1_epi16(1)));
+}
+INLINE ints i_dot_small(ints acc, ints c, ints a) {
+  return (ints){dot_small(acc.lo, c.lo, a.lo), dot_small(acc.hi, c.hi, a.hi)};
+}
+/* Two products of 8 bits by 8 do not fit in 16, but |c| times a with the sign of c does. */
+INLINE __m256i dot_byte(__m256i acc, __m256i c, __m256i a) {
+  const __m256i code = _mm256_xor_si256(c, _mm256_set1_epi8(-128));
+  return dot_small(acc, _mm256_abs_epi8(code), _mm256_sign_epi8(a, code));
+}
+INLINE ints i_dot_byte(ints acc, ints c, ints a) { return (ints){dot_byte(acc.lo, c.lo, a.lo), dot_byte(acc.hi, c.hi, a.hi)}; }
+INLINE ints i_back128(const int32_t *p) { return i_zero(); }
+#endif
+#ifdef __AVXVNNI__
+#define DOTS_OF_32
+#else
+INLINE ints i_add16(ints a, ints b) { return (ints){_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)}; }
+INLINE ints i_pairs(ints c, ints a) {
+  return (ints){_mm256_maddubs_epi16(c.lo, a.lo), _mm256_maddubs_epi16(c.hi, a.hi)};
+}
+INLINE ints i_join(ints start, ints x) {
+  const __m256i one = _mm256_set1_epi16(1);
+  return (ints){_mm256_add_epi32(start.lo, _mm256_madd_epi16(x.lo, one)),
+                _mm256_add_epi32(start.hi, _mm256_madd_epi16(x.hi, one))};
+}
+#endif
+
+#endif
+
+#ifdef DOTS_OF_32
+INLINE ints i_begin4(ints start) { return start; }
+INLINE ints i_dot4(ints acc, ints c, ints a) { return i_dot_small(acc, c, a); }
+INLINE ints i_end4(ints acc, ints start) { return acc; }
+#else /* pairs of products are summed in 16 bits: 8 * 2 * 15 * 127 fits */
+INLINE ints i_begin4(ints start) { return i_zero(); }
+INLINE ints i_dot4(ints acc, ints c, ints a) { return i_add16(acc, i_pairs(c, a)); }
+INLINE ints i_end4(ints acc, ints start) { return i_join(start, acc); }
+#endif
+
+#endif

@@ -1,0 +1,100 @@
+/* One layer of a pass. */
+#ifndef FORETELL_LAYER_H
+#define FORETELL_LAYER_H
+#include "attention.h"
+#include "linear.h"
+#include "pass.h"
+
+/* silu(gate) * up for columns [a, b) of every row, as what comes next reads it: a is a multiple of 32 for blocks. */
+static void activate(Pass *p, const Matrix *reader, int64_t a, int64_t b, int t) {
+  const Model *m = p->model;
+  const int as_blocks = is_quantised(reader), is_bf16 = m->bf16 && !as_blocks;
+  const int64_t stride = block_stride(p->rows);
+  for (int64_t i = 0; i < p->rows && a < b; i++) {
+    const float *gate = p->gate + i * m->intermediate, *up = p->up + i * m->intermediate;
+    char *to = as_blocks ? (char *)(p->row + t * p->ld_row) : p->inner + i * p->ld_inner * (m->bf16 ? 2 : 4);
+    for (int64_t j = a; j < b; j += 16) {
+      const Lanes lanes = first_lanes(b - j);
+      const vec g = v_load_some(lanes, gate + j), u = v_load_some(lanes, up + j);
+      const vec e = exp16(v_sub(v_zero(), g));
+      const vec y = v_div(v_mul(g, u), v_add(e, v_all(1.0f)));
+      store_as(is_bf16, to, j, lanes, y);
+    }
+    if (as_blocks) quantise_row((const float *)to + a, b - a, p->inner_blocks + a / 32 * stride + i, stride);
+    if (as_blocks && b == m->intermediate) quantise_padding(b, p->inner_blocks + i, stride);
+  }
+}
+
+/* Which rows of the MLP's inner matrices are thread t's: whole blocks where quantised ones read or write them. */
+INLINE void share_inner(const Layer *l, int64_t n, int t, int threads, int64_t *a, int64_t *b) {
+  if (is_quantised(&l->gate) || is_quantised(&l->up) || is_quantised(&l->down)) share_by(32, n, t, threads, a, b);
+  else share(n, t, threads, a, b);
+}
+
+/* Queries, keys and values of x [rows, ldx]: this thread's columns of them. */
+static void project(Pass *p, const Layer *l, int t, Input x, int64_t ldx) {
+  const Model *m = p->model;
+  const int64_t H = m->hidden, Q = m->heads * m->dim, KV = m->kv_heads * m->dim;
+  int64_t a, b, h0, h1;
+  share_rows(&l->o, H, t, p->threads, &h0, &h1);
+  share_rows(is_quantised(&l->k) ? &l->k : is_quantised(&l->v) ? &l->v : &l->q, Q + 2 * KV, t, p->threads, &a, &b);
+  const void *o = row_of(&l->o, h0);
+  const struct { const Matrix *w; const float *bias; int64_t from, size; } parts[3] = {
+      {&l->q, l->q_bias, 0, Q}, {&l->k, l->k_bias, Q, KV}, {&l->v, l->v_bias, Q + KV, KV}};
+  for (int i = 0; i < 3; i++) {
+    const int64_t from = MAX(a - parts[i].from, 0), to = MIN(b - parts[i].from, parts[i].size);
+    const int ends = b <= parts[i].from + parts[i].size;
+    if (from < to)
+      linear(parts[i].w, from, to, input_of(&x, parts[i].w), ldx, p->rows, parts[i].bias,
+             p->qkv + parts[i].from, p->qkv_width, 0, ends ? o : parts[i + 1].w->data);
+  }
+}
+
+/* What attention mixed, onto the residual. */
+static void settle(Pass *p, const Layer *l, int t, unsigned *phase, const void *next) {
+  const int64_t H = p->model->hidden;
+  int64_t h0, h1;
+  share_rows(&l->o, H, t, p->threads, &h0, &h1);
+  const Input x = mixture(p, &l->o, t, phase);
+  linear(&l->o, h0, h1, input_of(&x, &l->o), p->ld_mixed, p->rows, l->o_bias, p->residual, H, 1, next);
+  barrier(p, phase);
+}
+
+/* Attention of x [rows, ldx] over the cache, onto the residual. */
+static void attention_part(Pass *p, int index, int t, unsigned *phase, Input x, int64_t ldx, const void *next) {
+  const Layer *l = &p->model->layers[index];
+  project(p, l, t, x, ldx);
+  barrier(p, phase);
+  attention(p, l, index, t);
+  barrier(p, phase);
+  settle(p, l, t, phase, next);
+}
+
+/* The gated MLP of the normed residual, onto the residual. */
+static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *next) {
+  const Model *m = p->model;
+  const Layer *l = &m->layers[index];
+  const int64_t H = m->hidden, I = m->intermediate, rows = p->rows;
+  int64_t d0, d1, i0, i1;
+  share_rows(&l->down, H, t, p->threads, &d0, &d1), share_inner(l, I, t, p->threads, &i0, &i1);
+  const void *up = row_of(&l->up, i0), *down = row_of(&l->down, d0);
+  Input x = norm(p, reads(&l->gate) | reads(&l->up), l->mlp_norm, t, phase);
+  linear(&l->gate, i0, i1, input_of(&x, &l->gate), p->ld_hidden, rows, l->gate_bias, p->gate, I, 0, up);
+  linear(&l->up, i0, i1, input_of(&x, &l->up), p->ld_hidden, rows, l->up_bias, p->up, I, 0, down);
+  activate(p, &l->down, i0, i1, t);
+  barrier(p, phase);
+  x = (Input){p->inner, p->inner_blocks};
+  linear(&l->down, d0, d1, input_of(&x, &l->down), p->ld_inner, rows, l->down_bias, p->residual, H, 1, next);
+}
+
+static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *next) {
+  const Model *m = p->model;
+  const Layer *l = &m->layers[index];
+  int64_t i0, i1;
+  share_inner(l, m->intermediate, t, p->threads, &i0, &i1);
+  const Input x = norm(p, reads(&l->q) | reads(&l->k) | reads(&l->v), l->input_norm, t, phase);
+  attention_part(p, index, t, phase, x, p->ld_hidden, row_of(&l->gate, i0));
+  mlp_part(p, index, t, phase, next);
+}
+
+#endif

@@ -1,0 +1,216 @@
+/* The Llama family's forward pass as one call: no torch headers, no packing, any number of rows, one order of sums.
+ *
+ * A decode step is bound by reading weights. So every weight is read once per pass at the speed of memory, straight from
+ * the [out, in] row-major matrices of the checkpoint, and the design follows from that:
+ *
+ *  - Dot products. A tile is R weight rows by M activation rows (R * M <= 24 vector accumulators, which with R weight and
+ *    one activation register fill the 32 registers of AVX-512). K runs innermost, 16 floats or 32 bf16 at a time; each
+ *    output has ONE accumulator whose 16 lanes are added by one fixed tree. Hence an output's bits do not depend on M, on
+ *    its row, on R, on the thread or on the batch: decoding, verifying and prefilling round alike. Long K is cut into
+ *    chunks so that M activation rows stay in L1 while BLOCK weight rows pass by; the accumulators are set aside between
+ *    chunks, exactly, so this changes no bit either. More than 8 rows go in groups of up to 8 over weights in L2.
+ *  - Prefetch. Each tile asks for the weights PREFETCH bytes ahead into L2; behind the end of a thread's rows that is the
+ *    beginning of its rows in the next matrix, so barriers do not stall the stream.
+ *  - Threads. One OpenMP region for the whole pass (torch's own pool), a spinning barrier between phases, five phases a
+ *    layer. Output rows are split between threads; norms of few rows are computed by every thread for itself, which is
+ *    cheaper than a barrier.
+ *  - Attention. What a node sees, ordered by position, is one run of slots [low, high) and then its ancestors behind that
+ *    run. Scores, sums and mixes go through that order, in lanes counted from its first: the same token after the same
+ *    text gives the same bits in any tree, at any slot, in any batch.
+ *
+ *  - Quantised weights stay packed: see quant.h. Activations are rounded to int8 where such a matrix reads them.
+ *
+ * Other weights and K, V are float or bf16; residual stream, scores and sums are float. Needs AVX-512 F, BW, DQ, VL, and
+ * AVX512_BF16 for bf16 models.
+ */
+#include "common.h"
+
+#include <omp.h>
+
+#include "layer.h"
+#include "pack.h"
+
+INLINE int64_t padded(int64_t n) { return (n + 31) / 32 * 32 + 32; }
+INLINE int64_t aligned(int64_t n) { return (n + 63) / 64 * 64; }
+
+/* Lay the scratch out behind `base`; returns its bytes. */
+static int64_t place(Pass *p, char *base) {
+  const Model *m = p->model;
+  const int64_t bytes = m->bf16 ? 2 : 4, rows = p->rows;
+  int64_t at = 0;
+  p->ld_hidden = padded(m->hidden), p->ld_mixed = padded(m->heads * m->dim), p->ld_inner = padded(m->intermediate);
+  p->ld_scores = padded(p->cache ? p->cache->capacity : 0);
+  p->qkv_width = (m->heads + 2 * m->kv_heads) * m->dim;
+#define PLACE(FIELD, SIZE) p->FIELD = (void *)(base + at), at += aligned(SIZE)
+  PLACE(normed, rows * p->ld_hidden * bytes * (rows <= FEW_ROWS ? p->threads : 1));
+  PLACE(qkv, rows * p->qkv_width * 4);
+  PLACE(mixed, rows * p->ld_mixed * 4);
+  PLACE(gate, rows * m->intermediate * 4);
+  PLACE(up, rows * m->intermediate * 4);
+  PLACE(inner, rows * p->ld_inner * bytes);
+  PLACE(scores, (int64_t)p->threads * QUERIES * p->ld_scores * 4);
+  const int64_t widest = MAX(m->hidden, m->heads * m->dim);
+  p->ld_row = padded(MAX(widest, m->intermediate));
+  PLACE(blocks, blocks_bytes(widest, rows) * (rows <= FEW_ROWS ? p->threads : 1));
+  PLACE(inner_blocks, blocks_bytes(m->intermediate, rows));
+  PLACE(row, p->ld_row * 4 * p->threads);
+  PLACE(run, rows * 8);
+  PLACE(reach, rows * 8);
+  return at;
+}
+
+/* Bytes of scratch that a pass over `rows` rows needs. cache may be NULL for the head alone. */
+int64_t foretell_scratch(const Model *model, const Cache *cache, int64_t rows, int64_t threads) {
+  Pass p = {.model = model, .cache = cache, .rows = rows, .threads = (int)threads};
+  return place(&p, 0);
+}
+
+static void look(Pass *p, int64_t i) {
+  const uint8_t *sees = p->ancestry + i / p->nodes * p->stride_b + i % p->nodes * p->stride_n;
+  int64_t run = 0, end = MIN(p->tree_nodes, p->slots[i] - p->length[i / p->nodes] + 1);
+  while (run < end && sees[run * p->stride_t]) run++;
+  p->run[i] = run, p->reach[i] = end; /* a node sees itself, and nothing behind itself */
+}
+
+/* Layers [first, stop) over batch * nodes rows, in place on residual [rows, hidden] (read where first > 0, else embedded
+ * from tokens). taps[i] is a layer whose output goes to columns i * hidden of tapped [rows, num_taps * hidden]. logits
+ * [rows, vocab] or NULL. Returns 0, or the number of what was out of range: 1 token, 2 slot, 3 position. */
+int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, int64_t batch, int64_t nodes,
+                          int64_t tree_nodes, const int64_t *tokens, const int64_t *length, const int64_t *slots,
+                          const int64_t *positions, const uint8_t *ancestry, int64_t stride_b, int64_t stride_n,
+                          int64_t stride_t, int64_t first, int64_t stop, float *residual, const int64_t *taps,
+                          int64_t num_taps, float *tapped, float *logits, char *scratch) {
+  Pass pass = {.model = m, .cache = cache, .batch = batch, .nodes = nodes, .tree_nodes = tree_nodes,
+               .rows = batch * nodes, .tokens = tokens, .length = length, .slots = slots, .positions = positions,
+               .ancestry = ancestry, .stride_b = stride_b, .stride_n = stride_n, .stride_t = stride_t,
+               .residual = residual, .threads = (int)threads};
+  Pass *p = &pass;
+  for (int64_t i = 0; i < p->rows && first < stop; i++) {
+    if (first == 0 && (tokens[i] < 0 || tokens[i] >= m->vocab)) return 1;
+    if (length[i / nodes] < 0 || slots[i] < length[i / nodes] || slots[i] >= cache->capacity) return 2;
+    if (positions[i] < length[i / nodes] || positions[i] > slots[i]) return 3;
+  }
+  place(p, scratch);
+#pragma omp parallel num_threads(p->threads)
+  {
+    const int t = omp_get_thread_num();
+    unsigned phase = 0;
+    int64_t a, b, v0, v1;
+#pragma omp single
+    p->threads = omp_get_num_threads(); /* fewer than asked for inside another region */
+    share(p->rows, t, p->threads, &a, &b);
+    if (first < stop)
+      for (int64_t i = a; i < b; i++) {
+        if (first == 0) read_row(&m->embedding, p->tokens[i], p->residual + i * m->hidden);
+        look(p, i);
+      }
+    barrier(p, &phase);
+    share_rows(&m->head, m->vocab, t, p->threads, &v0, &v1);
+    const void *head = logits ? row_of(&m->head, v0) : residual;
+    for (int64_t l = first; l < stop; l++) {
+      int64_t q0, q1;
+      share_rows(&m->layers[l].q, (m->heads + 2 * m->kv_heads) * m->dim, t, p->threads, &q0, &q1);
+      const int64_t start = MIN(q0, m->heads * m->dim); /* near enough where a thread starts inside k or v */
+      run_layer(p, (int)l, t, &phase, l + 1 < stop ? row_of(&m->layers[l + 1].q, start) : head);
+      int64_t h0, h1;
+      share_rows(&m->layers[l].down, m->hidden, t, p->threads, &h0, &h1);
+      for (int64_t i = 0; i < num_taps; i++)
+        if (taps[i] == l)
+          for (int64_t r = 0; r < p->rows; r++)
+            memcpy(tapped + (r * num_taps + i) * m->hidden + h0, residual + r * m->hidden + h0, (h1 - h0) * sizeof(float));
+      barrier(p, &phase);
+    }
+    if (logits) {
+      const Input x = norm(p, reads(&m->head), m->final_norm, t, &phase);
+      linear(&m->head, v0, v1, input_of(&x, &m->head), p->ld_hidden, p->rows, 0, logits, m->vocab, 0, residual);
+    }
+  }
+  return 0;
+}
+
+/* out [rows, ldo] = the first `size` rows of w times x [rows, columns], both float. 0, or 4 where there is no memory. */
+int64_t foretell_product(const Matrix *w, int64_t size, const float *x, int64_t rows, float *out, int64_t ldo,
+                          int64_t threads) {
+  const int64_t n = w->columns, ld = padded(n), stride = block_stride(rows);
+  void *made = aligned_alloc(64, aligned(is_quantised(w) ? blocks_bytes(n, rows) : rows * ld * 4));
+  if (!made) return 4;
+  for (int64_t i = 0; i < rows; i++) {
+    if (is_quantised(w)) {
+      quantise_row(x + i * n, n, (Block *)made + i, stride);
+      quantise_padding(n, (Block *)made + i, stride);
+    } else {
+      const int to_bf16 = w->format == BF16;
+      for (int64_t k = 0; k < n; k += 16)
+        store_as(to_bf16, (char *)made + i * ld * (to_bf16 ? 2 : 4), k, first_lanes(n - k),
+                 v_load_some(first_lanes(n - k), x + i * n + k));
+    }
+  }
+#pragma omp parallel num_threads(threads)
+  {
+    int64_t a, b;
+    share_rows(w, size, omp_get_thread_num(), omp_get_num_threads(), &a, &b);
+    if (a < b) linear(w, a, b, made, ld, rows, 0, out, ldo, 0, row_of(w, a));
+  }
+  free(made);
+  return 0;
+}
+
+/* out [count, columns] = rows of w as floats. */
+int64_t foretell_rows(const Matrix *w, const int64_t *rows, int64_t count, float *out) {
+  for (int64_t i = 0; i < count; i++) read_row(w, rows[i], out + i * w->columns);
+  return 0;
+}
+
+/* See pack_rows. One thread's work: callers divide the rows. */
+int64_t foretell_pack(int64_t format, int64_t kind, const uint8_t *rows, int64_t count, int64_t columns,
+                       int64_t row_bytes, char *out) {
+  pack_rows(format, kind, rows, count, columns, row_bytes, out);
+  return 0;
+}
+
+/* Copy slots src [rows, count] onto dst in every layer; all of a row's are read before any is written. */
+int64_t foretell_move(const Model *m, const Cache *cache, int64_t count, const int64_t *src, const int64_t *dst) {
+  const int64_t bytes = m->dim * (m->bf16 ? 2 : 4);
+  for (int64_t i = 0; i < cache->rows * count; i++)
+    if (src[i] < 0 || src[i] >= cache->capacity || dst[i] < 0 || dst[i] >= cache->capacity) return 2;
+  char *held = malloc(count * bytes + 1);
+  if (!held) return 4;
+  for (int64_t b = 0; b < cache->rows; b++) {
+    const int64_t *from = src + b * count, *to = dst + b * count;
+    if (!memcmp(from, to, count * sizeof(int64_t))) continue;
+    for (int64_t l = 0; l < 2 * m->num_layers; l++) {
+      char *memory = l % 2 ? cache->values[l / 2] : cache->keys[l / 2];
+      for (int64_t h = 0; h < m->kv_heads; h++) {
+        char *base = memory + (b * m->kv_heads + h) * cache->capacity * bytes;
+        for (int64_t i = 0; i < count; i++) memcpy(held + i * bytes, base + from[i] * bytes, bytes);
+        for (int64_t i = 0; i < count; i++) memcpy(base + to[i] * bytes, held + i * bytes, bytes);
+      }
+    }
+  }
+  free(held);
+  return 0;
+}
+
+/* Read `bytes` (a multiple of 256 per thread) once with all threads; the result only keeps the reads alive. */
+int64_t foretell_read(const char *memory, int64_t bytes, int64_t threads) {
+  int64_t total = 0;
+#pragma omp parallel num_threads(threads) reduction(^ : total)
+  {
+    const int64_t part = bytes / omp_get_num_threads() / 256 * 256;
+    const char *from = memory + omp_get_thread_num() * part;
+    uint64_t x[32] = {0};
+    for (int64_t i = 0; i < part; i += 256) {
+      const uint64_t *read = (const uint64_t *)(from + i);
+      UNROLL for (int j = 0; j < 4; j++) prefetch(from + i + 64 * j + 16384);
+      for (int j = 0; j < 32; j++) x[j] ^= read[j];
+    }
+    for (int j = 0; j < 32; j++) total ^= (int64_t)x[j];
+  }
+  return total;
+}
+
+/* These need what stands above. */
+#include "block.h"
+#include "blocks.h"
+#include "flash.h"
+#include "pair.h"

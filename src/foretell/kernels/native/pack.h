@@ -1,0 +1,172 @@
+/* From a file's rows to tiles of 16 rows (quant.h): blocks of GGUF keep their values, floats are rounded. */
+#ifndef FORETELL_PACK_H
+#define FORETELL_PACK_H
+#include "quant.h"
+
+/* What rows may hold, by GGUF's numbers (ggml.h). */
+enum {
+  FROM_F32 = 0, FROM_F16 = 1, FROM_Q4_0 = 2, FROM_Q4_1 = 3, FROM_Q5_0 = 6, FROM_Q5_1 = 7, FROM_Q8_0 = 8, FROM_Q4_K = 12,
+  FROM_Q5_K = 13, FROM_Q6_K = 14, FROM_BF16 = 30
+};
+
+/* One row of a unit of 64 or 256 values. */
+typedef struct {
+  uint8_t codes[256];
+  uint16_t scale[2], minimum[2];         /* float16: of each block of 32, or the first one of all 256 */
+  uint8_t scale_step[16], minimum_step[8];
+} Unit;
+
+/* n bytes: their low halves, then their high halves. */
+INLINE void halves(const uint8_t *from, int n, uint8_t *to) {
+  for (int i = 0; i < n; i++) to[i] = from[i] & 15, to[n + i] = from[i] >> 4;
+}
+
+static void steps_of(const uint8_t *s, Unit *u) {
+  for (int i = 0; i < 4; i++) {
+    u->scale_step[i] = s[i] & 63, u->minimum_step[i] = s[i + 4] & 63;
+    u->scale_step[i + 4] = (uint8_t)((s[i + 8] & 15) | s[i] >> 6 << 4);
+    u->minimum_step[i + 4] = (uint8_t)(s[i + 8] >> 4 | s[i + 4] >> 6 << 4);
+  }
+}
+
+/* A block of 32 of a file: its codes, and its scale (and minimum) as number i of the unit. */
+static void block_of(int64_t kind, const uint8_t *b, int i, Unit *u) {
+  uint8_t *codes = u->codes + 32 * i;
+  uint32_t high;
+  memcpy(&u->scale[i], b, 2);
+  if (kind == FROM_Q4_1 || kind == FROM_Q5_1) memcpy(&u->minimum[i], b + 2, 2), b += 2;
+  b += 2;
+  if (kind == FROM_Q8_0) {
+    for (int k = 0; k < 32; k++) codes[k] = b[k] ^ 128;
+    return;
+  }
+  if (kind == FROM_Q4_0 || kind == FROM_Q4_1) {
+    halves(b, 16, codes);
+    return;
+  }
+  memcpy(&high, b, 4);
+  halves(b + 4, 16, codes);
+  for (int k = 0; k < 32; k++) codes[k] = (uint8_t)((codes[k] | (high >> k & 1) << 4) + (kind == FROM_Q5_0 ? 112 : 0));
+}
+
+static void super_block_of(int64_t kind, const uint8_t *b, Unit *u) {
+  if (kind == FROM_Q6_K) {
+    for (int n = 0; n < 2; n++) {
+      uint8_t *codes = u->codes + 128 * n;
+      const uint8_t *high = b + 128 + 32 * n;
+      halves(b + 64 * n, 64, codes);
+      for (int k = 0; k < 128; k++) codes[k] = (uint8_t)((codes[k] | (high[k % 32] >> k / 32 * 2 & 3) << 4) + 96);
+    }
+    memcpy(u->scale_step, b + 192, 16), memcpy(&u->scale[0], b + 208, 2);
+    return;
+  }
+  memcpy(&u->scale[0], b, 2), memcpy(&u->minimum[0], b + 2, 2);
+  steps_of(b + 4, u);
+  const uint8_t *low = b + (kind == FROM_Q5_K ? 48 : 16);
+  for (int c = 0; c < 4; c++) halves(low + 32 * c, 32, u->codes + 64 * c);
+  if (kind == FROM_Q5_K)
+    for (int k = 0; k < 256; k++) u->codes[k] |= (uint8_t)((b[16 + k % 32] >> k / 32 & 1) << 4);
+}
+
+INLINE float float_at(int64_t kind, const uint8_t *row, int64_t k) {
+  uint32_t bits;
+  uint16_t half;
+  float x;
+  if (kind == FROM_F32) {
+    memcpy(&x, row + 4 * k, 4);
+    return x;
+  }
+  memcpy(&half, row + 2 * k, 2);
+  if (kind == FROM_F16) return _cvtsh_ss(half);
+  bits = (uint32_t)half << 16;
+  memcpy(&x, &bits, 4);
+  return x;
+}
+
+/* n floats (up to 32; what is missing is zero) in the nearest codes: as Q8_0 and Q4_0 have them, but that the scale of 4 bits
+ * is that of least squares for the codes which the largest value at -8 would give. */
+static void round_block(int64_t format, const float *x, int i, Unit *u) {
+  uint8_t *codes = u->codes + 32 * i;
+  const float lowest = format == Q8 ? -127.0f : -8.0f, highest = format == Q8 ? 127.0f : 7.0f;
+  float largest = 0.0f, c[32];
+  for (int k = 0; k < 32; k++) largest = fabsf(x[k]) > fabsf(largest) ? x[k] : largest;
+  u->scale[i] = _cvtss_sh(format == Q8 ? fabsf(largest) / 127.0f : largest / -8.0f, 0);
+  for (int pass = 0; pass < 2; pass++) {
+    const float scale = _cvtsh_ss(u->scale[i]), divisor = scale == 0.0f ? 1.0f : scale;
+    for (int k = 0; k < 32; k++) c[k] = fminf(fmaxf(rintf(x[k] / divisor), lowest), highest);
+    if (format == Q8 || pass) break;
+    double with = 0.0, size = 0.0;
+    for (int k = 0; k < 32; k++) with += (double)x[k] * c[k], size += (double)c[k] * c[k];
+    const uint16_t better = _cvtss_sh((float)(with / fmax(size, 1.0)), 0);
+    if (!(better & 0x7fff)) break;
+    u->scale[i] = better;
+  }
+  for (int k = 0; k < 32; k++) codes[k] = (uint8_t)(int)(c[k] + (format == Q8 ? 128.0f : 8.0f));
+}
+
+/* Unit number `index` of a row. */
+static void unit_from(int64_t format, int64_t kind, const uint8_t *row, int64_t columns, int64_t index, Unit *u) {
+  static const int SIZE[] = {[FROM_Q4_0] = 18, [FROM_Q4_1] = 20, [FROM_Q5_0] = 22, [FROM_Q5_1] = 24, [FROM_Q8_0] = 34,
+                             [FROM_Q4_K] = 144, [FROM_Q5_K] = 176, [FROM_Q6_K] = 210};
+  memset(u, 0, sizeof *u);
+  if (by_256(format)) {
+    super_block_of(kind, row + index * SIZE[kind], u);
+    return;
+  }
+  for (int i = 0; i < 2; i++) {
+    const int64_t block = 2 * index + i;
+    if (block * 32 >= columns) break;
+    if (kind != FROM_F32 && kind != FROM_F16 && kind != FROM_BF16) {
+      block_of(kind, row + block * SIZE[kind], i, u);
+      continue;
+    }
+    float x[32] = {0};
+    for (int k = 0; k < MIN(32, columns - block * 32); k++) x[k] = float_at(kind, row, block * 32 + k);
+    round_block(format, x, i, u);
+  }
+}
+
+/* Row r of a tile's unit. */
+static void place_unit(int64_t format, const Unit *u, int r, char *at) {
+  if (by_256(format)) {
+    const int steps = format == Q8S ? 16 : 8;
+    memcpy(at + 2 * r, &u->scale[0], 2), memcpy(at + 32 + 2 * r, &u->minimum[0], 2);
+    for (int i = 0; i < steps; i++) {
+      at[64 + 256 / steps * i + r] = (char)u->scale_step[i];
+      if (steps == 8) at[80 + 32 * i + r] = (char)u->minimum_step[i];
+    }
+  } else {
+    for (int i = 0; i < 2; i++) {
+      memcpy(at + 32 * i + 2 * r, &u->scale[i], 2);
+      if (has_minimum(format)) memcpy(at + 64 + 32 * i + 2 * r, &u->minimum[i], 2);
+    }
+  }
+  char *codes = at + side_of(format) + 4 * r;
+  for (int64_t k = 0; k < unit_of(format); k += 32)
+    for (int j = 0; j < 32; j += 4) {
+      if (bits_of(format) == 8) {
+        memcpy(codes + (k + j) * TILE, u->codes + k + j, 4);
+      } else if (j < 16) {
+        uint32_t low, high;
+        memcpy(&low, u->codes + k + j, 4), memcpy(&high, u->codes + k + j + 16, 4);
+        low |= high << 4;
+        memcpy(codes + k * TILE / 2 + j * TILE, &low, 4);
+      }
+    }
+}
+
+/* `count` rows of `columns` values, row_bytes apart, as tiles from out on; rows behind the last stay as they are (zero). */
+static void pack_rows(int64_t format, int64_t kind, const uint8_t *rows, int64_t count, int64_t columns,
+                      int64_t row_bytes, char *out) {
+  const int64_t units = (columns + unit_of(format) - 1) / unit_of(format);
+  Unit unit;
+  for (int64_t i = 0; i < count; i++) {
+    char *tile = out + i / TILE * units * unit_bytes(format);
+    for (int64_t u = 0; u < units; u++) {
+      unit_from(format, kind, rows + i * row_bytes, columns, u, &unit);
+      place_unit(format, &unit, (int)(i % TILE), tile + u * unit_bytes(format));
+    }
+  }
+}
+
+#endif

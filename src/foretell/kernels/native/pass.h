@@ -1,0 +1,140 @@
+/* One pass: what it works on, how threads share it, and norms. */
+#ifndef FORETELL_PASS_H
+#define FORETELL_PASS_H
+#include <sched.h>
+
+#include "quant.h"
+
+typedef struct {
+  const Model *model;
+  const Cache *cache;
+  int64_t batch, nodes, tree_nodes, rows; /* rows = batch * nodes */
+  const int64_t *tokens, *length, *slots, *positions;
+  const uint8_t *ancestry;
+  int64_t stride_b, stride_n, stride_t; /* of ancestry [batch, nodes, tree_nodes] */
+  /* scratch; ld* are padded so that rows do not share cache sets */
+  int64_t ld_hidden, ld_mixed, ld_inner, ld_scores, qkv_width;
+  float *residual, *qkv, *gate, *up, *scores;
+  char *normed, *mixed, *inner;
+  Block *blocks, *inner_blocks; /* what quantised matrices read: of norms and of attention; behind the activation */
+  float *row;                   /* a row of floats for each thread */
+  int64_t ld_row;
+  int64_t *run, *reach; /* [rows] tree slots that a node sees from the root on without a gap; end of all that it sees */
+  int threads;
+  atomic_uint arrived;
+} Pass;
+
+static void barrier(Pass *p, unsigned *phase) {
+  const unsigned target = ++*phase * (unsigned)p->threads;
+  atomic_fetch_add_explicit(&p->arrived, 1, memory_order_acq_rel);
+  for (int spins = 0; atomic_load_explicit(&p->arrived, memory_order_acquire) < target;) {
+    if (++spins < 4000) pause_spin();
+    else sched_yield(); /* another process has this core */
+  }
+}
+
+/* The part of n rows that is thread t's, in multiples of unit. */
+INLINE void share_by(int64_t unit, int64_t n, int t, int threads, int64_t *a, int64_t *b) {
+  const int64_t units = (n + unit - 1) / unit;
+  *a = MIN(units * t / threads * unit, n);
+  *b = MIN(units * (t + 1) / threads * unit, n);
+}
+
+/* The same in multiples of 8 where that leaves none idle. */
+INLINE void share(int64_t n, int t, int threads, int64_t *a, int64_t *b) {
+  share_by(n >= 16 * threads ? 8 : 1, n, t, threads, a, b);
+}
+
+/* The same of the rows of a matrix: whole tiles of a quantised one. */
+INLINE void share_rows(const Matrix *w, int64_t n, int t, int threads, int64_t *a, int64_t *b) {
+  if (is_quantised(w)) share_by(TILE, n, t, threads, a, b);
+  else share(n, t, threads, a, b);
+}
+
+/* What matrices read: activations in the model's type, blocks of int8, or both. */
+typedef struct {
+  const void *plain;
+  const Block *blocks;
+} Input;
+enum { PLAIN = 1, BLOCKS = 2 };
+INLINE int reads(const Matrix *w) { return is_quantised(w) ? BLOCKS : PLAIN; }
+INLINE const void *input_of(const Input *x, const Matrix *w) { return is_quantised(w) ? (const void *)x->blocks : x->plain; }
+
+/* y = x / rms(x) * weight, in the model's type. */
+static void norm_row(int is_bf16, const float *x, const float *weight, int64_t n, float eps, void *y) {
+  vec squares = v_zero();
+  for (int64_t i = 0; i < n; i += 16) {
+    vec v = v_load_some(first_lanes(n - i), x + i);
+    squares = v_fma(v, v, squares);
+  }
+  const vec scale = v_all(1.0f / sqrtf(sum1(squares) / (float)n + eps));
+  for (int64_t i = 0; i < n; i += 16) {
+    const Lanes lanes = first_lanes(n - i);
+    vec v = v_mul(v_load_some(lanes, x + i), scale);
+    store_as(is_bf16, y, i, lanes, v_mul(v, v_load_some(lanes, weight + i)));
+  }
+}
+
+/* Where thread t keeps the blocks of rows of n values: its own where rows are few. */
+INLINE Block *blocks_for(Pass *p, int64_t n, int t) {
+  return (Block *)((char *)p->blocks + (p->rows <= FEW_ROWS ? t * blocks_bytes(n, p->rows) : 0));
+}
+
+/* All rows, normed: by every thread for itself where they are few (returns its own copy), else divided. */
+static Input norm(Pass *p, int wanted, const float *weight, int t, unsigned *phase) {
+  const Model *m = p->model;
+  const int64_t row_bytes = p->ld_hidden * (m->bf16 ? 2 : 4), stride = block_stride(p->rows);
+  const int own = p->rows <= FEW_ROWS;
+  int64_t a = 0, b = p->rows;
+  char *to = p->normed + (own ? t * p->rows * row_bytes : 0);
+  Block *blocks = blocks_for(p, m->hidden, t);
+  float *row = p->row + t * p->ld_row;
+  if (!own) share(p->rows, t, p->threads, &a, &b);
+  for (int64_t i = a; i < b; i++) {
+    const float *x = p->residual + i * m->hidden;
+    if (wanted & PLAIN) norm_row(m->bf16, x, weight, m->hidden, (float)m->eps, to + i * row_bytes);
+    if (!(wanted & BLOCKS)) continue;
+    norm_row(0, x, weight, m->hidden, (float)m->eps, row);
+    quantise_row(row, m->hidden, blocks + i, stride);
+    quantise_padding(m->hidden, blocks + i, stride);
+  }
+  if (!own) barrier(p, phase);
+  return (Input){to, blocks};
+}
+
+/* What attention mixed: blocks are made of the floats that it leaves where a quantised matrix reads them. */
+static Input mixture(Pass *p, const Matrix *reader, int t, unsigned *phase) {
+  const int64_t n = p->model->heads * p->model->dim, stride = block_stride(p->rows);
+  Block *blocks = blocks_for(p, n, t);
+  if (is_quantised(reader)) {
+    const int own = p->rows <= FEW_ROWS;
+    int64_t a = 0, b = p->rows;
+    if (!own) share(p->rows, t, p->threads, &a, &b);
+    for (int64_t i = a; i < b; i++) {
+      quantise_row((const float *)p->mixed + i * p->ld_mixed, n, blocks + i, stride);
+      quantise_padding(n, blocks + i, stride);
+    }
+    if (!own) barrier(p, phase);
+  }
+  return (Input){p->mixed, blocks};
+}
+
+/* Optional norm, then rotation by position, of one head's vector; x may be y. */
+static void rotate(const Pass *p, const float *x, const float *weight, int64_t position, float *y) {
+  const int64_t dim = p->model->dim, half = dim / 2;
+  float normed[MAX_DIM];
+  if (weight) {
+    norm_row(0, x, weight, dim, (float)p->model->eps, normed);
+    x = normed;
+  }
+  const float *cos = p->cache->cos + position * half, *sin = p->cache->sin + position * half;
+  for (int64_t i = 0; i < half; i += 16) {
+    const Lanes lanes = first_lanes(half - i);
+    const vec c = v_load_some(lanes, cos + i), s = v_load_some(lanes, sin + i);
+    const vec u = v_load_some(lanes, x + i), v = v_load_some(lanes, x + half + i);
+    v_store_some(y + i, lanes, v_fnma(v, s, v_mul(u, c)));
+    v_store_some(y + half + i, lanes, v_fma(u, s, v_mul(v, c)));
+  }
+}
+
+#endif

@@ -1,0 +1,60 @@
+/* Vectors of 16 floats (vec) and of 32 bf16 (bf16x32), as two headers implement them; only these name instructions.
+ *
+ *  v_load, v_store, v_zero, v_all        whole vectors; v_all has one value in all lanes
+ *  v_load_some, v_store_some, v_keep     lanes that take no part are zero, and their memory is neither read nor written
+ *  v_add .. v_min, v_fma, v_fnma         a * b + c and c - a * b, rounded once
+ *  v_max_some                            the larger of a and b; a in lanes that take no part
+ *  v_round, v_scale                      to the nearest integer, ties to even; x * 2^n for whole n in [-126, 127]
+ *  sums16, sums8                         lane i is the sum of the lanes of v[i], by one tree: i + 8, then 4, 2, 1
+ *  sum1, v_largest                       of the lanes of one vector; sum1 by the same tree
+ *  widen, narrow                         16 bf16 to float; float to bf16, to nearest even as torch rounds
+ *  h_load_some, h_store_some             the first lanes of 16 bf16
+ *  v_load_bf16                            the first n of 32 bf16, else zero
+ *  odd_floats, even_floats, v_dot_bf16   lane i of acc plus the products of elements 2 i + 1, then 2 i, each rounded once
+ *
+ * Both give the same bits, but for numbers below 2^-126, which AVX512_BF16 takes for zero.
+ */
+#ifndef FORETELL_VECTORS_H
+#define FORETELL_VECTORS_H
+#include "common.h"
+
+#include <immintrin.h>
+
+#ifdef __AVX512F__
+#include "avx512.h"
+#else
+#include "avx2.h"
+#endif
+
+INLINE void prefetch(const char *p) { _mm_prefetch(p, _MM_HINT_T0); }
+INLINE void pause_spin(void) { _mm_pause(); }
+
+INLINE Lanes first_lanes(int64_t n) { return n >= 16 ? 0xffff : (Lanes)((1u << n) - 1); }
+
+/* exp for x <= 0 or moderate; relative error about 2e-7. */
+INLINE vec exp16(vec x) {
+  x = v_max(v_min(x, v_all(88.0f)), v_all(-87.0f));
+  vec n = v_round(v_mul(x, v_all(1.44269504f)));
+  vec r = v_fnma(n, v_all(0.693359375f), x);
+  r = v_fnma(n, v_all(-2.12194440e-4f), r);
+  vec p = v_all(1.9875691500e-4f);
+  p = v_fma(p, r, v_all(1.3981999507e-3f));
+  p = v_fma(p, r, v_all(8.3334519073e-3f));
+  p = v_fma(p, r, v_all(4.1665795894e-2f));
+  p = v_fma(p, r, v_all(1.6666665459e-1f));
+  p = v_fma(p, r, v_all(5.0000001201e-1f));
+  p = v_fma(v_mul(r, r), p, v_add(r, v_all(1.0f)));
+  return v_scale(p, n);
+}
+
+/* Load or store up to 16 values (the first lanes) of the model's type. */
+INLINE vec load_as(int is_bf16, const void *p, int64_t i, Lanes lanes) {
+  if (is_bf16) return widen(h_load_some(lanes, (const bf16 *)p + i));
+  return v_load_some(lanes, (const float *)p + i);
+}
+INLINE void store_as(int is_bf16, void *p, int64_t i, Lanes lanes, vec x) {
+  if (is_bf16) h_store_some((bf16 *)p + i, lanes, narrow(x));
+  else v_store_some((float *)p + i, lanes, x);
+}
+
+#endif

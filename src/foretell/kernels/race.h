@@ -1,0 +1,43 @@
+/* The race of keyed exponentials over one row: what ``noise.exponentials`` and an argmax compute.
+ *
+ * Most tokens never need their logarithm: E = -log1p(-w) >= w, so p / w bounds the score from above, and only tokens
+ * whose bound beats the best score so far can win. What remains is one hash a token, which vectorises.
+ */
+#ifndef FORETELL_RACE_H
+#define FORETELL_RACE_H
+#include <math.h>
+#include <stdint.h>
+
+#define GOLDEN 0x9E3779B97F4A7C15ULL
+#define RACE_BLOCK 512
+
+static inline uint64_t mix_bits(uint64_t x) {
+    x = (x ^ (x >> 30)) * 0xBF58476D1CE4E5B9ULL;
+    x = (x ^ (x >> 27)) * 0x94D049BB133111EBULL;
+    return x ^ (x >> 31);
+}
+
+/* The index that maximises p / E, E keyed by (key, table): the first of equal ones, 0 where nothing has mass. */
+static inline int64_t race_row(const float *p, int64_t count, uint64_t key, const uint64_t *table) {
+    float w[RACE_BLOCK], best = -1.0f;
+    int64_t winner = 0;
+    for (int64_t from = 0; from < count; from += RACE_BLOCK) {
+        const int64_t size = count - from < RACE_BLOCK ? count - from : RACE_BLOCK;
+        int any = 0;
+        for (int64_t i = 0; i < size; ++i) {
+            const uint32_t bits = (uint32_t)(mix_bits(key + table[from + i]) >> 32);
+            w[i] = ((float)bits + 0.5f) * 0x1p-32f;
+            any |= p[from + i] > best * w[i];
+        }
+        if (!any) continue;
+        for (int64_t i = 0; i < size; ++i) {
+            const float chance = p[from + i];
+            if (!(chance > best * w[i])) continue;
+            const float u = w[i] < 1.0f - 0x1p-24f ? w[i] : 1.0f - 0x1p-24f;
+            const float score = chance / (float)(-log1p(-(double)u));
+            if (score > best) { best = score; winner = from + i; }
+        }
+    }
+    return winner;
+}
+#endif

@@ -1,0 +1,155 @@
+"""The residual of the target's distribution after rejected drafts: one pass over a row of p and q per rejected child,
+in C.
+
+After any number of rejected children the rest of p at a node is ``(keep p - take q)+`` with two scalars, but for the
+tokens of the children themselves, so a whole tree is tried without storing a residual: the only [B, V] tensor is the
+distribution that is left at the node where the walk stopped. ``try_tree`` returns None where the kernel cannot serve
+(another device, another dtype, no compiler, ``FORETELL_NATIVE=0``); callers then use their slow reference in torch.
+"""
+
+import ctypes
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from foretell.core.tree import TokenTree
+from foretell.kernels.bounds import check_distributions, check_nodes
+from foretell.kernels.build import BuildError, load_library
+
+_TYPES = {torch.float32: "float", torch.float64: "double"}
+
+
+@dataclass(frozen=True)
+class Tried:
+    """A tree whose children were all tried in order; float64, zero on padding. N nodes with the root.
+
+    The rest of p at node i, after all its children were rejected, is ``(keep[i] p - take[i] q)+`` at some scale, but
+    ``kept[j]`` at the token of each child j.
+    """
+
+    start: Tensor  # [B, N] by rejection: P(child i is accepted | the siblings before were not); else the ratio at i
+    end: Tensor  # [B, N] by traversal: what is left of start after all children of i were rejected; the root's is 1
+    keep: Tensor  # [B, N]
+    take: Tensor  # [B, N]
+    kept: Tensor  # [B, N] entry j belongs to the parent of j
+
+
+@lru_cache(maxsize=1)
+def residual_library() -> ctypes.CDLL | None:
+    """The C kernels, or None where they cannot be built."""
+    try:
+        library = load_library("residual")
+    except BuildError:
+        return None
+    whole, pointer = ctypes.c_int64, ctypes.c_void_p
+    for name in _TYPES.values():
+        for function, kinds, answer in (
+            ("try_tree", [whole] * 3 + [ctypes.c_int] + [pointer] * 11, ctypes.c_int),
+            ("rest", [whole] * 3 + [pointer] * 9, None),
+            ("select", [whole] * 3 + [ctypes.c_int] + [pointer] * 8, ctypes.c_int),
+            ("selected_rest", [whole] * 3 + [pointer] * 6, ctypes.c_int),
+        ):
+            entry = getattr(library, f"foretell_{function}_{name}")
+            entry.argtypes, entry.restype = kinds, answer
+    return library
+
+
+def kernel_of(function: str, p: Tensor, q: Tensor | None) -> "ctypes._NamedFuncPointer | None":
+    """The kernel for distributions of this device and dtype; None where there is none."""
+    if p.device.type != "cpu" or p.dtype not in _TYPES:
+        return None
+    if q is not None and (q.dtype != p.dtype or q.device != p.device):
+        return None
+    library = residual_library()
+    return None if library is None else getattr(library, f"foretell_{function}_{_TYPES[p.dtype]}")
+
+
+def try_tree(tree: TokenTree, p: Tensor, *, ahead: bool) -> tuple[Tensor, Tried] | None:
+    """(stops [B, N] in the dtype of p, what residual needs) of recursive rejection (ahead=False: a node before its
+    children) or traversal (ahead=True: a node after its subtree). None where the kernel cannot serve.
+
+    p [B, N, V]. Reads one row of p and q for each child but, with ahead=False, the last of a node, for which q alone is
+    read (is it a distribution?); FIXED children cost a scalar. Temporaries: [B, N].
+    Raises VocabularyMismatchError or ModelError for a tree whose tokens or parents are out of range.
+    """
+    check_distributions(tree, p)
+    kernel = kernel_of("try_tree", p, tree.q)
+    if kernel is None:
+        return None
+    num_rows, num_nodes, vocab_size = p.shape
+    tokens, parent, label, p = (x.contiguous() for x in (tree.tokens, tree.parent, tree.drawn_by, p))
+    q = None if tree.q is None else tree.q.contiguous()
+    out = torch.empty(6, num_rows, num_nodes, dtype=torch.float64)
+    start, end, keep, take, kept, stops = out.unbind(0)
+    failed = kernel(
+        num_rows,
+        num_nodes,
+        vocab_size,
+        int(ahead),
+        tokens.data_ptr(),
+        parent.data_ptr(),
+        label.data_ptr(),
+        p.data_ptr(),
+        None if q is None else q.data_ptr(),
+        *(x.data_ptr() for x in (start, end, keep, take, kept, stops)),
+    )
+    return None if failed else (stops.to(p.dtype), Tried(start, end, keep, take, kept))
+
+
+def rest_at(tree: TokenTree, p: Tensor, tried: Tried, at: Tensor) -> Tensor:
+    """[B, V] the rest of p (any scale) at node at[b], all children rejected; p itself where nothing is left.
+
+    Only after ``try_tree`` with the same tree and p. A row of p that is not finite is returned as it is.
+    Raises as ``try_tree`` does, and for a node that the tree does not have.
+    """
+    kernel = kernel_of("rest", p, tree.q)
+    assert kernel is not None, "try_tree ran"
+    check_distributions(tree, p)
+    num_rows, num_nodes, vocab_size = p.shape
+    check_nodes(at, num_rows, num_nodes)
+    assert tried.keep.shape == tree.tokens.shape, "tried is of another tree"
+    tokens, parent, at, p = (x.contiguous() for x in (tree.tokens, tree.parent, at, p))
+    q = None if tree.q is None else tree.q.contiguous()
+    out = torch.empty(num_rows, vocab_size, dtype=p.dtype)
+    kernel(
+        num_rows,
+        num_nodes,
+        vocab_size,
+        tokens.data_ptr(),
+        parent.data_ptr(),
+        p.data_ptr(),
+        None if q is None else q.data_ptr(),
+        *(x.data_ptr() for x in (tried.keep, tried.take, tried.kept, at, out)),
+    )
+    return out
+
+
+def excess(p: Tensor, q: Tensor, keep: Tensor, take: Tensor) -> Tensor:
+    """[R] float64: sum (keep p - take q)+ of rows p, q [R, V] with scalars keep, take [R]. For the slow references."""
+    return subtract(p, q, keep, take).double().sum(-1)
+
+
+def subtract(p: Tensor, q: Tensor, keep: Tensor, take: Tensor) -> Tensor:
+    """[R, V] ``(keep p - take q)+`` in the dtype of p, with scalars keep, take [R]; a NaN stays one. For the slow
+    references."""
+    return (keep.to(p.dtype)[:, None] * p - take.to(p.dtype)[:, None] * q).clamp(min=0.0)
+
+
+def rank(p: Tensor, q: Tensor) -> Tensor:
+    """int32, the place of tokens by p / q, larger for more: the ratio rounded down to 6 bits, 0 where q is none."""
+    ratio = torch.where(q > 0, p / torch.where(q > 0, q, 1.0), 0.0).float()
+    return torch.where(ratio > 0, ratio.view(torch.int32) >> 18, 0)
+
+
+def below(p: Tensor, q: Tensor) -> Tensor:
+    """[R, V] float64: the mass of q at the tokens before each, by (``rank``, id), of rows p, q [R, V].
+
+    A strict order that the context alone decides. For the slow reference; the kernel needs no sort, since ranks are
+    2^13.
+    """
+    order = rank(p, q).sort(dim=-1, stable=True).indices
+    mass = q.double().gather(-1, order).cumsum(-1)
+    before = torch.nn.functional.pad(mass, (1, 0))[..., :-1]
+    return torch.empty_like(before).scatter_(-1, order, before)

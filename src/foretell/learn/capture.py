@@ -1,0 +1,192 @@
+"""Texts as they are served: tokens, the target's logits at every place, and the hidden states that the drafter reads.
+
+Per step the accepted path's logits are gathered into one block of half precision, and the rest (reducing it to the most
+probable tokens) is left to the learner. What this takes of the engine's thread is measured and paid from an allowance, so
+that capturing all requests, some, or none is decided by what it costs here.
+"""
+
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from foretell.engine.event import StepEvent
+from foretell.engine.state import Row
+from foretell.engine.tapping import Tapping
+from foretell.learn.route import Router
+from foretell.learn.texts import RawText
+from foretell.planner.account import Allowance
+
+
+@dataclass
+class Mark:
+    """Carried by a request's row as ``Row.teaches``: to whom its text goes, and what was captured of it."""
+
+    pupil: str  # key of the adapter
+    method: str
+    taps: tuple[int, ...]  # layers that the drafter reads, in its order
+    cluster: int = 0  # the kind of text it was taken for ...
+    router: Router | None = None  # ... by this router: its owner may have been dropped meanwhile
+    counts: tuple[int, int] = (0, 0)  # first guesses made, and kept
+    begun: bool = False
+    dropped: bool = False  # nothing more is captured of it
+    logits: list[Tensor] = field(default_factory=list)  # views [*, V] of the steps' blocks
+    num_laws: int = 0
+    known_taps: list[tuple[int, Tensor]] = field(default_factory=list)  # (position of the first, [n, T * H] half)
+    num_bytes: int = 0
+
+    def drop(self) -> int:
+        """Forget what was captured; how many bytes."""
+        freed, self.num_bytes = self.num_bytes, 0
+        self.dropped, self.logits, self.known_taps = True, [], []
+        return freed
+
+
+class Capture:
+    """Used on the engine's thread alone."""
+
+    def __init__(self, allowance: Allowance, *, max_length: int, max_bytes: int) -> None:
+        """max_bytes: of requests in flight; what comes beyond it is not captured."""
+        self.allowance, self.max_length, self.max_bytes = allowance, max_length, max_bytes
+        self.held_bytes = self.num_skipped = 0
+        self.seconds = 0.0
+        self._seconds_a_place = 20e-6  # of capturing, running mean
+        self._open: dict[int, Row] = {}  # rows that hold something, by id
+
+    def prompt(self, row: Row, start: int, taps: Tensor) -> None:
+        """Hidden states of known text."""
+        mark = row.teaches
+        if not isinstance(mark, Mark) or mark.dropped or not mark.taps or start >= self.max_length:
+            return
+        if not mark.begun and not self._begin(row, mark, is_new=not row.token_ids):
+            return
+        begun = perf_counter()
+        self._keep_taps(mark, start, taps)
+        self._pay(begun)
+
+    def _begin(self, row: Row, mark: Mark, *, is_new: bool) -> bool:
+        """Whether the request is captured: from its first token on, if it fits and the allowance covers it."""
+        mark.begun = True
+        places = min(row.max_tokens, self.max_length - len(row.prompt_ids))
+        fits = len(row.prompt_ids) + 1 < self.max_length and self.held_bytes < self.max_bytes and is_new
+        if fits and self.allowance.covers(self._seconds_a_place * max(1, places)):
+            self._open[id(row)] = row
+            return True
+        mark.drop()
+        self.num_skipped += 1
+        return False
+
+    def observe(self, event: StepEvent) -> list[tuple[Row, RawText]]:
+        """Take in a step. Returns the texts that ended with it."""
+        self.allowance.earn(event.seconds)
+        begun = perf_counter()
+        rows: list[tuple[int, Row, Mark, int]] = []  # index, row, mark, places of this step
+        for index, row in enumerate(event.rows):
+            mark = row.teaches
+            if not isinstance(mark, Mark) or mark.dropped:
+                continue
+            emitted = len(event.commit.tokens[index])
+            if row.error is not None:
+                self._forget(row, mark)
+                continue
+            if not mark.begun and not self._begin(row, mark, is_new=len(row.token_ids) == emitted):
+                continue
+            room = self.max_length - len(row.prompt_ids) - mark.num_laws
+            places = max(0, min(emitted, room))
+            rows.append((index, row, mark, places))
+        if not rows:
+            return []
+        self._gather(event, rows)
+        ended = [(row, self._finish(row, mark)) for _, row, mark, _ in rows if row.finish_reason is not None]
+        seconds = self._pay(begun)
+        count = sum(places for *_, places in rows)
+        if count:
+            self._seconds_a_place += 0.02 * (seconds / count - self._seconds_a_place)
+        if self.held_bytes > self.max_bytes:
+            self._make_room()
+        return [(row, text) for row, text in ended if text is not None]
+
+    def _gather(self, event: StepEvent, rows: list[tuple[int, Row, Mark, int]]) -> None:
+        """One block of logits for all rows, less each one's largest so that half precision is finest where p is large."""
+        at = [(index, node) for index, _, _, places in rows for node in event.commit.path[index][:places]]
+        if not at:
+            return
+        which, nodes = zip(*at, strict=True)
+        picked = event.logits[list(which), list(nodes)]
+        block = (picked - picked.amax(-1, keepdim=True)).to("cpu", torch.float16)
+        begin = 0
+        for index, row, mark, places in rows:
+            if not places:
+                continue
+            part = block[begin : begin + places]
+            begin += places
+            mark.logits.append(part)
+            mark.num_laws += places
+            self._count(mark, part.nbytes)
+            if mark.taps and event.commit.taps is not None:
+                taps = event.commit.taps[index : index + 1, event.commit.path[index][:places]]
+                if event.tap_layers != mark.taps:
+                    taps = Tapping(event.tap_layers).pick(taps, mark.taps)
+                position = len(row.prompt_ids) - 1 + mark.num_laws - places
+                self._keep_taps(mark, position, taps[0])
+
+    def _keep_taps(self, mark: Mark, start: int, taps: Tensor) -> None:
+        kept = taps[: max(0, self.max_length - start)].to("cpu", torch.float16, copy=True)
+        mark.known_taps.append((start, kept))
+        self._count(mark, kept.nbytes)
+
+    def _count(self, mark: Mark, num_bytes: int) -> None:
+        mark.num_bytes += num_bytes
+        self.held_bytes += num_bytes
+
+    def _finish(self, row: Row, mark: Mark) -> RawText | None:
+        """The text of a row that ended; None where there is too little of it."""
+        logits, known = mark.logits, mark.known_taps
+        self._forget(row, mark)
+        if mark.num_laws < 2:
+            return None
+        tokens = (row.prompt_ids + row.token_ids)[: len(row.prompt_ids) + mark.num_laws]
+        taps = _joined(known, len(tokens)) if mark.taps else None
+        if mark.taps and taps is None:
+            self.num_skipped += 1
+            return None
+        return RawText(tokens, len(row.prompt_ids), row.params.temperature, logits, taps)
+
+    def _forget(self, row: Row, mark: Mark) -> None:
+        self.held_bytes -= mark.drop()
+        self._open.pop(id(row), None)
+
+    def _make_room(self) -> None:
+        """Drop what requests hold that ended without a step (cancelled), then the largest."""
+        self.sweep()
+        while self.held_bytes > self.max_bytes and self._open:
+            row = max(self._open.values(), key=lambda one: one.teaches.num_bytes)  # type: ignore[attr-defined]
+            self._forget(row, row.teaches)  # type: ignore[arg-type]
+            self.num_skipped += 1
+
+    def sweep(self) -> None:
+        """Forget requests that ended without a step: cancelled ones, and those that timed out."""
+        for row in [row for row in self._open.values() if row.finish_reason is not None]:
+            self._forget(row, row.teaches)  # type: ignore[arg-type]
+
+    def _pay(self, begun: float) -> float:
+        seconds = perf_counter() - begun
+        self.seconds += seconds
+        self.allowance.charge(seconds)
+        return seconds
+
+
+def _joined(known: list[tuple[int, Tensor]], length: int) -> Tensor | None:
+    """[length, T * H] of pieces by position, later ones over earlier; the last position needs none. None where one is
+    missing."""
+    if not known:
+        return None
+    out = torch.zeros(length, known[0][1].shape[1], dtype=torch.float16)
+    seen = torch.zeros(length, dtype=torch.bool)
+    for start, piece in known:
+        stop = min(length, start + len(piece))
+        if stop > start:
+            out[start:stop] = piece[: stop - start]
+            seen[start:stop] = True
+    return out if bool(seen[: length - 1].all()) else None

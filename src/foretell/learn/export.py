@@ -1,0 +1,34 @@
+"""What was learned as a checkpoint: a directory that ``--draft`` and ``--method`` load, as ``foretell train`` writes."""
+
+import copy
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from foretell.learn.student import Student
+from foretell.methods.common import formats
+from foretell.methods.common.head import Head
+from foretell.model.load import load_tokenizer
+
+
+def export(student: Student, weights: Mapping[str, Tensor], folder: Path) -> None:
+    """Write a version's weights whole or not at all: beside the folder first, then in its place. Raises OSError."""
+    part = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    made: Any = copy.deepcopy(student.objective.head).cpu()
+    made.load_state_dict(dict(weights))
+    if isinstance(made, Head):
+        formats.save(made, part, target=student.origin.target, target_name=student.origin.target.name)
+    else:
+        made.save_pretrained(str(part))
+        load_tokenizer(student.origin.init).save_pretrained(str(part))
+    old = folder.with_name(f".{folder.name}.old")
+    shutil.rmtree(old, ignore_errors=True)
+    if folder.exists():
+        folder.rename(old)
+    part.rename(folder)
+    shutil.rmtree(old, ignore_errors=True)

@@ -1,0 +1,67 @@
+"""Learning from a file of prompts, as a service learns from its requests: each is answered, and then learned from."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from foretell.core.errors import ConfigError
+from foretell.core.params import SamplingParams
+from foretell.core.prompts import conversation, entries, read_text
+from foretell.engine.engine import Engine
+from foretell.learn.options import LearnOptions
+from foretell.learn.session import Session
+from foretell.train.prompts import chat_ids
+
+
+def read_prompts(file: Path | str, engine: Engine) -> list[list[int]]:
+    """Token ids of a file's prompts, in their order. Raises ConfigError, PromptError."""
+    text = read_text(file, f"data {str(file)!r}")
+    made: list[list[int]] = []
+    for entry in entries(text, str(file), suffix=Path(file).suffix):
+        asked = conversation(entry)
+        messages: list[Any] = list(asked.messages)
+        if not messages and asked.format == "chat":
+            messages = [{"role": "user", "content": asked.texts[0]}]
+        made.append(chat_ids(messages, engine, entry.where) if messages else engine._encode(asked.texts[0]))
+    return made
+
+
+def learn_from(
+    engine: Engine,
+    file: Path | str,
+    options: LearnOptions,
+    params: SamplingParams,
+    *,
+    epochs: int = 1,
+    max_rows: int = 4,
+    progress: Callable[[int, int, float], None] = lambda done, total, acceptance: None,
+) -> dict[str, Any]:
+    """Answer the file's prompts ``epochs`` times and learn from the answers; the learner's state at the end.
+
+    progress is called after each answer with how many there are, of how many, and the share of its guesses that was
+    kept. Where options name a folder, checkpoints are saved there at the end. Raises ConfigError, PromptError."""
+    prompts = read_prompts(file, engine)
+    options = replace(options, learn_share=1.0)  # nobody waits for these answers
+    session = Session(engine, options, max_rows=max_rows)
+    longest = session.longest - 2
+    prompts = [ids for ids in prompts if len(ids) <= longest]
+    if not prompts:
+        raise ConfigError(f"data {str(file)!r}: no prompt is shorter than {longest} tokens: shorten them")
+    total = epochs * len(prompts)
+    learner = session.learner
+    assert learner is not None
+
+    def all_of_them() -> Iterator[list[int]]:
+        for _ in range(epochs):
+            yield from prompts
+
+    try:
+        for done, one in enumerate(session.run(all_of_them(), params), start=1):
+            progress(done, total, one.acceptance_rate)
+        if options.learn_dir is not None:
+            learner.act("save")
+            session.learn()
+        return learner.state()
+    finally:
+        session.close()

@@ -1,0 +1,87 @@
+"""Whether what was learned may serve: held-out texts decide, recent and old ones."""
+
+import math
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from foretell.learn.texts import Text
+
+CONFIDENCE = 1.0
+"""Standard errors by which the gain on recent texts must exceed ``min_gain``'s zero: one of six lucky updates that gain
+nothing passes that, and must gain ``min_gain`` besides."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Means over held-out texts of the expected share of guesses kept, before and after."""
+
+    passes: bool
+    reason: str
+    recent_before: float
+    recent_after: float
+    old_before: float | None  # None: there are no old ones yet
+    old_after: float | None
+
+
+def judge(
+    recent: tuple[Sequence[float], Sequence[float]],
+    old: tuple[Sequence[float], Sequence[float]],
+    *,
+    min_gain: float,
+    max_loss: float,
+) -> Verdict:
+    """The scores of the same texts (before, after). It passes where recent ones gain at least ``min_gain``, and more than
+    their spread explains, and old ones lose at most ``max_loss``."""
+    gains = [after - before for before, after in zip(*recent, strict=True)]
+    losses = [before - after for before, after in zip(*old, strict=True)]
+    before, after = _mean(recent[0]), _mean(recent[1])
+    old_before, old_after = (_mean(old[0]), _mean(old[1])) if losses else (None, None)
+    gain = _mean(gains)
+    reason = ""
+    if not all(math.isfinite(value) for value in (*recent[1], *old[1])):
+        reason = "a score is not finite"
+    elif len(gains) < 2:
+        reason = f"{len(gains)} held-out texts are too few to say"
+    elif gain < min_gain:
+        reason = f"recent texts: {gain:+.4f}, and {min_gain:+.4f} is asked"
+    elif gain <= CONFIDENCE * _standard_error(gains):
+        reason = f"recent texts: {gain:+.4f} with a standard error of {_standard_error(gains):.4f}"
+    elif losses and _mean(losses) > max_loss:
+        reason = f"old texts: {-_mean(losses):+.4f}, and {-max_loss:+.4f} is allowed"
+    return Verdict(not reason, reason, before, after, old_before, old_after)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _standard_error(values: Sequence[float]) -> float:
+    mean, count = _mean(values), len(values)
+    return math.sqrt(sum((value - mean) ** 2 for value in values) / (count * (count - 1)))
+
+
+@dataclass
+class Quota:
+    """Held-out texts: the last ``size`` ones, and as many of all before them, each with the same chance. At most two of
+    one prompt: a client who repeats one request decides nothing alone."""
+
+    size: int = 12
+    recent: deque[Text] = field(default_factory=deque)
+    old: list[Text] = field(default_factory=list)
+    num_aged: int = 0  # texts that left ``recent``
+
+    def add(self, text: Text, pick: Callable[[int], int]) -> None:
+        """Take in a text; pick(n) is a random number below n."""
+        alike = [other for other in self.recent if other.prompt == text.prompt]
+        if len(alike) >= 2:
+            self.recent = deque(other for other in self.recent if other is not alike[0])
+        self.recent.append(text)
+        if len(self.recent) <= self.size:
+            return
+        aged = self.recent.popleft()
+        self.num_aged += 1
+        if len(self.old) < self.size:
+            self.old.append(aged)
+        elif (place := pick(self.num_aged)) < self.size:
+            self.old[place] = aged

@@ -1,0 +1,101 @@
+"""How to learn while serving: one dataclass, whose fields are, with their help, options of ``foretell serve``."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from foretell.core.errors import ConfigError
+from foretell.core.settings import setting, settle
+
+if TYPE_CHECKING:
+    from foretell.engine.engine import Engine
+    from foretell.engine.groups import Choice
+    from foretell.learn.learner import Learner
+
+WHERE = ("process", "inline")
+"""In a process of its own, at idle priority; or on the engine's thread, in quanta while no request runs."""
+
+
+@dataclass(frozen=True)
+class LearnOptions:
+    """What ``Service(learn=...)`` takes."""
+
+    learn_every: int = setting(8, "Texts between two updates; as many older ones are learned again.")
+    learn_memory_mib: float = setting(256.0, "Memory for texts to learn from; the oldest are dropped.", metavar="MIB")
+    learn_dir: str | None = setting(
+        None, "Where swapped-in weights, the log of events and, on request, checkpoints are written; learning goes on from "
+        "there at the next start. Texts are never written.", metavar="DIR", default_text="nothing is written",
+    )  # fmt: skip
+    learn_share: float = setting(
+        0.02, "Share of the serving time that capturing texts and swapping weights may take.", metavar="SHARE"
+    )
+    learn_adapters: int = setting(1, "Versions of the drafter that learn side by side, for different kinds of texts.")
+    learn_device: str | None = setting(None, "A device to learn on.", metavar="DEVICE", default_text="the CPU")
+    learn_lr: float | None = setting(
+        None, "Learning rate.", metavar="LR", default_text="by the hidden size, 0.001 for 256 and less"
+    )
+    # Not of the command line.
+    held_out: int = 8  # one text in so many is kept for the gate
+    replay: int = 8  # texts learned again in each update
+    batch_texts: int = 4  # of an optimiser step
+    num_laws: int = 64  # most probable tokens kept of each distribution
+    max_length: int = (
+        1024  # tokens of a text, prompt included; longer ones are cut, or skipped where the prompt is longer
+    )
+    max_owners: int = 8  # API keys with weights of their own; the least recently used is dropped
+    clip: float = 1.0
+    min_gain: float = 0.005  # of held-out acceptance, for a swap
+    max_loss: float = 0.01  # on old held-out texts
+    fall: float = 0.05  # of live acceptance over ``fall_steps`` after a swap, for going back
+    fall_steps: int = 200
+    patience: int = 4  # refusals in a row, after which the learner rests
+    rest_texts: int = 64  # ... until so many texts have come, or acceptance falls
+    quantum_s: float = 0.02  # of learning on the engine's thread
+    where: str = "process"
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values, each with one clear ConfigError."""
+        settle(self)
+        for name in (
+            "learn_every", "held_out", "replay", "batch_texts", "num_laws", "max_length", "max_owners", "fall_steps",
+            "patience", "rest_texts",
+        ):  # fmt: skip
+            if getattr(self, name) < (0 if name == "replay" else 1):
+                raise ConfigError(f"{name} = {getattr(self, name)} must be at least {0 if name == 'replay' else 1}")
+        if self.held_out < 2:
+            raise ConfigError("held_out = 1 would leave no text to learn from: one in so many is kept for the gate")
+        if not 1 <= self.learn_adapters <= 3:
+            raise ConfigError(f"learn_adapters = {self.learn_adapters} must be 1, 2 or 3")
+        for name in ("learn_memory_mib", "clip", "quantum_s"):
+            if not getattr(self, name) > 0:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be positive")
+        if not 0 < self.learn_share <= 1:
+            raise ConfigError(f"learn_share = {self.learn_share} must be in (0, 1]")
+        if self.learn_lr is not None and not self.learn_lr > 0:
+            raise ConfigError(f"learn_lr = {self.learn_lr} must be positive")
+        if self.where not in WHERE:
+            raise ConfigError(f"where = {self.where!r} must be one of {', '.join(WHERE)}")
+        if self.learn_dir is not None and Path(self.learn_dir).exists() and not Path(self.learn_dir).is_dir():
+            raise ConfigError(f"learn_dir = {self.learn_dir} is a file; expected a folder")
+
+    def open(self, engine: "Engine", choices: "list[Choice]") -> "Learner":
+        """See ``engine.learning.LearnOptions``."""
+        from foretell.learn.learner import Learner  # imports training, which a service without learning does without
+
+        return Learner(engine, choices, self)
+
+    def lr(self, hidden_size: int) -> float:
+        """The learning rate in force."""
+        return self.learn_lr or round(1e-3 * min(1.0, (256 / hidden_size) ** 0.5), 8)
+
+
+def as_options(given: Any) -> LearnOptions | None:
+    """True, a mapping of fields, or options. None and False: no learning. Raises ConfigError."""
+    if given is None or given is False:
+        return None
+    if given is True:
+        return LearnOptions()
+    if isinstance(given, LearnOptions):
+        return given
+    raise ConfigError(f"learn = {given!r} must be LearnOptions(...) or True")

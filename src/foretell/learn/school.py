@@ -1,0 +1,171 @@
+"""One adapter's learning: texts come in, updates are made in small pieces, and what passes the gate goes out.
+
+A pure state machine without clock or thread: ``work`` is a generator whose every piece handles one text, so that the
+caller decides when, and for how long, it goes on (``worker.py`` in a process of its own, ``learner.py`` between steps).
+"""
+
+import hashlib
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import Tensor
+
+from foretell.learn.gate import Quota, Verdict, judge
+from foretell.learn.options import LearnOptions
+from foretell.learn.student import Student
+from foretell.learn.texts import Ring, Text
+
+ATTEMPTS = 4
+"""Fewest held-out texts with which the gate decides anything."""
+
+
+@dataclass(frozen=True)
+class Version:
+    """Weights that passed the gate."""
+
+    number: int
+    weights: dict[str, Tensor]
+    verdict: Verdict
+    num_texts: int  # learned from until then
+
+
+Event = dict[str, Any]
+"""One line of the log: ``event`` is its kind; all are numbers and short sentences, never a client's text."""
+
+
+class School:
+    """See the module's docstring."""
+
+    def __init__(self, student: Student, options: LearnOptions, *, max_bytes: int) -> None:
+        """max_bytes: of all texts that are held."""
+        self.student, self.options = student, options
+        self.ring = Ring(max_bytes)
+        self.quota = Quota()
+        self.fresh: list[Text] = []  # not learned from yet
+        self.num_texts = self.num_updates = self.num_refused = self.number = 0
+        self.refusals = 0  # in a row
+        self.resting = 0  # texts until it goes on
+        self.paused = False
+        self.served = student.weights()
+        self.versions: dict[int, dict[str, Tensor]] = {0: self.served}  # the base and the last two
+        self._random = random.Random(options.seed)
+        self._waiting = 0  # fresh texts at the last refusal for want of held-out ones
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of texts that are held."""
+        held = [*self.fresh, *self.quota.recent, *self.quota.old]
+        return self.ring.num_bytes + sum(text.num_bytes for text in held)
+
+    def add(self, text: Text) -> None:
+        """A served text: to learn from, or, one in ``held_out`` by the hash of its prompt, for the gate."""
+        self.num_texts += 1
+        if self.resting:
+            self.resting -= 1
+        if is_held_out(text, self.options.held_out):
+            self.quota.add(text, self._random.randrange)
+            return
+        self.fresh.append(text)
+        if len(self.fresh) > 4 * self.options.learn_every:  # it cannot keep up: the oldest are only kept for later
+            self.ring.add(self.fresh.pop(0))
+
+    @property
+    def is_due(self) -> bool:
+        """Whether an update would begin now."""
+        return not self.paused and not self.resting and len(self.fresh) >= self.options.learn_every
+
+    def wake(self) -> None:
+        """Acceptance fell: there is something to learn, rest or not."""
+        self.resting = self.refusals = 0
+
+    def work(self) -> Iterator[Version | Event | None]:
+        """One update where one is due: None after each text, at its end an event, and the version that passed."""
+        if not self.is_due:
+            return
+        options = self.options
+        count = options.learn_every
+        new, self.fresh = self.fresh[:count], self.fresh[count:]
+        replayed = self.ring.sample(options.replay, self._random.randrange)
+        texts = [*new, *replayed]
+        self._random.shuffle(texts)
+        lost = 0.0
+        for begin in range(0, len(texts), options.batch_texts):
+            batch = texts[begin : begin + options.batch_texts]
+            for text in batch:
+                lost += self.student.learn(text, 1.0 / len(batch))
+                yield None
+            self.student.apply()
+        for text in new:
+            self.ring.add(text)
+        self.num_updates += 1
+        update: Event = {"event": "update", "update": self.num_updates, "loss": lost / max(1, len(texts)),
+                         "new": len(new), "replayed": len(replayed)}  # fmt: skip
+        yield update
+        yield from self._gate()
+
+    def _gate(self) -> Iterator[Version | Event | None]:
+        recent, old = list(self.quota.recent), list(self.quota.old)
+        if len(recent) < ATTEMPTS:
+            return
+        after: list[list[float]] = []
+        before: list[list[float]] = []
+        learned = self.student.weights()
+        for scores, weights in ((after, learned), (before, self.served)):
+            for texts in (recent, old):
+                scores.append([])
+                for text in texts:
+                    # Texts come and weights may be reverted between two pieces, so the weights are put in each time.
+                    self.student.load(weights)
+                    try:
+                        scores[-1].append(self.student.score(text))
+                    finally:
+                        self.student.load(learned)
+                    yield None
+        verdict = judge(
+            (before[0], after[0]), (before[1], after[1]), min_gain=self.options.min_gain, max_loss=self.options.max_loss
+        )
+        if verdict.passes:
+            yield self._publish(learned, verdict)
+            return
+        self.num_refused += 1
+        self.refusals += 1
+        rests = self.refusals >= self.options.patience
+        if rests:  # what four gates refused is dropped
+            self.student.load(self.served)
+            self.refusals, self.resting = 0, self.options.rest_texts
+        yield {"event": "refused", "rests": rests, **asdict(verdict)}
+
+    def _publish(self, weights: dict[str, Tensor], verdict: Verdict) -> Version:
+        self.number += 1
+        self.refusals = 0
+        self.served = weights
+        self.versions[self.number] = weights
+        for number in sorted(self.versions)[1:-2]:
+            del self.versions[number]
+        return Version(self.number, weights, verdict, self.num_texts)
+
+    def revert(self, number: int) -> None:
+        """Go on from an earlier version, which serves again."""
+        self.served = self.versions.get(number, self.versions[0])
+        self.student.load(self.served)
+        self.refusals = 0
+
+    def best(self, texts: Sequence[Text]) -> int:
+        """Of the versions kept, the number of the one with the highest mean score on these texts."""
+        learned = self.student.weights()
+        means: dict[int, float] = {}
+        try:
+            for number, weights in self.versions.items():
+                self.student.load(weights)
+                means[number] = sum(self.student.scores(texts)) / max(1, len(texts))
+        finally:
+            self.student.load(learned)
+        return max(means, key=lambda number: (means[number], number))
+
+
+def is_held_out(text: Text, one_in: int) -> bool:
+    """By the hash of the prompt: equal prompts are on one side."""
+    digest = hashlib.sha256(repr(text.prompt).encode()).digest()
+    return int.from_bytes(digest[:8], "big") % one_in == 0

@@ -1,0 +1,108 @@
+"""Serving and learning on the caller's thread, request after request: the loop over files, experiments and tests.
+
+Everything is a function of the requests and the seed: an update is made as soon as it is due, and swapped in before the
+next step.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
+
+import torch
+
+from foretell.core.params import SamplingParams
+from foretell.engine.engine import Engine, Request
+from foretell.engine.groups import Choice
+from foretell.engine.loop import Limits, Loop
+from foretell.engine.result import Completion
+from foretell.engine.submission import Submission, Update
+from foretell.learn.learner import Learner
+from foretell.learn.options import LearnOptions
+from foretell.model.prefill import round_up
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.costs import CostTable
+from foretell.planner.planner import Planner
+
+MARGIN = 64
+"""Cache slots of a row beyond its text."""
+
+
+class Session:
+    """An engine's method that learns from what it is given. Not thread-safe."""
+
+    def __init__(
+        self, engine: Engine, options: LearnOptions | None, *, max_rows: int = 4, max_model_len: int | None = None
+    ) -> None:
+        """options: None serves without learning; ``where`` is always "inline". Raises ConfigError."""
+        spec = engine.model.spec
+        longest = min(max_model_len or 2048, spec.max_positions)
+        self.engine, self.longest = engine, longest
+        self.choice = Choice(engine.speculative, engine.method, engine.verifier)
+        self.learner = None if options is None else Learner(engine, [self.choice], replace(options, where="inline"))
+        planner = Planner(CostTable({(1, 1): 1.0}, {}), Acceptance(max(16, self.choice.depth)), mode="on")
+        limits = Limits(max_rows, 1 << 30, max_rows * longest, round_up(longest + MARGIN, 64), None)
+        self.loop = Loop(engine.model, limits, planner)
+        if self.learner is not None:
+            self.loop.observers.append(self.learner.observe)
+            self.loop.batch.on_prompt = self.learner.prompt
+        self._number = 0
+
+    def run(
+        self,
+        prompts: Iterable[Sequence[int]],
+        params: SamplingParams,
+        *,
+        tenant: str | None = None,
+        store: bool = True,
+        between: Callable[[], None] = lambda: None,
+    ) -> Iterator[Completion]:
+        """Complete prompts in their order, ``max_rows`` at a time; each as it ends. A request's seed is that of params and
+        its number. between is called after every step."""
+        waiting = iter(prompts)
+        ended: list[Update] = []
+        left = True
+        with torch.inference_mode():
+            while left or self.loop.has_work:
+                while left and len(self.loop.jobs) < self.loop.limits.max_rows:
+                    ids = next(waiting, None)
+                    left = ids is not None
+                    if ids is not None:
+                        self._submit(ids, params, tenant, store, ended)
+                self.loop.tick()
+                if self.learner is not None:
+                    self.learner.between()
+                between()
+                done, ended[:] = list(ended), []
+                if done:
+                    self.learn()
+                for update in done:
+                    if update.error is not None:
+                        raise update.error
+                    assert update.completion is not None
+                    yield update.completion
+
+    def _submit(
+        self, ids: Sequence[int], params: SamplingParams, tenant: str | None, store: bool, ended: list[Update]
+    ) -> None:
+        number, self._number = self._number, self._number + 1
+        seed = None if params.seed is None else params.seed + number
+        submission = Submission(f"r{number}", list(ids), replace(params, seed=seed), store=store, tenant=tenant)
+        choice, teaches = self.choice, None
+        if self.learner is not None:
+            choice, teaches = self.learner.enrol(choice, submission)
+        row = self.engine.make_row(number, Request(submission.prompt_ids, submission.params))
+        row.max_tokens = min(row.max_tokens, self.longest - len(row.prompt_ids))
+        row.tenant, row.teaches = tenant, teaches
+        self.loop.submit(submission, row, choice, lambda update: ended.append(update) if update.is_last else None)
+
+    def learn(self) -> None:
+        """Make all updates that are due, and swap in what passed."""
+        if self.learner is None:
+            return
+        while self.learner.rest():
+            self.learner.between()
+        self.learner.between()
+
+    def close(self) -> None:
+        """End."""
+        if self.learner is not None:
+            self.learner.close()

@@ -1,0 +1,160 @@
+"""A drafter in float32 that learns from captured texts: the objectives of ``train``, one text at a time."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ConfigError
+from foretell.learn.ends import Matrices, TargetEnds
+from foretell.learn.options import LearnOptions
+from foretell.learn.texts import Text
+from foretell.methods.common.objective import LossSlot, Objective
+from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.model.target import ModelSpec
+from foretell.train.losses import DIVERGENCES
+from foretell.train.making import Making
+from foretell.train.methods import recipe_of
+from foretell.train.metrics import divergence_of
+from foretell.train.responses import Responses
+
+RECIPES = {
+    "draft_model": "draft_model",
+    "eagle1": "eagle1",
+    "eagle2": "eagle1",
+    "eagle3": "eagle3",
+    "medusa": "medusa",
+    "dflash": "dflash",
+}
+"""Methods that can learn while serving, and the recipe that trains each."""
+SAMPLED, GREEDY = "tv", "forward_kl"
+"""Losses of texts at a temperature, and of greedy ones: total variation is what sampling loses, but far from p it has
+almost no gradient, and a greedy text needs the order alone."""
+
+
+@dataclass(frozen=True)
+class Origin:
+    """What a student is made of: it travels to the process that learns."""
+
+    method: str
+    init: str  # directory, hub id or "bundled/..." of the weights
+    target: ModelSpec
+    matrices: Matrices | None  # of the target, for heads
+    num_slots: int  # guesses in a line
+    weights: dict[str, Tensor] | None = None  # other ones than those of ``init``
+
+
+class Student:
+    """Not thread-safe. ``learn`` adds one text's gradient, ``apply`` takes the step."""
+
+    def __init__(self, origin: Origin, options: LearnOptions) -> None:
+        """Raises ConfigError, ModelError."""
+        if origin.method not in RECIPES:
+            raise ConfigError(f"method {origin.method!r} cannot learn while it serves: choose {', '.join(RECIPES)}")
+        self.origin, self.options = origin, options
+        self.device = torch.device(options.learn_device or "cpu")
+        self.teacher = Teacher(TargetEnds(origin.target, origin.matrices, self.device))
+        self.objective = self._objective()
+        self.objective.share = 1.0  # of training done: what is only for its beginning is over
+        head = self.objective.head.to(self.device)
+        if origin.weights is not None:
+            self.load(origin.weights)
+        head.train()
+        self.parameters = [each for each in head.parameters() if each.requires_grad]
+        hidden = origin.target.hidden_size
+        self.optimizer = torch.optim.AdamW(self.parameters, lr=options.lr(hidden), betas=(0.9, 0.95), weight_decay=0.0)
+        self.generator = torch.Generator().manual_seed(options.seed)
+        self._pending = 0
+
+    def _objective(self) -> Objective:
+        recipe = recipe_of(RECIPES[self.origin.method])
+        nothing = torch.zeros(0, dtype=torch.int64)
+        empty = Responses(torch.zeros(0, 0, dtype=torch.int32), nothing, nothing)
+        settings = dict(recipe.options)
+        if "num_slots" in settings:
+            settings["num_slots"] = self.origin.num_slots
+        return recipe.build(Making(self.teacher.model, empty, self.options.seed, self.origin.init), settings)
+
+    # -- learning ----------------------------------------------------------------------------------------------------
+
+    def learn(self, text: Text, share: float = 1.0) -> float:
+        """Add ``share`` of the gradient of a text's loss, and return the loss."""
+        labeled = self._labeled(text)
+        outcome = self.objective.outcome(labeled, self.teacher, self.generator, training=True)
+        divergence = DIVERGENCES[SAMPLED if text.temperature else GREEDY]
+        losses = divergence_of(labeled, outcome, divergence, text.loss_temperature)
+        if losses.total.requires_grad:
+            (losses.total * share).backward()  # type: ignore[no-untyped-call]
+            self._pending += 1
+        return float(losses.total.detach())
+
+    def apply(self) -> bool:
+        """One optimiser step of what was learned since the last. False where a number was not finite: no change."""
+        if not self._pending:
+            return False
+        self._pending = 0
+        norm = torch.nn.utils.clip_grad_norm_(self.parameters, self.options.clip)
+        finite = bool(torch.isfinite(norm))
+        if finite:
+            self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        return finite
+
+    # -- judging -----------------------------------------------------------------------------------------------------
+
+    @torch.no_grad()
+    def score(self, text: Text) -> float:
+        """Expected share of guesses kept in a line of ``num_slots``: sum min(p, q) of a text at a temperature, agreement
+        of a greedy one. Of a draft model the share of first guesses, which all others are like."""
+        head = self.objective.head
+        head.eval()
+        try:
+            labeled = self._labeled(text)
+            generator = torch.Generator().manual_seed(0)
+            outcome = self.objective.outcome(labeled, self.teacher, generator, training=False)
+            size = labeled.batch.tokens.shape[1]
+            alive = torch.ones(size, device=self.device)
+            kept: list[float] = []
+            for depth, slot in enumerate(outcome.slots):
+                if not len(slot.row):
+                    break
+                grid = torch.zeros(size, device=self.device)
+                grid[slot.at - depth] = self._kept(labeled, slot, text)
+                alive = alive * grid
+                kept.append(float(alive.sum()) / len(slot.row))
+            return sum(kept) / len(kept) if kept else 0.0
+        finally:
+            head.train()
+
+    def _kept(self, labeled: LabeledBatch, slot: LossSlot, text: Text) -> Tensor:
+        """[M] the chance that a guess is kept, at each place of a slot."""
+        p, q = labeled.logits[slot.row, slot.at], slot.logits.float()
+        if not text.temperature:
+            best = q.argmax(-1)
+            return (p.argmax(-1) == (best if slot.vocab is None else slot.vocab[best])).float()
+        p, q = (p / text.temperature).softmax(-1), (q / text.temperature).softmax(-1)
+        return torch.minimum(p if slot.vocab is None else p[:, slot.vocab], q).sum(-1)
+
+    def scores(self, texts: Sequence[Text]) -> list[float]:
+        """Of each text."""
+        return [self.score(text) for text in texts]
+
+    def _labeled(self, text: Text) -> LabeledBatch:
+        labeled = text.labeled(self.origin.target.vocab_size)
+        if self.device.type == "cpu":
+            return labeled
+        place = self.device
+        return LabeledBatch(
+            labeled.batch.to(place), labeled.taps.to(place), labeled.hidden.to(place), labeled.logits.to(place)
+        )
+
+    # -- weights -----------------------------------------------------------------------------------------------------
+
+    def weights(self) -> dict[str, Tensor]:
+        """A copy of all weights, float32 on the CPU, named as the checkpoint has them."""
+        return {name: value.detach().cpu().clone() for name, value in self.objective.head.state_dict().items()}
+
+    def load(self, weights: Mapping[str, Tensor]) -> None:
+        """Go on from these weights. The optimiser's state is kept: gradients are of the same size."""
+        self.objective.head.load_state_dict(dict(weights))

@@ -1,0 +1,136 @@
+"""What is kept of a served text: its tokens, and the target's distribution of each token that it wrote.
+
+A distribution is held as its most probable tokens with their log probabilities, and the log of what is left: 64 of them
+take 6 bytes each instead of 4 for every token of the vocabulary.
+"""
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foretell.core.errors import ConfigError
+from foretell.methods.common.teacher import Batch, LabeledBatch
+
+LEAST_TAIL = 1e-7
+"""The least mass of the tokens that are not held: half precision knows no less of 1."""
+
+
+@dataclass(frozen=True)
+class Text:
+    """A prompt, the target's n tokens after it, and their distributions. T tokens in all."""
+
+    tokens: Tensor  # [T] int32
+    start: int  # index of the first token of the response: T - start = n
+    temperature: float  # of the request; the distributions are at this one, or at 1 where it is 0
+    ids: Tensor  # [n, K] int32 most probable tokens, by rank
+    logs: Tensor  # [n, K] float16 their log probabilities
+    tail: Tensor  # [n] float16 log probability of all others together
+    taps: Tensor | None = (
+        None  # [T, layers * H] float16 outputs of the layers that the drafter reads; the last is unused
+    )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        held = (self.tokens, self.ids, self.logs, self.tail, *(() if self.taps is None else (self.taps,)))
+        return sum(each.nbytes for each in held)
+
+    @property
+    def prompt(self) -> tuple[int, ...]:
+        """Its prompt, by which equal requests are known."""
+        return tuple(self.tokens[: self.start].tolist())
+
+    def laws(self, vocab_size: int) -> Tensor:
+        """[n, V] float32 log probabilities; what is not held is spread evenly over the other tokens."""
+        others = max(1, vocab_size - self.ids.shape[1])
+        even = self.tail.float()[:, None] - math.log(others)
+        return even.expand(-1, vocab_size).clone().scatter_(1, self.ids.long(), self.logs.float())
+
+    def labeled(self, vocab_size: int) -> LabeledBatch:
+        """As training reads it: a batch of one text. Logits are the log probabilities times the temperature, so that a loss
+        at that temperature has them back; where no token was written they are 0, and not supervised."""
+        length = torch.tensor([len(self.tokens)])
+        batch = Batch(self.tokens.long()[None], length, torch.tensor([self.start]))
+        logits = torch.zeros(1, len(self.tokens), vocab_size)
+        logits[0, self.start - 1 : self.start - 1 + len(self.ids)] = self.laws(vocab_size) * self.loss_temperature
+        taps = torch.zeros(1, len(self.tokens), 0) if self.taps is None else self.taps.float()[None]
+        return LabeledBatch(batch, taps, taps, logits)
+
+    @property
+    def loss_temperature(self) -> float:
+        """Of both distributions when they are compared: 1 for greedy requests, whose own law says only which is first."""
+        return self.temperature or 1.0
+
+
+@dataclass(frozen=True)
+class RawText:
+    """A text as it was captured: logits of every place, not yet reduced to the most probable tokens."""
+
+    tokens: list[int]
+    start: int
+    temperature: float
+    logits: list[Tensor]  # blocks [*, V] half precision, n rows in all
+    taps: Tensor | None = None  # [T, layers * H] float16
+
+    def reduced(self, num_laws: int) -> Text:
+        """The text as it is kept."""
+        ids, logs, tail = reduce_laws(torch.cat(self.logits), self.temperature or 1.0, num_laws)
+        return Text(
+            torch.tensor(self.tokens, dtype=torch.int32), self.start, self.temperature, ids, logs, tail, self.taps
+        )
+
+
+def reduce_laws(logits: Tensor, temperature: float, num_laws: int) -> tuple[Tensor, Tensor, Tensor]:
+    """(ids [n, K] int32, logs [n, K] float16, tail [n] float16) of logits [n, V]; K = num_laws, at most V."""
+    log_p = F.log_softmax(logits.float() / temperature, -1)
+    top = log_p.topk(min(num_laws, log_p.shape[-1]), -1)
+    rest = (1.0 - top.values.exp().sum(-1)).clamp_min(LEAST_TAIL)
+    return top.indices.int(), top.values.clamp_min(-60.0).half(), rest.log().half()
+
+
+class Ring:
+    """Texts within a number of bytes: the oldest are dropped. At most ``same`` texts have one prompt, so that a client who
+    repeats itself does not crowd out the others."""
+
+    def __init__(self, max_bytes: int, *, same: int = 2) -> None:
+        self.max_bytes, self.same, self.num_bytes = max_bytes, same, 0
+        self._texts: deque[Text] = deque()
+
+    def __len__(self) -> int:
+        return len(self._texts)
+
+    def __iter__(self) -> Iterator[Text]:
+        return iter(self._texts)
+
+    def add(self, text: Text) -> None:
+        """Keep a text, unless it alone is larger than the ring."""
+        alike = [old for old in self._texts if old.prompt == text.prompt]
+        if len(alike) >= self.same:
+            self._drop(alike[0])
+        if text.num_bytes > self.max_bytes:
+            return
+        self._texts.append(text)
+        self.num_bytes += text.num_bytes
+        while self.num_bytes > self.max_bytes:
+            self._drop(self._texts[0])
+
+    def _drop(self, text: Text) -> None:
+        index = next(index for index, old in enumerate(self._texts) if old is text)
+        del self._texts[index]
+        self.num_bytes -= text.num_bytes
+
+    def sample(self, count: int, pick: Callable[[int], int]) -> list[Text]:
+        """At most ``count`` different texts; pick(n) is a random number below n."""
+        left = list(self._texts)
+        return [left.pop(pick(len(left))) for _ in range(min(count, len(left)))]
+
+
+def check_vocabulary(sizes: Sequence[int]) -> None:
+    """Raise ConfigError where texts of different vocabularies meet."""
+    if len(set(sizes)) > 1:
+        raise ConfigError(f"the target has {sizes[0]} tokens and the drafter {sizes[1]}")

@@ -1,0 +1,13 @@
+"""Reading an acceptance head."""
+
+import torch
+
+from foretell.methods.acceptance.head import AcceptanceHead
+from foretell.methods.common.load import load_head
+from foretell.model.target import ModelSpec
+
+
+def load_acceptance(name: str, drafter: ModelSpec) -> AcceptanceHead:
+    """An acceptance head, in float32; drafter is the specification of the draft model, or of the target where a head of its
+    own drafts. Raises ModelError."""
+    return load_head(name, drafter, AcceptanceHead, dtype=torch.float32)

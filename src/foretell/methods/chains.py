@@ -1,0 +1,88 @@
+"""Chains of guesses drawn by the C kernels (``kernels/native/draw.h``), which make the same draws as ``grow.chain``."""
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretell.core.noise import Noise
+from foretell.core.probs import Processors
+from foretell.core.tree import DrawnBy, TokenTree, chain_tree
+from foretell.draft.base import Context
+from foretell.draft.shapes import Chain, Shape
+from foretell.kernels import heads
+from foretell.methods.common.native import Memory, Vocabulary
+from foretell.model.llama.native import check
+
+_HOW = {DrawnBy.FIXED: 0, DrawnBy.COUPLED: 1, DrawnBy.IID: 2}
+
+
+def can_draw(vocabulary: Vocabulary, context: Context, shape: Shape) -> bool:
+    """Whether C can draw a whole proposal of this shape: a chain, of distributions that no penalty, bias or processor of
+    the user's changes, and nobody asks for their logits."""
+    processors = context.processors
+    return (
+        type(shape) is Chain
+        and context.draft_logits is None
+        and vocabulary.ascending
+        and processors.vocab_size == vocabulary.size
+        and not processors.reads_history
+        and processors.bias is None
+    )
+
+
+@dataclass(frozen=True)
+class Draws:
+    """How a chain's tokens are drawn, as C sees it, and the tensors that hold it."""
+
+    view: heads.Draw
+    q: Tensor | None  # [B, depth + 1, V] float32, filled by the draws; None where no verifier reads it
+    held: Sequence[Tensor | None]
+
+    @classmethod
+    def of(cls, vocabulary: Vocabulary, processors: Processors, label: DrawnBy, noise: Noise, depth: int) -> "Draws":
+        """The draws of a chain of up to depth guesses a row."""
+        inverse = torch.tensor([1.0 / row.temperature if row.temperature else 0.0 for row in processors.params])
+        keys = uniforms = q = None
+        if label == DrawnBy.COUPLED:  # the verifier's depths too: hashed once
+            keys = noise.coupled_keys(depth + 1)[:, :depth].contiguous()
+        elif label == DrawnBy.IID:
+            uniforms = noise.draft_nodes(1, depth)
+            q = torch.zeros(len(inverse), depth + 1, vocabulary.size)
+        top_k = torch.tensor(processors.top_k) if any(processors.top_k) else None
+        top_p, min_p = processors.top_p, processors.min_p  # [B, 1, 1], or None
+        held = (inverse, keys, vocabulary.table, uniforms, top_k, top_p, min_p, q)
+        places = (None if tensor is None else tensor.data_ptr() for tensor in held)
+        return cls(heads.Draw(_HOW[label], depth, vocabulary.size, *places), q, held)
+
+
+def draw_block(
+    memory: Memory, vocabulary: Vocabulary, logits: Tensor, pending: Tensor, limits: Sequence[int],
+    processors: Processors, label: DrawnBy, noise: Noise, markov: heads.Markov | None = None,
+) -> TokenTree:  # fmt: skip
+    """The chain ``grow.chain`` would draw, limits[b] guesses of row b after pending [B], in one call.
+
+    logits [B, D, V], float32: of guess d + 1 whatever the guesses before it are, but for what markov adds for the token
+    before it."""
+    depth = max(limits)
+    given = logits[:, :depth].contiguous().clone()  # drawing overwrites it
+    draws = Draws.of(vocabulary, processors, label, noise, depth)
+    guesses, limit = torch.empty(len(given), depth, dtype=torch.int64), torch.tensor(list(limits))
+    view, bigram = ctypes.addressof(draws.view), None if markov is None else ctypes.addressof(markov)
+    threads, pending = torch.get_num_threads(), pending.contiguous()
+    with memory.lock:
+        scratch = memory.scratch(memory.functions.draw_scratch(bigram, len(given), given.shape[2], threads))
+        problem = memory.functions.draw(
+            view, bigram, len(given), given.shape[2], threads, None, limit.data_ptr(), pending.data_ptr(),
+            given.data_ptr(), guesses.data_ptr(), scratch,
+        )  # fmt: skip
+    check(problem)
+    tokens = torch.cat([pending[:, None], guesses], 1)
+    return chain_tree(tokens, row_counts(limits), drawn_by=label, q=draws.q)
+
+
+def row_counts(limits: Sequence[int]) -> Tensor | None:
+    """[B] nodes of each row of a chain, the root included; None where all have the same."""
+    return None if min(limits) == max(limits) else torch.tensor(limits) + 1

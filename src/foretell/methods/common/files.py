@@ -1,0 +1,126 @@
+"""Checkpoint directories on disk: tensors are read from any supported file, and files are replaced all or none."""
+
+import json
+import math
+import os
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import Tensor
+
+from foretell.core.errors import ConfigError, ModelError
+from foretell.model.checkpoint import read_header, read_json
+
+WEIGHTS = "model.safetensors"
+MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
+WEIGHT_FILES = (WEIGHTS, MEDUSA_WEIGHTS, "pytorch_model.bin", "medusa_lm_head.pt")
+"""Files that hold the weights of a head, in order of preference. The first also with ``.index.json``, naming shards."""
+
+
+def read_config(path: Path, *, name: str) -> dict[str, Any]:
+    """config.json of a directory. Raises ModelError where there is none, or it is no JSON object."""
+    if not path.is_dir():
+        raise ModelError(f"{name}: there is no directory {path}; expected one with config.json and {WEIGHTS}")
+    file = path / "config.json"
+    if not file.is_file():
+        raise ModelError(f"{name}: no config.json in {path}; expected the directory of a trained head")
+    config = read_json(file, name=name)
+    if not isinstance(config, dict):
+        raise ModelError(f"{name}: config.json holds {type(config).__name__}, expected one JSON object")
+    return config
+
+
+def read_tensors(path: Path, *, name: str, prefer: str = WEIGHTS) -> dict[str, Tensor]:
+    """Every tensor of a directory, on the CPU, as it was stored.
+
+    prefer: the file that is read where there are several. Raises ModelError where there are no weights, or they are
+    damaged.
+    """
+    known = sorted(WEIGHT_FILES, key=lambda file: file != prefer)  # stable: the preferred one first
+    files = [path / file for file in known if (path / file).is_file()][:1]
+    index = path / f"{WEIGHTS}.index.json"
+    if not files and index.is_file():
+        shards = sorted(set(read_json(index, name=name).get("weight_map", {}).values()))
+        files = [path / shard for shard in shards]
+        absent = [file.name for file in files if not file.is_file()]
+        if absent:
+            raise ModelError(f"{name}: {index.name} names {absent[0]}, which is missing; download it again")
+    if not files:
+        raise ModelError(f"{name}: no weights in {path}; expected {WEIGHTS} (or {', '.join(WEIGHT_FILES[1:])})")
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        tensors |= _read(file, name=name)
+    return tensors
+
+
+def _read(file: Path, *, name: str) -> dict[str, Tensor]:
+    if file.suffix == ".safetensors":
+        read_header(file, name=name)  # raises a clear error for a damaged file
+        try:
+            return dict(load_file(file))
+        except SafetensorError as error:
+            raise ModelError(f"{name}: {file.name} cannot be read ({error}); download it again") from error
+    try:
+        found = torch.load(file, map_location="cpu", weights_only=True)
+    except Exception as error:  # pickle, zip and torch raise many kinds of errors
+        raise ModelError(f"{name}: {file.name} cannot be read ({str(error).splitlines()[0]})") from error
+    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+        raise ModelError(f"{name}: {file.name} holds no dictionary of tensors")
+    return found
+
+
+def replace(path: Path, files: Mapping[str, bytes], *, stale: Iterable[str] = ()) -> None:
+    """Write files into directory path, made where there is none: all of them, or none.
+
+    Everything is written beside and flushed to the disk first, so a full disk or an interruption leaves the old files.
+    A new directory then appears by one renaming; in one that exists, each file is renamed into place, in order, and the
+    files named stale are deleted. Raises ConfigError where path is a file, and OSError that names what could not be
+    written.
+    """
+    if path.exists() and not path.is_dir():
+        raise ConfigError(f"{path} is a file; expected a directory, or a place where one can be made")
+    fresh = not path.exists()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    part = (path.parent if fresh else path) / f".{path.name}.{os.getpid()}.part"
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir()
+    try:
+        for name, content in files.items():
+            _write(part / name, content)
+        if fresh:
+            part.rename(path)
+        else:
+            for name in files:
+                (part / name).replace(path / name)
+            for name in stale:
+                (path / name).unlink(missing_ok=True)
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
+
+
+def _write(file: Path, content: bytes) -> None:
+    try:
+        with file.open("wb") as stream:
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+    except OSError as error:
+        raise OSError(error.errno, error.strerror, str(file)) from error
+
+
+def as_json(config: Mapping[str, Any]) -> bytes:
+    """A config.json as Hugging Face writes it: sorted, indented. Numbers that JSON does not have become null."""
+    return (json.dumps(_finite(config), indent=2, sort_keys=True, ensure_ascii=False) + "\n").encode()
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {str(key): _finite(inner) for key, inner in value.items()}
+    return [_finite(inner) for inner in value] if isinstance(value, (list, tuple)) else value

@@ -1,0 +1,203 @@
+"""Checkpoints of heads: Hugging Face directories (config.json and safetensors) in the layouts of other engines.
+
+======================  ==================  ==========================  ===========================================
+head                    layout              "architectures"             names of tensors, where not the head's own
+======================  ==================  ==========================  ===========================================
+``Eagle3Head``          eagle3 (default)    LlamaForCausalLMEagle3,     read too: layers.0.*, model.layers.0.*
+                                            Eagle3Qwen3ForCausalLM
+``Eagle3Head``          speculators         Eagle3DraftModel            midlayer.* is layers.0.*
+``Eagle1Head``          eagle1              LlamaForCausalLM            (known by the marker, or by fc.weight)
+``MedusaHead``          medusa (default)    none (medusa_num_heads)     in medusa_lm_head.safetensors
+``MedusaHead``          medusa_vllm         MedusaModel                 under medusa_heads.
+``DFlashHead``          dflash (default)    DFlashDraftModel
+``DFlashHead``          dspark (default     DSparkDraftModel
+                        with its heads)
+``DFlashHead``          dflash_speculators  (speculators_model_type)    the layers' configuration inside
+``DFlashHead``          dspark_speculators  (speculators_model_type)    the same
+``KangarooHead``        kangaroo            ForetellKangaroo
+``MTPHead``             mtp                 ForetellMTP                under mtp.
+``AcceptanceHead``      acceptance          ForetellAcceptance
+``JudgeWeights``        judge               ForetellJudge
+======================  ==================  ==========================  ===========================================
+
+Whatever a head needs is always written, defaults too: layer ids, norm flags, mask token, the layer it reads. Keys that
+other tools' files lack are filled in only where all engines use the same default.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from safetensors.torch import save as to_bytes
+from torch import Tensor
+
+from foretell.core import builtin
+from foretell.core.errors import ConfigError, ModelError, nearest
+from foretell.core.registry import load_reference
+from foretell.methods.common.files import WEIGHT_FILES, as_json, read_config, read_tensors, replace
+from foretell.methods.common.head import Head
+from foretell.methods.common.keys import Keys
+from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids, fill
+from foretell.methods.common.marker import marker
+from foretell.model.target import ModelSpec
+
+__all__ = [
+    "LAYOUTS",
+    "Layout",
+    "TargetInfo",
+    "default_layout",
+    "describe_extra",
+    "describe_target",
+    "detect",
+    "load",
+    "save",
+]
+
+LAYOUTS: dict[str, Layout] = {
+    layout.name: layout for layout in (load_reference(reference)() for reference in builtin.LAYOUTS)
+}
+"""By name. Of two layouts for one head, the first that suits is the default."""
+
+
+def default_layout(head: Head) -> Layout:
+    """The layout that a head is written in where none is named. Raises ConfigError for a head that has none."""
+    for layout in LAYOUTS.values():
+        if layout.suits(head) is None:
+            return layout
+    raise ConfigError(f"{type(head).__name__} has no checkpoint layout")
+
+
+def save(
+    head: Head,
+    path: str | Path,
+    layout: str | None = None,
+    *,
+    target_name: str | None = None,
+    target: ModelSpec | TargetInfo | None = None,
+    extra: Mapping[str, Any] | None = None,
+) -> None:
+    """Write a head to directory path, in the dtypes that it has. All or nothing: see ``files.replace``.
+
+    target (or its name alone) goes into the keys that layouts have for it; extra, anything JSON, under this library's
+    own key. Raises ConfigError for an unknown layout, one that cannot hold this head (with the reason), and a path
+    that holds a model not written here; ModelError where the head's layer ids are such that engines would order them
+    otherwise; OSError where the disk is full.
+    """
+    if layout is not None and layout not in LAYOUTS:
+        raise ConfigError(f"layout {layout!r} is unknown{nearest(layout, LAYOUTS)}")
+    chosen = default_layout(head) if layout is None else LAYOUTS[layout]
+    reason = chosen.suits(head)
+    if reason is not None:
+        raise ConfigError(f"layout {chosen.name!r} cannot hold this head: {reason}")
+    if head.taps:
+        check_layer_ids(head.taps, name=str(path), source="the head's configuration")
+    _check_ours(Path(path))
+    about = _about(target, target_name)
+    config = chosen.describe(head, about)
+    dtype = str(head.dtype).removeprefix("torch.")
+    said = {"layout": chosen.name, "method": head.method, "target": _known(about), **config.get(MARKER, {})}
+    config |= {"dtype": dtype, "torch_dtype": dtype, MARKER: {**said, **({"extra": dict(extra)} if extra else {})}}
+    tensors = {
+        chosen.outward(name, head.config): tensor.detach().cpu().contiguous().clone()  # stacked ones share memory
+        for name, tensor in head.state_dict().items()
+    }
+    files = {chosen.weights: to_bytes(tensors, metadata={"format": "pt"}), "config.json": as_json(config)}
+    replace(Path(path), files, stale=[file for file in WEIGHT_FILES if file != chosen.weights])
+
+
+def load(path: str | Path, *, num_layers: int | None = None, name: str | None = None) -> Head:
+    """Read a head from a directory in any of LAYOUTS; its weights keep the dtype that they were stored in.
+
+    num_layers: of the target, from which some files' defaults follow. name: used in messages. Raises ModelError for a
+    directory without a head, and for every tensor or key that is missing, unexpected or wrong.
+    """
+    called = str(path) if name is None else name
+    config, tensors, layout = _open(Path(path), called)
+    held = {layout.inward(key): tensor for key, tensor in tensors.items() if layout.inward(key) not in layout.ignored}
+    found = Found(called, Keys(config, called), held, num_layers)
+    try:
+        head = layout.build(layout.parse(found), found)
+    except (ConfigError, ModelError) as error:  # raised by the head's configuration, without the directory's name
+        message = str(error)
+        raise ModelError(message if message.startswith(called) else f"{called}: {message}") from error
+    fill(head, found.tensors, name=called)
+    return head
+
+
+def detect(path: str | Path) -> Layout:
+    """The layout of a directory. Raises ModelError where it is none of them."""
+    return _open(Path(path), str(path))[2]
+
+
+def describe_target(path: str | Path) -> TargetInfo:
+    """The target recorded in a directory, for which its head was trained."""
+    keys = Keys(read_config(Path(path), name=str(path)), str(path))
+    said = keys.inner(MARKER).inner("target")
+    verifier = keys.inner("speculators_config").inner("verifier")
+    layer = keys.inner("transformer_layer_config")
+    architectures = verifier.values.get("architectures")
+    values = {
+        "name": verifier.values.get("name_or_path") or keys.values.get("base_model_name_or_path"),
+        "architecture": architectures[0] if isinstance(architectures, list) and architectures else None,
+        "num_layers": keys.values.get("num_target_layers"),
+        "max_positions": layer.values.get("max_position_embeddings", keys.values.get("max_position_embeddings")),
+        **said.values,
+    }
+    texts = {key: values[key] for key in ("name", "architecture") if isinstance(values[key], str)}
+    sizes = {key: values[key] for key in ("num_layers", "max_positions") if isinstance(values[key], int)}
+    return TargetInfo(**texts, **sizes)
+
+
+def describe_extra(path: str | Path) -> dict[str, Any]:
+    """What ``save`` was given as extra; empty where there was none."""
+    found = marker(read_config(Path(path), name=str(path))).get("extra")
+    return dict(found) if isinstance(found, Mapping) else {}
+
+
+def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Layout]:
+    config = read_config(path, name=name)
+    prefer = next((layout.weights for layout in LAYOUTS.values() if layout.claims(config, {})), "model.safetensors")
+    tensors = read_tensors(path, name=name, prefer=prefer)
+    kind = config.get("speculators_model_type")
+    for layout in LAYOUTS.values():
+        if layout.claims(config, tensors) and kind in (None, layout.speculators):
+            return config, tensors, layout
+    said = f"speculators_model_type {kind!r}" if kind else f"architecture {architecture(config)!r}"
+    known = sorted({name for layout in LAYOUTS.values() for name in layout.architectures})
+    whole = ""
+    if kind:
+        read = sorted({layout.speculators for layout in LAYOUTS.values() if layout.speculators})
+        whole = f"; of the speculators library, heads of type {', '.join(map(repr, read))} are read"
+    elif "lm_head.weight" in tensors:
+        whole = "; it looks like a whole model: use method 'draft_model'"
+    raise ModelError(
+        f"{name}: config.json names {said}, which is no head known here (known: {', '.join(known)}, and Medusa "
+        f"directories with medusa_num_heads){whole}"
+    )
+
+
+def _check_ours(path: Path) -> None:
+    """Refuse to overwrite files of other tools: a wrong --out must not destroy a model."""
+    if not any((path / file).exists() for file in ("config.json", *WEIGHT_FILES)):
+        return
+    config = read_config(path, name=str(path)) if (path / "config.json").is_file() else {}
+    if not marker(config):
+        raise ConfigError(f"{path} holds a model that foretell did not write; choose another directory for the head")
+
+
+def _about(target: ModelSpec | TargetInfo | None, name: str | None) -> TargetInfo:
+    if isinstance(target, ModelSpec):
+        return TargetInfo(name or target.name, target.architecture, target.num_layers, target.max_positions)
+    if target is None:
+        return TargetInfo(name)
+    return TargetInfo(name or target.name, target.architecture, target.num_layers, target.max_positions)
+
+
+def _known(target: TargetInfo) -> dict[str, Any]:
+    found = {
+        "name": target.name,
+        "architecture": target.architecture,
+        "num_layers": target.num_layers,
+        "max_positions": target.max_positions,
+    }
+    return {key: value for key, value in found.items() if value is not None}

@@ -1,0 +1,81 @@
+"""The base class of learned heads."""
+
+import copy
+import dataclasses
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from foretell.core.errors import ModelError
+from foretell.model.target import ModelSpec
+
+
+@dataclass(frozen=True)
+class HeadConfig:
+    """The sizes that all heads share. Layer numbers everywhere: i is the *output* of target layer i, from 0."""
+
+    hidden_size: int  # H of the target whose hidden states are read
+    vocab_size: int  # V of the target
+
+    def as_dict(self) -> dict[str, Any]:
+        """Field names and values; tuples as lists, as JSON has them."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value for key, value in dataclasses.asdict(self).items()
+        }
+
+
+class Head(nn.Module, ABC):
+    """A learned head. ``state_dict`` names are those of its authors' checkpoints (see ``heads.formats``)."""
+
+    method: ClassVar[str]
+    """The name by which configurations and the command line know it."""
+    config: HeadConfig
+
+    @property
+    @abstractmethod
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs the head reads, in the order in which they are concatenated."""
+
+    def check_target(self, spec: ModelSpec, *, name: str) -> None:
+        """Raise ModelError where the head was not made for a target of this size."""
+        for key, mine, its in (
+            ("hidden size", self.config.hidden_size, spec.hidden_size),
+            ("vocabulary", self.config.vocab_size, spec.vocab_size),
+        ):
+            if mine != its:
+                raise ModelError(
+                    f"{name}: this {self.method} head was trained for a target of {key} {mine}, and {spec.name!r} has "
+                    f"{its}: train one for this target with 'foretell train {self.method}'"
+                )
+        beyond = [tap for tap in self.taps if not 0 <= tap < spec.num_layers]
+        if beyond:
+            raise ModelError(
+                f"{name}: this {self.method} head reads the output of target layer {beyond[0]}, and {spec.name!r} has "
+                f"layers 0 to {spec.num_layers - 1}"
+            )
+
+    @property
+    def num_parameters(self) -> int:
+        """How many numbers were learned."""
+        return sum(parameter.numel() for parameter in self.parameters())
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the weights, and of what is computed."""
+        return next(self.parameters()).dtype
+
+
+AnyHead = TypeVar("AnyHead", bound=Head)
+
+
+def with_weights(head: AnyHead, weights: Mapping[str, Tensor]) -> AnyHead:
+    """A copy of a head, frozen, with other values of its parameters, in the head's dtype. Buffers (maps, calibration) are
+    the head's own."""
+    made = copy.deepcopy(head).eval().requires_grad_(requires_grad=False)
+    for name, parameter in made.named_parameters():
+        parameter.data = weights[name].to(parameter.device, parameter.dtype, copy=True)
+    return made

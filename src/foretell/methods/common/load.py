@@ -1,0 +1,45 @@
+"""Heads by name, checked against the target that they are to draft for."""
+
+from typing import TypeVar
+
+import torch
+
+from foretell.core.errors import ConfigError, ModelError, nearest
+from foretell.methods.common import formats
+from foretell.methods.common.head import Head
+from foretell.model.checkpoint import resolve
+from foretell.model.target import ModelSpec
+
+AnyHead = TypeVar("AnyHead", bound=Head)
+
+
+def load_head(name: str, spec: ModelSpec, kind: type[AnyHead], *, dtype: torch.dtype | None = None) -> AnyHead:
+    """The head of this name: a directory, "bundled/<method>" or a Hugging Face id, ready to decode.
+
+    It lies on the target's device, its parameters in dtype (None: the target's), frozen, in eval mode. Raises ModelError
+    where there is none, where it is of another kind, and where it was not made for a target of this size.
+    """
+    head = formats.load(resolve(name), num_layers=spec.num_layers, name=name)
+    if not isinstance(head, kind):
+        raise ModelError(
+            f"{name} holds {_a(head.method)} head, and {_a(kind.method)} head is needed here: choose method "
+            f"{head.method!r}, or give {_a(kind.method)} head"
+        )
+    head.check_target(spec, name=name)
+    head.to(spec.device).eval().requires_grad_(requires_grad=False)
+    for parameter in head.parameters():  # buffers keep what they are: maps, and calibration in float32
+        parameter.data = parameter.data.to(dtype or spec.dtype)
+    return head
+
+
+def load_kind(name: str, spec: ModelSpec, kind: str, *, dtype: torch.dtype | None = None) -> Head:
+    """``load_head`` where only the kind's name is known: that of its layout. Raises ModelError, and ConfigError for a kind
+    that there is no layout of."""
+    known = {layout.head.method: layout.head for layout in formats.LAYOUTS.values()}
+    if kind not in known:
+        raise ConfigError(f"there is no kind of head called {kind!r}{nearest(kind, known)}")
+    return load_head(name, spec, known[kind], dtype=dtype)
+
+
+def _a(word: str) -> str:
+    return f"{'an' if word[:1] in 'aeiou' else 'a'} {word}"

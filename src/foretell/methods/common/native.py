@@ -1,0 +1,166 @@
+"""Heads at native speed: what all of them need to run through the C kernels beside a native target.
+
+The torch modules stay the slow twins. A head runs here where the target is a ``NativeModel``, its weights have the target's
+type and its sizes are ones the kernels have; ``refusal`` says why not. Guesses and distributions are the twin's up to
+rounding: sums have another order, and numbers between two matrices are not rounded to bfloat16.
+"""
+
+import ctypes
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from foretell.core.noise import token_table
+from foretell.kernels import heads, structures
+from foretell.methods.common.head import Head
+from foretell.model.llama.matrices import read_matrices
+from foretell.model.llama.native import HEAD_DIMS, NativeModel, check, huge_pages
+from foretell.model.llama.weights import TensorWeights
+from foretell.model.target import CausalModel
+
+WEIGHTS = ("auto", "same", "int8")
+"""How a native head holds its matrices: as the checkpoint has them, or rounded to 8 bits; "auto" rounds those in bfloat16.
+Guesses from rounded weights are as sound: the distribution that is reported is the one that they were drawn from."""
+
+
+def refusal(head: Head, model: CausalModel) -> str | None:
+    """Why a head cannot run through the native kernels beside this target; None where it can."""
+    if not isinstance(model, NativeModel):
+        return f"the target runs as {model.spec.implementation!r}, and native heads need a native one"
+    dtypes = {parameter.dtype for parameter in head.parameters()}
+    if dtypes != {model.spec.dtype}:
+        return f"its weights are {', '.join(sorted(map(str, dtypes)))}, and the target's {model.spec.dtype}"
+    dim = getattr(head.config, "head_dim", HEAD_DIMS[0])
+    if dim not in HEAD_DIMS:
+        return f"head dimension {dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
+    return None
+
+
+def rounding(weights: str, model: CausalModel) -> str:
+    """What "auto" means beside this target: "int8" where the model is not in float32."""
+    return weights if weights != "auto" else "same" if model.spec.dtype == torch.float32 else "int8"
+
+
+def runs_as(reason: str | None) -> str:
+    """``Method.runs_as`` of a head, given why it does not run natively."""
+    return "native" if reason is None else f"torch: {reason}"
+
+
+class Memory:
+    """Tensors and structures that C knows by address, and scratch; one pass at a time."""
+
+    def __init__(self, head: nn.Module, weights: str = "same") -> None:
+        """Put a head's matrices into one stretch of huge pages, in the order in which they are listed.
+
+        weights: one of ``WEIGHTS``. "same": as they are; the module's parameters become views, so nothing is stored twice.
+        "int8": rounded as Q8_0 is, but for embeddings, of which a row is read; the module keeps its own."""
+        self.functions = heads.head_functions()
+        self.lock = threading.Lock()
+        self._kept: list[object] = []
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._matrices: dict[int, structures.Matrix] = {}
+        self.weights = weights
+        embeddings = {id(module.weight) for module in head.modules() if isinstance(module, nn.Embedding)}
+        matrices = {name: each for name, each in head.named_parameters() if each.dim() == 2}
+        if weights == "int8":
+            rounded = {name: each for name, each in matrices.items() if id(each) not in embeddings}
+            dtype = next(iter(matrices.values())).dtype
+            made = read_matrices(
+                TensorWeights(rounded), list(rounded), weights="int8", dtype=dtype, allocate=huge_pages
+            )
+            self._kept.append(made)
+            self._matrices = {id(each): made.held[name] for name, each in rounded.items()}
+        plain = [each for each in matrices.values() if id(each) not in self._matrices]
+        sizes = [-(-each.nbytes // 64) * 64 for each in plain]
+        arena = huge_pages(sum(sizes))
+        self._kept.append(arena)
+        for each, part in zip(plain, torch.split(arena, sizes), strict=True):
+            place = part[: each.nbytes].view(each.dtype).view(each.shape)
+            place.copy_(each.data)
+            each.data = place
+            self._matrices[id(each)] = structures.Matrix.of(place)
+
+    def head_of(self, model: NativeModel) -> structures.Matrix:
+        """The target's output head for this head to read: rounded too where this is."""
+        return model.rounded_head() if self.weights == "int8" else model.head_matrix
+
+    def keep(self, tensor: Tensor) -> int:
+        """The address of a contiguous tensor, which lives as long as this."""
+        self._kept.append(tensor)
+        return tensor.data_ptr()
+
+    def vector(self, values: Tensor | None) -> int | None:
+        """The address of a float32 copy; None of None."""
+        return None if values is None else self.keep(values.detach().float().contiguous())
+
+    def matrix(self, linear: nn.Linear | nn.Embedding) -> structures.Matrix:
+        """A module's weight."""
+        return self._matrices[id(linear.weight)]
+
+    def product(self, matrix: structures.Matrix, x: Tensor, size: int) -> Tensor:
+        """[..., size] float32: x [..., columns] times the first ``size`` rows of a matrix."""
+        x = x.float().contiguous()
+        out = torch.empty(*x.shape[:-1], size)
+        rows = x.numel() // matrix.columns
+        check(
+            self.functions.product(
+                ctypes.addressof(matrix), size, x.data_ptr(), rows, out.data_ptr(), size, torch.get_num_threads()
+            )
+        )
+        return out
+
+    def scratch(self, num_bytes: int) -> int:
+        """The address of so many bytes, aligned for vectors; valid until the next call. Under the lock."""
+        if num_bytes + 64 > self._scratch.numel():
+            self._scratch = huge_pages(num_bytes + 64)
+        address = self._scratch.data_ptr()
+        return address + -address % 64
+
+
+def layer_of(
+    memory: Memory, attention: nn.Module, mlp: nn.Module | None, window: int, **norms: Tensor | None
+) -> structures.Layer:
+    """A decoder layer of ``methods.common.layers``; norms by the names of ``structures.Layer``."""
+    layer = structures.Layer(window=window)
+    for key in ("q", "k", "v", "o"):
+        linear = attention.get_submodule(f"{key}_proj")
+        assert isinstance(linear, nn.Linear)
+        setattr(layer, key, memory.matrix(linear))
+        setattr(layer, f"{key}_bias", memory.vector(linear.bias))
+    for key in ("gate", "up", "down") if mlp is not None else ():
+        assert mlp is not None
+        linear = mlp.get_submodule(f"{key}_proj")
+        assert isinstance(linear, nn.Linear)
+        setattr(layer, key, memory.matrix(linear))
+    for key in ("q_norm", "k_norm"):
+        setattr(layer, key, memory.vector(getattr(getattr(attention, key, None), "weight", None)))
+    for key, weight in norms.items():
+        setattr(layer, key, memory.vector(weight))
+    return layer
+
+
+class Vocabulary:
+    """The tokens of a head's outputs: all V of them, or those of ``ids`` [DV], ascending."""
+
+    def __init__(self, ids: Tensor | None, size: int, memory: Memory) -> None:
+        self.num_outputs = size if ids is None else len(ids)
+        self.size = size
+        self.ascending = ids is None or bool((ids[1:] > ids[:-1]).all())
+        self.address = None if ids is None else memory.keep(ids.contiguous())
+        table = token_table(size, torch.device("cpu"))
+        self.table = table if ids is None else table[ids]
+
+
+def address(tensor: Tensor | None) -> int | None:
+    """Of a contiguous tensor, which must outlive the use."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def addresses(matrices: Sequence[structures.Matrix]) -> "ctypes.Array[structures.Matrix]":
+    """An array of structures."""
+    return (structures.Matrix * len(matrices))(*matrices)

@@ -1,0 +1,89 @@
+"""The input of training: texts of the target, and the frozen target's outputs on them, computed in each step.
+
+Outputs are not stored on disk: hidden states of three layers are a thousand times the size of their text. In memory they
+may be kept (``methods.common.kept``).
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from foretell.core.tree import chain_tree, layout
+from foretell.model.target import CausalModel, Output, Target
+
+
+@dataclass(frozen=True)
+class Batch:
+    """B texts, padded on the right: a prompt, and the target's own response to it."""
+
+    tokens: Tensor  # [B, T] int64
+    length: Tensor  # [B] int64 real tokens
+    start: Tensor  # [B] int64 index of the first token of the response
+
+    @cached_property
+    def supervised(self) -> Tensor:
+        """[B, T] bool: positions t whose *next* token, t + 1, belongs to the response: where p is worth imitating."""
+        index = torch.arange(self.tokens.shape[1], device=self.tokens.device)
+        return (index + 1 >= self.start[:, None]) & (index + 1 < self.length[:, None])
+
+    def to(self, device: torch.device) -> "Batch":
+        """The same batch on a device."""
+        return Batch(self.tokens.to(device), self.length.to(device), self.start.to(device))
+
+
+@dataclass(frozen=True)
+class LabeledBatch:
+    """A batch and the target's outputs on it, without gradient, in float32 for every dtype of the target."""
+
+    batch: Batch
+    taps: Tensor  # [B, T, n * H] outputs of the tapped layers, concatenated
+    hidden: Tensor  # [B, T, H] residual stream after the last layer, before the final norm
+    logits: Tensor  # [B, T, V] position t: logits of token t + 1
+
+    def logits_at(self, row: Tensor, at: Tensor, vocab: Tensor | None = None) -> Tensor:
+        """[M, V] logits at rows and positions [M]; of columns vocab [DV] int64 alone, [M, DV], where it is given."""
+        found = self.logits[row, at]
+        return found if vocab is None else found[:, vocab]
+
+    def best_at(self, row: Tensor, at: Tensor) -> Tensor:
+        """[M] int64 the most probable next token at rows and positions [M]."""
+        return self.logits[row, at].argmax(-1)
+
+
+class Teacher:
+    """The frozen target."""
+
+    def __init__(self, model: CausalModel) -> None:
+        """model: ``model.embed``, ``model.normed`` and ``model.head`` must follow autograd, as ``transformers`` does. Its
+        weights are frozen, so that no step computes a gradient for them on the way to the head's."""
+        self.model = model
+        module = getattr(model, "module", None)
+        if isinstance(module, nn.Module):
+            module.requires_grad_(requires_grad=False)
+
+    @torch.no_grad()
+    def label(self, batch: Batch, taps: Sequence[int]) -> LabeledBatch:
+        """Run the target over a batch. taps: layers whose outputs are wanted (may be empty, or repeat)."""
+        out = self._run(batch, taps, head=True)
+        assert out.logits is not None
+        return LabeledBatch(batch, _tapped(out).float(), out.hidden.float(), out.logits.float())
+
+    @torch.no_grad()
+    def states(self, batch: Batch, taps: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """``taps`` and ``hidden`` of ``label`` alone, as the target computed them: in its dtype."""
+        out = self._run(batch, taps, head=False)
+        return _tapped(out), out.hidden
+
+    def _run(self, batch: Batch, taps: Sequence[int], *, head: bool) -> Output:
+        num_rows, num_tokens = batch.tokens.shape
+        target = Target(self.model, num_rows, num_tokens)
+        tree = chain_tree(batch.tokens, batch.length)
+        plan = layout(tree.parent, torch.zeros_like(batch.length), num_tokens)
+        return target.forward(batch.tokens, plan, taps=tuple(taps), head=head)
+
+
+def _tapped(out: Output) -> Tensor:
+    return out.taps if out.taps is not None else out.hidden[..., :0]

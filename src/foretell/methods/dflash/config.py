@@ -1,0 +1,25 @@
+"""Settings of method ``dflash``."""
+
+from dataclasses import dataclass
+
+from foretell.draft.base import Method
+from foretell.draft.config import Loader
+from foretell.methods.common.load import load_head
+from foretell.methods.dflash.drafter import DFlash
+from foretell.methods.dflash.head import DFlashHead
+from foretell.methods.head_config import HeadMethodConfig
+
+
+@dataclass(frozen=True)
+class DFlashConfig(HeadMethodConfig):
+    """A block of guesses in one pass."""
+
+    method = DFlash.name
+    capabilities = DFlash.capabilities
+
+    num_speculative_tokens: int = 7
+
+    def load(self, loader: Loader) -> Method:
+        """Load the head."""
+        head = load_head(self.head_name, loader.target.spec, DFlashHead)
+        return DFlash(head, loader.target, weights=self.head_weights)

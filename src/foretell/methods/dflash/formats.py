@@ -1,0 +1,341 @@
+"""Block drafters as their authors write them: DFlashLayout (z-lab; with JetSpec's causal option) and DSparkLayout
+(DeepSpec); and both as the speculators library does.
+
+Layer ids of the first two are numbered by outputs, as here: "target_layer_ids" is ``config.layer_ids``. Those of
+speculators count hidden states, j = i + 1, as for EAGLE-3: "aux_hidden_state_layer_ids".
+"""
+
+from collections.abc import Mapping
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ModelError
+from foretell.methods.common.head import Head, HeadConfig
+from foretell.methods.common.keys import Keys, rope_theta
+from foretell.methods.common.layer import HARMLESS, refuse_unknown, windows
+from foretell.methods.common.layout import Found, Layout, TargetInfo, check_layer_ids
+from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
+
+BIAS = "confidence_head.proj.bias"
+HARMLESS_DFLASH = ("confidence_head_alpha", "projector_type")
+"""Keys of "dflash_config" that only training reads, or that the tensors say, too."""
+
+
+class DFlashLayout(Layout):
+    """``DFlashDraftModel``: a Qwen3 configuration, block_size, and dflash_config."""
+
+    name = "dflash"
+    summary = "DFlashLayout, its authors' (vLLM, SGLang)"
+    head = DFlashHead
+    architectures: ClassVar[tuple[str, ...]] = ("DFlashDraftModel",)
+    ignored: ClassVar[tuple[str, ...]] = ("embed_tokens.weight", "lm_head.weight")
+    anchor_predicts = False  # what an absent "sample_from_anchor" means
+
+    def suits(self, head: Head) -> str | None:
+        """Without Markov and confidence heads."""
+        reason = super().suits(head)
+        if reason is None and isinstance(head, DFlashHead) and (head.config.markov_rank or head.config.confidence):
+            return "it has no place for a Markov head or a confidence head; use dspark"
+        return reason
+
+    def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
+        """See the class."""
+        config: DFlashHeadConfig = head.config
+        inner = {
+            "mask_token_id": config.mask_token_id,
+            "target_layer_ids": list(config.layer_ids),
+            "causal_head": config.causal,
+            "sample_from_anchor": config.sample_from_anchor,
+        }
+        out: dict[str, Any] = {
+            "architectures": [self.architectures[0]],
+            "model_type": "qwen3",
+            "attention_bias": False,
+            "block_size": config.block_size,
+            "dflash_config": inner,
+            "head_dim": config.head_dim,
+            "hidden_act": "silu",
+            "hidden_size": config.hidden_size,
+            "intermediate_size": config.intermediate_size,
+            "layer_types": ["full_attention"] * config.num_layers,
+            "num_attention_heads": config.num_heads,
+            "num_hidden_layers": config.num_layers,
+            "num_key_value_heads": config.num_kv_heads,
+            "rms_norm_eps": config.rms_norm_eps,
+            "rope_theta": config.rope_theta,
+            "sliding_window": None,
+            "tie_word_embeddings": False,
+            "use_sliding_window": False,
+            "vocab_size": config.vocab_size,
+        }
+        if target.num_layers is not None:
+            out["num_target_layers"] = target.num_layers
+        if target.max_positions is not None:
+            out["max_position_embeddings"] = target.max_positions
+        return out
+
+    def parse(self, found: Found) -> HeadConfig:
+        """Later checkpoints keep some keys outside dflash_config, or block_size inside: both are read."""
+        keys, inner = found.keys, found.keys.inner("dflash_config")
+        keys.only("hidden_act", "silu")
+        keys.only("attention_bias", False)
+        num_layers = keys.size("num_hidden_layers")
+        keys.only("layer_types", ["full_attention"] * num_layers)
+        if windows(keys, num_layers, qwen=True):
+            raise ModelError(
+                f"{found.name}: sliding_window is {keys.values['sliding_window']} and use_sliding_window true in "
+                "config.json; only layers that see the whole text are supported"
+            )
+        inner.only("attention_mode", "gqa")
+        hidden = keys.size("hidden_size")
+        num_heads = keys.size("num_attention_heads")
+
+        def where(key: str) -> Keys:
+            held = [place for place in (inner, keys) if key in place]  # looks up both, so that both count as read
+            return held[0] if held else keys
+
+        config = DFlashHeadConfig(
+            hidden_size=hidden,
+            vocab_size=keys.size("vocab_size"),
+            intermediate_size=keys.size("intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=keys.size("num_key_value_heads", num_heads),
+            head_dim=keys.size("head_dim", hidden // num_heads),
+            num_layers=num_layers,
+            block_size=where("block_size").integer("block_size"),
+            layer_ids=self._layer_ids(found, where("target_layer_ids"), hidden),
+            mask_token_id=where("mask_token_id").integer("mask_token_id"),
+            rope_theta=rope_theta(keys),
+            rms_norm_eps=keys.number("rms_norm_eps", 1e-6),
+            causal=where("causal_head").flag("causal_head", default=False),
+            sample_from_anchor=where("sample_from_anchor").flag("sample_from_anchor", self.anchor_predicts),
+            **self.extras(found, inner),
+        )
+        keys.only("target_hidden_size", hidden)
+        keys.only("draft_vocab_size", config.vocab_size)
+        refuse_unknown(keys)
+        refuse_unknown(inner, HARMLESS_DFLASH)
+        return config
+
+    def extras(self, found: Found, inner: Keys) -> dict[str, Any]:
+        """What only DSparkLayout has."""
+        return {}
+
+    def _layer_ids(self, found: Found, keys: Keys, hidden: int) -> tuple[int, ...]:
+        if "target_layer_ids" in keys:
+            ids = keys.integers("target_layer_ids")
+        else:
+            count, rest = divmod(found.shape("fc.weight")[1], hidden)
+            total = found.keys.integer("num_target_layers", found.num_layers or 0)
+            if rest or not total:
+                raise ModelError(
+                    f"{found.name}: config.json has no dflash_config.target_layer_ids, and the number of the target's "
+                    "layers, from which the authors' default follows, is unknown; write the ids into config.json"
+                )
+            ids = spread_layers(total, count)
+        check_layer_ids(ids, name=found.name, source="target_layer_ids")
+        return ids
+
+
+class DSparkLayout(DFlashLayout):
+    """``DSparkDraftModel``: DFlashLayout with a Markov head, a confidence head, and an anchor that predicts.
+
+    The keys of the heads are written inside dflash_config (SpecForge), in a dspark_config beside it (SpecForge, later) and
+    outside of both (DeepSpec, vLLM).
+    """
+
+    name = "dspark"
+    summary = "DFlashLayout with DSpark's Markov and confidence heads (vLLM, SGLang)"
+    architectures = ("DSparkDraftModel", "Qwen3DSparkModel")
+    anchor_predicts = True
+
+    def suits(self, head: Head) -> str | None:
+        """With a Markov head or a confidence head."""
+        reason = Layout.suits(self, head)
+        if reason is None and isinstance(head, DFlashHead) and not (head.config.markov_rank or head.config.confidence):
+            return "this head has neither a Markov head nor a confidence head; use dflash"
+        return reason
+
+    def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
+        """See the class."""
+        config: DFlashHeadConfig = head.config
+        out = super().describe(head, target)
+        both = {
+            "markov_head_type": "vanilla",
+            "markov_rank": config.markov_rank,
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": config.confidence and config.markov_rank > 0,
+        }
+        inner = {**out["dflash_config"], **both, "projector_type": "dspark", "attention_mode": "gqa"}
+        outside = {key: inner[key] for key in ("mask_token_id", "target_layer_ids")}
+        return {**out, **both, **outside, "dflash_config": inner}
+
+    def extras(self, found: Found, inner: Keys) -> dict[str, Any]:
+        """Of any of the three places."""
+        keys, beside = found.keys, found.keys.inner("dspark_config")
+
+        def where(key: str) -> Keys:
+            held = [place for place in (inner, beside, keys) if key in place]  # looks up all, so that all count as read
+            return held[0] if held else keys
+
+        where("markov_head_type").only("markov_head_type", "vanilla")
+        rank = where("markov_rank").integer("markov_rank", 0)
+        confidence = where("enable_confidence_head").flag("enable_confidence_head", default=False)
+        if confidence:
+            where("confidence_head_with_markov").only("confidence_head_with_markov", rank > 0, default=rank > 0)
+        else:
+            where("confidence_head_with_markov")
+        refuse_unknown(beside, HARMLESS_DFLASH)
+        return {"markov_rank": rank, "confidence": confidence}
+
+    def build(self, config: HeadConfig, found: Found) -> Head:
+        """A confidence head stored without a bias has a bias of 0."""
+        if "confidence_head.proj.weight" in found.tensors and BIAS not in found.tensors:
+            found.tensors[BIAS] = torch.zeros(1, dtype=found.tensors["confidence_head.proj.weight"].dtype)
+        return super().build(config, found)
+
+
+AUX = "aux_hidden_state_layer_ids"
+HARMLESS_TRAINING = (
+    "auf", "ce_loss_alpha", "confidence_head_alpha", "emb_dim", "gru_hidden_dim", "l1_loss_alpha",
+    "lambda_base_decay_ratio", "lambda_base_start", "loss_decay_gamma", "num_anchors", "pure_draft_prefix_len",
+)  # fmt: skip
+"""Keys that only training reads, or the domino projector, which is refused."""
+
+
+class DFlashSpeculators(DFlashLayout):
+    """speculators' DFlash: the layers' own configuration inside, all other keys outside."""
+
+    name = "dflash_speculators"
+    summary = "DFlash, of the speculators library (vLLM)"
+    architectures = ("DFlashSpeculator", "DFlashDraftModel")
+    speculators = "dflash"
+    ignored = (*DFlashLayout.ignored, "verifier_lm_head.weight", "verifier_norm.weight")
+
+    def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
+        """The type decides, not the name of the architecture."""
+        return config.get("speculators_model_type") == self.speculators
+
+    def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
+        """See the class."""
+        config: DFlashHeadConfig = head.config
+        layer = super().describe(head, target)
+        inner = {
+            key: value for key, value in layer.items() if key not in ("architectures", "block_size", "dflash_config")
+        }
+        return {
+            "architectures": [self.architectures[0]],
+            "speculators_model_type": self.speculators,
+            "speculators_version": "0.9.0",
+            "block_size": config.block_size,
+            "draft_vocab_size": config.vocab_size,
+            "mask_token_id": config.mask_token_id,
+            AUX: [layer_id + 1 for layer_id in config.layer_ids],
+            "sample_from_anchor": config.sample_from_anchor,
+            "sliding_window_non_causal": False,
+            "target_hidden_size": None,
+            "tie_word_embeddings": False,
+            "transformer_layer_config": inner,
+            "speculators_config": {
+                "algorithm": self.speculators,
+                "default_proposal_method": "greedy",
+                "proposal_methods": [{"proposal_type": "greedy", "speculative_tokens": config.num_guesses}],
+                "verifier": {
+                    "name_or_path": target.name,
+                    "architectures": [target.architecture] if target.architecture else [],
+                },
+            },
+        }
+
+    def suits(self, head: Head) -> str | None:
+        """With a block that sees itself whole: there is no key for a causal one."""
+        reason = super().suits(head)
+        if reason is None and isinstance(head, DFlashHead) and head.config.causal:
+            return "its block is causal, for which this layout has no key"
+        return reason
+
+    def parse(self, found: Found) -> HeadConfig:
+        """The vocabulary must be the target's whole one; windows, and other projectors, are refused by their keys."""
+        keys, layer = found.keys, found.keys.inner("transformer_layer_config")
+        kind = layer.text("model_type", "qwen3")
+        if kind != "qwen3":
+            raise ModelError(
+                f"{found.name}: transformer_layer_config.model_type is {kind!r} in config.json; only layers of 'qwen3' are "
+                "supported"
+            )
+        num_layers = layer.size("num_hidden_layers")
+        for place, key, allowed in (
+            (layer, "hidden_act", "silu"), (layer, "attention_bias", False),
+            (layer, "layer_types", ["full_attention"] * num_layers),
+            (keys, "projector_type", "dflash"), (keys, "shift_label", False), (keys, "sliding_window_non_causal", False),
+        ):  # fmt: skip
+            place.only(key, allowed)
+        if windows(layer, num_layers, qwen=True):
+            raise ModelError(
+                f"{found.name}: transformer_layer_config.sliding_window is {layer.values['sliding_window']} in "
+                "config.json; only layers that see the whole text are supported"
+            )
+        hidden, num_heads = layer.size("hidden_size"), layer.size("num_attention_heads")
+        vocab = layer.size("vocab_size")
+        keys.only("draft_vocab_size", vocab)
+        keys.only("target_hidden_size", hidden)
+        ids = tuple(number - 1 for number in keys.integers(AUX))
+        check_layer_ids(ids, name=found.name, source=f"{AUX} in config.json")
+        config = DFlashHeadConfig(
+            hidden_size=hidden,
+            vocab_size=vocab,
+            intermediate_size=layer.size("intermediate_size"),
+            num_heads=num_heads,
+            num_kv_heads=layer.size("num_key_value_heads", num_heads),
+            head_dim=layer.size("head_dim", 128),
+            num_layers=num_layers,
+            block_size=keys.integer("block_size"),
+            layer_ids=ids,
+            mask_token_id=keys.integer("mask_token_id"),
+            rope_theta=rope_theta(layer),
+            rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
+            sample_from_anchor=keys.flag("sample_from_anchor", self.anchor_predicts),
+            **self.extras(found, Keys({}, found.name)),
+        )
+        refuse_unknown(keys, (*HARMLESS, *HARMLESS_TRAINING))
+        refuse_unknown(layer)
+        return config
+
+    def build(self, config: HeadConfig, found: Found) -> Head:
+        """Maps of a vocabulary that is the whole one say nothing."""
+        found.tensors.pop("d2t", None)
+        found.tensors.pop("t2d", None)
+        return super().build(config, found)
+
+
+class DSparkSpeculators(DFlashSpeculators, DSparkLayout):
+    """speculators' DSpark: the same with the keys of its heads."""
+
+    name = "dspark_speculators"
+    summary = "DSpark, of the speculators library (vLLM)"
+    architectures = ("DSparkSpeculator", "DSparkDraftModel")
+    speculators = "dspark"
+    anchor_predicts = True
+
+    def suits(self, head: Head) -> str | None:
+        """As DSpark's own layout, and with a block that sees itself whole."""
+        reason = DSparkLayout.suits(self, head)
+        if reason is None and isinstance(head, DFlashHead) and head.config.causal:
+            return "its block is causal, for which this layout has no key"
+        return reason
+
+    def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
+        """See the class."""
+        config: DFlashHeadConfig = head.config
+        out = super().describe(head, target)
+        both = {
+            "markov_head_type": "vanilla",
+            "markov_rank": config.markov_rank,
+            "enable_confidence_head": config.confidence,
+            "confidence_head_with_markov": config.confidence and config.markov_rank > 0,
+        }
+        for key in (*both, "mask_token_id", "target_layer_ids"):
+            out["transformer_layer_config"].pop(key, None)
+        return {**out, **both}

@@ -1,0 +1,274 @@
+"""Block drafters: a whole block of guesses in one pass of a few layers (DFlash, 2602.06036).
+
+The target's features take the place of the drafter's own text: each layer projects them, and the block's rows, with the
+same weights to keys and values. The block is the embedding of the pending token, the *anchor*, and of mask tokens
+after it. Two descendants are options here: the causal block of JetSpec (2606.18394, section 3), and DSpark's
+(2607.05147) anchor that predicts, Markov head and confidence head. Embedding and head are the target's and are never
+stored.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Self
+
+import torch
+from torch import Tensor, nn
+
+from foretell.core.errors import ConfigError
+from foretell.methods.common.head import Head, HeadConfig
+from foretell.methods.common.layers import MLP, Attention, AttentionShape, RMSNorm, rotary, turn
+from foretell.model.cache import KVCache
+from foretell.model.target import CausalModel, ModelSpec
+
+Memory = Callable[[int, Tensor, Tensor], tuple[Tensor, Tensor]]
+"""(layer, keys, values of context and block [B, kv heads, n + Q, d]) -> all keys and values that the block attends to."""
+
+
+@dataclass(frozen=True)
+class DFlashHeadConfig(HeadConfig):
+    """Sizes and kind of a block drafter."""
+
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    num_layers: int
+    block_size: int  # rows of a block, the anchor's included
+    layer_ids: tuple[int, ...]  # target layers whose outputs are the features
+    mask_token_id: int
+    rope_theta: float = 10000.0
+    rms_norm_eps: float = 1e-6
+    causal: bool = False  # rows of a block see the rows before them only (JetSpec)
+    sample_from_anchor: bool = False  # the anchor's row makes the first guess (DSpark); else it makes none
+    markov_rank: int = 0  # > 0: logits of a guess get W1[token before it] W2 (DSpark)
+    confidence: bool = False  # predict the acceptance of each guess (DSpark)
+
+    def __post_init__(self) -> None:
+        """Refuse invalid sizes."""
+        object.__setattr__(self, "layer_ids", tuple(self.layer_ids))
+        least = 1 if self.sample_from_anchor else 2
+        for good, name, expected in (
+            (self.block_size >= least, "block_size", f"at least {least}"),
+            (self.num_layers >= 1, "num_layers", "at least 1"),
+            (len(self.layer_ids) >= 1, "layer_ids", "one target layer or more"),
+            (0 <= self.mask_token_id < self.vocab_size, "mask_token_id", f"between 0 and {self.vocab_size - 1}"),
+            (self.num_heads % self.num_kv_heads == 0, "num_kv_heads", f"a divisor of num_heads = {self.num_heads}"),
+            (self.head_dim % 2 == 0, "head_dim", "even"),
+            (self.markov_rank >= 0, "markov_rank", "0 (no Markov head) or more"),
+        ):
+            if not good:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} of a dflash head must be {expected}")
+
+    @property
+    def first_row(self) -> int:
+        """The row of a block that makes the first guess; row r stands at position anchor + r."""
+        return 0 if self.sample_from_anchor else 1
+
+    @property
+    def num_guesses(self) -> int:
+        """Guesses in a line that one block makes."""
+        return self.block_size - self.first_row
+
+    def num_rows(self, depth: int) -> int:
+        """Rows that must run for ``depth`` guesses: all of them, unless later ones are invisible to earlier ones."""
+        return depth + self.first_row if self.causal else self.block_size
+
+
+class DFlashLayer(nn.Module):
+    """A Qwen3 layer whose keys and values come from context features as well."""
+
+    def __init__(self, config: DFlashHeadConfig) -> None:
+        super().__init__()
+        shape = AttentionShape(
+            config.hidden_size, config.hidden_size, config.num_heads, config.num_kv_heads, config.head_dim,
+            config.rope_theta, qk_norm=True, rms_norm_eps=config.rms_norm_eps,
+        )  # fmt: skip
+        self.self_attn = Attention(shape)
+        self.mlp = MLP(config.hidden_size, config.intermediate_size)
+        self.input_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(config.hidden_size, config.rms_norm_eps)
+
+    def forward(
+        self,
+        x: Tensor,
+        context: Tensor,
+        angles: tuple[Tensor, Tensor],
+        mask: Tensor,
+        remember: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]],
+    ) -> Tensor:
+        """x [B, Q, H] rows of blocks, context [B, n, H], angles of the n + Q positions -> [B, Q, H].
+
+        Features are normed once for all layers (``hidden_norm``), rows by each layer, so features skip the layer's
+        norm.
+        """
+        attention, num_rows = self.self_attn, x.shape[1]
+        size = (-1, attention.shape.head_dim)
+        rows = self.input_layernorm(x)
+        both = torch.cat((context, rows), 1)  # [B, n + Q, H]
+        cos, sin = angles
+        q = attention.q_norm(attention.q_proj(rows).unflatten(-1, size)).transpose(1, 2)
+        k = attention.k_norm(attention.k_proj(both).unflatten(-1, size)).transpose(1, 2)
+        v = attention.v_proj(both).unflatten(-1, size).transpose(1, 2)
+        keys, values = remember(turn(k, cos, sin), v)
+        x = x + attention.mix(turn(q, cos[:, :, -num_rows:], sin[:, :, -num_rows:]), keys, values, mask)
+        out: Tensor = x + self.mlp(self.post_attention_layernorm(x))
+        return out
+
+
+class MarkovHead(nn.Module):
+    """A bigram of low rank: logits of a token given the one before it (DSpark, section 3; the "vanilla" kind)."""
+
+    def __init__(self, vocab_size: int, rank: int) -> None:
+        super().__init__()
+        self.markov_w1 = nn.Embedding(vocab_size, rank)
+        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+
+
+class ConfidenceHead(nn.Module):
+    """The logit of a guess's acceptance, from its row and the Markov head's vector of the token before it."""
+
+    def __init__(self, inputs: int) -> None:
+        super().__init__()
+        self.proj = nn.Linear(inputs, 1)
+
+
+class DFlashHead(Head):
+    """The block drafter: ``rows`` is what training and decoding share."""
+
+    method = "dflash"
+    config: DFlashHeadConfig
+
+    def __init__(self, config: DFlashHeadConfig) -> None:
+        super().__init__()
+        self.config = config
+        size, rank = config.hidden_size, config.markov_rank
+        self.layers = nn.ModuleList(DFlashLayer(config) for _ in range(config.num_layers))
+        self.fc = nn.Linear(len(config.layer_ids) * size, size, bias=False)
+        self.hidden_norm = RMSNorm(size, config.rms_norm_eps)
+        self.norm = RMSNorm(size, config.rms_norm_eps)
+        self.markov_head = MarkovHead(config.vocab_size, rank) if rank else None
+        self.confidence_head = ConfidenceHead(size + rank) if config.confidence else None
+
+    @classmethod
+    def fresh(cls, config: DFlashHeadConfig, *, seed: int = 0, model: CausalModel | None = None) -> Self:
+        """An untrained head, float32, a function of its arguments alone.
+
+        Linear layers keep the scale of what they read (what is added to the residual stream less, by depth), and the
+        Markov head starts without effect. With ``model`` the final norm starts as the target's own: what its head reads.
+        """
+        head, generator = cls(config), torch.Generator().manual_seed(seed)
+        for name, parameter in head.named_parameters():
+            if parameter.dim() == 2:
+                deviation = parameter.shape[1] ** -0.5
+                if name.endswith(("o_proj.weight", "down_proj.weight")):
+                    deviation /= math.sqrt(2 * config.num_layers)
+                nn.init.normal_(parameter, std=deviation, generator=generator)
+        if head.markov_head is not None:
+            nn.init.zeros_(head.markov_head.markov_w2.weight)
+        if head.confidence_head is not None:
+            nn.init.zeros_(head.confidence_head.proj.weight)
+            nn.init.zeros_(head.confidence_head.proj.bias)
+        if model is not None:
+            _copy_final_norm(model, head.norm.weight)
+        return head
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers whose outputs are the features."""
+        return self.config.layer_ids
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """An empty cache of its layers: slot is position."""
+        config, weight = self.config, self.fc.weight
+        shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
+        return KVCache(num_rows, capacity, shapes, weight.dtype, [weight.device] * config.num_layers)
+
+    def fuse(self, taps: Tensor) -> Tensor:
+        """taps [B, n, T * H] -> context [B, n, H]."""
+        context: Tensor = self.hidden_norm(self.fc(taps.to(self.dtype)))
+        return context
+
+    def rows(self, blocks: Tensor, context: Tensor, positions: Tensor, mask: Tensor, memory: Memory) -> Tensor:
+        """blocks [B, Q, H] embeddings, context [B, n, H], positions [B, n + Q] of both, mask bool, broadcastable to
+        [B, 1, Q, keys that memory answers with] -> [B, Q, H], normed: what the target's head reads."""
+        angles = rotary(positions, self.config.head_dim, self.config.rope_theta, blocks.dtype)
+        for index, layer in enumerate(self.layers):
+            blocks = layer(blocks, context, angles, mask, lambda k, v, index=index: memory(index, k, v))
+        normed: Tensor = self.norm(blocks)
+        return normed
+
+    def forward(self, taps: Tensor, blocks: Tensor, anchors: Tensor) -> Tensor:
+        """Many blocks on one text, packed: taps [B, T, T' * H] of all its positions, blocks [B, A, Q, H] embeddings,
+        anchors [B, A] int64 positions of the blocks' first rows -> [B, A, Q, H], normed."""
+        num_rows, num_tokens = taps.shape[:2]
+        size = blocks.shape[2]
+        text = torch.arange(num_tokens, device=anchors.device).expand(num_rows, -1)
+        positions = torch.cat((text, block_positions(anchors, size).flatten(1)), 1)
+        mask = block_mask(anchors, num_tokens, size, causal=self.config.causal)
+        normed = self.rows(blocks.flatten(1, 2), self.fuse(taps), positions, mask, lambda _, k, v: (k, v))
+        return normed.view(num_rows, -1, *blocks.shape[2:])
+
+    def bias(self, before: Tensor) -> Tensor:
+        """The Markov head's logits [..., V] of what follows the tokens before [...]. Only where there is one."""
+        assert self.markov_head is not None
+        logits: Tensor = self.markov_head.markov_w2(self.markov_head.markov_w1(before))
+        return logits
+
+    def confidence(self, normed: Tensor, before: Tensor) -> Tensor:
+        """[...] logit of the chance that the guess of a row, normed [..., H], is kept, given that the token before it,
+        [...], was. Only where there is such a head."""
+        assert self.confidence_head is not None
+        if self.markov_head is not None:
+            normed = torch.cat((normed, self.markov_head.markov_w1(before)), -1)
+        logit: Tensor = self.confidence_head.proj(normed)
+        return logit[..., 0]
+
+
+def block_positions(anchors: Tensor, size: int) -> Tensor:
+    """[B, A, size] int64: the positions of each block's rows, anchors [B, A]."""
+    return anchors[..., None] + torch.arange(size, device=anchors.device)
+
+
+def block_mask(anchors: Tensor, num_tokens: int, size: int, *, causal: bool) -> Tensor:
+    """[B, 1, A * size, num_tokens + A * size] bool: a row sees features of positions before its anchor (the anchor's own
+    is not known when the block is drafted), and its own block: all of it, or up to itself."""
+    num_rows, num_blocks = anchors.shape
+    text = torch.arange(num_tokens, device=anchors.device) < anchors[..., None]  # [B, A, T]
+    row = torch.arange(num_blocks * size, device=anchors.device)
+    own = (row // size)[:, None] == row // size  # [A * size, A * size]
+    if causal:
+        own = own.tril()
+    return torch.cat((text.repeat_interleave(size, 1), own.expand(num_rows, -1, -1)), 2)[:, None]
+
+
+def spread_layers(num_layers: int, count: int) -> tuple[int, ...]:
+    """count different layers of a target of num_layers, evenly: from the second to the third last as the authors have it,
+    from the first to the last where those are too few."""
+    if count == 1:
+        return (num_layers // 2,)
+    first, last = (1, num_layers - 3) if num_layers - 3 >= count else (0, num_layers - 1)
+    return tuple(dict.fromkeys(round(first + index * (last - first) / (count - 1)) for index in range(count)))
+
+
+def _copy_final_norm(model: CausalModel, weight: nn.Parameter) -> None:
+    """A stream of +1 and -1 has mean 0 and rms 1: a norm of either kind multiplies it by its weight."""
+    with torch.no_grad():
+        signs = torch.ones(1, 1, len(weight), dtype=model.spec.dtype, device=model.spec.device)
+        signs[..., 1::2] = -1.0
+        weight.copy_((model.normed(signs) * signs)[0, 0])
+
+
+def default_config(
+    spec: ModelSpec, *, mask_token_id: int, num_features: int = 3, head_dim: int = 64, layer_ids: Sequence[int] = (),
+    num_layers: int = 2, block_size: int = 8, rope_theta: float = 10000.0, causal: bool = False,
+    sample_from_anchor: bool = False, markov_rank: int = 0, confidence: bool = False,
+) -> DFlashHeadConfig:  # fmt: skip
+    """A small drafter for a target: heads of head_dim, half as many for keys and values, an MLP of 3 H."""
+    num_heads = max(1, spec.hidden_size // head_dim)
+    return DFlashHeadConfig(
+        spec.hidden_size, spec.vocab_size, 3 * spec.hidden_size, num_heads,
+        num_heads // 2 if num_heads % 2 == 0 else num_heads, head_dim, num_layers, block_size,
+        tuple(layer_ids) or spread_layers(spec.num_layers, num_features), mask_token_id, rope_theta,
+        causal=causal, sample_from_anchor=sample_from_anchor, markov_rank=markov_rank, confidence=confidence,
+    )  # fmt: skip

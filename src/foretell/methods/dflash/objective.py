@@ -1,0 +1,103 @@
+"""How a block drafter is trained: many blocks on one text, packed into one pass (DFlash 2602.06036, section 4).
+
+Of each text some positions are anchors. After each a block is drafted from the features before it, as in decoding, and
+slot k is compared with the target's distribution of the text's own next token. Slots count less the deeper they lie, by
+exp(-(k - 1) / gamma): the paper has gamma = 4 for blocks of 8, 7 for 16.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foretell.methods.common.objective import LossSlot, Objective, Outcome
+from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.methods.dflash.head import DFlashHead
+
+
+class DFlashObjective(Objective):
+    """Blocks after random anchors; with a confidence head also its own loss (DSpark 2607.05147, section 3)."""
+
+    head: DFlashHead
+
+    def __init__(self, head: DFlashHead, *, num_anchors: int = 64, gamma: float = 4.0) -> None:
+        """num_anchors: blocks of a text in one pass, at most; gamma: see above."""
+        self.head, self.num_anchors, self.gamma = head, num_anchors, gamma
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The head's features."""
+        return self.head.taps
+
+    def outcome(
+        self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
+    ) -> Outcome:
+        """Slots 1, 2, ... of a block, each over the anchors whose text is long enough for it.
+
+        training=False takes anchors spread evenly over each text instead of random ones.
+        """
+        head, config, batch = self.head, self.head.config, labeled.batch
+        anchors, real = choose_anchors(batch, self.num_anchors, generator if training else None)  # [B, A]
+        with torch.no_grad():
+            mask_token = torch.full_like(anchors[:1, :1], config.mask_token_id)
+            mask_row = teacher.model.embed(mask_token).to(head.dtype)[:, :, None]  # [1, 1, 1, H]
+            first = teacher.model.embed(batch.tokens.gather(1, anchors)).to(head.dtype)[:, :, None]
+        blocks = torch.cat((first, mask_row.expand(*anchors.shape, config.block_size - 1, -1)), 2)
+        normed = head(labeled.taps, blocks, anchors)  # [B, A, Q, H]
+        slots: list[LossSlot] = []
+        extra = normed.new_zeros(())
+        kept = total = 0.0
+        for index in range(config.num_guesses):
+            at = (
+                anchors + index
+            )  # [B, A] the position of the token before the guess, by which the target's distribution is found
+            inside = at < batch.tokens.shape[1]
+            here = real & inside & batch.supervised.gather(1, at.clamp(max=batch.tokens.shape[1] - 1))
+            row, block = here.nonzero(as_tuple=True)
+            place = at[row, block]
+            before = batch.tokens[row, place]
+            hidden = normed[row, block, index + config.first_row]  # [M, H]
+            logits = teacher.model.head(hidden.to(teacher.model.spec.dtype)[None])[0].float()
+            if head.markov_head is not None:
+                logits = logits + head.bias(before)
+            weight = math.exp(-index / self.gamma)
+            slots.append(LossSlot(logits, row, place, weight))
+            if config.confidence and len(row):
+                overlap = acceptance(labeled.logits_at(row, place), logits.detach())
+                stated = head.confidence(hidden, before)
+                extra = extra + weight * F.binary_cross_entropy_with_logits(stated, overlap)
+                kept, total = kept + float(overlap.sum() - stated.detach().sigmoid().sum()), total + len(row)
+        if not config.confidence:
+            return Outcome(slots)
+        return Outcome(
+            slots, extra, {"confidence_loss": float(extra.detach()), "underconfidence": kept / max(total, 1)}
+        )
+
+
+def acceptance(p: Tensor, q: Tensor) -> Tensor:
+    """[M] the chance that a draw from the draft distribution is kept at temperature 1: 1 - TV, from logits p and q [M,
+    V]."""
+    overlap: Tensor = torch.minimum(p.softmax(-1), q.softmax(-1)).sum(-1)
+    return overlap.clamp(max=1.0)
+
+
+def choose_anchors(batch: Batch, count: int, generator: torch.Generator | None) -> tuple[Tensor, Tensor]:
+    """(anchors [B, A] int64, real [B, A] bool), A <= count: positions whose next token is the response's.
+
+    The prompt's last token is one of them: decoding begins there. Random ones without repetition if there is a generator,
+    else evenly spread. A text with fewer positions has all of them.
+    """
+    able = batch.supervised
+    found = able.sum(1)  # [B]
+    width = max(1, min(count, int(found.max())))
+    order = torch.rand(able.shape, generator=generator) if generator is not None else torch.zeros(able.shape)
+    if generator is None:
+        rank = able.cumsum(1) - 1  # of each position among those that could be one
+        # The i-th of ``width`` evenly spread ones is the rank i * found / width, rounded down.
+        wanted = torch.arange(width, device=able.device) * found[:, None] // width
+        chosen = (rank[:, None, :] == wanted[:, :, None]) & able[:, None, :]
+        order = chosen.any(1).float()
+    ranked = order.to(able.device).masked_fill(~able, -1.0).sort(dim=1, descending=True, stable=True).indices[:, :width]
+    real = able.gather(1, ranked) & (torch.arange(width, device=able.device) < found[:, None])
+    return torch.where(real, ranked, 0), real

@@ -1,0 +1,99 @@
+"""Settings of method ``draft_model``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.core.errors import ConfigError, nearest
+from foretell.draft.base import Method
+from foretell.draft.config import Loader, MethodConfig
+from foretell.methods.acceptance.load import load_acceptance
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.methods.draft_model.translated import (
+    CROSSINGS,
+    TranslatedDraft,
+    check_name,
+    differences,
+    translation,
+)
+from foretell.model.packed import WEIGHTS
+
+
+@dataclass(frozen=True)
+class DraftModelConfig(MethodConfig):
+    """A smaller model, of the same vocabulary or of another."""
+
+    method = DraftModel.name
+    capabilities = DraftModel.capabilities
+
+    model: str | None = None  # hub id, directory, or None for the bundled draft (of the bundled target alone)
+    draft_weights: str = "auto"  # how its matrices are held, as load_model has it; the text does not depend on it
+    # Where its vocabulary is not the target's: "tli" guesses the tokens that both have, in any shape; "slem" has the
+    # target's tokenizer split the draft's text, in chains; "same" refuses. "auto": "tli" where they differ.
+    vocabulary: str = "auto"
+    draft_vocab_size: int = 0  # it guesses its so many most frequent tokens alone (FR-Spec), which is cheaper; 0: all
+    acceptance: str | None = None  # directory of the acceptance head for shape "specdec"; None: the bundled draft's
+
+    def __post_init__(self) -> None:
+        """Raise ConfigError for invalid values."""
+        super().__post_init__()
+        if self.draft_weights not in WEIGHTS:
+            raise ConfigError(
+                f"draft_weights = {self.draft_weights!r} must be one of {', '.join(WEIGHTS)}"
+                f"{nearest(self.draft_weights, WEIGHTS)}"
+            )
+        check_name(self.vocabulary)
+        if self.draft_vocab_size < 0:
+            raise ConfigError(f"draft_vocab_size = {self.draft_vocab_size} must be 0 (all tokens) or more")
+        if self.vocabulary == "slem" and self.shape.partition("/")[0] != "chain":
+            raise ConfigError(
+                f"vocabulary 'slem' splits the text of a chain anew, and shape {self.shape!r} is none: choose shape "
+                "'chain', or vocabulary 'tli'"
+            )
+
+    def load(self, loader: Loader) -> Method:
+        """Load the draft model, and its acceptance head where the shape needs one. Tokenizers are compared, where both are
+        known: see ``vocabulary``."""
+        name = self.model or "bundled/draft"
+        weights = () if self.draft_weights == "auto" else (self.draft_weights,)
+        tokenizers = loader.tokenizers(name) if self.vocabulary != "same" else None
+        crossing = self._crossing(tokenizers)
+        draft = loader.draft(name, *weights) if crossing is None else loader.draft(name, *weights, checked=False)
+        if self.draft_vocab_size:
+            from foretell.methods.draft_model.narrow import (
+                NarrowModel,
+                frequent_tokens,
+            )  # it imports the native decoder
+
+            draft = NarrowModel(draft, frequent_tokens(draft, self.draft_vocab_size))
+        between = None
+        if crossing is not None:
+            assert tokenizers is not None
+            between = translation(loader.target, draft, tokenizers)
+        if not self.proposal_shape.asks_acceptance:
+            return DraftModel(draft) if between is None else TranslatedDraft(draft, between, crossing or "")
+        if self.acceptance is None and self.model not in (None, "bundled/draft"):
+            raise ConfigError(
+                f"shape 'specdec' needs an acceptance head, and none is given for draft {self.model}: train one with "
+                "'foretell train acceptance' and give its directory as 'acceptance', or choose shape 'adaptive'"
+            )
+        acceptance = load_acceptance(self.acceptance or "bundled/acceptance", draft.spec)
+        return (
+            DraftModel(draft, acceptance)
+            if between is None
+            else TranslatedDraft(draft, between, crossing or "", acceptance)
+        )
+
+    def _crossing(self, tokenizers: tuple[Any, Any] | None) -> str | None:
+        """How the vocabularies are crossed; None: they are one, or have to be."""
+        if tokenizers is None:
+            if self.vocabulary in CROSSINGS:
+                raise ConfigError(
+                    f"vocabulary = {self.vocabulary!r} reads the tokenizers of target and draft, and one is missing: give "
+                    "tokenizer=... (of the target) and draft_tokenizer=... for models in memory"
+                )
+            return None
+        if self.vocabulary in CROSSINGS:
+            return self.vocabulary
+        if self.model is None:  # the bundled draft is made for the bundled target alone: nobody chose it for another
+            return None
+        return None if differences(tokenizers[0].get_vocab(), tokenizers[1].get_vocab()) is None else "tli"

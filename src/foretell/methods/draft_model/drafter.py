@@ -1,0 +1,239 @@
+"""A smaller language model of the same vocabulary as drafter (Leviathan et al. 2211.17192). Of another: ``translated``."""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+
+import torch
+from torch import Tensor
+
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, Plan, TokenTree, root_tree
+from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
+from foretell.draft.growing import grow
+from foretell.draft.shapes import SHAPES, Shape
+from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs, predicted
+from foretell.methods.acceptance.native import speed_up
+from foretell.model.prefill import feed
+from foretell.model.target import CausalModel, Target
+
+
+class ModelDrafter(Drafter):
+    """The draft model with its own KV cache.
+
+    Invariant: slots [0, filled[b]) hold KV of the first filled[b] tokens of row b's text. While a tree grows, its nodes
+    lie after the pending token in the order in which they were fed; ``observe`` moves the kept ones right after the text.
+    Leaves are never fed, so after full acceptance the last committed token is still missing (the classic off-by-one of
+    drafters): ``begin`` feeds all missing tokens up to the pending one.
+    """
+
+    can_join = True
+
+    def __init__(
+        self, model: CausalModel, context: Context, capacity: int, acceptance: AcceptanceHead | None = None
+    ) -> None:
+        self.capacity = capacity
+        self.acceptance = acceptance
+        self.reads_law = acceptance is not None and acceptance.config.reads_law
+        self.hidden: Tensor | None = None  # [B, W, H] after the nodes read by the last ``logits``: see Output.hidden
+        self.recent_logits: list[
+            Tensor
+        ] = []  # with reads_law: logits [B, 1, V] after the nodes read last, and before them
+        self.tokens: Tensor | None = None  # [B, 1] with reads_law: the nodes read last
+        self.temperature: Tensor | None = None  # [B, 1] with reads_law
+        self.target = Target(model, context.num_rows, capacity)
+        self.num_tokens = model.spec.vocab_size  # a token beyond them (the target may have more) is fed as the last one
+        self.knows_all = self.num_tokens >= context.processors.vocab_size
+        self.filled = [0] * context.num_rows
+        self.limits = [0] * context.num_rows  # of the last proposal: where it is 0 nothing was fed
+        self.slots: Tensor | None = None  # [B, N] of the last proposal: see Grown
+        self.has_fed = False  # whether there was one since the last step was observed
+
+    @property
+    def seconds_model(self) -> float:
+        """Seconds of the draft model's passes."""
+        return self.target.seconds
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        """A tree as deep as each row and the model's own context have room for."""
+        last = self.target.spec.max_positions - 1
+        limits = [
+            max(0, min(shape.depth, depth_limit, last - length))
+            for depth_limit, length in zip(context.depth_limit, context.lengths, strict=True)
+        ]
+        self.limits, self.has_fed = limits, any(limits)
+        if not self.has_fed:
+            return root_tree(context.pending)
+        grown = grow.grow(self, context, limits, shape, draws, noise)
+        self.slots = grown.slots
+        return grown.tree
+
+    def texts(self, context: Context) -> list[list[int]]:
+        """Each row's text in the draft model's tokens, the pending token last; context has its lengths."""
+        return context.history.ids
+
+    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Feed all tokens not yet in the cache, the pending one last; rows without room are skipped and stay behind."""
+        missing = [
+            [min(token, self.num_tokens - 1) for token in row[filled:]] if limit else []
+            for row, filled, limit in zip(self.texts(context), self.filled, limits, strict=True)
+        ]
+        logits = feed(self.target, missing, self.filled, head=True)
+        assert logits is not None, "the pending token is never in the cache"
+        if all(limits):
+            base = context.length
+        else:
+            # A row without room computes unused values after its own tokens, inside the model's context.
+            places = [
+                length if limit else filled
+                for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
+            ]
+            base = torch.tensor(places, device=context.device)
+        self.filled = [
+            length + 1 if limit else filled
+            for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
+        ]
+        if self.reads_law:
+            temperatures = [[row.temperature] for row in context.processors.params]
+            self.temperature = torch.tensor(temperatures, device=context.device)
+            self.recent_logits, self.tokens = [logits], None
+        return logits, base
+
+    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
+        """[B, W, V] after W new nodes."""
+        out = self.target.forward(tokens if self.knows_all else tokens.clamp(max=self.num_tokens - 1), plan)
+        assert out.logits is not None
+        self.hidden = out.hidden
+        if self.reads_law:
+            self.recent_logits, self.tokens = [out.logits, *self.recent_logits[:1]], tokens
+        return out.logits
+
+    @property
+    def chance(self) -> Tensor | None:
+        """See ``Expander``. A head with reads_law is called along a chain only: a node's parent was read before it."""
+        if self.acceptance is None or self.hidden is None:
+            return None
+        if not self.reads_law:
+            return predicted(self.acceptance, self.hidden)
+        assert self.tokens is not None
+        assert self.temperature is not None
+        inputs = distribution_inputs(self.recent_logits[1], self.tokens, self.temperature)
+        return predicted(self.acceptance, self.hidden, inputs)
+
+    def observe(self, commit: Commit) -> None:
+        """Move what was fed and kept after the text, and count it as filled; the rest is fed at the next begin."""
+        if not self.has_fed:
+            return
+        self.has_fed = False
+        assert self.slots is not None
+        kept: list[list[int]] = []  # slots after the root's, of each row's kept nodes as far as they were fed
+        for limit, slots, path in zip(self.limits, self.slots.tolist(), commit.path, strict=True):
+            fed = [slots[node] for node in path] if limit else []
+            kept.append(fed[: fed.index(-1)] if -1 in fed else fed)
+        moved = any(slot != index for row in kept for index, slot in enumerate(row))
+        if moved:
+            width = max(map(len, kept))
+            device = commit.length.device
+            sources = torch.tensor([row + list(range(len(row), width)) for row in kept], device=device)
+            # After a short path, and in rows that fed nothing, a slot is moved onto itself.
+            self.target.commit(
+                commit.length[:, None] + sources, commit.length[:, None] + torch.arange(width, device=device)
+            )
+        self.filled = [
+            filled - 1 + len(row) if limit else filled
+            for filled, limit, row in zip(self.filled, self.limits, kept, strict=True)
+        ]
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop rows of the cache."""
+        self.filled = [self.filled[row] for row in rows]
+        self.limits = [self.limits[row] for row in rows]
+        self.target.keep(torch.tensor(rows), max(self.filled, default=0))
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add rows to the cache, as far as it holds their text."""
+        assert isinstance(other, ModelDrafter)
+        self.target.cache.join(other.target.cache, max(other.filled, default=0))
+        self.filled += other.filled
+        self.limits += other.limits
+        self.slots = self.hidden = self.tokens = None
+        self.recent_logits = []
+
+    def adopt(self, method: Method) -> None:
+        """The texts are read again, by the new model, before the next guess."""
+        assert isinstance(method, DraftModel)
+        seconds = self.target.seconds
+        self.target = Target(method.model, len(self.filled), self.capacity)
+        self.target.seconds = seconds
+        self.filled = [0] * len(self.filled)
+        self.has_fed, self.slots, self.hidden, self.tokens = False, None, None, None
+        self.recent_logits = []
+
+    def num_unread(self, context: Context) -> list[int]:
+        """What ``begin`` would feed before the pending token; nothing where the draft model's context is at its end."""
+        last = self.target.spec.max_positions - 1
+        return [
+            length - filled if length < last else 0 for length, filled in zip(context.lengths, self.filled, strict=True)
+        ]
+
+    def catch_up(self, context: Context, row: int, most: int) -> int:
+        """Feed one row by itself; never the pending token, whose logits ``begin`` needs."""
+        unread, filled = self.num_unread(context)[row], self.filled[row]
+        count = max(0, min(most, unread))
+        if count:
+            text = [min(token, self.num_tokens - 1) for token in self.texts(context)[row][filled : filled + count]]
+            alone = copy(self.target)
+            alone.cache = self.target.cache.rows(row, row + 1)
+            feed(alone, [text], [filled], head=False)
+            self.filled[row] += count
+        return unread - count
+
+
+class DraftModel(Method):
+    """``--method draft_model``: any causal LM of the target's vocabulary; of another vocabulary: ``TranslatedDraft``."""
+
+    name = "draft_model"
+    capabilities = Capabilities(
+        "a smaller model of the same vocabulary",
+        draws=True,
+        needs_draft=True,
+        opens_late=True,
+        shapes=SHAPES.builtin,
+    )
+
+    def __init__(self, model: CausalModel, acceptance: AcceptanceHead | None = None) -> None:
+        """acceptance: the acceptance head for the shape ``specdec``. Raises ModelError where it reads other hidden
+        states."""
+        if acceptance is not None:
+            acceptance.check_drafter(self.name, model.spec.hidden_size, name="acceptance")
+        self.model = model
+        self.acceptance = None if acceptance is None else speed_up(acceptance, model)
+
+    def rebuilt(self, weights: Mapping[str, Tensor]) -> "DraftModel":
+        """See ``Method``. The acceptance head is kept."""
+        made = copy(self)
+        made.model = self.model.rebuilt(weights)
+        return made
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The draft model's keys and values."""
+        return self.model.new_cache(0, 1).bytes_per_slot
+
+    @property
+    def bytes_per_row(self) -> int:
+        """The draft model's recurrent states, where it has some."""
+        return self.model.new_cache(0, 1).bytes_per_row
+
+    @property
+    def chains_only(self) -> str:
+        """The draft model's own reason."""
+        return self.model.spec.chains_only
+
+    @property
+    def foresees(self) -> bool:
+        """With an acceptance head."""
+        return self.acceptance is not None
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        """A fresh cache for these rows."""
+        return ModelDrafter(self.model, context, capacity, self.acceptance)

@@ -1,0 +1,124 @@
+"""A draft model that guesses the most frequent tokens alone: FR-Spec (2502.14856, section 3).
+
+The head is a large part of a small model with a large vocabulary (27 % of Qwen2.5-0.5B's weights), and a guess needs few
+of its rows. Which tokens are frequent is known without data where the vocabulary was made by merging pairs: an earlier
+merge is a more frequent one, so the lowest ids are taken, and the tokens that end a text. Other tokens have
+probability 0 under q, which every verifier allows: they are never guessed, and the target still writes them.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ConfigError
+from foretell.core.tree import Plan
+from foretell.methods.common.kept import LinearHead
+from foretell.methods.medusa.head import head_weight
+from foretell.model.cache import KVCache
+from foretell.model.llama import shape as llama
+from foretell.model.llama.matrices import read_matrices
+from foretell.model.llama.native import NativeModel, check, huge_pages
+from foretell.model.llama.weights import TensorWeights
+from foretell.model.target import CausalModel, Output
+
+
+def frequent_tokens(model: CausalModel, size: int) -> Tensor:
+    """[size or a few more] int64 ids in ascending order: the lowest, and those that end a text. Raises ConfigError."""
+    spec = model.spec
+    if not 1 <= size <= spec.vocab_size:
+        raise ConfigError(
+            f"draft_vocab_size = {size} must be between 1 and {spec.vocab_size}, the vocabulary of draft model "
+            f"{spec.name!r}"
+        )
+    return torch.tensor(sorted({*range(size), *spec.eos_token_ids}), dtype=torch.int64)
+
+
+class NarrowModel(CausalModel):
+    """The same model, whose logits are -inf outside a set of tokens, and cost what these alone cost."""
+
+    def __init__(self, inner: CausalModel, tokens: Tensor) -> None:
+        """tokens [n] int64: ids in ascending order."""
+        self.inner = inner
+        self.tokens = tokens.to(inner.spec.device)
+        rest = inner.spec.vocab_size - len(tokens)
+        row_bytes = inner.spec.hidden_size * inner.spec.dtype.itemsize
+        self.spec = replace(inner.spec, weight_bytes=max(0, inner.spec.weight_bytes - rest * row_bytes))
+        self.is_shared, self.is_leader = inner.is_shared, inner.is_leader
+        self._columns = (
+            _native_columns(inner, tokens) if isinstance(inner, NativeModel) else _columns(inner, self.tokens)
+        )
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """See ``CausalModel``."""
+        return self.inner.new_cache(num_rows, capacity)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        plan: Plan,
+        cache: KVCache,
+        *,
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+        taps: Sequence[int] = (),
+        head: bool = True,
+    ) -> Output:
+        """See ``CausalModel``."""
+        out = self.inner.forward(tokens, plan, cache, layers=layers, hidden=hidden, taps=taps, head=False)
+        ends = layers is None or layers[1] == self.spec.num_layers
+        return replace(out, logits=self.logits(out.hidden)) if head and ends else out
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel``; float32."""
+        return self.head(self.inner.normed(hidden))
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``CausalModel``."""
+        return self.inner.embed(tokens)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel``."""
+        return self.inner.normed(hidden)
+
+    def head(self, normed: Tensor) -> Tensor:
+        """See ``CausalModel``; float32."""
+        found = self._columns(normed.reshape(-1, normed.shape[-1]))
+        out = found.new_full((len(found), self.spec.vocab_size), -torch.inf)
+        out.index_copy_(1, self.tokens, found)
+        return out.view(*normed.shape[:-1], -1)
+
+
+def _columns(model: CausalModel, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+    """Logits [n, tokens] float32 of the normed hidden states [n, H], by torch."""
+    head = LinearHead(model, head_weight(model))
+    return lambda normed: head.of_normed(normed, tokens)
+
+
+def _native_columns(model: NativeModel, tokens: Tensor) -> Callable[[Tensor], Tensor]:
+    """The same by the native kernels: these rows of the head as a matrix of their own, in the head's format or in int8."""
+    name = llama.HEAD if llama.HEAD in model.matrices.held else llama.EMBEDDING
+    table = model.matrices.plain.get(name)
+    if table is not None:
+        rows = table[tokens].contiguous()
+    else:
+        rows = torch.empty(len(tokens), model.spec.hidden_size)
+        model.native.rows(ctypes.addressof(model.matrices.held[name]), tokens.data_ptr(), len(tokens), rows.data_ptr())
+    weights = "auto" if table is not None else "int8"
+    held = read_matrices(TensorWeights({name: rows}), [name], weights=weights, dtype=rows.dtype, allocate=huge_pages)
+    matrix, count = held.held[name], len(tokens)
+
+    def columns(normed: Tensor) -> Tensor:
+        assert held  # its memory lives as long as this function
+        x = normed.detach().float().contiguous()
+        out = torch.empty(len(x), count)
+        check(
+            model.native.product(
+                ctypes.addressof(matrix), count, x.data_ptr(), len(x), out.data_ptr(), count, torch.get_num_threads()
+            )
+        )
+        return out
+
+    return columns

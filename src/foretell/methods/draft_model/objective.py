@@ -1,0 +1,41 @@
+"""Distilling the target into an existing draft model (DistillSpec, 2310.08461), by any divergence of ``train.losses``.
+
+The paper finds training on the target's text nearly as good as on the draft's own, and far cheaper.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from foretell.methods.common.objective import LossSlot, Objective, Outcome
+from foretell.methods.common.teacher import LabeledBatch, Teacher
+
+
+class DraftModelObjective(Objective):
+    """One slot: a draft model reads only the text, so slot k equals slot 1 at a later position."""
+
+    stepwise = True
+
+    def __init__(self, module: nn.Module, *, divergence: str = "forward_kl") -> None:
+        """module: called as ``module(input_ids=[B, T], use_cache=False)``, it answers with ``.logits`` [B, T, Vd]."""
+        self.head, self.divergence = module, divergence
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """None: it reads tokens."""
+        return ()
+
+    def outcome(
+        self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
+    ) -> Outcome:
+        """Nothing is drawn. Texts are padded on the right, which a causal model does not see: no mask is needed.
+
+        Vocabularies of different size (padding, as a rule) are compared on the columns that both have.
+        """
+        row, at = labeled.batch.supervised.nonzero(as_tuple=True)
+        answer: Any = self.head(input_ids=labeled.batch.tokens, use_cache=False)
+        logits: Tensor = answer.logits[row, at]
+        wide, mine = teacher.model.spec.vocab_size, logits.shape[-1]
+        vocab = torch.arange(mine, device=logits.device) if mine < wide else None
+        return Outcome([LossSlot(logits[:, :wide].float(), row, at, vocab=vocab)])

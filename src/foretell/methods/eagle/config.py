@@ -1,0 +1,55 @@
+"""Settings of methods ``eagle1``, ``eagle2`` and ``eagle3``."""
+
+from dataclasses import dataclass
+
+from foretell.draft.base import Method
+from foretell.draft.config import Loader
+from foretell.methods.common.load import load_head
+from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3
+from foretell.methods.eagle.eagle1 import Eagle1Head
+from foretell.methods.eagle.eagle3 import Eagle3Head
+from foretell.methods.head_config import StepwiseMethodConfig
+
+
+@dataclass(frozen=True)
+class Eagle1Config(StepwiseMethodConfig):
+    """One layer over the target's last features."""
+
+    method = Eagle1.name
+    capabilities = Eagle1.capabilities
+
+    def load(self, loader: Loader) -> Method:
+        """Load the head."""
+        acceptance = self.load_acceptance(loader)
+        head = load_head(self.head_name, loader.target.spec, Eagle1Head)
+        return Eagle1(head, loader.target, acceptance, weights=self.head_weights)
+
+
+@dataclass(frozen=True)
+class Eagle2Config(StepwiseMethodConfig):
+    """EAGLE-1's weights on a dynamic tree that follows the draft probabilities."""
+
+    method = Eagle2.name
+    capabilities = Eagle2.capabilities
+
+    shape: str = "eagle2"
+
+    def load(self, loader: Loader) -> Method:
+        """Load EAGLE-1's head."""
+        acceptance = self.load_acceptance(loader)
+        head = load_head(self.head_name, loader.target.spec, Eagle1Head)
+        return Eagle2(head, loader.target, acceptance, weights=self.head_weights)
+
+
+@dataclass(frozen=True)
+class Eagle3Config(StepwiseMethodConfig):
+    """One layer over fused features of three target layers."""
+
+    method = Eagle3.name
+    capabilities = Eagle3.capabilities
+
+    def load(self, loader: Loader) -> Method:
+        """Load the head."""
+        acceptance = self.load_acceptance(loader)
+        head = load_head(self.head_name, loader.target.spec, Eagle3Head)
+        return Eagle3(head, loader.target, acceptance, weights=self.head_weights)

@@ -1,0 +1,356 @@
+"""EAGLE-1, -2 and -3 as drafters: a head of one or a few layers over (feature, next token) pairs, grown into any tree.
+
+Pair i = (the target's feature of position i, token i + 1) lies in slot i at rotary position i; the pair of the pending
+token, at slot length - 1, is the root of a growth, whose logits guess the token after the pending one. A drafted node's
+feature is the head's own output at its parent.
+"""
+
+from collections.abc import Mapping, Sequence
+from copy import copy
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ModelError
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_parent, chain_tree, layout, root_tree
+from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.growing import grow
+from foretell.draft.shapes import SHAPES, Shape
+from foretell.methods.acceptance.head import AcceptanceHead, predicted
+from foretell.methods.acceptance.native import speed_up
+from foretell.methods.chains import can_draw, row_counts
+from foretell.methods.common.head import with_weights
+from foretell.methods.common.native import runs_as
+from foretell.methods.common.pair import PairHead
+from foretell.methods.eagle.eagle1 import Eagle1Head
+from foretell.methods.eagle.eagle3 import Eagle3Head
+from foretell.methods.eagle.native import NativePair, native_pair
+from foretell.methods.features import FeatureBuffer
+from foretell.model.bound import BoundCache
+from foretell.model.cache import KVCache
+from foretell.model.prefill import PREFILL_CHUNK, round_up
+from foretell.model.target import CausalModel, Target
+
+
+class EagleDrafter(Drafter):
+    """The head with a cache of its own.
+
+    Invariant: slots [0, filled[b]) hold pairs of the target's own features; later slots hold drafted pairs and are written
+    over. Nothing is moved after a commit: the accepted nodes' pairs held guessed features, and ``begin`` computes them
+    again from the true ones, as far as the pending token's. (2401.15077 and 2503.01840, whose caches do the same.)
+    """
+
+    can_join = True
+
+    hidden: Tensor
+    """[B, W, H] the features put out at the nodes read last: what a head that judges guesses may read."""
+
+    def __init__(
+        self,
+        head: PairHead,
+        model: CausalModel,
+        context: Context,
+        capacity: int,
+        acceptance: AcceptanceHead | None = None,
+        native: NativePair | None = None,
+    ) -> None:
+        """native: the same head through the C kernels; None: as the torch module."""
+        self.head, self.model, self.capacity, self.acceptance, self.native = head, model, capacity, acceptance, native
+        self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
+        self.vocabulary = head.vocabulary
+        prepare = native.features if native is not None else lambda taps: head.features(taps, model)
+        self.buffer = FeatureBuffer(context.num_rows, prepare)
+        self.filled = [0] * context.num_rows
+        # What a child feeds on, [B, columns, H] by column of the tree being grown, and the columns' numbers.
+        dtype = head.dtype if native is None else torch.float32
+        self._outputs = torch.zeros(context.num_rows, 1, head.config.hidden_size, dtype=dtype, device=context.device)
+        self._columns = torch.arange(1, device=context.device)
+
+    def read_prompt(self, chunk: PromptChunk) -> None:
+        """Keep the prompt's features."""
+        self.buffer.read_prompt(chunk)
+
+    def observe(self, commit: Commit) -> None:
+        """Keep the features of the nodes that were kept."""
+        self.buffer.observe(commit)
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        """A tree as deep as each row has room for; none after a text of one token, which has no feature yet."""
+        limits = [
+            min(shape.depth, depth_limit) if length else 0
+            for depth_limit, length in zip(context.depth_limit, context.lengths, strict=True)
+        ]
+        limits = [max(0, limit) for limit in limits]
+        if not any(limits):
+            return root_tree(context.pending)
+        if self._draws_whole(context, limits, shape):
+            return self._whole_chain(context, limits, grow.CHAIN_LABELS[draws], noise)
+        return grow.grow(self, context, limits, shape, draws, noise).tree
+
+    def _draws_whole(self, context: Context, limits: Sequence[int], shape: Shape) -> bool:
+        """Whether one native call makes the whole tree: a plain chain, drawn from what temperature alone changes."""
+        return (
+            self.native is not None
+            and can_draw(self.native.vocabulary, context, shape)
+            and max(count for count, limit in zip(self.buffer.count, limits, strict=True) if limit) <= PREFILL_CHUNK
+        )
+
+    def _whole_chain(self, context: Context, limits: list[int], label: DrawnBy, noise: Noise) -> TokenTree:
+        """``grow.chain`` in one call: ``begin``, and of each further guess ``logits`` and the draw."""
+        native, cache = self.native, self.cache
+        assert native is not None
+        assert isinstance(cache, BoundCache)
+        features, ids, starts = self._take(context, limits)
+        guesses, q, self.hidden = native.chain(ids, features, starts, limits, cache, context.processors, label, noise)
+        tokens = torch.cat([context.pending[:, None], guesses], 1)
+        return chain_tree(tokens, row_counts(limits), drawn_by=label, q=q)
+
+    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Read all pairs up to the pending token's that are not in the cache; rows without room are skipped and stay
+        behind."""
+        out, read = self._read(*self._take(context, limits))
+        if all(limits):
+            base = context.length - 1
+        else:
+            # A row without room computes unused values in slots after its own pairs.
+            base = torch.tensor([max(0, filled - 1) for filled in self.filled], device=context.device)
+        self._outputs[:, :1] = out
+        self.hidden = out
+        return self._logits(read), base
+
+    def _take(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, list[list[int]], list[int]]:
+        """What ``_read`` takes: the pairs not yet read of rows with room, which count as read from now on."""
+        features, starts, counts = self.buffer.take(limits)
+        assert features is not None, "the pending token's pair is never in the cache"
+        assert starts == self.filled
+        ids = [
+            row[start + 1 : start + count + 1]
+            for row, start, count in zip(context.history.ids, starts, counts, strict=True)
+        ]
+        self.filled = [start + count for start, count in zip(starts, counts, strict=True)]
+        return features, ids, starts
+
+    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
+        """[B, W, V] after W new nodes."""
+        num_columns = plan.ancestry.shape[2]
+        self._make_room(num_columns)
+        if self.native is not None:
+            assert isinstance(self.cache, BoundCache)
+            self.hidden, logits = self.native.level(tokens, plan, self.cache, self._outputs)
+            return logits
+        # A parent has a smaller column than its child in every shape: of the columns on a node's path the largest is its
+        # own and the next its parent's (0 for the root, and for all nodes off the path).
+        path = (plan.ancestry * self._columns[:num_columns]).topk(2, dim=2).values  # [B, W, 2]
+        own, parent = path[..., 0], path[..., 1]
+        features = self._outputs.gather(1, parent[:, :, None].expand(-1, -1, self._outputs.shape[2]))
+        out, read = self.run(tokens, features, plan)
+        self._outputs.scatter_(1, own[:, :, None].expand_as(out), out)
+        self.hidden = out
+        return self._logits(read)
+
+    @property
+    def chance(self) -> Tensor | None:
+        """See ``Expander``."""
+        return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
+
+    def run(self, tokens: Tensor, features: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+        """One pass of the head over pairs: tokens [B, n], features [B, n, H]; returns what ``PairHead.leave`` does;
+        natively the output twice, since ``NativePair.logits`` reads that."""
+        if self.native is not None:
+            assert isinstance(self.cache, BoundCache)
+            out = self.native.run(tokens, features, plan, self.cache)
+            return out, out
+        return self.head.advance(self.head.embed(tokens, self.model), features, plan, self.cache)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop rows of the cache and of the waiting features."""
+        self.filled = [self.filled[row] for row in rows]
+        self.cache.keep(torch.tensor(rows), max(self.filled, default=0))
+        self.buffer.keep(rows)
+        self._outputs = self._outputs[: len(rows)].clone()  # never used after a growth
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """Add rows to the cache and to the waiting features."""
+        assert isinstance(other, EagleDrafter)
+        self.cache.join(other.cache, max(other.filled, default=0))
+        self.buffer.join(other.buffer)
+        self._outputs = self._outputs.new_zeros(context.num_rows, *self._outputs.shape[1:])
+        self.filled += other.filled
+
+    def adopt(self, method: Method) -> None:
+        """Pairs in the cache stay as the old weights wrote them: their features are gone."""
+        assert isinstance(method, _Eagle)
+        head, native = method.head, method.native
+        self.head, self.native, self.vocabulary = head, native, head.vocabulary
+        self.buffer.prepare = native.features if native is not None else lambda taps: head.features(taps, self.model)
+
+    def num_unread(self, context: Context) -> list[int]:
+        """Number of pairs that ``begin`` would read before the pending token's pair."""
+        return [max(0, count - 1) for count in self.buffer.count]
+
+    def catch_up(self, context: Context, row: int, most: int) -> int:
+        """Read pairs of one row by itself; never the pending token's, whose output ``begin`` needs."""
+        unread, start = self.num_unread(context)[row], self.filled[row]
+        features = self.buffer.take_first(row, min(most, unread))
+        if features is None:
+            return unread
+        count = len(features)
+        ids = context.history.ids[row][start + 1 : start + count + 1]
+        whole, self.cache = self.cache, self.cache.rows(row, row + 1)
+        try:
+            self._read(features[None], [ids], [start])
+        finally:
+            self.cache = whole
+        self.filled[row] += count
+        return unread - count
+
+    def _read(self, features: Tensor, ids: list[list[int]], starts: list[int]) -> tuple[Tensor, Tensor]:
+        """Feed known pairs, features [B, n, H], ids[b] to slots starts[b], ...; ``leave``'s outputs [B, 1, H] at each row's
+        last. Rows are chains, short ones padded past their end, in slots that are not in use."""
+        device, total = features.device, features.shape[1]
+        num_rows, done = len(ids), 0
+        out, read = features[:, :1], features[:, :1]
+        while done < total:
+            begun = [start + min(done, len(row)) for start, row in zip(starts, ids, strict=True)]
+            width = min(PREFILL_CHUNK, total - done, self.capacity - max(begun))
+            pieces = [row[done : done + width] for row in ids]
+            width = max(map(len, pieces))
+            tokens = torch.tensor([piece + [0] * (width - len(piece)) for piece in pieces], device=device)
+            parent = chain_parent(width, device).expand(num_rows, -1)
+            span = min(self.capacity, round_up(max(begun) + width, 64))
+            plan = layout(parent, torch.tensor(begun, device=device), self.capacity, span=span)
+            here = self.run(tokens, features[:, done : done + width], plan)
+            if all(len(piece) == width for piece in pieces):
+                out, read = (each[:, -1:] for each in here)
+            else:
+                last = torch.tensor([max(0, len(piece) - 1) for piece in pieces], device=device)
+                rows = torch.arange(num_rows, device=device)
+                going = torch.tensor([bool(piece) for piece in pieces], device=device)[:, None, None]
+                # A row that ended in an earlier chunk keeps the outputs of that one.
+                out, read = (
+                    torch.where(going, new[rows, last][:, None], old)
+                    for new, old in zip(here, (out, read), strict=True)
+                )
+            done += width
+        return out, read
+
+    def _make_room(self, num_columns: int) -> None:
+        """Room for the outputs of so many columns."""
+        had = self._outputs.shape[1]
+        if had >= num_columns:
+            return
+        bigger = self._outputs.new_zeros(len(self._outputs), round_up(num_columns, 32), self._outputs.shape[2])
+        bigger[:, :had] = self._outputs
+        self._outputs = bigger
+        self._columns = torch.arange(bigger.shape[1], device=bigger.device)
+
+    def _logits(self, read: Tensor) -> Tensor:
+        """[B, W, V]: tokens outside the draft vocabulary have -inf."""
+        if self.native is not None:
+            return self.native.logits(read)
+        logits = self.head.logits(read, self.model)
+        if self.vocabulary is None:
+            return logits
+        out = logits.new_full((*logits.shape[:2], self.model.spec.vocab_size), -torch.inf)
+        return out.index_copy_(2, self.vocabulary, logits)
+
+
+class _Eagle(Method):
+    """A head, and the target whose features, embeddings and possibly output head it uses."""
+
+    def __init__(
+        self, head: PairHead, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
+    ) -> None:
+        """head: on the model's device. acceptance: the acceptance head for the shape ``specdec``, trained on this kind
+        of head. weights: how a native head holds its matrices. Raises ModelError where head was made for a target of
+        another size, or acceptance reads other hidden states."""
+        head.check_target(model.spec, name="the draft head")
+        if acceptance is not None:
+            acceptance.check_drafter(head.method, head.config.hidden_size, name="acceptance")
+        self.head, self.model, self.weights = head.eval(), model, weights
+        self.acceptance = None if acceptance is None else speed_up(acceptance, model)
+        self.native, self.not_native = native_pair(self.head, model, weights)
+
+    def rebuilt(self, weights: Mapping[str, Tensor]) -> "Method":
+        """See ``Method``. The acceptance head is kept."""
+        made = copy(self)
+        made.head = with_weights(self.head, weights)
+        made.native, made.not_native = native_pair(made.head, self.model, self.weights)
+        return made
+
+    @property
+    def runs_as(self) -> str:
+        """See ``Method``."""
+        return runs_as(self.not_native)
+
+    @property
+    def foresees(self) -> bool:
+        """With an acceptance head."""
+        return self.acceptance is not None
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The head's."""
+        return self.head.taps
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The head's keys and values, and a feature."""
+        return self.head.new_cache(0, 1).bytes_per_slot + self.head.config.hidden_size * self.head.dtype.itemsize
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        """A fresh cache for these rows."""
+        return EagleDrafter(self.head, self.model, context, capacity, self.acceptance, self.native)
+
+
+class Eagle1(_Eagle):
+    """``--method eagle1``."""
+
+    name = "eagle1"
+    capabilities = Capabilities(
+        "a one-layer head that predicts the target's next feature",
+        draws=True,
+        needs_head=True,
+        reads_target=True,
+        shapes=SHAPES.builtin,
+    )
+    head: Eagle1Head
+
+    def __init__(
+        self, head: Eagle1Head, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
+    ) -> None:
+        """See ``_Eagle``; the head must read the last layer. Raises ModelError."""
+        super().__init__(head, model, acceptance, weights=weights)
+        last = model.spec.num_layers - 1
+        if head.config.tap_layer != last:
+            raise ModelError(
+                f"the draft head reads the output of target layer {head.config.tap_layer}, and an eagle1 head must read "
+                f"the last one, {last} in {model.spec.name!r}"
+            )
+
+
+class Eagle2(Eagle1):
+    """``--method eagle2``: EAGLE-1's head, by default with EAGLE-2's tree."""
+
+    name = "eagle2"
+
+
+class Eagle3(_Eagle):
+    """``--method eagle3``."""
+
+    name = "eagle3"
+    capabilities = Capabilities(
+        "a one-layer head over three fused layers of the target",
+        draws=True,
+        needs_head=True,
+        reads_target=True,
+        shapes=SHAPES.builtin,
+    )
+    head: Eagle3Head
+
+    def __init__(
+        self, head: Eagle3Head, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
+    ) -> None:
+        """See ``_Eagle``."""
+        super().__init__(head, model, acceptance, weights=weights)

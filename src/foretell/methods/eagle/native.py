@@ -1,0 +1,166 @@
+"""EAGLE's heads through the C kernels (``kernels/native/pair.h``): a pass over pairs, or a whole chain of guesses, is one
+call. ``PairHead`` is the slow twin."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from foretell.core.noise import Noise
+from foretell.core.probs import Processors
+from foretell.core.tree import DrawnBy, Plan
+from foretell.kernels import heads, structures
+from foretell.methods.chains import Draws
+from foretell.methods.common.layers import rotary
+from foretell.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
+from foretell.methods.common.pair import PairHead
+from foretell.methods.eagle.eagle1 import Eagle1Head
+from foretell.methods.eagle.eagle3 import Eagle3Head
+from foretell.model.bound import BoundCache
+from foretell.model.llama.native import NativeModel, check
+from foretell.model.target import CausalModel
+
+
+class NativePair:
+    """A pair head beside a native target. Outputs, features and logits are float32 whatever the weights are."""
+
+    def __init__(self, head: PairHead, model: NativeModel, weights: str = "same") -> None:
+        """weights: see ``Memory``."""
+        self.head, self.model, self.memory = head, model, Memory(head, weights)
+        self.size, self.vocab_size = head.config.hidden_size, model.spec.vocab_size
+        self.vocabulary = Vocabulary(head.vocabulary, self.vocab_size, self.memory)
+        self.view = self._describe()
+        self.address = ctypes.addressof(self.view)
+
+    def _describe(self) -> heads.Pair:
+        head, model, memory, config = self.head, self.model, self.memory, self.head.config
+        layers = (structures.Layer * config.num_layers)()
+        for index, layer in enumerate(head.decoder):
+            layers[index] = layer_of(
+                memory, layer.self_attn, layer.mlp, layer.self_attn.shape.window,
+                mlp_norm=layer.post_attention_layernorm.weight,
+                input_norm=layer.input_layernorm.weight if index else None,
+            )  # fmt: skip
+        embedding = memory.matrix(head.embed_tokens) if head.own_embedding else model.embedding_matrix  # type: ignore[arg-type]
+        final_norm: int | None = None
+        pair = heads.Pair(num_outputs=self.vocabulary.num_outputs, ids=self.vocabulary.address)
+        if isinstance(head, Eagle3Head):
+            self._fusion = memory.matrix(head.fc)
+            out, final_norm = memory.matrix(head.lm_head), memory.vector(head.norm.weight)
+            pair.token_norm = memory.vector(head.midlayer.input_layernorm.weight)
+            pair.feature_norm = memory.vector(head.midlayer.hidden_norm.weight)
+            pair.normed_residual = head.config.norm_before_residual
+            pair.normed_output = head.config.norm_output
+        else:
+            assert isinstance(head, Eagle1Head)
+            out = memory.head_of(model)
+            pair.fc, pair.fc_bias = memory.matrix(head.fc), memory.vector(head.fc.bias)
+        pair.model = structures.Model(
+            head.dtype == torch.bfloat16, config.num_layers, config.vocab_size, config.hidden_size,
+            config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps,
+            embedding, out, final_norm, layers,
+        )  # fmt: skip
+        return pair
+
+    def new_cache(self, num_rows: int, capacity: int) -> BoundCache:
+        """See ``PairHead.new_cache``."""
+        config = self.head.config
+        cos, sin = rotary(
+            torch.arange(capacity)[None], config.head_dim, config.rope_theta, torch.float32, config.rope_scaling
+        )
+        shapes = [(config.num_kv_heads, config.head_dim)] * config.num_layers
+        rope = cos.view(capacity, -1).contiguous(), sin.view(capacity, -1).contiguous()
+        return BoundCache(num_rows, capacity, shapes, self.head.dtype, rope)
+
+    def features(self, taps: Tensor) -> Tensor:
+        """See ``PairHead.features``; taps [B, n, T * H] -> [B, n, H]."""
+        head = self.head
+        if isinstance(head, Eagle3Head):
+            if head.config.norm_before_fc or head.config.fc_norm:
+                taps = head.normed_taps(taps.to(head.dtype))
+            return self.memory.product(self._fusion, taps, self.size)
+        return self.model.normed(taps)
+
+    def run(self, tokens: Tensor, features: Tensor, plan: Plan, cache: BoundCache) -> Tensor:
+        """[B, n, H] the outputs at pairs tokens [B, n], features [B, n, H]; their keys and values go to the cache."""
+        return self._pass(tokens, features, plan, cache, None, None)
+
+    def level(self, tokens: Tensor, plan: Plan, cache: BoundCache, outputs: Tensor) -> tuple[Tensor, Tensor]:
+        """(outputs [B, W, H], logits [B, W, V]) of W nodes, each fed on what outputs [B, columns, H] holds of its parent
+        in the plan; their own outputs are put there too."""
+        logits = torch.empty(*tokens.shape, self.vocab_size)
+        return self._pass(tokens, None, plan, cache, outputs, logits), logits
+
+    def _pass(
+        self, tokens: Tensor, features: Tensor | None, plan: Plan, cache: BoundCache, outputs: Tensor | None,
+        logits: Tensor | None,
+    ) -> Tensor:  # fmt: skip
+        num_rows, num_nodes = tokens.shape
+        features = None if features is None else features.float().contiguous()
+        tokens, slots, positions, length = (
+            tokens.contiguous(), plan.slots.contiguous(), plan.positions.contiguous(), plan.length.contiguous(),
+        )  # fmt: skip
+        ancestry, threads = plan.ancestry, torch.get_num_threads()
+        hidden = torch.empty(num_rows, num_nodes, self.size)
+        with self.memory.lock:
+            problem = self.memory.functions.pair(
+                self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2], tokens.data_ptr(),
+                length.data_ptr(), slots.data_ptr(), positions.data_ptr(), ancestry.data_ptr(), *ancestry.stride(),
+                address(features), address(outputs), 0 if outputs is None else outputs.shape[1], hidden.data_ptr(),
+                address(logits), self.vocab_size, self._scratch(cache, num_rows, num_rows * num_nodes, True),
+            )  # fmt: skip
+        check(problem)
+        return hidden
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, n, V] of outputs [B, n, H]; -inf outside the draft vocabulary."""
+        hidden = hidden.contiguous()
+        logits = torch.empty(*hidden.shape[:2], self.vocab_size)
+        rows = hidden.shape[0] * hidden.shape[1]
+        with self.memory.lock:
+            self.memory.functions.pair_logits(
+                self.address, torch.get_num_threads(), rows, hidden.data_ptr(), logits.data_ptr(), self.vocab_size,
+                self._scratch(None, rows, rows, True),
+            )  # fmt: skip
+        return logits
+
+    def chain(
+        self, ids: Sequence[Sequence[int]], features: Tensor, starts: Sequence[int], limits: Sequence[int],
+        cache: BoundCache, processors: Processors, label: DrawnBy, noise: Noise,
+    ) -> tuple[Tensor, Tensor | None, Tensor]:  # fmt: skip
+        """limits[b] guesses of row b in one call. First the pairs not yet read: ids[b] and the first of features
+        [B, n, H], in slots starts[b] and on.
+
+        Returns (guesses [B, D], q [B, D + 1, V] or None, the last outputs [B, 1, H])."""
+        num_rows, width, depth = len(ids), features.shape[1], max(limits)
+        features = features.contiguous()
+        tokens = torch.tensor([list(row) + [0] * (width - len(row)) for row in ids])
+        start, count, limit = torch.tensor((starts, [len(row) for row in ids], limits)).unbind()
+        draws = Draws.of(self.vocabulary, processors, label, noise, depth)
+        guesses, hidden = torch.empty(num_rows, depth, dtype=torch.int64), torch.empty(num_rows, 1, self.size)
+        with self.memory.lock:
+            problem = self.memory.functions.pair_chain(
+                self.address, cache.address, torch.get_num_threads(), num_rows, width, tokens.data_ptr(),
+                features.data_ptr(), start.data_ptr(), count.data_ptr(), limit.data_ptr(), depth,
+                ctypes.addressof(draws.view), guesses.data_ptr(), hidden.data_ptr(),
+                self._scratch(cache, num_rows, num_rows * width, False),
+            )  # fmt: skip
+        check(problem)
+        return guesses, draws.q, hidden
+
+    def _scratch(self, cache: BoundCache | None, num_rows: int, rows: int, every: bool) -> int:
+        chosen = rows if every else num_rows
+        need = self.memory.functions.pair_scratch(
+            self.address, None if cache is None else cache.address, num_rows, rows, chosen, torch.get_num_threads()
+        )
+        return self.memory.scratch(need)
+
+
+def native_pair(head: PairHead, model: CausalModel, weights: str = "auto") -> tuple[NativePair | None, str | None]:
+    """The head through the native kernels, or None and why not. weights: one of ``methods.common.native.WEIGHTS``."""
+    reason = refusal(head, model)
+    if reason is not None:
+        return None, reason
+    assert isinstance(model, NativeModel)
+    return NativePair(head, model, rounding(weights, model)), None

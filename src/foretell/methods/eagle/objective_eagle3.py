@@ -1,0 +1,83 @@
+"""How an EAGLE-3 head is trained: training-time test over several slots, no feature regression (2503.01840)."""
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ConfigError
+from foretell.methods.common.objective import LossSlot, Objective, Outcome
+from foretell.methods.common.pair import PairHead
+from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.model.target import CausalModel
+
+
+class Eagle3Objective(Objective):
+    """Slot k after anchor t: from the target's features up to position t, token t + 1 pending, the guess of token
+    t + 1 + k, whose distribution the target has at position t + k. Weights of the slots are decay ** (k - 1).
+
+    The first share ``alone`` of training uses slot 1 only. The other slots build on it, and each costs as much again.
+    """
+
+    head: PairHead
+
+    def __init__(
+        self,
+        head: PairHead,
+        *,
+        num_slots: int = 7,
+        decay: float = 0.8,
+        alone: float = 0.0,
+        divergence: str = "forward_kl",
+    ) -> None:
+        """num_slots is how many guesses in a line are unrolled, in training and in evaluation. Raises ConfigError."""
+        require_slots(num_slots)
+        if not 0 <= alone <= 1:
+            raise ConfigError(f"alone = {alone} must be a share of training, between 0 and 1")
+        self.head, self.num_slots, self.decay, self.divergence = head, num_slots, decay, divergence
+        self.alone = alone
+        self.vocabulary = head.vocabulary
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The head's."""
+        return self.head.taps
+
+    def outcome(
+        self, labeled: LabeledBatch, teacher: Teacher, generator: torch.Generator, *, training: bool
+    ) -> Outcome:
+        """In training, places whose most probable token lies outside the draft vocabulary are left out (as published):
+        there the restricted distribution has little mass. In evaluation none are left out."""
+        features = self.head.features(labeled.taps, teacher.model)
+        num_slots = 1 if training and self.share < self.alone else self.num_slots
+        reads = unrolled(self.head, labeled.batch, features, teacher.model, num_slots)
+        slots = []
+        for index, (_, read) in enumerate(reads):
+            row, anchor = places(labeled.batch, index + 1)
+            at = anchor + index + 1
+            if training and self.vocabulary is not None:
+                known = self.head.get_buffer("t2d")[labeled.best_at(row, at)]
+                row, anchor, at = row[known], anchor[known], at[known]
+            logits = self.head.logits(read[row, anchor][None], teacher.model)[0]
+            slots.append(LossSlot(logits, row, at, self.decay**index, self.vocabulary))
+        return Outcome(slots)
+
+
+def require_slots(num_slots: int) -> None:
+    """Raise ConfigError where there is none."""
+    if num_slots < 1:
+        raise ConfigError(f"num_slots = {num_slots} must be at least 1")
+
+
+def unrolled(
+    head: PairHead, batch: Batch, features: Tensor, model: CausalModel, num_slots: int
+) -> list[tuple[Tensor, Tensor]]:
+    """``PairHead.unroll`` on the pairs of a batch, features [B, T, H]: T - 1 pairs, [B, T - 1, H] each, a step a slot."""
+    embeds = head.embed(batch.tokens[:, 1:], model)
+    if not head.own_embedding:
+        embeds = embeds.detach()  # the target is frozen
+    return head.unroll(embeds, features[:, :-1], num_slots)
+
+
+def places(batch: Batch, slot: int) -> tuple[Tensor, Tensor]:
+    """(row [M], anchor [M]): all t for which position t + slot is supervised."""
+    row, anchor = batch.supervised[:, slot:].nonzero(as_tuple=True)
+    return row, anchor

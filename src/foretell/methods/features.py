@@ -1,0 +1,128 @@
+"""Hidden states of the target that a drafter has received and not read yet."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from foretell.draft.base import Commit, PromptChunk
+
+
+class FeatureBuffer:
+    """Features of each row's committed positions, in order, until they are taken.
+
+    Invariant: row b holds those of positions [start[b], start[b] + count[b]); earlier ones were taken. Features
+    of positions [0, length) are known before a step, so start + count == length between steps, for every row.
+    """
+
+    def __init__(self, num_rows: int, prepare: Callable[[Tensor], Tensor] | None = None) -> None:
+        """prepare maps a block of taps [B, n, T * H] to features [B, n, F] as it comes in (a fusion keeps a third of it);
+        it must treat positions independently. Default: the taps themselves."""
+        self.prepare = prepare
+        self.start = [0] * num_rows
+        self.count = [0] * num_rows
+        self._pieces: list[list[Tensor]] = [[] for _ in range(num_rows)]  # each [n, F]
+        self._block: Tensor | None = None  # [B, n, F] whose rows are all that is held: the usual case, no copy at all
+
+    @property
+    def ends(self) -> list[int]:
+        """[B] how many positions of each row have a known feature, taken ones included."""
+        return [start + count for start, count in zip(self.start, self.count, strict=True)]
+
+    def read_prompt(self, chunk: PromptChunk) -> None:
+        """Take in a chunk of each row's prompt. It must begin where the row's known features end."""
+        self._add(chunk.taps.clone(), chunk.count, chunk.start)
+
+    def observe(self, commit: Commit) -> None:
+        """Take in the features of the kept nodes: the root's, which was pending, and those of the accepted tokens."""
+        assert commit.taps is not None, "a method that declares no taps receives none"
+        taps, paths = commit.taps, commit.path
+        counts = [len(path) for path in paths]
+        width = max(counts)
+        leading = all(path[-1] == len(path) - 1 for path in paths)  # a path ascends: it is then 0, 1, 2, ...
+        if leading:
+            block = taps[:, :width].clone()  # the next pass may overwrite taps, and prepare may return a view
+        elif len(paths) == 1:
+            block = taps.index_select(1, torch.tensor(paths[0], device=taps.device))
+        else:
+            nodes = torch.tensor([path + [0] * (width - len(path)) for path in paths], device=taps.device)
+            block = taps[torch.arange(len(paths), device=taps.device)[:, None], nodes]
+        self._add(block, counts)
+
+    def _add(self, block: Tensor, counts: Sequence[int], starts: Sequence[int] | None = None) -> None:
+        """Row b's first counts[b] features of a block [B, n, T * H]."""
+        if self.prepare is not None:
+            block = self.prepare(block)
+        self._block = None if any(self.count) else block
+        for row, count in enumerate(counts):
+            if not count:
+                continue
+            end = self.start[row] + self.count[row]
+            if starts is not None and starts[row] != end:
+                raise RuntimeError(f"row {row}: features from position {starts[row]} on, and {end} are known")
+            self._pieces[row].append(block[row, :count])
+            self.count[row] += count
+
+    def take(self, wanted: Sequence[int] | None = None) -> tuple[Tensor | None, list[int], list[int]]:
+        """All that is held of the rows where wanted[b] is not 0 (default: of all), which then hold nothing.
+
+        Returns (features [B, n, F] with n = max(count), padded on the right with anything finite; start [B] the position
+        of each row's first feature; count [B], 0 where a row was not wanted). Features are None where n is 0. They
+        share memory at most with results of earlier calls, so the caller may keep them.
+        """
+        rows = range(len(self.count))
+        asked = [wanted is None or bool(wanted[row]) for row in rows]
+        counts = [count if ask else 0 for count, ask in zip(self.count, asked, strict=True)]
+        starts = list(self.start)
+        if not any(counts):
+            return None, starts, counts
+        features: Tensor
+        if self._block is not None and counts == self.count:
+            features = self._block
+        elif len(counts) == 1:
+            features = torch.cat(self._pieces[0])[None]
+        else:
+            empty = next(pieces[0] for pieces in self._pieces if pieces)[:0]
+            held = [torch.cat(pieces) if count else empty for pieces, count in zip(self._pieces, counts, strict=True)]
+            features = pad_sequence(held, batch_first=True)
+        for row in rows:
+            if counts[row]:
+                self._pieces[row] = []
+                self.start[row] += counts[row]
+                self.count[row] = 0
+        self._block = None
+        return features, starts, counts
+
+    def take_first(self, row: int, most: int) -> Tensor | None:
+        """[n, F] the first n = min(most, count) features that are held of one row, which then holds the others; None where
+        n is 0."""
+        pieces, taken = self._pieces[row], []
+        wanted = num_taken = min(most, self.count[row])
+        if wanted <= 0:
+            return None
+        while wanted:
+            piece = pieces.pop(0)
+            if len(piece) > wanted:
+                pieces.insert(0, piece[wanted:])
+                piece = piece[:wanted]
+            taken.append(piece)
+            wanted -= len(piece)
+        self.start[row] += num_taken
+        self.count[row] -= num_taken
+        self._block = None
+        return torch.cat(taken)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Drop all rows but these, in this order."""
+        self._pieces = [self._pieces[row] for row in rows]
+        self.start = [self.start[row] for row in rows]
+        self.count = [self.count[row] for row in rows]
+        self._block = None
+
+    def join(self, other: "FeatureBuffer") -> None:
+        """Append the rows of another buffer, whose ``prepare`` is the same; it is not used afterwards."""
+        self._pieces += other._pieces
+        self.start += other.start
+        self.count += other.count
+        self._block = None

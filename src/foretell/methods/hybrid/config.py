@@ -1,0 +1,47 @@
+"""Settings of method ``hybrid``."""
+
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.core import builtin
+from foretell.core.errors import ConfigError, nearest
+from foretell.core.registry import load_reference
+from foretell.draft.base import Method
+from foretell.draft.config import Loader, MethodConfig
+from foretell.draft.suffix import Suffix
+from foretell.methods.hybrid.drafter import Hybrid
+
+SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
+"""Methods that can stand behind suffix: their drafters join, and run no layer of the target themselves."""
+
+
+@dataclass(frozen=True)
+class HybridConfig(MethodConfig):
+    """Suffix decoding, and a second method where it has nothing good."""
+
+    method = Hybrid.name
+    capabilities = Hybrid.capabilities
+
+    num_speculative_tokens: int = 15  # by suffix; few matches are long enough to use them all
+    second: str = "eagle3"  # the method that guesses where suffix has nothing good
+    second_tokens: int = 4  # most guesses in a line of that method
+    model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
+    discount: float = 0.85  # what a token by the second method is worth beside one by suffix, whose guesses are free
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        super().__post_init__()
+        if self.second not in SECONDS:
+            raise ConfigError(
+                f"second = {self.second!r} must be one of {', '.join(SECONDS)}{nearest(self.second, SECONDS)}"
+            )
+        if not 1 <= self.second_tokens <= 64:
+            raise ConfigError(f"second_tokens = {self.second_tokens} must be between 1 and 64")
+        if not 0 <= self.discount <= 2:
+            raise ConfigError(f"discount = {self.discount} must be between 0 (suffix wherever it has a guess) and 2")
+
+    def load(self, loader: Loader) -> Method:
+        """Load the second method."""
+        kind: Any = load_reference(builtin.CONFIGS[self.second])
+        second: Method = kind(self.second_tokens, self.verify, model=self.model).load(loader)
+        return Hybrid(Suffix(), second, depth=self.second_tokens, discount=self.discount)

@@ -1,0 +1,198 @@
+"""Two methods in one (SuffixDecoding, 2411.04975, section 4: "hybrid"): repeated text from suffixes, new text from a draft.
+
+In every step each row asks its suffix automata first. Where they promise more kept tokens than the second method has been
+keeping, their guess is proposed, free of cost; else the second method guesses. What either is worth is learned from what
+was kept: a suffix proposal by its score, the second method by the mean of its proposals.
+"""
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, TokenTree, pad_tree
+from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.host import Node, tree_of
+from foretell.draft.shapes import Chain, Shape
+from foretell.draft.suffix import Suffix, SuffixDrafter
+from foretell.model.target import Target
+
+BINS = 8
+"""Scores of suffix proposals have bins up to here: below 1, below 2, ..."""
+PRIOR = 6.0
+"""Proposals that the first estimates count as."""
+MEMORY = 256.0
+"""Proposals after which older ones count half."""
+
+
+@dataclass
+class Mean:
+    """A mean that begins at a guess and forgets."""
+
+    value: float
+    weight: float = PRIOR
+
+    def add(self, value: float) -> None:
+        """One observation."""
+        self.value += (value - self.value) / (self.weight + 1.0)
+        self.weight = min(self.weight + 1.0, MEMORY)
+
+
+@dataclass
+class Worth:
+    """Kept guesses that a proposal of either method brings."""
+
+    discount: float  # what a token by the second method is worth: its guesses cost time
+    second: Mean = field(default_factory=lambda: Mean(1.0))
+    suffix: list[Mean] = field(default_factory=lambda: [Mean(k + 0.4) for k in range(BINS)])
+
+    def of(self, score: float) -> Mean:
+        """The mean of suffix proposals with scores like this one."""
+        return self.suffix[min(BINS - 1, int(score))]
+
+    def prefers_suffix(self, score: float) -> bool:
+        """Whether a suffix proposal of this score brings more tokens a step, the one of the target counted."""
+        return score > 0.0 and 1.0 + self.of(score).value >= self.discount * (1.0 + self.second.value)
+
+
+class HybridDrafter(Drafter):
+    """A drafter of each kind for the same rows; both observe every step, so each can guess in any of them."""
+
+    can_join = True
+
+    def __init__(self, suffix: SuffixDrafter, second: Drafter, worth: Worth, depth: int) -> None:
+        """depth: most guesses in a line by the second method."""
+        self.suffix, self.second, self.worth, self.depth = suffix, second, worth, depth
+        self._scores: list[float] | None = None  # of the suffix proposals of this step, 0 where the second one guessed
+
+    @property
+    def seconds_model(self) -> float:
+        """See ``Drafter``."""
+        return self.second.seconds_model
+
+    def read_prompt(self, chunk: PromptChunk) -> None:
+        """See ``Drafter``."""
+        self.second.read_prompt(chunk)
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        """FIXED chains in rows that follow a suffix, the second method's in all others."""
+        found = self.suffix.guesses(context, shape)
+        chosen = [self.worth.prefers_suffix(score) for _, score in found]
+        self._scores = [score if first else 0.0 for (_, score), first in zip(found, chosen, strict=True)]
+        nodes: list[list[Node]] = [guess if first else [] for (guess, _), first in zip(found, chosen, strict=True)]
+        limits = [0 if first else limit for first, limit in zip(chosen, context.depth_limit, strict=True)]
+        if not any(limit > 0 for limit in limits):
+            return tree_of(context, nodes)
+        reduced = copy.copy(context)
+        reduced.depth_limit = limits
+        other = self.second.propose(reduced, Chain(min(self.depth, shape.depth)), draws, noise)
+        if not any(chosen):
+            return other
+        return _by_row(tree_of(context, nodes), other, torch.tensor(chosen, device=context.device))
+
+    def observe(self, commit: Commit) -> None:
+        """See ``Drafter``; and learn what the proposals were worth."""
+        self.suffix.observe(commit)
+        self.second.observe(commit)
+        if self._scores is None:
+            return
+        width = [max(0, count - 1) for count in commit.tree.valid.sum(1).tolist()]
+        for score, path, guessed in zip(self._scores, commit.path, width, strict=True):
+            if guessed:
+                (self.worth.of(score) if score else self.worth.second).add(len(path) - 1.0)
+        self._scores = None
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """See ``Drafter``."""
+        self.suffix.keep(rows)
+        self.second.keep(rows)
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """See ``Drafter``."""
+        assert isinstance(other, HybridDrafter)
+        self.suffix.join(other.suffix, context)
+        self.second.join(other.second, context)
+
+    def num_unread(self, context: Context) -> list[int]:
+        """See ``Drafter``."""
+        return self.second.num_unread(context)
+
+    def catch_up(self, context: Context, row: int, most: int) -> int:
+        """See ``Drafter``."""
+        return self.second.catch_up(context, row, most)
+
+
+def _by_row(one: TokenTree, other: TokenTree, is_one: Tensor) -> TokenTree:
+    """Rows of ``one`` where is_one [B], of ``other`` elsewhere; ``one`` is FIXED."""
+    width = max(one.num_nodes, other.num_nodes)
+    one, other = pad_tree(one, width), pad_tree(other, width)
+    here = is_one[:, None]
+    q = None if other.q is None else other.q.masked_fill(here[..., None], 0.0)
+    return TokenTree(
+        torch.where(here, one.tokens, other.tokens),
+        torch.where(here, one.parent, other.parent),
+        torch.where(here, one.drawn_by, other.drawn_by),
+        q,
+        max_children=None if other.max_children is None else max(one.max_children or 1, other.max_children),
+    )
+
+
+class Hybrid(Method):
+    """``--method hybrid``. Its store is suffix's: outputs of requests that have ended."""
+
+    name = "hybrid"
+    capabilities = Capabilities(
+        "suffix where its match promises more, else a second method (eagle3, draft_model, ...)",
+        draws=True,
+        needs_head=True,
+        reads_target=True,
+        shapes=("chain",),
+        learns=True,
+    )
+
+    def __init__(self, suffix: Suffix, second: Method, *, depth: int, discount: float) -> None:
+        """second: a method whose drafters can be joined, and that runs no layers of the target itself."""
+        self.suffix, self.second, self.depth = suffix, second, depth
+        self.worth = Worth(discount)
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The second method's."""
+        return self.second.taps
+
+    @property
+    def prompt_taps(self) -> tuple[int, ...]:
+        """The second method's."""
+        return self.second.prompt_taps
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The second method's."""
+        return self.second.bytes_per_token
+
+    @property
+    def learned_bytes(self) -> int:
+        """Suffix's."""
+        return self.suffix.learned_bytes
+
+    @property
+    def runs_as(self) -> str | None:
+        """The second method's."""
+        return self.second.runs_as
+
+    def fresh(self) -> "Hybrid":
+        """With an empty store."""
+        return Hybrid(self.suffix.fresh(), self.second, depth=self.depth, discount=self.worth.discount)
+
+    def isolated(self) -> "Hybrid":
+        """Rows that learn from their own text alone; what proposals are worth is learned anew."""
+        return Hybrid(self.suffix.isolated(), self.second, depth=self.depth, discount=self.worth.discount)
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        """Both drafters."""
+        suffix = self.suffix.open(context, capacity, target)
+        assert isinstance(suffix, SuffixDrafter)
+        return HybridDrafter(suffix, self.second.open(context, capacity, target), self.worth, self.depth)

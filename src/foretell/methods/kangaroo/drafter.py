@@ -1,0 +1,355 @@
+"""Self-speculation: the target's own lower layers guess, and are never run again to verify.
+
+A node is read once by layers [0, exit_layer), in its final slot of the target's own cache; ``TokenTree.hidden`` holds
+the result, and the step runs the other layers on it. What turns a shallow state into a guess is a learned adapter
+(Kangaroo, 2404.18911) or nothing but the target's own final norm and head (LayerSkip, 2404.16710: the target must have
+been trained for it).
+
+Shapes that rank their nodes afterwards read them in another order; their keys and values are moved to the final slots when
+the tree is known, hence every shape can be grown. A leaf needs no guess but must have its shallow state, so all leaves
+run through the lower layers in one pass at the end.
+
+In passes of one fixed width (``Engine.width``) the lower layers still see a few nodes at a time: the same text up to
+rounding, not bit for bit.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ConfigError
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, Plan, TokenTree, chain_parent, layout, root_tree
+from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.growing import grow
+from foretell.draft.growing.frontier import Grown, pick, span_for
+from foretell.draft.shapes import SHAPES, Shape, SpecDec
+from foretell.methods.acceptance.head import AcceptanceHead, predicted
+from foretell.methods.acceptance.native import speed_up
+from foretell.methods.common.native import runs_as
+from foretell.methods.kangaroo.head import KangarooHead
+from foretell.methods.kangaroo.native import NativeAdapter, native_adapter
+from foretell.model.bound import BoundCache
+from foretell.model.cache import KVCache
+from foretell.model.target import CausalModel, Target
+
+
+class EarlyExitDrafter(Drafter):
+    """The target's lower layers, on the target's cache.
+
+    Invariant: the engine keeps that cache; between steps there is no other state. While a tree grows, node i of
+    those read lies in slot base + i, and ``states[:, i]`` is its shallow state.
+    """
+
+    can_join = True
+
+    def __init__(self, target: Target, context: Context, capacity: int, exit_layer: int) -> None:
+        self.target, self.capacity, self.exit_layer = target, capacity, exit_layer
+        self.num_states = 0  # n: most nodes that the shape being grown reads
+        self.states: Tensor | None = None  # [B, n, H] of the tree being grown
+        self.leaves: list[list[int]] = [
+            [] for _ in context.depth_limit
+        ]  # of each row: nodes whose guess was not computed
+        self.rows = torch.arange(context.num_rows, device=context.device)[:, None]  # [B, 1]
+
+    # -- from a shallow state to logits ----------------------------------------------------------------------------
+
+    def read_root(self, hidden: Tensor, plan: Plan) -> Tensor:
+        """[B, 1, H] of the pending tokens -> what ``exit`` reads."""
+        return hidden
+
+    def read(self, hidden: Tensor, plan: Plan) -> Tensor:
+        """[B, W, H] of W further nodes -> what ``exit`` reads."""
+        return hidden
+
+    def exit(self, features: Tensor) -> Tensor:
+        """[B, W, H] -> logits [B, W, V]."""
+        return self.target.model.logits(features)
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """Slots [B, D] of a tree that was just grown have changed."""
+        self.target.commit(src, dst)
+
+    # -- growing ---------------------------------------------------------------------------------------------------
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        """A tree with the shallow states of all its nodes, the root's even where no row has room for a guess."""
+        limits = [max(0, min(shape.depth, depth_limit)) for depth_limit in context.depth_limit]
+        self.states = None
+        if any(limits):
+            self.num_states = max(shape.max_guesses, shape.max_grown) + 1
+            grown = grow.grow(self, context, limits, shape, draws, noise)
+            tree = grown.tree
+            self._settle(grown, context)
+        else:
+            self.num_states = 1
+            self.leaves = [[] for _ in limits]
+            self._root(context)
+            tree = root_tree(context.pending)
+        assert self.states is not None
+        return replace(tree, hidden=self.states[:, : tree.num_nodes], hidden_layer=self.exit_layer)
+
+    def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Read the pending token of every row, also of those without depth_limit: the step needs its state."""
+        return self.exit(self._root(context)), context.length
+
+    def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
+        """[B, W, V] after W new nodes."""
+        return self.exit(self.read(self._shallow(tokens, plan), plan))
+
+    def _root(self, context: Context) -> Tensor:
+        parent = chain_parent(1, context.device).expand(context.num_rows, 1)
+        plan = layout(parent, context.length, self.capacity, span=span_for(self, context, 1))
+        return self.read_root(self._shallow(context.pending[:, None], plan), plan)
+
+    def _shallow(self, tokens: Tensor, plan: Plan) -> Tensor:
+        """[B, W, H] after the lower layers; kept too, since a pass's output is valid until the next one only."""
+        hidden = self.target.forward(tokens, plan, layers=(0, self.exit_layer), head=False).hidden
+        if self.states is None:  # padding has the state zero: finite, and its output is never read
+            self.states = hidden.new_zeros(len(hidden), self.num_states, hidden.shape[-1])
+        self.states[self.rows, plan.slots - plan.length[:, None]] = hidden
+        return hidden
+
+    def _settle(self, grown: Grown, context: Context) -> None:
+        """Bring what was read into the tree's order, and read its leaves."""
+        tree, num_nodes, device = grown.tree, grown.tree.num_nodes, context.device
+        slots: list[list[int]] = grown.slots.tolist()
+        if any(slot >= 0 and slot != node for row in slots for node, slot in enumerate(row)):
+            index = chain_parent(num_nodes, device) + 1
+            source = torch.where(grown.slots < 0, index, grown.slots.to(device))  # [B, N]
+            self.move(context.length[:, None] + source, context.length[:, None] + index)
+            assert self.states is not None
+            self.states = self.states[self.rows, source]
+        leaves = self.leaves = [[node for node, slot in enumerate(row) if slot < 0] for row in slots]
+        if not any(leaves):
+            return
+        plan = layout(tree.parent, context.length, self.capacity, span=span_for(self, context, num_nodes))
+        if all(row == leaves[0] for row in leaves):
+            first, last = leaves[0][0], leaves[0][-1]
+            if last - first + 1 == len(leaves[0]):
+                self._shallow(tree.tokens[:, first : last + 1], plan.nodes(first, last + 1))
+            else:
+                nodes = torch.tensor(leaves[0], device=device)
+                self._shallow(tree.tokens[:, nodes], pick(plan, nodes))
+            return
+        # Rows with fewer leaves read their first other nodes again, in the slots where those lie: nothing changes.
+        width = max(map(len, leaves))
+        filled = [
+            row + [node for node in range(num_nodes) if node not in set(row)][: width - len(row)] for row in leaves
+        ]
+        chosen = torch.tensor(filled, device=device)  # [B, W]
+        ragged = replace(
+            plan,
+            ancestry=plan.ancestry[self.rows, chosen],
+            slots=plan.slots.gather(1, chosen),
+            positions=plan.positions.gather(1, chosen),
+        )
+        self._shallow(tree.tokens.gather(1, chosen), ragged)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Fewer rows. (The engine drops those of the target's cache.)"""
+        self.rows = self.rows[: len(rows)]
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """More rows. (The engine adds those of the target's cache.)"""
+        assert isinstance(other, EarlyExitDrafter)
+        self.rows = torch.arange(context.num_rows, device=context.device)[:, None]
+        self.leaves = [[] for _ in context.depth_limit]
+        self.states = None
+
+
+class KangarooDrafter(EarlyExitDrafter):
+    """The same with an adapter, which has a cache of its own.
+
+    Invariant: its slots [0, length) hold the keys and values of all committed positions, but for the last one where a leaf
+    was kept: the adapter has not read that yet (the authors' code has the same gap). ``lacking`` says of which rows this is
+    so and ``last`` is then the state there; the next ``read_root`` reads both.
+    """
+
+    hidden: Tensor
+    """[B, W, H] the adapter's output at the nodes read last: what a head that judges guesses may read."""
+
+    def __init__(
+        self,
+        head: KangarooHead,
+        target: Target,
+        context: Context,
+        capacity: int,
+        acceptance: AcceptanceHead | None = None,
+        native: NativeAdapter | None = None,
+    ) -> None:
+        """native: the same adapter through the C kernels; None: as the torch module."""
+        super().__init__(target, context, capacity, head.config.exit_layer)
+        self.head, self.acceptance, self.native = head, acceptance, native
+        self.cache: KVCache = (native or head).new_cache(context.num_rows, capacity)
+        self.filled = [0] * context.num_rows  # committed positions that were read or are lacking
+        self.lacking = [False] * context.num_rows
+        self.last: Tensor | None = None  # [B, 1, H] shallow state at position length - 1; None where no row lacks it
+
+    def read_prompt(self, chunk: PromptChunk) -> None:
+        """Keys and values of known text. Padding of short rows goes after them, where the root will overwrite it."""
+        device = chunk.taps.device
+        start = torch.tensor(chunk.start, device=device)
+        self.filled = [begun + count for begun, count in zip(chunk.start, chunk.count, strict=True)]
+        self.head.remember(chunk.taps, start[:, None] + torch.arange(chunk.taps.shape[1], device=device), self.cache)
+
+    def read_root(self, hidden: Tensor, plan: Plan) -> Tensor:
+        """[B, 1, H], with the position before where that is missing."""
+        if self.last is None:
+            return self._step(hidden, plan)
+        parent = chain_parent(2, hidden.device).expand(len(hidden), 2)
+        if all(self.lacking):
+            both = layout(parent, plan.length - 1, self.capacity, span=plan.span)
+            return self._step(torch.cat((self.last, hidden), 1), both)[:, 1:]
+        # Other rows read the pending token first, then padding: there may be no token before it.
+        lacks = torch.tensor(self.lacking, device=hidden.device)[:, None]  # [B, 1]
+        parent = torch.where(lacks, parent, -1)
+        both = layout(parent, plan.length - lacks[:, 0].long(), self.capacity, span=plan.span)
+        first = torch.where(lacks[:, :, None], self.last, hidden)
+        out = self._step(torch.cat((first, hidden), 1), both)
+        return torch.where(lacks[:, :, None], out[:, 1:], out[:, :1])
+
+    def read(self, hidden: Tensor, plan: Plan) -> Tensor:
+        """[B, W, H] through the adapter."""
+        self.hidden = self._step(hidden, plan)
+        return self.hidden
+
+    def _step(self, hidden: Tensor, plan: Plan) -> Tensor:
+        """[B, n, H] of ``KangarooHead.step``, which writes to the adapter's cache."""
+        if self.native is None:
+            return self.head.step(hidden, plan, self.cache)
+        assert isinstance(self.cache, BoundCache)
+        return self.native.step(hidden, plan, self.cache)
+
+    @property
+    def chance(self) -> Tensor | None:
+        """See ``Expander``."""
+        return None if self.acceptance is None else predicted(self.acceptance, self.hidden)
+
+    def exit(self, features: Tensor) -> Tensor:
+        """[B, W, V] by the target's head, without its final norm."""
+        if self.native is not None:
+            return self.native.logits(features)
+        return self.target.model.head(features.to(self.target.spec.dtype))
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """In both caches."""
+        super().move(src, dst)
+        self.cache.move(src, dst)
+
+    def observe(self, commit: Commit) -> None:
+        """Move a side branch after the text, as the engine does in the target's cache."""
+        paths = commit.path
+        if any(path != list(range(len(path))) for path in paths):
+            width, device = max(map(len, paths)), commit.length.device
+            source = torch.tensor([path + list(range(len(path), width)) for path in paths], device=device)
+            start = commit.length[:, None]
+            self.cache.move(start + source, start + torch.arange(width, device=device))
+        hidden = commit.tree.hidden
+        assert hidden is not None
+        self.filled = [filled + len(path) for filled, path in zip(self.filled, paths, strict=True)]
+        self.lacking = [path[-1] in leaves for path, leaves in zip(paths, self.leaves, strict=True)]
+        ends = torch.tensor([path[-1:] for path in paths], device=hidden.device)  # [B, 1]
+        self.last = hidden[self.rows, ends] if any(self.lacking) else None
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """Fewer rows."""
+        super().keep(rows)
+        chosen = torch.tensor(rows, device=self.rows.device)
+        self.filled = [self.filled[row] for row in rows]
+        self.lacking = [self.lacking[row] for row in rows]
+        self.cache.keep(chosen, max(self.filled, default=0))
+        self.last = self.last[chosen] if self.last is not None and any(self.lacking) else None
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """More rows. Where only some lack the last position, the states of the others are undefined."""
+        super().join(other, context)
+        assert isinstance(other, KangarooDrafter)
+        self.cache.join(other.cache, max(other.filled, default=0))
+        if self.last is not None or other.last is not None:
+            some = self.last if self.last is not None else other.last
+            assert some is not None
+            mine, theirs = (
+                side.last if side.last is not None else some.new_zeros(len(side.filled), *some.shape[1:])
+                for side in (self, other)
+            )
+            self.last = torch.cat((mine, theirs))
+        self.filled += other.filled
+        self.lacking += other.lacking
+
+
+class Kangaroo(Method):
+    """``--method kangaroo``: the target's lower layers and a trained adapter.
+
+    The authors' second exit, at the token whose confidence falls, is the shape ``adaptive/rule=probability/threshold=0.6``:
+    decided before that token is drawn, which is then not guessed (the authors' code guesses it and stops after it).
+    """
+
+    name = "kangaroo"
+    capabilities = Capabilities(
+        "the target's lower layers and a trained adapter", draws=True, needs_head=True, shapes=SHAPES.builtin
+    )
+
+    def __init__(
+        self, head: KangarooHead, model: CausalModel, acceptance: AcceptanceHead | None = None, *, weights: str = "auto"
+    ) -> None:
+        """acceptance: the acceptance head for the shape ``specdec``. weights: how a native adapter
+        holds its matrices. Raises ModelError where the head was made for a target of another size, or acceptance reads
+        other hidden states."""
+        head.check_target(model.spec, name="kangaroo")
+        if acceptance is not None:
+            acceptance.check_drafter(self.name, head.config.hidden_size, name="acceptance")
+        self.head, self.exit_layer = head.eval(), head.config.exit_layer
+        self.native, self.not_native = native_adapter(self.head, model, weights)
+        self.acceptance = None if acceptance is None else speed_up(acceptance, model)
+
+    @property
+    def runs_as(self) -> str:
+        """See ``Method``."""
+        return runs_as(self.not_native)
+
+    @property
+    def foresees(self) -> bool:
+        """With an acceptance head."""
+        return self.acceptance is not None
+
+    @property
+    def prompt_taps(self) -> tuple[int, ...]:
+        """Layers of the prompt's taps; in steps the drafter computes the shallow states itself."""
+        return self.head.taps
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The adapter's keys and values."""
+        return self.head.new_cache(0, 1).bytes_per_slot
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        """A fresh adapter cache for these rows."""
+        return KangarooDrafter(self.head, target, context, capacity, self.acceptance, self.native)
+
+
+class EarlyExit(Method):
+    """``--method early_exit``: the target's lower layers, final norm and head; nothing is trained here."""
+
+    name = "early_exit"
+    capabilities = Capabilities(
+        "the target's lower layers alone; for targets trained with early exits",
+        draws=True,
+        shapes=tuple(name for name in SHAPES.builtin if name != SpecDec.name),  # no acceptance head is trained for it
+    )
+
+    def __init__(self, model: CausalModel, exit_layer: int) -> None:
+        """Raises ConfigError for an exit layer out of range."""
+        most = model.spec.num_layers - 1
+        if not 1 <= exit_layer <= most:
+            raise ConfigError(
+                f"exit_layer = {exit_layer} must be between 1 and {most}: {model.spec.name!r} has {most + 1} layers, and "
+                "at least one must be left to verify with"
+            )
+        self.exit_layer = exit_layer
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        """Nothing to allocate."""
+        return EarlyExitDrafter(target, context, capacity, self.exit_layer)

@@ -1,0 +1,76 @@
+"""Kangaroo's adapter through the C kernels (``kernels/native/flash.h``). ``KangarooHead.step`` is the slow twin."""
+
+import ctypes
+
+import torch
+from torch import Tensor
+
+from foretell.core.tree import Plan
+from foretell.kernels import structures
+from foretell.methods.common.layers import rotary
+from foretell.methods.common.native import Memory, layer_of, refusal, rounding
+from foretell.methods.kangaroo.head import KangarooHead
+from foretell.model.bound import BoundCache
+from foretell.model.llama.native import NativeModel, check
+from foretell.model.target import CausalModel
+
+
+class NativeAdapter:
+    """The adapter beside a native target. Its outputs are float32 whatever the weights are."""
+
+    def __init__(self, head: KangarooHead, model: NativeModel, weights: str = "same") -> None:
+        """weights: see ``Memory``."""
+        config = head.config
+        self.head, self.memory = head, Memory(head, weights)
+        self._out, self._vocab_size = self.memory.head_of(model), model.spec.vocab_size
+        attention, norm = head.layer.self_attn, head.layer.input_layernorm.weight
+        self._layers = (structures.Layer * 1)(layer_of(self.memory, attention, None, 0, input_norm=norm))
+        self.view = structures.Model(
+            head.dtype == torch.bfloat16, 1, model.spec.vocab_size, config.hidden_size, 0, config.num_heads,
+            config.num_kv_heads, config.head_dim, config.rms_norm_eps, model.embedding_matrix, self._out,
+            self.memory.vector(head.norm.weight), self._layers,
+        )  # fmt: skip
+        self.address = ctypes.addressof(self.view)
+
+    def new_cache(self, num_rows: int, capacity: int) -> BoundCache:
+        """See ``KangarooHead.new_cache``."""
+        config = self.head.config
+        cos, sin = rotary(torch.arange(capacity)[None], config.head_dim, config.rope_theta, torch.float32)
+        rope = cos.view(capacity, -1).contiguous(), sin.view(capacity, -1).contiguous()
+        return BoundCache(num_rows, capacity, [(config.num_kv_heads, config.head_dim)], self.head.dtype, rope)
+
+    def logits(self, features: Tensor) -> Tensor:
+        """[B, n, V] by the target's head of what ``step`` returned [B, n, H]."""
+        return self.memory.product(self._out, features, self._vocab_size)
+
+    def step(self, hidden: Tensor, plan: Plan, cache: BoundCache) -> Tensor:
+        """See ``KangarooHead.step``; hidden [B, n, H] -> [B, n, H]."""
+        num_rows, num_nodes = hidden.shape[:2]
+        hidden, ancestry, threads = hidden.float().contiguous(), plan.ancestry, torch.get_num_threads()
+        slots, positions, length = plan.slots.contiguous(), plan.positions.contiguous(), plan.length.contiguous()
+        normed = torch.empty_like(hidden)
+        functions = self.memory.functions
+        with self.memory.lock:
+            scratch = self.memory.scratch(
+                functions.flash_scratch(
+                    self.address, cache.address, num_rows, 0, num_nodes, num_rows * num_nodes, threads
+                )
+            )
+            problem = functions.adapter(
+                self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2], length.data_ptr(),
+                slots.data_ptr(), positions.data_ptr(), ancestry.data_ptr(), *ancestry.stride(), hidden.data_ptr(),
+                normed.data_ptr(), scratch,
+            )  # fmt: skip
+        check(problem)
+        return normed
+
+
+def native_adapter(
+    head: KangarooHead, model: CausalModel, weights: str = "auto"
+) -> tuple[NativeAdapter | None, str | None]:
+    """The adapter through the native kernels, or None and why not. weights: ``methods.common.native.WEIGHTS``."""
+    reason = refusal(head, model)
+    if reason is not None:
+        return None, reason
+    assert isinstance(model, NativeModel)
+    return NativeAdapter(head, model, rounding(weights, model)), None

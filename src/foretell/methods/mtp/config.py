@@ -1,0 +1,35 @@
+"""Settings of method ``mtp``."""
+
+from dataclasses import dataclass
+
+from foretell.draft.base import Method
+from foretell.draft.config import Loader, MethodConfig
+from foretell.methods.common.files import read_config
+from foretell.methods.common.layout import architecture
+from foretell.methods.common.load import load_head
+from foretell.methods.mtp import checkpoint
+from foretell.methods.mtp.drafter import MTP
+from foretell.methods.mtp.head import CheckpointMTPHead
+from foretell.methods.mtp.trained import MTPDirectory, MTPHead
+from foretell.model.checkpoint import resolve
+from foretell.model.hf.one_layer import text_config
+
+
+@dataclass(frozen=True)
+class MTPConfig(MethodConfig):
+    """The multi-token prediction module of the target's checkpoint."""
+
+    method = MTP.name
+    capabilities = MTP.capabilities
+
+    num_speculative_tokens: int = 3  # a module is trained for one guess, and feeds on itself for the next ones
+    model: str | None = None  # hub id or directory that holds the module; None: the target's own
+
+    def load(self, loader: Loader) -> Method:
+        """Read the module."""
+        name, spec = self.model or loader.target.spec.name, loader.target.spec
+        path = resolve(name)
+        if path.is_dir() and architecture(read_config(path, name=name)) in MTPDirectory.architectures:
+            return MTP(load_head(name, spec, MTPHead), loader.target)
+        tensors = checkpoint.read(path, name=name)
+        return MTP(CheckpointMTPHead(tensors, text_config(path, name=name), spec, name=name), loader.target)

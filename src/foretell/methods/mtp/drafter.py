@@ -1,0 +1,59 @@
+"""Method ``mtp``: the target's own MTP module, called again on its own output for each further guess.
+
+Verification gives the true hidden states, and ``EagleDrafter.begin`` computes the kept pairs again from those: the module's
+cache never keeps what came of its own guesses.
+"""
+
+from foretell.core.errors import ModelError
+from foretell.draft.base import Capabilities, Context, Drafter, Method
+from foretell.draft.shapes import SHAPES
+from foretell.methods.common.pair import PairHead
+from foretell.methods.eagle.drafter import EagleDrafter
+from foretell.methods.mtp.head import CheckpointMTPHead
+from foretell.model.target import CausalModel, Target
+
+
+class MTP(Method):
+    """``--method mtp``."""
+
+    name = "mtp"
+    capabilities = Capabilities(
+        "the multi-token prediction module of the target's own checkpoint",
+        draws=True,
+        reads_target=True,
+        shapes=tuple(name for name in SHAPES.builtin if name != "specdec"),  # no acceptance head is trained for it
+    )
+
+    def __init__(self, head: PairHead, model: CausalModel) -> None:
+        """head: on the model's device. Raises ModelError where it was made for a target of another size."""
+        head.check_target(model.spec, name="the MTP head")
+        last = model.spec.num_layers - 1
+        if head.taps != (last,):
+            raise ModelError(
+                f"the MTP head reads the output of target layer {head.taps[0]}, and must read the last one, {last} in "
+                f"{model.spec.name!r}"
+            )
+        self.head, self.model = head.eval(), model
+
+    @property
+    def runs_as(self) -> str:
+        """What the module is."""
+        head = self.head
+        if not isinstance(head, CheckpointMTPHead):
+            return "torch: a trained MTP head"
+        more = f", the first of {head.num_modules}" if head.num_modules > 1 else ""
+        return f"torch: the checkpoint's own {type(head.layer).__name__}{more}"
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The last layer."""
+        return self.head.taps
+
+    @property
+    def bytes_per_token(self) -> int:
+        """The module's keys and values, and a feature."""
+        return self.head.new_cache(0, 1).bytes_per_slot + self.head.config.hidden_size * self.head.dtype.itemsize
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        """A fresh cache for these rows."""
+        return EagleDrafter(self.head, self.model, context, capacity)

@@ -1,0 +1,200 @@
+"""The KV memory of some rows: written by slot, compacted by slot, never grown inside a step."""
+
+import contextlib
+import ctypes
+import mmap
+from collections.abc import Sequence
+from functools import cache
+from math import prod
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import CapacityError
+
+_NORESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000)
+_PAGE = mmap.PAGESIZE
+_WORTH = 1 << 18  # bytes
+
+
+class KVCache:
+    """Keys and values of every layer, [B, heads, S, head_dim] each, allocated once.
+
+    Slots are written where a ``Plan`` says. Slots at or after a row's length are undefined: a rejected node is undone
+    by not counting it. Memory starts as zero, since a masked slot must still be finite.
+
+    The rows in use are the first ``num_rows`` of a reserve, so that rows can be added (``join``) and removed (``keep``)
+    while a batch is being decoded. On a CPU a reserve beyond the first rows costs address space alone: pages are
+    allocated when they are written, and ``release`` frees them.
+    """
+
+    def __init__(
+        self,
+        num_rows: int,
+        capacity: int,
+        shapes: Sequence[tuple[int, int]],
+        dtype: torch.dtype,
+        devices: Sequence[torch.device],
+        value_dims: Sequence[int] | None = None,
+        *,
+        reserve: int = 0,
+    ) -> None:
+        """shapes holds (kv heads, head_dim) of each layer, devices where each layer lives.
+
+        value_dims is given where values have another head_dim than keys (multi-head latent attention). reserve: how many
+        rows there is room for (at least num_rows).
+        """
+        self.num_rows = num_rows
+        self.capacity = capacity
+        dims = [dim for _, dim in shapes] if value_dims is None else value_dims
+        self._layouts = [
+            (heads, key_dim, value_dim, device)
+            for (heads, key_dim), value_dim, device in zip(shapes, dims, devices, strict=True)
+        ]
+        self._dtype = dtype
+        self._allocate(max(num_rows, reserve))
+
+    def _allocate(self, reserve: int) -> None:
+        self.reserve, self._is_view = reserve, False
+        self._all_keys = [
+            _lazy_zeros(reserve, heads, self.capacity, key_dim, dtype=self._dtype, device=device)
+            for heads, key_dim, _, device in self._layouts
+        ]
+        self._all_values = [
+            _lazy_zeros(reserve, heads, self.capacity, value_dim, dtype=self._dtype, device=device)
+            for heads, _, value_dim, device in self._layouts
+        ]
+        self._show()
+
+    def _show(self) -> None:
+        """Bind ``keys`` and ``values``, what the models read, to the rows in use."""
+        self.keys = [memory[: self.num_rows] for memory in self._all_keys]
+        self.values = [memory[: self.num_rows] for memory in self._all_values]
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of keys and values of the rows in use."""
+        return sum(x.numel() * x.element_size() for x in (*self.keys, *self.values))
+
+    @property
+    def bytes_per_slot(self) -> int:
+        """Bytes that one token's keys and values take, all layers together."""
+        return sum(heads * (key + value) for heads, key, value, _ in self._layouts) * self._dtype.itemsize
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of a row that do not depend on its length."""
+        return 0
+
+    def write(self, layer: int, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """Write keys and values [B, heads, n, head_dim] of one layer into slots [B, n]."""
+        slots = slots.to(self.keys[layer].device)  # layers may live on several devices
+        if self.num_rows == 1:  # one index is cheaper than two, which is measurable with small models
+            self.keys[layer].index_copy_(2, slots[0], keys.to(self.keys[layer].dtype))
+            self.values[layer].index_copy_(2, slots[0], values.to(self.values[layer].dtype))
+            return
+        rows = torch.arange(self.num_rows, device=slots.device)[:, None]  # [B, 1]
+        # Advanced indices around a slice put their axes first: [B, n, heads, head_dim].
+        self.keys[layer][rows, :, slots] = keys.transpose(1, 2).to(self.keys[layer].dtype)
+        self.values[layer][rows, :, slots] = values.transpose(1, 2).to(self.values[layer].dtype)
+
+    def write_packed(self, layer: int, rows: Tensor, slots: Tensor, keys: Tensor, values: Tensor) -> None:
+        """The same for T nodes of any rows: rows [T], slots [T], keys and values [T, heads, head_dim]."""
+        self.keys[layer][rows, :, slots] = keys.to(self.keys[layer].dtype)
+        self.values[layer][rows, :, slots] = values.to(self.values[layer].dtype)
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """Copy slots src [B, D] onto dst [B, D] in every layer; all are read before any is written."""
+        if src.device.type == "cpu" and torch.equal(src, dst):
+            return  # a host read is free here, and most commits move nothing
+        rows = torch.arange(self.num_rows, device=src.device)[:, None]
+        for memory in (*self.keys, *self.values):
+            here = (rows.to(memory.device), src.to(memory.device), dst.to(memory.device))
+            memory[here[0], :, here[2]] = memory[here[0], :, here[1]]
+
+    def keep(self, rows: Tensor, used: int | None = None) -> None:
+        """Drop all rows but rows [B'], in that order. Slots at or after ``used`` (default: all) need not survive. The
+        memory of rows that are no longer in use is released."""
+        used = self.capacity if used is None else used
+        moved = [(place, row) for place, row in enumerate(rows.tolist()) if place != row]
+        if moved:
+            places = torch.tensor([place for place, _ in moved])
+            sources = torch.tensor([row for _, row in moved])
+            for memory in (*self._all_keys, *self._all_values):
+                # All are read (a copy) before any is written: the order may be any permutation.
+                chosen = memory[:, :, :used].index_select(0, sources.to(memory.device))
+                memory[:, :, :used].index_copy_(0, places.to(memory.device), chosen)
+        before, self.num_rows = self.num_rows, len(rows)
+        self._show()
+        for row in range(self.num_rows, before):
+            self.release(row)
+
+    def join(self, other: "KVCache", used: int) -> None:
+        """Append the other's rows after these, copying slots [0, used) of each. Raises CapacityError where they are too
+        long for this cache."""
+        if used > self.capacity:
+            raise CapacityError(f"{used} slots of a row join a cache whose rows have {self.capacity}")
+        start = self.num_rows
+        self.open_rows(other.num_rows)
+        for mine, theirs in zip((*self.keys, *self.values), (*other.keys, *other.values), strict=True):
+            mine[start:, :, :used] = theirs[:, :, :used]
+
+    def open_rows(self, count: int) -> None:
+        """Take count more rows into use, after the others. Their contents are undefined, but finite."""
+        if self.num_rows + count > self.reserve:
+            keys, values = self._all_keys, self._all_values
+            self._allocate(max(self.num_rows + count, 2 * self.reserve))
+            for new, old in zip((*self._all_keys, *self._all_values), (*keys, *values), strict=True):
+                new[: self.num_rows] = old[: self.num_rows]
+        self.num_rows += count
+        self._show()
+
+    def clear(self) -> None:
+        """Take all rows out of use; their memory is the reserve for rows to come."""
+        self.num_rows = 0
+        self._show()
+
+    def rows(self, start: int, stop: int) -> "KVCache":
+        """Rows [start, stop) of the reserve as a cache of their own, sharing memory. It must not grow or be reordered."""
+        view = object.__new__(KVCache)
+        view.num_rows, view.capacity, view.reserve = stop - start, self.capacity, stop - start
+        view._layouts, view._dtype, view._is_view = self._layouts, self._dtype, True
+        view._all_keys = [memory[start:stop] for memory in self._all_keys]
+        view._all_values = [memory[start:stop] for memory in self._all_values]
+        view._show()
+        return view
+
+    def release(self, row: int) -> None:
+        """Return the memory of an unused row to the system where possible; it then reads as zero."""
+        if self._is_view:
+            return
+        for memory in (*self._all_keys, *self._all_values):
+            if memory.device.type == "cpu" and memory.numel() * memory.element_size() >= _WORTH:
+                _give_back(memory[row])
+
+
+def _lazy_zeros(*shape: int, dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros whose pages are allocated at the first write, on a CPU and for large tensors."""
+    count = prod(shape)
+    if device.type != "cpu" or count * dtype.itemsize < _WORTH:
+        return torch.zeros(*shape, dtype=dtype, device=device)
+    memory = mmap.mmap(-1, max(1, count * dtype.itemsize), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE)
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        with contextlib.suppress(OSError):
+            memory.madvise(mmap.MADV_NOHUGEPAGE)  # one written slot would claim 2 MiB
+    return torch.frombuffer(memory, dtype=dtype, count=count).view(*shape)  # keeps the mapping alive
+
+
+def _give_back(memory: Tensor) -> None:
+    """Drop the whole pages of a contiguous piece of ``_lazy_zeros``: they read as zero afterwards."""
+    start, size = memory.data_ptr(), memory.numel() * memory.element_size()
+    first, stop = -(-start // _PAGE) * _PAGE, (start + size) // _PAGE * _PAGE
+    if stop > first:
+        _libc().madvise(first, stop - first, mmap.MADV_DONTNEED)
+
+
+@cache
+def _libc() -> ctypes.CDLL:
+    library = ctypes.CDLL(None, use_errno=True)
+    library.madvise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    return library

@@ -1,0 +1,210 @@
+"""Checkpoint directories: resolve a name, and check that the files are complete before any library opens them."""
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell.core.errors import ModelError
+from foretell.model.catalogue import CATALOGUE, pulled
+from foretell.model.gguf.file import is_gguf, open_gguf
+from foretell.model.packed import BLOCK_KINDS
+
+WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # each also with ".index.json", naming shards
+DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Weights:
+    """Facts about weights that are read without loading them."""
+
+    dtype: torch.dtype | None  # of the first floating tensor
+    layer_counts: frozenset[int]  # of every numbered stack of modules: layers, and perhaps a vision tower's
+    is_quantised: bool = False  # whether the file holds matrices in blocks of small integers
+
+
+def resolve(name: str, *, code: bool = False) -> Path:
+    """The directory of a model or head: bundled, local, or fetched from (or found in the cache of) the Hugging Face hub;
+    or a GGUF file, given by its path or pulled by its name.
+
+    A hub id may end in "@" and a revision. code: fetch a model's own Python code too. Raises ModelError for a directory
+    or hub id that does not exist, and where the hub cannot be reached.
+    """
+    if name == "bundled" or name.startswith("bundled/"):
+        return _bundled(name)
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return path
+    if is_gguf(path):
+        return path
+    if path.exists():
+        raise ModelError(
+            f"{name} is a file; expected a GGUF file, or the directory that holds config.json and the weights"
+        )
+    if path.suffix.lower() == ".gguf":
+        raise ModelError(f"file {name} does not exist")
+    if name.startswith((".", "/", "~")) or name.count("/") > 1 or "\\" in name:
+        raise ModelError(f"directory {name} does not exist")
+    if name in CATALOGUE:
+        file = pulled(name)
+        if file is None:
+            size = f"{CATALOGUE[name].size / 1e6:.0f} MB"
+            raise ModelError(f"{name} is not here yet ({size}): fetch it with 'foretell pull {name}'")
+        return file
+    return _from_hub(name, code=code)
+
+
+def _bundled(name: str) -> Path:
+    from foretell import bundled  # imported here: not needed to load any other model
+
+    try:
+        path: Path = Path(bundled.path(name.removeprefix("bundled").removeprefix("/") or "target"))
+    except KeyError as error:
+        raise ModelError(f"{name}: {error.args[0]}") from None
+    if not path.is_dir():
+        raise ModelError(f"{name} is not part of this installation; expected {path}")
+    return path
+
+
+def _from_hub(name: str, *, code: bool) -> Path:
+    model_id, _, revision = name.partition("@")
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import (
+        GatedRepoError,
+        HFValidationError,
+        LocalEntryNotFoundError,
+        RepositoryNotFoundError,
+        RevisionNotFoundError,
+    )
+
+    small = ["*.json", "*.txt", "*.model", "*.jinja", "tokenizer*", *(["*.py"] if code else [])]
+    try:
+        path = Path(snapshot_download(model_id, revision=revision or None, allow_patterns=[*small, "*.safetensors"]))
+        if not any(path.glob("*.safetensors")):
+            patterns = [*small, "*.bin", "*.pt"]
+            path = Path(snapshot_download(model_id, revision=revision or None, allow_patterns=patterns))
+    except HFValidationError as error:
+        raise ModelError(f"{name!r} is neither a directory nor a Hugging Face id (owner/name)") from error
+    except GatedRepoError as error:
+        raise ModelError(
+            f"{name} is gated on the Hugging Face hub: accept its terms there and run 'hf auth login'"
+        ) from error
+    except RevisionNotFoundError as error:
+        raise ModelError(f"{model_id} has no revision {revision!r} on the Hugging Face hub") from error
+    except RepositoryNotFoundError as error:
+        raise ModelError(f"there is no directory {name} here and no model {name} on the Hugging Face hub") from error
+    except LocalEntryNotFoundError as error:
+        raise ModelError(
+            f"there is no directory {name} here, it is not in the Hugging Face cache, and the hub cannot be reached: "
+            "check the network, or give the directory of a downloaded model"
+        ) from error
+    except Exception as error:  # network libraries raise many kinds of errors
+        raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {error}") from error
+    return path
+
+
+def check_files(path: Path, *, name: str) -> Weights:
+    """Look at a directory's files, or at a GGUF file, without loading them.
+
+    Raises ModelError for a missing config.json, no weights, a shard that the index names and that is absent, a Git LFS
+    pointer in place of a file, and a safetensors or GGUF file that is cut short, damaged or of an unknown kind.
+    """
+    if path.is_file():
+        return _check_gguf(path, name=name)
+    if not (path / "config.json").is_file():
+        raise ModelError(f"{name}: no config.json in {path}; expected the directory of a Hugging Face model")
+    files = [path / file for file in WEIGHT_FILES if (path / file).is_file()]
+    indices = [path / f"{file}.index.json" for file in WEIGHT_FILES if (path / f"{file}.index.json").is_file()]
+    if not files and not indices:
+        raise ModelError(f"{name}: no weights in {path}; expected model.safetensors or model.safetensors.index.json")
+    keys: list[str] = []
+    if not files:
+        shard_of: dict[str, str] = read_json(indices[0], name=name).get("weight_map", {})
+        keys = list(shard_of)
+        shards = sorted(set(shard_of.values()))
+        absent = [shard for shard in shards if not (path / shard).is_file()]
+        if absent:
+            raise ModelError(
+                f"{name}: {len(absent)} of {len(shards)} weight files are missing from {path} ({absent[0]}, named in "
+                f"{indices[0].name}); download them again"
+            )
+        files = [path / shard for shard in shards]
+    tensors: dict[str, Any] = {}
+    for file in files:
+        if file.suffix == ".safetensors":
+            tensors |= read_header(file, name=name)
+    dtypes = (DTYPES[tensor["dtype"]] for tensor in tensors.values() if tensor["dtype"] in DTYPES)
+    return Weights(next(dtypes, None), _layer_counts([*keys, *tensors]))
+
+
+def _check_gguf(path: Path, *, name: str) -> Weights:
+    from foretell.model.gguf.weights import GGUFWeights  # imported here: it imports what imports this module
+
+    source = GGUFWeights(open_gguf(path, name=name))
+    float_kinds = source.kinds & DTYPES.keys()
+    dtype = DTYPES[next(iter(float_kinds))] if float_kinds == source.kinds and len(float_kinds) == 1 else torch.bfloat16
+    return Weights(dtype, _layer_counts(source.names), not source.kinds.isdisjoint(BLOCK_KINDS))
+
+
+def check_layers(weights: Weights, config: Any, *, name: str) -> None:
+    """Raise ModelError where the weights have another number of layers than the configuration.
+
+    Every implementation would silently drop surplus layers, and a truncated model still produces text.
+    """
+    text = config.get_text_config()
+    num_layers = int(text.num_hidden_layers)
+    # DeepSeek and its kin keep layers of multi-token prediction after the model's own.
+    most = num_layers + int(getattr(text, "num_nextn_predict_layers", None) or 0)
+    counts = weights.layer_counts
+    if counts and not any(num_layers <= count <= most for count in counts):
+        raise ModelError(
+            f"{name}: the weights do not match config.json: num_hidden_layers is {num_layers}, but they hold "
+            f"{' and '.join(map(str, sorted(counts)))} layers; expected both of one checkpoint"
+        )
+
+
+def _layer_counts(keys: Iterable[str]) -> frozenset[int]:
+    """How many entries each numbered stack has: one more than the largest number after each prefix."""
+    largest: dict[str, int] = {}
+    for key in keys:
+        if match := re.match(r"(.*?)\.(\d+)\.", key):
+            largest[match[1]] = max(largest.get(match[1], 0), int(match[2]))
+    return frozenset(number + 1 for number in largest.values())
+
+
+def read_header(file: Path, *, name: str) -> dict[str, Any]:
+    """The tensors a safetensors file lists; its size is checked: 8 bytes of length, JSON, data to the last offset."""
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        start = stream.read(8)
+        if start == b"version ":
+            raise ModelError(
+                f"{name}: {file.name} is a Git LFS pointer, not the weights; run 'git lfs pull' in {file.parent}"
+            )
+        length = int.from_bytes(start, "little")
+        if len(start) < 8 or 8 + length > size:
+            raise ModelError(
+                f"{name}: {file.name} is cut short or no safetensors file ({size} bytes); download it again"
+            )
+        try:
+            header: dict[str, Any] = json.loads(stream.read(length))
+        except ValueError as error:
+            raise ModelError(f"{name}: {file.name} has no safetensors header; download it again") from error
+    header.pop("__metadata__", None)
+    expected = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
+    if size != expected:
+        raise ModelError(f"{name}: {file.name} has {size} bytes, its header says {expected}; download it again")
+    return header
+
+
+def read_json(file: Path, *, name: str) -> dict[str, Any]:
+    """A JSON file. Raises ModelError for anything else."""
+    try:
+        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ModelError(f"{name}: {file.name} is not JSON ({error})") from error
+    return content

@@ -1,0 +1,175 @@
+"""A transformers configuration from the metadata of a GGUF file.
+
+transformers' own reader leaves out every kind of RoPE scaling, and takes float32 values as they are: 1e-5 becomes
+9.999999747378752e-06. Here values are the shortest decimals, those of the config.json that the file was made of.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import AutoConfig, GenerationConfig
+
+from foretell.core.errors import ModelError
+from foretell.kernels.dequantise import dequantise_into
+from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.weights import architecture_of
+
+MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+CLASSES = {
+    "llama": "LlamaForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma3": "Gemma3ForCausalLM",
+}
+END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
+"""Control tokens that end an answer wherever a vocabulary has them; llama.cpp stops at the same."""
+_CONTROL = 3  # the token type of control tokens
+_GEMMA_PATTERN = 6  # every sixth layer of Gemma 3 sees the whole text
+_GEMMA_27B_LAYERS = 62
+
+
+def read_config(file: GGUFFile) -> Any:
+    """The transformers configuration. Raises ModelError where the file lacks a value, or asks for what the architecture
+    does not do."""
+    architecture = architecture_of(file)
+    hidden, heads = _whole(file, "embedding_length"), _whole(file, "attention.head_count")
+    head_dim = int(file.get("{arch}.attention.key_length", hidden // max(1, heads)))
+    values = int(file.get("{arch}.attention.value_length", head_dim))
+    turned = int(file.get("{arch}.rope.dimension_count", head_dim))
+    if values != head_dim or turned != head_dim:
+        raise ModelError(
+            f"{file.name}: heads of {head_dim} values of which {turned} are rotated, beside {values} of v; {architecture} "
+            "models have the same number of all three"
+        )
+    num_layers, context = _whole(file, "block_count"), _whole(file, "context_length")
+    values_of: dict[str, Any] = {
+        "architectures": [CLASSES[architecture]],
+        "vocab_size": file.tensors["token_embd.weight"].shape[0],
+        "hidden_size": hidden,
+        "intermediate_size": _whole(file, "feed_forward_length"),
+        "num_hidden_layers": num_layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": int(file.get("{arch}.attention.head_count_kv", heads)),
+        "head_dim": head_dim,
+        "max_position_embeddings": context,
+        "rms_norm_eps": _decimal(file, "attention.layer_norm_rms_epsilon"),
+        "rope_parameters": _rope(file, head_dim, context),
+        "tie_word_embeddings": "output.weight" not in file.tensors,
+        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end_ids(file),
+        "pad_token_id": file.get("tokenizer.ggml.padding_token_id"),
+    }
+    if architecture == "llama":
+        values_of["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
+        values_of["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+    if architecture == "gemma3":
+        values_of |= _gemma3(file, num_layers, head_dim, hidden // heads)
+    config = AutoConfig.for_model(MODEL_TYPES[architecture], **values_of)
+    config.dtype = {"F32": torch.float32, "F16": torch.float16}.get(_matrix_kind(file), torch.bfloat16)
+    return config
+
+
+def read_generation(file: GGUFFile) -> GenerationConfig:
+    """The ids that end an answer, as a generation configuration."""
+    return GenerationConfig(eos_token_id=end_ids(file))
+
+
+def end_ids(file: GGUFFile) -> list[int] | None:
+    """Tokens that end an answer: those that the file names, and its control tokens of a known name."""
+    keys = ("eos", "eot", "eom")
+    found = {file.get(f"tokenizer.ggml.{key}_token_id") for key in keys} - {None}
+    tokens, types = file.get("tokenizer.ggml.tokens", []), file.get("tokenizer.ggml.token_type", [])
+    if len(tokens) == len(types):
+        wanted = set(END_OF_TURN)
+        found |= {i for i, token in enumerate(tokens) if types[i] == _CONTROL and token in wanted}
+    return sorted(int(i) for i in found) or None
+
+
+def _rope(file: GGUFFile, head_dim: int, context: int) -> dict[str, Any]:
+    """rope_parameters: the base, and the kind of scaling."""
+    theta = _decimal(file, "rope.freq_base", 10000.0)
+    base: dict[str, Any] = {"rope_type": "default", "rope_theta": theta}
+    kind = file.get("{arch}.rope.scaling.type", "none")
+    factor = _decimal(file, "rope.scaling.factor", 1.0)
+    if "rope_freqs.weight" in file.tensors:
+        return base | _by_factors(file, theta, head_dim, context)
+    if kind == "none" or (kind == "linear" and factor == 1.0):
+        return base
+    if kind == "linear":
+        return base | {"rope_type": "linear", "factor": factor}
+    if kind == "yarn":
+        original = file.get("{arch}.rope.scaling.original_context_length", context)
+        given = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": int(original)}
+        more = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
+        for theirs, ours in more.items():
+            if file.get(f"{{arch}}.rope.scaling.{theirs}") is not None:
+                given[ours] = _decimal(file, f"rope.scaling.{theirs}")
+        return base | given
+    raise ModelError(f"{file.name}: RoPE scaling {kind!r} is unknown; known: none, linear, yarn, and Llama 3's factors")
+
+
+def _by_factors(file: GGUFFile, theta: float, head_dim: int, context: int) -> dict[str, Any]:
+    """Scaling by one factor a frequency. Llama 3's are named again by their four parameters; others become LongRoPE's,
+    which takes any, for texts of all lengths."""
+    factors = torch.empty(file.tensors["rope_freqs.weight"].shape)
+    dequantise_into(file.tensors["rope_freqs.weight"].kind, file.raw("rope_freqs.weight"), factors)
+    if len(factors) != head_dim // 2:
+        raise ModelError(f"{file.name}: rope_freqs.weight has {len(factors)} factors for heads of {head_dim} values")
+    largest = float(factors.max())
+    for original in (8192, 4096, 2048, 16384, 32768):
+        if torch.allclose(_llama3_factors(theta, head_dim, largest, original), factors, rtol=1e-4):
+            return {
+                "rope_type": "llama3", "factor": largest, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+                "original_max_position_embeddings": original,
+            }  # fmt: skip
+    listed = factors.tolist()
+    return {
+        "rope_type": "longrope", "short_factor": listed, "long_factor": listed, "attention_factor": 1.0,
+        "original_max_position_embeddings": context,
+    }  # fmt: skip
+
+
+def _llama3_factors(theta: float, head_dim: int, factor: float, original: int) -> torch.Tensor:
+    """[head_dim / 2] by how much Llama 3 divides each frequency (its paper's code, with factors 1 and 4)."""
+    frequencies = theta ** -(torch.arange(0, head_dim, 2, dtype=torch.float64) / head_dim)
+    turns = original * frequencies / (2 * math.pi)  # over the original context
+    smooth = ((turns - 1.0) / 3.0).clamp(0.0, 1.0)
+    return (1 / ((1 - smooth) / factor + smooth)).float()
+
+
+def _gemma3(file: GGUFFile, num_layers: int, head_dim: int, usual: int) -> dict[str, Any]:
+    """What Gemma 3 has beside the Llama family."""
+    window = file.get("{arch}.attention.sliding_window")
+    full = [window is None or (layer + 1) % _GEMMA_PATTERN == 0 for layer in range(num_layers)]
+    local = {"rope_type": "default", "rope_theta": _decimal(file, "rope.freq_base_swa", 10000.0)}
+    context = _whole(file, "context_length")
+    return {
+        "layer_types": ["full_attention" if whole else "sliding_attention" for whole in full],
+        "sliding_window": int(window or context),
+        "query_pre_attn_scalar": usual if num_layers == _GEMMA_27B_LAYERS else head_dim,
+        "final_logit_softcapping": file.get("{arch}.final_logit_softcapping"),
+        "rope_parameters": {"full_attention": _rope(file, head_dim, context), "sliding_attention": local},
+    }
+
+
+def _matrix_kind(file: GGUFFile) -> str:
+    return file.tensors["blk.0.ffn_down.weight"].kind
+
+
+def _whole(file: GGUFFile, key: str) -> int:
+    value = file.get(f"{{arch}}.{key}")
+    if not isinstance(value, int) or value < 1:
+        arch = file.get("general.architecture")
+        raise ModelError(f"{file.name}: {file.path.name} states {arch}.{key} = {value!r}; expected a positive number")
+    return value
+
+
+def _decimal(file: GGUFFile, key: str, default: float | None = None) -> float:
+    """A float32 of the file as the shortest decimal that it stands for."""
+    value = file.get(f"{{arch}}.{key}", default)
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        arch = file.get("general.architecture")
+        raise ModelError(f"{file.name}: {file.path.name} states {arch}.{key} = {value!r}; expected a number")
+    return float(str(np.float32(value)))

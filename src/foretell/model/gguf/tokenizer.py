@@ -1,0 +1,163 @@
+"""The tokenizer of a GGUF file: its vocabulary, merges, special tokens and chat template, put together by the tokenizers
+library.
+
+Built here and not by transformers' ``gguf_file=``, which splits text by GPT-2's rule wherever it does not know the file's
+(SmolLM's among them: "  1" comes out as other tokens), leaves out Qwen's normalisation, and takes half a minute for
+150,000 tokens. A rule that is not known is refused: tokens that are nearly right give text that is nearly right.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
+
+from foretell.core.errors import ModelError
+from foretell.model.gguf.file import GGUFFile
+
+UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # token types (llama.cpp, ``llama_token_type``)
+_CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
+_WORDS = rf"{_CONTRACTIONS}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+"
+_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """How a byte-level vocabulary splits text before it merges."""
+
+    pattern: str | None = None  # None: GPT-2's
+    digits: bool = False  # every digit apart, before all else
+    nfc: bool = False  # normalised first
+    whole: bool = False  # a piece that is a token is taken whole, whatever the merges
+    bos: bool = False  # texts begin with BOS where the file does not say
+
+
+_LLAMA3 = Splitting(rf"{_WORDS}|\p{{N}}{{1,3}}|{_REST}", whole=True, bos=True)
+_SPLITTINGS = {  # the names of ``tokenizer.ggml.pre``; patterns as in the models' own tokenizer.json
+    ("gpt-2", "olmo", "mpt"): Splitting(),
+    ("smollm", "starcoder", "refact", "command-r", "codeshell"): Splitting(digits=True),
+    ("qwen2",): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}", nfc=True),
+    ("deepseek-r1-qwen",): Splitting(rf"{_WORDS}|\p{{N}}|{_REST}"),
+    ("llama-bpe", "llama3", "llama-v3", "falcon3", "pixtral"): _LLAMA3,
+    ("dbrx", "smaug-bpe"): Splitting(_LLAMA3.pattern),
+    ("tekken",): Splitting(
+        rf"[^\r\n\p{{L}}\p{{N}}]?{_UPPER}*{_LOWER}+|[^\r\n\p{{L}}\p{{N}}]?{_UPPER}+{_LOWER}*"
+        r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+",
+        whole=True,
+        bos=True,
+    ),
+}
+SPLITTINGS = {name: splitting for names, splitting in _SPLITTINGS.items() for name in names}
+
+
+def read_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
+    """The tokenizer. Raises ModelError where the file has none, or one of a kind that is not known."""
+    tokens = file.get("tokenizer.ggml.tokens")
+    if not isinstance(tokens, list) or not tokens:
+        raise ModelError(f"{file.name}: {file.path.name} holds no tokenizer (tokenizer.ggml.tokens)")
+    types = file.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    rows = file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else len(tokens)
+    if len(types) != len(tokens) or len(tokens) > rows:
+        counts = f"{len(tokens)} tokens, {len(types)} token types and {rows} rows of the embedding"
+        raise ModelError(f"{file.name}: {file.path.name} is damaged: it has {counts}")
+    kind = file.get("tokenizer.ggml.model")
+    if kind == "gpt2":
+        inner, bos = _byte_level(file, tokens, types)
+    elif kind == "llama":
+        inner, bos = _sentencepiece(file, tokens, types), True
+    else:
+        raise ModelError(f"{file.name}: its tokenizer is of kind {kind!r}; known: gpt2 (byte-level) and llama")
+    vocab = inner.get_vocab(with_added_tokens=False)
+    for special, wanted in ((True, CONTROL), (False, USER_DEFINED)):
+        chosen = [token for token, type_ in zip(tokens, types, strict=True) if type_ == wanted and token in vocab]
+        added = [AddedToken(token, normalized=False, special=special) for token in chosen]
+        (inner.add_special_tokens if special else inner.add_tokens)(added)
+    named = {key: _named(file, key, tokens) for key in ("bos", "eos", "unknown", "padding")}
+    first = named["bos"] if file.get("tokenizer.ggml.add_bos_token", bos) else None
+    last = named["eos"] if file.get("tokenizer.ggml.add_eos_token", False) else None
+    if first is not None or last is not None:
+        edges = [(token, vocab[token]) for token in (first, last) if token is not None]
+        template = [*([first] if first else []), "$A", *([last] if last else [])]
+        inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=edges)
+    outer = PreTrainedTokenizerFast(
+        tokenizer_object=inner,
+        bos_token=named["bos"],
+        eos_token=named["eos"],
+        unk_token=named["unknown"],
+        pad_token=named["padding"],
+        clean_up_tokenization_spaces=False,
+        model_max_length=int(file.get("{arch}.context_length", 1 << 20)),
+    )
+    outer.chat_template = file.get("tokenizer.chat_template")
+    return outer
+
+
+def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
+    """Byte-level BPE, and whether texts begin with BOS by default."""
+    pre = file.get("tokenizer.ggml.pre", "gpt-2")
+    splitting = SPLITTINGS.get(pre)
+    merges = file.get("tokenizer.ggml.merges")
+    if splitting is None or not isinstance(merges, list):
+        what = f"splits text by rule {pre!r}; known: {', '.join(SPLITTINGS)}" if merges else "lists no merges"
+        raise ModelError(f"{file.name}: its tokenizer {what}")
+    vocab = {token: index for index, token in enumerate(tokens) if types[index] != UNUSED}
+    pairs = [(left, right) for left, _, right in (merge.partition(" ") for merge in merges)]
+    inner = Tokenizer(_bpe(file, vocab, pairs, ignore_merges=splitting.whole))
+    if splitting.nfc:
+        inner.normalizer = normalizers.NFC()
+    steps: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if splitting.digits else []
+    if splitting.pattern is not None:
+        steps.append(pre_tokenizers.Split(Regex(splitting.pattern), behavior="isolated"))
+    steps.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=splitting.pattern is None))
+    inner.pre_tokenizer = pre_tokenizers.Sequence(steps)
+    inner.decoder = decoders.ByteLevel()
+    return inner, splitting.bos
+
+
+def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Tokenizer:
+    """BPE over characters with bytes to fall back on. A file has no merges: they follow from the scores of the pieces
+    (sentencepiece: of two adjacent pieces those are joined whose whole has the best score)."""
+    gemma = str(file.get("general.architecture")).startswith("gemma")
+    if gemma:  # the order of pieces, not their scores, is that of merges
+        scores = [-float(index) for index in range(len(tokens))]
+    else:
+        scores = file.get("tokenizer.ggml.scores", [])
+    if len(scores) != len(tokens):
+        raise ModelError(f"{file.name}: its tokenizer has {len(tokens)} tokens and {len(scores)} scores")
+    vocab = {token: index for index, token in enumerate(tokens)}
+    unknown = next((token for token, type_ in zip(tokens, types, strict=True) if type_ == UNKNOWN), None)
+    merges = _merges(vocab, scores)
+    inner = Tokenizer(_bpe(file, vocab, merges, unk_token=unknown, fuse_unk=True, byte_fallback=True))
+    spaces = normalizers.Replace(" ", "▁")
+    prefix = bool(file.get("tokenizer.ggml.add_space_prefix", not gemma))
+    inner.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), spaces]) if prefix else spaces
+    ends = [decoders.Strip(" ", 1, 0)] if prefix else []
+    inner.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *ends])
+    return inner
+
+
+def _merges(vocab: Mapping[str, int], scores: list[float]) -> list[tuple[str, str]]:
+    """All pairs of pieces that join to a piece, best first; ties as transformers' converter breaks them."""
+    found = []
+    for piece, index in vocab.items():
+        pairs = [(piece[:cut], piece[cut:]) for cut in range(1, len(piece))]
+        known = [pair for pair in pairs if pair[0] in vocab and pair[1] in vocab]
+        known.sort(key=lambda pair: (vocab[pair[0]], vocab[pair[1]]))
+        found += [(scores[index], len(left), len(right), left, right) for left, right in known]
+    found.sort(key=lambda entry: entry[:3], reverse=True)
+    return [entry[3:] for entry in found]
+
+
+def _bpe(file: GGUFFile, vocab: dict[str, int], merges: list[tuple[str, str]], **options: Any) -> models.BPE:
+    try:
+        return models.BPE(vocab=vocab, merges=merges, **options)
+    except Exception as error:  # tokenizers raises bare exceptions, e.g. for a merge of unknown tokens
+        raise ModelError(f"{file.name}: its tokenizer is damaged ({error})") from error
+
+
+def _named(file: GGUFFile, key: str, tokens: list[str]) -> str | None:
+    """The token that the file names for a purpose; None where it names none."""
+    index = file.get(f"tokenizer.ggml.{key}_token_id")
+    return tokens[index] if isinstance(index, int) and 0 <= index < len(tokens) else None

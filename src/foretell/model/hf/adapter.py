@@ -1,0 +1,318 @@
+"""The unmodified transformers model as a ``CausalModel``: it runs nearly every architecture, and is the reference for
+the fast implementations.
+
+Nothing of transformers is patched or copied. Trees use its own interface: 4-D masks, explicit positions and a custom
+cache object. A configuration does not show whether a model ignores positions or masks, so ``probe.py`` runs every model
+once over a small tree before it is used.
+"""
+
+import copy
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoModelForImageTextToText,
+    PreTrainedModel,
+)
+
+from foretell.core.errors import ConfigError, ModelError
+from foretell.core.tree import Plan
+from foretell.model.cache import KVCache
+from foretell.model.hf.attention import LayerMemory, SlotCache, mask_recipe
+from foretell.model.hf.own import own_arguments, replaced
+from foretell.model.hf.probe import check_chain, check_tree, first_line, first_position, inspect_layers
+from foretell.model.hf.recurrent import StateCache, mixing
+from foretell.model.hf.refusals import check_config, context_length, needs_tower
+from foretell.model.hf.runner import Runner
+from foretell.model.hf.split import answering, drop_towers, find_layers, layer_range, towers
+from foretell.model.hf.taps import capture
+from foretell.model.recurrent import RecurrentCache
+from foretell.model.source import is_file, open_weights, read_config
+from foretell.model.target import CausalModel, ModelSpec, Output
+
+
+class TransformersModel(CausalModel):
+    """Any decoder-only transformers model. One pass at a time: layer ranges change the module while they run."""
+
+    def __init__(self, module: PreTrainedModel, *, name: str | None = None) -> None:
+        """Wrap a model in memory; it is put in eval mode and otherwise unchanged.
+
+        Runs it a few times over a handful of tokens. Raises ModelError where it cannot be decoded over trees: the
+        message says what was found and what was expected.
+        """
+        name = name or getattr(module.config, "_name_or_path", "") or type(module).__name__
+        check_config(module.config, name=name, model_class=type(module))
+        model: Any = module  # transformers leaves much of a model untyped
+        self.module: PreTrainedModel = model.eval()
+        self._decoder, self._layers = find_layers(module, name=name)
+        config: Any = self._decoder.config
+        self._recipe = mask_recipe(self._decoder, config, module.dtype, name=name)
+        self._device: torch.device = model.get_input_embeddings().weight.device
+        self._owns = own_arguments(self._decoder, self._layers, config)
+        self._flat_mask = any(own.flat_mask for own in self._owns)
+        found = inspect_layers(module, self._layers, self._device, name=name)
+        self._first_position = first_position(module, self._device)
+        self._tuples, self._shares = found.tuples, found.shares
+        self._memory: list[LayerMemory] = found.memory
+        self._mixers = found.mixers
+        self._tokenwise = False
+        self._runners = Runner(module), Runner(self._decoder)
+        self._has_attention = any(layer.num_heads for layer in self._memory)
+        self.spec = ModelSpec(
+            name=name,
+            architecture=type(module).__name__,
+            implementation="transformers",
+            vocab_size=found.vocab_size,
+            num_layers=len(self._layers),
+            hidden_size=found.hidden_size,
+            max_positions=context_length(config) - self._first_position,
+            dtype=module.dtype,
+            device=self._device,
+            weight_bytes=weight_bytes(module),
+            eos_token_ids=eos_token_ids(module),
+            chains_only=_chains_only(name, module) if self._mixers else "",
+        )
+        if not self._mixers:
+            check_tree(self, module)
+            return
+        try:
+            check_chain(self, module)
+        except ModelError:  # some models take up a state again for one token at a time only
+            self._tokenwise = True
+            check_chain(self, module)
+
+    @classmethod
+    def load(
+        cls,
+        path: Path | str,
+        *,
+        dtype: torch.dtype,
+        device: torch.device,
+        device_map: str | dict[str, Any] | None = None,
+        sharding: Any = None,
+        name: str | None = None,
+        trust_remote_code: bool = False,
+    ) -> Self:
+        """Load a checkpoint directory or a GGUF file. With device_map (accelerate's) the layers may lie on several devices.
+
+        sharding is transformers' DistributedConfig, for this process's part of a model (``parallel.py``). Raises
+        ModelError where weights are missing, damaged or not those of the configuration.
+        """
+        name = name or str(path)
+        placed = {"device_map": device_map} if sharding is None else {"distributed_config": sharding}
+        code = {"trust_remote_code": trust_remote_code}
+        try:
+            if is_file(Path(path)):
+                kind, given = _unpacked(Path(path), dtype, name)
+                module, info = kind.from_pretrained(None, dtype=dtype, output_loading_info=True, **given, **placed)
+            else:
+                reads_images = needs_tower(AutoConfig.from_pretrained(str(path), local_files_only=True, **code))
+                auto: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
+                module, info = auto.from_pretrained(
+                    str(path),
+                    dtype=dtype,
+                    output_loading_info=True,
+                    local_files_only=True,
+                    **code,
+                    **placed,
+                )
+        except ModelError:
+            raise
+        except Exception as error:  # transformers, safetensors, accelerate and quantizers raise all kinds
+            raise ModelError(f"{name}: transformers could not load it: {first_line(error)}") from error
+        refuse_mismatch(info, name=name)
+        in_place = device_map is not None or sharding is not None
+        drop_towers(module, name=name)
+        return cls(module if in_place else module.to(device), name=name)
+
+    def rebuilt(self, tensors: Mapping[str, Tensor]) -> "TransformersModel":
+        """See ``CausalModel.rebuilt``."""
+        module = copy.deepcopy(self.module)
+        module.load_state_dict(dict(tensors))
+        return TransformersModel(module, name=self.spec.name)
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """See ``CausalModel.new_cache``; each layer's memory lies on that layer's device."""
+        shapes = [(layer.num_heads, layer.key_dim) for layer in self._memory]
+        dtype = next((layer.dtype for layer in self._memory if layer.num_heads), self._memory[0].dtype)
+        devices, dims = [layer.device for layer in self._memory], [layer.value_dim for layer in self._memory]
+        if not self._mixers:
+            return KVCache(num_rows, capacity, shapes, dtype, devices, dims)
+        layouts = [mixer.layout for mixer in self._mixers]
+        return RecurrentCache(num_rows, capacity, shapes, dtype, devices, dims, layouts=layouts)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: Tensor,
+        plan: Plan,
+        cache: KVCache,
+        *,
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+        taps: Sequence[int] = (),
+        head: bool = True,
+    ) -> Output:
+        """See ``CausalModel.forward``. Runs without autograd. Raises ConfigError for an invalid range or tap."""
+        first, stop = self._range(layers, hidden, taps)
+        # The head is run by the wrapper (which knows how its logits are scaled or capped), everything else by the base.
+        with_head = head and stop == self.spec.num_layers
+        run = self._runners[0 if with_head else 1]
+        with (
+            replaced(self._owns, plan, self._recipe, cache),
+            layer_range(self._layers, first, stop, hidden, tuples=self._tuples),
+            capture(self._layers, {*taps, stop - 1}) as outputs,
+            self._memory_of(cache, plan) as memory,
+        ):
+            result = run(tokens, plan.positions + self._first_position, memory, self._masks(plan))
+        return Output(
+            logits=result.logits.to(self._device) if with_head else None,
+            hidden=outputs[stop - 1].to(self._device),
+            taps=torch.cat([outputs[i].to(self._device) for i in taps], dim=-1) if len(taps) else None,
+        )
+
+    @contextmanager
+    def _memory_of(self, cache: KVCache, plan: Plan) -> Iterator[SlotCache]:
+        """The cache object of one pass."""
+        if not self._mixers:
+            yield SlotCache(cache, plan)
+            return
+        assert isinstance(cache, RecurrentCache)
+        states = StateCache(cache, plan)
+        with mixing(self._mixers, states, tokenwise=self._tokenwise):
+            yield states
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.logits``. Follows the caller's grad mode, so that exits and draft heads can be trained.
+
+        The whole model runs with every layer skipped: the final norm, the head and whatever scales or caps its logits
+        (Gemma 2, Cohere, Granite) are the model's own code, so no list of architectures is needed.
+        """
+        logits: Tensor = self._without_layers(self._runners[0], hidden).logits
+        return logits.to(self._device)
+
+    def _without_layers(self, runner: Runner, hidden: Tensor) -> Any:
+        """What runner (the model, or its decoder) makes of a residual stream, every layer skipped."""
+        anything = _zeros(hidden)
+        num_layers = self.spec.num_layers
+        with layer_range(self._layers, num_layers, num_layers, hidden, tuples=self._tuples):
+            return runner(anything, anything, None, self._any_mask(anything))
+
+    def _masks(self, plan: Plan) -> Tensor | dict[str, Tensor | None] | None:
+        """What the model is given for masks."""
+        if self._flat_mask:
+            return torch.ones(len(plan.slots), plan.span, dtype=torch.int64, device=self._device)
+        return self._recipe.masks(plan) if self._has_attention else None
+
+    def _any_mask(self, tokens: Tensor) -> Tensor | None:
+        """A mask for a run without layers, which nothing reads."""
+        if self._flat_mask:
+            return torch.ones_like(tokens)
+        return tokens.new_ones(1, 1, 1, 1, dtype=torch.bool) if self._has_attention else None
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``CausalModel.embed``; scaled where the model's own embedding module scales, and where (Granite) what calls
+        it does."""
+        model: Any = self.module
+        embedded: Tensor = model.get_input_embeddings()(tokens)
+        scale = getattr(self._decoder.config, "embedding_multiplier", None) or 1.0
+        return (embedded if scale == 1.0 else embedded * scale).to(self._device)
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.normed``. Follows the caller's grad mode, as ``logits`` does."""
+        normed: Tensor = self._without_layers(self._runners[1], hidden).last_hidden_state
+        return normed.to(self._device)
+
+    def head(self, normed: Tensor) -> Tensor:
+        """See ``CausalModel.head``. Follows the caller's grad mode.
+
+        The whole model runs, without its layers and with ``normed`` in the place of what its final norm returns, so that
+        what scales or caps the logits stays its own.
+        """
+        with answering(self._decoder, normed):
+            logits: Tensor = self._without_layers(self._runners[0], normed).logits
+        return logits.to(self._device)
+
+    def _range(self, layers: tuple[int, int] | None, hidden: Tensor | None, taps: Sequence[int]) -> tuple[int, int]:
+        first, stop = layers or (0, self.spec.num_layers)
+        if not 0 <= first < stop <= self.spec.num_layers:
+            raise ConfigError(f"layers {first, stop}: {self.spec.name} has layers (0, {self.spec.num_layers})")
+        if (hidden is None) != (first == 0):
+            raise ConfigError(f"layers {first, stop}: hidden must be given iff the first layer is not 0")
+        if self._shares and (first, stop) != (0, self.spec.num_layers):
+            raise ConfigError(
+                f"layers {first, stop}: upper layers of {self.spec.name} read keys and values of lower ones, so it runs "
+                "whole; use a method that does not run some of the layers"
+            )
+        for tap in taps:
+            if not first <= tap < stop:
+                raise ConfigError(f"tap {tap} is not among the layers {first, stop} that run")
+        return first, stop
+
+
+def _chains_only(name: str, module: PreTrainedModel) -> str:
+    kind = getattr(module.config, "model_type", type(module).__name__)
+    return (
+        f"{name} keeps a recurrent state ({kind}): it is the sum of one text and cannot follow the branches of a tree "
+        "(lines of guesses it reads)"
+    )
+
+
+def _zeros(hidden: Tensor) -> Tensor:
+    """[B, n] int64 for a stream [B, n, H]: token ids and positions that nothing reads."""
+    return torch.zeros(hidden.shape[:2], dtype=torch.int64, device=hidden.device)
+
+
+def _unpacked(path: Path, dtype: torch.dtype, name: str) -> tuple[Any, dict[str, Any]]:
+    """Class, and configuration and weights, of a GGUF file; transformers' own reader leaves out RoPE scaling."""
+    config, source = read_config(path, name=name), open_weights(path, name=name)
+    tensors = {key: source.read(key, dtype, torch.device("cpu")) for key in source.names}
+    return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], {"config": config, "state_dict": tensors}
+
+
+def refuse_mismatch(info: dict[str, Any], *, name: str) -> None:
+    """Raise ModelError where transformers' loading report says that weights and configuration are not of one model.
+
+    transformers would fill missing weights with random numbers and go on. Surplus ones (a vision tower, old buffers)
+    are common and harmless; surplus layers are found by ``checkpoint.check_layers``.
+    """
+    absent = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
+    if absent or info["error_msgs"]:
+        what = ", ".join(absent[:4] or info["error_msgs"][:1]) + (", ..." if len(absent) > 4 else "")
+        raise ModelError(
+            f"{name}: the weights do not match config.json: {len(absent)} missing or of another shape ({what}); "
+            "expected the weights and the config.json of one checkpoint"
+        )
+
+
+def weight_bytes(module: PreTrainedModel) -> int:
+    """Bytes of weights that one decode pass reads.
+
+    Every parameter once. A tied embedding is read as the head; an untied one, and learned positions, are looked up row
+    by row and cost nothing, as does what reads images. All experts of a mixture are counted, though one token reads only
+    its own few: a tree with a batch soon reads them all. Of a model that is divided among processes, the part that lies
+    here.
+    """
+    model: Any = module
+    head_weight = getattr(model.get_output_embeddings(), "weight", None)
+    unread = {id(x.weight) for x in module.modules() if isinstance(x, nn.Embedding) and x.weight is not head_weight}
+    unread |= {id(p) for tower in towers(module, name="") for p in tower.parameters()}
+    read: list[Any] = [p for p in module.parameters() if id(p) not in unread]
+    here = (p.to_local() if hasattr(p, "to_local") else p for p in read)  # a DTensor counts all parts as its own
+    return sum(p.numel() * p.element_size() for p in here)
+
+
+def eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
+    """The tokens that end a text: the generation configuration's, else the model configuration's."""
+    for config in (getattr(module, "generation_config", None), module.config.get_text_config()):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
+    return ()

@@ -1,0 +1,380 @@
+"""One decoder for the Llama family in plain torch: a fast equivalent of the transformers module, on every device.
+
+Against the module: QKV and gate-up are one product each, linears are prepacked on the CPU, keys and values live in
+preallocated slots, attention reads ``plan.span`` of them, queries of one key-value head share a product (so keys are
+never repeated), and nothing is read on the host, so that a step can be captured in a CUDA graph.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foretell.core.tree import Plan
+from foretell.model.cache import KVCache
+from foretell.model.checkpoint import resolve
+from foretell.model.llama import shape as llama
+from foretell.model.llama.pack import Linear, bucket, make_linear, packing_unsupported
+from foretell.model.llama.shape import LlamaShape
+from foretell.model.llama.split import SplitWeights
+from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
+from foretell.model.source import open_weights
+from foretell.model.target import CausalModel, Output
+
+_MIN_ROWS = 4  # oneDNN is slower at 1 or 2 rows than at 4, and so is bf16 attention at one
+
+
+def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why ``LeanModel`` cannot run this transformers configuration so; None where it can."""
+    if dtype not in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
+        return f"dtype {dtype} is not a float type"
+    if dtype == torch.float16 and device.type == "cpu":
+        return "float16 on the CPU is slower than float32 and bfloat16"
+    return llama.unsupported(config)
+
+
+@dataclass(frozen=True)
+class _Layer:
+    input_norm: Tensor | None  # [H]
+    qkv: Linear  # H -> (heads + 2 kv heads) * head_dim
+    qk_norm: Tensor | None  # [heads + kv heads, head_dim]; of all heads together the same, flat
+    out: Linear  # heads * head_dim -> H
+    attention_after: Tensor | None  # [H]
+    mlp_norm: Tensor | None  # [H]
+    gate_up: Linear  # H -> 2 * intermediate
+    down: Linear  # intermediate -> H
+    mlp_after: Tensor | None  # [H]
+    rope: int  # which of the model's rotations
+    window: int | None
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """What all layers of one pass share. n counts padded rows; r of them are real.
+
+    The stream is [B, n, H]; or [1, T, H], flat, where T is more than the nodes (a bucket's) or fewer (the real nodes of all
+    rows, packed, and a bucket's): then only attention sees [B, n].
+    """
+
+    turns: dict[int, tuple[Tensor, Tensor]]
+    """cos [B, n, 1, head_dim], flat [1, T, 1, head_dim], and sin, the same, its first half negated."""
+    masks: dict[int | None, Tensor]  # window -> [B, 1, G * n, S] additive
+    slots: Tensor  # [B, r]; packed [r]
+    span: int
+    shape: tuple[int, int] | None = None  # flat: (B, n)
+    real: Tensor | None = None  # packed: [r] flat indices of the real nodes in [B, n]
+    rows: Tensor | None = None  # packed: [r] their rows
+
+
+class LeanModel(CausalModel):
+    """See the module's docstring. Weights are read only; one model serves any number of caches."""
+
+    def __init__(
+        self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, device: torch.device, name: str,
+        pack: bool | None = None,
+    ) -> None:  # fmt: skip
+        """pack=None prepacks wherever that is possible; pack=False keeps plain weights (the packed ones' oracle)."""
+        self.shape = shape
+        self.spec = shape.spec(name, "lean", dtype, device)
+        self.packed = packing_unsupported(dtype, device) is None if pack is None else pack
+        self._group = shape.num_heads // shape.num_kv_heads
+        ropes = list(dict.fromkeys(shape.ropes))
+        self._rope_of = [ropes.index(rope) for rope in shape.ropes]
+        self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
+        self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
+        if shape.traits.is_fused:
+            source = SplitWeights(source, shape)
+        self._embedding = source.read(llama.EMBEDDING, dtype, device)
+        self._layers = [self._read_layer(source, layer) for layer in range(shape.num_layers)]
+        self._final_norm = self._read_norm(source, llama.FINAL_NORM)
+        # A tied head is packed too, beside the table that tokens are looked up in: the one weight held twice.
+        tied = shape.tied or llama.HEAD not in source.names
+        head = self._embedding if tied else source.read(llama.HEAD, dtype, device)
+        self._head = make_linear(head, None, packed=self.packed)
+
+    @classmethod
+    def load(
+        cls, path_or_name: str | Path, *, dtype: torch.dtype, device: torch.device | str = "cpu",
+        name: str | None = None, pack: bool | None = None,
+    ) -> "LeanModel":  # fmt: skip
+        """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. Raises ModelError where it cannot be
+        run."""
+        path, name = resolve(str(path_or_name)), name or str(path_or_name)
+        shape = llama.read_local(path, name=name)
+        source = open_weights(path, name=name)
+        return cls(shape, source, dtype=dtype, device=torch.device(device), name=name, pack=pack)
+
+    @classmethod
+    def from_hf(cls, model: Any, *, name: str | None = None, pack: bool | None = None) -> "LeanModel":
+        """The equivalent of a loaded transformers module; unpacked, unfused weights are shared with it, not copied."""
+        shape = llama.read_shape(model.config, model.generation_config)
+        name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
+        return cls(shape, ModuleWeights(model), dtype=model.dtype, device=model.device, name=name, pack=pack)
+
+    def rebuilt(self, tensors: Mapping[str, Tensor]) -> "LeanModel":
+        """See ``CausalModel.rebuilt``."""
+        spec = self.spec
+        return LeanModel(
+            self.shape, TensorWeights(tensors), dtype=spec.dtype, device=spec.device, name=spec.name, pack=self.packed
+        )
+
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """An empty cache in the model's dtype on its device."""
+        shapes = [(self.shape.num_kv_heads, self.shape.head_dim)] * self.shape.num_layers
+        return KVCache(num_rows, capacity, shapes, self.spec.dtype, [self.spec.device] * self.shape.num_layers)
+
+    @torch.no_grad()
+    def forward(
+        self,
+        tokens: Tensor,
+        plan: Plan,
+        cache: KVCache,
+        *,
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+        taps: Sequence[int] = (),
+        head: bool = True,
+    ) -> Output:
+        """See ``CausalModel.forward``."""
+        first, stop = llama.check_layers(self.shape.num_layers, layers, hidden, taps)
+        if hidden is None:
+            x = self.embed(tokens)  # [B, n, H]
+        else:
+            x = hidden.to(self.spec.dtype)
+        num_rows, num_nodes = x.shape[:2]
+        real, padding = plan.real, self._row_padding(num_rows, num_nodes) if plan.real is None else 0
+        if padding:
+            x = F.pad(x, (0, 0, 0, padding))
+        count = num_rows * x.shape[1] if real is None else len(real)
+        more = self._bucket(count) - count
+        if flat := more > 0 or real is not None:
+            x = x.flatten(0, 1)
+            x = F.pad(x if real is None else x[real], (0, 0, 0, more))[None]  # [1, T, H]
+        shared = self._prepare(plan, padding, more, first, stop)
+
+        def shaped(stream: Tensor) -> Tensor:
+            """[B, n, *] of a stream's; zero where it had no node."""
+            if not flat:
+                return stream[:, :num_nodes]
+            if real is None:
+                return stream[0, :count].view(num_rows, num_nodes, -1)
+            out = stream.new_zeros(num_rows * num_nodes, stream.shape[-1])
+            return out.index_copy_(0, real, stream[0, :count]).view(num_rows, num_nodes, -1)
+
+        tapped: dict[int, Tensor] = {}
+        for index in range(first, stop):
+            x = self._run_layer(index, x, shared, cache)
+            if index in taps:
+                tapped[index] = shaped(x)
+        logits = shaped(self._logits(x)) if head and stop == self.shape.num_layers else None
+        tap = torch.cat([tapped[i] for i in taps], -1) if taps else None
+        return Output(logits, shaped(x), tap)
+
+    @torch.no_grad()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.logits``."""
+        return self._padded(self._logits, hidden)
+
+    @torch.no_grad()
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``CausalModel.embed``."""
+        embedded = F.embedding(tokens, self._embedding)
+        scale = self.shape.traits.embedding_scale
+        # The factor is rounded to the weights' dtype first, as the modules do.
+        return embedded if scale == 1.0 else embedded * embedded.new_tensor(scale)
+
+    @torch.no_grad()
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.normed``."""
+        return self._norm(hidden.to(self.spec.dtype), self._final_norm)
+
+    @torch.no_grad()
+    def head(self, normed: Tensor) -> Tensor:
+        """See ``CausalModel.head``."""
+        return self._padded(self._read_out, normed)
+
+    def _row_padding(self, num_rows: int, num_nodes: int) -> int:
+        """Nodes that each row of a small pass has too few."""
+        few = self.spec.device.type == "cpu" and num_rows * num_nodes < _MIN_ROWS
+        return -(-_MIN_ROWS // num_rows) - num_nodes if few else 0
+
+    def _bucket(self, count: int) -> int:
+        """Rows of the stream of a pass over count nodes."""
+        count = max(count, _MIN_ROWS) if self.spec.device.type == "cpu" else count
+        return bucket(count) if self.packed else count
+
+    def _padded(self, function: Callable[[Tensor], Tensor], x: Tensor) -> Tensor:
+        """A function of each node's state, applied to states [B, n, H] as a pass would."""
+        flat = x.flatten(0, 1).to(self.spec.dtype)
+        count = len(flat)
+        out = function(F.pad(flat, (0, 0, 0, self._bucket(count) - count))[None])
+        return out[0, :count].view(*x.shape[:2], -1)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        return self._read_out(self._norm(x, self._final_norm))
+
+    def _read_out(self, normed: Tensor) -> Tensor:
+        logits, traits = self._head(normed), self.shape.traits
+        if traits.logit_scale != 1.0:
+            logits = logits * traits.logit_scale
+        return logits if traits.logit_cap is None else _capped(logits, traits.logit_cap)
+
+    def _norm(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        if weight is None:
+            return x
+        return F.rms_norm(x.to(weight.dtype), weight.shape, weight, self.shape.norm_eps).to(x.dtype)
+
+    def _add(self, x: Tensor, part: Tensor, norm: Tensor | None) -> Tensor:
+        """The stream with what attention or MLP returned."""
+        part = self._norm(part, norm)
+        scale = self.shape.traits.residual_scale
+        return x + part if scale == 1.0 else x + part * scale
+
+    def _prepare(self, plan: Plan, padding: int, more: int, first: int, stop: int) -> _Pass:
+        """padding: nodes added to each row; more: to the flat stream."""
+        num_rows, num_nodes = plan.slots.shape
+        real = plan.real
+        if real is not None:
+            positions = F.pad(plan.positions.flatten()[real], (0, more))[None]
+        elif more:
+            positions = F.pad(plan.positions.flatten(), (0, more))[None]
+        else:
+            positions = F.pad(plan.positions, (0, padding))
+        dtype, half = self.spec.dtype, self.shape.head_dim // 2
+        turns: dict[int, tuple[Tensor, Tensor]] = {}
+        for rope in set(self._rope_of[first:stop]):
+            angles = positions[..., None, None].float() * self._frequencies[rope]  # [B, n, 1, head_dim]
+            sin = angles.sin() * self._rope_scales[rope]
+            sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
+            turns[rope] = (angles.cos() * self._rope_scales[rope]).to(dtype), sin.to(dtype)
+        masks: dict[int | None, Tensor] = {}
+        for window in set(self.shape.windows[first:stop]):
+            visible = plan.mask  # [B, 1, n, S]
+            if window is not None and window < plan.span:  # positions are below the span: a wider window hides nothing
+                distance = plan.positions[:, None, :, None] - plan.key_positions[:, None, None, :]
+                visible = visible & (distance < window)
+            mask = torch.zeros(visible.shape, dtype=self.spec.dtype, device=visible.device)
+            mask.masked_fill_(~visible, float("-inf"))
+            # Padded nodes see everything: any finite result will do, and a node that sees nothing would be NaN.
+            masks[window] = F.pad(mask, (0, 0, 0, padding)).repeat(1, 1, self._group, 1)
+        if real is not None:
+            rows, slots = real // num_nodes, plan.slots.flatten()[real]
+            return _Pass(turns, masks, slots, plan.span, (num_rows, num_nodes), real, rows)
+        return _Pass(turns, masks, plan.slots, plan.span, (num_rows, num_nodes) if more else None)
+
+    def _run_layer(self, index: int, x: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
+        layer, shape = self._layers[index], self.shape
+        heads, kv_heads, dim = shape.num_heads, shape.num_kv_heads, shape.head_dim
+        qkv = layer.qkv(self._norm(x, layer.input_norm)).view(*x.shape[:2], heads + 2 * kv_heads, dim)
+        qk, value = qkv[:, :, : heads + kv_heads], qkv[:, :, heads + kv_heads :]
+        if layer.qk_norm is not None:
+            qk = self._norm_heads(qk, layer.qk_norm)
+        cos, sin = shared.turns[layer.rope]
+        swapped = torch.cat((qk[..., dim // 2 :], qk[..., : dim // 2]), -1)
+        qk = torch.addcmul(qk * cos, swapped, sin)
+        x = self._add(x, layer.out(self._mix(index, qk, value, shared, cache)), layer.attention_after)
+        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
+        gate = F.silu(gate) if shape.traits.activation == "silu" else F.gelu(gate, approximate="tanh")
+        return self._add(x, layer.down(gate.mul_(up)), layer.mlp_after)
+
+    def _norm_heads(self, qk: Tensor, weight: Tensor) -> Tensor:
+        """Queries and keys [B, n, heads, head_dim], normed."""
+        shape, wide = self.shape, qk.to(weight.dtype)
+        if shape.traits.qk_norm == "heads":
+            return (F.rms_norm(wide, (shape.head_dim,), None, shape.norm_eps) * weight).to(qk.dtype)
+        parts = torch.split(wide, [shape.num_heads, shape.num_kv_heads], 2)
+        normed = [F.rms_norm(x.flatten(2), (x.shape[2] * x.shape[3],), None, shape.norm_eps) for x in parts]
+        return (torch.cat(normed, -1) * weight).view(qk.shape).to(qk.dtype)
+
+    def _mix(self, index: int, qk: Tensor, value: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
+        """Write a stream's keys and values and return what its queries find: [B, n, heads * head_dim], or flat."""
+        heads, shape, real = self.shape.num_heads, shared.shape, shared.real
+        length = qk.shape[1]
+        if real is not None:
+            assert shape is not None
+            assert shared.rows is not None
+            count = len(real)
+            cache.write_packed(index, shared.rows, shared.slots, qk[0, :count, heads:], value[0, :count])
+            query = qk.new_zeros(prod(shape), heads, qk.shape[-1]).index_copy_(0, real, qk[0, :count, :heads])
+            mixed = self._attend(index, query.view(*shape, heads, -1), shared, cache).flatten(0, 1)[real]
+            return F.pad(mixed, (0, 0, 0, length - count))[None]
+        if shape is not None:
+            qk, value = (part[0, : prod(shape)].view(*shape, *part.shape[2:]) for part in (qk, value))
+        written = shared.slots.shape[1]
+        key = qk[:, :written, heads:]
+        cache.write(index, shared.slots, key.transpose(1, 2), value[:, :written].transpose(1, 2))
+        mixed = self._attend(index, qk[:, :, :heads], shared, cache)
+        return mixed if shape is None else F.pad(mixed.flatten(0, 1), (0, 0, 0, length - prod(shape)))[None]
+
+    def _attend(self, index: int, query: Tensor, shared: _Pass, cache: KVCache) -> Tensor:
+        """[B, n, heads * head_dim] of queries [B, n, heads, head_dim] over the slots of one layer."""
+        num_rows, num_nodes, heads, dim = query.shape
+        kv_heads = self.shape.num_kv_heads
+        # The queries of one key-value head stand below each other: [B, kv heads, G * n, dim].
+        query = query.reshape(num_rows, num_nodes, kv_heads, self._group, dim)
+        query = query.permute(0, 2, 3, 1, 4).reshape(num_rows, kv_heads, self._group * num_nodes, dim)
+        keys, values = cache.keys[index][:, :, : shared.span], cache.values[index][:, :, : shared.span]
+        mask, traits = shared.masks[self._layers[index].window], self.shape.traits
+        if traits.score_cap is None:
+            mixed = F.scaled_dot_product_attention(query, keys, values, attn_mask=mask, scale=traits.score_scale)
+        else:
+            scores = query @ keys.transpose(-1, -2) * (traits.score_scale or dim**-0.5)
+            scores = _capped(scores, traits.score_cap) + mask
+            mixed = torch.softmax(scores.float(), -1).to(query.dtype) @ values
+        mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, dim).permute(0, 3, 1, 2, 4)
+        return mixed.reshape(num_rows, num_nodes, heads * dim)
+
+    def _read_norm(self, source: WeightSource, name: str) -> Tensor:
+        """The factors of a norm; in float32 where an offset would be rounded."""
+        offset, dtype = self.shape.traits.norm_offset, self.spec.dtype
+        if not offset:
+            return source.read(name, dtype, self.spec.device)
+        wide = dtype if dtype == torch.float64 else torch.float32
+        return source.read(name, wide, self.spec.device) + offset
+
+    def _read_layer(self, source: WeightSource, index: int) -> _Layer:
+        shape, traits = self.shape, self.shape.traits
+        names = llama.layer_names(index, traits)
+        dtype, device = self.spec.dtype, self.spec.device
+
+        def norm(key: str, wanted: bool) -> Tensor | None:
+            return self._read_norm(source, names[key]) if wanted else None
+
+        def linear(*keys: str) -> Linear:
+            weight = _read_fused(source, [names[key] for key in keys], dtype, device)
+            biases = [found for key in keys if (found := llama.bias_name(names[key], source.names)) is not None]
+            bias = _read_fused(source, biases, dtype, device) if biases else None
+            return make_linear(weight, bias, packed=self.packed)
+
+        qk_norm = None
+        if traits.qk_norm:
+            query, key = self._read_norm(source, names["q_norm"]), self._read_norm(source, names["k_norm"])
+            if traits.qk_norm == "heads":
+                query, key = query.expand(shape.num_heads, -1), key.expand(shape.num_kv_heads, -1)
+            qk_norm = torch.cat((query, key))
+        return _Layer(
+            norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
+            norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), linear("gate", "up"),
+            linear("down"), norm("mlp_after", traits.norms_after), self._rope_of[index], shape.windows[index],
+        )  # fmt: skip
+
+
+def _capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap)."""
+    return torch.tanh(x / cap) * cap
+
+
+def _read_fused(source: WeightSource, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Several tensors below each other, each read into its place."""
+    if len(names) == 1:
+        return source.read(names[0], dtype, device)
+    sizes = [source.shape(name)[0] for name in names]
+    out = torch.empty(sum(sizes), *source.shape(names[0])[1:], dtype=dtype, device=device)
+    for name, part in zip(names, torch.split(out, sizes), strict=True):
+        source.read_into(name, part)
+    return out

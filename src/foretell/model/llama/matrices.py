@@ -1,0 +1,141 @@
+"""The matrices of the native decoder in memory: plain in the model's dtype, or quantised and packed.
+
+``weights`` is one of WEIGHTS. "auto" keeps what the file holds: a quantised matrix of a GGUF file with its very values, a
+plain one in the model's dtype. "fp32" and "bf16" dequantise, to the model's dtype. "int8" and "int4" round; with "int4"
+the embedding and the head have 8 bits, and a matrix that the file already holds in 4 bits is kept. The target's
+distribution is then the rounded model's.
+"""
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from math import prod
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ModelError
+from foretell.kernels import structures
+from foretell.model.llama import shape as llama
+from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, pack_into
+from foretell.model.llama.weights import WeightSource
+from foretell.model.packed import WEIGHTS, Packed
+
+_LINE = 64  # bytes; every matrix begins at a line of the cache
+_VALUES = 1 << 20  # about so many are converted at a time by one thread
+
+
+@dataclass
+class Matrices:
+    """Matrices by name where they lie, and the memory that they lie in."""
+
+    held: dict[str, structures.Matrix] = field(default_factory=dict)
+    num_bytes: dict[str, int] = field(default_factory=dict)
+    kinds: dict[str, str] = field(default_factory=dict)  # "float32", "bfloat16", "int8", "int4", or the file's: "Q4_K"
+    plain: dict[str, Tensor] = field(default_factory=dict)
+    memory: list[Tensor] = field(default_factory=list)
+
+    @property
+    def label(self) -> str:
+        """All kinds, those with most bytes first: "Q4_K+Q6_K"."""
+        size: dict[str, int] = {}
+        for name, kind in self.kinds.items():
+            size[kind] = size.get(kind, 0) + self.num_bytes[name]
+        return "+".join(sorted(size, key=lambda kind: -size[kind]))
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """How one matrix is made."""
+
+    shape: tuple[int, int]
+    kind: str  # see Matrices.kinds
+    format: str | None = None  # a key of FORMATS; None: plain
+    packed: Packed | None = None  # what is kept; None: values are read, and rounded where there is a format
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        if self.format is None:
+            return prod(self.shape) * dtype.itemsize
+        rows, columns = self.shape
+        return -(-rows // TILE) * TILE * FORMATS[self.format].row_bytes(columns)
+
+
+def read_matrices(
+    source: WeightSource,
+    names: Sequence[str],
+    *,
+    weights: str,
+    dtype: torch.dtype,
+    allocate: Callable[[int], Tensor],
+) -> Matrices:
+    """Every named matrix: the source's own tensor where it can be shared, else in one arena of ``allocate``'s (zeros).
+
+    Loading takes the arena and some MiB more. Raises ModelError for a block kind that is not known.
+    """
+    out, plans = Matrices(), {}
+    for name in names:
+        plan = _plan(source, name, weights, dtype)
+        own = source.shared(name) if plan.format is None else None
+        if own is not None and own.dtype == dtype and own.device.type == "cpu" and own.is_contiguous():
+            out.memory.append(own)
+            _add_plain(out, name, own)
+        else:
+            plans[name] = plan
+    if not plans:
+        return out
+    sizes = [-(-plan.num_bytes(dtype) // _LINE) * _LINE for plan in plans.values()]
+    arena = allocate(sum(sizes))
+    out.memory.append(arena)
+    with ThreadPoolExecutor(torch.get_num_threads()) as pool:
+        for (name, plan), part in zip(plans.items(), torch.split(arena, sizes), strict=True):
+            place = part[: plan.num_bytes(dtype)]
+            if plan.format is None:
+                tensor = place.view(dtype).view(plan.shape)
+                source.read_into(name, tensor)
+                _add_plain(out, name, tensor)
+                continue
+            _fill(source, name, plan, place, pool)
+            form, columns = FORMATS[plan.format], plan.shape[1]
+            out.held[name] = structures.Matrix(place.data_ptr(), None, form.number, columns, form.row_bytes(columns))
+            out.num_bytes[name], out.kinds[name] = place.numel(), plan.kind
+            source.release()
+    return out
+
+
+def _add_plain(out: Matrices, name: str, tensor: Tensor) -> None:
+    out.held[name] = structures.Matrix.of(tensor)
+    out.plain[name], out.num_bytes[name] = tensor, tensor.numel() * tensor.itemsize
+    out.kinds[name] = str(tensor.dtype).removeprefix("torch.")
+
+
+def _plan(source: WeightSource, name: str, weights: str, dtype: torch.dtype) -> _Plan:
+    assert weights in WEIGHTS
+    rows, columns = source.shape(name)
+    packed = None if weights in ("fp32", "bf16") else source.packed(name)
+    if packed is not None and packed.kind not in FORMAT_OF:
+        raise ModelError(f"tensor {name} is {packed.kind}; quantised kinds that are decoded: {', '.join(FORMAT_OF)}")
+    wanted = "int8" if weights == "int4" and name in (llama.EMBEDDING, llama.HEAD) else weights
+    if packed is not None:
+        form = FORMAT_OF[packed.kind]
+        if wanted == "auto" or (wanted == "int8" and form == "Q8") or (wanted == "int4" and FORMATS[form].bits == 4):
+            return _Plan((rows, columns), packed.kind, form, packed)
+    if wanted in ("int8", "int4"):
+        return _Plan((rows, columns), wanted, "Q8" if wanted == "int8" else "Q4")
+    return _Plan((rows, columns), str(dtype))
+
+
+def _fill(source: WeightSource, name: str, plan: _Plan, place: Tensor, pool: ThreadPoolExecutor) -> None:
+    """place: the bytes of the tiles, zero; every thread makes some tiles at a time."""
+    assert plan.format is not None
+    rows, columns = plan.shape
+    tile_bytes = TILE * FORMATS[plan.format].row_bytes(columns)
+    step = max(TILE, _VALUES // columns // TILE * TILE)
+    read = source.reader(name) if plan.packed is None else plan.packed.rows
+
+    def fill(start: int) -> None:
+        part = read(start, min(start + step, rows))
+        kind = part.dtype if plan.packed is None else plan.packed.kind
+        pack_into(place[start // TILE * tile_bytes :], plan.format or "", kind, part, columns)
+
+    for _ in pool.map(fill, range(0, rows, step)):
+        pass  # raises what a thread raised

@@ -1,0 +1,431 @@
+"""One decoder for the Llama family as one C call (see ``kernels/native``): the fastest implementation on x86-64 CPUs.
+
+Weights stay in the checkpoint's own [out, in] layout: read once from safetensors into huge pages, or shared with a
+loaded transformers module. Every output is summed in one order whatever the number of rows, the tree, the batch and the
+slots, so plain decoding, verification and prefill agree bit for bit, in float32 and in bfloat16.
+"""
+
+import contextlib
+import ctypes
+import mmap
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foretell.core.errors import ModelError
+from foretell.core.tree import Plan, layout
+from foretell.kernels import structures
+from foretell.kernels.native import library
+from foretell.model.bound import BoundCache
+from foretell.model.cache import KVCache
+from foretell.model.checkpoint import resolve
+from foretell.model.llama import shape as llama
+from foretell.model.llama.matrices import Matrices, read_matrices
+from foretell.model.llama.shape import LlamaShape
+from foretell.model.llama.split import SplitWeights
+from foretell.model.llama.threads import fewest_threads
+from foretell.model.llama.traits import Traits
+from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
+from foretell.model.source import open_weights
+from foretell.model.target import CausalModel, Output
+
+HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
+_SMALL_PASS = 8
+"""Rows of a pass up to which reading the weights takes most of its time; with more, threads are worth more too."""
+_PROBLEMS = {
+    1: "a token is outside the vocabulary",
+    2: "a slot is outside the cache",
+    3: "a position is not the node's",
+}
+
+
+def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why ``NativeModel`` cannot run this transformers configuration so; None where it can. Builds the library."""
+    if device.type != "cpu":
+        return f"it runs on the CPU, not on {device.type}"
+    if dtype not in (torch.float32, torch.bfloat16):
+        return f"it runs float32 and bfloat16, not {dtype}"
+    reason = llama.unsupported(config)
+    if reason is not None:
+        return reason
+    shape = llama.read_shape(config)
+    if shape.head_dim not in HEAD_DIMS:
+        return f"head dimension {shape.head_dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
+    lacking = _lacking(shape)
+    if lacking:
+        return f"{shape.architecture} has {lacking}, which only the lean and the transformers implementation have"
+    return library()[1]
+
+
+def _lacking(shape: LlamaShape) -> str:
+    """What a model has that ``kernels/native`` has not; empty where that is nothing."""
+    traits, llamas = shape.traits, Traits()
+    known = replace(
+        llamas, qk_norm="heads" if traits.qk_norm == "heads" else "", is_fused=traits.is_fused, rotated=traits.rotated
+    )
+    differs = [name for name, value in asdict(known).items() if getattr(traits, name) != value]
+    if len(set(shape.ropes)) > 1:
+        differs.append("rope")
+    return " and ".join(_WORDS[name] for name in differs)
+
+
+_WORDS = {
+    "activation": "another activation",
+    "norm_offset": "offsets of norms",
+    "norms_before": "layers without norms before",
+    "norms_after": "norms behind attention and MLP",
+    "qk_norm": "norms of all queries together",
+    "embedding_scale": "scaled embeddings",
+    "score_scale": "a scale of its own on scores",
+    "score_cap": "capped scores",
+    "residual_scale": "scaled residuals",
+    "logit_scale": "scaled logits",
+    "logit_cap": "capped logits",
+    "rope": "several rotations",
+}
+
+
+class NativeCache(BoundCache):
+    """The cache of a native model."""
+
+    def __init__(self, model: "NativeModel", num_rows: int, capacity: int) -> None:
+        shape, spec = model.shape, model.spec
+        shapes = [(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
+        self._model = model
+        super().__init__(
+            num_rows, capacity, shapes, spec.dtype, llama.rope_table(shape.ropes[0], capacity, spec.device)
+        )
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """See ``KVCache.move``."""
+        src, dst = src.contiguous(), dst.contiguous()
+        assert src.shape == dst.shape
+        assert src.shape[0] == self.num_rows
+        check(self._model.native.move(self._model.address, self.address, src.shape[1], src.data_ptr(), dst.data_ptr()))
+
+    def rows(self, start: int, stop: int) -> "NativeCache":
+        """See ``KVCache.rows``."""
+        view = super().rows(start, stop)
+        assert isinstance(view, NativeCache)
+        view._model = self._model
+        return view
+
+
+class NativeModel(CausalModel):
+    """See the module's docstring. Logits, hidden states and taps are float32 whatever the weights are."""
+
+    def __init__(
+        self, shape: LlamaShape, source: WeightSource, *, dtype: torch.dtype, name: str, weights: str = "auto"
+    ) -> None:
+        """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``."""
+        self.native = native_functions()
+        if lacking := _lacking(shape):
+            raise ModelError(f"{name}: {shape.architecture} has {lacking}, which the native implementation has not")
+        self.shape = shape
+        self._dequantised: Tensor | None = None
+        self._rounded: Matrices | None = None  # the head in int8
+        self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
+        self._lock = threading.Lock()  # one pass at a time: the scratch is shared
+        self._scratch = torch.empty(0, dtype=torch.uint8)
+        self._scratch_for = (0, 0, 0)
+        self._threads_for: dict[int, int] = {}  # threads that torch has: threads of a small pass
+        self.matrices = Matrices()
+        self._view = self._read(source, dtype, weights)
+        self.spec = shape.spec(
+            name,
+            "native",
+            dtype,
+            torch.device("cpu"),
+            weight_bytes=self._bytes_of_a_pass(),
+            weights=self.matrices.label,
+        )
+        self.address = ctypes.addressof(self._view)
+
+    @classmethod
+    def load(
+        cls,
+        path_or_name: str | Path,
+        *,
+        dtype: torch.dtype,
+        device: torch.device | str = "cpu",
+        name: str | None = None,
+        weights: str = "auto",
+    ) -> "NativeModel":
+        """Read a Hugging Face directory or hub id, or a GGUF file, tensor by tensor. Raises ModelError where it cannot be
+        run."""
+        assert torch.device(device).type == "cpu"
+        path, name = resolve(str(path_or_name)), name or str(path_or_name)
+        source = open_weights(path, name=name)
+        model = cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights)
+        model._threads(1)  # here, and not within the first request
+        return model
+
+    @classmethod
+    def from_hf(cls, model: Any, *, name: str | None = None, weights: str = "auto") -> "NativeModel":
+        """The equivalent of a loaded transformers module on the CPU; linears and embedding are shared with it, not
+        copied."""
+        shape = llama.read_shape(model.config, model.generation_config)
+        name = name or getattr(model.config, "_name_or_path", "") or shape.architecture
+        return cls(shape, ModuleWeights(model), dtype=model.dtype, name=name, weights=weights)
+
+    def rebuilt(self, tensors: Mapping[str, Tensor]) -> "NativeModel":
+        """See ``CausalModel.rebuilt``; quantised matrices are rounded again, to 4 bits or to 8."""
+        spec = self.spec
+        label = spec.weights if spec.weights in ("int4", "int8") else "int8"
+        weights = label if spec.is_quantised else "auto"
+        cast = {name: tensor.to(spec.dtype).contiguous() for name, tensor in tensors.items()}
+        return NativeModel(self.shape, TensorWeights(cast), dtype=spec.dtype, name=spec.name, weights=weights)
+
+    def new_cache(self, num_rows: int, capacity: int) -> NativeCache:
+        """An empty cache; only caches made here can be used with this model."""
+        return NativeCache(self, num_rows, capacity)
+
+    def forward(
+        self,
+        tokens: Tensor,
+        plan: Plan,
+        cache: KVCache,  # one of this model's own
+        *,
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+        taps: Sequence[int] = (),
+        head: bool = True,
+    ) -> Output:
+        """See ``CausalModel.forward``. Raises RuntimeError for tokens, slots or positions out of range."""
+        assert isinstance(cache, NativeCache)
+        first, stop = (0, self.shape.num_layers)
+        if layers is not None or hidden is not None or taps:
+            first, stop = llama.check_layers(self.shape.num_layers, layers, hidden, taps)
+        slots, positions, ancestry, length = plan.slots, plan.positions, plan.ancestry, plan.length
+        num_rows, num_nodes = slots.shape
+        assert num_rows == cache.num_rows
+        size = self.shape.hidden_size
+        if hidden is None:
+            residual = torch.empty(num_rows, num_nodes, size)
+        else:
+            residual = hidden.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
+        tapped = torch.empty(num_rows, num_nodes, len(taps) * size) if taps else None
+        head = head and stop == self.shape.num_layers
+        logits = torch.empty(num_rows, num_nodes, self.shape.vocab_size) if head else None
+        # Kept in names until the call returns: a contiguous copy must outlive the use of its address.
+        tokens, slots, positions, length = (
+            tokens.contiguous(), slots.contiguous(), positions.contiguous(), length.contiguous(),
+        )  # fmt: skip
+        threads = self._threads(num_rows * num_nodes)
+        with self._lock:
+            problem = self.native.forward(
+                self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2],
+                tokens.data_ptr(), length.data_ptr(), slots.data_ptr(), positions.data_ptr(),
+                ancestry.data_ptr(), *ancestry.stride(), first, stop, residual.data_ptr(),
+                (ctypes.c_int64 * len(taps))(*taps) if taps else None, len(taps),
+                None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
+                self._scratch_address(num_rows * num_nodes, threads, cache),
+            )  # fmt: skip
+        check(problem)
+        return Output(logits, residual, tapped)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.logits``."""
+        residual = hidden.detach().to(torch.float32).contiguous()
+        num_rows, num_nodes = residual.shape[:2]
+        logits = torch.empty(num_rows, num_nodes, self.shape.vocab_size)
+        threads = self._threads(num_rows * num_nodes)
+        with self._lock:
+            self.native.forward(
+                self.address, None, threads, num_rows, num_nodes, 0, None, None, None, None, None, 0, 0, 0, 0, 0,
+                residual.data_ptr(), None, 0, None, logits.data_ptr(),
+                self._scratch_address(num_rows * num_nodes, threads, None),
+            )  # fmt: skip
+        return logits
+
+    @property
+    def embedding_matrix(self) -> structures.Matrix:
+        """The embedding as C sees it, for heads that share it."""
+        matrix: structures.Matrix = self._view.embedding
+        return matrix
+
+    @property
+    def head_matrix(self) -> structures.Matrix:
+        """The output head as C sees it."""
+        matrix: structures.Matrix = self._view.head
+        return matrix
+
+    def rounded_head(self) -> structures.Matrix:
+        """The output head for drafters that read it once a guess: a copy in int8, made at the first call, where it is
+        plain."""
+        name = llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
+        table = self.matrices.plain.get(name)
+        if table is None:
+            return self.head_matrix
+        if self._rounded is None:
+            source = TensorWeights({name: table})
+            self._rounded = read_matrices(source, [name], weights="int8", dtype=table.dtype, allocate=huge_pages)
+        return self._rounded.held[name]
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """See ``CausalModel.embed``."""
+        table = self.matrices.plain.get(llama.EMBEDDING)
+        if table is not None:
+            return F.embedding(tokens, table)
+        ids = tokens.contiguous()
+        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.shape.vocab_size:
+            raise IndexError(f"a token is outside the vocabulary of {self.shape.vocab_size}")
+        out = torch.empty(*ids.shape, self.shape.hidden_size)
+        embedding = self.matrices.held[llama.EMBEDDING]
+        self.native.rows(ctypes.addressof(embedding), ids.data_ptr(), ids.numel(), out.data_ptr())
+        return out
+
+    def normed(self, hidden: Tensor) -> Tensor:
+        """See ``CausalModel.normed``; in float32."""
+        return F.rms_norm(hidden.float(), self._final_norm.shape, self._final_norm, self.shape.norm_eps)
+
+    def head(self, normed: Tensor) -> Tensor:
+        """See ``CausalModel.head``; float32. By torch, in the weights' dtype, where a gradient is wanted."""
+        name = llama.HEAD if llama.HEAD in self.matrices.held else llama.EMBEDDING
+        if normed.requires_grad and torch.is_grad_enabled():
+            weight = self.matrices.plain.get(name)
+            weight = self._head_values(name) if weight is None else weight
+            return F.linear(normed.to(weight.dtype), weight)
+        x = normed.detach().float().contiguous()
+        out = torch.empty(*x.shape[:-1], self.shape.vocab_size)
+        problem = self.native.product(
+            ctypes.addressof(self.matrices.held[name]), self.shape.vocab_size, x.data_ptr(), x.numel() // x.shape[-1],
+            out.data_ptr(), self.shape.vocab_size, torch.get_num_threads(),
+        )  # fmt: skip
+        check(problem)
+        return out
+
+    def _head_values(self, name: str) -> Tensor:
+        """[V, H] float32: a quantised head's values, made once."""
+        if self._dequantised is None:
+            ids = torch.arange(self.shape.vocab_size)
+            self._dequantised = torch.empty(self.shape.vocab_size, self.shape.hidden_size)
+            matrix = ctypes.addressof(self.matrices.held[name])
+            self.native.rows(matrix, ids.data_ptr(), len(ids), self._dequantised.data_ptr())
+        return self._dequantised
+
+    def _threads(self, rows: int) -> int:
+        """Threads of a pass: as many as torch has; of small passes no more than make them faster on this machine."""
+        most = torch.get_num_threads()
+        if most == 1 or rows > _SMALL_PASS:
+            return most
+        if most not in self._threads_for:
+            token, root = torch.zeros(1, 1, dtype=torch.int64), torch.full((1, 1), -1)
+            cache, plan = self.new_cache(1, 8), layout(root, torch.zeros(1, dtype=torch.int64), 8)
+
+            def run(threads: int) -> None:
+                self._threads_for[most] = threads
+                self.forward(token, plan, cache)
+
+            self._threads_for[most] = fewest_threads(run, most)
+        return self._threads_for[most]
+
+    def _scratch_address(self, rows: int, threads: int, cache: NativeCache | None) -> int:
+        capacity = 0 if cache is None else cache.capacity
+        had = self._scratch_for
+        if rows > had[0] or threads > had[1] or capacity > had[2]:
+            need = self.native.scratch(self.address, None if cache is None else cache.address, rows, threads)
+            if need > self._scratch.numel():
+                self._scratch = huge_pages(need + 64)
+            self._scratch_for = (rows, threads, capacity)
+        address = self._scratch.data_ptr()
+        return address + -address % 64
+
+    def _bytes_of_a_pass(self) -> int:
+        """All matrices but an embedding that is not the head: of it one row is read."""
+        held = self.matrices.num_bytes
+        return sum(size for name, size in held.items() if name != llama.EMBEDDING or llama.HEAD not in held)
+
+    def _read(self, source: WeightSource, dtype: torch.dtype, weights: str) -> structures.Model:
+        shape, cpu = self.shape, torch.device("cpu")
+        if shape.traits.is_fused:
+            source = SplitWeights(source, shape)
+        matrices = [llama.EMBEDDING]
+        tied = shape.tied or llama.HEAD not in source.names
+        matrices += [] if tied else [llama.HEAD]
+        for index in range(shape.num_layers):
+            names = llama.layer_names(index)
+            matrices += [names[key] for key in structures.MATRICES]
+        made = read_matrices(source, matrices, weights=weights, dtype=dtype, allocate=huge_pages)
+        self.matrices, read = made, made.held
+
+        def vector(name: str | None) -> int | None:
+            if name is None:
+                return None
+            self._tensors.append(source.read(name, torch.float32, cpu))
+            return self._tensors[-1].data_ptr()
+
+        layers = (structures.Layer * shape.num_layers)()
+        for index, layer in enumerate(layers):
+            names = llama.layer_names(index)
+            for key in structures.MATRICES:
+                setattr(layer, key, read[names[key]])
+                setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key], source.names)))
+            for key in ("input_norm", "mlp_norm", *(("q_norm", "k_norm") if shape.traits.qk_norm else ())):
+                setattr(layer, key, vector(names[key]))
+            layer.window = shape.windows[index] or 0
+        final_norm = vector(llama.FINAL_NORM)
+        self._final_norm = self._tensors[-1]
+        return structures.Model(
+            dtype == torch.bfloat16, shape.num_layers, shape.vocab_size, shape.hidden_size, shape.intermediate_size,
+            shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.norm_eps,
+            read[llama.EMBEDDING], read[llama.EMBEDDING if tied else llama.HEAD], final_norm, layers,
+        )  # fmt: skip
+
+
+def huge_pages(num_bytes: int) -> Tensor:
+    """[num_bytes] uint8 of zeros, in huge pages where the system grants them: weights stream up to a tenth faster."""
+    size = 2 << 20
+    if hasattr(mmap, "MAP_PRIVATE"):  # by default it would be shared memory, which most systems deny huge pages
+        memory = mmap.mmap(-1, num_bytes + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    else:  # Windows
+        memory = mmap.mmap(-1, num_bytes + size)
+    if hasattr(memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
+        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
+    start = -whole.data_ptr() % size
+    return whole[start : start + num_bytes]
+
+
+def check(problem: int) -> None:
+    """Raise RuntimeError for what a pass of ``kernels/native`` returned, if it is not 0."""
+    if problem:
+        raise RuntimeError(_PROBLEMS.get(problem, "out of memory"))
+
+
+class NativeFunctions:
+    """The library's functions, typed."""
+
+    def __init__(self, lib: ctypes.CDLL) -> None:
+        pointer, number = ctypes.c_void_p, ctypes.c_int64
+        self.forward: Callable[..., int] = lib.foretell_forward
+        lib.foretell_forward.argtypes = [
+            pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 5, pointer, pointer, number, *[pointer] * 3,
+        ]  # fmt: skip
+        self.scratch: Callable[..., int] = lib.foretell_scratch
+        lib.foretell_scratch.argtypes = [pointer, pointer, number, number]
+        self.move: Callable[..., int] = lib.foretell_move
+        lib.foretell_move.argtypes = [pointer, pointer, number, pointer, pointer]
+        self.read: Callable[..., int] = lib.foretell_read
+        lib.foretell_read.argtypes = [pointer, number, number]
+        self.product: Callable[..., int] = lib.foretell_product
+        lib.foretell_product.argtypes = [pointer, number, pointer, number, pointer, number, number]
+        self.rows: Callable[..., int] = lib.foretell_rows
+        lib.foretell_rows.argtypes = [pointer, pointer, number, pointer]
+        for function in (self.forward, self.scratch, self.move, self.read, self.product, self.rows):
+            function.restype = number
+
+
+def native_functions() -> NativeFunctions:
+    """The functions of ``native/native.c``. Raises ModelError with the reason where it is not available here."""
+    lib, reason = library()
+    if lib is None:
+        raise ModelError(f"the native decoder is not available: {reason}")
+    return NativeFunctions(lib)

@@ -1,0 +1,177 @@
+"""Common parts of the Llama family: dimensions, names of weights, rope tables. Read by ``lean.py`` and ``native.py``.
+
+Covered: the types of ``traits.ARCHITECTURES`` with rope types default, linear, llama3, yarn and (up to its switch)
+longrope. Not covered, and refused with the reason: rope that depends on the length (dynamic), quantised checkpoints, other
+activations than silu and gelu, mixtures of experts.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ConfigError, ModelError
+from foretell.model.llama import traits as families
+from foretell.model.llama.traits import LLAMA, Rope, Traits
+from foretell.model.source import read_config, read_generation
+from foretell.model.target import ModelSpec
+
+
+@dataclass(frozen=True)
+class LlamaShape:
+    """Dimensions of one model of the family, and what varies between its members."""
+
+    architecture: str
+    vocab_size: int
+    num_layers: int
+    hidden_size: int
+    intermediate_size: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    norm_eps: float
+    tied: bool
+    windows: tuple[int | None, ...]  # per layer: how many last positions it sees, itself included; None is all
+    max_positions: int
+    ropes: tuple[Rope, ...]  # of each layer
+    eos_token_ids: tuple[int, ...]
+    traits: Traits = LLAMA
+
+    def spec(
+        self,
+        name: str,
+        implementation: str,
+        dtype: torch.dtype,
+        device: torch.device,
+        *,
+        weight_bytes: int | None = None,
+        weights: str = "",
+    ) -> ModelSpec:
+        """The engine's view of this model. weight_bytes counts linears and head: what every decode pass reads; by default
+        in dtype."""
+        heads = self.num_heads + 2 * self.num_kv_heads
+        attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
+        layer = attention + 3 * self.hidden_size * self.intermediate_size
+        num_weights = self.num_layers * layer + self.vocab_size * self.hidden_size
+        return ModelSpec(
+            name=name,
+            architecture=self.architecture,
+            implementation=implementation,
+            vocab_size=self.vocab_size,
+            num_layers=self.num_layers,
+            hidden_size=self.hidden_size,
+            max_positions=self.max_positions,
+            dtype=dtype,
+            device=device,
+            weight_bytes=num_weights * dtype.itemsize if weight_bytes is None else weight_bytes,
+            weights=weights,
+            eos_token_ids=self.eos_token_ids,
+        )
+
+
+def unsupported(config: Any) -> str | None:
+    """Why this transformers configuration is not supported; None where it is."""
+    return families.unsupported(config)
+
+
+def read_shape(config: Any, generation: Any = None) -> LlamaShape:
+    """The dimensions in a transformers configuration; a generation configuration overrides its eos ids.
+
+    Raises ModelError with the reason where the model is not covered.
+    """
+    reason = unsupported(config)
+    if reason is not None:
+        raise ModelError(f"not of the Llama family: {reason}")
+    eos = getattr(generation, "eos_token_id", None)
+    eos = getattr(config, "eos_token_id", None) if eos is None else eos
+    return LlamaShape(
+        architecture=families.ARCHITECTURES[config.model_type],
+        vocab_size=config.vocab_size,
+        num_layers=config.num_hidden_layers,
+        hidden_size=config.hidden_size,
+        intermediate_size=config.intermediate_size,
+        num_heads=config.num_attention_heads,
+        num_kv_heads=config.num_key_value_heads or config.num_attention_heads,
+        head_dim=families.head_dim(config),
+        norm_eps=config.rms_norm_eps,
+        tied=bool(config.tie_word_embeddings),
+        windows=families.windows_of(config),
+        max_positions=families.max_positions_of(config),
+        ropes=families.ropes_of(config),
+        eos_token_ids=_token_ids(eos),
+        traits=families.traits_of(config),
+    )
+
+
+def read_local(path: Path, *, name: str) -> LlamaShape:
+    """The shape of a local model: a directory, or a GGUF file."""
+    return read_shape(read_config(path, name=name), read_generation(path, name=name))
+
+
+def check_layers(
+    num_layers: int, layers: tuple[int, int] | None, hidden: Tensor | None, taps: Sequence[int]
+) -> tuple[int, int]:
+    """The range of layers that a call asks for. Raises ConfigError where range, hidden and taps do not fit together."""
+    first, stop = (0, num_layers) if layers is None else layers
+    if not 0 <= first <= stop <= num_layers:
+        raise ConfigError(f"layers {first, stop} are not a range of 0 to {num_layers}")
+    if (hidden is None) != (first == 0):
+        raise ConfigError(f"layers {first, stop}: hidden must be given iff the first layer is not 0")
+    for tap in taps:
+        if not first <= tap < stop:
+            raise ConfigError(f"tap {tap} is not among the layers {first, stop} that run")
+    return first, stop
+
+
+def layer_names(layer: int, traits: Traits = LLAMA) -> dict[str, str]:
+    """Short name -> name of the weight in checkpoints, of one layer. Biases: ``bias_name``."""
+    prefix = f"model.layers.{layer}"
+    attention, mlp = f"{prefix}.self_attn", f"{prefix}.mlp"
+    norms = {
+        "input_norm": f"{prefix}.input_layernorm.weight",
+        "mlp_norm": f"{prefix}.post_attention_layernorm.weight",
+    }
+    if traits.norms_after:  # the name that Llama uses in front of the MLP is there what it says
+        norms |= {
+            "attention_after": f"{prefix}.post_attention_layernorm.weight",
+            "mlp_norm": f"{prefix}.pre_feedforward_layernorm.weight",
+            "mlp_after": f"{prefix}.post_feedforward_layernorm.weight",
+        }
+    return {
+        **norms,
+        "q": f"{attention}.q_proj.weight",
+        "k": f"{attention}.k_proj.weight",
+        "v": f"{attention}.v_proj.weight",
+        "o": f"{attention}.o_proj.weight",
+        "q_norm": f"{attention}.q_norm.weight",
+        "k_norm": f"{attention}.k_norm.weight",
+        "gate": f"{mlp}.gate_proj.weight",
+        "up": f"{mlp}.up_proj.weight",
+        "down": f"{mlp}.down_proj.weight",
+    }
+
+
+EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+
+
+def bias_name(name: str, names: Collection[str]) -> str | None:
+    """The name of the bias that goes with a linear's weight, None where the checkpoint has none."""
+    bias = name.removesuffix("weight") + "bias"
+    return bias if bias in names else None
+
+
+def rope_table(rope: Rope, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """cos and sin [num_positions, head_dim / 2] float32 of positions 0, 1, ..."""
+    positions = torch.arange(num_positions, device=device, dtype=torch.float32)
+    angles = positions[:, None] * torch.tensor(rope.frequencies, device=device)
+    scales = torch.tensor(rope.scales, device=device)
+    return angles.cos() * scales, angles.sin() * scales
+
+
+def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
+    if value is None:
+        return ()
+    return (value,) if isinstance(value, int) else tuple(value)

@@ -1,0 +1,204 @@
+"""What the members of the Llama family have that Llama has not: one value a family, read by ``lean.py`` and ``native.py``.
+
+Llama's layer is x + attention(norm x), x + mlp(norm x). Gemma 2 and 3 norm what attention and MLP return too, OLMo 2 only
+that. Granite scales embeddings, scores, residuals and logits; Gemma scales embeddings and caps with tanh. SmolLM3 rotates
+only some layers, Gemma 3 by two bases, Phi-3 a part of each head.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ModelError
+
+
+@dataclass(frozen=True)
+class Rope:
+    """Rotation of one layer's queries and keys."""
+
+    frequencies: tuple[float, ...]  # head_dim / 2 of them; 0 leaves a pair as it is
+    scale: float = 1.0  # factor on cos and sin of the pairs that are rotated
+
+    @property
+    def scales(self) -> tuple[float, ...]:
+        """head_dim / 2 factors on cos and sin."""
+        return tuple(self.scale if frequency else 1.0 for frequency in self.frequencies)
+
+
+@dataclass(frozen=True)
+class Traits:
+    """Differences from Llama; the default is Llama."""
+
+    activation: str = "silu"  # or "gelu": its tanh form
+    norm_offset: float = 0.0  # added to the weights of norms
+    norms_before: bool = True  # attention and MLP read normed streams
+    norms_after: bool = False  # what they return is normed
+    qk_norm: str = ""  # "heads": each head of queries and keys by itself; "all": all queries together, all keys
+    embedding_scale: float = 1.0
+    score_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    score_cap: float | None = None  # scores s become cap * tanh(s / cap)
+    residual_scale: float = 1.0  # on what attention and MLP return
+    logit_scale: float = 1.0
+    logit_cap: float | None = None
+    is_fused: bool = False  # the checkpoint has qkv_proj and gate_up_proj
+    rotated: int | None = None  # values of a head that are rotated, None: all
+
+
+LLAMA = Traits()
+ARCHITECTURES = {
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gemma2": "Gemma2ForCausalLM",
+    "gemma3_text": "Gemma3ForCausalLM",
+    "phi3": "Phi3ForCausalLM",
+    "olmo2": "Olmo2ForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "smollm3": "SmolLM3ForCausalLM",
+}
+"""The types that are covered, and their classes."""
+ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
+_WINDOWED = ("mistral", "phi3")  # every layer has the window
+
+
+def unsupported(config: Any) -> str | None:
+    """Why this transformers configuration is not supported; None where it is."""
+    kind = config.model_type
+    architecture = ARCHITECTURES.get(kind)
+    named = getattr(config, "architectures", None) or [architecture]
+    if architecture is None or architecture not in named:
+        return f"architecture {named[0] or kind!r}; known: {', '.join(ARCHITECTURES.values())}"
+    if activation_of(config) not in _ACTIVATIONS:
+        return f"activation {activation_of(config)!r}; implemented: {', '.join(_ACTIVATIONS)}"
+    if getattr(config, "quantization_config", None) is not None:
+        return "the checkpoint is quantised"
+    if getattr(config, "use_bidirectional_attention", None):
+        return "attention in both directions"
+    for rope in _rope_entries(config):
+        if rope.get("rope_type", "default") not in ROPE_TYPES:
+            return f"rope type {rope['rope_type']!r}; implemented: {', '.join(ROPE_TYPES)}"
+        if (rope.get("partial_rotary_factor") or 1.0) != 1.0 and kind != "phi3":
+            return f"partial rope ({rope['partial_rotary_factor']})"
+    if len(_rope_entries(config)) > 1 and kind != "gemma3_text":
+        return "rope parameters differ between layers"
+    if head_dim(config) % 2:
+        return f"odd head dimension {head_dim(config)}"
+    return None
+
+
+def traits_of(config: Any) -> Traits:
+    """The traits of a supported configuration. Raises ModelError for what contradicts itself."""
+    kind, activation = config.model_type, _ACTIVATIONS[activation_of(config)]
+    if kind.startswith("gemma"):
+        newer = kind != "gemma"
+        scalar = getattr(config, "query_pre_attn_scalar", None)
+        return Traits(
+            activation=activation,
+            norm_offset=1.0,
+            norms_after=newer,
+            qk_norm="heads" if kind == "gemma3_text" else "",
+            embedding_scale=config.hidden_size**0.5,
+            score_scale=scalar**-0.5 if newer and scalar else None,
+            score_cap=getattr(config, "attn_logit_softcapping", None) if kind == "gemma2" else None,
+            logit_cap=getattr(config, "final_logit_softcapping", None) if newer else None,
+        )
+    if kind == "granite":
+        return Traits(
+            activation=activation,
+            embedding_scale=float(config.embedding_multiplier),
+            score_scale=float(config.attention_multiplier),
+            residual_scale=float(config.residual_multiplier),
+            logit_scale=1.0 / float(config.logits_scaling),
+        )
+    if kind == "olmo2":
+        return Traits(activation=activation, norms_before=False, norms_after=True, qk_norm="all")
+    if kind == "phi3":
+        rotated = int(head_dim(config) * (config.rope_parameters.get("partial_rotary_factor") or 1.0))
+        if rotated % 2:
+            raise ModelError(f"{rotated} of {head_dim(config)} values of a head are rotated; expected an even number")
+        return Traits(activation=activation, is_fused=True, rotated=rotated if rotated < head_dim(config) else None)
+    return Traits(activation=activation, qk_norm="heads" if kind == "qwen3" else "")
+
+
+def ropes_of(config: Any) -> tuple[Rope, ...]:
+    """The rotation of each layer, as transformers computes it."""
+    num_layers: int = config.num_hidden_layers
+    if config.model_type == "gemma3_text":
+        by_kind = {kind: _rope(config, kind) for kind in set(config.layer_types)}
+        return tuple(by_kind[kind] for kind in config.layer_types)
+    rope = _rope(config, None)
+    if config.model_type == "smollm3":
+        still = Rope((0.0,) * len(rope.frequencies))
+        return tuple(rope if rotates else still for rotates in config.no_rope_layers)
+    return (rope,) * num_layers
+
+
+def windows_of(config: Any) -> tuple[int | None, ...]:
+    """Of each layer, how many last positions it sees, itself included; None is all."""
+    window: int | None = getattr(config, "sliding_window", None)
+    kinds: Sequence[str] | None = getattr(config, "layer_types", None)
+    num_layers: int = config.num_hidden_layers
+    if window is None or config.model_type in ("llama", "gemma", "granite", "olmo2"):
+        return (None,) * num_layers
+    if config.model_type in _WINDOWED or kinds is None:
+        return (window,) * num_layers
+    return tuple(window if kind == "sliding_attention" else None for kind in kinds)
+
+
+def max_positions_of(config: Any) -> int:
+    """Positions that a model takes: of LongRoPE those before its switch, as ``hf/refusals.py`` explains."""
+    length: int = config.max_position_embeddings
+    for rope in _rope_entries(config):
+        if rope.get("rope_type") == "longrope":
+            length = min(length, rope.get("original_max_position_embeddings") or length)
+    return length
+
+
+def rotation_order(dim: int, rotated: int) -> Tensor:
+    """[dim] int64: the values of a head in an order in which partial rope is a whole one whose other frequencies are 0.
+
+    Pairs (i, i + rotated / 2) become (i, i + dim / 2), as rotations of whole heads have them. Queries and keys are
+    reordered alike, so that their products stay.
+    """
+    half, rest = rotated // 2, (dim - rotated) // 2
+    parts = (range(half), range(rotated, rotated + rest), range(half, rotated), range(rotated + rest, dim))
+    return torch.tensor([index for part in parts for index in part])
+
+
+def head_dim(config: Any) -> int:
+    """Values of one head."""
+    return int(getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads)
+
+
+def activation_of(config: Any) -> str:
+    """The name of the activation between gate and up."""
+    return str(getattr(config, "hidden_activation", None) or config.hidden_act)
+
+
+def _rope_entries(config: Any) -> list[dict[str, Any]]:
+    """The rope parameters: one entry, or one of each kind of layers."""
+    rope = config.rope_parameters or {}
+    nested = [value for value in rope.values() if isinstance(value, dict) and "rope_type" in value]
+    return nested or [rope]
+
+
+def _rope(config: Any, kind: str | None) -> Rope:
+    rope = config.rope_parameters if kind is None else config.rope_parameters[kind]
+    dim = head_dim(config)
+    rotated = int(dim * (rope.get("partial_rotary_factor") or 1.0))
+    if rope.get("rope_type", "default") == "default":
+        exponent = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
+        frequencies, scale = 1.0 / (rope["rope_theta"] ** exponent), 1.0
+    else:
+        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+        given = {} if kind is None else {"layer_type": kind}
+        frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"), **given)
+    still = [0.0] * (dim // 2 - len(frequencies))
+    return Rope((*frequencies.tolist(), *still), float(scale))

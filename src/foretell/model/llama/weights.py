@@ -1,0 +1,172 @@
+"""Reading a checkpoint's tensors one at a time, so that no model is ever in memory twice.
+
+The safetensors library maps a whole file, whose pages then stay resident while the packed copies are made. Here each
+tensor is read straight into the memory it will live in: loading peaks at the weights plus one tensor.
+"""
+
+import json
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ModelError
+from foretell.model.packed import Packed
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+
+
+class WeightSource(ABC):
+    """Named tensors of one model, under the names that transformers saves them by."""
+
+    @property
+    @abstractmethod
+    def names(self) -> Collection[str]:
+        """All names that can be read."""
+
+    @abstractmethod
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of one tensor, known without reading it."""
+
+    @abstractmethod
+    def read_into(self, name: str, out: Tensor) -> None:
+        """Fill out (contiguous, of the right shape, any float dtype) with one tensor, converted where dtypes differ."""
+
+    def shared(self, name: str) -> Tensor | None:
+        """The tensor itself where it is already in memory and may be kept, else None."""
+        return None
+
+    def packed(self, name: str) -> Packed | None:
+        """A quantised matrix as the file holds it, or None where the tensor is not quantised."""
+        return None
+
+    def release(self) -> None:
+        """What was read so far will not be needed soon: memory that only repeats a file may be given back."""
+        return
+
+    def reader(self, name: str) -> Callable[[int, int], Tensor]:
+        """A function that reads rows [start, stop) of a matrix, contiguous on the CPU in a float dtype of its choice. May
+        be called by several threads."""
+        own = self.shared(name)
+        whole = self.read(name, torch.float32, torch.device("cpu")) if own is None else own
+        return lambda start, stop: whole[start:stop].cpu().contiguous()
+
+    def read(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
+        """One tensor in dtype on device; the source's own memory where that is already so."""
+        own = self.shared(name)
+        if own is not None and own.dtype == dtype and own.device == device and own.is_contiguous():
+            return own
+        out = torch.empty(self.shape(name), dtype=dtype, device=device)
+        self.read_into(name, out)
+        return out
+
+
+class TensorWeights(WeightSource):
+    """Tensors in memory, shared and not copied wherever that is possible."""
+
+    def __init__(self, tensors: Mapping[str, Tensor]) -> None:
+        self._tensors = {name: tensor.detach() for name, tensor in tensors.items()}
+
+    @property
+    def names(self) -> Collection[str]:
+        """See ``WeightSource.names``."""
+        return self._tensors.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See ``WeightSource.shape``."""
+        return tuple(self._tensors[name].shape)
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """See ``WeightSource.read_into``."""
+        out.copy_(self._tensors[name])
+
+    def shared(self, name: str) -> Tensor | None:
+        """See ``WeightSource.shared``."""
+        return self._tensors[name]
+
+
+class ModuleWeights(TensorWeights):
+    """The parameters of a loaded transformers module."""
+
+    def __init__(self, module: torch.nn.Module) -> None:
+        super().__init__(module.state_dict(keep_vars=True))
+
+
+class SafetensorsWeights(WeightSource):
+    """A directory with ``model.safetensors``, or with shards and ``model.safetensors.index.json``."""
+
+    def __init__(self, directory: Path) -> None:
+        index = directory / "model.safetensors.index.json"
+        if index.exists():
+            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
+        elif (directory / "model.safetensors").exists():
+            files = ["model.safetensors"]
+        else:
+            raise ModelError(
+                f"{directory} holds no model.safetensors (nor its index); save the model with save_pretrained, "
+                'or load it with implementation="transformers"'
+            )
+        self._entries: dict[str, tuple[Path, torch.dtype, tuple[int, ...], int]] = {}
+        for file in files:
+            with (directory / file).open("rb") as stream:
+                self._read_header(directory / file, stream)
+
+    def _read_header(self, path: Path, stream: BinaryIO) -> None:
+        # The format: 8 bytes little-endian header length, a JSON header, then the tensors' bytes.
+        header_bytes = int.from_bytes(stream.read(8), "little")
+        for name, entry in json.loads(stream.read(header_bytes)).items():
+            if name == "__metadata__":
+                continue
+            dtype = _DTYPES.get(entry["dtype"])
+            if dtype is None:
+                raise ModelError(f"{path}: tensor {name} is {entry['dtype']}; expected one of {', '.join(_DTYPES)}")
+            self._entries[name] = (path, dtype, tuple(entry["shape"]), 8 + header_bytes + entry["data_offsets"][0])
+
+    @property
+    def names(self) -> Collection[str]:
+        """See ``WeightSource.names``."""
+        return self._entries.keys()
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """See ``WeightSource.shape``."""
+        return self._entries[name][2]
+
+    def read_into(self, name: str, out: Tensor) -> None:
+        """See ``WeightSource.read_into``. Raises ModelError where the file has another shape, or ends too soon."""
+        path, dtype, shape, offset = self._entries[name]
+        if tuple(out.shape) != shape:
+            raise ModelError(f"{path}: tensor {name} has shape {shape}; the configuration expects {tuple(out.shape)}")
+        direct = dtype == out.dtype and out.device.type == "cpu" and out.is_contiguous()
+        target = out if direct else torch.empty(shape, dtype=dtype)
+        self._fill(name, target, offset)
+        if not direct:
+            out.copy_(target)
+
+    def reader(self, name: str) -> Callable[[int, int], Tensor]:
+        """See ``WeightSource.reader``: only what is asked for is ever in memory."""
+        _, dtype, shape, offset = self._entries[name]
+        row_bytes = prod(shape[1:]) * dtype.itemsize
+
+        def rows(start: int, stop: int) -> Tensor:
+            part = torch.empty(stop - start, *shape[1:], dtype=dtype)
+            self._fill(name, part, offset + start * row_bytes)
+            return part
+
+        return rows
+
+    def _fill(self, name: str, target: Tensor, offset: int) -> None:
+        path, _, shape, _ = self._entries[name]
+        flat: Any = target.view(-1).view(torch.uint8).numpy()
+        raw = memoryview(flat)
+        with path.open("rb", buffering=0) as stream:
+            stream.seek(offset)
+            filled = 0
+            while filled < len(raw):
+                count = stream.readinto(raw[filled:])
+                if not count:
+                    raise ModelError(f"{path} ends inside tensor {name}: {prod(shape)} values expected")
+                filled += count

@@ -1,0 +1,225 @@
+"""Loading models and tokenizers by name: the one place that chooses between the implementations of ``CausalModel``."""
+
+import importlib
+import logging
+from os import PathLike, fspath
+from typing import Any, TypeAlias
+
+import torch
+from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+
+from foretell.core.errors import ConfigError, ModelError, nearest
+from foretell.model.checkpoint import check_files, check_layers, resolve
+from foretell.model.gguf.file import open_gguf
+from foretell.model.gguf.tokenizer import read_tokenizer
+from foretell.model.hf.adapter import TransformersModel
+from foretell.model.hf.code import has_code, load_with_code
+from foretell.model.hf.probe import first_line
+from foretell.model.hf.refusals import check_config
+from foretell.model.packed import WEIGHTS
+from foretell.model.parallel import Launch, ShardedModel, check_divides
+from foretell.model.source import is_file, read_config
+from foretell.model.target import CausalModel
+
+FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
+IMPLEMENTATIONS = ("auto", "transformers", *FAST)
+_PACKING = ("auto", "native")  # what can run quantised weights
+DTYPES = {
+    "float32": torch.float32,
+    "fp32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "bf16": torch.bfloat16,
+    "float16": torch.float16,
+    "fp16": torch.float16,
+    "half": torch.float16,
+}
+ModelInMemory: TypeAlias = CausalModel | PreTrainedModel
+"""What ``as_model`` takes."""
+logger = logging.getLogger(__name__)
+
+
+def load_model(
+    name: str | PathLike[str],
+    *,
+    dtype: str | torch.dtype | None = None,
+    device: str | torch.device = "cpu",
+    device_map: str | dict[str, Any] | None = None,
+    implementation: str = "auto",
+    tensor_parallel: bool = False,
+    weights: str = "auto",
+    trust_remote_code: bool = False,
+) -> CausalModel:
+    """Load a decoder-only language model: "bundled/target", a directory, a GGUF file, or a Hugging Face id.
+
+    dtype: "float32", "bfloat16", "float16", or "auto" for the checkpoint's own. By default (None) the checkpoint's own
+    on accelerators and float32 on the CPU. device_map is accelerate's, for models larger than one device; it implies
+    ``implementation="transformers"``, and so does tensor_parallel: this process's shard, of as many as torchrun started
+    (docs/parallel.md). implementation "auto" takes the fastest that supports the model. An id may end in "@" and a
+    revision: a branch, a tag or a commit. trust_remote_code runs the Python code that a model comes with.
+
+    weights: "auto" holds matrices as the checkpoint does: those of a quantised GGUF file stay packed and are multiplied as
+    they are, others are in dtype. "fp32" and "bf16" dequantise. "int8" and "int4" round any checkpoint's, which only the
+    native implementation runs. Where matrices are quantised, dtype is that of keys, values and of what is not quantised,
+    by default bfloat16 where the CPU multiplies it; and the distribution is the quantised model's.
+
+    Raises ConfigError for invalid options (with the reason, where a forced implementation does not support this model)
+    and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
+    """
+    name = fspath(name)
+    if implementation not in IMPLEMENTATIONS:
+        raise ConfigError(f"implementation {implementation!r} is unknown{nearest(implementation, IMPLEMENTATIONS)}")
+    if device_map is not None and implementation in FAST:
+        raise ConfigError(f"device_map needs implementation='transformers', not {implementation!r}")
+    launch = _launch(implementation, device_map) if tensor_parallel else None
+    where = parse_device(device if launch is None else launch.device(device))
+    wanted = _weights_dtype(weights, parse_dtype(dtype))
+    if weights in ("int8", "int4") and (tensor_parallel or device_map is not None or implementation not in _PACKING):
+        raise ConfigError(f"weights={weights!r} needs the native implementation, on one CPU: drop one of the options")
+    path = resolve(name, code=trust_remote_code)
+    if has_code(path, name=name, trusted=trust_remote_code):
+        if weights in ("int8", "int4"):
+            raise ConfigError(f"weights={weights!r} needs the native implementation; {name} runs its own code")
+        return load_with_code(
+            path, name=name, dtype=wanted, device=where, device_map=device_map, implementation=implementation,
+            is_auto_dtype=dtype == "auto",
+        )  # fmt: skip
+    files = check_files(path, name=name)
+    config = load_config(path, name=name)
+    check_config(config, name=name)
+    check_layers(files, config, name=name)
+    quantised = weights in ("int8", "int4") or (weights == "auto" and files.is_quantised)
+    if (
+        quantised and dtype is None and implementation in _PACKING
+    ):  # keys and values in bfloat16 are read in half the time
+        has_bf16 = unsupported("native", config, torch.bfloat16, where) is None
+        wanted = torch.bfloat16 if has_bf16 else torch.float32
+    if wanted is None:
+        checkpoint = getattr(config.get_text_config(), "dtype", None) or files.dtype or torch.float32
+        on_cpu = where.type == "cpu" and device_map is None
+        wanted = torch.float32 if on_cpu and dtype is None else checkpoint
+    if launch is not None:
+        if is_file(path):
+            raise ConfigError(f"tensor_parallel=True reads directories of safetensors, and {name} is a GGUF file")
+        check_divides(config, launch.num_processes, name=name)
+        return ShardedModel.load_shard(path, launch, dtype=wanted, device=where, name=name)
+    if implementation in FAST:
+        reason = unsupported(implementation, config, wanted, where)
+        if reason is not None:
+            raise ConfigError(f"implementation {implementation!r} does not support {name}: {reason}; use 'auto'")
+        return _load_fast(implementation, path, wanted, where, name, weights)
+    if weights in ("int8", "int4"):
+        reason = unsupported("native", config, wanted, where)
+        if reason is not None:
+            raise ConfigError(
+                f"weights={weights!r} needs the native implementation, which {name} has not here: {reason}"
+            )
+        return _load_fast("native", path, wanted, where, name, weights)
+    if implementation == "auto" and device_map is None:
+        for kind in FAST:
+            reason = unsupported(kind, config, wanted, where)
+            if reason is None:
+                try:
+                    return _load_fast(kind, path, wanted, where, name, weights)
+                except Exception as error:  # a failing fast implementation must not prevent loading by transformers
+                    reason = first_line(error)
+            logger.info("%s: not loaded as %s: %s", name, kind, reason)
+    return TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
+
+
+def from_module(module: PreTrainedModel, *, name: str | None = None) -> CausalModel:
+    """Wrap a transformers model that is already in memory (it is put in eval mode). Raises ModelError as above."""
+    return TransformersModel(module, name=name)
+
+
+def as_model(given: Any) -> CausalModel:
+    """A model in memory as foretell decodes it: its own kind, or wrapped by ``from_module``. Raises ConfigError for
+    anything else."""
+    if isinstance(given, CausalModel):
+        return given
+    if isinstance(given, PreTrainedModel):
+        return from_module(given)
+    hint = "; for a name or directory use Engine.load" if isinstance(given, str) else ""
+    raise ConfigError(f"{given!r} is no model: expected one of transformers or of foretell{hint}")
+
+
+def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
+    """The tokenizer of a model, by the same names as ``load_model``. Raises ModelError where there is none."""
+    name = fspath(name)
+    path = resolve(name)
+    if is_file(path):
+        return read_tokenizer(open_gguf(path, name=name))
+    try:
+        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            str(path), local_files_only=True, trust_remote_code=trust_remote_code
+        )  # fmt: skip
+    except Exception as error:
+        raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
+    return tokenizer
+
+
+def load_config(path: Any, *, name: str) -> Any:
+    """The transformers configuration of a directory or GGUF file. Raises ModelError where it cannot be read."""
+    try:
+        return read_config(path, name=name)
+    except ModelError:
+        raise
+    except Exception as error:
+        raise ModelError(f"{name}: config.json cannot be used ({first_line(error)})") from error
+
+
+def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """The dtype of a name; None for None and "auto". Raises ConfigError for anything else."""
+    if dtype is None or dtype == "auto":
+        return None
+    found = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(str(dtype).removeprefix("torch."))
+    if found not in DTYPES.values():
+        raise ConfigError(f"dtype {dtype!r} is unknown{nearest(str(dtype), ('auto', *DTYPES))}")
+    return found
+
+
+def parse_device(device: str | torch.device) -> torch.device:
+    """A device that exists here. Raises ConfigError for one that is no device, or that torch cannot use."""
+    try:
+        where = torch.device(device)
+        torch.empty(0, device=where)
+    except (RuntimeError, AssertionError) as error:  # "not compiled with CUDA enabled" is an AssertionError
+        raise ConfigError(f"device {str(device)!r} cannot be used here ({first_line(error)}); try 'cpu'") from error
+    return where
+
+
+def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
+    """Why implementation ``kind`` ("lean" or "native") cannot run a configuration; None where it can."""
+    try:
+        module = importlib.import_module(f"foretell.model.llama.{kind}")
+        reason: str | None = module.supports(config, dtype, device)
+    except Exception as error:  # no compiler, or an operator that does not build
+        return first_line(error)
+    return reason
+
+
+def _launch(implementation: str, device_map: Any) -> Launch:
+    """The process group of this process, for tensor_parallel. Raises ConfigError for options that contradict it."""
+    if device_map is not None:
+        raise ConfigError("device_map and tensor_parallel=True exclude each other: give one of them")
+    if implementation in FAST:
+        raise ConfigError(f"tensor_parallel=True needs implementation='transformers', not {implementation!r}")
+    return Launch.find()
+
+
+def _weights_dtype(weights: str, dtype: torch.dtype | None) -> torch.dtype | None:
+    """The dtype that weights ask for. Raises ConfigError where they are unknown, or contradict the one that is given."""
+    if weights not in WEIGHTS:
+        raise ConfigError(f"weights {weights!r} is unknown{nearest(weights, WEIGHTS)}")
+    asked = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(weights, dtype)
+    if dtype not in (None, asked):
+        raise ConfigError(
+            f"weights={weights!r} contradicts dtype {str(dtype).removeprefix('torch.')!r}: drop one of the two"
+        )
+    return asked
+
+
+def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str, weights: str) -> CausalModel:
+    module = importlib.import_module(f"foretell.model.llama.{kind}")
+    options = {"weights": weights} if kind == "native" else {}
+    model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)
+    return model

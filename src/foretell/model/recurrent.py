@@ -1,0 +1,225 @@
+"""The memory of recurrent layers: what a text has left in them, at two positions of each row.
+
+Keys and values lie at positions, so a rejected guess is undone by not counting it. A recurrent or convolution state is the
+sum of a whole text and cannot be taken apart. So each row keeps the state of a position that is committed for certain
+(``BASE``), the state after the last pass (``LIVE``), and the inputs that the layer has read since the first. Whatever is
+rejected, the state at any later position is the first one and a few inputs read again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from foretell.model.cache import KVCache
+
+Key = tuple[str, int]
+"""("conv" or "recurrent", number): one state of a mixer, as transformers names it."""
+BASE, LIVE, READ, SIDE = range(4)
+"""Columns of ``States.meta``: position of the committed state; position of the state after the last pass, -1 where that is
+not known; position up to which inputs are held; which of the two places (0, 1) holds the committed state."""
+_FIRST_INPUTS = 32  # of a row; more are allocated when a pass needs them
+MIN_SPACING, MAX_SPACING = 256, 2048
+"""Bounds of ``RecurrentCache.spacing``, tokens."""
+
+
+@dataclass(frozen=True)
+class MixerLayout:
+    """What one recurrent mixer of a model keeps for a row."""
+
+    layer: int  # of the decoder
+    shapes: dict[Key, tuple[int, ...]]
+    dtypes: dict[Key, torch.dtype]
+    width: int  # size of the input it reads for a token
+    dtype: torch.dtype  # of that input
+    device: torch.device
+    fill: dict[Key, float] = field(default_factory=dict)  # what a state holds before any token, where that is not zero
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of one state of a row."""
+        return sum(int(np.prod(shape)) * self.dtypes[key].itemsize for key, shape in self.shapes.items())
+
+
+@dataclass(frozen=True)
+class Saved:
+    """The states of one row after its first ``position`` tokens, a copy."""
+
+    position: int
+    tensors: list[dict[Key, Tensor]]  # of each mixer
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that it takes."""
+        return sum(x.numel() * x.element_size() for states in self.tensors for x in states.values())
+
+
+class States:
+    """States and held inputs of all rows of a reserve, shared by every view of it."""
+
+    def __init__(self, layouts: Sequence[MixerLayout], reserve: int) -> None:
+        self.layouts = list(layouts)
+        self.reserve = reserve
+        self.meta = np.zeros((len(self.layouts), reserve, 4), dtype=np.int64)
+        self.tensors: list[dict[Key, Tensor]] = [
+            {
+                key: torch.zeros(2, reserve, *shape, dtype=one.dtypes[key], device=one.device)
+                for key, shape in one.shapes.items()
+            }
+            for one in self.layouts
+        ]
+        self.inputs: list[Tensor] = [
+            torch.zeros(reserve, _FIRST_INPUTS, one.width, dtype=one.dtype, device=one.device) for one in self.layouts
+        ]
+
+    def grow(self, reserve: int) -> None:
+        """Make room for more rows."""
+        more = reserve - self.reserve
+        if more <= 0:
+            return
+        self.reserve = reserve
+        self.meta = np.concatenate([self.meta, np.zeros((len(self.layouts), more, 4), dtype=np.int64)], 1)
+        for one, tensors in enumerate(self.tensors):
+            for key, old in tensors.items():
+                tensors[key] = torch.cat([old, old.new_zeros(2, more, *old.shape[2:])], 1)
+            old = self.inputs[one]
+            self.inputs[one] = torch.cat([old, old.new_zeros(more, *old.shape[1:])])
+
+    def reset(self, start: int, stop: int) -> None:
+        """Rows [start, stop) have read nothing."""
+        self.meta[:, start:stop] = 0
+        self.meta[:, start:stop, LIVE] = -1
+        for one, tensors in zip(self.layouts, self.tensors, strict=True):
+            for key, memory in tensors.items():
+                memory[:, start:stop] = one.fill.get(key, 0.0)
+
+    def reorder(self, rows: Sequence[int]) -> None:
+        """Row i becomes what row rows[i] was."""
+        moved = [(place, row) for place, row in enumerate(rows) if place != row]
+        if not moved:
+            return
+        places, sources = [place for place, _ in moved], [row for _, row in moved]
+        self.meta[:, places] = self.meta[:, sources]
+        for tensors in self.tensors:
+            for memory in tensors.values():
+                memory[:, places] = memory[:, sources]
+        for inputs in self.inputs:
+            inputs[places] = inputs[sources]
+
+    def take(self, other: "States", start: int, stop: int, at: int) -> None:
+        """Copy rows [start, stop) of another model's memory of the same layouts to rows at, at + 1, ..."""
+        count = stop - start
+        self.meta[:, at : at + count] = other.meta[:, start:stop]
+        for mine, theirs in zip(self.tensors, other.tensors, strict=True):
+            for key, memory in mine.items():
+                memory[:, at : at + count] = theirs[key][:, start:stop]
+        for one, inputs in enumerate(other.inputs):
+            self.hold(one, inputs.shape[1])
+            self.inputs[one][at : at + count, : inputs.shape[1]] = inputs[start:stop]
+
+    def hold(self, mixer: int, count: int) -> Tensor:
+        """The held inputs of a mixer [R, M, width], with room for at least count tokens."""
+        inputs = self.inputs[mixer]
+        if inputs.shape[1] < count:
+            more = max(count, 2 * inputs.shape[1]) - inputs.shape[1]
+            inputs = self.inputs[mixer] = torch.cat(
+                [inputs, inputs.new_zeros(inputs.shape[0], more, inputs.shape[2])], 1
+            )
+        return inputs
+
+    def save(self, row: int, most: int) -> Saved | None:
+        """A copy of a row's latest states after at most ``most`` tokens; None where only the empty one is known."""
+        meta = self.meta[:, row]
+        if not len(meta):
+            return None
+        live = meta[:, LIVE]
+        is_live = bool((live == live[0]).all()) and 0 < live[0] <= most
+        position = int(live[0] if is_live else meta[0, BASE])
+        if not is_live and not ((meta[:, BASE] == position).all() and 0 < position <= most):
+            return None
+        return Saved(
+            position,
+            [
+                {key: memory[meta[one, SIDE] ^ int(is_live), row].clone() for key, memory in tensors.items()}
+                for one, tensors in enumerate(self.tensors)
+            ],
+        )
+
+    def load(self, row: int, saved: Saved) -> None:
+        """Put a row back to what ``save`` has copied."""
+        self.meta[:, row] = (saved.position, -1, saved.position, 0)
+        for mine, theirs in zip(self.tensors, saved.tensors, strict=True):
+            for key, memory in mine.items():
+                memory[0, row] = theirs[key]
+
+
+class RecurrentCache(KVCache):
+    """Keys and values of the layers with attention (a layer without has none), and states of those with a recurrence."""
+
+    def __init__(self, *args: Any, layouts: Sequence[MixerLayout], **options: Any) -> None:
+        """As ``KVCache``; layouts: of the recurrent mixers."""
+        super().__init__(*args, **options)
+        self.first = 0  # row of ``states`` that is row 0 here
+        self.states = States(layouts, self.reserve)
+        self.states.reset(0, self.reserve)
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Bytes of a row that do not depend on its length: two states of every mixer, and the inputs held."""
+        held = sum(_FIRST_INPUTS * one.width * one.dtype.itemsize for one in self.states.layouts)
+        return 2 * self._state_bytes + held
+
+    @property
+    def _state_bytes(self) -> int:
+        return sum(one.num_bytes for one in self.states.layouts)
+
+    @property
+    def spacing(self) -> int:
+        """Tokens between two states that are kept of a prefix: as many as have about a state's bytes in keys and values."""
+        worth = self._state_bytes // max(1, self.bytes_per_slot)
+        spacing = MIN_SPACING
+        while spacing < min(worth, MAX_SPACING):
+            spacing *= 2
+        return spacing
+
+    def move(self, src: Tensor, dst: Tensor) -> None:
+        """See ``KVCache.move``. Raises RuntimeError where anything would move: only trees leave gaps."""
+        if not torch.equal(src, dst):
+            raise RuntimeError("slots of a model with recurrent states were to be moved; it reads lines alone")
+
+    def keep(self, rows: Tensor, used: int | None = None) -> None:
+        """See ``KVCache.keep``."""
+        self.states.reorder(rows.tolist())
+        super().keep(rows, used)
+
+    def join(self, other: KVCache, used: int) -> None:
+        """See ``KVCache.join``."""
+        assert isinstance(other, RecurrentCache)
+        start = self.num_rows
+        super().join(other, used)
+        self.states.take(other.states, other.first, other.first + other.num_rows, start)
+
+    def open_rows(self, count: int) -> None:
+        """See ``KVCache.open_rows``; the rows have read nothing."""
+        super().open_rows(count)
+        self.states.grow(self.reserve)
+        self.states.reset(self.num_rows - count, self.num_rows)
+
+    def rows(self, start: int, stop: int) -> "RecurrentCache":
+        """See ``KVCache.rows``."""
+        view = super().rows(start, stop)
+        view.__class__ = type(self)
+        assert isinstance(view, RecurrentCache)
+        view.states, view.first = self.states, self.first + start
+        return view
+
+    def save(self, most: int) -> Saved | None:
+        """Of a cache of one row: see ``States.save``."""
+        return self.states.save(self.first, most)
+
+    def load(self, saved: Saved) -> None:
+        """Of a cache of one row: see ``States.load``."""
+        self.states.load(self.first, saved)

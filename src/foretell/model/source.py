@@ -1,0 +1,46 @@
+"""What a resolved name holds, a Hugging Face directory or a GGUF file, behind four functions."""
+
+from pathlib import Path
+from typing import Any
+
+from foretell.model.llama.weights import SafetensorsWeights, WeightSource
+
+
+def is_file(path: Path) -> bool:
+    """Whether this is a GGUF file (``checkpoint.resolve`` gives no other files), not a directory."""
+    return path.is_file()
+
+
+def open_weights(path: Path, *, name: str) -> WeightSource:
+    """The tensors, by the names that transformers saves them by. Raises ModelError where they cannot be read."""
+    if is_file(path):
+        from foretell.model.gguf.file import open_gguf
+        from foretell.model.gguf.weights import GGUFWeights
+
+        return GGUFWeights(open_gguf(path, name=name))
+    return SafetensorsWeights(path)
+
+
+def read_config(path: Path, *, name: str) -> Any:
+    """The transformers configuration. Raises ModelError, or what transformers raises, where it cannot be read."""
+    if is_file(path):
+        from foretell.model.gguf.config import read_config as read
+        from foretell.model.gguf.file import open_gguf
+
+        return read(open_gguf(path, name=name))
+    from transformers import AutoConfig
+
+    return AutoConfig.from_pretrained(str(path), local_files_only=True)
+
+
+def read_generation(path: Path, *, name: str) -> Any:
+    """The transformers generation configuration, or None where there is none."""
+    if is_file(path):
+        from foretell.model.gguf.config import read_generation as read
+        from foretell.model.gguf.file import open_gguf
+
+        return read(open_gguf(path, name=name))
+    from transformers import GenerationConfig
+
+    has_one = (path / "generation_config.json").is_file()
+    return GenerationConfig.from_pretrained(path, local_files_only=True) if has_one else None

@@ -1,0 +1,166 @@
+"""The interface between the engine and causal language models.
+
+A ``CausalModel`` is weights; a ``KVCache`` is the memory of some rows; a ``Target`` is the pair that the engine and
+the drafters call. Three modules implement ``CausalModel``: ``model/hf/adapter.py`` (the unmodified transformers model, the
+reference), ``lean.py`` (a fast implementation of the Llama family) and ``native.py`` (the same as one C operator).
+"""
+
+import secrets
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ModelError
+from foretell.core.tree import Plan
+from foretell.model.cache import KVCache
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class ModelSpec:
+    """The properties of a model that the engine reads, for every implementation."""
+
+    name: str  # hub id, directory, or "bundled/target"
+    architecture: str  # e.g. "Qwen3ForCausalLM"
+    implementation: str  # "transformers", "lean" or "native"
+    vocab_size: int  # V: columns of the logits, padding included
+    num_layers: int
+    hidden_size: int
+    max_positions: int  # context length
+    dtype: torch.dtype
+    device: torch.device
+    weight_bytes: int  # bytes that one decode pass must read
+    eos_token_ids: tuple[int, ...] = ()
+    chains_only: str = ""  # why it reads lines of guesses alone and no trees; "" where it reads both
+    weights: str = ""  # how the matrices are held where that is not in dtype: "int8", "Q4_K+Q6_K"
+
+    @property
+    def is_quantised(self) -> bool:
+        """Whether the matrices are rounded further than dtype: the distribution is then the rounded model's."""
+        return self.weights not in ("", "float32", "bfloat16", "float16", "float64")
+
+
+@dataclass(frozen=True)
+class Output:
+    """What one pass returns. Valid until the next pass of the same model (a captured graph reuses its buffers)."""
+
+    logits: Tensor | None  # [B, n, V] in the model's dtype or float32; None unless the last layer ran and head is True
+    hidden: Tensor  # [B, n, H] the residual stream after the last layer that ran, before the final norm
+    taps: Tensor | None  # [B, n, T * H] outputs of the tapped layers, concatenated in the requested order
+
+
+class CausalModel(ABC):
+    """A decoder-only language model that can run any range of its layers over any tree."""
+
+    spec: ModelSpec
+    is_shared: bool = False
+    """Whether several processes run one model, so that all must make the same passes."""
+    is_leader: bool = True
+    """Whether this process makes the decisions that depend on a clock or on arrivals."""
+
+    def share(self, value: T) -> T:
+        """The leader's value, in every process that runs the model. All must call it, in the same order."""
+        return value
+
+    def fresh_seed(self) -> int:
+        """A seed for a request that gives none; where several processes run one model, the same on all of them."""
+        return secrets.randbits(63)
+
+    def rebuilt(self, tensors: Mapping[str, Tensor]) -> "CausalModel":
+        """The same model with other weights, named and shaped as its checkpoint has them; this one stays as it is. Raises
+        ModelError where an implementation cannot."""
+        raise ModelError(
+            f"{self.spec.name}: implementation {self.spec.implementation!r} cannot take other weights; load it as "
+            "'native', 'lean' or 'transformers'"
+        )
+
+    @abstractmethod
+    def new_cache(self, num_rows: int, capacity: int) -> KVCache:
+        """An empty cache for num_rows sequences of at most capacity slots each."""
+
+    @abstractmethod
+    def forward(
+        self,
+        tokens: Tensor,
+        plan: Plan,
+        cache: KVCache,
+        *,
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+        taps: Sequence[int] = (),
+        head: bool = True,
+    ) -> Output:
+        """Run n nodes a row and write their K and V into ``plan.slots`` of the layers that run.
+
+        tokens [B, n] int64 (read only where layers start at 0). layers = (first, stop), default all: with first > 0,
+        hidden [B, n, H] must be the residual stream that layer ``first`` reads, so a self-drafter's lower layers are
+        never run twice. taps are layer indices i: the output of layer i, as hidden is. head=False skips the logits (a
+        prefill needs none). Logits of padding nodes are finite and undefined.
+        """
+
+    @abstractmethod
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[B, n, V]: final norm and head on a residual stream [B, n, H]: the exit of ``forward``, and early exits."""
+
+    @abstractmethod
+    def embed(self, tokens: Tensor) -> Tensor:
+        """[B, n, H]: the embeddings that layer 0 reads for tokens [B, n], for drafters that share them."""
+
+    @abstractmethod
+    def normed(self, hidden: Tensor) -> Tensor:
+        """[B, n, H]: the final norm alone of a residual stream [B, n, H]."""
+
+    @abstractmethod
+    def head(self, normed: Tensor) -> Tensor:
+        """[B, n, V]: the head alone, on what ``normed`` returned or a drafter predicts of it."""
+
+
+class Target:
+    """One causal LM with the KV cache of the rows being decoded. (The draft model's pair is one of these too.)"""
+
+    def __init__(self, model: CausalModel, num_rows: int, capacity: int) -> None:
+        self.model = model
+        self.cache = model.new_cache(num_rows, capacity)
+        self.seconds = 0.0  # of all passes so far, on the host clock
+
+    @classmethod
+    def of(cls, model: CausalModel, cache: KVCache) -> "Target":
+        """The pair of a model and an existing cache."""
+        made = object.__new__(cls)
+        made.model, made.cache, made.seconds = model, cache, 0.0
+        return made
+
+    @property
+    def spec(self) -> ModelSpec:
+        """The model's specification."""
+        return self.model.spec
+
+    def forward(
+        self,
+        tokens: Tensor,
+        plan: Plan,
+        *,
+        layers: tuple[int, int] | None = None,
+        hidden: Tensor | None = None,
+        taps: Sequence[int] = (),
+        head: bool = True,
+    ) -> Output:
+        """See ``CausalModel.forward``; the cache is this target's own."""
+        begun = perf_counter()
+        output = self.model.forward(tokens, plan, self.cache, layers=layers, hidden=hidden, taps=taps, head=head)
+        self.seconds += perf_counter() - begun
+        return output
+
+    def commit(self, src: Tensor, dst: Tensor) -> None:
+        """Move K and V of each row from slots src [B, D] to slots dst [B, D] (pad with src == dst)."""
+        self.cache.move(src, dst)
+
+    def keep(self, rows: Tensor, used: int | None = None) -> None:
+        """Drop all rows but rows [B'] (their order becomes the new one); slots at or after ``used`` need not survive."""
+        self.cache.keep(rows, used)

@@ -1,0 +1,286 @@
+"""Tables of measured costs: of whole steps over batches (``CostTable``), and of one pass by its width (``PassCosts``).
+
+Two figures decide whether a guess pays: ``verify``, the target's pass with distributions, verification and bookkeeping,
+over a batch of rows with so many tree nodes in all, and ``draft``, what a method takes to propose so deep for so many rows.
+Both are measured on a grid of real steps, smoothed so that a bigger step is never cheaper, and interpolated linearly.
+"""
+
+import bisect
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from foretell.core.errors import ConfigError
+from foretell.planner.model import speedup, step_cost
+
+_FAR = 1e6
+MAX_SPREAD = 1.5
+"""Of the figures of a quiet machine: see ``CostTable.spread`` and ``disorder``."""
+
+Array = NDArray[np.float64]
+Cell = tuple[int, int]
+
+
+def isotonic(values: Sequence[float]) -> list[float]:
+    """The non-decreasing sequence nearest in least squares (pool adjacent violators)."""
+    blocks: list[tuple[float, int]] = []
+    for value in values:
+        total, count = float(value), 1
+        while blocks and blocks[-1][0] * count > total * blocks[-1][1]:  # by mean, without dividing
+            before, width = blocks.pop()
+            total, count = total + before, count + width
+        blocks.append((total, count))
+    return [total / count for total, count in blocks for _ in range(count)]
+
+
+class Surface:
+    """Seconds over (batch, x): a curve over x at each measured batch, linear between batches and beyond them.
+
+    Never falls in x nor in batch. Beyond its last point a curve goes on with its last slope or its mean slope,
+    whichever is steeper, so that steps beyond the measured ones are never free.
+    """
+
+    def __init__(self, cells: Mapping[Cell, float]) -> None:
+        self._batches = sorted({batch for batch, _ in cells})
+        first = isotonic([min((x, y) for (b, x), y in cells.items() if b == batch)[1] for batch in self._batches])
+        self._curves: dict[int, tuple[Array, Array]] = {}
+        self._points: dict[int, tuple[list[float], list[float]]] = {}
+        slope = 0.0
+        before: tuple[Array, Array] | None = None  # the batch below, as far as it was measured
+        for batch, lowest in zip(self._batches, first, strict=True):
+            measured = sorted(x for b, x in cells if b == batch)
+            xs, ys = np.array(measured, float), np.array(isotonic([lowest, *(cells[batch, x] for x in measured[1:])]))
+            if before is not None:
+                knots = np.union1d(xs, before[0][(before[0] > xs[0]) & (before[0] < xs[-1])])
+                xs, ys = knots, np.maximum(np.interp(knots, xs, ys), np.interp(knots, *before))
+            before = xs, ys
+            if len(xs) > 1:
+                slope = float(max((ys[-1] - ys[-2]) / (xs[-1] - xs[-2]), (ys[-1] - ys[0]) / (xs[-1] - xs[0])))
+            self._curves[batch] = (np.append(xs, _FAR), np.append(ys, ys[-1] + slope * (_FAR - xs[-1])))
+
+    def curve(self, batch: int) -> tuple[Array, Array]:
+        """(xs, seconds) of a batch, for ``numpy.interp``; kept once made."""
+        if batch not in self._curves:
+            self._curves[batch] = self._between(batch)
+        return self._curves[batch]
+
+    def _between(self, batch: int) -> tuple[Array, Array]:
+        if len(self._batches) == 1:  # in proportion: a larger batch is not underestimated
+            xs, ys = self._curves[self._batches[0]]
+            return xs, ys * (batch / self._batches[0])
+        after = min(max(bisect.bisect_left(self._batches, batch), 1), len(self._batches) - 1)
+        low, high = self._batches[after - 1], self._batches[after]
+        share = (batch - low) / (high - low)  # above 1 beyond the largest batch
+        xs = np.union1d(self._curves[low][0], self._curves[high][0])
+        below, above = np.interp(xs, *self._curves[low]), np.interp(xs, *self._curves[high])
+        return xs, np.maximum(below + share * (above - below), 0.0)
+
+    def __call__(self, batch: int, x: float) -> float:
+        """Seconds at one point."""
+        points = self._points.get(batch)
+        if points is None:
+            xs, ys = self.curve(batch)
+            points = self._points[batch] = (xs.tolist(), ys.tolist())
+        places, costs = points  # lists: numpy takes longer for one point than for a hundred
+        after = bisect.bisect_left(places, x)
+        if after == 0 or after == len(places):
+            return costs[min(after, len(costs) - 1)]
+        low, high = places[after - 1], places[after]
+        return costs[after - 1] + (x - low) / (high - low) * (costs[after] - costs[after - 1])
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Seconds of the parts of a step; ``measure`` makes one. Queries are exact at measured cells that were in order, and
+    linear between them. Raises ConfigError for costs that are not positive, or without a plain step."""
+
+    verify_cells: Mapping[Cell, float]  # (batch, tree nodes in all) -> seconds; nodes == batch is plain decoding
+    draft_cells: Mapping[str, Mapping[Cell, float]]  # method -> (drafting rows, depth) -> seconds
+    lag_seconds: Mapping[str, float] = field(default_factory=dict)  # method -> seconds a token it lags behind
+    spread: float = 1.0  # median time of a cell's steps over their least, median of the cells: 1 on a quiet machine
+    _verify: Surface = field(init=False, repr=False, compare=False)
+    _draft: dict[str, Surface] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if not any(batch == rows for batch, rows in self.verify_cells):
+            raise ConfigError("a cost table has at least one plain step; given none")
+        for name, cells in {"verify": self.verify_cells, **self.draft_cells}.items():
+            least = 0.0 if name != "verify" else 1e-12
+            bad = {cell: cost for cell, cost in cells.items() if not (math.isfinite(cost) and cost >= least)}
+            if bad or any(batch < 1 or x < 0 for batch, x in cells):
+                raise ConfigError(f"costs of {name} are positive seconds of cells (batch >= 1, size >= 0); given {bad}")
+        surface = Surface({(batch, rows - batch): cost for (batch, rows), cost in self.verify_cells.items()})
+        draft = {
+            method: Surface({**{(batch, 0): 0.0 for batch, _ in cells}, **cells})
+            for method, cells in self.draft_cells.items()
+            if cells
+        }
+        object.__setattr__(self, "_verify", surface)
+        object.__setattr__(self, "_draft", draft)
+
+    @property
+    def methods(self) -> list[str]:
+        """Methods with measured costs."""
+        return list(self._draft)
+
+    @property
+    def disorder(self) -> float:
+        """Largest ratio of a pass's seconds to those of one with more nodes, of the same batch: 1 where none is cheaper."""
+        cells = sorted(self.verify_cells.items())
+        worst = 1.0
+        for place, ((batch, rows), cost) in enumerate(cells):
+            bigger = [other for (same, more), other in cells[place + 1 :] if same == batch and more > rows]
+            worst = max([worst, *(cost / other for other in bigger)])
+        return worst
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether the figures look like those of a machine that did nothing else."""
+        return max(self.spread, self.disorder) <= MAX_SPREAD
+
+    def least(self, other: "CostTable") -> "CostTable":
+        """Of two measurements the lesser figure of every cell: a step on a busy machine takes longer than it must, never
+        shorter."""
+
+        def lesser(mine: Mapping[Cell, float], others: Mapping[Cell, float]) -> dict[Cell, float]:
+            return {cell: min(mine.get(cell, math.inf), others.get(cell, math.inf)) for cell in {**mine, **others}}
+
+        return CostTable(
+            lesser(self.verify_cells, other.verify_cells),
+            {
+                name: lesser(self.draft_cells.get(name, {}), other.draft_cells.get(name, {}))
+                for name in {**self.draft_cells, **other.draft_cells}
+            },
+            {
+                name: min(self.lag_seconds.get(name, math.inf), other.lag_seconds.get(name, math.inf))
+                for name in {**self.lag_seconds, **other.lag_seconds}
+            },
+            spread=min(self.spread, other.spread),
+        )
+
+    def verify(self, batch: int, rows: float) -> float:
+        """Seconds of a step without its proposing: batch rows with ``rows`` tree nodes in all, roots included."""
+        return self._verify(batch, rows - batch)
+
+    def verify_curve(self, batch: int) -> tuple[Array, Array]:
+        """(nodes beyond the roots, seconds) of one batch, for ``numpy.interp``."""
+        return self._verify.curve(batch)
+
+    def draft(self, method: str, batch: int, depth: int) -> float:
+        """Seconds to propose ``depth`` deep for ``batch`` rows. Raises ConfigError for a method that was not measured."""
+        if batch < 1 or depth < 1:
+            return 0.0
+        if method not in self._draft:
+            raise ConfigError(f"the costs of {method!r} were not measured; known: {', '.join(self._draft) or 'none'}")
+        return self._draft[method](batch, depth)
+
+    def catch_up(self, method: str, tokens: int) -> float:
+        """Seconds for a drafter to read ``tokens`` tokens that it lags behind."""
+        given = self.lag_seconds.get(method)
+        if given is None:  # a token more in a pass costs at most what a row more costs
+            given = (self.draft(method, 2, 1) - self.draft(method, 1, 1)) if method in self._draft else 0.0
+        return max(given, 0.0) * max(tokens, 0)
+
+    def best_case(self, method: str, batch: int, max_depth: int | None = None) -> float:
+        """Speed over plain if every guess were accepted, at the best depth and number of guessing rows; 1 at least."""
+        if method not in self._draft:
+            return 1.0
+        deepest = max_depth or max(depth for _, depth in self.draft_cells[method])
+        plain, best = self.verify(batch, batch), 1.0
+        for rows in {*(1 << power for power in range(batch.bit_length())), batch}:
+            for depth in range(1, deepest + 1):
+                cost = step_cost(self.verify(batch, batch + rows * depth), 1, self.draft(method, rows, depth))
+                best = max(best, speedup((batch + rows * depth) / batch, cost, plain))
+        return best
+
+    def verdict(self, method: str) -> str:
+        """One sentence for the log: where guessing can win at all."""
+        if method not in self._draft:
+            return f"{method}: not measured; --speculation auto will not guess with it"
+        passes = self.draft(method, 1, 1) / self.verify(1, 1)
+        batches = sorted({batch for batch, _ in self.verify_cells})
+        wins = [batch for batch in batches if self.best_case(method, batch) > 1.0]
+        said = f"{method}: a guess costs {passes:.2f} passes"
+        if not wins:
+            return f"{said}; it cannot win at any acceptance: --speculation auto will not guess"
+        gain = f"at best {self.best_case(method, wins[0]):.1f}x at batch {wins[0]}"
+        if wins == batches:
+            return f"{said}; it can win at every batch up to {batches[-1]}, {gain}"
+        if wins == batches[: len(wins)]:
+            return f"{said}; even if all were accepted it wins only up to batch {wins[-1]}, {gain}"
+        return f"{said}; even if all were accepted it wins only at batch {', '.join(map(str, wins))}, {gain}"
+
+    def to_json(self) -> dict[str, Any]:
+        """As lists that JSON can hold."""
+        return {
+            "verify": [[*cell, cost] for cell, cost in self.verify_cells.items()],
+            "draft": {
+                name: [[*cell, cost] for cell, cost in cells.items()] for name, cells in self.draft_cells.items()
+            },
+            "lag": dict(self.lag_seconds),
+            "spread": self.spread,
+        }
+
+    @classmethod
+    def from_json(cls, given: Mapping[str, Any]) -> "CostTable":
+        """What ``to_json`` made. Raises ConfigError, KeyError, TypeError or ValueError where it is something else."""
+
+        def cells(rows: Iterable[Sequence[float]]) -> dict[Cell, float]:
+            return {(int(batch), int(size)): float(cost) for batch, size, cost in rows}
+
+        draft = {str(name): cells(rows) for name, rows in given["draft"].items()}
+        lag = {str(name): float(cost) for name, cost in given["lag"].items()}
+        return cls(cells(given["verify"]), draft, lag, spread=float(given["spread"]))
+
+
+@dataclass(frozen=True)
+class PassCosts:
+    """Cost of one pass of the target over a number of nodes of one row, in any unit: measured points, linear between.
+
+    Noise may make a wider pass look cheaper; the running maximum is taken. Below the first point the cost is that of the
+    first; beyond the last it is not known and raises ConfigError.
+    """
+
+    points: tuple[tuple[int, float], ...]  # (nodes, cost), ascending in both
+    _curve: Surface = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "_curve", Surface({(1, nodes): cost for nodes, cost in self.points}))
+
+    @classmethod
+    def of(cls, measured: Mapping[int, float]) -> "PassCosts":
+        """From a mapping of nodes (>= 1) to costs (> 0)."""
+        if not measured:
+            raise ConfigError("a cost table has at least one measured width; given none")
+        bad = {nodes: cost for nodes, cost in measured.items() if nodes < 1 or not (math.isfinite(cost) and cost > 0)}
+        if bad:
+            raise ConfigError(f"a cost table maps nodes >= 1 to positive costs; given {bad}")
+        points, highest = [], 0.0
+        for nodes in sorted(measured):
+            highest = max(highest, measured[nodes])
+            points.append((nodes, highest))
+        return cls(tuple(points))
+
+    @property
+    def max_nodes(self) -> int:
+        """The widest pass that was measured."""
+        return self.points[-1][0]
+
+    def __call__(self, num_nodes: int) -> float:
+        """Cost of a pass over num_nodes nodes."""
+        if num_nodes > self.max_nodes:
+            raise ConfigError(
+                f"cost measured up to {self.max_nodes} nodes; asked for {num_nodes}: measure wider passes"
+            )
+        return self._curve(1, num_nodes)
+
+
+def check_cost(cost: float, name: str) -> float:
+    """The cost itself. Raises ConfigError where it is negative or not finite."""
+    if not (math.isfinite(cost) and cost >= 0.0):
+        raise ConfigError(f"{name} is finite and not negative; given {cost}")
+    return cost

@@ -1,0 +1,116 @@
+"""Timing real steps on a grid of batches and depths: what fills a ``CostTable`` on this machine."""
+
+import logging
+import statistics
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+
+from foretell.planner.costs import Cell, CostTable
+
+log = logging.getLogger(__name__)
+
+PLAIN = "none"
+"""The name that ``measure`` passes as method for a plain step."""
+MAX_NODES = 96
+"""Steps with more tree nodes than this are extrapolated, not measured: they never pay on the machines that need a table."""
+_REPEATS, _MOST_REPEATS = 3, 12
+_CHEAP_S = 1.2  # a batch's cells are repeated up to _MOST_REPEATS times while they took less than this together
+_LONG_S = 0.1
+
+
+@dataclass(frozen=True)
+class StepSeconds:
+    """Where the time of one measured step went, and how many tree nodes it had, roots included (None: a full chain)."""
+
+    draft: float
+    target: float
+    rest: float
+    rows: int | None = None
+
+
+def grid(highest: int) -> list[int]:
+    """1, 2, 4, ... and the highest."""
+    return sorted({*(1 << power for power in range(highest.bit_length())), highest}) if highest > 0 else []
+
+
+def depths(highest: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12, ... and the highest: passes bend where kernels do, so twice as dense as ``grid``."""
+    return sorted({*grid(highest), *(size * 3 // 2 for size in grid(highest) if 1 < size <= highest * 2 // 3)})
+
+
+def measure(
+    step: Callable[[str, int, int], StepSeconds],
+    methods: Mapping[str, int],
+    max_batch: int,
+    time_limit_s: float = 20.0,
+    *,
+    lag_seconds: Mapping[str, float] | None = None,
+    sparse: Collection[str] = (),
+    max_nodes: int = MAX_NODES,
+    clock: Callable[[], float] = time.perf_counter,
+) -> CostTable:
+    """Time real steps on a grid of batches and depths, smallest batch first, until the time is used.
+
+    step(method, batch, depth) runs one step; depth 0 of the method ``PLAIN`` is a plain one. methods: the deepest guess
+    of each. Plain and guessing cells of a batch take turns, so that a drift of the machine hits both alike; a cell's
+    figure is the least after one warm-up. Batch 1 is always measured once, even beyond the time limit. sparse: methods that
+    look their guesses up. How many they make hardly matters to their time, so that one depth is measured and holds for all.
+    """
+    begun = clock()
+    verify: dict[Cell, list[float]] = {}
+    draft: dict[str, dict[Cell, float]] = {method: {} for method in methods}
+    spreads: list[float] = []
+    for batch in grid(max_batch):
+        cells = [(PLAIN, 0)]
+        for method, deepest in methods.items():
+            if method in sparse:
+                depth = min(deepest, max_nodes // batch - 1)
+                cells += [(method, depth)] if depth > 0 else []
+                continue
+            cells += [(method, depth) for depth in depths(deepest) if batch * (1 + depth) <= max_nodes]
+        seen: dict[tuple[str, int], list[StepSeconds]] = {cell: [] for cell in cells}
+        started = clock()
+        for round_ in range(1 + _MOST_REPEATS):  # the first is the warm-up
+            if round_ > _REPEATS and clock() - started > _CHEAP_S:
+                break
+            for method, depth in cells:
+                if (batch > 1 or round_ > 1) and clock() - begun > time_limit_s:
+                    break
+                first = step(method, batch, depth)
+                if not round_:
+                    continue
+                # A step after one of another kind finds other weights in the CPU caches: the second of two is what
+                # serving sees, where steps of one kind follow each other. Long steps stream their weights anyway.
+                seen[method, depth].append(first if _total(first) > _LONG_S else step(method, batch, depth))
+        for (method, depth), found in seen.items():
+            if len(found) < (2 if batch > 1 else 1):  # the time ran out: a single figure is too noisy
+                continue
+            rows = statistics.median_low([_nodes(one, batch, depth) for one in found])
+            # The least: on a shared machine a step takes longer than it must, never shorter.
+            rest = min(one.target + one.rest + (0.0 if depth else one.draft) for one in found)
+            verify.setdefault((batch, rows), []).append(rest)
+            if depth:
+                draft[method][batch, depth] = min(one.draft for one in found)
+                if method in sparse:
+                    draft[method][batch, 1] = draft[method][batch, depth]
+            if len(found) >= _REPEATS:
+                times = sorted(map(_total, found))
+                spreads.append(times[len(times) // 2] / times[0])
+        if clock() - begun > time_limit_s:
+            log.info("costs: %.0f s used up at batch %d; larger steps are extrapolated", time_limit_s, batch)
+            break
+    cells_verify = {cell: statistics.fmean(costs) for cell, costs in verify.items()}
+    return CostTable(cells_verify, draft, dict(lag_seconds or {}), spread=_median(spreads))
+
+
+def _median(values: Sequence[float]) -> float:
+    return statistics.median(values) if values else 1.0
+
+
+def _total(measured: StepSeconds) -> float:
+    return measured.draft + measured.target + measured.rest
+
+
+def _nodes(measured: StepSeconds, batch: int, depth: int) -> int:
+    return batch * (1 + depth) if measured.rows is None else max(measured.rows, batch)

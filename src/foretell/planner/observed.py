@@ -1,0 +1,144 @@
+"""Costs from the steps of a run, in units of plain steps: medians, so that a few slow steps change nothing."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any, Protocol
+
+from foretell.planner.costs import PassCosts
+from foretell.planner.model import speedup, step_cost
+
+LEAST_SECONDS = 1e-9  # replaces a reading of 0 by a coarse clock
+LEAST_STEPS = 3  # of one number of guesses; fewer say nothing, unless no number has more
+
+
+class StepTiming(Protocol):
+    """Where the time of one step went (host clock), and how many guesses it made."""
+
+    @property
+    def seconds_draft(self) -> float:
+        """Of proposing."""
+
+    @property
+    def seconds_target(self) -> float:
+        """Of the target's pass."""
+
+    @property
+    def seconds_rest(self) -> float:
+        """Of distributions, verification, commit and bookkeeping."""
+
+    @property
+    def num_draft_tokens(self) -> int:
+        """Guesses."""
+
+
+def _seconds(step: StepTiming) -> float:
+    return step.seconds_draft + step.seconds_target + step.seconds_rest
+
+
+def by_guesses(steps: Iterable[StepTiming]) -> dict[int, list[StepTiming]]:
+    """Steps by how many guesses they made, ascending: each number has passes of its own width."""
+    groups: dict[int, list[StepTiming]] = {}
+    for step in steps:
+        groups.setdefault(step.num_draft_tokens, []).append(step)
+    return dict(sorted(groups.items()))
+
+
+@dataclass(frozen=True)
+class StepCosts:
+    """Medians over steps. Keys are guesses a step; on an accelerator, where the host clock cannot separate the parts of
+    a step, draft and verify are empty."""
+
+    seconds_plain_pass: float
+    seconds_plain_step: float
+    num_steps: dict[int, int]
+    draft: dict[int, float]  # c_total: drafting so many guesses, in plain passes
+    verify: dict[int, float]  # v: the target's pass over them and the root, in plain passes
+    step: dict[int, float]  # the whole step, distributions and bookkeeping too, in whole plain steps
+
+    @property
+    def per_guess(self) -> float | None:
+        """c: one drafting step in plain passes, at the most guesses that were made."""
+        most = max((count for count in self.draft if count), default=0)
+        return self.draft[most] / most if most else None
+
+    def of_pass(self, shares: Mapping[int, float]) -> float | None:
+        """c_total + v of steps that make each number of guesses with this share; None where it was not measured."""
+        return _mean(shares, self.draft, self.verify)
+
+    def of_step(self, shares: Mapping[int, float]) -> float | None:
+        """The whole step's cost in the same way."""
+        return _mean(shares, self.step)
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "per_guess": self.per_guess}
+
+
+def _mean(shares: Mapping[int, float], *tables: Mapping[int, float]) -> float | None:
+    if not shares or any(not table or max(shares) > max(table) for table in tables):
+        return None
+    costs = [PassCosts.of({count + 1: cost for count, cost in table.items()}) for table in tables]
+    return sum(share * sum(cost(count + 1) for cost in costs) for count, share in shares.items())
+
+
+def step_costs(plain: Sequence[StepTiming], steps: Sequence[StepTiming], *, split: bool) -> StepCosts:
+    """Costs from steps of plain decoding and of a method. split: whether the clock can separate the parts of a step."""
+    unit = max(LEAST_SECONDS, median(step.seconds_target for step in plain))
+    whole = max(LEAST_SECONDS, median(map(_seconds, plain)))
+    by_count = by_guesses(steps)
+    enough = min(LEAST_STEPS, max(map(len, by_count.values())))
+    groups = {count: group for count, group in by_count.items() if len(group) >= enough}
+    draft = {count: [step.seconds_draft for step in group] for count, group in groups.items()}
+    target = {count: [step.seconds_target for step in group] for count, group in groups.items()}
+    total = {count: list(map(_seconds, group)) for count, group in groups.items()}
+
+    def medians(seconds: Mapping[int, Sequence[float]], plain_seconds: float) -> dict[int, float]:
+        return {count: max(LEAST_SECONDS, median(found)) / plain_seconds for count, found in seconds.items()}
+
+    return StepCosts(
+        seconds_plain_pass=unit,
+        seconds_plain_step=whole,
+        num_steps={count: len(group) for count, group in groups.items()},
+        draft=medians(draft, unit) if split else {},
+        verify=medians(target, unit) if split else {},
+        step=medians(total, whole),
+    )
+
+
+@dataclass(frozen=True)
+class MeanCosts:
+    """What a step of a run costs on average, in plain passes of the target."""
+
+    draft: float  # c: one guess, the drafter's bookkeeping included
+    verify: float  # v: the target's pass of a step, averaged over how many guesses the steps made
+    overhead: float  # distributions, verification, commit and bookkeeping of a step
+    plain_overhead: float  # the same of a plain step
+
+    def speedup(self, tokens_per_step: float, guesses_per_step: float, *, overhead: bool = False) -> float:
+        """As the cost model expects it; the overheads of both sides are counted on request."""
+        if not overhead:
+            return speedup(tokens_per_step, step_cost(self.verify, guesses_per_step, self.draft))
+        cost = step_cost(self.verify, guesses_per_step, self.draft, self.overhead)
+        return speedup(tokens_per_step, cost, step_cost(1.0, overhead=self.plain_overhead))
+
+
+def mean_costs(plain: Sequence[StepTiming], steps: Sequence[StepTiming]) -> tuple[float | None, MeanCosts | None]:
+    """(seconds of the median plain pass, costs in units of it), from all steps of plain decoding and of a method.
+
+    None where there are no steps, or the clock is too coarse.
+    """
+    unit = median(step.seconds_target for step in plain) if plain else None
+    if not unit or not steps:
+        return unit, None
+    guesses = [step.seconds_draft / step.num_draft_tokens for step in steps if step.num_draft_tokens]
+    # Steps differ in how many guesses they make (a lookup may find none): each number has its own median pass.
+    verify = sum(
+        median(step.seconds_target for step in group) * len(group) / len(steps) for group in by_guesses(steps).values()
+    )
+    return unit, MeanCosts(
+        draft=median(guesses) / unit if guesses else 0.0,
+        verify=verify / unit,
+        overhead=median(step.seconds_rest for step in steps) / unit,
+        plain_overhead=median(step.seconds_rest for step in plain) / unit,
+    )

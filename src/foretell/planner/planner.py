@@ -1,0 +1,310 @@
+"""How deep each row may guess in the next step, so that speculation never costs time.
+
+Before a step the planner compares the expected tokens of guesses with their expected seconds, for the whole batch;
+plain decoding is one of the choices. Unknown choices are tried within a budget (``account.py``): every trial is charged
+its expected loss.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from foretell.core.errors import ConfigError
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.account import TrialAccount
+from foretell.planner.allocation import Allocation, price, search
+from foretell.planner.corrections import Corrections
+from foretell.planner.costs import CostTable
+from foretell.planner.observations import RowView, StepObservation
+from foretell.planner.problems import Problems, Question, steps_ahead
+
+MODES = ("auto", "on", "off")
+GAIN_TO_START = 0.05  # expected gain over plain decoding needed to start guessing ...
+GAIN_TO_CONTINUE = 0.02  # ... and to go on: costs are known no better
+MAX_ARRIVING_SHARE = 0.25  # of the decoding rows: where more join, guessing is not started
+MIN_CHARGE_PASSES = 0.05  # least charge of a plain trial step: bounds the trials at near ties
+PERIOD = 8  # steps between plans while nothing joins or leaves; every step while much is unknown
+PERIOD_PLAIN = 64  # ... and while nothing guesses
+PLAIN_TRIAL_PERIOD = 16  # guessing steps before a plain one is tried, to see what it costs now
+ENOUGH_PROPOSALS = 24.0  # of a method, after which its rates no longer change by the step
+SPEEDUP_DECAY = 1.0 / 200.0  # of the live speedup, per step
+MAX_PLAIN_SPREAD = 0.12  # of the log of a plain step's seconds: where it is known no better, the speedup is not known
+
+
+@dataclass
+class _Plan:
+    caps: list[int]
+    expected: Allocation | None = None
+    plain_rate: float = 0.0
+    trial: bool = False
+    charged: float = 0.0  # for a trial of guesses, ahead of it
+
+
+class Planner:
+    """Plans steps and learns from them. Not thread-safe: used by the engine's thread only."""
+
+    def __init__(self, costs: CostTable, acceptance: Acceptance, *, mode: str = "auto") -> None:
+        if mode not in MODES:
+            raise ConfigError(f"speculation is one of {', '.join(MODES)}; given {mode!r}")
+        self.costs = costs
+        self.acceptance = acceptance
+        self.mode = mode
+        self.corrections = Corrections(costs.methods)
+        self._problems = Problems(costs, acceptance, self.corrections)
+        self._account = TrialAccount()
+        self._ids: list[str] = []
+        self._standing = _Plan([])
+        self._caps: list[int] = []
+        self._age, self._patience = 0, 1
+        self._lagging = False
+        self._guessing = False
+        self._plain_seconds = self._seconds = 0.0
+        self._since_plain = PLAIN_TRIAL_PERIOD
+        self._guessed_last = False
+
+    @property
+    def speedup(self) -> float | None:
+        """Tokens a second now, over those of plain decoding. A plain step counts 1, and no step more than its tokens a row.
+        None before any step, where no plain step was seen for long, and in the modes that measure no costs."""
+        known = self._seconds and self.mode == "auto" and (not self._guessed_last or self._knows_plain)
+        return self._plain_seconds / self._seconds if known else None
+
+    @property
+    def _knows_plain(self) -> bool:
+        return self.corrections.plain_spread <= MAX_PLAIN_SPREAD
+
+    @property
+    def trials(self) -> int:
+        """Trials so far."""
+        return self._account.trials
+
+    @property
+    def trial_seconds(self) -> float:
+        """Seconds that trials were charged."""
+        return self._account.seconds
+
+    @property
+    def state(self) -> dict[str, float | int | str | bool | None]:
+        """For logs and metrics."""
+        return {
+            "mode": self.mode,
+            "guessing": self._guessing,
+            "mean_depth": sum(self._caps) / len(self._caps) if self._caps else 0.0,
+            "speedup": self.speedup,
+            "trials": self.trials,
+            "trial_seconds": self.trial_seconds,
+            "correction_plain": self.corrections.plain,
+            "correction_guess": self.corrections.guess,
+            **{f"correction_draft_{method}": factor for method, factor in self.corrections.draft.items()},
+        }
+
+    def why_not(self, method: str) -> str:
+        """Why rows of a method made no guess: one sentence for the client."""
+        if self.mode == "off":
+            return "speculation is off in this service"
+        if self.mode == "on":
+            return f"{method} found nothing to guess"
+        if method not in self.costs.methods:
+            return f"the costs of {method} were not measured in this service, so it does not guess with it"
+        return f"guessing was not expected to pay here: {self.costs.verdict(method)}"
+
+    @property
+    def contradiction(self) -> str | None:
+        """What live steps say against the cost table; None where they agree with it."""
+        return self.corrections.contradiction() if self.mode == "auto" else None
+
+    def use(self, costs: CostTable) -> None:
+        """Plan by another table from now on: corrections of the one before are dropped, acceptance is kept."""
+        self.costs, self.corrections = costs, Corrections(costs.methods)
+        self._problems = Problems(costs, self.acceptance, self.corrections)
+        self._account = TrialAccount()
+        self._ids, self._standing, self._guessing = [], _Plan([]), False
+
+    def forget(self, request_id: str) -> None:
+        """A request has ended; its estimates are not used for another request, even one of the same name."""
+        self.acceptance.forget(request_id)
+        self._ids = []
+
+    def will_guess(self, rows: Sequence[RowView]) -> bool:
+        """Whether guessing is on, beyond a trial, and would be for these rows too: then preparing drafters is
+        worthwhile."""
+        if self.mode != "auto":
+            return self.mode == "on"
+        if _all_ask(rows):
+            return True
+        if not self._guessing:
+            return False
+        plain = self._problems.plain(len(rows))
+        question = self._problems.of(rows, plain)
+        best = None if question is None else search(question.problem)
+        return best is not None and best.rate > len(rows) / plain * (1.0 + GAIN_TO_CONTINUE)
+
+    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
+        """The greatest depth each row may guess in the next step, 0 for none.
+
+        arriving: rows that join soon. Where they are many, guessing is not begun: the plan may not pay with them. Where all
+        rows ask to guess always, they do: a loss is theirs alone.
+        """
+        asked = self.mode == "auto" and _all_ask(rows)
+        if self.mode != "auto" or asked:
+            on = self.mode == "on" or asked
+            self._ids, self._standing = [], _Plan([])
+            self._lagging = any(row.num_unread > 2 for row in rows)
+            self._caps = [max(min(row.max_depth, row.depth_limit), 0) if on else 0 for row in rows]
+            self._guessing = any(self._caps)
+            return list(self._caps)
+        if arriving > MAX_ARRIVING_SHARE * len(rows) and not self._guessing:
+            self._ids, self._caps = [], [0] * len(rows)
+            return list(self._caps)
+        ids = [row.request_id for row in rows]
+        self._age += 1
+        due = self._age >= self._patience or (not self._guessing and self._account.is_due)
+        if ids != self._ids or due:
+            self._ids, self._age = ids, 0
+            self._standing = self._decide(rows)
+            self._patience = 1 if self._standing.trial else self._period(rows)
+        caps = self._standing.caps
+        self._lagging = any(row.num_unread > 2 for row in rows)
+        self._caps = [
+            cap if cap <= row.depth_limit else max(row.depth_limit, 0) for cap, row in zip(caps, rows, strict=True)
+        ]
+        return list(self._caps)
+
+    def _period(self, rows: Sequence[RowView]) -> int:
+        if not self._guessing:
+            return PERIOD_PLAIN
+        known = all(self.acceptance.seen(method) >= ENOUGH_PROPOSALS for method in {row.method for row in rows})
+        return PERIOD if known else 1
+
+    def _decide(self, rows: Sequence[RowView]) -> _Plan:
+        batch, plain = len(rows), self._problems.plain(len(rows))
+        off = _Plan([0] * batch, None, batch / plain)
+        self._account.ask_nothing()
+        question = self._problems.of(rows, plain)
+        if question is None:
+            self._guessing = False
+            return off
+        best = search(question.problem)
+        bar = off.plain_rate * (1.0 + (GAIN_TO_CONTINUE if self._guessing else GAIN_TO_START))
+        self._guessing = best is not None and best.rate > bar
+        if best is None or not self._guessing:
+            return self._try_guessing(rows, question, off)
+        return self._try_other(question, _Plan(best.caps, best, off.plain_rate))
+
+    # Trials: what the optimistic curve says would win, a few rows at a time, while the account has credit.
+
+    def _try_guessing(self, rows: Sequence[RowView], question: Question, off: _Plan) -> _Plan:
+        """No row guesses: let one or a few rows try, if guessing may pay."""
+        problem = question.problem
+        credit = self._account.credit(problem.plain)
+        depth = problem.kept.shape[1]
+        allowed = problem.kept > 0.0
+        optimistic = np.where(allowed, np.maximum(question.curves.optimistic[:, :depth], problem.kept), 0.0)
+        doubt = float(np.exp(-self.corrections.doubt))
+        hope = search(replace(problem, kept=optimistic, guess_factor=problem.guess_factor * doubt))
+        if hope is None or hope.rate <= off.plain_rate * (1.0 + GAIN_TO_START):
+            return off
+        order = np.argsort(-optimistic[:, 0], kind="stable")
+        spread = np.array([steps_ahead(row) for row in rows])
+        problem = replace(problem, entry=problem.entry * spread)  # a failed trial has read the whole text in vain
+        best: tuple[float, Allocation, float] | None = None
+        for count in (1, 4) if problem.batch >= 16 else (1,):
+            tried = order[:count]
+            for cap in sorted({1, 2, max(hope.caps)}):
+                caps = np.zeros(problem.batch, dtype=np.int64)
+                caps[tried] = np.minimum(cap, allowed[tried].sum(axis=1))
+                choice = price(problem, caps.tolist())
+                loss = choice.seconds - choice.tokens / off.plain_rate
+                learned = sum(1.0 + problem.kept[row, : caps[row] - 1].sum() for row in tried if caps[row])
+                value = learned / max(loss, 0.02 * problem.plain)
+                self._account.ask(loss)
+                if loss <= credit and (best is None or value > best[0]):
+                    best = (value, choice, loss)
+        if best is None:
+            return off
+        self._account.charge(best[2])
+        return _Plan(best[1].caps, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
+
+    def _try_other(self, question: Question, standing: _Plan) -> _Plan:
+        """Some rows guess: try a row that does not, or a plain step, if that may pay."""
+        expected, problem = standing.expected, question.problem
+        assert expected is not None
+        credit = self._account.credit(problem.plain)
+        if credit <= 0.0:
+            return standing
+        hope = standing.plain_rate * float(np.exp(self.corrections.doubt))
+        loss = max(problem.plain - problem.batch / expected.rate, MIN_CHARGE_PASSES * problem.plain)
+        wanted = hope > expected.rate or not self._knows_plain
+        if wanted and loss <= credit and self._since_plain >= PLAIN_TRIAL_PERIOD:
+            self._account.charge(loss)
+            return _Plan([0] * problem.batch, None, standing.plain_rate, trial=True)
+        caps = np.array(expected.caps)
+        idle = (caps == 0) & (problem.kept[:, 0] > 0.0)
+        optimistic = np.where(idle, question.curves.optimistic[:, 0], 0.0)
+        row = int(optimistic.argmax())
+        if optimistic[row] <= 0.0:
+            return standing
+        caps[row] = 1
+        drafting = problem.draft[problem.method[row], 0, min(int((caps > 0).sum()), len(caps))]
+        if optimistic[row] / expected.rate <= drafting:
+            return standing  # its drafting alone costs more than the token is worth
+        choice = price(problem, caps.tolist())
+        gain = choice.tokens - problem.kept[row, 0] + optimistic[row]
+        loss = choice.seconds - choice.tokens / expected.rate
+        if gain / choice.seconds <= expected.rate or loss > credit:
+            return standing
+        self._account.charge(loss)
+        return _Plan(choice.caps, choice, standing.plain_rate, trial=True)
+
+    def observe(self, step: StepObservation) -> None:
+        """To be called after every step, with its measurements."""
+        seconds = step.seconds
+        if step.batch < 1 or seconds <= 0.0:
+            return
+        self.acceptance.tick()
+        self.corrections.tick()
+        drafted = any(row.drafted for row in step.rows)
+        self._since_plain = self._since_plain + 1 if drafted else 0
+        accepted = self._learn(step)
+        plain = self._problems.plain(step.batch)
+        self._account.earn(seconds)
+        served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
+        if self._standing.charged and any(row.drafted for row in step.rows if row.cap > 0):
+            self._account.charge_extra(seconds - served, self._standing.charged, plain)
+            self._standing.charged = 0.0
+        self._guessed_last = drafted
+        if drafted and not self._knows_plain:
+            return
+        # Guessing adds nodes to a pass: a plain step never takes longer, whatever its estimate says.
+        worth = min(served, seconds * (step.batch + accepted) / step.batch) if drafted else seconds
+        self._plain_seconds += SPEEDUP_DECAY * (worth - self._plain_seconds)
+        self._seconds += SPEEDUP_DECAY * (seconds - self._seconds)
+
+    def _learn(self, step: StepObservation) -> int:
+        """Count accepted guesses and correct the costs. Returns the number of accepted guesses."""
+        asked: dict[str, list[int]] = {}
+        accepted = nodes = 0
+        if any(self._caps) or any(row.cap for row in step.rows):
+            for row in step.rows:
+                accepted += row.accepted
+                if row.cap < 1:
+                    continue
+                nodes += row.num_nodes
+                asked.setdefault(row.method, []).append(row.cap)
+                self.acceptance.observe(row.request_id, row.method, row.cap, row.drafted, row.accepted, row.nodes)
+        if not asked:
+            self.corrections.observe("plain", step.seconds, self.costs.verify(step.batch, step.batch))
+            return accepted
+        kind = "guess" if nodes else "plain"
+        measured = step.seconds_target + step.seconds_rest
+        self.corrections.observe(kind, measured, self.costs.verify(step.batch, step.batch + nodes))
+        if len(asked) == 1 and not self._lagging:  # the table does not include catching up
+            ((method, caps),) = asked.items()
+            expected = self._problems.draft_seconds(method, caps, step.batch)
+            self.corrections.observe_draft(method, step.seconds_draft, expected)
+        return accepted
+
+
+def _all_ask(rows: Sequence[RowView]) -> bool:
+    return bool(rows) and all(row.always for row in rows)

@@ -1,0 +1,290 @@
+"""Batch generation over files of JSON lines, by Ray Data: actors that hold an engine each, one output line a prompt.
+
+The driver reads the input once, to find what is still to do, and cuts it into batches; an actor reads the lines of its
+batch by itself, so the files must be at the same path on every machine. The driver alone writes: a prompt that is
+generated a second time, since an actor died, is written once.
+"""
+
+import hashlib
+import json
+import os
+import secrets
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import ray.data
+
+from foretell.core.errors import ConfigError, PromptError
+from foretell.core.noise import derive_seed
+from foretell.core.params import SamplingParams
+from foretell.core.prompts import Entry, conversation
+from foretell.engine.config import speculative_config
+from foretell.engine.engine import Engine, Request
+from foretell.engine.result import Completion
+
+if TYPE_CHECKING:
+    from foretell.draft.config import MethodConfig
+
+PathLike = str | os.PathLike[str]
+MAX_BLOCKS = 20_000
+"""Batches of a Ray Data task: smaller tasks cost the driver memory, larger ones save nothing."""
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What a run of ``generate_files`` did."""
+
+    path: str
+    num_prompts: int  # in the input
+    num_skipped: int  # were in the output already
+    num_written: int  # by this run
+    num_failed: int  # of num_written: rows with an ``error`` in place of a text
+
+
+@dataclass(frozen=True)
+class Span:
+    """A batch: some lines of a file that follow each other, empty ones not counted."""
+
+    path: str
+    offset: int  # in bytes, of the first line
+    line: int  # its number, from 1 on
+    count: int
+
+
+@dataclass(frozen=True)
+class Job:
+    """Settings of every actor."""
+
+    target: str
+    speculative: "MethodConfig | Mapping[str, Any] | str | None"
+    params: SamplingParams  # with the seed from which rows' seeds are derived
+    prompt_key: str
+    id_key: str
+    engine_options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def generate_files(
+    paths: PathLike | Sequence[PathLike],
+    out: PathLike,
+    *,
+    target: str = "bundled",
+    speculative: "MethodConfig | Mapping[str, Any] | str | None" = None,
+    params: SamplingParams | None = None,
+    prompt_key: str = "prompt",
+    id_key: str = "id",
+    batch_size: int = 8,
+    concurrency: int = 1,
+    engine_options: Mapping[str, Any] | None = None,
+    ray_actor_options: Mapping[str, Any] | None = None,
+) -> Summary:
+    """Complete every prompt of these JSON-lines files once, on ``concurrency`` actors of the Ray cluster.
+
+    A line is an object whose prompt_key is a text, token ids, or chat messages; its id is its id_key, else
+    ``FILE NAME:LINE NUMBER``, and must be unique. Each line of ``out`` has id, text, token_ids, finish_reason and seed, or
+    id and error for a prompt that cannot be completed. Lines come in the order in which they are done.
+
+    A row's seed is derived from (params.seed, its id), so its tokens depend neither on the number of actors nor on
+    batch_size; without params.seed a fresh one is drawn. Ids that ``out`` has already are skipped: an interrupted run
+    continues where it stopped. engine_options are those of ``Engine.load``; ray_actor_options what one actor takes (by
+    default a GPU where the device is one, else one CPU).
+
+    Raises ConfigError, before any model is loaded, for input that cannot be read: all of it is checked first.
+    """
+    speculative_config(speculative)  # raises
+    if batch_size < 1 or concurrency < 1:
+        raise ConfigError(f"batch_size = {batch_size} and concurrency = {concurrency} must be at least 1")
+    files = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
+    out = Path(out)
+    if out.resolve() in {path.resolve() for path in files}:
+        raise ConfigError(f"out = {str(out)!r} is one of the input files: name another one")
+    params = params or SamplingParams()
+    done = finished(out)
+    if params.seed is None:
+        params = replace(params, seed=secrets.randbits(63))
+    elif any(seed not in (None, row_seed(params.seed, key)) for key, seed in done.items()):
+        raise ConfigError(
+            f"{str(out)!r} was written with another seed than {params.seed}: give that one, or another out"
+        )
+    job = Job(target, speculative, params, prompt_key, id_key, dict(engine_options or {}))
+    spans, ids = plan(files, job, done, batch_size)
+    todo = ids - done.keys()
+    num_failed = 0
+    if spans:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("a", encoding="utf-8") as stream:
+            for row in _completed(spans, job, concurrency, dict(ray_actor_options or {})):
+                key = row["id"]
+                if key not in todo:
+                    raise RuntimeError(f"row {key!r} was returned twice, or is unknown: an input file has changed")
+                todo.remove(key)
+                num_failed += "error" in row
+                stream.write(json.dumps(row, ensure_ascii=False) + "\n")
+                stream.flush()
+        if todo:
+            raise RuntimeError(f"{len(todo)} rows are missing, {min(todo)!r} among them: an input file has changed")
+    num_skipped = len(ids & done.keys())
+    return Summary(str(out), len(ids), num_skipped, len(ids) - num_skipped, num_failed)
+
+
+def row_seed(seed: int, row_id: str) -> int:
+    """The seed of one row, in [0, 2^63): given to ``Engine.generate`` with the same prompt it gives the same tokens."""
+    digest = hashlib.sha256(row_id.encode()).digest()
+    return derive_seed(seed, int.from_bytes(digest[:8], "big")) & (2**63 - 1)
+
+
+def finished(out: Path) -> dict[str, int | None]:
+    """Id to seed of the rows that an earlier run wrote (None: it failed). An incomplete last line is removed."""
+    rows: dict[str, int | None] = {}
+    if not out.exists():
+        return rows
+    whole = 0
+    with out.open("rb") as stream:
+        for number, line in enumerate(stream, 1):
+            if not line.endswith(b"\n"):
+                break  # the run died while it wrote this one
+            try:
+                row = json.loads(line)
+                rows[row["id"]] = row.get("seed")
+            except (ValueError, TypeError, KeyError, AttributeError):
+                raise ConfigError(
+                    f"{out}:{number} is not a row of an earlier run: name another out, or remove the file"
+                ) from None
+            whole += len(line)
+    if whole < out.stat().st_size:
+        os.truncate(out, whole)
+    return rows
+
+
+def plan(files: Sequence[Path], job: Job, done: Mapping[str, object], batch_size: int) -> tuple[list[Span], set[str]]:
+    """Batches of the remaining rows, and all ids. Raises ConfigError with FILE:LINE where a line cannot be used."""
+    spans: list[Span] = []
+    places: dict[str, str] = {}
+    for path in files:
+        begun: Span | None = None
+        for number, offset, key, _ in read(path, job):
+            place = f"{path}:{number}"
+            if key in places:
+                raise ConfigError(f"{place} has the id {key!r} of {places[key]}: every id must be unique")
+            places[key] = place
+            if begun is not None and (key in done or begun.count == batch_size):
+                spans.append(begun)
+                begun = None
+            if key in done:
+                continue
+            begun = Span(str(path), offset, number, 1) if begun is None else replace(begun, count=begun.count + 1)
+        if begun is not None:
+            spans.append(begun)
+    return spans, set(places)
+
+
+def read(path: Path, job: Job, offset: int = 0, line: int = 1) -> Iterator[tuple[int, int, str, Any]]:
+    """(line number, offset in bytes, id, prompt) of a file's lines from one on. Raises ConfigError with FILE:LINE."""
+    try:
+        stream = path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    with stream:
+        stream.seek(offset)
+        for number, text in enumerate(stream, line):
+            if text.strip():
+                place = f"{path}:{number}"
+                try:
+                    row = json.loads(text)
+                except ValueError as error:
+                    raise ConfigError(f"{place} is not JSON: {error}") from None
+                if job.prompt_key == "prompt" and isinstance(row, dict) and "prompt" not in row:
+                    row |= _as_prompt(row, place)
+                if not isinstance(row, dict) or job.prompt_key not in row:
+                    raise ConfigError(f"{place} is not an object with the key {job.prompt_key!r}")
+                prompt = row[job.prompt_key]
+                if not isinstance(prompt, str) and not _is_list_of(prompt, int) and not _is_list_of(prompt, dict):
+                    raise ConfigError(f"{place}: {job.prompt_key!r} must be a text, token ids or chat messages")
+                yield number, offset, str(row.get(job.id_key, f"{path.name}:{number}")), prompt
+            offset += len(text)
+
+
+def _as_prompt(row: dict[str, Any], place: str) -> dict[str, Any]:
+    """The key "prompt" of a line with ``messages`` or ``turns`` in its place. Raises ConfigError."""
+    if not {"messages", "turns"} & row.keys():
+        return {}
+    asked = conversation(Entry(place, 0, row))
+    if asked.messages:
+        return {"prompt": list(asked.messages)}
+    text = asked.texts[0]
+    return {"prompt": [{"role": "user", "content": text}] if asked.format == "chat" else text}
+
+
+class Generator:
+    """An actor: an engine, and batches of lines to complete."""
+
+    def __init__(self, job: Job) -> None:
+        """Loads the model."""
+        self.job = job
+        self.engine = Engine.load(job.target, speculative=job.speculative, **job.engine_options)
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, list[str]]:
+        """Spans, a column a field, to rows as JSON: as texts, since prompts and outputs have no common Arrow type."""
+        rows: list[str] = []
+        for path, offset, line, count in zip(
+            *(batch[name] for name in ("path", "offset", "line", "count")), strict=True
+        ):
+            lines = read(Path(path), self.job, int(offset), int(line))
+            pairs = [(key, prompt) for (_, _, key, prompt), _ in zip(lines, range(int(count)), strict=False)]
+            rows += [json.dumps(row, ensure_ascii=False) for row in self.complete(pairs)]
+        return {"row": rows}
+
+    def complete(self, pairs: Sequence[tuple[str, Any]]) -> list[dict[str, Any]]:
+        """A row for each (id, prompt)."""
+        try:
+            requests = [self._request(key, prompt) for key, prompt in pairs]
+            completions = self.engine.generate_batch(requests, batch_size=max(1, len(requests)))
+        except PromptError as error:
+            if len(pairs) == 1:
+                return [{"id": pairs[0][0], "error": str(error)}]
+            return [row for pair in pairs for row in self.complete([pair])]  # batching does not change tokens
+        return [_row(key, completion) for (key, _), completion in zip(pairs, completions, strict=True)]
+
+    def _request(self, key: str, prompt: Any) -> Request:
+        if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
+            prompt = self.engine.chat_prompt(prompt)
+        seed = self.job.params.seed
+        assert seed is not None
+        return Request(prompt, replace(self.job.params, seed=row_seed(seed, key)))
+
+
+def _row(key: str, completion: Completion) -> dict[str, Any]:
+    return {
+        "id": key,
+        "text": completion.text,
+        "token_ids": completion.token_ids,
+        "finish_reason": completion.finish_reason,
+        "seed": completion.seed,
+    }
+
+
+def _completed(
+    spans: Sequence[Span], job: Job, concurrency: int, ray_actor_options: dict[str, Any]
+) -> Iterator[dict[str, Any]]:
+    """The rows of all spans, as they come."""
+    if not ray_actor_options:
+        on_cpu = str(job.engine_options.get("device", "cpu")).startswith("cpu")
+        ray_actor_options = {"num_cpus": 1} if on_cpu else {"num_cpus": 1, "num_gpus": 1}
+    # One block per batch, so that rows are written soon after they are done.
+    data = ray.data.from_items([asdict(span) for span in spans], override_num_blocks=min(len(spans), MAX_BLOCKS))
+    completed = data.map_batches(
+        Generator,
+        fn_constructor_args=(job,),
+        batch_size=1,
+        compute=ray.data.ActorPoolStrategy(size=min(concurrency, len(spans))),
+        **ray_actor_options,
+    )
+    for batch in completed.iter_batches(batch_size=None, batch_format="pyarrow"):
+        table: Any = batch
+        for text in table.column("row").to_pylist():
+            yield json.loads(text)
+
+
+def _is_list_of(value: object, kind: type) -> bool:
+    return isinstance(value, list) and all(isinstance(item, kind) for item in value)

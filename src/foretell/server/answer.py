@@ -1,0 +1,199 @@
+"""Common parts of both completion routes: read a request, run its job, and assemble the answer."""
+
+import asyncio
+import re
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from time import perf_counter
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from pydantic import BaseModel
+from starlette.requests import Request
+
+from foretell import __version__
+from foretell.core.errors import ConfigError
+from foretell.engine.result import Completion
+from foretell.engine.state import Piece
+from foretell.engine.submission import StepTrace, Submission, Update
+from foretell.server.backend import Backend
+from foretell.server.errors import ApiError, bad, parse
+from foretell.server.job import Job
+from foretell.server.protocol import Sampling
+from foretell.server.security import TENANT
+from foretell.server.usage import metrics, usage
+
+Body = TypeVar("Body", bound=Sampling)
+AnyBody = TypeVar("AnyBody", bound=BaseModel)
+Result = TypeVar("Result")
+JSON_TYPE = re.compile(r"application/(json|[\w.+-]+\+json)\s*(;.*)?", re.IGNORECASE | re.ASCII)
+
+
+async def read_json(request: Request, kind: type[AnyBody]) -> AnyBody:
+    """A body of JSON. Raises ApiError 400 and 415."""
+    # A page of another site cannot send this type without a CORS preflight, so it cannot use a local server.
+    if not JSON_TYPE.fullmatch(request.headers.get("content-type", "")):
+        raise ApiError(415, "send JSON, with 'Content-Type: application/json'", code="unsupported_media_type")
+    return parse(kind, await request.body())
+
+
+async def read(request: Request, kind: type[Body], backend: Backend) -> Body:
+    """The request's body. Raises ApiError 400, 404 and 415."""
+    body = await read_json(request, kind)
+    if body.model:  # None and "": the one that is served
+        backend.check_model(body.model)
+    if body.stream_options is not None and not body.stream:
+        raise bad("stream_options: only where stream is true", "stream_options")
+    told = body.stream_options
+    if told is not None and told.continuous_usage_stats and not told.include_usage:
+        raise bad("continuous_usage_stats: only where include_usage is true", "stream_options")
+    return body
+
+
+async def in_worker(backend: Backend, work: Callable[[], Result]) -> Result:
+    """work's result, from the thread that reads texts."""
+    return await asyncio.get_running_loop().run_in_executor(backend.worker, work)
+
+
+async def in_compiler(backend: Backend, work: Callable[[], Result]) -> Result:
+    """work's result, from the thread that compiles grammars."""
+    with suppress(ConfigError):  # work raises it again, and names the field
+        await in_worker(backend, lambda: backend.constraints)  # reads the tokenizer, which that thread alone does
+    return await asyncio.get_running_loop().run_in_executor(backend.compiler, work)
+
+
+class Answer:
+    """One answer: its id, the requested extra fields, and the job that makes it."""
+
+    def __init__(
+        self,
+        backend: Backend,
+        body: Sampling,
+        submissions: Sequence[Submission],
+        *,
+        request: Request,
+        kind: str,
+        prefix: str,
+        max_tokens: int | None,
+        num_predicted: int = 0,
+    ) -> None:
+        """kind: the object's name in the API; prefix: of its id; max_tokens: as the client gave it. Raises ApiError where
+        the job cannot be started."""
+        self.max_tokens = max_tokens
+        self.backend, self.body, self.kind, self.num_predicted = backend, body, kind, num_predicted
+        self.id, self.created = f"{prefix}-{uuid4().hex}", int(time.time())
+        asked = body.stream_options
+        self.wants_usage = bool(asked and asked.include_usage)
+        self._counts = bool(self.wants_usage and asked and asked.continuous_usage_stats)
+        self._written = [0] * len(submissions)  # tokens sent of each choice, where every chunk counts them
+        arrived = request.scope.get("foretell.arrived") or perf_counter()
+        tenant = request.scope.get(TENANT)
+        kept = body.store is not False
+        submissions = [replace(submission, tenant=tenant, store=kept) for submission in submissions]
+        self.job = Job(backend, submissions, endpoint=request.url.path, stream=bool(body.stream), arrived=arrived)
+        self.job.start()
+
+    def envelope(self, choices: list[dict[str, Any]]) -> dict[str, Any]:
+        """The answer, or a chunk of it."""
+        return {
+            "id": self.id,
+            "object": self.kind,
+            "created": self.created,
+            "model": self.backend.name,
+            "system_fingerprint": f"foretell-{__version__}",
+            "choices": choices,
+        }
+
+    def chunk(self, choice: dict[str, Any]) -> dict[str, Any]:
+        """A chunk of a stream."""
+        data = self.envelope([choice])
+        if self.wants_usage:
+            # As in OpenAI's API only the last chunk has usage, but where all were asked for it.
+            data["usage"] = self._usage_so_far() if self._counts else None
+        return data
+
+    def count(self, index: int, pieces: Sequence[Piece]) -> None:
+        """These pieces of a choice are sent now."""
+        self._written[index] += len(pieces)
+
+    def _usage_so_far(self) -> dict[str, Any]:
+        prompt = sum(len(one.prompt_ids) for one in self.job.submissions[:: self.body.n or 1])
+        written = sum(self._written)
+        return {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written}
+
+    def usage(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """Tokens."""
+        return usage(completions, num_choices=self.body.n or 1, num_predicted=self.num_predicted)
+
+    def figures(self, completions: Sequence[Completion]) -> dict[str, Any]:
+        """``metrics``, if requested."""
+        asked = self.body.include_metrics
+        wanted = self.backend.options.include_metrics if asked is None else asked
+        return {"metrics": metrics(completions)} if wanted else {}
+
+    def shown(self, pieces: Sequence[Piece], completion: Completion | None) -> list[Piece]:
+        """The pieces that have log probabilities: all but the end token. completion: given where the last piece is
+        among them."""
+        if completion is None or completion.finish_reason != "stop" or not pieces or pieces[-1].text:
+            return list(pieces)
+        ends = {*(self.body.stop_token_ids or ()), *(() if self.body.ignore_eos else self.backend.eos_token_ids)}
+        return list(pieces[:-1] if pieces[-1].token_id in ends else pieces)
+
+    def extras(self, pieces: Sequence[Piece], traces: Sequence[StepTrace]) -> dict[str, Any]:
+        """provenance and trace of a choice, if requested."""
+        texts, found = self.backend.texts, dict[str, Any]()
+        if self.body.provenance:
+            found["provenance"] = texts.provenance(pieces)
+        if self.body.trace:
+            found["trace"] = [texts.tree(step) for step in traces]
+        return found
+
+    def ending(self, completion: Completion, *, num_calls: int = 0) -> dict[str, Any]:
+        """How a choice ended."""
+        reason = completion.finish_reason
+        why = {}
+        if reason == "timeout":
+            why = {"stop_reason": "timeout"}
+        elif reason == "length" and self._is_full(completion):
+            why = {"stop_reason": "context"}
+        elif reason == "stop" and num_calls:
+            reason = "tool_calls"
+        return {"finish_reason": reason, **why, "seed": completion.seed}
+
+    def _is_full(self, completion: Completion) -> bool:
+        """Whether the context ended the text, and not a limit that the client gave."""
+        left = self.backend.max_model_len - completion.num_prompt_tokens - completion.num_tokens
+        return left <= 0 and (self.max_tokens is None or completion.num_tokens < self.max_tokens)
+
+
+@dataclass
+class News:
+    """The updates of one choice, combined."""
+
+    prompt: list[Piece] = field(default_factory=list)  # of the prompt, where asked for
+    pieces: list[Piece] = field(default_factory=list)
+    text: str = ""  # text of these pieces, and text held back before
+    traces: list[StepTrace] = field(default_factory=list)
+    completion: Completion | None = None  # where it has ended
+
+
+def by_choice(news: Sequence[tuple[int, Update]]) -> dict[int, News]:
+    """Combine the updates of each choice that has any."""
+    found: dict[int, News] = {}
+    for index, update in news:
+        one = found.setdefault(index, News())
+        one.prompt.extend(update.prompt_pieces)
+        one.pieces.extend(update.pieces)
+        one.text += "".join(piece.text for piece in update.pieces) + update.tail
+        if update.trace is not None:
+            one.traces.append(update.trace)
+        if update.completion is not None:
+            one.completion = update.completion
+    return found
+
+
+def as_given(model: BaseModel) -> dict[str, Any]:
+    """A part of a request as the client wrote it, without what was null."""
+    return model.model_dump(by_alias=True, exclude_none=True)

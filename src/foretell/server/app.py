@@ -1,0 +1,170 @@
+"""The server's routes, put together."""
+
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from typing import TYPE_CHECKING, Any
+
+from fastapi import FastAPI
+from starlette.exceptions import HTTPException
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, PlainTextResponse, Response
+
+from foretell import __version__
+from foretell.server import learner, models
+from foretell.server.backend import Backend
+from foretell.server.chat import chat_completions
+from foretell.server.completions import completions
+from foretell.server.errors import ApiError
+from foretell.server.openapi import GOT, POSTED, errors, install, request_body, stream_of
+from foretell.server.options import ServerOptions
+from foretell.server.protocol import ChatRequest, CompletionRequest, LearnerRequest
+from foretell.server.replies import (
+    ChatChunk,
+    ChatReply,
+    LearnerReply,
+    Model,
+    ModelList,
+    ResponseEvent,
+    ResponseReply,
+    Status,
+    TextReply,
+    Version,
+)
+from foretell.server.responses import responses
+from foretell.server.responses_protocol import ResponsesRequest
+from foretell.server.security import REQUEST_ID, Gate
+
+if TYPE_CHECKING:
+    from foretell.engine.service import Service
+
+HIDDEN: dict[str, Any] = {"include_in_schema": False, "operation_id": None}
+
+
+def build_app(service: "Service", options: ServerOptions | None = None) -> FastAPI:
+    """The ASGI app over a service, which the caller starts (before or after), drains and closes.
+
+    Several apps may share a service. Everything that is sent is described in ``/openapi.json``.
+    """
+    options = options or ServerOptions()
+    backend = Backend(service, options)
+
+    @asynccontextmanager
+    async def lifespan(app: FastAPI) -> AsyncIterator[None]:
+        yield
+        backend.close()
+
+    app = FastAPI(
+        title="foretell",
+        version=__version__,
+        docs_url=None,  # it would load its scripts from elsewhere
+        redoc_url=None,
+        redirect_slashes=False,
+        lifespan=lifespan,
+    )
+    app.state.backend = backend
+    app.add_middleware(Gate, options=options)
+    if options.allowed_origins:  # outside the gate: a browser's preflight has no key, and errors are read too
+        app.add_middleware(
+            CORSMiddleware,
+            allow_origins=options.allowed_origins,
+            allow_methods=("GET", "HEAD", "POST"),
+            allow_headers=("*",),
+            expose_headers=(REQUEST_ID, "retry-after"),
+        )
+    app.add_exception_handler(HTTPException, _http_error)
+    _add_routes(app, debug=options.debug)
+    install(app, backend)
+    return app
+
+
+def _add_routes(app: FastAPI, *, debug: bool) -> None:
+    _both(
+        app,
+        "/v1/chat/completions",
+        chat_completions,
+        methods=["POST"],
+        operation_id="create_chat_completion",
+        openapi_extra=request_body(ChatRequest),
+        responses={
+            200: {"model": ChatReply, "content": stream_of(ChatChunk), "description": "A reply."},
+            **errors(*POSTED),
+        },
+    )
+    _both(
+        app,
+        "/v1/completions",
+        completions,
+        methods=["POST"],
+        operation_id="create_completion",
+        openapi_extra=request_body(CompletionRequest),
+        responses={
+            200: {"model": TextReply, "content": stream_of(TextReply), "description": "Completions."},
+            **errors(*POSTED),
+        },
+    )
+    _both(
+        app,
+        "/v1/responses",
+        responses,
+        methods=["POST"],
+        operation_id="create_response",
+        openapi_extra=request_body(ResponsesRequest),
+        responses={
+            200: {"model": ResponseReply, "content": stream_of(ResponseEvent), "description": "A response."},
+            **errors(*POSTED),
+        },
+    )
+    _both(app, "/v1/models", models.list_models, responses={200: {"model": ModelList}, **errors(*GOT)})
+    _both(
+        app,
+        "/v1/models/{model:path}",
+        models.get_model,
+        responses={200: {"model": Model}, **errors(*GOT)},
+        openapi_extra={
+            "parameters": [
+                {"name": "model", "in": "path", "required": True, "schema": {"type": "string", "minLength": 1}}
+            ]
+        },
+    )
+    app.add_api_route(
+        "/v1/foretell/learner", learner.get_learner, response_model=None,
+        responses={200: {"model": LearnerReply}, **errors(*GOT)},
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/foretell/learner", learner.post_learner, response_model=None, methods=["POST"],
+        operation_id="tell_learner", openapi_extra=request_body(LearnerRequest),
+        responses={200: {"model": LearnerReply}, **errors(*POSTED)},
+    )  # fmt: skip
+    probe = errors(400, 405, 500, 503)
+    app.get("/health", response_model=None, responses={200: {"model": Status}, **probe})(models.health)
+    app.get("/ping", response_model=None, include_in_schema=False)(models.health)  # as vLLM's and SageMaker's
+    app.get("/ready", response_model=None, responses={200: {"model": Status}, **probe})(models.ready)
+    app.get("/version", response_model=None, responses={200: {"model": Version}, **errors(400, 405, 500)})(
+        models.version
+    )
+    app.get("/metrics", response_model=None, response_class=PlainTextResponse, responses=errors(400, 401, 405, 500))(
+        models.metrics
+    )
+    if debug:
+        app.get("/debug/integrity", response_model=None, include_in_schema=False)(models.integrity)
+    app.get("/", response_model=None, response_class=HTMLResponse, responses=errors(400, 405, 500))(models.page)
+
+
+def _both(app: FastAPI, path: str, answer: Callable[..., Any], **about: Any) -> None:
+    """A route, and the same without /v1: for clients whose address has no path, as llama.cpp and MLX-LM have them."""
+    app.add_api_route(path, answer, response_model=None, **about)
+    app.add_api_route(path.removeprefix("/v1"), answer, response_model=None, **{**about, **HIDDEN})
+
+
+async def _http_error(request: Request, error: Exception) -> Response:
+    """Errors of the framework (unknown path or method) in the format of all errors."""
+    assert isinstance(error, HTTPException)
+    if error.status_code == 404:
+        return ApiError(404, f"there is nothing at {request.url.path[:200]}", code="not_found").response()
+    text = f"{request.method} is not for this path" if error.status_code == 405 else str(error.detail)
+    code = "method_not_allowed" if error.status_code == 405 else None
+    headers = dict(error.headers or {})
+    if headers.get("Allow") == "GET":
+        headers["Allow"] = "GET, HEAD"
+    return ApiError(error.status_code, text, code=code, headers=headers).response()

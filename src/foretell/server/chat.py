@@ -1,0 +1,309 @@
+"""``POST /v1/chat/completions``."""
+
+import json
+from collections.abc import AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foretell.core.errors import ConfigError
+from foretell.engine.submission import Submission
+from foretell.server.answer import Answer, as_given, by_choice, in_compiler, in_worker, read
+from foretell.server.backend import Backend
+from foretell.server.errors import bad, of_engine
+from foretell.server.formats import Format, format_processor, wanted_format
+from foretell.server.job import finish
+from foretell.server.protocol import (
+    AssistantTurn,
+    ChatRequest,
+    GivenCall,
+    Message,
+    Parts,
+    SaidParts,
+    TextPart,
+    ToolMessage,
+)
+from foretell.server.sampling import MakeProcessor, submissions
+from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
+from foretell.server.tools import (
+    ContentDelta,
+    ToolCallStream,
+    ToolUse,
+    knows_tools,
+    messages_with_tools,
+    parse_tool_calls,
+)
+
+OBJECT = "chat.completion"
+WITHOUT_EFFECT = "x-foretell-without-effect"
+"""Header of an answer: fields of the request that could change nothing, as the model's template does not read them."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A request that has been checked, and its tokens."""
+
+    submissions: list[Submission]
+    num_predicted: int
+    max_tokens: int | None  # as it was given
+    calls: bool  # whether the output may hold tool calls
+    without_effect: tuple[str, ...] = ()  # fields that the model's template does not read
+
+
+async def chat_completions(request: Request) -> Response:
+    """Answer a conversation."""
+    backend: Backend = request.app.state.backend
+    body = await read(request, ChatRequest, backend)
+    plan = await plan_of(request, backend, body)
+    kind = OBJECT + ".chunk" if body.stream else OBJECT
+    answer = Answer(
+        backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted,
+        max_tokens=plan.max_tokens,
+    )  # fmt: skip
+    headers = effect_headers(plan)
+    if body.stream:
+        return EventStream(answer.job, _events(answer, body, calls=plan.calls), headers=headers)
+    try:
+        whole = await while_connected(request.receive, _whole(answer, body, calls=plan.calls))
+        return JsonReply(whole, headers=headers)
+    finally:
+        answer.job.close()
+
+
+async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Plan:
+    """All checks of a conversation, its grammar and its tokens, while the client is there. Raises ApiError 400."""
+    constrained: tuple[ToolUse | None, MakeProcessor | None] = (None, None)
+    format = wanted_format(body)
+    if body.tools is not None or body.tool_choice is not None or format is not None:
+        compiling = in_compiler(backend, lambda: _constrained(backend, body, format))
+        constrained = await while_connected(request.receive, compiling)
+    return await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, *constrained)))
+
+
+def effect_headers(plan: Plan) -> dict[str, str]:
+    """Headers that name what had no effect."""
+    return {WITHOUT_EFFECT: ", ".join(plan.without_effect)} if plan.without_effect else {}
+
+
+def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: MakeProcessor | None) -> Plan:
+    """All checks of the request, and its tokens. Raises ApiError 400."""
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad("top_logprobs: only where logprobs is true", "top_logprobs")
+    given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
+    if len(set(given)) > 1:
+        raise bad("max_tokens and max_completion_tokens are one setting: give it once", "max_completion_tokens")
+    effort, unread = _effort(backend, body)
+    text = backend.chat_text(
+        _messages(backend, body, use),
+        tools=list(use.rendered) if use is not None and use.rendered and _renders_tools(backend) else None,
+        generate=_opens_reply(body),
+        goes_on=body.continue_final_message is True,
+        extra={**effort, **(body.chat_template_kwargs or {})},
+    )
+    prediction = None
+    if body.prediction is not None:
+        prediction = backend.encode(_text(body.prediction.content), "prediction", special=False)
+        if len(prediction) > backend.max_model_len:
+            raise bad(
+                f"the prediction has {len(prediction)} tokens; no output here has more than {backend.max_model_len}: "
+                "shorten it",
+                "prediction",
+            )
+    made = submissions(
+        backend,
+        body,
+        [backend.encode(text, "messages", special=False)],
+        max_tokens=given[0] if given else None,
+        num_logprobs=(body.top_logprobs or 0) if body.logprobs else 0 if body.provenance else None,
+        prediction=prediction,
+        processor=processor,
+    )
+    return Plan(made, len(prediction or ()), given[0] if given else None, use is not None and use.calls, unread)
+
+
+def _opens_reply(body: ChatRequest) -> bool:
+    """Whether the template opens a reply of its own. Raises ApiError 400 where the last message cannot be continued."""
+    if not body.continue_final_message:
+        return body.add_generation_prompt is not False
+    last = body.messages[-1]
+    if body.add_generation_prompt:
+        raise bad(
+            "continue_final_message goes on with the last message and add_generation_prompt opens another: give one",
+            "continue_final_message",
+        )
+    if not isinstance(last, AssistantTurn) or last.tool_calls or not _text(last.content or ""):
+        raise bad(
+            "continue_final_message: the last message must be the assistant's, with a text and no calls",
+            "continue_final_message",
+        )
+    return False
+
+
+def _effort(backend: Backend, body: ChatRequest) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """(the values of the template that reasoning_effort sets, what has no effect)."""
+    if body.reasoning_effort is None:
+        return {}, ()
+    template, found = backend.template, dict[str, Any]()
+    if "reasoning_effort" in template:
+        found["reasoning_effort"] = body.reasoning_effort
+    if "enable_thinking" in template:
+        found["enable_thinking"] = body.reasoning_effort != "none"
+    return found, () if found or body.reasoning_effort == "none" else ("reasoning_effort",)
+
+
+def _constrained(
+    backend: Backend, body: ChatRequest, format: Format | None
+) -> tuple[ToolUse | None, MakeProcessor | None]:
+    """The constraint of the output: tools, a format, or either of them."""
+    use: ToolUse | None = None
+    try:
+        if body.tools is not None or body.tool_choice is not None:
+            choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
+            use = ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
+            # Calls that must come leave no text that a format could be of.
+            text = format.term() if format is not None and use.mode == "auto" else None
+            constraint = use.constraint(backend.constraints, text) if use.calls else None
+            if constraint is not None:
+                return use, constraint.processor
+    except ConfigError as error:
+        raise of_engine(error, "tools") from None
+    return use, None if format is None else format_processor(backend, format)
+
+
+def _renders_tools(backend: Backend) -> bool:
+    return knows_tools(backend.template)
+
+
+def _messages(backend: Backend, body: ChatRequest, use: ToolUse | None) -> Sequence[Mapping[str, Any]]:
+    """The conversation as the model's template reads it."""
+    reads_thoughts = "reasoning_content" in backend.template
+    plain = [_message(message, with_thoughts=reads_thoughts) for message in body.messages]
+    told = any(message["role"] == "tool" or "tool_calls" in message for message in plain)
+    has_tools = told or (use is not None and use.calls)
+    if has_tools and not _renders_tools(backend):
+        return messages_with_tools(plain, use.rendered if use is not None else ())
+    for message in plain:
+        if message["role"] == "developer" and "developer" not in backend.template:
+            message["role"] = "system"
+        for call in message.get("tool_calls", ()):
+            call["function"]["arguments"] = _parsed(call["function"]["arguments"])
+    return plain
+
+
+def _message(message: Message, *, with_thoughts: bool) -> dict[str, Any]:
+    made: dict[str, Any] = {"role": message.role, "content": _text(message.content or "")}
+    if message.name is not None:
+        made["name"] = message.name
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantTurn) and message.tool_calls:
+        made["tool_calls"] = [_call(call) for call in message.tool_calls]
+    if (
+        isinstance(message, AssistantTurn)
+        and with_thoughts
+        and (thought := message.reasoning_content or message.reasoning)
+    ):
+        made["reasoning_content"] = thought
+    return made
+
+
+def _call(call: GivenCall) -> dict[str, Any]:
+    named = {} if call.id is None else {"id": call.id}
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {**named, "type": call.type, "function": function}
+
+
+def _text(content: str | Parts | SaidParts) -> str:
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+def _parsed(arguments: str) -> Any:
+    """Arguments as templates expect them: parsed to an object; other texts are unchanged."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+async def _whole(answer: Answer, body: ChatRequest, *, calls: bool) -> dict[str, Any]:
+    """The answer of a request without stream."""
+    traces = await finish(answer.job)
+    completions = answer.job.whole()
+    choices = []
+    for index, completion in enumerate(completions):
+        message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
+        num_calls = 0
+        if calls:
+            message["content"], found = parse_tool_calls(completion.text)
+            num_calls = len(found)
+            if found:
+                message["tool_calls"] = [call.as_openai() for call in found]
+        shown = answer.shown(completion.pieces, completion)
+        choices.append(
+            {
+                "index": index,
+                "message": message,
+                "logprobs": answer.backend.texts.chat_logprobs(shown) if body.logprobs else None,
+                **answer.ending(completion, num_calls=num_calls),
+                **answer.extras(completion.pieces, traces[index]),
+            }
+        )
+    return {**answer.envelope(choices), "usage": answer.usage(completions), **answer.figures(completions)}
+
+
+async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIterator[bytes]:
+    """The answer of a request with stream: per choice its role, its content and its finish reason; then the usage."""
+    job, texts = answer.job, answer.backend.texts
+    readers = [ToolCallStream() if calls else None for _ in job.submissions]
+    begun: set[int] = set()
+    num_ended = 0
+
+    def chunk(index: int, delta: dict[str, Any], **more: Any) -> bytes:
+        choice = {"index": index, "delta": delta, "logprobs": None, "finish_reason": None, **more}
+        return event(answer.chunk(choice))
+
+    while not job.is_done:
+        out = []
+        for index, one in by_choice(await job.news(answer.backend.options.keepalive_s)).items():
+            pieces, text, traces, completion = one.pieces, one.text, one.traces, one.completion
+            answer.count(index, pieces)
+            if index not in begun:
+                begun.add(index)
+                out.append(chunk(index, {"role": "assistant", "content": ""}))
+            deltas = _deltas(readers[index], text, final=completion is not None)
+            more = answer.extras(pieces, traces) if pieces or traces else {}
+            if body.logprobs and (shown := answer.shown(pieces, completion)):
+                more["logprobs"] = texts.chat_logprobs(shown)
+            if more and not deltas:
+                deltas = [{"content": ""}]
+            for delta in deltas:
+                out.append(chunk(index, delta, **more))
+                more = {}
+            if completion is not None:
+                reader = readers[index]
+                ending = answer.ending(completion, num_calls=reader.num_calls if reader is not None else 0)
+                data = answer.chunk({"index": index, "delta": {}, "logprobs": None, **ending})
+                num_ended += 1
+                if num_ended == len(readers) and not answer.wants_usage:
+                    data.update(answer.figures(job.whole()))
+                out.append(event(data))
+        yield b"".join(out) or KEEP_ALIVE
+    if answer.wants_usage:
+        completions = job.whole()
+        last = {**answer.envelope([]), "usage": answer.usage(completions), **answer.figures(completions)}
+        yield event(last)
+    yield DONE
+
+
+def _deltas(reader: ToolCallStream | None, text: str, *, final: bool) -> list[dict[str, Any]]:
+    """The delta of a further piece of text."""
+    if reader is None:
+        return [{"content": text}] if text else []
+    found = [*reader.push(text), *(reader.finish() if final else ())]
+    return [
+        {"content": one.text} if isinstance(one, ContentDelta) else {"tool_calls": [one.as_openai()]} for one in found
+    ]

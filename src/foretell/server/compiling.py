@@ -1,0 +1,133 @@
+"""Whether a grammar can be compiled in time: tried in a process of its own, which is ended where it cannot."""
+
+import json
+import os
+import select
+import subprocess
+import sys
+from collections import OrderedDict
+from contextlib import suppress
+from copy import copy
+from pathlib import Path
+from threading import Lock
+from time import monotonic
+from typing import Any
+
+from foretell.core.errors import ConfigError
+
+CPU_S = 1.0
+"""CPU seconds that a grammar may take to compile, with its first mask."""
+WAIT_S, START_S = 20.0, 60.0
+"""Seconds by the clock after which the process is given up, and for it to start."""
+MAX_BYTES = 8 << 30
+"""Address space of the process."""
+MAX_GRAMMAR = 1 << 18
+"""Characters of a grammar, as llguidance reads it; about those of its schema."""
+LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
+"""Of llguidance, beside its defaults. A state takes 1 to 2 kB; a mask stops after some 15 ms of its other limits."""
+_REFUSED = 256
+
+
+class CompileCheck:
+    """One process for one tokenizer, started at the first grammar and after each that had to be ended. Thread-safe."""
+
+    def __init__(self, tokenizer: Any, n_vocab: int, eos_token: list[int]) -> None:
+        """tokenizer is a fast one of transformers."""
+        backend = copy(tokenizer.backend_tokenizer)
+        backend.no_padding()
+        backend.no_truncation()
+        self._given = {
+            "tokenizer": backend.to_str(),
+            "n_vocab": n_vocab,
+            "eos_token": eos_token,
+            "limits": LIMITS,
+            "cpu_seconds": CPU_S,
+            "max_bytes": MAX_BYTES,
+        }
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = Lock()
+        self._refused: OrderedDict[str, str] = OrderedDict()  # grammars that were too much, and what was said of them
+
+    def check(self, grammar: str, what: str) -> None:
+        """Raise ConfigError for a grammar that is too large or takes too long. Other errors are left to the compiler."""
+        if len(grammar) > MAX_GRAMMAR:
+            raise ConfigError(
+                f"the {what} has {len(grammar)} characters as a grammar; this server takes {MAX_GRAMMAR}: make it smaller"
+            )
+        with self._lock:
+            refused = self._refused.get(grammar)
+            if refused is None and not self._compiles(grammar):
+                refused = (
+                    f"the {what} takes more than {CPU_S:g} s to compile: make it, its numbers or repetitions smaller"
+                )
+                self._refused[grammar] = refused
+                while len(self._refused) > _REFUSED:
+                    self._refused.popitem(last=False)
+        if refused is not None:
+            raise ConfigError(refused)
+
+    def close(self) -> None:
+        """End the process."""
+        with self._lock:
+            self._end()
+
+    def _compiles(self, grammar: str) -> bool:
+        if self._process is None or self._process.poll() is not None:
+            self._start()
+        try:
+            self._tell(grammar)
+            self._answer(WAIT_S)
+        except (OSError, EOFError, TimeoutError):
+            self._end()
+            return False
+        return True
+
+    def _start(self) -> None:
+        self._end()
+        program = Path(__file__).with_name("grammar_child.py")
+        self._process = subprocess.Popen(
+            [sys.executable, "-P", str(program)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            self._tell(self._given)
+            self._answer(START_S)
+        except (OSError, EOFError, TimeoutError) as error:
+            self._end()
+            raise ConfigError("grammars cannot be compiled here: the process that tries them does not start") from error
+
+    def _tell(self, value: Any) -> None:
+        assert self._process is not None
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(value).encode() + b"\n")
+        self._process.stdin.flush()
+
+    def _answer(self, timeout_s: float) -> str:
+        """The next line. Raises EOFError where the process has ended, TimeoutError."""
+        assert self._process is not None
+        assert self._process.stdout is not None
+        file, data, end = self._process.stdout.fileno(), b"", monotonic() + timeout_s
+        while not data.endswith(b"\n"):
+            if not select.select([file], [], [], max(0.0, end - monotonic()))[0]:
+                raise TimeoutError
+            piece = os.read(file, 1 << 16)
+            if not piece:
+                raise EOFError
+            data += piece
+        return str(json.loads(data))
+
+    def _end(self) -> None:
+        process, self._process = self._process, None
+        if process is None:
+            return
+        process.kill()
+        process.wait()
+        for pipe in (process.stdin, process.stdout):
+            if pipe is not None:
+                with suppress(OSError):
+                    pipe.close()
+
+    def __del__(self) -> None:
+        self._end()

@@ -1,0 +1,176 @@
+"""``POST /v1/completions``."""
+
+from collections.abc import AsyncIterator, Sequence
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foretell.engine.result import Completion
+from foretell.engine.state import Piece
+from foretell.engine.submission import StepTrace, Submission
+from foretell.server.answer import Answer, by_choice, in_compiler, in_worker, read
+from foretell.server.backend import Backend
+from foretell.server.errors import bad
+from foretell.server.formats import format_processor, wanted_format
+from foretell.server.job import finish
+from foretell.server.protocol import CompletionRequest
+from foretell.server.sampling import MakeProcessor, submissions
+from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
+
+DEFAULT_MAX_TOKENS = 16  # as OpenAI's
+
+
+async def completions(request: Request) -> Response:
+    """Go on with texts."""
+    backend: Backend = request.app.state.backend
+    body = await read(request, CompletionRequest, backend)
+    processor: MakeProcessor | None = None
+    if (format := wanted_format(body)) is not None:
+        wanted = format
+        compiling = in_compiler(backend, lambda: format_processor(backend, wanted))
+        processor = await while_connected(request.receive, compiling)
+    made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, processor)))
+    answer = Answer(
+        backend, body, made, request=request, kind="text_completion", prefix="cmpl", max_tokens=_max_tokens(body)
+    )
+    if body.stream:
+        return EventStream(answer.job, _events(answer, body, echoes))
+    try:
+        return JsonReply(await while_connected(request.receive, _whole(answer, body, echoes)))
+    finally:
+        answer.job.close()
+
+
+def _plan(
+    backend: Backend, body: CompletionRequest, processor: MakeProcessor | None
+) -> tuple[list[Submission], list[str]]:
+    """(submissions, the echoed prompt of each). Raises ApiError 400."""
+    if body.best_of is not None and body.best_of != (body.n or 1):
+        raise bad("best_of must equal n: only as many completions as are returned are made", "best_of")
+    given: Sequence[str | Sequence[int]]
+    if isinstance(body.prompt, str):
+        given = [body.prompt]
+    elif isinstance(body.prompt[0], int):
+        given = [[token for token in body.prompt if isinstance(token, int)]]
+    else:
+        given = [one for one in body.prompt if not isinstance(one, int)]
+    if len(given) * (body.n or 1) > backend.options.max_choices:
+        most = backend.options.max_choices
+        raise bad(
+            f"{len(given)} prompts with n = {body.n or 1}: this server makes at most {most} completions a request"
+        )
+    prompts = [backend.encode(one, "prompt", special=True) if isinstance(one, str) else list(one) for one in given]
+    for ids in prompts:
+        if not ids:
+            raise bad("prompt: the prompt is empty: at least one token is needed", "prompt", "invalid_prompt")
+        beyond = [token for token in ids if token >= backend.vocab_size]
+        if beyond:
+            raise bad(f"prompt: token id {beyond[0]} is not one of 0 to {backend.vocab_size - 1}", "prompt")
+    echoes = [""] * len(prompts)
+    if body.echo:
+        echoes = [_echo(backend, one) for one in given]
+    made = submissions(
+        backend,
+        body,
+        prompts,
+        max_tokens=_max_tokens(body),
+        num_logprobs=body.logprobs if body.logprobs is not None else 0 if body.provenance else None,
+        num_prompt_logprobs=body.logprobs if body.echo else None,
+        processor=processor,
+    )
+    return made, [echo for echo in echoes for _ in range(body.n or 1)]
+
+
+def _max_tokens(body: CompletionRequest) -> int:
+    return DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+
+
+def _echo(backend: Backend, prompt: str | Sequence[int]) -> str:
+    if isinstance(prompt, str):
+        return prompt
+    if backend.tokenizer is None:
+        raise bad("echo: this model has no tokenizer, so token ids have no text", "echo")
+    return str(backend.tokenizer.decode(list(prompt)))
+
+
+async def _whole(answer: Answer, body: CompletionRequest, echoes: Sequence[str]) -> dict[str, Any]:
+    """The answer of a request without stream."""
+    traces = await finish(answer.job)
+    done = answer.job.whole()
+    choices = []
+    for index, (completion, echo) in enumerate(zip(done, echoes, strict=True)):
+        text, pieces, prompt = echo + completion.text, completion.pieces, completion.prompt_pieces
+        choice = _choice(answer, body, index, text, pieces, traces[index], completion, len(echo), prompt)
+        choices.append({**choice, **answer.ending(completion)})
+    return {**answer.envelope(choices), "usage": answer.usage(done), **answer.figures(done)}
+
+
+async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]) -> AsyncIterator[bytes]:
+    """The answer of a request with stream: per choice its text, the end by itself; then the usage."""
+    job = answer.job
+    written = [len(echo) for echo in echoes]  # characters sent of each choice
+    begun: set[int] = set()
+    num_ended = 0
+    while not job.is_done:
+        out = []
+        for index, one in by_choice(await job.news(answer.backend.options.keepalive_s)).items():
+            pieces, text, traces, completion = one.pieces, one.text, one.traces, one.completion
+            offset, written[index] = written[index], written[index] + len(text)
+            answer.count(index, pieces)
+            if index not in begun:
+                begun.add(index)
+                text = echoes[index] + text
+            shown = one.prompt or _shown(answer, body, pieces, completion) if body.logprobs is not None else ()
+            wanted = shown or (pieces and body.provenance) or (traces and body.trace)
+            if text or wanted:
+                choice = _choice(answer, body, index, text, pieces, traces, completion, offset, one.prompt)
+                out.append(event(answer.chunk(choice if shown else {**choice, "logprobs": None})))
+            if completion is not None:
+                end = {"index": index, "text": "", "logprobs": None, **answer.ending(completion)}
+                data = answer.chunk(end)
+                num_ended += 1
+                if num_ended == len(echoes) and not answer.wants_usage:
+                    data.update(answer.figures(job.whole()))
+                out.append(event(data))
+        yield b"".join(out) or KEEP_ALIVE
+    if answer.wants_usage:
+        done = job.whole()
+        yield event({**answer.envelope([]), "usage": answer.usage(done), **answer.figures(done)})
+    yield DONE
+
+
+def _choice(
+    answer: Answer,
+    body: CompletionRequest,
+    index: int,
+    text: str,
+    pieces: Sequence[Piece],
+    traces: Sequence[StepTrace],
+    completion: Completion | None,
+    offset: int,
+    prompt: Sequence[Piece],
+) -> dict[str, Any]:
+    """A choice that has not ended. offset: characters before the pieces'. prompt: pieces of the prompt, to come first."""
+    logprobs = None
+    if body.logprobs is not None:
+        texts, top = answer.backend.texts, body.logprobs > 0
+        logprobs = texts.text_logprobs(_shown(answer, body, pieces, completion), offset, top=top)
+        if prompt:
+            before = texts.text_logprobs(prompt, 0, top=top)
+            logprobs = {name: None if value is None else value + logprobs[name] for name, value in before.items()}
+    return {
+        "index": index,
+        "text": text,
+        "logprobs": logprobs,
+        "finish_reason": None,
+        **answer.extras(pieces, traces),
+    }
+
+
+def _shown(
+    answer: Answer, body: CompletionRequest, pieces: Sequence[Piece], completion: Completion | None
+) -> Sequence[Piece]:
+    """The pieces that have log probabilities. After an echoed prompt these are all, the end token among them: programs
+    that score texts (lm-eval's local-completions) drop as many from the end as were written."""
+    return pieces if body.echo else answer.shown(pieces, completion)

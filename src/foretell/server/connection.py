@@ -1,0 +1,81 @@
+"""HTTP/1.1 connections: uvicorn's, and a limit on the time in which the head of a request must arrive."""
+
+import asyncio
+import json
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from foretell.server.errors import ApiError
+
+
+class Connection(H11Protocol):  # type: ignore[misc]
+    """Closed when a request's head takes too long, counted from when the connection was opened or the answer before was
+    sent; so is one whose client goes on sending a body that nobody reads.
+
+    uvicorn itself ends only connections without any data: a byte now and then would keep one open. A body that is
+    read has a limit of its own (``body_timeout_s``).
+    """
+
+    header_timeout_s: float
+    _limit: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:
+        """The time of the first head begins."""
+        super().connection_made(transport)
+        self._watch()
+
+    def data_received(self, data: bytes) -> None:
+        """Bytes have come: perhaps those that complete a head."""
+        super().data_received(data)
+        self._watch()
+
+    def on_response_complete(self) -> None:
+        """An answer has been sent: the next head may come, now or after a pause."""
+        super().on_response_complete()
+        self._watch()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Nothing more is waited for."""
+        self._rest()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        """Let the time run while what comes is neither for a running request nor a pause after an answer."""
+        if self.transport.is_closing() or self._is_answering() or self._is_pausing():
+            self._rest()
+        elif self._limit is None:
+            self._limit = self.loop.call_later(self.header_timeout_s, self._cut)
+
+    def _is_answering(self) -> bool:
+        return self.cycle is not None and not self.cycle.response_complete
+
+    def _is_pausing(self) -> bool:
+        """Nothing has come since an answer: that time has uvicorn's own limit, which the next byte lifts."""
+        return self.cycle is not None and self.conn.their_state is h11.IDLE and not self.conn.trailing_data[0]
+
+    def _rest(self) -> None:
+        if self._limit is not None:
+            self._limit.cancel()
+            self._limit = None
+
+    def _cut(self) -> None:
+        self._limit = None
+        if self.conn.their_state is h11.IDLE and self.conn.our_state is h11.IDLE and self.conn.trailing_data[0]:
+            text = f"the headers did not arrive within {self.header_timeout_s:g} s"
+            body = json.dumps(ApiError(408, text, code="request_timeout").body).encode()
+            headers = [
+                ("content-type", "application/json"),
+                ("content-length", str(len(body))),
+                ("connection", "close"),
+            ]
+            answer: list[Any] = [h11.Response(status_code=408, headers=headers, reason=b"Request Timeout")]
+            for event in (*answer, h11.Data(data=body), h11.EndOfMessage()):
+                self.transport.write(self.conn.send(event) or b"")
+        self.transport.close()
+
+
+def connections(header_timeout_s: float) -> type[Connection]:
+    """The class of a server's connections, for ``uvicorn.Config(http=...)``."""
+    return type("Connection", (Connection,), {"header_timeout_s": header_timeout_s})

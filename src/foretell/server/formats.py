@@ -1,0 +1,104 @@
+"""What an answer's text must look like, under every name that clients give it: one wish, made into a constraint."""
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from foretell.core.errors import ConfigError
+from foretell.server.backend import Backend
+from foretell.server.constraint import Constraint, Constraints, json_options
+from foretell.server.errors import bad, of_engine
+from foretell.server.protocol import Formatted, SchemaFormat, TextFormat
+
+Kind = Literal["json", "regex", "choice", "gbnf", "lark"]
+
+
+@dataclass(frozen=True)
+class Format:
+    """A constraint of the text, before it is compiled."""
+
+    field: str  # of the request, for errors
+    kind: Kind
+    given: Any  # a schema, a list of texts, or a text
+    strict: bool = False
+
+    def constraint(self, constraints: Constraints) -> Constraint:
+        """Compiled. Raises ConfigError with the reason."""
+        if self.kind == "json":
+            return constraints.json_schema(self.given, strict=self.strict)
+        text = json.dumps(self.given) if self.kind == "choice" else str(self.given)
+        return constraints.grammar(text, kind=self.kind)
+
+    def term(self) -> str:
+        """The same as a term of a Lark grammar, beside tool calls. Raises ConfigError where it cannot be one."""
+        if self.kind == "json":
+            options = json_options(strict=self.strict, compact=False)
+            schema = self.given if isinstance(self.given, Mapping) else {} if self.given else {"not": {}}
+            return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+        if self.kind == "choice":
+            return "(" + " | ".join(json.dumps(text) for text in self.given) + ")"
+        raise ConfigError(
+            f"{self.field} and tools exclude each other: give a JSON schema or a choice of texts beside tools, drop one of "
+            "the two, or set tool_choice to 'none'"
+        )
+
+
+def wanted_format(body: Formatted) -> Format | None:
+    """The one format that a request asks for. Raises ApiError 400 for two."""
+    found = list(_formats(body))
+    if len(found) > 1:
+        raise bad(
+            f"{found[0].field} and {found[1].field} both say what the text must look like: give one", found[1].field
+        )
+    return found[0] if found else None
+
+
+def format_processor(backend: Backend, format: Format) -> Callable[[int], Any]:
+    """Makes the processor of one choice. Slow: see ``Constraints``. Raises ApiError 400."""
+    try:
+        return format.constraint(backend.constraints).processor
+    except ConfigError as error:
+        raise of_engine(error, format.field) from None
+
+
+def _formats(body: Formatted) -> list[Format]:
+    made: list[Format | None] = []
+    given = body.response_format
+    if isinstance(given, SchemaFormat):
+        schema = given.json_schema
+        made.append(Format("response_format", "json", schema.schema_ or {}, bool(schema.strict)))
+    elif given is not None and not isinstance(given, TextFormat):
+        made.append(Format("response_format", "json", {"type": "object"}))
+    made += [_schema(field, getattr(body, field)) for field in ("json_schema", "guided_json")]
+    made += [_text(field, "regex", getattr(body, field)) for field in ("regex", "guided_regex")]
+    made += [_grammar(field, getattr(body, field)) for field in ("ebnf", "grammar", "guided_grammar")]
+    if body.guided_choice is not None:
+        made.append(Format("guided_choice", "choice", body.guided_choice))
+    if (asked := body.structured_outputs) is not None:
+        place = "structured_outputs"
+        made += [_schema(place, asked.json_), _text(place, "regex", asked.regex), _grammar(place, asked.grammar)]
+        made.append(None if asked.choice is None else Format(place, "choice", asked.choice))
+        made.append(Format(place, "json", {"type": "object"}) if asked.json_object else None)
+    return [one for one in made if one is not None]
+
+
+def _schema(field: str, given: str | dict[str, Any] | None) -> Format | None:
+    if not isinstance(given, str):
+        return None if given is None else Format(field, "json", given)
+    try:
+        schema = json.loads(given)
+    except (ValueError, RecursionError):
+        raise bad(f"{field}: the text is not JSON", field) from None
+    if not isinstance(schema, (dict, bool)):
+        raise bad(f"{field}: a JSON schema is an object, true or false", field)
+    return Format(field, "json", schema)
+
+
+def _text(field: str, kind: Kind, given: str | None) -> Format | None:
+    return None if given is None else Format(field, kind, given)
+
+
+def _grammar(field: str, given: str | None) -> Format | None:
+    """EBNF as llama.cpp and XGrammar write it has ``::=``; Lark's has not."""
+    return None if given is None else Format(field, "gbnf" if "::=" in given else "lark", given)

@@ -1,0 +1,77 @@
+"""``/v1/models``, the probes, the figures and the page."""
+
+import asyncio
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import HTMLResponse, Response
+
+from foretell import __version__, web
+from foretell.server.backend import Backend
+from foretell.server.errors import ApiError
+from foretell.server.stream import JsonReply
+
+
+def _model(backend: Backend) -> dict[str, Any]:
+    speculative = backend.service.default.resolved()
+    return {
+        "id": backend.name,
+        "object": "model",
+        "created": backend.created,
+        "owned_by": "foretell",
+        "max_model_len": backend.max_model_len,
+        # Keys that name files on this machine are not sent to clients.
+        "speculative": {
+            key: value for key, value in speculative.items() if key not in ("model", "judge", "acceptance")
+        },
+        "methods": backend.service.methods,
+    }
+
+
+async def list_models(request: Request) -> Response:
+    """The one model that is served."""
+    return JsonReply({"object": "list", "data": [_model(request.app.state.backend)]})
+
+
+async def get_model(request: Request) -> Response:
+    """A model by its name."""
+    backend: Backend = request.app.state.backend
+    backend.check_model(request.path_params["model"])
+    return JsonReply(_model(backend))
+
+
+async def health(request: Request) -> Response:
+    """Whether the engine's thread is running."""
+    if not request.app.state.backend.service.healthy:
+        raise ApiError(503, "the engine has stopped", code="unhealthy")
+    return JsonReply({"status": "ok"})
+
+
+async def ready(request: Request) -> Response:
+    """Whether requests are taken: not while starting, nor while stopping."""
+    if not request.app.state.backend.service.ready:
+        raise ApiError(503, "the server is starting or stopping", code="unavailable", headers={"retry-after": "5"})
+    return JsonReply({"status": "ready"})
+
+
+async def version(request: Request) -> Response:
+    """Which foretell this is."""
+    return JsonReply({"version": __version__})
+
+
+async def metrics(request: Request) -> Response:
+    """Prometheus' text form."""
+    content, media_type = request.app.state.backend.metrics.render()
+    return Response(content, headers={"content-type": media_type})
+
+
+async def integrity(request: Request) -> Response:
+    """Check the engine's invariants, between two steps."""
+    await asyncio.to_thread(request.app.state.backend.service.check_integrity)
+    return JsonReply({"status": "ok"})
+
+
+async def page(request: Request) -> Response:
+    """The page to try the model with."""
+    headers = {"content-security-policy": web.csp(), "x-content-type-options": "nosniff"}
+    return HTMLResponse(web.page(), headers={**headers, "referrer-policy": "no-referrer"})

@@ -1,0 +1,90 @@
+"""Options of the server's operator: limits, keys, and default fields of responses."""
+
+import re
+from dataclasses import dataclass
+
+from foretell.core.errors import ConfigError
+from foretell.core.settings import setting, settle
+
+HOST = re.compile(r"\*|[\w.-]+|\[[0-9A-Fa-f:.]+\]", re.ASCII)
+ORIGIN = re.compile(r"\*|null|[A-Za-z][A-Za-z0-9+.-]*://[^/\s]+", re.ASCII)
+
+
+@dataclass(frozen=True)
+class ServerOptions:
+    """See ``build_app``. A client can lower a limit for its request, never raise it."""
+
+    served_model_name: str | None = setting(
+        None, "What clients call the model.", metavar="NAME", default_text="as it was loaded"
+    )
+    api_keys: tuple[str, ...] = setting(
+        (), "Ask clients for this key before /v1 and /metrics; may be repeated. The variable keeps it out of the list of "
+        "processes.", option="--api-key", envvar="FORETELL_API_KEY",
+    )  # fmt: skip
+    allowed_hosts: tuple[str, ...] = setting(
+        (), "A name by which clients call this server, in their Host header, beside the loopback's; may be repeated. "
+        "'*': any.", option="--allowed-host", metavar="NAME", default_text="the loopback's alone where it listens there, "
+        "else any",
+    )  # fmt: skip
+    allowed_origins: tuple[str, ...] = setting(
+        (), "A site, such as https://app.example, whose web pages may use this server from a browser (CORS); may be "
+        "repeated. '*': any site.", option="--allowed-origin", metavar="ORIGIN", default_text="none",
+    )  # fmt: skip
+    max_body_mib: float = setting(4.0, "Of a request.", metavar="MIB", panel="Limits")  # counted while it is read
+    max_tokens_limit: int | None = setting(
+        None, "The most tokens that a completion may ask for.", default_text="the model's context", panel="Limits"
+    )
+    max_choices: int = 32  # completions of one request: n times its prompts
+    request_timeout_s: float | None = setting(
+        600.0, "A request that takes longer, from its arrival on, ends with what it has. 0: no limit.",
+        option="--request-timeout", metavar="SECONDS", min=0, panel="Limits",
+    )  # fmt: skip
+    header_timeout_s: float = (
+        20.0  # for a request's headers to arrive, from the connection's begin or the last answer on
+    )
+    body_timeout_s: float = 30.0  # for a request's body to arrive
+    write_timeout_s: float = 30.0  # a stream is closed when its client reads nothing for this long
+    keepalive_s: float = 15.0  # a comment line is sent when a stream was silent for this long
+    include_metrics: bool = True  # ``metrics.speculative_decoding`` in responses, unless a request says otherwise
+    log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
+    debug: bool = setting(False, "Add /debug/integrity, a check of the engine's state.", panel="Logs")
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values, each with one clear ConfigError."""
+        settle(self)
+        for name in (
+            "max_body_mib",
+            "max_choices",
+            "header_timeout_s",
+            "body_timeout_s",
+            "write_timeout_s",
+            "keepalive_s",
+        ):
+            _require_positive(name, getattr(self, name))
+        for name in ("max_tokens_limit", "request_timeout_s"):
+            if getattr(self, name) is not None:
+                _require_positive(name, getattr(self, name))
+        if not all(self.api_keys):
+            raise ConfigError("an API key is empty: leave it out, or give one")
+        if not all(key.isascii() and key.isprintable() for key in self.api_keys):
+            raise ConfigError("an API key has characters that no HTTP header can carry: use printable ASCII")
+        for host in self.allowed_hosts:
+            if not HOST.fullmatch(host):
+                raise ConfigError(f"allowed host {host!r} is not a name: give it without scheme, port and path, or '*'")
+        for origin in self.allowed_origins:
+            if not ORIGIN.fullmatch(origin):
+                raise ConfigError(
+                    f"allowed origin {origin!r} is not one: give scheme and name, as in https://app.example"
+                )
+        if self.served_model_name == "":
+            raise ConfigError("served_model_name is empty: leave it out, or give a name")
+
+    @property
+    def max_body_bytes(self) -> int:
+        """``max_body_mib`` in bytes."""
+        return int(self.max_body_mib * 2**20)
+
+
+def _require_positive(name: str, value: float) -> None:
+    if not value > 0:
+        raise ConfigError(f"{name} = {value!r} must be positive")

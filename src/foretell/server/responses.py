@@ -1,0 +1,248 @@
+"""``POST /v1/responses``: the newer form of a conversation, over the same engine. Nothing is stored."""
+
+from collections.abc import AsyncIterator, Sequence
+from copy import deepcopy
+from dataclasses import dataclass, field
+from typing import Any
+from uuid import uuid4
+
+from sse_starlette import ServerSentEvent
+from starlette.requests import Request
+from starlette.responses import Response
+
+from foretell.engine.result import Completion
+from foretell.server.answer import Answer, by_choice, read
+from foretell.server.backend import Backend
+from foretell.server.chat import Plan, effect_headers, plan_of
+from foretell.server.errors import ApiError
+from foretell.server.job import finish
+from foretell.server.responses_protocol import ResponsesRequest, as_chat
+from foretell.server.stream import KEEP_ALIVE, LINE_END, EventStream, JsonReply, as_json, while_connected
+from foretell.server.tools import CallDelta, ContentDelta, ToolCallStream
+
+Events = list[dict[str, Any]]
+
+
+async def responses(request: Request) -> Response:
+    """Go on with items."""
+    backend: Backend = request.app.state.backend
+    body = await read(request, ResponsesRequest, backend)
+    plan = await plan_of(request, backend, as_chat(body))
+    answer = Answer(
+        backend, body, plan.submissions, request=request, kind="response", prefix="resp", max_tokens=plan.max_tokens
+    )
+    headers = effect_headers(plan)
+    if body.stream:
+        failed = _Numbered()
+        return EventStream(answer.job, _events(answer, body, plan, failed), headers=headers, failed=failed.event)
+    try:
+        return JsonReply(await while_connected(request.receive, _whole(answer, body, plan)), headers=headers)
+    finally:
+        answer.job.close()
+
+
+async def _whole(answer: Answer, body: ResponsesRequest, plan: Plan) -> dict[str, Any]:
+    await finish(answer.job)
+    (completion,) = answer.job.whole()
+    output = Output(calls=plan.calls)
+    shown = answer.shown(completion.pieces, completion) if body.wants_logprobs else ()
+    output.push(completion.text, answer.backend.texts.chat_logprobs(shown)["content"])
+    output.finish(_status(completion))
+    return {**_envelope(answer, body, completion, output.items), **answer.figures([completion])}
+
+
+async def _events(answer: Answer, body: ResponsesRequest, plan: Plan, failed: "_Numbered") -> AsyncIterator[bytes]:
+    output, job = Output(calls=plan.calls), answer.job
+    begun = _envelope(answer, body, None, [])
+    yield failed.send([{"type": f"response.{what}", "response": begun} for what in ("created", "in_progress")])
+    while not job.is_done:
+        made: Events = []
+        for one in by_choice(await job.news(answer.backend.options.keepalive_s)).values():
+            shown = answer.shown(one.pieces, one.completion) if body.wants_logprobs else ()
+            made += output.push(one.text, answer.backend.texts.chat_logprobs(shown)["content"])
+            if one.completion is not None:
+                made += output.finish(_status(one.completion))
+        yield failed.send(made) if made else KEEP_ALIVE
+    (completion,) = job.whole()
+    whole = {**_envelope(answer, body, completion, output.items), **answer.figures([completion])}
+    yield failed.send([{"type": f"response.{whole['status']}", "response": whole}])
+
+
+def _status(completion: Completion) -> str:
+    return "completed" if completion.finish_reason == "stop" else "incomplete"
+
+
+def _envelope(
+    answer: Answer, body: ResponsesRequest, completion: Completion | None, output: Sequence[dict[str, Any]]
+) -> dict[str, Any]:
+    """The response's object: its settings as they were taken. completion: None while it is written."""
+    status = "in_progress" if completion is None else _status(completion)
+    why = None
+    if completion is not None and status == "incomplete":
+        why = {"reason": "timeout" if completion.finish_reason == "timeout" else "max_output_tokens"}
+    params = answer.job.submissions[0].params
+    given = body.model_dump(exclude_none=True, by_alias=True)
+    return {
+        "id": answer.id.replace("-", "_"),
+        "object": "response",
+        "created_at": answer.created,
+        "status": status,
+        "background": False,
+        "error": None,
+        "incomplete_details": why,
+        "instructions": body.instructions,
+        "max_output_tokens": answer.max_tokens,
+        "metadata": body.metadata or {},
+        "model": answer.backend.name,
+        "output": list(output),
+        "parallel_tool_calls": body.parallel_tool_calls is not False,
+        "previous_response_id": None,
+        "reasoning": {"effort": body.reasoning.effort if body.reasoning is not None else None, "summary": None},
+        "seed": params.seed,
+        "store": False,
+        "temperature": params.temperature,
+        "text": {"format": given.get("text", {}).get("format", {"type": "text"})},
+        "tool_choice": given.get("tool_choice", "auto"),
+        "tools": given.get("tools", []),
+        "top_p": params.top_p,
+        "truncation": "disabled",
+        "usage": None if completion is None else _usage(completion),
+        "user": body.user,
+    }
+
+
+def _usage(completion: Completion) -> dict[str, Any]:
+    return {
+        "input_tokens": completion.num_prompt_tokens,
+        "input_tokens_details": {"cached_tokens": completion.num_cached_tokens, "cache_write_tokens": 0},
+        "output_tokens": completion.num_tokens,
+        "output_tokens_details": {"reasoning_tokens": 0},
+        "total_tokens": completion.num_prompt_tokens + completion.num_tokens,
+    }
+
+
+class _Numbered:
+    """Numbers the events of one stream, the error that may end it among them."""
+
+    def __init__(self) -> None:
+        self._number = 0
+
+    def send(self, events: Events) -> bytes:
+        """Events with their numbers, in OpenAI's form: each has its type as the event's name."""
+        out = []
+        for one in events:
+            data = {**one, "sequence_number": self._number}
+            self._number += 1
+            out.append(ServerSentEvent(as_json(data).decode(), event=one["type"], sep=LINE_END).encode())
+        return b"".join(out)
+
+    def event(self, error: ApiError) -> bytes:
+        """The last event of a stream that failed."""
+        return self.send([{"type": "error", "code": error.code, "message": error.message, "param": error.param}])
+
+
+@dataclass
+class Output:
+    """The items of one answer as its text comes, and the events that tell of them."""
+
+    calls: bool  # whether the text may hold calls
+    items: list[dict[str, Any]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        """Nothing is open yet."""
+        self._reader = ToolCallStream() if self.calls else None
+        self._open: dict[str, Any] | None = None
+        self._scores: list[dict[str, Any]] = []  # of text that is held back
+
+    def push(self, text: str, scores: Sequence[dict[str, Any]] = ()) -> Events:
+        """A further piece of text, and its tokens' log probabilities."""
+        self._scores += scores
+        if self._reader is not None:
+            return self._take(self._reader.push(text))
+        return self._take([ContentDelta(text)] if text else [])
+
+    def finish(self, status: str) -> Events:
+        """The end of the text: status is of the last item. An answer without any item gets an empty message."""
+        made = self._take(self._reader.finish() if self._reader is not None else [])
+        if not self.items:
+            made += self._message()
+        return made + self._close(status)
+
+    def _take(self, deltas: Sequence[ContentDelta | CallDelta]) -> Events:
+        made: Events = []
+        for delta in deltas:
+            made += self._text(delta.text) if isinstance(delta, ContentDelta) else self._call(delta)
+        return made
+
+    @property
+    def _at(self) -> dict[str, Any]:
+        assert self._open is not None
+        return {"item_id": self._open["id"], "output_index": len(self.items) - 1}
+
+    def _begin(self, item: dict[str, Any]) -> Events:
+        made = self._close("completed")
+        self.items.append(item)
+        self._open = item
+        return [
+            *made,
+            {"type": "response.output_item.added", "output_index": len(self.items) - 1, "item": deepcopy(item)},
+        ]
+
+    def _message(self) -> Events:
+        item: dict[str, Any] = {
+            "id": f"msg_{uuid4().hex}",
+            "type": "message",
+            "status": "in_progress",
+            "role": "assistant",
+            "content": [],
+        }
+        made = self._begin(item)
+        part: dict[str, Any] = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+        item["content"] = [part]
+        return [*made, {"type": "response.content_part.added", **self._at, "content_index": 0, "part": deepcopy(part)}]
+
+    def _text(self, text: str) -> Events:
+        made = [] if self._open is not None and self._open["type"] == "message" else self._message()
+        assert self._open is not None
+        part, scores = self._open["content"][0], self._scores
+        self._scores = []
+        part["text"] += text
+        part["logprobs"] += scores
+        told = {"type": "response.output_text.delta", **self._at, "content_index": 0, "delta": text, "logprobs": scores}
+        return [*made, told]
+
+    def _call(self, delta: CallDelta) -> Events:
+        if delta.id is not None:
+            return self._begin(
+                {
+                    "id": f"fc_{uuid4().hex}",
+                    "type": "function_call",
+                    "status": "in_progress",
+                    "call_id": delta.id,
+                    "name": delta.name,
+                    "arguments": "",
+                }
+            )
+        assert self._open is not None
+        self._open["arguments"] += delta.arguments
+        return [{"type": "response.function_call_arguments.delta", **self._at, "delta": delta.arguments}]
+
+    def _close(self, status: str) -> Events:
+        item = self._open
+        if item is None:
+            return []
+        at = self._at
+        made: Events = []
+        if item["type"] == "message":
+            part, place = item["content"][0], {**at, "content_index": 0}
+            part["logprobs"] += self._scores
+            self._scores = []
+            told = {"text": part["text"], "logprobs": part["logprobs"]}
+            made.append({"type": "response.output_text.done", **place, **told})
+            made.append({"type": "response.content_part.done", **place, "part": deepcopy(part)})
+        else:
+            told = {"name": item["name"], "arguments": item["arguments"]}
+            made.append({"type": "response.function_call_arguments.done", **at, **told})
+        item["status"], self._open = status, None
+        made.append({"type": "response.output_item.done", "output_index": at["output_index"], "item": deepcopy(item)})
+        return made

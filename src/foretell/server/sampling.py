@@ -1,0 +1,151 @@
+"""Convert a request's fields to the engine's parameters."""
+
+import secrets
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+from uuid import uuid4
+
+from foretell.core.errors import ConfigError
+from foretell.core.noise import derive_seed
+from foretell.core.params import LogitsProcessor, SamplingParams
+from foretell.draft.config import MethodConfig
+from foretell.engine.submission import Submission
+from foretell.server.backend import Backend
+from foretell.server.errors import bad, of_engine
+from foretell.server.prediction import prediction_method
+from foretell.server.protocol import Sampling, Speculative
+
+if TYPE_CHECKING:
+    from foretell.engine.service import Service
+
+RESERVED = ("model", "judge", "acceptance", "suffix_decoding_max_cached_tokens")
+"""Keys of a configuration that name files or take memory beyond the request: chosen where the server is started."""
+
+SAME = (
+    "temperature",
+    "top_p",
+    "min_p",
+    "repetition_penalty",
+    "presence_penalty",
+    "frequency_penalty",
+    "ignore_eos",
+)
+"""Settings that a request and SamplingParams call alike and that mean the same in both."""
+
+SEED_BITS = 53  # of a seed that is drawn: what JavaScript's numbers hold, so that its clients can send it back
+
+MakeProcessor = Callable[[int], LogitsProcessor]
+"""From the number of a prompt's tokens to the processor of one choice."""
+
+
+def submissions(
+    backend: Backend,
+    request: Sampling,
+    prompts: Sequence[Sequence[int]],
+    *,
+    max_tokens: int | None,
+    num_logprobs: int | None,
+    num_prompt_logprobs: int | None = None,
+    prediction: Sequence[int] | None = None,
+    processor: MakeProcessor | None = None,
+) -> list[Submission]:
+    """n of each prompt, prompt by prompt. max_tokens None: as many as fit the context; 0: nothing is written.
+    num_prompt_logprobs: see ``Submission``. Raises ApiError 400."""
+    n = request.n or 1
+    options = backend.options
+    if n * len(prompts) > options.max_choices:
+        raise bad(
+            f"{n * len(prompts)} completions were asked for; this server makes at most {options.max_choices} a request",
+            "n",
+        )
+    speculative = speculation(backend.service, request, has_prediction=prediction is not None)
+    always = isinstance(request.speculative, Speculative) and bool(request.speculative.always)
+    unused = prediction is not None and prediction_method(backend.service) is None
+    base = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
+    made = []
+    for prompt in prompts:
+        params = sampling(backend, request, len(prompt), max_tokens)
+        for index in range(n):
+            changes: dict[str, Any] = {"seed": base if index == 0 else derive_seed(base, index)}
+            if processor is not None:
+                changes["logits_processor"] = processor(len(prompt))
+            made.append(
+                Submission(
+                    request_id=uuid4().hex,
+                    prompt_ids=prompt,
+                    params=SamplingParams(**params, **changes),
+                    prediction_ids=tuple(prediction or ()),
+                    speculative=speculative,
+                    always=always,
+                    num_logprobs=num_logprobs,
+                    num_prompt_logprobs=num_prompt_logprobs,
+                    write=max_tokens != 0,
+                    trace=bool(request.trace),
+                    timeout_s=options.request_timeout_s,
+                    note="speculation is off in this service: the prediction was not used" if unused else "",
+                )
+            )
+    return made
+
+
+def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: int | None) -> dict[str, Any]:
+    """Fields of SamplingParams, the seed left out. Raises ApiError 400."""
+    limit = backend.options.max_tokens_limit
+    if limit is not None and max_tokens is not None and max_tokens > limit:
+        raise bad(f"max_tokens = {max_tokens} is more than this server allows, {limit}", "max_tokens")
+    room = backend.max_model_len - num_prompt
+    if room < (max_tokens != 0):
+        left = "" if max_tokens == 0 else ", and at least one token of it must be left for the output"
+        raise bad(
+            f"the prompt has {num_prompt} tokens; the context is of {backend.max_model_len}{left}: shorten the prompt",
+            "prompt",
+            "context_length_exceeded",
+        )
+    most = min(room if max_tokens is None else max_tokens, room if limit is None else limit)
+    least = request.min_tokens or 0
+    if least > most:
+        raise bad(f"min_tokens = {least} is more than may be written, {most}", "min_tokens")
+    bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
+    for field, tokens in (("logit_bias", bias), ("stop_token_ids", request.stop_token_ids or ())):
+        beyond = [token for token in tokens if token >= backend.vocab_size]
+        if beyond:
+            raise bad(f"{field}: token id {beyond[0]} is not one of 0 to {backend.vocab_size - 1}", field)
+    stop = [request.stop] if isinstance(request.stop, str) else request.stop or []
+    plain = {name: getattr(request, name) for name in SAME}
+    return {
+        **{name: value for name, value in plain.items() if value is not None},  # the others keep their defaults
+        "top_k": max(0, request.top_k or 0),
+        "logit_bias": bias,
+        "min_new_tokens": least,
+        "max_new_tokens": max(1, most),  # 0: see ``Submission.write``
+        "stop": tuple(stop),
+        "stop_token_ids": tuple(request.stop_token_ids or ()),
+    }
+
+
+def speculation(service: "Service", request: Sampling, *, has_prediction: bool) -> MethodConfig | None:
+    """The request's method configuration; None: the service's default. Raises ApiError 400."""
+    asked, most = request.speculative, request.num_draft_tokens
+    try:
+        if asked is False:
+            return service.method("none")
+        given: dict[str, Any] = asked.model_dump(exclude_none=True) if isinstance(asked, Speculative) else {}
+        numbers = [given.pop("num_draft_tokens", None), most, given.get("num_speculative_tokens")]
+        chosen = {number for number in numbers if number is not None}
+        if len(chosen) > 1:
+            raise ConfigError("num_draft_tokens and num_speculative_tokens are one setting: give it once")
+        if 0 in chosen:
+            return service.method("none")
+        given.pop("always", None)  # of the request, not of its method
+        if chosen:
+            given["num_speculative_tokens"] = chosen.pop()
+        reserved = [key for key in RESERVED if key in given]
+        if reserved:
+            raise ConfigError(f"{reserved[0]!r} is chosen where the server is started, not by a request")
+        predicted = prediction_method(service) if has_prediction and "method" not in given else None
+        if not given:
+            return predicted
+        return service.method(given if predicted is None else {"method": predicted.method, **given})
+    except ConfigError as error:
+        param = "speculative" if asked is not None else "num_draft_tokens"
+        raise of_engine(error, param) from None

@@ -1,0 +1,400 @@
+"""Tool calls: OpenAI's tools into a prompt and a grammar, and the text that comes back into OpenAI's calls.
+
+The form is Qwen's and Hermes': ``<tool_call>``, a line with ``{"name": ..., "arguments": {...}}``, ``</tool_call>``. What
+is generated is held to it, arguments by the tool's own JSON schema, so a call is malformed only where a limit cut it off.
+
+::
+
+    use = ToolUse.of(body["tools"], body.get("tool_choice"), body.get("parallel_tool_calls", True))
+    if knows_tools(tokenizer.chat_template): text = tokenizer.apply_chat_template(messages, tools=use.rendered, ...)
+    else: text = tokenizer.apply_chat_template(messages_with_tools(messages, use.rendered), ...)
+    constraint = use.constraint(constraints)                      # None for "none"
+    stream = ToolCallStream()                                     # where use.calls: push(piece.text), in the end finish()
+"""
+
+import json
+import re
+import secrets
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from foretell.core.errors import ConfigError
+from foretell.server.constraint import Constraint, Constraints, json_options
+
+OPEN, CLOSE = "<tool_call>", "</tool_call>"
+_NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*"({_NAME.pattern})"\s*,\s*"arguments"\s*:\s*(?=\{{)')
+_SYSTEM = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a json object with function name and arguments within <tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+# -- the request
+# ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Tool:
+    """One function that the model may call."""
+
+    name: str
+    parameters: Mapping[str, Any]  # JSON schema of an object
+    strict: bool  # refuse a schema that cannot be enforced whole, instead of enforcing what can be
+    given: Mapping[str, Any]  # as the request had it: what templates render
+
+    @classmethod
+    def of(cls, given: Any) -> "Tool":
+        """Read {"type": "function", "function": {"name", "description", "parameters", "strict"}}. Raises ConfigError."""
+        function = given.get("function") if isinstance(given, Mapping) else None
+        if not isinstance(given, Mapping) or given.get("type") != "function" or not isinstance(function, Mapping):
+            raise ConfigError(f'a tool must be {{"type": "function", "function": {{...}}}}; got {_short(given)}')
+        name, parameters = function.get("name"), function.get("parameters")
+        if not isinstance(name, str) or not _NAME.fullmatch(name):
+            raise ConfigError(f"tool name {_short(name)} must be 1 to 64 of letters, digits, '_', '-' and '.'")
+        parameters = parameters or {"type": "object", "properties": {}, "additionalProperties": False}
+        if not isinstance(parameters, Mapping) or parameters.get("type", "object") != "object":
+            raise ConfigError(f"tool {name!r}: parameters must be a JSON schema of an object; got {_short(parameters)}")
+        return cls(name, {**parameters, "type": "object"}, function.get("strict") is True, given)
+
+
+@dataclass(frozen=True)
+class ToolUse:
+    """Which tools a request may, must or must not use."""
+
+    tools: tuple[Tool, ...]  # those that may be called: for a named choice, that one
+    mode: Literal["none", "auto", "required", "named"]
+    parallel: bool  # more than one call
+    rendered: tuple[Mapping[str, Any], ...]  # those that the prompt lists; none where none may be called
+
+    @classmethod
+    def of(cls, tools: Any = None, tool_choice: Any = None, parallel_tool_calls: bool | None = None) -> "ToolUse":
+        """Read the request's fields; None is what OpenAI's API takes by default. Raises ConfigError."""
+        if tools is not None and (isinstance(tools, (str, Mapping)) or not isinstance(tools, Sequence)):
+            raise ConfigError(f"tools must be a list; got {_short(tools)}")
+        known = tuple(Tool.of(given) for given in tools or ())
+        names = [tool.name for tool in known]
+        if len(set(names)) < len(names):
+            raise ConfigError(f"tool names must differ; got {', '.join(names)}")
+        parallel = True if parallel_tool_calls is None else bool(parallel_tool_calls)
+        rendered = tuple(tool.given for tool in known)
+        if tool_choice is None:
+            tool_choice = "auto" if known else "none"
+        if tool_choice == "none" or (tool_choice == "auto" and not known):
+            return cls((), "none", parallel, ())
+        if not known:
+            raise ConfigError(f"tool_choice = {_short(tool_choice)} needs tools; none were given")
+        if tool_choice in ("auto", "required"):
+            return cls(known, tool_choice, parallel, rendered)
+        if isinstance(tool_choice, Mapping) and tool_choice.get("type") == "allowed_tools":
+            allowed, mode = _allowed(tool_choice.get("allowed_tools"), known)
+            return cls(allowed, mode, parallel, rendered)
+        function = tool_choice.get("function") if isinstance(tool_choice, Mapping) else None
+        if not isinstance(function, Mapping) or tool_choice.get("type") != "function":
+            raise ConfigError(
+                f'tool_choice = {_short(tool_choice)} must be "none", "auto", "required", '
+                '{"type": "function", "function": {"name": ...}} or {"type": "allowed_tools", "allowed_tools": {...}}'
+            )
+        named = tuple(tool for tool in known if tool.name == function.get("name"))
+        if not named:
+            raise ConfigError(f"tool_choice names {_short(function.get('name'))}; the tools are {', '.join(names)}")
+        return cls(named, "named", parallel, rendered)
+
+    @property
+    def calls(self) -> bool:
+        """Whether calls may come: whether the output must go through a ``ToolCallStream``."""
+        return self.mode != "none"
+
+    def constraint(self, constraints: Constraints, text: str | None = None) -> Constraint | None:
+        """The constraint of the output; None for "none". Raises ConfigError for a schema, naming its tool.
+
+        "auto": free text up to an opener, then calls to the end. "required": calls only. Named: that one call. text: a
+        Lark term of what an answer without calls must be; the output is then either it or calls.
+        """
+        if not self.calls:
+            return None
+        try:
+            return constraints.grammar(self._lark(constraints, text))
+        except ConfigError as error:
+            for tool in self.tools:
+                try:
+                    constraints.json_schema(tool.parameters, strict=tool.strict)
+                except ConfigError as reason:
+                    raise ConfigError(f"tool {tool.name!r}: {reason}") from error
+            raise
+
+    def _lark(self, constraints: Constraints, text: str | None) -> str:
+        opener, closer = (constraints.marker(text) for text in (OPEN, CLOSE))
+        rules = [f"body: {' | '.join(f'tool_{index}' for index in range(len(self.tools)))}"]
+        for index, tool in enumerate(self.tools):
+            schema = json.dumps({**tool.parameters, "x-guidance": json_options(strict=tool.strict, compact=False)})
+            head = json.dumps(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
+            rules.append(f'tool_{index}: {head} %json {schema} "}}\\n" {closer}')
+        more = f'("\\n" {opener} body)*' if self.parallel and self.mode != "named" else ""
+        if self.mode != "auto":
+            return "\n".join([f"start: {opener} body {more}", *rules])
+        if text is not None:
+            return "\n".join([f"start: {opener} body {more} | answer", f"answer: {text}", *rules])
+        # Text holds no spelled opener. Where the opener is spelled it ends the text lazily: the moment it is complete.
+        free = constraints.free_tokens(OPEN)
+        piece = f"(TEXT | {free})" if free else "TEXT"
+        spelled = opener == json.dumps(OPEN)
+        return "\n".join(
+            [
+                f"start: {piece}* (opened body {more})?",
+                f"opened[lazy]: /(.|\\n)*{OPEN}/" if spelled else f"opened: {opener}",
+                f"TEXT: /(.|\\n)+/ & ~/(.|\\n)*{OPEN}(.|\\n)*/",
+                *rules,
+            ]
+        )
+
+
+def _allowed(given: Any, known: Sequence[Tool]) -> tuple[tuple[Tool, ...], Literal["auto", "required"]]:
+    """(the tools that may be called, how) of a tool_choice "allowed_tools". Raises ConfigError."""
+    listed = given.get("tools") if isinstance(given, Mapping) else None
+    mode = given.get("mode") if isinstance(given, Mapping) else None
+    if mode not in ("auto", "required") or not isinstance(listed, Sequence) or not listed:
+        raise ConfigError(f'allowed_tools = {_short(given)} must have a mode, "auto" or "required", and tools')
+    names = [one.get("function", {}).get("name") if isinstance(one, Mapping) else None for one in listed]
+    missing = [name for name in names if name not in {tool.name for tool in known}]
+    if missing:
+        told = ", ".join(tool.name for tool in known)
+        raise ConfigError(f"allowed_tools names {_short(missing[0])}; the tools are {told}")
+    return tuple(tool for tool in known if tool.name in names), mode
+
+
+def _short(given: Any) -> str:
+    text = repr(given)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# -- the prompt ----------------------------------------------------------------------------------------------------------
+
+
+def knows_tools(chat_template: Any) -> bool:
+    """Whether a model's own template renders tools, and in the form that is generated here.
+
+    Templates of another form (``<function=...>``, ``[TOOL_CALLS]``) would show the model calls that the grammar
+    forbids: for them, and for templates without tools, use ``messages_with_tools``.
+    """
+    if isinstance(chat_template, Mapping):
+        chat_template = chat_template.get("tool_use", chat_template.get("default"))
+    if not isinstance(chat_template, str):
+        return False
+    return bool(re.search(r"\btools\b", chat_template)) and OPEN in chat_template and "<function=" not in chat_template
+
+
+def messages_with_tools(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
+) -> list[dict[str, str]]:
+    """A conversation for a template without tools: every message a role and a text.
+
+    The tools come first, in the system message; calls become ``<tool_call>`` texts, results ``<tool_response>`` texts of
+    the user's. Raises ConfigError for content that is not text.
+    """
+    made: list[dict[str, str]] = []
+    answers = False
+    for message in messages:
+        role, text = str(message.get("role", "user")), _text(message.get("content"))
+        if role == "tool":
+            text = f"<tool_response>\n{text}\n</tool_response>"
+            if answers:
+                made[-1]["content"] += "\n" + text
+            else:
+                made.append({"role": "user", "content": text})
+            answers = True
+            continue
+        answers = False
+        calls = [call.get("function", {}) for call in message.get("tool_calls") or ()]
+        parts = [text] if text or not calls else []
+        for call in calls:
+            arguments = call.get("arguments") or "{}"
+            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
+            head = f'{{"name": {json.dumps(call.get("name"))}, "arguments": {arguments}}}'
+            parts.append(f"{OPEN}\n{head}\n{CLOSE}")
+        made.append({"role": "system" if role == "developer" else role, "content": "\n".join(parts)})
+    if tools:
+        lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+        system = _SYSTEM.format(tools=lines)
+        if made and made[0]["role"] == "system":
+            made[0]["content"] = f"{made[0]['content']}\n\n{system}" if made[0]["content"] else system
+        else:
+            made.insert(0, {"role": "system", "content": system})
+    return made
+
+
+def _text(content: Any) -> str:
+    if content is None or isinstance(content, str):
+        return content or ""
+    texts = [part.get("text") for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
+    whole = [text for text in texts if isinstance(text, str)]
+    if not isinstance(content, list) or len(whole) < len(content):
+        raise ConfigError(f"the content of a message must be text; got {_short(content)}")
+    return "".join(whole)
+
+
+# -- the output
+# ----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class ContentDelta:
+    """A piece of text outside calls."""
+
+    text: str
+
+
+@dataclass(frozen=True)
+class CallDelta:
+    """A piece of call ``index``: the first one has id and name, those that follow pieces of the arguments' text."""
+
+    index: int
+    id: str | None = None
+    name: str | None = None
+    arguments: str = ""
+
+    def as_openai(self) -> dict[str, Any]:
+        """An entry of ``delta.tool_calls``."""
+        function = {"arguments": self.arguments} if self.name is None else {"name": self.name, "arguments": ""}
+        first = {} if self.id is None else {"id": self.id, "type": "function"}
+        return {"index": self.index, **first, "function": function}
+
+
+@dataclass
+class ToolCall:
+    """A whole call; one that a limit cut off has the beginning of its arguments."""
+
+    id: str
+    name: str
+    arguments: str  # JSON text, exactly as it was generated
+
+    def as_openai(self) -> dict[str, Any]:
+        """An entry of ``message.tool_calls``."""
+        return {"id": self.id, "type": "function", "function": {"name": self.name, "arguments": self.arguments}}
+
+
+def new_call_id() -> str:
+    """``call_`` and 24 random characters."""
+    return f"call_{secrets.token_hex(12)}"
+
+
+class ToolCallStream:
+    """Reads a text as it comes; the deltas joined are the same however it was cut into pieces.
+
+    White space around calls belongs to the form and is dropped. Text that starts like a call but is not one (only in
+    unconstrained texts, or where a limit cut it before the arguments) is returned as content, unchanged.
+    """
+
+    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
+        """new_id makes the calls' ids."""
+        self._new_id = new_id
+        self._rest = ""
+        self._read: Callable[[list[ContentDelta | CallDelta], bool], bool] = self._content
+        self._depth, self._quoted, self._escaped = 0, False, False
+        self.num_calls = (
+            0  # begun so far; "tool_calls" is the finish_reason where the text ended by itself and this is not 0
+        )
+
+    def push(self, text: str) -> list[ContentDelta | CallDelta]:
+        """The deltas that a further piece of text completes."""
+        return self._drain(text, final=False)
+
+    def finish(self) -> list[ContentDelta | CallDelta]:
+        """The end of the text: the deltas that were held back."""
+        return self._drain("", final=True)
+
+    def _drain(self, text: str, *, final: bool) -> list[ContentDelta | CallDelta]:
+        self._rest += text
+        made: list[ContentDelta | CallDelta] = []
+        while self._read(made, final):
+            pass
+        return made
+
+    # Each reader consumes what it can of the rest and returns whether another one (or itself) may continue.
+
+    def _content(self, made: list[ContentDelta | CallDelta], final: bool) -> bool:
+        at = self._rest.find(OPEN)
+        if at >= 0:
+            text, self._rest, self._read = self._rest[:at].rstrip(), self._rest[at + len(OPEN) :], self._head
+        else:
+            end = len(self._rest) if final else len(self._rest) - _held(self._rest)
+            text, self._rest = self._rest[:end], self._rest[end:]
+            if final and self.num_calls:
+                text = text.rstrip()
+        if text:
+            made.append(ContentDelta(text))
+        return at >= 0
+
+    def _head(self, made: list[ContentDelta | CallDelta], final: bool) -> bool:
+        found = _HEAD.match(self._rest)
+        if found:
+            made.append(CallDelta(self.num_calls, self._new_id(), found[1]))
+            self._rest, self._read = self._rest[found.end() :], self._arguments
+            self._depth, self._quoted, self._escaped = 0, False, False
+            self.num_calls += 1
+            return True
+        end = self._rest.find(CLOSE)
+        if end < 0 and not final:
+            return False
+        end = len(self._rest) if end < 0 else end + len(CLOSE)
+        made.append(ContentDelta(OPEN + self._rest[:end]))
+        self._rest, self._read = self._rest[end:], self._content
+        return True
+
+    def _arguments(self, made: list[ContentDelta | CallDelta], final: bool) -> bool:
+        end = len(self._rest)
+        for place, character in enumerate(self._rest):
+            if self._escaped:
+                self._escaped = False
+            elif self._quoted:
+                self._escaped, self._quoted = character == "\\", character != '"'
+            elif character == '"':
+                self._quoted = True
+            elif character in "{[":
+                self._depth += 1
+            elif character in "}]":
+                self._depth -= 1
+                if self._depth == 0:
+                    end, self._read = place + 1, self._tail
+                    break
+        if end:
+            made.append(CallDelta(self.num_calls - 1, arguments=self._rest[:end]))
+        self._rest = self._rest[end:]
+        return self._read == self._tail
+
+    def _tail(self, made: list[ContentDelta | CallDelta], final: bool) -> bool:
+        end = self._rest.find(CLOSE)
+        if end < 0:
+            return False
+        self._rest, self._read = self._rest[end + len(CLOSE) :], self._content
+        return True
+
+
+def _held(text: str) -> int:
+    """Length of the longest end of the text that may be white space before an opener, or the beginning of one."""
+    partial = next((size for size in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:size])), 0)
+    return len(text) - len(text[: len(text) - partial].rstrip())
+
+
+def parse_tool_calls(text: str, new_id: Callable[[], str] = new_call_id) -> tuple[str | None, list[ToolCall]]:
+    """(content, calls) of a finished text; content is None where there is nothing but calls."""
+    stream = ToolCallStream(new_id)
+    content, calls = "", list[ToolCall]()
+    for delta in [*stream.push(text), *stream.finish()]:
+        if isinstance(delta, ContentDelta):
+            content += delta.text
+        elif delta.id is not None and delta.name is not None:
+            calls.append(ToolCall(delta.id, delta.name, ""))
+        else:
+            calls[delta.index].arguments += delta.arguments
+    return content or (None if calls else ""), calls

@@ -1,0 +1,84 @@
+"""Atomic checkpoints: written to a temporary name, flushed to the disk, renamed; the last two are kept."""
+
+import io
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell.core.errors import TrainError
+
+FOLDER = "checkpoints"
+STATE, ABOUT = "state.pt", "checkpoint.json"
+
+
+def write_bytes(file: Path, content: bytes | memoryview) -> None:
+    """Write and flush to the disk. Raises OSError."""
+    with file.open("wb") as stream:
+        stream.write(content)
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def write_json(file: Path, value: Any) -> None:
+    """Write JSON atomically. Raises OSError."""
+    part = file.with_name(f".{file.name}.part")
+    try:
+        write_bytes(part, (json.dumps(value, indent=2, ensure_ascii=False, default=str) + "\n").encode())
+        part.replace(file)
+    finally:
+        part.unlink(missing_ok=True)
+
+
+def found(out: Path) -> list[Path]:
+    """Whole checkpoints in a run's folder, oldest first."""
+    return sorted(path for path in (out / FOLDER).glob("step-*") if (path / ABOUT).is_file())
+
+
+def save(out: Path, step: int, state: dict[str, Any], about: dict[str, Any], *, keep: int = 2) -> Path:
+    """Write the checkpoint after ``step`` steps. Raises OSError and leaves no partial files; older checkpoints stay
+    until it is written."""
+    folder = out / FOLDER
+    final, part = folder / f"step-{step:08d}", folder / f".step-{step:08d}.part"
+    content = io.BytesIO()
+    torch.save(state, content)  # to memory first: torch replaces a file's errors by its own
+    try:
+        shutil.rmtree(part, ignore_errors=True)
+        part.mkdir(parents=True)
+        write_bytes(part / STATE, content.getbuffer())
+        write_bytes(part / ABOUT, (json.dumps(about, indent=2, default=str) + "\n").encode())
+        _flush_folder(part)
+        if final.exists():
+            shutil.rmtree(final)
+        part.replace(final)
+        _flush_folder(folder)
+    except BaseException:
+        shutil.rmtree(part, ignore_errors=True)
+        raise
+    for old in found(out)[:-keep]:
+        shutil.rmtree(old, ignore_errors=True)
+    return final
+
+
+def load(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
+    """(state, about) of a checkpoint. Raises TrainError where it is damaged."""
+    try:
+        about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        state: dict[str, Any] = torch.load(folder / STATE, map_location=device, weights_only=True)
+    except Exception as error:  # torch, zip and JSON each raise their own kinds
+        raise TrainError(
+            f"checkpoint {folder} cannot be read ({error}): delete it, and the one before is used"
+        ) from error
+    return state, about
+
+
+def _flush_folder(folder: Path) -> None:
+    if os.name == "posix":
+        handle = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)

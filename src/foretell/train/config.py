@@ -1,0 +1,83 @@
+"""How to train: one dataclass, whose fields are the keys of ``--config`` and, with their help, options of the command."""
+
+from dataclasses import dataclass
+
+from foretell.core.errors import ConfigError
+from foretell.core.settings import setting
+from foretell.train.schedule import TrainBudget
+
+PRECISIONS = ("float32", "bfloat16")
+
+
+@dataclass(frozen=True)
+class TrainConfig:
+    """How to train. The method and the head are chosen by the objective.
+
+    steps, epochs and minutes exclude each other; none of them is one epoch.
+    """
+
+    steps: int | None = setting(None, "How long, in steps; give one of steps, epochs and minutes.")
+    epochs: float | None = setting(None, "How long, in passes over the data.", default_text="1")
+    minutes: float | None = setting(
+        None, "How long, by the clock: the learning rate then follows the clock, so two runs differ.", metavar="M"
+    )
+    lr: float = setting(1e-3, "Learning rate.", default_text="by the target's hidden size, 0.002 for 256 and less")
+    warmup: float = setting(0.04, "Share of training in which the rate rises.")
+    final_lr: float = setting(0.0, "Rate at the end, as a share of --lr.")
+    beta1: float = setting(0.9, "Of AdamW.")
+    beta2: float = setting(0.95, "Of AdamW.")
+    weight_decay: float = setting(0.01, "Of AdamW.")
+    clip: float = setting(1.0, "The most that the gradient's norm may be.", default_text="1.0, or the method's own")
+    batch_tokens: int = setting(
+        4096, "Tokens of a pass of one process, padding counted.", default_text="4096, or the method's own"
+    )
+    accumulate: int = setting(1, "Passes of a step.")
+    max_length: int = setting(1024, "Texts are cut to this many tokens.")
+    precision: str = setting(
+        "float32", "Of the head's arithmetic; bfloat16 is autocast, the weights stay float32.",
+        metavar="|".join(PRECISIONS),
+    )  # fmt: skip
+    divergence: str | None = setting(
+        None, "The loss, e.g. forward_kl, lk or js/weight=0.3.", metavar="NAME", default_text="the method's own"
+    )
+    temperature: float = setting(1.0, "Of both distributions in the loss.", option="--loss-temperature", metavar="T")
+    keep_gib: float = setting(
+        0.0,
+        "Of memory for the target's outputs, in GiB: those that fit are computed once, not in every pass over the data.",
+    )
+    held_out: float = setting(0.05, "Share of the prompts that is kept for evaluation.")
+    eval_every: int = setting(200, "Steps between evaluations; 0: at the end only.")
+    eval_tokens: int = setting(16384, "Tokens of an evaluation.")
+    checkpoint_every: int = setting(200, "Steps between checkpoints.")
+    seed: int = setting(0, "Of weights, answers and batches.", envvar="FORETELL_SEED")
+
+    def __post_init__(self) -> None:
+        """Refuse invalid values."""
+        _ = self.budget
+        if self.divergence is not None:
+            from foretell.train.losses import parse_divergence  # imports torch, which ``train --help`` does without
+
+            parse_divergence(self.divergence)
+        for good, name, expected in (
+            (self.lr > 0, "lr", "positive"),
+            (0 <= self.warmup < 1, "warmup", "in [0, 1)"),
+            (0 <= self.final_lr <= 1, "final_lr", "in [0, 1]"),
+            (self.clip > 0, "clip", "positive"),
+            (self.batch_tokens >= 1, "batch_tokens", "at least 1"),
+            (self.accumulate >= 1, "accumulate", "at least 1"),
+            (self.max_length >= 2, "max_length", "at least 2"),
+            (self.temperature > 0, "temperature", "positive"),
+            (self.keep_gib >= 0, "keep_gib", "0 (nothing is kept) or more"),
+            (0 < self.held_out < 1, "held_out", "in (0, 1)"),
+            (self.eval_every >= 0, "eval_every", "0 (at the end only) or more"),
+            (self.checkpoint_every >= 1, "checkpoint_every", "at least 1"),
+            (self.precision in PRECISIONS, "precision", " or ".join(PRECISIONS)),
+        ):
+            if not good:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} must be {expected}")
+
+    @property
+    def budget(self) -> TrainBudget:
+        """How long, in steps; give one of steps, epochs and minutes."""
+        none = self.steps is None and self.epochs is None and self.minutes is None
+        return TrainBudget(self.steps, 1.0 if none else self.epochs, self.minutes)

@@ -1,0 +1,148 @@
+"""Divergences of a draft distribution q from the target's distribution p, place by place: pure functions of logits.
+
+Each takes logits of p and of q, [M, V], and returns [M] in nats (or a share of 1). p may be given on the draft's own
+columns alone (``Slot.vocab``): the softmax then renormalises it there. No gradient flows into p. Both distributions are
+taken at ``temperature``. Half precision is computed in float32, float64 stays. Which loss when: DistillSpec
+(2310.08461) and the LK losses (2602.23881) compare them; at temperature 0 they differ little; at temperature 1 losses
+based on acceptance are better.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foretell.core.errors import ConfigError, nearest
+
+Divergence = Callable[..., Tensor]
+"""(p logits [M, V], q logits [M, V], *, temperature) -> [M]."""
+FLOOR = -1e4
+"""The least log probability of p: a masked token (-inf) that q allows then has a large loss, not an infinite one."""
+
+
+def _scaled(logits: Tensor, temperature: float) -> Tensor:
+    wide = logits.float() if logits.dtype in (torch.float16, torch.bfloat16) else logits
+    return wide if temperature == 1.0 else wide / temperature
+
+
+def _log_p(p: Tensor, temperature: float) -> Tensor:
+    return F.log_softmax(_scaled(p.detach(), temperature), -1).clamp_min_(FLOOR)
+
+
+def _dot(a: Tensor, b: Tensor) -> Tensor:
+    """[M] products summed over the last axis, without the products in memory."""
+    return torch.bmm(a[:, None, :], b[:, :, None])[:, 0, 0]
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """-sum p log q of p [M, V] and logits z [M, V] -> [M]; gradient into z alone, softmax(z) - p, made in one buffer."""
+
+    @staticmethod
+    def forward(ctx: Any, p: Tensor, z: Tensor) -> Tensor:
+        """The logarithm of the sum is kept, the distribution of z is not."""
+        total = z.logsumexp(-1)
+        ctx.save_for_backward(p, z, total)
+        return total - _dot(p, z)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[None, Tensor]:
+        """The gradient [M] of what was returned, to that of z."""
+        p, z, total = ctx.saved_tensors
+        return None, (z - total[:, None]).exp_().sub_(p).mul_(gradients[0][:, None])
+
+
+def _cross_entropy(log_p: Tensor, q: Tensor, temperature: float) -> Tensor:
+    out: Tensor = _CrossEntropy.apply(log_p.exp(), _scaled(q, temperature))  # type: ignore[no-untyped-call]
+    return out
+
+
+def cross_entropy(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """-sum p log q."""
+    return _cross_entropy(_log_p(p, temperature), q, temperature)
+
+
+def hard_cross_entropy(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """-log q of p's most probable token: what counts at temperature 0."""
+    return F.cross_entropy(_scaled(q, temperature), p.argmax(-1), reduction="none")
+
+
+def forward_kl(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """KL(p || q) = sum p log(p / q). Its gradient in q's logits is (q - p) / temperature."""
+    log_p = _log_p(p, temperature)
+    return _dot(log_p.exp(), log_p) + _cross_entropy(log_p, q, temperature)
+
+
+def reverse_kl(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """KL(q || p) = sum q log(q / p)."""
+    log_q = F.log_softmax(_scaled(q, temperature), -1)
+    return (log_q.exp() * (log_q - _log_p(p, temperature))).sum(-1)
+
+
+def js(p: Tensor, q: Tensor, *, temperature: float = 1.0, weight: float = 0.5) -> Tensor:
+    """weight KL(p || m) + (1 - weight) KL(q || m) with m = weight p + (1 - weight) q (2310.08461, section 3)."""
+    log_p, log_q = _log_p(p, temperature), F.log_softmax(_scaled(q, temperature), -1)
+    middle = torch.logaddexp(log_p + math.log(weight), log_q + math.log1p(-weight))
+    to_p = (log_p.exp() * (log_p - middle)).sum(-1)
+    return weight * to_p + (1.0 - weight) * (log_q.exp() * (log_q - middle)).sum(-1)
+
+
+def acceptance(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """sum min(p, q): the chance that a token drawn from q is kept (1 - TV). Gradient flows into q."""
+    return torch.minimum(_log_p(p, temperature).exp(), F.softmax(_scaled(q, temperature), -1)).sum(-1)
+
+
+def tv(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """Total variation, 1 - sum min(p, q)."""
+    return 1.0 - acceptance(p, q, temperature=temperature)
+
+
+def lk(p: Tensor, q: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """-log sum min(p, q): the negative logarithm of acceptance (2602.23881)."""
+    return -acceptance(p, q, temperature=temperature).clamp_min(1e-30).log()
+
+
+def lk_hybrid(p: Tensor, q: Tensor, *, temperature: float = 1.0, eta: float = 3.0) -> Tensor:
+    """w KL(p || q) + (1 - w) (1 - a), a = sum min(p, q), w = exp(-eta a) without gradient (2602.23881).
+
+    KL has a gradient far from p, where TV has almost none; near p, TV is the acceptance itself.
+    """
+    alpha = acceptance(p, q, temperature=temperature)
+    share = (-eta * alpha.detach()).exp()
+    return share * forward_kl(p, q, temperature=temperature) + (1.0 - share) * (1.0 - alpha)
+
+
+DIVERGENCES: dict[str, Divergence] = {
+    "forward_kl": forward_kl,
+    "reverse_kl": reverse_kl,
+    "js": js,
+    "tv": tv,
+    "cross_entropy": cross_entropy,
+    "hard_cross_entropy": hard_cross_entropy,
+    "lk": lk,
+    "lk_hybrid": lk_hybrid,
+}
+"""By name. ``js`` takes an option ``weight``, ``lk_hybrid`` an option ``eta``: "js/weight=0.1"."""
+OPTIONS = {"js": ("weight", 0.0, 1.0), "lk_hybrid": ("eta", 0.0, math.inf)}
+
+
+def parse_divergence(text: str) -> Divergence:
+    """The function of "name" or "name/option=value". Raises ConfigError."""
+    name, slash, option = text.partition("/")
+    if name not in DIVERGENCES:
+        raise ConfigError(f"divergence {name!r} is unknown{nearest(name, DIVERGENCES)}")
+    if not slash:
+        return DIVERGENCES[name]
+    key, _, number = option.partition("=")
+    known, low, high = OPTIONS.get(name, ("", 0.0, 0.0))
+    try:
+        value = float(number)
+    except ValueError:
+        value = math.nan
+    if key != known or not low < value < high:
+        expected = f"{name}/{known}=NUMBER between {low:g} and {high:g}" if known else f"{name}, which has no options"
+        raise ConfigError(f"divergence {text!r}: expected {expected}")
+    return partial(DIVERGENCES[name], **{key: value})

@@ -1,0 +1,125 @@
+"""Resolve a method's name and settings to the inputs of ``Trainer``.
+
+Settings are flat: a method's own (sizes of the head, its loss), those of ``TrainConfig``, and ``save_dtype``. Sizes that
+are not given are the target's own. Each method's own part is in its file of ``train.builders``, which is imported when
+it is used.
+"""
+
+import copy
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from foretell.core import builtin
+from foretell.core.errors import ConfigError, nearest
+from foretell.core.registry import load_reference
+from foretell.core.settings import check_keys, field_kinds, value_of
+from foretell.methods.common import formats
+from foretell.methods.common.head import Head
+from foretell.methods.common.objective import Objective
+from foretell.methods.common.teacher import Teacher
+from foretell.model.load import load_tokenizer, parse_dtype
+from foretell.model.target import CausalModel
+from foretell.train.config import TrainConfig
+from foretell.train.making import Making, Options, Recipe
+from foretell.train.responses import Responses
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that ``Trainer`` needs for a method."""
+
+    method: str
+    objective: Objective
+    config: TrainConfig
+    options: Options  # of the method, resolved, for the record
+    save: Callable[[Path], None]
+    finish: Callable[[Objective, Teacher, Responses], None] | None
+
+
+def recipe_of(method: str) -> Recipe:
+    """The recipe of a method. Raises ConfigError for a method that cannot be trained."""
+    found = load_reference(builtin.TRAINING[method]) if method in builtin.TRAINING else None
+    if not isinstance(found, Recipe):
+        raise ConfigError(f"method {method!r} cannot be trained{nearest(method, builtin.TRAINING)}")
+    return found
+
+
+def labelled(method: str) -> Callable[..., dict[str, Any]] | None:
+    """For a head that learns from labels, not from distributions: (target, file of labels, directory to write, settings
+    by keyword)
+    -> figures. None for all others."""
+    found: Any = load_reference(builtin.TRAINING[method])
+    return None if isinstance(found, Recipe) else found
+
+
+def check(method: str, given: Mapping[str, Any], *, init: str | None = None) -> tuple[Options, Options]:
+    """(the method's settings, those of training), before anything is loaded. Raises ConfigError."""
+    recipe = recipe_of(method)
+    config = field_kinds(TrainConfig)
+    # A method's own settings are of the kind of their default; where that is None, the head's constructor checks them.
+    own = {key: type(default) if default is not None else Any for key, default in recipe.options.items()}
+    kinds = {**config, "save_dtype": str | None, **own}
+    check_keys(given, kinds, f"for training {method!r}")
+    given = {key: value_of(value, kinds[key], key) for key, value in given.items()}
+    if recipe.needs_init and init is None:
+        raise ConfigError(f"{method} needs --init DIR: the model to begin from")
+    parse_dtype(given.get("save_dtype"))
+    options = {**recipe.options, **{key: value for key, value in given.items() if key in recipe.options}}
+    training = {**recipe.config, **{key: value for key, value in given.items() if key in config}}
+    TrainConfig(**training)
+    return options, training
+
+
+def prepare(
+    method: str,
+    model: CausalModel,
+    responses: Responses,
+    given: Mapping[str, Any] | None = None,
+    *,
+    init: str | None = None,
+    target_name: str | None = None,
+) -> Prepared:
+    """A head with its objective, fresh or (init) as an earlier run left it; model is the target, as
+    ``implementation="transformers"``. Raises ConfigError, ModelError.
+
+    Where lr is not given it is 2e-3 for a hidden size of 256 and falls with its square root (the published recipes lie
+    between 5e-5 and 6e-4 for 4096; small heads bear more).
+    """
+    given, recipe = dict(given or {}), recipe_of(method)
+    options, training = check(method, given, init=init)
+    if "lr" not in training:
+        training["lr"] = round(2e-3 * min(1.0, (256 / model.spec.hidden_size) ** 0.5), 8)
+    config = TrainConfig(**training)
+    objective = recipe.build(Making(model, responses.cut(config.max_length), config.seed, init, given), options)
+    dtype = parse_dtype(given.get("save_dtype")) or torch.float32
+
+    def save(out: Path) -> None:
+        _save(objective, out, dtype, init, model, target_name)
+
+    return Prepared(method, objective, config, {**options, "save_dtype": str(dtype)[6:]}, save, recipe.finish)
+
+
+def _save(
+    objective: Objective, out: Path, dtype: torch.dtype, init: str | None, model: CausalModel, target_name: str | None
+) -> None:
+    """Final weights: parameters in dtype, buffers (maps, calibration) as they are. Raises OSError."""
+    head = copy.deepcopy(objective.head)
+    for parameter in head.parameters():
+        parameter.data = parameter.data.to(dtype)
+    if isinstance(head, Head):
+        formats.save(head, out, target=model.spec, target_name=target_name)
+        return
+    module: Any = head
+    module.config.dtype = dtype
+    module.save_pretrained(str(out))
+    assert init is not None
+    load_tokenizer(init).save_pretrained(str(out))
+
+
+def names() -> Sequence[str]:
+    """All methods that can be trained."""
+    return list(builtin.TRAINING)

@@ -1,0 +1,386 @@
+"""The trainer for all methods. A step: texts, the frozen target's outputs, the head's outputs, loss, AdamW.
+
+Everything random is a function of (seed, step, process), so an interrupted run continues exactly as if it had not been
+interrupted. Several processes (``accelerate launch``) each take batches of their own and average gradients; the head is
+not wrapped, so objectives may call any of its methods.
+"""
+
+import json
+import math
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import torch
+from accelerate import PartialState
+from torch import Tensor
+
+from foretell.core.errors import ConfigError, TrainError
+from foretell.core.journal import first_difference
+from foretell.core.noise import derive_seed
+from foretell.core.provenance import provenance
+from foretell.methods.common.kept import Keeper, LinearHead
+from foretell.methods.common.objective import Objective
+from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.methods.medusa.head import head_weight
+from foretell.train import checkpoint
+from foretell.train.config import TrainConfig
+from foretell.train.data import Batches
+from foretell.train.losses import parse_divergence
+from foretell.train.metrics import Evaluation, divergence_of, evaluate, loss_per_slot, slot_losses
+from foretell.train.responses import Responses
+from foretell.train.schedule import rate
+
+LOG, RECORD = "log.jsonl", "record.json"
+
+
+@dataclass(frozen=True)
+class Report:
+    """Progress after a step or an evaluation."""
+
+    step: int
+    num_steps: int  # 0 where the clock decides
+    share: float  # of training done
+    loss: float  # as it is minimised: a sum over slots, so it jumps where slots are added
+    tokens_per_second: float  # positions of the batch, padding left out
+    evaluation: Evaluation | None = None  # the newest
+    slot_losses: tuple[float | None, ...] = ()  # mean of each slot
+    loss_per_slot: float | None = None  # mean over slots by their weights; None where the objective has none
+
+
+class Trainer:
+    """One run."""
+
+    def __init__(
+        self,
+        objective: Objective,
+        teacher: Teacher,
+        responses: Responses,
+        out: Path | str,
+        config: TrainConfig,
+        *,
+        identity: Mapping[str, Any] | None = None,
+        save: Callable[[Path], None] | None = None,
+        finish: Callable[[Objective, Teacher, Responses], None] | None = None,
+        progress: Callable[[Report], None] | None = None,
+        plot: Callable[[Path], object] | None = None,
+    ) -> None:
+        """identity: what must be equal in a resumed run besides config and data (method, its options, target); it goes
+        into the record. finish is called with the held-out texts after the last step (calibration); save writes the
+        final weights into a folder; plot, e.g. ``train.plot.draw_losses``, draws what the folder's log holds, after
+        every checkpoint and at the end. Raises ConfigError."""
+        self.objective, self.teacher, self.config, self.out = objective, teacher, config, Path(out)
+        self.device = teacher.model.spec.device
+        self.state = PartialState(cpu=self.device.type == "cpu")
+        self.responses = responses.cut(config.max_length)
+        self.learned, self.held_out = self.responses.split(config.held_out)
+        self.batches = Batches(self.learned.length.tolist(), config.batch_tokens, seed=config.seed)
+        self.per_step = config.accumulate * self.state.num_processes
+        self.steps_per_epoch = len(self.batches.epoch(0)) / self.per_step
+        self.divergence = parse_divergence(config.divergence or objective.divergence)
+        self.identity = {
+            **(identity or {}),
+            "config": asdict(config),
+            "data": responses.fingerprint,
+            "num_processes": self.state.num_processes,
+        }
+        self.progress, self._save, self._finish, self._plot = progress, save, finish, plot
+        objective.head.to(self.device)
+        self.parameters = [p for p in objective.head.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(
+            self.parameters, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+        )
+        self.step, self.seconds = 0, 0.0
+        self._keeper: Keeper | None = None
+        self.evaluation: Evaluation | None = None
+        self.log: list[dict[str, Any]] = []
+
+    # -- a run -----------------------------------------------------------------------------------------------------
+
+    def run(self, *, resume: bool = False) -> Evaluation:
+        """Train to the end of the budget. Raises KeyboardInterrupt after a checkpoint on Ctrl-C, and
+        TrainError where it cannot continue; the message names the last good checkpoint, which is kept."""
+        self._open(resume)
+        num_steps = self.config.budget.num_steps(self.steps_per_epoch)
+        self._write_record(finished=False)
+        self.objective.head.train()
+        with _patient() as interrupted, self._writing():
+            while (share := self.config.budget.share(self.step, self.seconds, self.steps_per_epoch)) < 1.0:
+                begun = perf_counter()
+                row = self._step(share, interrupted.is_set())
+                self.seconds += row.pop("seconds")
+                self.step += 1
+                stop = row.pop("stop")
+                row["seconds"] = round(self.seconds, 3)
+                self.log.append(row)
+                ended = self.config.budget.share(self.step, self.seconds, self.steps_per_epoch) >= 1.0
+                if not ended and self.config.eval_every and self.step % self.config.eval_every == 0:
+                    row["held_out"] = self._evaluate().as_dict()
+                if stop or ended or self.step % self.config.checkpoint_every == 0:
+                    self._checkpoint()
+                if self.progress is not None:
+                    speed = row["num_tokens"] / max(1e-9, perf_counter() - begun)
+                    self.progress(
+                        Report(
+                            self.step, num_steps, share, row["loss"], speed, self.evaluation, tuple(row["slot_losses"]),
+                            row["loss_per_slot"],
+                        )
+                    )  # fmt: skip
+                if stop:
+                    raise KeyboardInterrupt
+            if self._finish is not None:
+                self._finish(self.objective, self.teacher, self.held_out)
+            final = self._evaluate()
+            if self.state.is_main_process:
+                self._append_log()
+                if self._save is not None:
+                    self._save(self.out)
+        self._write_record(finished=True)
+        self._draw()
+        self.state.wait_for_everyone()
+        return final
+
+    def _step(self, share: float, stop: bool) -> dict[str, Any]:
+        """One step: its log entry, its ``seconds``, and whether any process received a request to ``stop``."""
+        begun, config = perf_counter(), self.config
+        # By steps the middle of the step counts, so that neither the first nor the last has a rate of 0.
+        shift = 0.0 if config.minutes is not None else 0.5 / config.budget.num_steps(self.steps_per_epoch)
+        lr = config.lr * rate(share + shift, warmup=config.warmup, final=config.final_lr)
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+        self.optimizer.zero_grad(set_to_none=True)
+        self.objective.share = share
+        loss_sum, num_tokens = 0.0, 0
+        parts = torch.zeros(0, 2, dtype=torch.float64)
+        figures: dict[str, float] = {}
+        for part in range(config.accumulate):
+            number = self.step * self.per_step + part * self.state.num_processes + self.state.process_index
+            index = self.batches[number]
+            batch = self.learned.batch(index).to(self.device)
+            generator = torch.Generator().manual_seed(derive_seed(config.seed, number, 1) & (2**63 - 1))
+            labeled = self._label(batch, index)
+            with self._autocast():
+                outcome = self.objective.outcome(labeled, self.teacher, generator, training=True)
+            losses = divergence_of(labeled, outcome, self.divergence, config.temperature)
+            loss = losses.total / config.accumulate
+            parts = losses.parts / config.accumulate + (parts if len(parts) else 0.0)
+            if loss.requires_grad:
+                loss.backward()  # type: ignore[no-untyped-call]
+            loss_sum += float(loss.detach())
+            num_tokens += int(batch.length.sum())
+            for name, value in outcome.figures.items():
+                figures[name] = figures.get(name, 0.0) + float(value) / config.accumulate
+        loss_mean, stopped, seconds, *flat = self._mean(
+            loss_sum, float(stop), perf_counter() - begun, *parts.flatten().tolist()
+        )
+        parts = torch.tensor(flat, dtype=torch.float64).view(-1, 2)
+        self._reduce_gradients()
+        norm = float(torch.nn.utils.clip_grad_norm_(self.parameters, config.clip))
+        if not math.isfinite(loss_mean) or not math.isfinite(norm):
+            raise TrainError(
+                f"step {self.step + 1}: loss {loss_mean:g}, gradient norm {norm:g}: not finite, so the step was not "
+                f"applied; {self._last()}: try a smaller lr or clip, or precision float32"
+            )
+        self.optimizer.step()
+        return {
+            "step": self.step + 1,
+            "loss": loss_mean,
+            "loss_per_slot": loss_per_slot(parts),
+            "slot_losses": slot_losses(parts),
+            "lr": lr,
+            "gradient_norm": norm,
+            "num_tokens": num_tokens * self.state.num_processes,
+            **figures,
+            "seconds": seconds,
+            "stop": stopped > 0,
+        }
+
+    def _label(self, batch: Batch, index: Sequence[int]) -> LabeledBatch:
+        """The target's outputs on texts ``index``: kept from an earlier pass where ``keep_gib`` allows."""
+        if not self.config.keep_gib:
+            return self.teacher.label(batch, self.objective.taps)
+        if self._keeper is None:
+            head = LinearHead(self.teacher.model, head_weight(self.teacher.model))
+            self._keeper = Keeper(self.teacher, head, self.objective.taps, int(self.config.keep_gib * 2**30))
+        return self._keeper.label(batch, index)
+
+    def _autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+
+    def _evaluate(self) -> Evaluation:
+        """On the held-out texts. Every process computes the same figures, without communication."""
+        with self._autocast():
+            self.evaluation = evaluate(
+                self.objective, self.teacher, self.held_out, self.divergence,
+                batch_tokens=self.config.batch_tokens, max_tokens=self.config.eval_tokens,
+                temperature=self.config.temperature,
+            )  # fmt: skip
+        return self.evaluation
+
+    # -- several processes -------------------------------------------------------------------------------------------
+
+    def _mean(self, *values: float) -> list[float]:
+        if self.state.num_processes == 1:
+            return list(values)
+        both = torch.tensor(values, dtype=torch.float64, device=self.device)
+        torch.distributed.all_reduce(both)
+        return [float(value) for value in both / self.state.num_processes]
+
+    def _reduce_gradients(self) -> None:
+        if self.state.num_processes == 1:
+            return
+        for p in self.parameters:
+            if p.grad is None:
+                p.grad = torch.zeros_like(p)
+        flat: Tensor = torch.cat([p.grad.flatten() for p in self.parameters if p.grad is not None])
+        torch.distributed.all_reduce(flat)
+        flat /= self.state.num_processes
+        at = 0
+        for p in self.parameters:
+            assert p.grad is not None
+            p.grad.copy_(flat[at : at + p.numel()].view_as(p))
+            at += p.numel()
+
+    # -- files -------------------------------------------------------------------------------------------------------
+
+    def _open(self, resume: bool) -> None:
+        """Find the last checkpoint where there is one; refuse a folder in use."""
+        there = checkpoint.found(self.out) if self.out.is_dir() else []
+        if self.out.exists() and not self.out.is_dir():
+            raise ConfigError(f"{self.out} is a file; expected a folder to write the head into")
+        if not resume and self.out.is_dir() and any(self.out.iterdir()):
+            hint = "give --resume to go on with it, or another folder" if there else "give another folder"
+            raise ConfigError(f"{self.out} is not empty: {hint}")
+        if resume and not there and self.out.is_dir() and any(self.out.iterdir()) and not (self.out / RECORD).exists():
+            raise ConfigError(f"{self.out} holds no run that could be resumed: give the folder of one, or an empty one")
+        self.state.wait_for_everyone()
+        if there:
+            state, about = checkpoint.load(there[-1], self.device)
+            check_same(about["identity"], self.identity)
+            self.objective.head.load_state_dict(state["head"])
+            self.optimizer.load_state_dict(state["optimizer"])
+            self.step, self.seconds = about["step"], about["seconds"]
+            if self.state.is_main_process and (self.out / LOG).exists():
+                lines = (self.out / LOG).read_text(encoding="utf-8").splitlines()
+                kept = [line for line in lines if json.loads(line).get("step", 0) <= self.step]
+                checkpoint.write_bytes(self.out / LOG, "".join(line + "\n" for line in kept).encode())
+
+    def _checkpoint(self) -> None:
+        """Weights, optimizer and place; then the log up to there."""
+        if not self.state.is_main_process:
+            return
+        checkpoint.save(
+            self.out,
+            self.step,
+            {"head": self.objective.head.state_dict(), "optimizer": self.optimizer.state_dict()},
+            {"step": self.step, "seconds": self.seconds, "identity": self.identity},
+        )
+        self._append_log()
+        self._draw()
+
+    def _draw(self) -> None:
+        if self._plot is not None and self.state.is_main_process:
+            with self._writing():
+                self._plot(self.out)
+
+    def _append_log(self) -> None:
+        text = "".join(json.dumps(row) + "\n" for row in self.log)
+        with (self.out / LOG).open("a", encoding="utf-8") as stream:
+            stream.write(text)
+        self.log.clear()
+
+    def _write_record(self, *, finished: bool) -> None:
+        if not self.state.is_main_process:
+            return
+        with self._writing():
+            self.out.mkdir(parents=True, exist_ok=True)
+            sizes = {"num_texts": len(self.learned), "num_tokens": self.learned.num_tokens}
+            held_out = {"num_texts": len(self.held_out), "num_tokens": self.held_out.num_tokens}
+            record = {
+                **self.identity,
+                "divergence": self.config.divergence or self.objective.divergence,
+                "responses": dict(self.responses.metadata),
+                "learned": sizes,
+                "held_out": held_out,
+                "num_parameters": sum(p.numel() for p in self.parameters),
+                "finished": finished,
+                "steps": self.step,
+                "seconds": round(self.seconds, 1),
+                "result": self.evaluation.as_dict() if finished and self.evaluation is not None else None,
+                **provenance(),
+            }
+            checkpoint.write_json(self.out / RECORD, record)
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        """Turn errors of writing to the disk into one TrainError."""
+        try:
+            yield
+        except OSError as error:
+            raise TrainError(
+                f"step {self.step}: {self.out} cannot be written to: {error.strerror or error}; {self._last()}: make "
+                "room and go on with --resume"
+            ) from error
+
+    def _last(self) -> str:
+        there = checkpoint.found(self.out) if self.out.is_dir() else []
+        return f"the last good checkpoint is {there[-1]}" if there else "there is no checkpoint yet"
+
+
+def train(
+    objective: Objective,
+    teacher: Teacher,
+    responses: Responses,
+    out: Path | str,
+    config: TrainConfig | None = None,
+    *,
+    resume: bool = False,
+    identity: Mapping[str, Any] | None = None,
+    save: Callable[[Path], None] | None = None,
+    finish: Callable[[Objective, Teacher, Responses], None] | None = None,
+    progress: Callable[[Report], None] | None = None,
+    plot: Callable[[Path], object] | None = None,
+) -> Evaluation:
+    """Train a head and return its evaluation on held-out text. See ``Trainer`` for arguments and errors."""
+    trainer = Trainer(
+        objective, teacher, responses, out, config or TrainConfig(), identity=identity, save=save, finish=finish,
+        progress=progress, plot=plot,
+    )  # fmt: skip
+    return trainer.run(resume=resume)
+
+
+def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """Raise ConfigError where the run to resume had other settings, naming the first difference."""
+    difference = first_difference(was, json.loads(json.dumps(now, default=str)))
+    if difference is not None:
+        key, old, new = difference
+        raise ConfigError(
+            f"--resume: {key} was {old!r} and now is {new!r}: a resumed run keeps all its arguments; give another "
+            "folder for a new run"
+        )
+
+
+@contextmanager
+def _patient() -> Iterator[threading.Event]:
+    """While inside, the first Ctrl-C sets an event (the step is finished first), the second interrupts at once."""
+    event = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield event
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def on_interrupt(number: int, frame: Any) -> None:
+        if event.is_set():
+            raise KeyboardInterrupt
+        event.set()
+
+    signal.signal(signal.SIGINT, on_interrupt)
+    try:
+        yield event
+    finally:
+        signal.signal(signal.SIGINT, before)

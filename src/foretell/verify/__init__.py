@@ -1,0 +1,82 @@
+"""Floor 1: verification rules. Pure functions from evidence to probabilities; no models, no state, no generators."""
+
+import dataclasses
+from typing import Any
+
+from foretell.core import builtin
+from foretell.core.registry import Registry, UnusableError
+from foretell.core.spec import parse_spec
+from foretell.verify.base import Evidence, Verdict, Verifier, Walk, draw
+from foretell.verify.block import Block
+from foretell.verify.exact import Coupled, Exact
+from foretell.verify.greedy_block import GreedyBlock
+from foretell.verify.gumbel_list import GumbelList
+from foretell.verify.lossy.divergence import Divergence
+from foretell.verify.lossy.judge import Judge, JudgeHead
+from foretell.verify.lossy.lenience import Lenience
+from foretell.verify.lossy.lookahead import EntropyGated
+from foretell.verify.lossy.threshold import Threshold
+from foretell.verify.lossy.top_n import TopN
+from foretell.verify.lossy.typical import Typical
+from foretell.verify.multidraft import KSeq
+from foretell.verify.rejection import Rejection
+from foretell.verify.selection import Importance, Transport
+from foretell.verify.traversal import Traversal
+
+
+def _verifier(name: str, found: Any) -> Verifier:
+    """A rule with its default options, of a class of rules or of a rule. Raises UnusableError."""
+    if isinstance(found, type) and issubclass(found, Verifier) and dataclasses.is_dataclass(found):
+        try:
+            found = found()
+        except Exception as error:
+            raise UnusableError(
+                f"it cannot be made without options ({type(error).__name__}: {error}): give every field a default"
+            ) from error
+    if not isinstance(found, Verifier) or not dataclasses.is_dataclass(found):
+        raise UnusableError(f"it is {found!r}; expected a frozen dataclass that is a foretell.Verifier")
+    lacking = [declared for declared in ("name", "exact", "draws", "summary") if not hasattr(found, declared)]
+    if lacking:
+        raise UnusableError(f"it does not declare {', '.join(lacking)}")
+    if found.name != name:
+        raise UnusableError(f"its attribute 'name' is {found.name!r}: it must equal the entry point's name")
+    return found
+
+
+VERIFIERS: Registry[Verifier] = Registry("verifier", builtin.VERIFIERS, "foretell.verifiers", _verifier)
+"""Names, as the CLI and JSON configurations spell them, to verifiers with their default options. Those of packages come
+from entry points of the group "foretell.verifiers": a class that is a frozen dataclass and a Verifier."""
+
+
+def parse_verifier(text: str) -> Verifier:
+    """The verifier of ``name[/option=value]...``, e.g. "coupled" or "typical/epsilon=0.1". Raises ConfigError."""
+    return parse_spec(text, VERIFIERS, "verifier")
+
+
+__all__ = [
+    "VERIFIERS",
+    "Block",
+    "Coupled",
+    "Divergence",
+    "EntropyGated",
+    "Evidence",
+    "Exact",
+    "GreedyBlock",
+    "GumbelList",
+    "Importance",
+    "Judge",
+    "JudgeHead",
+    "KSeq",
+    "Lenience",
+    "Rejection",
+    "Threshold",
+    "TopN",
+    "Transport",
+    "Traversal",
+    "Typical",
+    "Verdict",
+    "Verifier",
+    "Walk",
+    "draw",
+    "parse_verifier",
+]

@@ -1,0 +1,252 @@
+"""The interface of verification: a verifier returns probabilities, not samples, and one function draws from them.
+
+A walk starts at the root of a tree of guesses and moves from child to child. A verifier says with which probability
+it stops at each node (``stops``), and which distribution the extra token has once it stopped there (``residual``). So every
+verifier can be enumerated exactly without drawing anything, and all draws happen in one function.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, ClassVar, Protocol
+
+import torch
+from torch import Tensor
+
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, TokenTree, ancestors, chain_parent, is_chain
+from foretell.kernels.bounds import check_distributions
+from foretell.kernels.cdf import invert_cdf
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """All that a verifier may read. It must not change or keep any of it: tensors are valid during a call.
+
+    p and q are converted to one dtype, the wider of the two.
+    """
+
+    tree: TokenTree
+    p: Tensor  # [B, N, V] target distribution of the token after each node, all processors applied
+    noise: Noise | None = None
+    taps: Tensor | None = None  # [B, N, T * H] hidden states of the target
+
+    def __post_init__(self) -> None:
+        """Widen the narrower of p and q. No value changes, so q is still the distribution that was drawn from."""
+        q = self.tree.q
+        if q is None or q.dtype == self.p.dtype:
+            return
+        wider = torch.promote_types(self.p.dtype, q.dtype)
+        object.__setattr__(self, "p", self.p.to(wider))
+        object.__setattr__(self, "tree", replace(self.tree, q=q.to(wider)))
+
+    def rows(self, start: int, stop: int) -> "Evidence":
+        """The evidence of rows [start, stop)."""
+        noise = self.noise
+        if noise is not None:
+            noise = replace(noise, seeds=noise.seeds[start:stop], positions=noise.positions[start:stop], _memo=[])
+        taps = None if self.taps is None else self.taps[start:stop]
+        return Evidence(self.tree.rows(start, stop), self.p[start:stop], noise, taps)
+
+
+@dataclass(frozen=True)
+class Walk:
+    """Where the walk stops, as a distribution. ``stops`` makes one; ``residual`` is given the same, its carry untouched."""
+
+    stops: Tensor  # [B, N] sums to 1 along N, zero on padding
+    carry: Any = None  # what residual needs and would otherwise compute again
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One outcome, drawn: nodes path[b, :count[b]] are kept (the root first), then comes the token bonus[b]."""
+
+    path: Tensor  # [B, N] int64 node indices, ascending along the path; after count, the rest in any order
+    count: Tensor  # [B] int64, at least 1
+    bonus: Tensor  # [B] int64
+    sound: Tensor  # [B] bool: False where the probabilities were not finite or all zero; bonus is then undefined
+
+
+class VerifierLoader(Protocol):
+    """What ``Verifier.load`` is given."""
+
+    @property
+    def target(self) -> Any:
+        """The target: a ``foretell.CausalModel``. ``target.spec`` has its sizes, dtype and device."""
+
+    @property
+    def guesses(self) -> bool:
+        """False: plain decoding, so that nothing will ever be verified and no weights are needed."""
+
+    @property
+    def name(self) -> str | None:
+        """Hub id or directory that the user gave for the verifier's weights (the key ``judge``); None: none was given."""
+
+    def head(self, kind: str) -> Any:
+        """A trained head of this kind, checked against the target, in float32: the one that the user named, else the
+        bundled one. Raises ModelError."""
+
+
+class Verifier(ABC):
+    """A verification rule: a frozen dataclass whose fields are its options, each of type bool, int, float, str or a tuple
+    of int or float, with a default.
+
+    ``stops``, ``residual`` and ``decide`` are pure: functions of their arguments alone, which they do not change. So a rule
+    can be enumerated exactly, and certified. Distributions are float32 or the dtype of p (tests use float64), on its
+    device.
+    """
+
+    name: ClassVar[str]
+    exact: ClassVar[
+        bool
+    ]  # True: the emitted text has the target's distribution. False: lossy, and marked so in all output
+    reads: ClassVar[frozenset[str]] = frozenset()  # of "q", "noise", "taps"
+    draws: ClassVar[DrawMode]  # how a drafter that can choose should draw for this rule
+    summary: ClassVar[str]
+    invariant: ClassVar[bool] = False  # the text is a function of target and seed alone: one for all drafters and trees
+    chains_only: ClassVar[bool] = False  # undefined on a node with two children
+    counts_children: ClassVar[frozenset[DrawMode]] = (
+        frozenset()
+    )  # where siblings are drawn so, how many there are must not
+    # depend on any token: the rule treats them jointly
+    distance: ClassVar[str] = ""  # of a lossy rule: what is known of its distance from p, in one line
+
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """Target layers whose outputs ``Evidence.taps`` must hold, concatenated in this order."""
+        return ()
+
+    def load(self, loader: VerifierLoader) -> "Verifier":
+        """The rule as it decodes one target: with its weights, where it reads some (``dataclasses.replace(self, ...)``).
+        The default reads none. Called once before anything is decoded. Raises ModelError, ConfigError."""
+        return self
+
+    @abstractmethod
+    def stops(self, evidence: Evidence) -> Walk:
+        """The distribution of the node at which the walk stops."""
+
+    def decide(self, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
+        """(at [B], bonus [B]) for rules whose outcome the noise determines: what ``draw`` would get from
+        one-hot stops and residuals, without building them. None (the default): draw from the distributions."""
+        return None
+
+    @abstractmethod
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+        """[B, V] distribution (any positive scale) of the extra token, given that row b stopped at node at[b]."""
+
+
+def stops_from_edges(parent: Tensor, edges: Tensor) -> Tensor:
+    """Stops [B, N] of a node-local rule from edges [B, N] = P(walk goes from parent(i) to i | it is at parent(i)).
+
+    edges of the root and of padding are ignored. An edge that is NaN (a distribution that is none) counts as 0, so that
+    the walk stops at such a node, and a node that is never reached has no effect. Raises RuntimeError where a node's
+    children sum above 1 (checked on the CPU alone: on an accelerator the check would be a host read in every step).
+    """
+    valid = parent >= 0  # [B, N] real children; the root is none
+    edges = edges.masked_fill(~valid | edges.isnan(), 0.0)
+    leaving = torch.zeros_like(edges).scatter_add_(1, parent.clamp(min=0), edges)  # [B, N]
+    if edges.device.type == "cpu" and bool((leaving > 1.0 + 1e-5).any()):
+        raise RuntimeError(f"the children of a node are reached with probability {float(leaving.max())} > 1")
+    step = torch.where(valid, edges, 0.0)
+    step[:, 0] = 1.0
+    reach = torch.where(ancestors(parent), step[:, None, :], 1.0).prod(-1)  # [B, N]; padding: its own 0
+    return reach * (1.0 - leaving).clamp_(min=0.0)
+
+
+def follow(parent: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    """(path [B, N], count [B]) from the root to node at[b]. A parent's index is below its child's, so order is index."""
+    if is_chain(parent):
+        return (chain_parent(parent.shape[1], parent.device) + 1).expand_as(parent), at + 1
+    if parent.device.type == "cpu" and len(at) <= 16:  # a walk on the host: a tenth of the time of the products
+        return _follow_on_host(parent, at)
+    on_path = ancestors(parent).gather(1, at[:, None, None].expand(-1, 1, parent.shape[1]))[:, 0]  # [B, N]
+    return torch.argsort((~on_path).to(torch.int8), dim=1, stable=True), on_path.sum(1)
+
+
+def _follow_on_host(parent: Tensor, at: Tensor) -> tuple[Tensor, Tensor]:
+    paths, counts = [], []
+    for above, node in zip(parent.tolist(), at.tolist(), strict=True):
+        path = []
+        while node >= 0:
+            path.append(node)
+            node = above[node]
+        path.reverse()
+        kept = set(path)
+        counts.append(len(path))
+        paths.append(path + [other for other in range(len(above)) if other not in kept])
+    return torch.tensor(paths), torch.tensor(counts)
+
+
+def row_at(x: Tensor, at: Tensor) -> Tensor:
+    """[B, V] row at[b] of x [B, N, V]."""
+    return x[torch.arange(x.shape[0], device=x.device), at]
+
+
+MAX_ELEMENTS = 1 << 25
+"""Largest B * N * V that one call of a verifier sees (128 MiB a float32 copy of the distributions): more rows come in
+turn."""
+
+
+@dataclass(frozen=True)
+class RowVerifiers:
+    """Verifiers of a batch whose rows have several: the k-th judges rows [stops[k - 1], stops[k])."""
+
+    verifiers: tuple[Verifier, ...]
+    stops: tuple[int, ...]
+
+
+def draw(verifier: Verifier | RowVerifiers, evidence: Evidence) -> Verdict:
+    """Draw one outcome of a verifier, from the streams STOP and BONUS. The only place in foretell that does.
+
+    Peak memory beside p and q, which the caller holds: what the verifier makes of at most MAX_ELEMENTS elements of them,
+    or of one row where a row alone is larger.
+
+    Raises VocabularyMismatchError for a guess outside the vocabulary of p, and ModelError for an invalid tree
+    (``bounds.check_tree``; on an accelerator shapes alone are checked).
+    """
+    check_distributions(evidence.tree, evidence.p)
+    if isinstance(verifier, RowVerifiers):
+        starts = (0, *verifier.stops)
+        parts = [
+            _draw_rows(one, evidence.rows(*rows))
+            for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)
+        ]
+        return _joined(parts)
+    return _draw_rows(verifier, evidence)
+
+
+def _draw_rows(verifier: Verifier, evidence: Evidence) -> Verdict:
+    num_rows, num_nodes, vocab_size = evidence.p.shape
+    at_once = max(1, MAX_ELEMENTS // (num_nodes * vocab_size))
+    if num_rows <= at_once:
+        return _draw(verifier, evidence)
+    parts = [
+        _draw(verifier, evidence.rows(start, min(start + at_once, num_rows))) for start in range(0, num_rows, at_once)
+    ]
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[Verdict]) -> Verdict:
+    """The verdicts of one row after the other."""
+    if len(parts) == 1:
+        return parts[0]
+    columns = zip(*((part.path, part.count, part.bonus, part.sound) for part in parts), strict=True)
+    return Verdict(*(torch.cat(column) for column in columns))
+
+
+def _draw(verifier: Verifier, evidence: Evidence) -> Verdict:
+    noise = evidence.noise
+    assert noise is not None, "drawing needs noise"
+    decided = verifier.decide(evidence)
+    if decided is not None:
+        at, bonus = decided
+        sound = evidence.p[torch.arange(at.shape[0], device=at.device), at, bonus] > 0
+        return Verdict(*follow(evidence.tree.parent, at), bonus, sound)
+    walk = verifier.stops(evidence)
+    at = invert_cdf(walk.stops, noise.stop())
+    probs = verifier.residual(evidence, walk, at)
+    bonus = invert_cdf(probs, noise.bonus())
+    mass = probs.sum(-1) + walk.stops.sum(-1)
+    chosen = probs.gather(1, bonus[:, None])[:, 0]
+    return Verdict(*follow(evidence.tree.parent, at), bonus, torch.isfinite(mass) & (chosen > 0))

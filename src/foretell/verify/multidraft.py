@@ -1,0 +1,258 @@
+"""Several drafts of one node judged together: the frame, and K-SEQ (Sun et al., SpecTr, 2310.15141).
+
+The first children of a node that were drawn IID from its q (its *run*) are judged by one joint rule. The rule says with
+which probability the walk goes to each of them, and which distribution the next token has once all of them were
+rejected. That distribution must not depend on the drafts: only then may the children after the run (FIXED, COUPLED,
+WITHOUT_REPLACEMENT or later IID children) be tried against it by recursive rejection, as in ``Rejection``. A run of one
+is plain rejection.
+
+Shapes: R nodes with a run of two or more, C children, V vocabulary. What a rule works out about two distributions (its
+*fit*) is small and float64; probs [R, V] keep the dtype they are given.
+"""
+
+from abc import abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretell.core.tree import DrawMode, DrawnBy, is_chain
+from foretell.verify.base import Evidence, Verifier, Walk, row_at, stops_from_edges
+from foretell.verify.rejection import Rejection, believed, children_of, reject_child, source_of, strike, try_children
+
+PLAIN = Rejection()
+
+MAX_ELEMENTS = 1 << 21
+"""Of probs [R, V] that a rule works on at once: it makes a dozen temporaries of that size."""
+
+TINY = 1e-37
+"""Smaller than any probability that matters, and not zero in float32."""
+
+Fit = tuple[Tensor, ...]
+"""What a rule has worked out about p, q and the run's length: tensors with R rows each."""
+
+
+@dataclass(frozen=True)
+class Runs:
+    """What ``stops`` leaves for ``residual``."""
+
+    table: Tensor  # [B, N, C] children of each node, -1 after the last
+    length: Tensor  # [B, N] int64 length of each node's run
+    place: Tensor  # [B, N] int64 a node's row in fit; undefined where length < 2
+    fit: Fit
+
+
+class MultiDraft(Verifier):
+    """The frame. A rule is three pure functions: ``fit``, ``choose`` and ``rest``."""
+
+    exact = True
+    reads = frozenset({"q"})
+    draws = DrawMode.IID
+    counts_children = frozenset({DrawMode.IID})
+
+    @abstractmethod
+    def fit(self, p: Tensor, q: Tensor, count: Tensor) -> Fit:
+        """What the rule reads of p, q [R, V] for runs of count [R]. All finite; q sums to about 1."""
+
+    @abstractmethod
+    def choose(self, fit: Fit, p: Tensor, q: Tensor, tokens: Tensor, count: Tensor) -> Tensor:
+        """[R, C] float64: the probability that the walk goes to each of the run's drafts tokens[r, :count[r]], which
+        were drawn from q independently; columns after the run are undefined."""
+
+    @abstractmethod
+    def rest(self, fit: Fit, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
+        """[R, V] the distribution (unnormalised: its sum is the probability) of the next token where the run was
+        rejected."""
+
+    def acceptance(self, p: Tensor, q: Tensor, num_drafts: int) -> Tensor:
+        """[R] float64: the probability that one of num_drafts drafts from q [R, V] is accepted under p [R, V]."""
+        count = torch.full(p.shape[:1], num_drafts, device=p.device)
+        return 1.0 - self.rest(self.fit(p, q, count), p, q, count).double().sum(-1)
+
+    def stops(self, evidence: Evidence) -> Walk:
+        """Stops of the walk. Reads on the host which nodes have a run: their distributions alone are worked on. Where
+        none has one, all is left to ``Rejection``."""
+        tree, p = evidence.tree, evidence.p
+        if tree.q is None or tree.max_children == 1 or is_chain(tree.parent):
+            return PLAIN.stops(evidence)
+        table = children_of(tree)
+        num_rows, _, width = table.shape
+        flat = table.clamp(min=0).reshape(num_rows, -1)
+        tokens = tree.tokens.gather(1, flat).reshape(-1, width)
+        labels = tree.drawn_by.gather(1, flat).reshape(-1, width)
+        real = (table >= 0).reshape(-1, width)
+        p, q = p.flatten(0, 1), tree.q.flatten(0, 1)
+        run = run_of(q, tokens, labels, real)  # [B * N]
+        rows = torch.nonzero(run > 1)[:, 0]
+        if not len(rows):
+            return PLAIN.stops(evidence)
+        edges = torch.zeros(tokens.shape, dtype=p.dtype, device=p.device)
+        alone = torch.nonzero(real[:, 0] & (run < 2))[:, 0]
+        if len(alone):
+            wide = int(real[alone].sum(-1).max())
+            part = (x[alone, :wide] for x in (tokens, labels, real))
+            edges[alone, :wide] = try_children(p[alone], q[alone], *part)[0]
+        place = torch.zeros_like(run)
+        place[rows] = torch.arange(len(rows), device=p.device)
+        fits = []
+        at_once = max(1, MAX_ELEMENTS // max(p.shape[1], 64 * width))
+        for start in range(0, len(rows), at_once):
+            some = rows[start : start + at_once]
+            edges[some], fit = self.run_edges(p[some], q[some], tokens[some], labels[some], real[some], run[some])
+            fits.append(fit)
+        together = tuple(map(torch.cat, zip(*fits, strict=True)))
+        out = torch.zeros_like(evidence.p[..., 0])  # [B, N]
+        out.scatter_add_(1, flat, (edges * real).reshape(num_rows, -1))
+        runs = Runs(table, run.reshape(num_rows, -1), place.reshape(num_rows, -1), together)
+        return Walk(stops_from_edges(tree.parent, out), runs)
+
+    def run_edges(
+        self, p: Tensor, q: Tensor, tokens: Tensor, probs: Tensor, real: Tensor, count: Tensor
+    ) -> tuple[Tensor, Fit]:
+        """Edges [R, C] of all children of nodes with runs of count [R] >= 2, and the rule's fit."""
+        sound = torch.isfinite(p.sum(-1))
+        if not bool(sound.all()):
+            p = torch.where(sound[:, None], p, q)
+        fit = self.fit(p, q, count)
+        inside = torch.arange(tokens.shape[1], device=p.device) < count[:, None]
+        chances = self.choose(fit, p, q, tokens, count).masked_fill(~(inside & sound[:, None]), 0.0)
+        edges = chances.to(p.dtype)
+        more = torch.nonzero(sound & (real.sum(-1) > count))[:, 0]
+        if len(more):
+            rest = self.rest(tuple(x[more] for x in fit), p[more], q[more], count[more])
+            left = (1.0 - chances[more].sum(-1)).clamp(min=0.0).to(p.dtype)
+            edges[more] += try_behind(rest, left, q[more], tokens[more], probs[more], real[more], count[more])[0]
+        return edges, fit
+
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+        """What is left of p at the node where the walk stopped; p itself at a leaf, or where rounding left nothing."""
+        tree, runs = evidence.tree, walk.carry
+        if not isinstance(runs, Runs):
+            return PLAIN.residual(evidence, walk, at)
+        assert tree.q is not None
+        children = row_at(runs.table, at)  # [B, C]
+        p, q = row_at(evidence.p, at), row_at(tree.q, at)  # [B, V]
+        length, place = runs.length.gather(1, at[:, None])[:, 0], runs.place.gather(1, at[:, None])[:, 0]
+        rest = p
+        rows = torch.nonzero((length > 1) & torch.isfinite(p.sum(-1)))[:, 0]
+        if len(rows):
+            fit = tuple(x[place[rows]] for x in runs.fit)
+            rest = p.index_copy(0, rows, self.rest(fit, p[rows], q[rows], length[rows]))
+        real, start = children >= 0, torch.where(length > 1, length, 0)
+        if bool((real.sum(-1) > start).any()):
+            safe = children.clamp(min=0)
+            tokens, labels = tree.tokens.gather(1, safe), tree.drawn_by.gather(1, safe)
+            rest = try_behind(rest, torch.ones_like(p[:, 0]), q, tokens, labels, real, start)[1]
+        return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)
+
+
+def run_of(q: Tensor, tokens: Tensor, labels: Tensor, real: Tensor) -> Tensor:
+    """[R] int64: how many of the first children were drawn IID from q [R, V] and consistent with q. Children of an
+    invalid q, or with a token that it excludes, count as FIXED and end the run."""
+    iid = real & (labels == DrawnBy.IID)
+    drawn = iid & (q.gather(1, tokens) > 0)
+    rows = torch.nonzero(drawn[:, :2].all(-1))[:, 0]  # the sum over V is only for these
+    drawn[rows] &= torch.isfinite(q[rows].sum(-1, keepdim=True))
+    return drawn.long().cumprod(1).sum(1)
+
+
+def try_behind(
+    rest: Tensor, left: Tensor, q: Tensor | None, tokens: Tensor, labels: Tensor, real: Tensor, start: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Recursive rejection of the children from start [R] on, against rest [R, V] (any scale); left [R] is the chance
+    that all before were rejected. Returns edges [R, C] (zero before start) and what is left of rest. Pure."""
+    edges = torch.zeros(tokens.shape, dtype=rest.dtype, device=rest.device)
+    drawn = real & ((labels == DrawnBy.IID) | (labels == DrawnBy.WITHOUT_REPLACEMENT))
+    unseen = q
+    for c in range(tokens.shape[1]):
+        token, here = tokens[:, c : c + 1], real[:, c] & (start <= c)
+        source = source_of(q, unseen, labels[:, c], first=c == 0)
+        from_q = believed(source, token, drawn[:, c])
+        if bool(here.any()):
+            total = rest.sum(-1)
+            chance = rest.gather(1, token)[:, 0] / torch.where(total > 0, total, 1.0)
+            if source is not None:
+                share = source.gather(1, token)[:, 0] / torch.where(from_q, source.sum(-1), 1.0)
+                chance = torch.where(from_q, (chance / torch.where(from_q, share, 1.0)).clamp(max=1.0), chance)
+            chance = torch.where(here, chance, 0.0)
+            edges[:, c] = left * chance
+            left = left * (1.0 - chance)
+            rest = reject_child(rest, source, token, from_q, here)
+        unseen = strike(unseen, token, from_q)
+    return edges, rest
+
+
+ROUNDING = 1e-14
+"""Of sums over V in float64: without it, K-SEQ would reject now and then where p = q."""
+
+NUM_FACTORS = 128
+"""Candidates of K-SEQ's factor, from 1 to n in equal steps."""
+
+NUM_EVALUATIONS = 3
+"""Of a sum over V, by which the factor is found between two candidates; its acceptance was within 2e-4 of the best
+factor's wherever it was measured."""
+
+
+@dataclass(frozen=True)
+class KSeq(MultiDraft):
+    """Accept the first draft x that passes min(1, p(x) / (rho q(x))), rho in [1, n] as small as exactness allows."""
+
+    name = "k_seq"
+    summary = "several drafts, each accepted with min(1, p / (rho q)), by one factor rho for all (SpecTr)"
+
+    def fit(self, p: Tensor, q: Tensor, count: Tensor) -> Fit:
+        """(rho, gain): gain is P(one of n drafts passes) / P(one draft passes).
+
+        A draft passes with beta(rho) = sum of min(q, p / rho). The rest is a distribution iff 1 - (1 - beta)^n <= rho
+        beta: true at rho = n and from the smallest solution on. That lies between low and high throughout; high is what
+        counts, and there the condition holds, so that the distribution is exact however few evaluations there are.
+        """
+        n = count.double()
+
+        def slack(rho: Tensor, beta: Tensor, n: Tensor) -> Tensor:
+            return rho * beta - any_passes(beta, n)
+
+        # rho beta = sum of min(rho q, p) at all candidates at once, from p and q by the first candidate not below p / q.
+        per_step = (n - 1.0).clamp(min=TINY)[:, None] / (NUM_FACTORS - 1)
+        first = ((p / q.clamp(min=TINY) - 1.0) / per_step.to(p.dtype)).ceil_().clamp_(0, NUM_FACTORS).long()
+        zero = torch.zeros(p.shape[0], NUM_FACTORS + 1, dtype=torch.float64, device=p.device)
+        p_below = zero.scatter_add(1, first, p.double()).cumsum(1)[:, :-1]
+        q_above = zero.scatter_add_(1, first, q.double()).flip(1).cumsum(1).flip(1)[:, 1:]
+        rhos = 1.0 + per_step * torch.arange(NUM_FACTORS, device=p.device)  # [R, F]
+        betas = (p_below / rhos + q_above).clamp(max=1.0)
+        slacks = slack(rhos, betas, n[:, None])
+        at = (slacks < -ROUNDING).sum(1, keepdim=True).clamp(max=NUM_FACTORS - 1)
+        below = (at - 1).clamp(min=0)
+        low, high, tight = (x.gather(1, i)[:, 0] for x, i in ((rhos, below), (rhos, at), (betas, at)))
+        slack_low, slack_high = (slacks.gather(1, i)[:, 0] for i in (below, at))
+        for _ in range(NUM_EVALUATIONS):
+            # A little above where the chord is zero, so that mostly high is what moves.
+            chord = high - 0.9 * (high - low) * slack_high / (slack_high - slack_low).clamp(min=TINY)
+            rho = torch.maximum(chord, low)
+            beta = torch.minimum(q, p / rho[:, None].to(p.dtype)).sum(-1).double().clamp(max=1.0)
+            here = slack(rho, beta, n)
+            holds = here >= 0.0
+            low, high = torch.where(holds, low, rho), torch.where(holds, rho, high)
+            slack_low, slack_high = torch.where(holds, slack_low, here), torch.where(holds, here, slack_high)
+            tight = torch.where(holds, beta, tight)
+        return high, any_passes(tight, n) / tight.clamp(min=TINY)
+
+    def choose(self, fit: Fit, p: Tensor, q: Tensor, tokens: Tensor, count: Tensor) -> Tensor:
+        """The first that passes."""
+        rho = fit[0][:, None]
+        inside = torch.arange(tokens.shape[1], device=p.device) < count[:, None]
+        drafted = torch.where(inside, q.gather(1, tokens).double(), 1.0)
+        ratio = p.gather(1, tokens).double() / (rho * drafted)
+        passed = torch.where(inside, ratio.clamp(max=1.0), 0.0)
+        failed = (1.0 - passed).cumprod(1)
+        return passed * torch.cat([torch.ones_like(failed[:, :1]), failed[:, :-1]], 1)
+
+    def rest(self, fit: Fit, p: Tensor, q: Tensor, count: Tensor) -> Tensor:
+        """P without the part covered by the run."""
+        rho, gain = (x[:, None].to(p.dtype) for x in fit)
+        return (p - torch.minimum(q, p / rho) * gain).clamp(min=0.0)
+
+
+def any_passes(beta: Tensor, n: Tensor) -> Tensor:
+    """1 - (1 - beta)^n."""
+    return 1.0 - (1.0 - beta).pow(n)

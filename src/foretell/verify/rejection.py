@@ -1,0 +1,158 @@
+"""Rejection sampling (Leviathan et al. 2211.17192; Chen et al. 2302.01318), on any tree, by recursive rejection.
+
+At a node the children are tried in order against what is left of p. A child x drawn from q is accepted with
+min(1, r(x) / q(x)), where r is the normalised rest of p; a rejected one takes its share out: r <- (r - q)+. A FIXED
+child is the case q = one-hot: accepted with r(x), then x is struck out of r. Children WITHOUT_REPLACEMENT are drawn from
+q without the siblings before them (SpecInfer 2305.09781 for iid; Jeon et al. 2402.14160 without replacement).
+"""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree
+from foretell.kernels.residual import Tried, rest_at, try_tree
+from foretell.verify.base import Evidence, Verifier, Walk, row_at, stops_from_edges
+
+
+def children_of(tree: TokenTree) -> Tensor:
+    """[B, N, C] int64: node indices of the children of each node in verification order, -1 after the last; C >= 1."""
+    parent = tree.parent
+    num_nodes = tree.num_nodes
+    sibling = (parent[:, :, None] == parent[:, None, :]) & (parent >= 0)[:, :, None]  # [B, N, N]
+    rank = sibling.tril(-1).sum(-1)  # [B, N]
+    if tree.max_children is not None:
+        width = tree.max_children
+    else:
+        width = int(rank.max()) + 1 if num_nodes > 1 else 1
+    table = torch.full((*parent.shape, width + 1), -1, dtype=torch.int64, device=parent.device)
+    rows = torch.arange(parent.shape[0], device=parent.device)[:, None]
+    index = torch.arange(num_nodes, device=parent.device).expand_as(parent)
+    # Padding and the root write into the spare last column, which is cut off.
+    table[rows, parent.clamp(min=0), torch.where(parent >= 0, rank, width)] = index
+    return table[..., :width]
+
+
+def try_children(
+    p: Tensor, q: Tensor | None, tokens: Tensor, labels: Tensor, real: Tensor
+) -> tuple[Tensor, Tensor | None]:
+    """Recursive rejection at R nodes at once.
+
+    p [R, V] distributions; q [R, V] or None; tokens, labels, real [R, C]: the children in order. Returns edges [R, C], the
+    probability that the walk goes to each child, and the rest of p [R, V] (unnormalised) after all were rejected.
+    With one child the rest is not built (None): only the row where the walk stops needs it.
+    """
+    num_children = tokens.shape[1]
+    drawn = real & ((labels == DrawnBy.IID) | (labels == DrawnBy.WITHOUT_REPLACEMENT))  # [R, C]
+    rest, left = p, torch.ones_like(p[:, 0])  # [R, V], [R] chance that all before were rejected
+    unseen = q
+    edges = torch.zeros(tokens.shape, dtype=p.dtype, device=p.device)
+    for c in range(num_children):
+        token, here = tokens[:, c : c + 1], real[:, c]
+        total = rest.sum(-1) if c else torch.ones_like(left)
+        chance = rest.gather(1, token)[:, 0] / torch.where(total > 0, total, 1.0)
+        source = source_of(q, unseen, labels[:, c], first=c == 0)
+        from_q = believed(source, token, drawn[:, c])
+        if source is not None:
+            mass = source.sum(-1) if c else torch.ones_like(left)
+            ratio = chance * mass / torch.where(from_q, source.gather(1, token)[:, 0], 1.0)
+            chance = torch.where(from_q, ratio.clamp(max=1.0), chance)
+        chance = torch.where(here, chance, 0.0)
+        edges[:, c] = left * chance
+        left = left * (1.0 - chance)
+        if num_children == 1:
+            return edges, None
+        rest, unseen = reject_child(rest, source, token, from_q, here), strike(unseen, token, from_q)
+    return edges, rest
+
+
+def source_of(q: Tensor | None, unseen: Tensor | None, label: Tensor, *, first: bool) -> Tensor | None:
+    """[R, V] what a child was drawn from, at any scale: q, or for WITHOUT_REPLACEMENT q without the siblings before."""
+    if q is None or unseen is None or first:
+        return q
+    return torch.where((label == DrawnBy.WITHOUT_REPLACEMENT)[:, None], unseen, q)
+
+
+def believed(source: Tensor | None, token: Tensor, drawn: Tensor) -> Tensor:
+    """[R] bool: drawn, and not from a broken distribution or one that claims it could not: such a child counts as
+    FIXED, which is sound for any way of drawing."""
+    if source is None:
+        return torch.zeros_like(drawn)
+    return drawn & torch.isfinite(source.sum(-1)) & (source.gather(1, token)[:, 0] > 0)
+
+
+def strike(unseen: Tensor | None, token: Tensor, from_q: Tensor) -> Tensor | None:
+    """q without one more child, where that was drawn from it. Pure."""
+    return None if unseen is None else torch.where(from_q[:, None], unseen.scatter(1, token, 0.0), unseen)
+
+
+def reject_child(rest: Tensor, source: Tensor | None, token: Tensor, from_q: Tensor, here: Tensor) -> Tensor:
+    """The rest of p after one child, drawn from source, was rejected; rows with here False are unchanged. Pure."""
+    reduced = rest.scatter(1, token, 0.0)
+    if source is not None:
+        mass, total = source.sum(-1, keepdim=True), rest.sum(-1, keepdim=True)
+        scaled = source * (total / torch.where(mass > 0, mass, 1.0))
+        reduced = torch.where(from_q[:, None], (rest - scaled).clamp(min=0.0), reduced)
+    return torch.where(here[:, None], reduced, rest)
+
+
+@dataclass(frozen=True)
+class Rejection(Verifier):
+    """Accept with min(1, p/q); optimal for one draft (1 - TV), recursive for several. Reads four independent streams."""
+
+    name = "rejection"
+    exact = True
+    reads = frozenset({"q"})
+    draws = DrawMode.WITHOUT_REPLACEMENT
+    summary = (
+        "accept with min(1, p/q), else draw from what is left of p; the target's distribution, another text per drafter"
+    )
+
+    def stops(self, evidence: Evidence) -> Walk:
+        """Stops of the walk; carry is what ``residual.try_tree`` found, or the table of children [B, N, C] in torch."""
+        tried = try_tree(evidence.tree, evidence.p, ahead=False)
+        return self.slow_stops(evidence) if tried is None else Walk(*tried)
+
+    def slow_stops(self, evidence: Evidence) -> Walk:
+        """The torch reference: all nodes at once, child by child. Nodes without children are left out where that needs
+        no device read; a chain needs no [N, V] temporary, other trees a few of the nodes left."""
+        tree, p = evidence.tree, evidence.p
+        table = children_of(tree)
+        num_rows, num_nodes, width = table.shape
+        flat = table.clamp(min=0).reshape(num_rows, -1)
+        tokens = tree.tokens.gather(1, flat).reshape(-1, width)
+        labels = tree.drawn_by.gather(1, flat).reshape(-1, width)
+        real = (table >= 0).reshape(-1, width)
+        p_rows, q_rows = p.flatten(0, 1), None if tree.q is None else tree.q.flatten(0, 1)
+        if p.device.type == "cpu" and width > 1:
+            rows = real[:, 0].nonzero()[:, 0]  # [R]
+            q_here = None if q_rows is None else q_rows[rows]
+            edges = torch.zeros(real.shape, dtype=p.dtype)
+            edges[rows] = try_children(p_rows[rows], q_here, tokens[rows], labels[rows], real[rows])[0]
+        else:
+            edges, _ = try_children(p_rows, q_rows, tokens, labels, real)
+        out = torch.zeros_like(p[..., 0])  # [B, N]
+        edges = edges.reshape(num_rows, num_nodes * width) * (table >= 0).reshape(num_rows, -1)
+        out.scatter_add_(1, flat, edges.to(out.dtype))
+        return Walk(stops_from_edges(tree.parent, out), table)
+
+    def residual(self, evidence: Evidence, walk: Walk, at: Tensor) -> Tensor:
+        """What is left of p at the node where the walk stopped; p itself at a leaf, or where rounding left nothing."""
+        if isinstance(walk.carry, Tried):
+            return rest_at(evidence.tree, evidence.p, walk.carry, at)
+        tree = evidence.tree
+        assert walk.carry is not None
+        children = row_at(walk.carry, at)  # [B, C]
+        safe = children.clamp(min=0)
+        p = row_at(evidence.p, at)  # [B, V]
+        q = None if tree.q is None else row_at(tree.q, at)
+        tokens, labels, real = tree.tokens.gather(1, safe), tree.drawn_by.gather(1, safe), children >= 0
+        drawn = real & ((labels == DrawnBy.IID) | (labels == DrawnBy.WITHOUT_REPLACEMENT))
+        rest, unseen = p, q
+        for c in range(children.shape[1]):
+            token, source = tokens[:, c : c + 1], source_of(q, unseen, labels[:, c], first=c == 0)
+            from_q = believed(source, token, drawn[:, c])
+            rest = reject_child(rest, source, token, from_q, real[:, c])
+            unseen = strike(unseen, token, from_q)
+        return torch.where(rest.sum(-1, keepdim=True) > 0, rest, p)

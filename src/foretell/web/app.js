@@ -1,0 +1,407 @@
+// The form, the two runs, and what is said about them.
+"use strict";
+
+const at = (id) => document.getElementById(id);
+const [form, runButton, stopButton] = [at("form"), at("run"), at("stop")];
+const guessed = new Pane(at("guessed"), (step) => {
+  follows = false;
+  showStep(step);
+});
+const plain = new Pane(at("plain"));
+let running = null; // the AbortController of the runs in progress
+let follows = true; // whether the tree shows the newest step
+let drawn = null; // the trace that is on the screen
+let lastAsked; // the speculation of the run on the screen
+
+// ---- the step's tree
+
+/** Draw a step of the run with speculation, if it is not on the screen already, and tint its tokens. */
+function showStep(number) {
+  const step = guessed.steps[number];
+  if (!step?.trace) return;
+  guessed.mark(number);
+  at("step").value = number + 1;
+  at("tree-title").textContent = titleOf(number); // changes while later steps come
+  if (drawn === step.trace) return;
+  drawn = step.trace;
+  const trace = guessed.tree(number);
+  const [guesses, kept] = [trace.tokens.length - 1, trace.path.length - 1];
+  const words = guesses ? `${guesses} ${guesses === 1 ? "guess" : "guesses"}, ${kept} accepted` : "nothing guessed";
+  const path = trace.path.slice(1).map((node) => visible(trace.tokens[node]));
+  const own = trace.bonus === null ? "" : `; the model’s own token: ${visible(trace.bonus)}`;
+  const then = own && ", then the model’s own token";
+  at("tree-caption").textContent = `Step ${number + 1} of ${lastTraced() + 1}: ${words}${then}.`;
+  const box = at("tree-scroll");
+  box.replaceChildren(drawTree(trace, `Step ${number + 1}: ${words}${path.length ? `: ${path.join(", ")}` : ""}${own}`));
+  box.style.minHeight = `${Math.max(parseFloat(box.style.minHeight) || 0, box.scrollHeight)}px`; // no jumping between steps
+}
+
+function titleOf(number) {
+  if (number === lastTraced()) return "The last step";
+  return number === lastGuessed() ? "The last step that guessed" : `Step ${number + 1}`;
+}
+
+/** The last step with a guess; the last step of all where nothing was guessed. -1: none yet. */
+function lastGuessed() {
+  const found = guessed.steps.findLastIndex((step) => step.trace?.tokens.length > 1);
+  return found < 0 ? lastTraced() : found;
+}
+
+function lastTraced() {
+  return guessed.steps.findLastIndex((step) => step.trace);
+}
+
+function refresh() {
+  guessed.refresh();
+  plain.refresh();
+  const last = lastTraced();
+  at("step").max = Math.max(1, last + 1);
+  at("step-field").hidden = last < 1;
+  if (last >= 0 && follows) showStep(lastGuessed());
+}
+
+// ---- requests
+
+/** The path and body of the request that the form describes, without `speculative`. */
+function requestOf() {
+  const isChat = form.elements.mode.value === "chat";
+  const number = (id) => at(id).valueAsNumber;
+  const fresh = crypto.getRandomValues(new Uint32Array(1))[0];
+  const seed = at("seed").value === "" ? fresh : number("seed"); // one for both runs
+  const body = {
+    ...(at("model").value && { model: at("model").value }),
+    ...(isChat ? { messages: [{ role: "user", content: at("prompt").value }] } : { prompt: at("prompt").value }),
+    temperature: number("temperature"),
+    top_p: number("top_p"),
+    max_tokens: number("max_tokens"),
+    seed,
+    stream: true,
+    stream_options: { include_usage: true },
+    provenance: true,
+    logprobs: isChat ? true : 1, // as OpenAI's two schemas have it
+  };
+  return { path: isChat ? "v1/chat/completions" : "v1/completions", body };
+}
+
+/** The `speculative` field that the form asks for; undefined leaves it to the server. */
+function speculation() {
+  const method = at("method").value;
+  if (method === "none") return { method };
+  const [guesses, shape, verify] = [at("guesses").valueAsNumber, at("shape").value, at("verify").value];
+  const asked = {
+    ...(method && { method }),
+    ...(guesses >= 1 && { num_speculative_tokens: guesses }),
+    ...(shape && { shape }),
+    ...(verify && { verify }),
+    ...(at("always").checked && { always: true }),
+  };
+  return Object.keys(asked).length ? asked : undefined;
+}
+
+/** What a verifier says of texts that differ. */
+function whyOther(verifier) {
+  const option = [...at("verify").options].find(({ value }) => value && value === verifier?.split("/")[0]);
+  const promise = option?.closest("optgroup")?.label ?? "";
+  if (promise === "The same distribution") return `${verifier} keeps the distribution, not the text.`;
+  if (promise.startsWith("Lossy")) return `${verifier} is lossy: it changes the distribution.`;
+  return "The default rule keeps the text up to rounding.";
+}
+
+/** Why the run guessed nothing, as the server says it, else as far as the page can tell; "" where it did, or was not meant to. */
+function whyNothing(asked) {
+  if (!guessed.numTokens || asked?.method === "none" || guessed.numGuesses !== 0) return "";
+  const told = guessed.final?.plain_reason; // the server's own words
+  if (told) return ` Nothing was guessed: ${told}.`;
+  const method = asked?.method ?? served.method ?? "the method";
+  if (method === "none") return " Nothing was guessed: this server has no method of its own. Choose one in the form.";
+  if (!asked?.always) return ` Nothing was guessed: the server expects no gain from ${method} here.`;
+  const others = "or other requests shared the passes";
+  return ` Nothing was guessed: ${method} found nothing to propose in this text, ${others}.`;
+}
+
+const ENDINGS = { stop: "ended by itself", length: "cut at the limit", timeout: "cut when its time was up" };
+
+async function streamInto(pane, path, body) {
+  pane.clear();
+  pane.section.classList.add("live");
+  let words = "cut off";
+  let waits = false;
+  try {
+    for await (const chunk of chunks(path, body, at("key").value, running.signal)) {
+      pane.take(chunk);
+      if (!waits) {
+        waits = true;
+        setTimeout(() => { // drawing every chunk would be slower than reading it
+          waits = false;
+          refresh();
+        }, 50);
+      }
+    }
+    words = ENDINGS[pane.finish] ?? `ended: ${pane.finish}`;
+  } catch (error) {
+    if (error.name === "AbortError") words = "stopped";
+    throw error;
+  } finally {
+    pane.section.classList.remove("live");
+    pane.close(words);
+    refresh();
+  }
+}
+
+async function run() {
+  keepKey(); // the field tells of a change only when it is left
+  const method = speculation();
+  const isCompared = at("compare").checked && method?.method !== "none";
+  lastAsked = method;
+  begin(isCompared, method);
+  let body;
+  try {
+    await loading; // the model's name
+    let path;
+    ({ path, body } = requestOf());
+    say(method?.method === "none" ? "Running without speculation…" : "Running with speculation…");
+    await streamInto(guessed, path, { ...body, trace: true, ...(method && { speculative: method }) });
+    if (isCompared) {
+      say("Now the same without speculation…"); // after the other, so that neither takes the other's cores
+      await streamInto(plain, path, { ...body, speculative: { method: "none" } });
+    }
+    say(conclude(isCompared, body?.seed));
+  } catch (error) {
+    if (error.name === "AbortError") {
+      say(`Stopped. ${conclude(isCompared, body?.seed)}`);
+    } else {
+      conclude(isCompared, body?.seed);
+      fail(error);
+    }
+  } finally {
+    finish();
+  }
+}
+
+function begin(isCompared, method) {
+  running = new AbortController();
+  follows = true;
+  drawn = null;
+  guessed.clear();
+  plain.clear();
+  at("tree-scroll").replaceChildren();
+  at("tree-title").textContent = "The last step";
+  at("tree-caption").textContent = "";
+  at("tree-scroll").style.minHeight = "";
+  hideMessages();
+  at("verdict").hidden = false;
+  at("guessed-title").textContent = method?.method === "none" ? "Without speculation" : "With speculation";
+  at("plain").hidden = !isCompared;
+  at("panes").classList.toggle("single", !isCompared);
+  stopButton.disabled = false;
+  if (document.activeElement === runButton) stopButton.focus({ preventScroll: true });
+  runButton.disabled = true;
+  if (at("results").getBoundingClientRect().top > innerHeight * 0.7) at("results").scrollIntoView();
+}
+
+function hideMessages() {
+  at("error").hidden = at("ask").hidden = true;
+}
+
+function finish() {
+  running = null;
+  runButton.disabled = false;
+  if (document.activeElement === stopButton) runButton.focus({ preventScroll: true });
+  stopButton.disabled = true;
+}
+
+function say(words) {
+  at("status").textContent = words;
+  if (words.endsWith("…")) verdict(words, "");
+}
+
+function verdict(line, note) {
+  at("verdict-line").textContent = line;
+  at("verdict-note").textContent = note;
+}
+
+/** Compare the two texts, show the outcome, and return it in one sentence. */
+function conclude(isCompared, seed) {
+  const [a, b] = [guessed.text, plain.text];
+  const seedWords = `Seed ${seed}.${whyNothing(lastAsked)}`;
+  if (!isCompared || !b) {
+    const line = guessed.numTokens ? `${guessed.numTokens} tokens in ${guessed.steps.length} steps.` : "No text.";
+    verdict(line, guessed.numTokens ? seedWords : "");
+    return line;
+  }
+  const isWhole = Boolean(guessed.finish && plain.finish);
+  const common = Math.min(a.length, b.length);
+  let offset = 0;
+  while (offset < common && a[offset] === b[offset]) offset += 1;
+  const isSame = isWhole ? a === b : offset === common;
+  const ratio = guessed.rate / plain.rate;
+  const times = Number.isFinite(ratio) ? `, ${ratio.toFixed(2)} × the tokens per second in one run each.` : ".";
+  const same = isWhole ? "Identical texts" : "Identical as far as both go";
+  const line = isSame ? `${same}${times}` : `The texts differ from character ${offset + 1} on${times}`;
+  const figures = ` ${guessed.rate.toFixed(1)} tokens/s against ${plain.rate.toFixed(1)}, after the first token.`;
+  const rates = Number.isFinite(ratio) ? figures : "";
+  const isAsked = ratio < 1 && lastAsked?.always && guessed.numGuesses > 0;
+  const loss = isAsked ? " Guessed in every step, as asked; by itself the server guesses where that pays." : "";
+  const why = isSame ? "" : ` ${whyOther(lastAsked?.verify ?? served.verify)}`;
+  if (!isSame) for (const pane of [guessed, plain]) pane.markDifference(offset);
+  verdict(line, `${seedWords}${rates}${loss}${why}`);
+  return line;
+}
+
+function fail(error) {
+  const box = at(error.asks ? "ask" : "error");
+  box.textContent = error instanceof Refusal ? error.message : `The page failed: ${error.message}`;
+  box.hidden = false;
+  at("status").textContent = error.asks ? "" : "Failed: see the message.";
+  at("verdict").hidden = running !== null && !guessed.numTokens; // the message says it all
+  if (error.status === 401 || error.status === 403) {
+    at("key-details").open = true;
+    at("key").focus();
+  }
+  box.scrollIntoView({ block: "nearest" });
+}
+
+// ---- what the server tells about itself
+
+let served = {}; // how the server guesses where a request does not say
+
+async function loadModels() {
+  let found = [];
+  try {
+    found = await models(at("key").value);
+  } catch (error) {
+    if (error.status === 401 || error.status === 403) fail(error);
+    return; // whatever else is wrong, a run will say
+  }
+  at("model").replaceChildren(...found.map(({ id }) => new Option(id, id)));
+  at("model-field").hidden = found.length < 2;
+  hideMessages();
+  if (!found.length) return;
+  document.title = `${found[0].id} · foretell`;
+  served = found[0].speculative ?? {};
+  const methods = found[0].methods; // those a request may ask for, where the server tells
+  for (const option of methods ? [...at("method").options] : []) {
+    if (option.value && option.value !== "none" && !methods.includes(option.value)) option.remove();
+  }
+  showDefaults();
+}
+
+/** Name what is used where nothing is chosen. */
+function showDefaults() {
+  if (served.method) at("method").options[0].textContent = `default: ${served.method}`;
+  const isDefault = ["", served.method].includes(at("method").value);
+  at("guesses").placeholder = String((isDefault && served.num_speculative_tokens) || "default");
+  for (const id of ["shape", "verify"]) {
+    at(id).options[0].textContent = isDefault && served[id] ? `default: ${served[id]}` : "default";
+  }
+}
+
+async function poll() {
+  if (document.hidden) return;
+  let found = null;
+  try {
+    found = await gauges(at("key").value);
+  } catch {
+    // Not served, or not to us: the line stays away.
+  }
+  at("gauges").hidden = !found;
+  showLearning(at("learning"), at("key").value, found !== null && "learn_version" in found);
+  if (!found) {
+    clearInterval(polling);
+    return;
+  }
+  for (const cell of document.querySelectorAll("[data-gauge]")) {
+    const value = found[cell.dataset.gauge];
+    const isSpeedup = cell.dataset.gauge === "speedup";
+    const isKnown = Number.isFinite(value);
+    cell.parentElement.hidden = !isKnown && !isSpeedup;
+    cell.textContent = !isKnown ? "unknown" : isSpeedup ? `${value.toFixed(2)} ×` : value;
+  }
+}
+
+/** Remember the key for this tab; a new one may see what the old one could not. */
+function keepKey() {
+  const key = at("key").value;
+  if (key === keptKey) return;
+  keptKey = key;
+  stored(() => sessionStorage.setItem("foretell-key", key));
+  watchServer();
+}
+
+let keptKey = "";
+let loading = Promise.resolve();
+let polling = 0;
+function watchServer() {
+  clearInterval(polling);
+  polling = setInterval(poll, 5000);
+  poll();
+  loading = loadModels();
+}
+
+// ---- theme: the system's, until the user wants the other
+
+const system = matchMedia("(prefers-color-scheme: dark)");
+const stored = (store) => { // storage may be forbidden
+  try {
+    return store();
+  } catch {
+    return null;
+  }
+};
+
+function applyTheme() {
+  const theme = stored(() => localStorage.getItem("foretell-theme")) ?? (system.matches ? "dark" : "light");
+  document.documentElement.dataset.theme = theme;
+  const other = theme === "dark" ? "light" : "dark";
+  at("theme").textContent = other === "dark" ? "Dark" : "Light";
+  at("theme").setAttribute("aria-label", `Switch to the ${other} theme`);
+  at("theme").dataset.other = other;
+}
+
+at("theme").addEventListener("click", () => {
+  const { other } = at("theme").dataset;
+  const isSystems = other === (system.matches ? "dark" : "light");
+  stored(() => (isSystems ? localStorage.removeItem("foretell-theme") : localStorage.setItem("foretell-theme", other)));
+  applyTheme();
+  document.documentElement.dataset.theme = other; // also where nothing can be stored
+});
+system.addEventListener("change", applyTheme);
+
+// ---- the form
+
+form.addEventListener("submit", (event) => {
+  event.preventDefault();
+  if (!running) run();
+});
+stopButton.addEventListener("click", () => running?.abort());
+document.addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) {
+    event.preventDefault();
+    if (!running) form.requestSubmit();
+  } else if (event.key === "Escape") {
+    tip.hide();
+    running?.abort();
+  }
+});
+const examples = { text: at("prompt").value, chat: "Explain in three sentences how speculative decoding works." };
+form.addEventListener("change", (event) => {
+  const mode = form.elements.mode.value;
+  at("prompt-label").textContent = mode === "chat" ? "Message" : "Text to continue";
+  const isExample = Object.values(examples).includes(at("prompt").value);
+  if (event.target.name === "mode" && isExample) at("prompt").value = examples[mode];
+  const method = at("method").value;
+  for (const id of ["guesses", "shape", "verify", "always"]) at(id).disabled = method === "none";
+  showDefaults();
+  at("compare").disabled = method === "none";
+});
+at("step").addEventListener("input", () => {
+  const number = at("step").valueAsNumber - 1;
+  follows = number === lastGuessed();
+  showStep(number);
+});
+at("key").addEventListener("change", keepKey);
+
+at("key").value = keptKey = stored(() => sessionStorage.getItem("foretell-key")) ?? "";
+if (/Mac|iPhone|iPad/.test(navigator.platform)) runButton.querySelector("kbd").textContent = "⌘ ↵";
+applyTheme();
+watchServer();

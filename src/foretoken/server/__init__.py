@@ -1,1 +1,0 @@
-"""The server: OpenAI's API over a ``Service``. It needs the extra ``serve``: ``pip install "foretoken[serve]"``."""

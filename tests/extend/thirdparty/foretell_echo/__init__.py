@@ -1,0 +1,1 @@
+"""A drafter and a verifier for foretell, in a package of their own."""

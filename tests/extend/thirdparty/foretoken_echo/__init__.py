@@ -1,1 +1,0 @@
-"""A drafter and a verifier for foretoken, in a package of their own."""
