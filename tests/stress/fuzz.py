@@ -38,7 +38,8 @@ def shorten(body: Any, model: str) -> Any:
             out[name] = most
     # Null means no limit: with ignore_eos a whole context, and most of the minutes that the fuzz has.
     names = ("max_output_tokens",) if "input" in out else ("max_tokens", "max_completion_tokens")
-    if any(name in out for name in ("model", "input", "messages", "prompt")) and all(out.get(name) is None for name in names):
+    asks = any(name in out for name in ("model", "input", "messages", "prompt"))
+    if asks and all(out.get(name) is None for name in names):
         out[names[0]] = CAPS[names[0]]
     return out
 
