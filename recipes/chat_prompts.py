@@ -31,6 +31,8 @@ SYSTEMS = (
     "You give advice in a role that the user asks you to play.",
     "You extract facts from a text that the user gives.",
     "You are a careful teacher who explains how things work.",
+    "You answer short questions of fact: who, what, where, when, how many.",
+    "You play characters: pirates, scientists, famous people.",
 )
 SAMPLING = {"temperature": 0.9, "top_p": 0.95, "max_new_tokens": 128}
 WORDS = (5, 90)  # of a question
@@ -41,6 +43,27 @@ TASKS = (
     "Read this text and list what it says:\n\n{}",
     "Read this text.\n\n{}\n\nWrite three questions about it, with answers.",
 )
+
+SUBJECTS = (
+    "a city", "an animal", "a river", "a plant", "an invention", "a scientist", "a ruler of the past", "a war",
+    "a sport", "a dish", "a disease", "a planet", "a painter", "a building", "a company", "a book", "a film",
+    "a musical instrument", "a law", "a holiday", "a craft", "an accident", "an election", "a storm", "a trial",
+    "a school", "a discovery", "a ship", "a football match", "a festival",
+)  # fmt: skip
+PASSAGES = (
+    "Write an encyclopedia article of two paragraphs about {} of your choice, with names, places and years.",
+    "Write a news report of three paragraphs about {}, with names, places and numbers.",
+    "Write five sentences in German about {}.",
+)
+ABOUT = (
+    "Summarize: {}",
+    "Summarize this report in three sentences.\n\n{}",
+    "Read the text and say in one sentence what it is about.\n\n{}",
+    "Context: {}\n\nQuestion: which names and years are given, and what do they stand for?",
+    "Answer from the documents below.\n\nDocument 1: {}\n\nDocument 2: {}\n\nWhat does each of them tell, in short?",
+    "Documents:\n[1] {}\n[2] {}\n\nQuestion: what happened first, and where? Answer in short.",
+)
+GERMAN = ("Translate German to English: {}", "Translate the following text into English.\n\n{}")
 
 
 def is_question(text: str) -> bool:
@@ -60,13 +83,38 @@ def own_questions(engine: Engine, count: int, seed: int, journal: Path) -> list[
     with Journal(journal, {"target": engine.model.spec.name, "count": count, "seed": seed, **SAMPLING}) as kept:
         made = {record["index"]: record["text"] for record in kept.records}
         left = [index for index in range(count) if index not in made]
-        for number, completion in engine.completions([requests[index] for index in left], batch_size=32):
+        for number, completion in engine.completions([requests[index] for index in left], batch_size=64):
             index = left[number]
             made[index] = completion.text.strip() if completion.finish_reason == "stop" else ""
             kept.append({"index": index, "text": made[index]})
             if number % 200 == 0:
                 print(f"{len(made)} of {count}", flush=True)
     return sorted({text for text in made.values() if is_question(text)})
+
+
+def passage_questions(engine: Engine, count: int, seed: int, journal: Path) -> list[str]:
+    """Tasks about texts that the model writes first: summaries, answers from documents, translations."""
+    r = random.Random(f"passages/{seed}")
+    orders = [PASSAGES[i % len(PASSAGES)].format(SUBJECTS[i // len(PASSAGES) % len(SUBJECTS)]) for i in range(count)]
+    sampling = {"temperature": 0.9, "top_p": 0.95, "max_new_tokens": 256}
+    requests = [
+        Request(engine.chat_prompt([{"role": "user", "content": order}]), SamplingParams(seed=seed + i, **sampling))
+        for i, order in enumerate(orders)
+    ]
+    with Journal(journal, {"target": engine.model.spec.name, "count": count, "seed": seed, **sampling}) as kept:
+        made = {record["index"]: record["text"] for record in kept.records}
+        left = [index for index in range(count) if index not in made]
+        for number, completion in engine.completions([requests[index] for index in left], batch_size=64):
+            made[left[number]] = completion.text.strip()
+            kept.append({"index": left[number], "text": made[left[number]]})
+    texts = {index: text for index, text in made.items() if len(text.split()) > 25}
+    german = [text for index, text in texts.items() if index % len(PASSAGES) == len(PASSAGES) - 1]
+    others = [text for index, text in texts.items() if index % len(PASSAGES) != len(PASSAGES) - 1]
+    found = [r.choice(GERMAN).format(" ".join(text.split())) for text in german]
+    for text in others:
+        task = r.choice(ABOUT)
+        found.append(task.format(*([text, r.choice(others)][: task.count("{}")])))
+    return found
 
 
 def library_questions(r: random.Random, count: int) -> list[str]:
@@ -94,13 +142,21 @@ def main() -> None:
     parser.add_argument("--target", required=True)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--own", type=int, default=5000, help="user turns that the model writes; about half are kept")
+    parser.add_argument(
+        "--passages", type=int, default=900, help="texts that the model writes, each with a task about it"
+    )
     parser.add_argument("--library", type=int, default=900)
     parser.add_argument("--problems", type=int, default=900)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--dtype", help="of the target")
+    parser.add_argument(
+        "--implementation", default="auto", help="lean is the quickest at 64 rows where the CPU has AMX"
+    )
     args = parser.parse_args()
     r = random.Random(f"chat/{args.seed}")
-    engine = Engine.load(args.target)
+    engine = Engine.load(args.target, dtype=args.dtype, implementation=args.implementation)
     questions = own_questions(engine, args.own, args.seed, args.out.with_suffix(".journal"))
+    questions += passage_questions(engine, args.passages, args.seed, args.out.with_suffix(".passages"))
     questions += library_questions(r, args.library)
     questions += [problem("train", r.randrange(40_000)).question for _ in range(args.problems)]
     r.shuffle(questions)
