@@ -156,6 +156,33 @@ def test_chat_keeps_the_conversation(invoke: Invoke, models: dict[str, Path]) ->
     assert "tokens/s" not in invoke("chat", *options, "--quiet", input="the\n").stderr
 
 
+def test_chat_guesses_as_deep_as_pays_unless_told(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    class Loaded:
+        def measure(self) -> None:
+            asked.append("measured")
+            raise settings.ConfigError("seen")
+
+        def chat_prompt(self, messages: list[dict[str, str]]) -> list[int]:
+            raise settings.ConfigError("seen")
+
+    def load(target: str, *, speculation: str, **options: Any) -> Loaded:
+        asked.append(speculation)
+        return Loaded()
+
+    monkeypatch.setattr("foretell.Engine.load", load)
+    invoke("chat", "--target", "owner/name", input="a\n")
+    invoke("chat", "--target", "owner/name", "--speculation", "on", input="a\n")
+    invoke("generate", "a", "--chat", "--target", "owner/name")
+    invoke("generate", "a", "--chat", "--target", "owner/name", "--speculation", "auto")
+    assert asked == ["auto", "measured", "on", "on", "auto", "measured"]
+    monkeypatch.undo()
+    wrong = invoke("generate", "a", "--target", "bundled", "--speculation", "sometimes")
+    assert wrong.exit_code == 2
+    assert "must be 'on' or 'auto'" in wrong.stderr
+
+
 def test_chat_refuses_what_it_cannot_do(invoke: Invoke, models: dict[str, Path]) -> None:
     refused = invoke("chat", "--target", models["plain"], "--implementation", "lean", input="a\n")
     assert (refused.exit_code, refused.stdout) == (2, "")

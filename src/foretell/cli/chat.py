@@ -49,6 +49,7 @@ def chat(
     shape: o.Shape = None,
     draws: o.Draws = None,
     speculative_config: o.SpeculativeConfig = None,
+    speculation: o.Speculation = "auto",
     sampling: dict[str, Any] | None = None,
     quiet: Quiet = False,
     no_color: o.NoColor = False,

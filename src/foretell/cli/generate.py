@@ -62,6 +62,7 @@ def generate(
     shape: o.Shape = None,
     draws: o.Draws = None,
     speculative_config: o.SpeculativeConfig = None,
+    speculation: o.Speculation = "on",
     prediction: PredictionText = None,
     prediction_file: PredictionFile = None,
     sampling: dict[str, Any] | None = None,

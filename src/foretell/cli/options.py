@@ -131,6 +131,14 @@ Draws = Annotated[
         help="How children are drawn: fixed, iid, without_replacement, coupled, greedy, list. Default: as the rule asks.",
     ),
 ]  # fmt: skip
+Speculation = Annotated[
+    str,
+    typer.Option(
+        "--speculation", envvar="FORETELL_SPECULATION", metavar="auto|on", rich_help_panel=SPECULATION,
+        help="on: guess as deep as the method says. auto: before each step as deep as pays, or not at all; it measures "
+        "what passes cost here, once (seconds), and remembers it. Plain decoding: --method none.",
+    ),
+]  # fmt: skip
 SpeculativeConfig = Annotated[
     str | None,
     typer.Option(

@@ -44,8 +44,11 @@ def quiet() -> None:
 
 
 def load_engine(options: dict[str, Any], speculative: Any, **more: Any) -> "Engine":
-    """The engine of the options of panel "Models". more: of ``Engine.load``."""
+    """The engine of the options of panel "Models", and of --speculation where the command has it. more: of
+    ``Engine.load``."""
     quiet()
+    if "speculation" in options:
+        more["speculation"] = options["speculation"]
     target, revision = options["target"], options.get("revision")
     if revision is not None:
         if target in BUNDLED or Path(target).expanduser().exists() or "@" in target:
@@ -54,7 +57,7 @@ def load_engine(options: dict[str, Any], speculative: Any, **more: Any) -> "Engi
     with waiting(f"loading {options['target']}", no_color=options["no_color"]):
         from foretell import Engine
 
-        return Engine.load(
+        engine = Engine.load(
             target,
             speculative=speculative,
             device=options["device"],
@@ -66,6 +69,10 @@ def load_engine(options: dict[str, Any], speculative: Any, **more: Any) -> "Engi
             trust_remote_code=options.get("trust_remote_code", False),
             **more,
         )
+    if options.get("speculation") == "auto":
+        with waiting("measuring what passes cost here, once", no_color=options["no_color"]):
+            engine.measure()
+    return engine
 
 
 def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str, Any]:

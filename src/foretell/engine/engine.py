@@ -387,6 +387,11 @@ class Engine:
             prediction=guess,
         )
 
+    def measure(self) -> None:
+        """With speculation="auto": measure now (seconds, remembered) what the first call would; else do nothing."""
+        if self._planning is not None:
+            self._planning.planner([Choice(self.speculative, self.method, self.verifier)], 1)
+
     # -- decoding ------------------------------------------------------------------------------------------------
 
     def _decode(self, rows: Sequence[Row], choices: Sequence[Choice], batch_size: int) -> Iterator[list[Row]]:
