@@ -251,6 +251,12 @@ def test_methods_with_options() -> None:
         "shape": "chain", "draws": "auto", "judge": None, "draft_weights": "auto", "acceptance": None,
         "vocabulary": "auto", "draft_vocab_size": 0,
     }  # fmt: skip
+    options = "hybrid:9:second=draft_model:second_tokens=3:draft_vocab_size=512:discount=0.5"
+    both: Any = parse_method(options, draft="some/draft").config
+    assert (both.num_speculative_tokens, both.second, both.second_tokens) == (9, "draft_model", 3)
+    assert (both.draft_vocab_size, both.discount, both.model) == (512, 0.5, "some/draft")
+    with pytest.raises(ConfigError, match="unknown key 'secnd' for method 'hybrid'; did you mean 'second'"):
+        parse_method("hybrid:secnd=draft_model")
     tree = parse_method("draft_model:6:static/branching=2x1:rejection:iid").config
     assert (tree.shape, tree.verify, tree.draws) == ("static/branching=2x1", "rejection", "iid")
     assert parse_method("ngram", draft="x", verify="exact").config.verify == "exact"

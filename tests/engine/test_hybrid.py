@@ -11,6 +11,7 @@ from foretell import ConfigError, Engine, Request, SamplingParams, speculative_c
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.draft.suffix import Suffix
 from foretell.methods.draft_model.drafter import DraftModel
+from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.methods.hybrid.drafter import Hybrid, Mean, Worth, _by_row
 from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
@@ -137,6 +138,7 @@ def test_fresh_shares_no_store() -> None:
         ({"second": "kangaroo"}, "second = 'kangaroo' must be one of eagle3, eagle1, draft_model"),
         ({"second_tokens": 0}, "second_tokens = 0 must be between 1 and 64"),
         ({"discount": -1.0}, "discount = -1.0 must be between"),
+        ({"second": "eagle3", "draft_vocab_size": 9}, "draft_vocab_size is an option of second = 'draft_model'"),
     ],
 )
 def test_wrong_keys(keys: dict[str, Any], said: str) -> None:
@@ -152,3 +154,12 @@ def test_bundled_pair() -> None:
         found = loaded.generate("def f(x):", max_new_tokens=24, temperature=0.0, seed=1)
         assert found.token_ids == plain_text.token_ids
         assert found.num_accepted_tokens > 0
+
+
+def test_the_draft_of_the_second_method_is_held_as_told() -> None:
+    keys = {"method": "hybrid", "second": "draft_model", "draft_vocab_size": 1024}
+    loaded = Engine.load("bundled", speculative=keys)
+    assert isinstance(loaded.method, Hybrid)
+    assert isinstance(loaded.method.second, DraftModel)
+    assert isinstance(loaded.method.second.model, NarrowModel)
+    assert len(loaded.method.second.model.tokens) < 1040

@@ -39,10 +39,11 @@ class BenchMethod:
 
 
 def parse_method(text: str, *, draft: str | None = None, verify: str | None = None) -> BenchMethod:
-    """``[auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS]``: "draft_model:5" or "draft_model:6:rejection:sequoia/size=16:iid".
+    """``[auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS][:OPTION=VALUE]``: "draft_model:5",
+    "draft_model:6:rejection:sequoia/size=16:iid" or "hybrid:second=draft_model:second_tokens=3".
 
-    The parts after the name may come in any order. "auto:" before it guesses as much as pays (see ``Engine``). Raises
-    ConfigError.
+    The parts after the name may come in any order; options are the method's own. "auto:" before it guesses as much as
+    pays (see ``Engine``). Raises ConfigError.
     """
     name, *rest = text.strip().removeprefix(AUTO).split(":")
     speculation = "auto" if text.strip().startswith(AUTO) else "on"
@@ -54,13 +55,19 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
     for part in rest:
         if part.isdecimal():
             options["num_speculative_tokens"] = int(part)
+        elif "=" in part.split("/")[0]:
+            key, _, value = part.partition("=")
+            try:
+                options[key] = json.loads(value)
+            except json.JSONDecodeError:  # a word
+                options[key] = value
         elif part:
             word = part.split("/")[0]
             key = "shape" if word in SHAPES else "draws" if word in [*DrawMode] else "verify"
             options[key] = part
         else:
             raise ConfigError(
-                f"method {text!r}: expected [auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. 'draft_model:5'"
+                f"method {text!r}: expected [auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS][:OPTION=VALUE], e.g. 'draft_model:5'"
             )
     if draft is not None and name in METHODS and "model" in METHODS[name].key_names():
         options["model"] = draft

@@ -52,9 +52,9 @@ Methods = Annotated[
     str | None,
     typer.Option(
         "--methods", metavar="A,B,...", rich_help_panel=o.SPECULATION,
-        help="What to measure against plain decoding: [auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS], e.g. draft_model:5,"
-        "ngram:4:exact,draft_model:6:rejection:sequoia/size=16. auto: as much as pays. "
-        "Default: draft_model where there is a draft, ngram, and prediction where prompts have one.",
+        help="What to measure against plain decoding: [auto:]METHOD[:N][:VERIFY][:SHAPE][:DRAWS][:OPTION=VALUE], e.g. "
+        "draft_model:5,draft_model:4:draft_vocab_size=32768,ngram:4:exact,draft_model:6:rejection:sequoia/size=16. "
+        "auto: as much as pays. Default: draft_model where there is a draft, ngram, and prediction where prompts have one.",
     ),
 ]  # fmt: skip
 Temperatures = Annotated[list[str] | None, o.temperature("0")]

@@ -26,6 +26,8 @@ class HybridConfig(MethodConfig):
     second: str = "eagle3"  # the method that guesses where suffix has nothing good
     second_tokens: int = 4  # most guesses in a line of that method
     model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
+    draft_weights: str = "auto"  # of method draft_model: as there
+    draft_vocab_size: int = 0  # of method draft_model: as there
     discount: float = 0.85  # what a token by the second method is worth beside one by suffix, whose guesses are free
 
     def __post_init__(self) -> None:
@@ -37,11 +39,21 @@ class HybridConfig(MethodConfig):
             )
         if not 1 <= self.second_tokens <= 64:
             raise ConfigError(f"second_tokens = {self.second_tokens} must be between 1 and 64")
+        if self.second != "draft_model" and self._drafts:
+            raise ConfigError(
+                f"{', '.join(self._drafts)} is an option of second = 'draft_model', and second is {self.second!r}: drop it"
+            )
         if not 0 <= self.discount <= 2:
             raise ConfigError(f"discount = {self.discount} must be between 0 (suffix wherever it has a guess) and 2")
+
+    @property
+    def _drafts(self) -> dict[str, Any]:
+        """What was set of how a draft model is held."""
+        given = {"draft_weights": self.draft_weights, "draft_vocab_size": self.draft_vocab_size}
+        return {name: value for name, value in given.items() if value not in ("auto", 0)}
 
     def load(self, loader: Loader) -> Method:
         """Load the second method."""
         kind: Any = load_reference(builtin.CONFIGS[self.second])
-        second: Method = kind(self.second_tokens, self.verify, model=self.model).load(loader)
+        second: Method = kind(self.second_tokens, self.verify, model=self.model, **self._drafts).load(loader)
         return Hybrid(Suffix(), second, depth=self.second_tokens, discount=self.discount)
