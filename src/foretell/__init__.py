@@ -27,12 +27,13 @@ if TYPE_CHECKING:
     from foretell.draft.ngram import chain_of
     from foretell.draft.shapes import SHAPES, Shape
     from foretell.engine.config import METHODS, speculative_config
-    from foretell.engine.engine import Engine, Request, Stream
+    from foretell.engine.engine import Engine, Request
     from foretell.engine.event import Observer, StepEvent
     from foretell.engine.options import ServiceOptions
     from foretell.engine.result import Completion
     from foretell.engine.service import Service
     from foretell.engine.state import Piece
+    from foretell.engine.stream import Stream
     from foretell.engine.submission import Submission, Update
     from foretell.learn.options import LearnOptions
     from foretell.model.target import CausalModel, ModelSpec, Target
@@ -134,7 +135,7 @@ _HOMES = {
     "ServiceOptions": "engine.options",
     "Shape": "draft.shapes",
     "StepEvent": "engine.event",
-    "Stream": "engine.engine",
+    "Stream": "engine.stream",
     "Submission": "engine.submission",
     "Target": "model.target",
     "TokenTree": "core.tree",

@@ -133,8 +133,8 @@ def test_an_idle_service_measures_again_what_live_steps_contradict(monkeypatch: 
     service._thread = None
     service.start()
     try:
-        planner = service._planner
-        assert planner is not None
+        assert service._costs is not None
+        planner = service._costs.planner
         assert planner.costs.verify(1, 1) == pytest.approx(0.31)
         machine.slow = lambda number: 1.0
         service._call(service._measure_again)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
+from foretell.draft.config import Loader
 from foretell.model.target import CausalModel
 from tests.engine.harness import ToyTokenizer, table
 
@@ -24,11 +25,12 @@ WAYS: tuple[dict[str, Any], ...] = (
 
 
 class TableEngine(Engine):
-    def tokenizers(self, name: str) -> None:
-        return None  # a table has none
+    @property
+    def loader(self) -> Loader:
+        def load(name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
+            return table(2, blur=0.5)
 
-    def load_draft(self, name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
-        return table(2, blur=0.5)
+        return Loader(self.model, load, lambda name: None)  # a table has no tokenizer
 
 
 def engine(way: dict[str, Any]) -> Engine:

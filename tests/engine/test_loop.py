@@ -248,9 +248,10 @@ def test_a_draft_model_that_is_closed_in_a_step_leaves_no_negative_time() -> Non
     service = Service(engine, ServiceOptions(max_num_seqs=1, max_model_len=200, speculation="on"))
     service.start()
     box = Mailbox()
-    plan = service._planner.plan  # type: ignore[union-attr]
+    planner = service._costs.planner  # type: ignore[union-attr]
+    plan = planner.plan
     steps = iter(range(10_000))
-    service._planner.plan = lambda rows, *rest: plan(rows, *rest) if next(steps) < 2 else [0] * len(rows)  # type: ignore
+    planner.plan = lambda rows, *rest: plan(rows, *rest) if next(steps) < 2 else [0] * len(rows)  # type: ignore
     try:
         service.submit(Submission("a", [1, 2], SamplingParams(max_new_tokens=40, ignore_eos=True, seed=1)), box.hear)
         box.last("a")

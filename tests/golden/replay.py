@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission, Update
+from foretell.draft.config import Loader
 from foretell.model.target import CausalModel
 from tests.engine.harness import ToyTokenizer, restless, table
 
@@ -33,11 +34,12 @@ Group = dict[str, Any]
 class TableEngine(Engine):
     """An engine over table models: its draft models are tables that nearly know the target's."""
 
-    def tokenizers(self, name: str) -> None:
-        return None  # a table has none
+    @property
+    def loader(self) -> Loader:
+        def load(name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
+            return table(2, blur=0.3)
 
-    def load_draft(self, name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
-        return table(2, blur=0.3)
+        return Loader(self.model, load, lambda name: None)  # a table has no tokenizer
 
 
 @cache

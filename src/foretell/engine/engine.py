@@ -14,6 +14,7 @@ from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.engine.config import speculative_config, with_draft
+from foretell.engine.drafts import Drafts, with_named_draft
 from foretell.engine.event import Observer
 from foretell.engine.groups import Choice, check_branching, check_together
 from foretell.engine.loop import Limits, Loop
@@ -23,13 +24,13 @@ from foretell.engine.recorder import Recorder
 from foretell.engine.result import Completion
 from foretell.engine.scoring import Scoring
 from foretell.engine.state import Piece, Row
+from foretell.engine.stream import Stream
 from foretell.engine.submission import Submission
 from foretell.engine.text import TextStream, Tokenizer
-from foretell.engine.vocabulary import check_sizes, check_vocabulary, checked_ids
+from foretell.engine.vocabulary import checked_ids
 from foretell.methods.acceptance.stopping import can_stop, check_stop
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretell.model.prefill import round_up
-from foretell.model.target import CausalModel
 from foretell.planner.planner import Planner
 
 Prompt = str | Sequence[int]
@@ -81,11 +82,9 @@ class Engine:
         width = value_of(width, int, "width")
         prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")
         self.model, self.tokenizer, self.width = as_model(model), tokenizer, width
-        self._draft = None if draft is None else as_model(draft)
-        self._draft_tokenizer = draft_tokenizer
-        self._draft_tokenizers: dict[str, Any] = {}
-        self._trusts_code = trust_remote_code
         model = self.model
+        given = None if draft is None else as_model(draft)
+        self._drafts = Drafts(model, tokenizer, given, draft_tokenizer, trusts_code=trust_remote_code)
         if speculation not in ("on", "auto"):
             raise ConfigError(
                 f"speculation = {speculation!r} must be 'on' or 'auto'; for plain decoding give method 'none'"
@@ -149,7 +148,7 @@ class Engine:
         """
         given = None if draft is None or isinstance(draft, str | PathLike) else as_model(draft)
         named = draft if isinstance(draft, str | PathLike) else None if given is None else given.spec.name
-        config = _with_draft(speculative, named)
+        config = with_named_draft(speculative, named)
         if isinstance(target, str | PathLike):
             name = fspath(target)
             model = load_model(
@@ -196,50 +195,15 @@ class Engine:
         ):
             method = self.method
         return Engine(
-            self.model, self.tokenizer, speculative=config, draft=self._draft, draft_tokenizer=self._draft_tokenizer,
-            method=method, width=self.width,
-            speculation=speculation or self.speculation, trust_remote_code=self._trusts_code,
+            self.model, self.tokenizer, speculative=config, draft=self._drafts.given,
+            draft_tokenizer=self._drafts.given_tokenizer, method=method, width=self.width,
+            speculation=speculation or self.speculation, trust_remote_code=self._drafts.trusts_code,
         )  # fmt: skip
 
     @property
     def loader(self) -> Loader:
         """What configurations load methods by."""
-        return Loader(self.model, self.load_draft, self.tokenizers)
-
-    def tokenizers(self, name: str) -> tuple[Any, Any] | None:
-        """The tokenizers of target and of a draft model by name or directory; None where one is not known. Raises
-        ModelError where a directory has none."""
-        if self.tokenizer is None:
-            return None
-        in_memory = self._draft is not None and name == self._draft.spec.name
-        if self._draft_tokenizer is not None and (in_memory or self._draft is None):
-            return self.tokenizer, self._draft_tokenizer
-        if in_memory:
-            return None
-        if name not in self._draft_tokenizers:
-            self._draft_tokenizers[name] = load_tokenizer(name, trust_remote_code=self._trusts_code)
-        return self.tokenizer, self._draft_tokenizers[name]
-
-    def load_draft(self, name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
-        """A draft model by name or directory, its vocabulary compared with the target's unless it is not to be checked.
-        Raises ConfigError, ModelError.
-
-        weights: see ``load_model``.
-        """
-        spec = self.model.spec
-        tokenizers = self.tokenizers(name) if checked else None
-        if tokenizers is not None:
-            check_vocabulary(*tokenizers, target_name=spec.name, draft_name=name)
-        if self._draft is not None and name == self._draft.spec.name:
-            if checked and tokenizers is None:
-                check_sizes(spec, self._draft.spec)
-            return self._draft
-        dtype = str(spec.dtype).removeprefix("torch.")
-        implementation = "transformers" if spec.implementation == "transformers" else "auto"
-        return load_model(
-            name, dtype=dtype, device=str(spec.device), implementation=implementation, weights=weights,
-            trust_remote_code=self._trusts_code,
-        )  # fmt: skip
+        return self._drafts.loader
 
     # -- requests ------------------------------------------------------------------------------------------------
 
@@ -471,48 +435,8 @@ class Engine:
         }
 
 
-class Stream(Iterator[Piece]):
-    """Pieces of one completion as they are made."""
-
-    def __init__(self, engine: Engine, row: Row) -> None:
-        self._engine, self._row = engine, row
-        self._steps = engine._decode([row], [engine.choice()], 1)
-        self._given = 0
-
-    def __next__(self) -> Piece:
-        """The next token. Raises StopIteration after the last."""
-        while self._given == len(self._row.pieces):
-            next(self._steps)
-        self._given += 1
-        return self._row.pieces[self._given - 1]
-
-    def close(self) -> None:
-        """Stop decoding and free the cache."""
-        self._steps.close()  # type: ignore[attr-defined]
-
-    @property
-    def completion(self) -> Completion:
-        """The completion so far; whole once the iterator is exhausted."""
-        return self._engine._completion(self._row, self._engine.choice())
-
-
 def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingParams:
     if params is not None and not isinstance(params, SamplingParams):
         raise ConfigError(f"params = {params!r} must be a SamplingParams, e.g. SamplingParams(temperature=0.7)")
     check_keys(options, field_kinds(SamplingParams), "in the sampling options")
     return replace(params or SamplingParams(), **options)
-
-
-def _with_draft(
-    speculative: MethodConfig | Mapping[str, Any] | str | None, draft: str | PathLike[str] | None
-) -> MethodConfig:
-    """A configuration whose key "model" is the draft, where one is given. Raises ConfigError where it takes none."""
-    if draft is None:
-        return speculative_config(speculative)
-    config = speculative_config("draft_model" if speculative is None else speculative)
-    if "model" not in config.key_names():
-        raise ConfigError(f"draft = {fspath(draft)!r} is for methods with weights, and {config.method!r} has none")
-    given, name = getattr(config, "model", None), fspath(draft)
-    if given not in (None, name):
-        raise ConfigError(f"the draft is given twice, as draft = {name!r} and as model = {given!r}: drop one")
-    return speculative_config({**config.resolved(), "model": name})

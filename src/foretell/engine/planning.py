@@ -7,6 +7,7 @@ from foretell.engine.calibrate import Calibration
 from foretell.engine.groups import Choice
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance
+from foretell.planner.costs import CostTable
 from foretell.planner.measure import grid
 from foretell.planner.planner import Planner
 
@@ -37,11 +38,7 @@ class Planning:
             costs = Calibration(
                 self._model, self._plain, known, (), max_batch=self._max_batch, time_limit_s=COST_TIME_LIMIT_S
             ).table()
-            self._hopeless = {
-                name
-                for name in self._choices
-                if all(costs.best_case(name, batch) <= 1.0 for batch in grid(self._max_batch))
-            }
+            self._hopeless = {name for name in self._choices if cannot_pay(costs, name, self._max_batch)}
             depth = max([MIN_DEPTH, *(choice.depth for choice in known)])
             self._planner = Planner(costs, Acceptance(depth), mode="auto")
         return self._planner
@@ -49,3 +46,8 @@ class Planning:
     def used(self, choice: Choice) -> Choice:
         """The choice itself, or plain decoding for a method that cannot win here at any acceptance."""
         return self._plain if choice.config.method in self._hopeless else choice
+
+
+def cannot_pay(costs: CostTable, method: str, max_rows: int) -> bool:
+    """Whether a method is slower than plain decoding at every batch even if all its guesses are kept."""
+    return all(costs.best_case(method, batch) <= 1.0 for batch in grid(max_rows))

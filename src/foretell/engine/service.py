@@ -6,7 +6,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from time import monotonic
 from typing import Any, TypeVar, cast
 
 import torch
@@ -14,7 +13,6 @@ import torch
 from foretell.core.errors import ConfigError, ModelError, PromptError, ServiceClosedError
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
-from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
 from foretell.engine.choices import MARGIN, Choices
 from foretell.engine.engine import Engine, Request
 from foretell.engine.event import StepEvent
@@ -27,23 +25,17 @@ from foretell.engine.memory import SHARE, bytes_per_row, bytes_per_token, kv_bud
 from foretell.engine.options import ServiceOptions as ServiceOptions
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.scoring import Scoring
+from foretell.engine.service_planning import ServicePlanning
 from foretell.engine.snapshot import Snapshot
 from foretell.engine.state import Row
 from foretell.engine.submission import Sink, Submission, Update
 from foretell.engine.tenants import Tenants
 from foretell.model.prefill import round_up
 from foretell.model.workers import release_workers
-from foretell.planner.acceptance import Acceptance
-from foretell.planner.costs import CostTable
-from foretell.planner.measure import grid
-from foretell.planner.planner import Planner
 
 logger = logging.getLogger(__name__)
 LEARN_BEAT_S = 0.1  # between two looks for what was learned, while idle
 HEARTBEAT_S = 60.0  # seconds between messages to the other processes of a shared model while idle
-TOLD_RATE = 0.9  # of a caller's own prediction: tokens that are kept, before anything is known of its kind
-MEASURE_AGAIN_S = 600.0  # between two measurements of costs by one service
-MIN_DEPTH = 16  # least number of depths the planner models, for requests with longer drafts than the default
 _T = TypeVar("_T")
 
 
@@ -73,15 +65,12 @@ class Service:
         self._learn, self._learning = learn, cast(Learning | None, None)
         self._watches: dict[str, DriftWatch] = {}  # by method
         self._loop: Loop | None = None
-        self._planner: Planner | None = None
+        self._costs: ServicePlanning | None = None
         self._inbox: deque[_Command | Callable[[], None]] = deque()
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
         self._number = 0
         self._known: set[str] = set()  # request ids that have not ended
-        self._hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
-        self._calibration: Calibration | None = None
-        self._next_measuring = 0.0  # by the monotonic clock: not before
         self._draining = self._closed = self._failed = False
         self.kv_tokens = 0
         self._heap = HeapKeeper()
@@ -133,10 +122,13 @@ class Service:
             "as given" if options.kv_memory_gib is not None else f"{SHARE:.0%}",
         )  # fmt: skip
         self.max_model_len = longest
-        self._planner = self._plan(rows)
+        self._costs = ServicePlanning(
+            self.engine.model, self._choices, self._tenants, mode=options.speculation, max_rows=rows,
+            time_limit_s=options.cost_time_limit_s,
+        )  # fmt: skip
         limits = Limits(rows, options.max_queue, self.kv_tokens, capacity, options.stall_target_s)
         self._loop = Loop(
-            self.engine.model, limits, self._planner, prefixes=prefixes, width=width, describe=self._describe,
+            self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
             observers=self.engine.observers,
         )  # fmt: skip
         self._loop.observers.append(self._watch)
@@ -150,57 +142,10 @@ class Service:
         self._thread = threading.Thread(target=self._run, name="foretell-engine", daemon=True)
         self._thread.start()
 
-    def _plan(self, rows: int) -> Planner:
-        """The planner of the chosen mode. Costs are measured in mode "auto" only: those of the methods that were loaded,
-        and those of the ones without weights, which a request may name."""
-        mode, model = self.options.speculation, self.engine.model
-        known = [*self._choices.guessing, *self._choices.light]
-        told = {one.method.name: TOLD_RATE for one in known if one.method.capabilities.needs_prediction}
-        acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in known)]), told)
-        if mode != "auto" or model.is_shared:
-            return Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode="off" if mode == "auto" else mode)
-        self._calibration = Calibration(
-            model,
-            self._choices.plain,
-            [self._tenants.measured(choice) for choice in self._choices.guessing],
-            [self._tenants.measured(choice) for choice in self._choices.light],
-            max_batch=rows,
-            time_limit_s=self.options.cost_time_limit_s,
-        )
-        planner = Planner(self._calibration.table(), acceptance, mode="auto")
-        self._judge_costs(planner.costs, rows)
-        return planner
-
-    def _judge_costs(self, costs: CostTable, rows: int) -> None:
-        """Tell the log what the costs permit, and leave out methods that cannot pay."""
-        hopeless = {}
-        for name in costs.methods:
-            logger.info("%s", costs.verdict(name))
-            if all(costs.best_case(name, batch) <= 1.0 for batch in grid(rows)):
-                hopeless[name] = costs.verdict(name)
-        self._hopeless = hopeless
-
     def _measure_again(self) -> None:
-        """While nothing is to be done: replace a cost table that live steps contradict, or that was measured on a busy
-        machine. Broken off as soon as a request comes."""
-        calibration, planner, loop = self._calibration, self._planner, self._loop
-        if calibration is None or planner is None or loop is None or monotonic() < self._next_measuring:
-            return
-        reason = planner.contradiction or (
-            "" if planner.costs.is_steady else "the machine was busy when it was measured"
-        )
-        if not reason:
-            return
-        logger.warning("costs: measuring again: %s", reason)
-        try:
-            costs = calibration.measure(must_stop=lambda: bool(self._inbox) or self._closed)
-        except InterruptedMeasuringError:
-            return
-        finally:
-            release_workers()
-        self._next_measuring = monotonic() + MEASURE_AGAIN_S
-        planner.use(costs)
-        self._judge_costs(costs, loop.limits.max_rows)
+        """While nothing is to be done: measure costs again where they are in doubt."""
+        if self._costs is not None:
+            self._costs.measure_again(must_stop=lambda: bool(self._inbox) or self._closed)
 
     @property
     def ready(self) -> bool:
@@ -267,7 +212,7 @@ class Service:
         if not self.ready or self._loop is None:
             raise ServiceClosedError("the service takes no requests now: it is starting, draining, or has stopped")
         choice = self._choices.default if submission.speculative is None else self._choices.of(submission.speculative)
-        reason = self._hopeless.get(choice.config.method)
+        reason = None if self._costs is None else self._costs.hopeless.get(choice.config.method)
         if reason is not None and not submission.always:
             submission = replace(submission, note=submission.note or f"guessing cannot pay here: {reason}")
             choice = self._choices.plain
@@ -344,9 +289,9 @@ class Service:
 
     def snapshot(self) -> Snapshot:
         """The current counters and gauges."""
-        if self._loop is None or self._planner is None:
+        if self._loop is None or self._costs is None:
             return Snapshot()
-        loop, planner = self._loop, self._planner
+        loop, planner = self._loop, self._costs.planner
         recorder, prefixes = loop.recorder, loop.prefixes
         return Snapshot(
             num_running=len(loop.batch.members),

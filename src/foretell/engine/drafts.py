@@ -1,0 +1,87 @@
+"""Where an engine's drafters come from: draft models by name or in memory, and their tokenizers."""
+
+from collections.abc import Mapping
+from os import PathLike, fspath
+from typing import Any
+
+from foretell.core.errors import ConfigError
+from foretell.draft.config import Loader, MethodConfig
+from foretell.engine.config import speculative_config
+from foretell.engine.text import Tokenizer
+from foretell.engine.vocabulary import check_sizes, check_vocabulary
+from foretell.model.load import load_model, load_tokenizer
+from foretell.model.target import CausalModel
+
+
+class Drafts:
+    """Draft models for one target."""
+
+    def __init__(
+        self,
+        target: CausalModel,
+        tokenizer: Tokenizer | None,
+        given: CausalModel | None = None,
+        given_tokenizer: Tokenizer | None = None,
+        *,
+        trusts_code: bool = False,
+    ) -> None:
+        """given: a draft model in memory, used for its name; given_tokenizer: the draft's tokenizer, where its vocabulary
+        is another. trusts_code: see ``load_model``."""
+        self.target, self.tokenizer = target, tokenizer
+        self.given, self.given_tokenizer, self.trusts_code = given, given_tokenizer, trusts_code
+        self._tokenizers: dict[str, Any] = {}
+
+    @property
+    def loader(self) -> Loader:
+        """What configurations load methods by."""
+        return Loader(self.target, self.load, self.tokenizers)
+
+    def tokenizers(self, name: str) -> tuple[Any, Any] | None:
+        """The tokenizers of target and of a draft model by name or directory; None where one is not known. Raises
+        ModelError where a directory has none."""
+        if self.tokenizer is None:
+            return None
+        in_memory = self.given is not None and name == self.given.spec.name
+        if self.given_tokenizer is not None and (in_memory or self.given is None):
+            return self.tokenizer, self.given_tokenizer
+        if in_memory:
+            return None
+        if name not in self._tokenizers:
+            self._tokenizers[name] = load_tokenizer(name, trust_remote_code=self.trusts_code)
+        return self.tokenizer, self._tokenizers[name]
+
+    def load(self, name: str, weights: str = "auto", *, checked: bool = True) -> CausalModel:
+        """A draft model by name or directory, its vocabulary compared with the target's unless it is not to be checked.
+        Raises ConfigError, ModelError.
+
+        weights: see ``load_model``.
+        """
+        spec = self.target.spec
+        tokenizers = self.tokenizers(name) if checked else None
+        if tokenizers is not None:
+            check_vocabulary(*tokenizers, target_name=spec.name, draft_name=name)
+        if self.given is not None and name == self.given.spec.name:
+            if checked and tokenizers is None:
+                check_sizes(spec, self.given.spec)
+            return self.given
+        dtype = str(spec.dtype).removeprefix("torch.")
+        implementation = "transformers" if spec.implementation == "transformers" else "auto"
+        return load_model(
+            name, dtype=dtype, device=str(spec.device), implementation=implementation, weights=weights,
+            trust_remote_code=self.trusts_code,
+        )  # fmt: skip
+
+
+def with_named_draft(
+    speculative: MethodConfig | Mapping[str, Any] | str | None, draft: str | PathLike[str] | None
+) -> MethodConfig:
+    """A configuration whose key "model" is the draft, where one is given. Raises ConfigError where it takes none."""
+    if draft is None:
+        return speculative_config(speculative)
+    config = speculative_config("draft_model" if speculative is None else speculative)
+    if "model" not in config.key_names():
+        raise ConfigError(f"draft = {fspath(draft)!r} is for methods with weights, and {config.method!r} has none")
+    given, name = getattr(config, "model", None), fspath(draft)
+    if given not in (None, name):
+        raise ConfigError(f"the draft is given twice, as draft = {name!r} and as model = {given!r}: drop one")
+    return speculative_config({**config.resolved(), "model": name})

@@ -1,0 +1,76 @@
+"""The planner of a service: how deep each row guesses before every step, or not at all."""
+
+import logging
+from collections.abc import Callable
+from time import monotonic
+
+from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
+from foretell.engine.choices import Choices
+from foretell.engine.planning import MIN_DEPTH, cannot_pay
+from foretell.engine.tenants import Tenants
+from foretell.model.target import CausalModel
+from foretell.model.workers import release_workers
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.costs import CostTable
+from foretell.planner.planner import Planner
+
+logger = logging.getLogger(__name__)
+MEASURE_AGAIN_S = 600.0  # between two measurements of costs by one service
+TOLD_RATE = 0.9  # of a caller's own prediction: tokens that are kept, before anything is known of its kind
+
+
+class ServicePlanning:
+    """The planner of a service, and the costs it plans by: measured before the first request, and again while nothing is
+    to be done where live steps contradict them."""
+
+    def __init__(
+        self, model: CausalModel, choices: Choices, tenants: Tenants, *, mode: str, max_rows: int, time_limit_s: float
+    ) -> None:
+        """mode: of ``ServiceOptions.speculation``. Costs are measured in mode "auto" only: those of the methods that were
+        loaded, and those of the ones without weights, which a request may name."""
+        self.hopeless: dict[str, str] = {}  # methods too slow here at any acceptance, never tried; and why
+        self._max_rows = max_rows
+        self._calibration: Calibration | None = None
+        self._next_measuring = 0.0  # by the monotonic clock: not before
+        known = [*choices.guessing, *choices.light]
+        told = {one.method.name: TOLD_RATE for one in known if one.method.capabilities.needs_prediction}
+        acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in known)]), told)
+        if mode != "auto" or model.is_shared:
+            self.planner = Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode="off" if mode == "auto" else mode)
+            return
+        self._calibration = Calibration(
+            model,
+            choices.plain,
+            [tenants.measured(choice) for choice in choices.guessing],
+            [tenants.measured(choice) for choice in choices.light],
+            max_batch=max_rows,
+            time_limit_s=time_limit_s,
+        )
+        self.planner = Planner(self._calibration.table(), acceptance, mode="auto")
+        self._judge(self.planner.costs)
+
+    def measure_again(self, *, must_stop: Callable[[], bool]) -> None:
+        """Replace a cost table that live steps contradict, or that was measured on a busy machine; at most every
+        ``MEASURE_AGAIN_S``, broken off where must_stop() is true."""
+        if self._calibration is None or monotonic() < self._next_measuring:
+            return
+        steady = self.planner.costs.is_steady
+        reason = self.planner.contradiction or ("" if steady else "the machine was busy when it was measured")
+        if not reason:
+            return
+        logger.warning("costs: measuring again: %s", reason)
+        try:
+            costs = self._calibration.measure(must_stop=must_stop)
+        except InterruptedMeasuringError:
+            return
+        finally:
+            release_workers()
+        self._next_measuring = monotonic() + MEASURE_AGAIN_S
+        self.planner.use(costs)
+        self._judge(costs)
+
+    def _judge(self, costs: CostTable) -> None:
+        """Tell the log what the costs permit, and leave out methods that cannot pay."""
+        for name in costs.methods:
+            logger.info("%s", costs.verdict(name))
+        self.hopeless = {name: costs.verdict(name) for name in costs.methods if cannot_pay(costs, name, self._max_rows)}
