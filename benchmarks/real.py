@@ -1,7 +1,8 @@
 """Real checkpoints on public questions: every method against plain decoding, interleaved, cell by cell.
 
     python -m benchmarks.real --results build/real.jsonl --models DIR [--model qwen] [--weights bf16,int8]
-                              [--methods draft_model:3,suffix,auto:draft_model:5] [--temperatures 0,1]
+                              [--methods draft_model:3,suffix,auto:draft_model:5,hybrid:second=draft_model]
+                              [--temperatures 0,1]
                               [--suite spec-bench] [--sample 60] [--limit N] [--tokens 128] [--rounds 1] [--minutes 10]
     python -m benchmarks.real --results build/real.jsonl --show
 
@@ -69,11 +70,12 @@ class Model:
     def method(self, text: str, draft_weights: str) -> BenchMethod | None:
         """A method with its weights; None where this model has none for it."""
         name = text.removeprefix("auto:").split(":")[0]
-        weights = {"draft_model": self.draft, "eagle3": self.eagle3, "hybrid": self.eagle3}
+        drafts = name == "draft_model" or "second=draft_model" in text
+        weights = {"draft_model": self.draft, "eagle3": self.eagle3, "hybrid": self.draft if drafts else self.eagle3}
         if name in weights and weights[name] is None:
             return None
         method = parse_method(text, draft=weights.get(name))
-        if name != "draft_model":
+        if not drafts or "draft_weights=" in text:
             return method
         return replace(method, config=speculative_config({**method.config.resolved(), "draft_weights": draft_weights}))
 
