@@ -10,10 +10,12 @@ from torch import Tensor
 from foretell import ConfigError, Engine, Request, SamplingParams, speculative_config
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.draft.suffix import Suffix
+from foretell.engine.batch import Batch
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.methods.hybrid.drafter import Hybrid, Mean, Worth, _by_row
 from foretell.model.table import TableLM
+from foretell.planner.layered import LayeredPlanner
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 
 TARGET = table()
@@ -95,6 +97,31 @@ def test_the_better_of_both_is_taken() -> None:
     assert steps(None, cycle) < 120 / 4, "and suffix goes beyond the draft's three"
 
 
+def test_suffix_guesses_alone_where_the_plan_pays_for_nothing_else() -> None:
+    """A row that may spend no time follows any suffix, and asks no draft model; one that may is as ever."""
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=2.0)
+    passes: list[int] = []
+    made = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method)
+    batch = Batch(TARGET, max_rows=1, capacity=200)
+    row = made.make_row(0, Request([3, 4, 5, 6, 3, 4, 5, 6, 3, 4], SamplingParams(temperature=0.0, max_new_tokens=40)))
+    batch.arrive(row, made.choice())
+    while batch.arrivals:
+        batch.read(64, catch_up=True)
+    guessed = []
+    for _ in range(6):
+        before = row.num_draft_tokens
+        event = batch.step([3], [0])
+        passes.append(int(event.seconds_draft_model > 0.0))
+        guessed.append(row.num_draft_tokens - before)
+        drawn = event.commit.tree.drawn_by[0, 1:][event.commit.tree.valid[0, 1:]]
+        assert set(drawn.tolist()) <= {int(DrawnBy.FIXED)}
+    assert not any(passes)
+    assert any(guessed)
+    before = row.num_draft_tokens
+    batch.step([3], [3])
+    assert row.num_draft_tokens > before
+
+
 def test_worth_is_learned() -> None:
     worth = Worth(0.85)
     assert worth.prefers_suffix(3.0)
@@ -163,3 +190,14 @@ def test_the_draft_of_the_second_method_is_held_as_told() -> None:
     assert isinstance(loaded.method.second, DraftModel)
     assert isinstance(loaded.method.second.model, NarrowModel)
     assert len(loaded.method.second.model.tokens) < 1040
+
+
+def test_auto_plans_both_parts_and_keeps_the_text() -> None:
+    expected = [outcome(one) for one in plain(TARGET, mixed_requests())]
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=0.85)
+    running = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method, speculation="auto")
+    assert [outcome(one) for one in running.generate_batch(mixed_requests(), batch_size=4)] == expected
+    planning = running._planning
+    assert planning is not None
+    assert isinstance(planning._planner, LayeredPlanner)
+    assert planning._planner.parts == {"hybrid": "suffix"}

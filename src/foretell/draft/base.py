@@ -58,6 +58,8 @@ class Context:
     pending: Tensor  # [B] int64
     predictions: list[list[int]]  # the caller's guess of each row's output, as tokens; empty where there is none
     depth_limit: list[int]  # greatest depth that each row can use before its limit: no row's nodes may be deeper
+    # The same for guesses that cost time, where the plan sets them apart (``Method.light``); None: as depth_limit.
+    paid_limit: list[int] | None = field(default=None, kw_only=True)
     # If a list: growing appends the draft's logits [B, n, V] after the root and after the nodes it reads, in order.
     draft_logits: list[Tensor] | None = field(default=None, kw_only=True)
 
@@ -181,6 +183,12 @@ class Method(ABC):
         """Whether its drafters were loaded with an acceptance head (``Drafter.chance``), which shapes with
         ``asks_acceptance`` need."""
         return False
+
+    @property
+    def light(self) -> "Method | None":
+        """A method that is a part of this one and whose guesses cost next to nothing: it may go on where the whole does not
+        pay (``Context.paid_limit``)."""
+        return None
 
     @property
     def chains_only(self) -> str:

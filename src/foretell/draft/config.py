@@ -104,6 +104,11 @@ class MethodConfig(ABC):
         return parse_draws(self.draws) or self.verifier.draws
 
     @property
+    def light(self) -> "MethodConfig | None":
+        """The configuration of ``Method.light``."""
+        return None
+
+    @property
     def max_nodes(self) -> int:
         """Most nodes of a step's tree, the root included."""
         return self.proposal_shape.max_guesses + 1 if self.guesses else 1

@@ -358,13 +358,14 @@ class Batch:
 
     # -- decoding --------------------------------------------------------------------------------------------------
 
-    def step(self, caps: Sequence[int] | None = None) -> StepEvent:
-        """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says."""
+    def step(self, caps: Sequence[int] | None = None, paid: Sequence[int] | None = None) -> StepEvent:
+        """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says. paid:
+        the most with guesses that cost time, where they are set apart."""
         state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
         if self._draft_logits:
             state.draft_logits = []
-        state.limit(self._max_depths if caps is None else caps)
+        state.limit(self._max_depths if caps is None else caps, paid)
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
         return step(
             state, self.target, first.drafter if one else grouped, grouped.verifier,

@@ -264,11 +264,12 @@ class Loop:
 
     def _step(self) -> list[Row]:
         jobs = [self.running[id(member.row)] for member in self.batch.members]
-        caps = None
+        caps = paid = None
         if self.planner is not None:
             coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
             caps = self.share(self.planner.plan(self._views(), len(self.batch.arrivals) + coming))
-        event = self.batch.step(caps)
+            paid = self.planner.paid  # in mode "auto" alone, in which no model is shared
+        event = self.batch.step(caps, paid)
         if self.observers:
             event.parts, event.draft_logits = self.batch.parts(), self.batch.draft_logits
             event.tap_layers = self.batch.grouped.tapping.drafter

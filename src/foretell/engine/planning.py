@@ -1,6 +1,6 @@
 """A planner for an engine's own calls: how deep each row guesses before every step, or not at all."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine.calibrate import Calibration
@@ -8,6 +8,7 @@ from foretell.engine.groups import Choice
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
+from foretell.planner.layered import LayeredPlanner
 from foretell.planner.measure import grid
 from foretell.planner.planner import Planner
 
@@ -36,16 +37,44 @@ class Planning:
             self._max_batch = max(num_rows, self._max_batch)
             known = list(self._choices.values())
             costs = Calibration(
-                self._model, self._plain, known, (), max_batch=self._max_batch, time_limit_s=COST_TIME_LIMIT_S
-            ).table()
-            self._hopeless = {name for name in self._choices if cannot_pay(costs, name, self._max_batch)}
+                self._model, self._plain, known, light_choices(known), max_batch=self._max_batch,
+                time_limit_s=COST_TIME_LIMIT_S,
+            ).table()  # fmt: skip
+            parts = light_parts(known)
+            self._hopeless = {
+                name
+                for name in self._choices
+                if all(cannot_pay(costs, one, self._max_batch) for one in (name, parts.get(name, name)))
+            }
             depth = max([MIN_DEPTH, *(choice.depth for choice in known)])
-            self._planner = Planner(costs, Acceptance(depth), mode="auto")
+            self._planner = plan_with(costs, Acceptance(depth), parts, depth)
         return self._planner
 
     def used(self, choice: Choice) -> Choice:
         """The choice itself, or plain decoding for a method that cannot win here at any acceptance."""
         return self._plain if choice.config.method in self._hopeless else choice
+
+
+def light_parts(choices: Iterable[Choice]) -> dict[str, str]:
+    """Of each method that has one, the name of its light part."""
+    return {one.config.method: one.config.light.method for one in choices if one.config.light is not None}
+
+
+def light_choices(choices: Sequence[Choice]) -> list[Choice]:
+    """The light parts that are not among these choices themselves, once each."""
+    found = {one.config.method: one for one in choices}
+    made: dict[str, Choice] = {}
+    for one in choices:
+        config, method = one.config.light, one.method.light
+        if config is not None and method is not None and config.method not in found:
+            made.setdefault(config.method, Choice(config, method, one.verifier))
+    return list(made.values())
+
+
+def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str], depth: int) -> Planner:
+    """The planner for mode "auto". parts: see ``LayeredPlanner``."""
+    parts = {method: part for method, part in parts.items() if {method, part} <= set(costs.methods)}
+    return LayeredPlanner(costs, acceptance, parts, depth=depth) if parts else Planner(costs, acceptance, mode="auto")
 
 
 def cannot_pay(costs: CostTable, method: str, max_rows: int) -> bool:

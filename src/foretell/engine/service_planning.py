@@ -6,7 +6,7 @@ from time import monotonic
 
 from foretell.engine.calibrate import Calibration, InterruptedMeasuringError
 from foretell.engine.choices import Choices
-from foretell.engine.planning import MIN_DEPTH, cannot_pay
+from foretell.engine.planning import MIN_DEPTH, cannot_pay, light_choices, light_parts, plan_with
 from foretell.engine.tenants import Tenants
 from foretell.model.target import CausalModel
 from foretell.model.workers import release_workers
@@ -34,7 +34,8 @@ class ServicePlanning:
         self._next_measuring = 0.0  # by the monotonic clock: not before
         known = [*choices.guessing, *choices.light]
         told = {one.method.name: TOLD_RATE for one in known if one.method.capabilities.needs_prediction}
-        acceptance = Acceptance(max([MIN_DEPTH, *(choice.depth for choice in known)]), told)
+        depth = max([MIN_DEPTH, *(choice.depth for choice in known)])
+        acceptance = Acceptance(depth, told)
         if mode != "auto" or model.is_shared:
             self.planner = Planner(CostTable({(1, 1): 1.0}, {}), acceptance, mode="off" if mode == "auto" else mode)
             return
@@ -42,11 +43,12 @@ class ServicePlanning:
             model,
             choices.plain,
             [tenants.measured(choice) for choice in choices.guessing],
-            [tenants.measured(choice) for choice in choices.light],
+            [tenants.measured(choice) for choice in (*choices.light, *light_choices(known))],
             max_batch=max_rows,
             time_limit_s=time_limit_s,
         )
-        self.planner = Planner(self._calibration.table(), acceptance, mode="auto")
+        self._parts = light_parts(known)
+        self.planner = plan_with(self._calibration.table(), acceptance, self._parts, depth)
         self._judge(self.planner.costs)
 
     def measure_again(self, *, must_stop: Callable[[], bool]) -> None:
@@ -73,4 +75,8 @@ class ServicePlanning:
         """Tell the log what the costs permit, and leave out methods that cannot pay."""
         for name in costs.methods:
             logger.info("%s", costs.verdict(name))
-        self.hopeless = {name: costs.verdict(name) for name in costs.methods if cannot_pay(costs, name, self._max_rows)}
+        self.hopeless = {
+            name: costs.verdict(name)
+            for name in costs.methods
+            if all(cannot_pay(costs, one, self._max_rows) for one in (name, self._parts.get(name, name)))
+        }

@@ -132,8 +132,9 @@ class State(Context):
         """Slots that attention must read for a tree of num_nodes, rounded up so that kernels see few shapes."""
         return min(self.capacity, round_up(max(self.lengths) + num_nodes, multiple))
 
-    def limit(self, caps: Sequence[int]) -> None:
-        """In the next step row b guesses at most caps[b] deep."""
+    def limit(self, caps: Sequence[int], paid: Sequence[int] | None = None) -> None:
+        """In the next step row b guesses at most caps[b] deep, and at most paid[b] with guesses that cost time."""
+        self.paid_limit = None if paid is None else list(paid)
         self.depth_limit = [min(depth_limit, cap) for depth_limit, cap in zip(self.depth_limit, caps, strict=True)]
 
     def advance(

@@ -44,30 +44,38 @@ class _Plan:
 class Planner:
     """Plans steps and learns from them. Not thread-safe: used by the engine's thread only."""
 
-    def __init__(self, costs: CostTable, acceptance: Acceptance, *, mode: str = "auto") -> None:
+    paid: list[int] | None = None
+    """Of the last plan: the depth that each row may guess with guesses that cost time, where that is another."""
+
+    def __init__(
+        self, costs: CostTable, acceptance: Acceptance, *, mode: str = "auto", corrections: Corrections | None = None
+    ) -> None:
+        """corrections: shared with another planner of the same steps."""
         if mode not in MODES:
             raise ConfigError(f"speculation is one of {', '.join(MODES)}; given {mode!r}")
         self.costs = costs
         self.acceptance = acceptance
         self.mode = mode
-        self.corrections = Corrections(costs.methods)
+        self.corrections = corrections or Corrections(costs.methods)
         self._problems = Problems(costs, acceptance, self.corrections)
+        self._floor = 0.0  # tokens a second that can be had without any of these guesses, where plain decoding has less
+        self.last = (0.0, 0.0)  # of the last step: seconds that plain decoding would have taken, and seconds
         self._account = TrialAccount()
         self._ids: list[str] = []
-        self._standing = _Plan([])
+        self.standing = _Plan([])
         self._caps: list[int] = []
         self._age, self._patience = 0, 1
         self._lagging = False
         self._guessing = False
         self._plain_seconds = self._seconds = 0.0
         self._since_plain = PLAIN_TRIAL_PERIOD
-        self._guessed_last = False
+        self.guessed_last = False
 
     @property
     def speedup(self) -> float | None:
         """Tokens a second now, over those of plain decoding. A plain step counts 1, and no step more than its tokens a row.
         None before any step, where no plain step was seen for long, and in the modes that measure no costs."""
-        known = self._seconds and self.mode == "auto" and (not self._guessed_last or self._knows_plain)
+        known = self._seconds and self.mode == "auto" and (not self.guessed_last or self._knows_plain)
         return self._plain_seconds / self._seconds if known else None
 
     @property
@@ -114,12 +122,12 @@ class Planner:
         """What live steps say against the cost table; None where they agree with it."""
         return self.corrections.contradiction() if self.mode == "auto" else None
 
-    def use(self, costs: CostTable) -> None:
+    def use(self, costs: CostTable, corrections: Corrections | None = None) -> None:
         """Plan by another table from now on: corrections of the one before are dropped, acceptance is kept."""
-        self.costs, self.corrections = costs, Corrections(costs.methods)
+        self.costs, self.corrections = costs, corrections or Corrections(costs.methods)
         self._problems = Problems(costs, self.acceptance, self.corrections)
         self._account = TrialAccount()
-        self._ids, self._standing, self._guessing = [], _Plan([]), False
+        self._ids, self.standing, self._guessing = [], _Plan([]), False
 
     def forget(self, request_id: str) -> None:
         """A request has ended; its estimates are not used for another request, even one of the same name."""
@@ -131,14 +139,14 @@ class Planner:
         worthwhile."""
         if self.mode != "auto":
             return self.mode == "on"
-        if _all_ask(rows):
+        if all_ask(rows):
             return True
         if not self._guessing:
             return False
         plain = self._problems.plain(len(rows))
         question = self._problems.of(rows, plain)
         best = None if question is None else search(question.problem)
-        return best is not None and best.rate > len(rows) / plain * (1.0 + GAIN_TO_CONTINUE)
+        return best is not None and best.rate > max(len(rows) / plain, self._floor) * (1.0 + GAIN_TO_CONTINUE)
 
     def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
         """The greatest depth each row may guess in the next step, 0 for none.
@@ -146,10 +154,10 @@ class Planner:
         arriving: rows that join soon. Where they are many, guessing is not begun: the plan may not pay with them. Where all
         rows ask to guess always, they do: a loss is theirs alone.
         """
-        asked = self.mode == "auto" and _all_ask(rows)
+        asked = self.mode == "auto" and all_ask(rows)
         if self.mode != "auto" or asked:
             on = self.mode == "on" or asked
-            self._ids, self._standing = [], _Plan([])
+            self._ids, self.standing = [], _Plan([])
             self._lagging = any(row.num_unread > 2 for row in rows)
             self._caps = [max(min(row.max_depth, row.depth_limit), 0) if on else 0 for row in rows]
             self._guessing = any(self._caps)
@@ -162,9 +170,9 @@ class Planner:
         due = self._age >= self._patience or (not self._guessing and self._account.is_due)
         if ids != self._ids or due:
             self._ids, self._age = ids, 0
-            self._standing = self._decide(rows)
-            self._patience = 1 if self._standing.trial else self._period(rows)
-        caps = self._standing.caps
+            self.standing = self._decide(rows)
+            self._patience = 1 if self.standing.trial else self._period(rows)
+        caps = self.standing.caps
         self._lagging = any(row.num_unread > 2 for row in rows)
         self._caps = [
             cap if cap <= row.depth_limit else max(row.depth_limit, 0) for cap, row in zip(caps, rows, strict=True)
@@ -179,7 +187,7 @@ class Planner:
 
     def _decide(self, rows: Sequence[RowView]) -> _Plan:
         batch, plain = len(rows), self._problems.plain(len(rows))
-        off = _Plan([0] * batch, None, batch / plain)
+        off = _Plan([0] * batch, None, max(batch / plain, self._floor))
         self._account.ask_nothing()
         question = self._problems.of(rows, plain)
         if question is None:
@@ -233,7 +241,7 @@ class Planner:
         credit = self._account.credit(problem.plain)
         if credit <= 0.0:
             return standing
-        hope = standing.plain_rate * float(np.exp(self.corrections.doubt))
+        hope = problem.batch / problem.plain * float(np.exp(self.corrections.doubt))
         loss = max(problem.plain - problem.batch / expected.rate, MIN_CHARGE_PASSES * problem.plain)
         wanted = hope > expected.rate or not self._knows_plain
         if wanted and loss <= credit and self._since_plain >= PLAIN_TRIAL_PERIOD:
@@ -257,6 +265,10 @@ class Planner:
         self._account.charge(loss)
         return _Plan(choice.caps, choice, standing.plain_rate, trial=True)
 
+    def earn(self, seconds: float) -> None:
+        """Time that passed in steps which another planner planned."""
+        self._account.earn(seconds)
+
     def observe(self, step: StepObservation) -> None:
         """To be called after every step, with its measurements."""
         seconds = step.seconds
@@ -270,14 +282,20 @@ class Planner:
         plain = self._problems.plain(step.batch)
         self._account.earn(seconds)
         served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
-        if self._standing.charged and any(row.drafted for row in step.rows if row.cap > 0):
-            self._account.charge_extra(seconds - served, self._standing.charged, plain)
-            self._standing.charged = 0.0
-        self._guessed_last = drafted
+        if self.standing.charged and any(row.drafted for row in step.rows if row.cap > 0):
+            self._account.charge_extra(seconds - served, self.standing.charged, plain)
+            self.standing.charged = 0.0
+        self.guessed_last = drafted
+        self.last = (0.0, 0.0)
         if drafted and not self._knows_plain:
             return
         # Guessing adds nodes to a pass: a plain step never takes longer, whatever its estimate says.
         worth = min(served, seconds * (step.batch + accepted) / step.batch) if drafted else seconds
+        self._count(worth, seconds)
+
+    def _count(self, worth: float, seconds: float) -> None:
+        """A step for the live speedup."""
+        self.last = (worth, seconds)
         self._plain_seconds += SPEEDUP_DECAY * (worth - self._plain_seconds)
         self._seconds += SPEEDUP_DECAY * (seconds - self._seconds)
 
@@ -306,5 +324,6 @@ class Planner:
         return accepted
 
 
-def _all_ask(rows: Sequence[RowView]) -> bool:
+def all_ask(rows: Sequence[RowView]) -> bool:
+    """Whether all rows ask to guess in every step."""
     return bool(rows) and all(row.always for row in rows)

@@ -8,7 +8,7 @@ from foretell.core.errors import ConfigError, nearest
 from foretell.core.registry import load_reference
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
-from foretell.draft.suffix import Suffix
+from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.methods.hybrid.drafter import Hybrid
 
 SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
@@ -45,6 +45,11 @@ class HybridConfig(MethodConfig):
             )
         if not 0 <= self.discount <= 2:
             raise ConfigError(f"discount = {self.discount} must be between 0 (suffix wherever it has a guess) and 2")
+
+    @property
+    def light(self) -> SuffixConfig:
+        """Suffix alone."""
+        return SuffixConfig(self.num_speculative_tokens, self.verify)
 
     @property
     def _drafts(self) -> dict[str, Any]:

@@ -78,12 +78,16 @@ class HybridDrafter(Drafter):
         self.second.read_prompt(chunk)
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
-        """FIXED chains in rows that follow a suffix, the second method's in all others."""
+        """FIXED chains in rows that follow a suffix, the second method's in all others that may spend time."""
         found = self.suffix.guesses(context, shape)
-        chosen = [self.worth.prefers_suffix(score) for _, score in found]
+        paid = context.depth_limit if context.paid_limit is None else context.paid_limit
+        chosen = [
+            self.worth.prefers_suffix(score) or (score > 0.0 and not most)
+            for (_, score), most in zip(found, paid, strict=True)
+        ]
         self._scores = [score if first else 0.0 for (_, score), first in zip(found, chosen, strict=True)]
         nodes: list[list[Node]] = [guess if first else [] for (guess, _), first in zip(found, chosen, strict=True)]
-        limits = [0 if first else limit for first, limit in zip(chosen, context.depth_limit, strict=True)]
+        limits = [0 if first else min(limits) for first, *limits in zip(chosen, context.depth_limit, paid, strict=True)]
         if not any(limit > 0 for limit in limits):
             return tree_of(context, nodes)
         reduced = copy.copy(context)
@@ -157,6 +161,11 @@ class Hybrid(Method):
         """second: a method whose drafters can be joined, and that runs no layers of the target itself."""
         self.suffix, self.second, self.depth = suffix, second, depth
         self.worth = Worth(discount)
+
+    @property
+    def light(self) -> Method:
+        """Suffix."""
+        return self.suffix
 
     @property
     def taps(self) -> tuple[int, ...]:

@@ -1,0 +1,89 @@
+"""Two planners in one, for methods of which a part guesses for next to nothing (``hybrid``: suffix, else a draft model).
+
+Each step is one of three: the whole method guesses, its light part alone, or nobody. The light part is planned first, and
+what it is expected to bring takes the place of plain decoding when the whole method is weighed.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.corrections import Corrections
+from foretell.planner.costs import CostTable
+from foretell.planner.observations import RowView, StepObservation
+from foretell.planner.planner import Planner, all_ask
+
+
+class LayeredPlanner(Planner):
+    """A planner of whole methods, and one of their light parts behind it. Only for mode "auto"."""
+
+    def __init__(self, costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str], *, depth: int) -> None:
+        """parts: of each method that has one, the name of its light part; ``costs`` knows both. depth: the most that a
+        light part guesses."""
+        super().__init__(costs, acceptance)
+        self.parts = dict(parts)
+        self.light = Planner(costs, Acceptance(depth), corrections=self.corrections)
+        self._lit = False  # whether the last step was the light planner's
+
+    @property
+    def trials(self) -> int:
+        """Trials so far, of both."""
+        return super().trials + self.light.trials
+
+    @property
+    def trial_seconds(self) -> float:
+        """Seconds that trials were charged, of both."""
+        return super().trial_seconds + self.light.trial_seconds
+
+    @property
+    def state(self) -> dict[str, float | int | str | bool | None]:
+        """See ``Planner``."""
+        now = self.light.state if self._lit else super().state
+        mine = {"speedup": self.speedup, "trials": self.trials, "trial_seconds": self.trial_seconds}
+        return {**super().state, "guessing": now["guessing"], "mean_depth": now["mean_depth"], **mine}
+
+    def use(self, costs: CostTable, corrections: Corrections | None = None) -> None:
+        """See ``Planner``."""
+        super().use(costs, corrections)
+        self.light.use(costs, self.corrections)
+
+    def forget(self, request_id: str) -> None:
+        """See ``Planner``."""
+        super().forget(request_id)
+        self.light.forget(request_id)
+
+    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
+        """See ``Planner``; ``paid`` is 0 for all rows where light parts guess alone."""
+        self.paid, self._lit = None, False
+        if all_ask(rows):
+            return super().plan(rows, arriving)
+        light = self.light.plan([self._light_view(row) for row in rows], arriving)
+        standing = self.light.standing
+        self._floor = standing.expected.rate if standing.expected is not None and not standing.trial else 0.0
+        if not standing.trial:
+            caps = super().plan(rows, arriving)
+            if any(caps) or self.standing.trial:
+                return caps
+        self._lit = True
+        self.paid = [0] * len(rows)
+        return light
+
+    def _light_view(self, row: RowView) -> RowView:
+        part = self.parts.get(row.method)
+        if part is None:  # it has no light part
+            return replace(row, max_depth=0, num_unread=0)
+        return replace(row, method=part, num_unread=0)
+
+    def observe(self, step: StepObservation) -> None:
+        """See ``Planner``: each step teaches the planner that planned it."""
+        if not self._lit:
+            super().observe(step)
+            self.light.earn(step.seconds)
+            return
+        rows = [replace(row, method=self.parts.get(row.method, row.method)) for row in step.rows]
+        self.light.observe(replace(step, rows=rows))
+        self.earn(step.seconds)
+        self.guessed_last = self.light.guessed_last
+        worth, seconds = self.light.last
+        if seconds:
+            self._count(worth, seconds)

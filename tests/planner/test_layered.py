@@ -1,0 +1,133 @@
+"""Whole methods and their light parts: each step is the cheapest of three, and neither planner learns from the other's."""
+
+import numpy as np
+import pytest
+
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.account import BUDGET
+from foretell.planner.costs import CostTable
+from foretell.planner.layered import LayeredPlanner
+from foretell.planner.observations import RowStep, RowView, StepObservation
+
+DEPTHS = (1, 2, 4)
+
+
+def table(guess: float) -> CostTable:
+    """A pass of 1 s and 0.02 s for each node; "whole" drafts for ``guess`` seconds a token, "light" for nothing."""
+    verify = {(1, 1 + depth): 1.0 + 0.02 * (1 + depth) for depth in (0, *DEPTHS)}
+    draft = {"whole": {(1, d): guess * d for d in DEPTHS}, "light": {(1, d): 0.001 for d in DEPTHS}}
+    return CostTable(verify, draft, {"whole": 0.0, "light": 0.0})
+
+
+class Text:
+    """A row: in a share of the steps the light part finds a guess, whose tokens are kept at a rate; else the second one."""
+
+    def __init__(self, guess: float, *, found: float, light: float, second: float, seed: int = 0) -> None:
+        costs = table(guess)
+        self.planner = LayeredPlanner(costs, Acceptance(4), {"whole": "light"}, depth=4)
+        self.costs, self.found, self.light, self.second = costs, found, light, second
+        self.rng = np.random.default_rng(seed)
+        self.kinds: list[str] = []
+        self.seconds: list[float] = []
+        self.tokens: list[int] = []
+
+    def step(self, num_unread: int = 0) -> None:
+        (cap,) = self.planner.plan([RowView("row", "whole", 4, 99, num_unread)])
+        paid = cap if self.planner.paid is None else self.planner.paid[0]
+        finds = self.rng.random() < self.found
+        depth = cap if finds or paid else 0
+        drafts = not finds and depth > 0
+        kept = int(np.argmin([*(self.rng.random(depth) < (self.light if finds else self.second)), False]))
+        seconds = self.costs.draft("whole", 1, depth) if drafts else 0.0
+        verify = self.costs.verify(1, 1 + depth)
+        row = RowStep("row", "whole", cap, depth, kept)
+        self.planner.observe(StepObservation(1, [row], seconds, verify * 0.9, verify * 0.1))
+        self.kinds.append("plain" if not cap else "whole" if paid else "light")
+        self.seconds.append(seconds + verify)
+        self.tokens.append(1 + kept)
+
+    def steps(self, count: int) -> "Text":
+        for _ in range(count):
+            self.step()
+        return self
+
+    def share(self, kind: str, last: int = 1000) -> float:
+        return self.kinds[-last:].count(kind) / last
+
+    def speedup(self, last: int = 1000) -> float:
+        return sum(self.tokens[-last:]) * self.costs.verify(1, 1) / sum(self.seconds[-last:])
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_dear_second_method_leaves_the_light_part_at_work(seed: int) -> None:
+    text = Text(0.6, found=0.4, light=0.8, second=0.6, seed=seed).steps(2000)
+    assert text.share("light") > 0.9
+    assert text.speedup() > 1.2, "the whole method alone gives way to plain decoding here"
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_cheap_second_method_is_used_where_the_light_part_has_nothing(seed: int) -> None:
+    text = Text(0.05, found=0.3, light=0.7, second=0.8, seed=seed).steps(2000)
+    assert text.share("whole") > 0.85
+    only = Text(9.0, found=0.3, light=0.7, second=0.8, seed=seed).steps(2000)
+    assert text.speedup() > only.speedup() > 1.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_where_neither_pays_both_try_within_their_budgets(seed: int) -> None:
+    text = Text(0.5, found=0.5, light=0.0, second=0.1, seed=seed).steps(4000)
+    assert text.share("whole") < 0.02
+    assert text.share("plain") > 0.5, "a guess for nothing may be tried often"
+    assert text.speedup(3000) > 1.0 - 4 * BUDGET
+
+
+def test_each_step_teaches_the_planner_that_planned_it() -> None:
+    text = Text(0.25, found=0.4, light=0.8, second=0.6)
+    for _ in range(1500):
+        whole, light = text.planner.acceptance.seen("whole"), text.planner.light.acceptance.seen("light")
+        text.step()
+        if text.kinds[-1] == "whole":
+            assert text.planner.light.acceptance.seen("light") <= light
+        else:
+            assert text.planner.acceptance.seen("whole") <= whole
+    assert {"whole", "light"} <= set(text.kinds)
+    assert text.planner.acceptance.seen("light") == 0.0
+    assert text.planner.light.acceptance.seen("whole") == 0.0
+
+
+def test_rows_that_ask_to_guess_always_guess_with_all_they_have() -> None:
+    text = Text(9.0, found=0.4, light=0.8, second=0.6).steps(300)
+    assert text.share("whole", 200) == 0.0
+    assert text.planner.plan([RowView("row", "whole", 4, 99, always=True)]) == [4]
+    assert text.planner.paid is None
+
+
+def test_a_method_without_a_light_part_is_planned_as_ever() -> None:
+    costs = CostTable(
+        {(1, 1): 1.0, (1, 5): 1.0}, {"m": {(1, 4): 0.4}, "light": {(1, 4): 0.0}}, {"m": 0.0, "light": 0.0}
+    )
+    planner = LayeredPlanner(costs, Acceptance(4), {"whole": "light"}, depth=4)
+    caps = []
+    for _ in range(200):
+        (cap,) = planner.plan([RowView("row", "m", 4, 99)])
+        caps.append(cap)
+        assert cap == 0 or planner.paid is None
+        planner.observe(StepObservation(1, [RowStep("row", "m", cap, cap, cap)], 0.1 * cap, 0.9, 0.1))
+    assert caps[-50:] == [4] * 50
+
+
+def test_the_speedup_counts_the_steps_of_both() -> None:
+    text = Text(0.6, found=0.4, light=0.8, second=0.6).steps(2000)
+    assert text.planner.speedup == pytest.approx(text.speedup(), rel=0.15)
+    assert text.planner.state["guessing"] is True
+    text.planner.use(table(0.6))
+    assert text.planner.light.corrections is text.planner.corrections
+    assert text.planner.light.costs is text.planner.costs
+
+
+def test_a_method_with_a_better_light_part_is_left_alone() -> None:
+    """The whole method would beat plain decoding here, and less than its light part does."""
+    text = Text(0.35, found=0.5, light=0.9, second=0.55).steps(3000)
+    assert text.share("light") > 0.9
+    only = Text(0.35, found=0.0, light=0.0, second=0.55).steps(3000)
+    assert only.speedup() > 1.0
