@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-rest test-all test-ray stress lint check bench help-docs clean
+.PHONY: install demo test test-rest test-exhaustive test-all test-ray mutants stress lint check bench help-docs clean
 
 install: $(STAMP)
 
@@ -18,14 +18,26 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# Each of two processes takes half of the tests in their order, and then from what is left of the other's.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal
+
+# Under five minutes on two idle cores.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(PYTEST)
 
 # What 'make test' leaves out: whole products, planted bugs, servers as processes. Ray's tests are in test-ray.
 test-rest: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m slow --ignore=tests/ray
+	$(PYTEST) -m "slow and not exhaustive" --ignore=tests/ray
 
-test-all: test test-rest
+# The cases that 'make test-rest' leaves out too, as many others differ little from them: tests/tiers.py lists them.
+test-exhaustive: $(STAMP)
+	$(PYTEST) -m exhaustive --ignore=tests/ray
+
+test-all: test test-rest test-exhaustive
+
+# Every planted bug, and the control with all of their tests.
+mutants: $(STAMP)
+	FORETELL_STRESS_MINUTES=1 $(PYTEST) -m "" tests/mutants
 
 # Soak, hostile clients, other clients, fuzzing, equality and schemas at length, MINUTES each.
 MINUTES ?= 20

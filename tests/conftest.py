@@ -8,10 +8,13 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for every process that a test starts
+
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.tiers import SLOW, THINNED, kept, numbered
+from tests.tiers import EXHAUSTIVE, LONG, SLOW, THINNED, kept, numbered
 
 torch.set_num_threads(1)
 # No test sees the models that the user has pulled (the default target would be another one), and none fetches any.
@@ -30,7 +33,7 @@ settings.load_profile("foretell")
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow what ``tiers.py`` leaves out of the default run."""
+    """Mark slow what ``tiers.py`` leaves out of the default run, and exhaustive what it leaves out of the slow one."""
     thinned: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         node = item.nodeid.split("[")[0]
@@ -44,6 +47,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for case, row in zip(cases, rows, strict=True):
             if row not in default:
                 case.add_marker(pytest.mark.slow)
+    left: dict[str, int] = defaultdict(int)
+    for item in items:
+        node = item.nodeid.split("[")[0]
+        if node in EXHAUSTIVE and item.get_closest_marker("slow"):
+            if left[node] % EXHAUSTIVE[node]:
+                item.add_marker(pytest.mark.exhaustive)
+            left[node] += 1
+    items.sort(key=lambda item: not item.nodeid.startswith(LONG))  # stable: the others keep their order
 
 
 @pytest.fixture(autouse=True)

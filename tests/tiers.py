@@ -1,7 +1,9 @@
-"""The two tiers: ``make test`` leaves out what is marked slow, ``make test-all`` runs everything.
+"""The three tiers: ``make test`` leaves out what is marked slow, ``make test-rest`` runs that but for what is marked
+exhaustive, ``make test-exhaustive`` runs the rest. ``make test-all`` runs everything, continuous integration the first two.
 
 Some tests have many cases that cost much and differ little. They are listed here, in one place, with what the default
-run keeps of them; ``conftest.py`` marks the other cases slow. A single test may say ``@pytest.mark.slow`` itself.
+run keeps of them and what the slow one does; ``conftest.py`` marks the other cases. A single test may say
+``@pytest.mark.slow`` itself.
 """
 
 from collections import defaultdict
@@ -50,6 +52,19 @@ SLOW = frozenset({
     "tests/stress/test_hostile.py::test_a_server_that_keeps_the_contract_passes",
 })  # fmt: skip
 """Left out whole: several processes, thousands of texts of a real model, or seconds of waiting."""
+
+
+EXHAUSTIVE: dict[str, int] = {
+    "tests/model/test_types.py::test_the_line_is_what_a_run_says": 4,
+}
+"""Of the cases that the default run leaves out the slow run keeps every so many, beginning with the first."""
+
+LONG = (
+    "tests/mutants/test_mutants.py",
+    "tests/stress/",
+    "tests/extend/test_package.py",
+)
+"""Paths of the longest tests, which begin a run: one that came last would keep one core busy while the others are idle."""
 
 
 def numbered(cases: Sequence[Mapping[str, object]]) -> list[tuple[int, ...]]:
