@@ -14,7 +14,8 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and f
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.tiers import EXHAUSTIVE, LONG, SLOW, THINNED, kept, numbered
+from tests.cputime import known
+from tests.tiers import DEFAULT_S, EXHAUSTIVE, SLOW, THINNED, kept, long, numbered
 
 torch.set_num_threads(1)
 # No test sees the models that the user has pulled (the default target would be another one), and none fetches any.
@@ -47,6 +48,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for case, row in zip(cases, rows, strict=True):
             if row not in default:
                 case.add_marker(pytest.mark.slow)
+    costs = known()
+    for item in items:
+        if costs.get(item.nodeid, 0.0) > DEFAULT_S:
+            item.add_marker(pytest.mark.slow)
     left: dict[str, int] = defaultdict(int)
     for item in items:
         node = item.nodeid.split("[")[0]
@@ -54,7 +59,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if left[node] % EXHAUSTIVE[node]:
                 item.add_marker(pytest.mark.exhaustive)
             left[node] += 1
-    items.sort(key=lambda item: not item.nodeid.startswith(LONG))  # stable: the others keep their order
+    longest: dict[Path, float] = defaultdict(float)
+    for item in items:
+        longest[item.path] = max(longest[item.path], long(item.nodeid, costs.get(item.nodeid, 0.0)))
+    items.sort(key=lambda item: -longest[item.path])  # files stay whole, for the sake of their fixtures
 
 
 @pytest.fixture(autouse=True)

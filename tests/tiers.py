@@ -3,7 +3,7 @@ exhaustive, ``make test-exhaustive`` runs the rest. ``make test-all`` runs every
 
 Some tests have many cases that cost much and differ little. They are listed here, in one place, with what the default
 run keeps of them and what the slow one does; ``conftest.py`` marks the other cases. A single test may say
-``@pytest.mark.slow`` itself.
+``@pytest.mark.slow`` itself, and one is slow that took more than DEFAULT_S of CPU time when ``make costs`` was run last.
 """
 
 from collections import defaultdict
@@ -54,17 +54,23 @@ SLOW = frozenset({
 """Left out whole: several processes, thousands of texts of a real model, or seconds of waiting."""
 
 
+DEFAULT_S = 2.0
+"""CPU seconds that a test of the default run may take, by ``costs.json``."""
+
 EXHAUSTIVE: dict[str, int] = {
     "tests/model/test_types.py::test_the_line_is_what_a_run_says": 4,
 }
 """Of the cases that the default run leaves out the slow run keeps every so many, beginning with the first."""
 
-LONG = (
-    "tests/mutants/test_mutants.py",
-    "tests/stress/",
-    "tests/extend/test_package.py",
-)
-"""Paths of the longest tests, which begin a run: one that came last would keep one core busy while the others are idle."""
+LONG = ("tests/mutants/", "tests/stress/", "tests/extend/test_package.py")
+LONG_S = 15.0
+
+
+def long(node: str, seconds: float) -> float:
+    """How long a test takes, 0 where that is not long. Files with long tests begin a run, the longest first: one that came
+    last would keep one core busy while the others are idle."""
+    seconds = max(seconds, LONG_S if node.startswith(LONG) else 0.0)
+    return seconds if seconds >= LONG_S else 0.0
 
 
 def numbered(cases: Sequence[Mapping[str, object]]) -> list[tuple[int, ...]]:
