@@ -15,7 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.cputime import known
-from tests.tiers import DEFAULT_S, EXHAUSTIVE, SLOW, THINNED, kept, long, numbered
+from tests.tiers import EXHAUSTIVE, SLOW, THINNED, kept, long, numbered
 
 torch.set_num_threads(1)
 # No test sees the models that the user has pulled (the default target would be another one), and none fetches any.
@@ -33,7 +33,7 @@ settings.load_profile("foretell")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Mark slow what ``tiers.py`` leaves out of the default run, and exhaustive what it leaves out of the slow one."""
     thinned: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
@@ -49,9 +49,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             if row not in default:
                 case.add_marker(pytest.mark.slow)
     costs = known()
-    for item in items:
-        if costs.get(item.nodeid, 0.0) > DEFAULT_S:
-            item.add_marker(pytest.mark.slow)
+    if not config.getoption("--cpu-save", False):  # else they are measured anew, and marked by hand alone
+        for item in items:
+            if costs.of(item.nodeid) > costs.limit_s:
+                item.add_marker(pytest.mark.slow)
     left: dict[str, int] = defaultdict(int)
     for item in items:
         node = item.nodeid.split("[")[0]
@@ -61,7 +62,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             left[node] += 1
     longest: dict[Path, float] = defaultdict(float)
     for item in items:
-        longest[item.path] = max(longest[item.path], long(item.nodeid, costs.get(item.nodeid, 0.0)))
+        longest[item.path] = max(longest[item.path], long(item.nodeid, costs.of(item.nodeid)))
     items.sort(key=lambda item: -longest[item.path])  # files stay whole, for the sake of their fixtures
 
 

@@ -1,12 +1,11 @@
 """CPU seconds of tests: what is measured, what is written down, and which tests are slow by it."""
 
-import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-from tests.cputime import COSTS, merged
+from tests.cputime import BUDGET_S, LIMITS_S, known, measured
 from tests.tiers import LONG_S, long
 
 ROOT = Path(__file__).parents[1]
@@ -44,15 +43,22 @@ def test_own_time_fixtures_and_processes_count_and_waiting_does_not(tmp_path: Pa
     assert "CPU seconds: " in done.stdout
 
 
-def test_tests_that_did_not_run_keep_their_figures() -> None:
-    assert merged({"old": 3.0, "quicker": 9.0, "slower": 1.0}, {"quicker": 0.1, "slower": 2.04, "new": 0.5}) == {
-        "new": 0.5, "old": 3.0, "slower": 2.0,
-    }  # fmt: skip
+def test_the_limit_keeps_to_the_budget() -> None:
+    half = BUDGET_S / 2
+    tests = {f"a{n}": 0.4 for n in range(int(half / 0.4))} | {f"b{n}": 1.3 for n in range(int(half / 1.3))}
+    assert measured(tests, ()).limit_s == LIMITS_S[0]
+    more = {**tests, **{f"c{n}": 1.4 for n in range(10)}}
+    assert measured(more, ()).limit_s == 1.2
+    assert measured(more, {f"c{n}" for n in range(10)}).limit_s == LIMITS_S[0], "those are slow anyway"
+    assert measured({f"a{n}": 0.4 for n in range(10_000)}, ()).limit_s == LIMITS_S[-1]
 
 
-def test_what_is_written_down_are_seconds_of_tests() -> None:
-    costs = json.loads(COSTS.read_text())
-    assert all("::" in name and seconds > 0 for name, seconds in costs.items())
+def test_what_is_written_can_be_read(tmp_path: Path) -> None:
+    costs = measured({"test_x[a\\b]": 3.04, "test_y": 0.1, 'test_z["]': 0.5}, ())
+    assert costs.seconds == {"test_x[a\\b]": 3.0, 'test_z["]': 0.5}
+    (tmp_path / "costs.json").write_text(costs.text())
+    assert known(tmp_path / "costs.json") == costs
+    assert all("::" in name and seconds > 0 for name, seconds in known().seconds.items())
 
 
 def test_long_tests_begin() -> None:

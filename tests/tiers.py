@@ -3,7 +3,8 @@ exhaustive, ``make test-exhaustive`` runs the rest. ``make test-all`` runs every
 
 Some tests have many cases that cost much and differ little. They are listed here, in one place, with what the default
 run keeps of them and what the slow one does; ``conftest.py`` marks the other cases. A single test may say
-``@pytest.mark.slow`` itself, and one is slow that took more than DEFAULT_S of CPU time when ``make costs`` was run last.
+``@pytest.mark.slow`` itself, and one is slow that took more than a limit of CPU time when ``make costs`` was run last
+(``cputime.py``).
 """
 
 from collections import defaultdict
@@ -52,10 +53,6 @@ SLOW = frozenset({
     "tests/stress/test_hostile.py::test_a_server_that_keeps_the_contract_passes",
 })  # fmt: skip
 """Left out whole: several processes, thousands of texts of a real model, or seconds of waiting."""
-
-
-DEFAULT_S = 2.0
-"""CPU seconds that a test of the default run may take, by ``costs.json``."""
 
 EXHAUSTIVE: dict[str, int] = {
     "tests/model/test_types.py::test_the_line_is_what_a_run_says": 4,

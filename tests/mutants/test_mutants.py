@@ -25,7 +25,7 @@ ROOT = HERE.parents[1]
 PACKAGE = Path(foretell.__file__).parent
 BUGS: list[dict[str, Any]] = tomllib.loads((HERE / "bugs.toml").read_text())["bug"]
 AREAS = ("verify", "tree", "noise", "sampling", "cache", "commit", "advance", "planner", "draft", "service")
-NUM_PARTS = 4  # each imports for seconds
+NUM_PARTS = 2  # each imports for seconds
 TIMEOUT_S = 180.0  # for the tests of one bug
 
 
