@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-rest test-all test-ray stress lint check bench help-docs clean
+.PHONY: install demo test test-rest test-exhaustive test-all test-ray costs mutants stress lint check bench help-docs clean
 
 install: $(STAMP)
 
@@ -18,19 +18,38 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
+# Each of two processes takes half of the tests in their order, and then from what is left of the other's.
+# At the end it is said which tests took most.
+PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -p tests.cputime
+
+# Under five minutes on two idle cores.
 test: $(STAMP)
-	$(BIN)/python -m pytest -n 2
+	$(PYTEST)
 
 # What 'make test' leaves out: whole products, planted bugs, servers as processes. Ray's tests are in test-ray.
 test-rest: $(STAMP)
-	$(BIN)/python -m pytest -n 2 -m slow --ignore=tests/ray
+	$(PYTEST) -m "slow and not exhaustive" --ignore=tests/ray
 
-test-all: test test-rest
+# The cases that 'make test-rest' leaves out too, as many others differ little from them: tests/tiers.py lists them.
+test-exhaustive: $(STAMP)
+	$(PYTEST) -m exhaustive --ignore=tests/ray
 
-# Soak, hostile clients, other clients, fuzzing, equality and schemas at length, MINUTES each.
+test-all: test test-rest test-exhaustive
+
+# Measures all but the exhaustive tests, on an otherwise idle machine: tests/costs.json says which of them are slow.
+costs: $(STAMP)
+	$(PYTEST) -m "not exhaustive" --ignore=tests/ray --cpu-save
+
+# Every planted bug, and the control with all of their tests.
+mutants: $(STAMP)
+	FORETELL_STRESS_MINUTES=1 $(PYTEST) -m "" tests/mutants
+
+# Soak, hostile clients, other clients, fuzzing, equality and schemas at length, MINUTES each, and every other test that is
+# shorter without minutes.
 MINUTES ?= 20
 stress: $(STAMP)
-	FORETELL_STRESS_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m "" tests/stress
+	FORETELL_STRESS_MINUTES=$(MINUTES) $(BIN)/python -m pytest -m "" tests/stress \
+	  $$(grep -rl "from tests.stress import" tests --include="test_*.py" | grep -v "^tests/stress/")
 
 # Two replicas and a file of a thousand prompts on this machine; installs Ray (0.7 GB) first.
 test-ray: $(STAMP)

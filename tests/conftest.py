@@ -8,10 +8,14 @@ from collections import defaultdict
 from pathlib import Path
 
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is imported, and for every process that a test starts
+
 import torch
 from hypothesis import HealthCheck, settings
 
-from tests.tiers import SLOW, THINNED, kept, numbered
+from tests.cputime import known
+from tests.tiers import EXHAUSTIVE, SLOW, THINNED, kept, long, numbered
 
 torch.set_num_threads(1)
 # No test sees the models that the user has pulled (the default target would be another one), and none fetches any.
@@ -29,8 +33,8 @@ settings.load_profile("foretell")
 
 
 @pytest.hookimpl(tryfirst=True)  # before -m is looked at
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark slow what ``tiers.py`` leaves out of the default run."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark slow what ``tiers.py`` leaves out of the default run, and exhaustive what it leaves out of the slow one."""
     thinned: dict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         node = item.nodeid.split("[")[0]
@@ -44,6 +48,22 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for case, row in zip(cases, rows, strict=True):
             if row not in default:
                 case.add_marker(pytest.mark.slow)
+    costs = known()
+    if not config.getoption("--cpu-save", False):  # else they are measured anew, and marked by hand alone
+        for item in items:
+            if costs.of(item.nodeid) > costs.limit_s:
+                item.add_marker(pytest.mark.slow)
+    left: dict[str, int] = defaultdict(int)
+    for item in items:
+        node = item.nodeid.split("[")[0]
+        if node in EXHAUSTIVE and item.get_closest_marker("slow"):
+            if left[node] % EXHAUSTIVE[node]:
+                item.add_marker(pytest.mark.exhaustive)
+            left[node] += 1
+    longest: dict[Path, float] = defaultdict(float)
+    for item in items:
+        longest[item.path] = max(longest[item.path], long(item.nodeid, costs.of(item.nodeid)))
+    items.sort(key=lambda item: -longest[item.path])  # files stay whole, for the sake of their fixtures
 
 
 @pytest.fixture(autouse=True)

@@ -1,7 +1,10 @@
-"""The two tiers: ``make test`` leaves out what is marked slow, ``make test-all`` runs everything.
+"""The three tiers: ``make test`` leaves out what is marked slow, ``make test-rest`` runs that but for what is marked
+exhaustive, ``make test-exhaustive`` runs the rest. ``make test-all`` runs everything, continuous integration the first two.
 
 Some tests have many cases that cost much and differ little. They are listed here, in one place, with what the default
-run keeps of them; ``conftest.py`` marks the other cases slow. A single test may say ``@pytest.mark.slow`` itself.
+run keeps of them and what the slow one does; ``conftest.py`` marks the other cases. A single test may say
+``@pytest.mark.slow`` itself, and one is slow that took more than a limit of CPU time when ``make costs`` was run last
+(``cputime.py``).
 """
 
 from collections import defaultdict
@@ -16,7 +19,7 @@ Row = TypeVar("Row", bound=Sequence[object])
 
 THINNED: dict[str, Keep] = {
     "tests/draft/test_join.py::test_a_joined_row_is_guessed_as_alone": "values",
-    "tests/engine/test_equality.py::test_draft_model": "pairs",
+    "tests/engine/test_equality.py::test_draft_model": "values",
     "tests/engine/test_matrix.py::test_rules_that_read_q_keep_the_joint_law": "values",
     "tests/engine/test_traffic.py::test_random_traffic_gives_every_request_its_solo_tokens": "first",
     "tests/engine/test_shapes.py::test_a_smaller_draft_vocabulary": "third",
@@ -27,7 +30,9 @@ THINNED: dict[str, Keep] = {
     "tests/engine/test_suffix.py::test_greedy_rejection_and_padded_width": "values",
     "tests/engine/test_suffix.py::test_the_text_is_that_of_plain_decoding": "values",
     "tests/engine/test_vocabulary.py::test_draft_logits_of_another_width": "values",
+    "tests/certify/test_certify.py::test_every_exact_verifier_passes_on_tables": "third",
     "tests/certify/test_certify.py::test_random_models_pass": "first",
+    "tests/certify/test_draws.py::test_honest_drafters_pass": "values",
     "tests/certify/test_endpoint.py::test_a_fault_of_texts_is_found_by_name": "third",
     "tests/verify/test_exact.py::test_joint_law_and_text_by_exact_enumeration": "pairs",
     "tests/verify/test_matrix.py::test_every_shape": "values",
@@ -50,6 +55,21 @@ SLOW = frozenset({
     "tests/stress/test_hostile.py::test_a_server_that_keeps_the_contract_passes",
 })  # fmt: skip
 """Left out whole: several processes, thousands of texts of a real model, or seconds of waiting."""
+
+EXHAUSTIVE: dict[str, int] = {
+    "tests/model/test_types.py::test_the_line_is_what_a_run_says": 4,
+}
+"""Of the cases that the default run leaves out the slow run keeps every so many, beginning with the first."""
+
+LONG = ("tests/mutants/", "tests/stress/", "tests/extend/test_package.py")
+LONG_S = 15.0
+
+
+def long(node: str, seconds: float) -> float:
+    """How long a test takes, 0 where that is not long. Files with long tests begin a run, the longest first: one that came
+    last would keep one core busy while the others are idle."""
+    seconds = max(seconds, LONG_S if node.startswith(LONG) else 0.0)
+    return seconds if seconds >= LONG_S else 0.0
 
 
 def numbered(cases: Sequence[Mapping[str, object]]) -> list[tuple[int, ...]]:

@@ -45,7 +45,8 @@ def test_a_sample_gives_the_same_tokens(group: Group) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("group", GROUPS, ids=lambda group: group["id"])
 def test_every_request_gives_the_same_tokens_in_company_and_alone(group: Group) -> None:
-    assert differences(group, replay(group)) == []
+    if group not in SAMPLE:  # in company those are replayed by the default run
+        assert differences(group, replay(group)) == []
     assert differences(group, alone(group)) == []
 
 

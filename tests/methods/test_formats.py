@@ -114,11 +114,17 @@ HEADS: dict[str, Callable[[], Head]] = {
         drafter="eagle3"))),
     "judge": lambda: scrambled(JudgeWeights(JudgeHeadConfig(**SIZES, layer=5, columns=12, training={"recall": 0.9}))),
 }  # fmt: skip
+
+
+def suiting(head: Head) -> list[formats.Layout]:
+    """The layouts in which a head can be written."""
+    return [layout for layout in formats.LAYOUTS.values() if layout.suits(head) is None]
+
+
 PAIRS = [
     (name, first, second)
     for name, make in HEADS.items()
-    for first, second in itertools.product(formats.LAYOUTS.values(), repeat=2)
-    if first.suits(make()) is None and second.suits(make()) is None
+    for first, second in itertools.product(suiting(make()), repeat=2)
 ]
 
 

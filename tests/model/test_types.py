@@ -1,4 +1,5 @@
-"""docs/model-types.md says what a run over tiny instances says. The default tier runs a sample, the slow one every type."""
+"""docs/model-types.md says what a run over tiny instances says. The default tier runs a sample, the slow one a quarter
+of the other types, the exhaustive one the rest."""
 
 from pathlib import Path
 

@@ -27,6 +27,11 @@ DESKTOP = {"width": 1280, "height": 900}
 PHONE = {"width": 360, "height": 740}
 
 
+def in_depth(test: Callable[..., None]) -> Callable[..., None]:
+    """In a browser too: the default run has a few tests of the page, the slow one the others."""
+    return pytest.mark.slow(needs_chromium(test))
+
+
 @dataclass
 class Visit:
     """An open page and all that it asked for and complained about."""
@@ -148,7 +153,7 @@ def test_a_run_streams_both_texts_and_says_that_they_are_identical(visit: Callab
     assert all(url.startswith((seen.mock.url, "data:")) for url in seen.requests)
 
 
-@needs_chromium
+@in_depth
 def test_a_fresh_seed_is_the_same_in_both_runs(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.run("x", max_tokens="12")
@@ -179,7 +184,7 @@ def test_chat_method_and_guesses_reach_the_server(visit: Callable[..., Visit]) -
     assert body["model"] == "mock"
 
 
-@needs_chromium
+@in_depth
 def test_shape_and_verifier_reach_the_server_so_that_a_tree_can_be_asked_for(visit: Callable[..., Visit]) -> None:
     seen = visit()
     page = seen.page
@@ -215,7 +220,7 @@ def test_shapes_and_verifiers_of_the_page_are_what_the_library_has() -> None:
     assert {*verifiers, "judge"} == set(VERIFIERS.names()), "a judge has weights: chosen where the server is started"
 
 
-@needs_chromium
+@in_depth
 @pytest.mark.parametrize(
     ("method", "always", "words"),
     [
@@ -248,7 +253,7 @@ def test_why_nothing_was_guessed_is_said(
     assert "Nothing was guessed" not in seen.page.inner_text("#verdict-note")
 
 
-@needs_chromium
+@in_depth
 def test_the_step_shown_at_the_end_is_the_last_that_guessed(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.run("[tail]")
@@ -263,7 +268,7 @@ def test_the_step_shown_at_the_end_is_the_last_that_guessed(visit: Callable[...,
     expect(tree).to_have_attribute("aria-label", re.compile("nothing guessed"))
 
 
-@needs_chromium
+@in_depth
 def test_without_comparison_or_speculation_there_is_one_run(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.page.get_by_label("Method").select_option("none")
@@ -287,7 +292,7 @@ def test_texts_that_differ_are_said_and_marked(visit: Callable[..., Visit]) -> N
     assert marked[1] == " other"
 
 
-@needs_chromium
+@in_depth
 def test_sources_differ_in_colour_and_in_line(visit: Callable[..., Visit]) -> None:
     for scheme in ("light", "dark"):
         seen = visit(scheme=scheme)
@@ -326,7 +331,7 @@ def test_the_tree_shows_the_kept_path_and_follows_the_step_chosen(visit: Callabl
     assert len(set(boxes)) == len(boxes), "boxes on top of each other"
 
 
-@needs_chromium
+@in_depth
 def test_a_guess_that_ends_the_text_is_drawn_as_accepted(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.run("[guessed]")
@@ -337,7 +342,7 @@ def test_a_guess_that_ends_the_text_is_drawn_as_accepted(visit: Callable[..., Vi
     expect(tree.locator(".node.bonus")).to_have_count(0)
 
 
-@needs_chromium
+@in_depth
 def test_a_step_without_a_bonus_shows_none(visit: Callable[..., Visit], mock: Mock) -> None:
     """The server tells null where a guess ended the text; the page drew a token "#null"."""
     mock.tells_no_bonus = True
@@ -349,7 +354,7 @@ def test_a_step_without_a_bonus_shows_none(visit: Callable[..., Visit], mock: Mo
     expect(tree.locator(".node.bonus")).to_have_count(0)
 
 
-@needs_chromium
+@in_depth
 def test_a_token_tells_about_itself(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.run("x", max_tokens="30")
@@ -380,7 +385,7 @@ def test_html_that_a_model_writes_stays_text(visit: Callable[..., Visit]) -> Non
     assert not seen.complaints
 
 
-@needs_chromium
+@in_depth
 def test_a_server_that_tells_no_tokens_still_streams(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.run("[chunks]")
@@ -392,7 +397,7 @@ def test_a_server_that_tells_no_tokens_still_streams(visit: Callable[..., Visit]
 # ---- what goes wrong
 
 
-@needs_chromium
+@in_depth
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [
@@ -413,7 +418,7 @@ def test_errors_are_said_plainly(visit: Callable[..., Visit], prompt: str, words
     expect(seen.page.locator("#error")).to_be_hidden()
 
 
-@needs_chromium
+@in_depth
 def test_no_server_at_all(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.page.route("**/v1/completions", lambda route: route.abort("connectionrefused"))
@@ -445,7 +450,7 @@ def test_the_key_is_asked_for_sent_and_kept_in_the_tab_alone(visit: Callable[...
     expect(page.locator("#key")).to_have_value("sesame")
 
 
-@needs_chromium
+@in_depth
 def test_a_run_waits_for_the_models_name(visit: Callable[..., Visit], mock: Mock) -> None:
     """A run right after the key was typed was sent without a model, and refused."""
     mock.models_after_s = 1.0
@@ -455,7 +460,7 @@ def test_a_run_waits_for_the_models_name(visit: Callable[..., Visit], mock: Mock
     assert [body["model"] for body in seen.mock.bodies] == ["mock", "mock"]
 
 
-@needs_chromium
+@in_depth
 def test_gauges_show_what_the_server_measures_and_hide_without(visit: Callable[..., Visit], mock: Mock) -> None:
     seen = visit()
     expect(seen.page.locator("#gauges")).to_be_visible()
@@ -473,7 +478,7 @@ def test_gauges_show_what_the_server_measures_and_hide_without(visit: Callable[.
 # ---- keyboard, looks
 
 
-@needs_chromium
+@in_depth
 def test_everything_is_done_with_the_keyboard(visit: Callable[..., Visit]) -> None:
     seen = visit()
     page = seen.page
@@ -492,7 +497,7 @@ def test_everything_is_done_with_the_keyboard(visit: Callable[..., Visit]) -> No
     assert reached == expected
 
 
-@needs_chromium
+@in_depth
 def test_the_skip_link_leads_to_the_result(visit: Callable[..., Visit]) -> None:
     seen = visit()
     seen.page.keyboard.press("Tab")
@@ -501,7 +506,7 @@ def test_the_skip_link_leads_to_the_result(visit: Callable[..., Visit]) -> None:
     assert seen.focused() == "results"
 
 
-@needs_chromium
+@in_depth
 def test_escape_stops_and_the_server_hears_of_it(visit: Callable[..., Visit]) -> None:
     seen = visit()
     page = seen.page
@@ -525,7 +530,7 @@ def test_escape_stops_and_the_server_hears_of_it(visit: Callable[..., Visit]) ->
     assert seen.mock.cancelled == 1
 
 
-@needs_chromium
+@in_depth
 def test_the_theme_follows_the_system_until_it_is_chosen(visit: Callable[..., Visit], tmp_path: Path) -> None:
     seen = visit(scheme="dark")
     page = seen.page
@@ -544,7 +549,7 @@ def test_the_theme_follows_the_system_until_it_is_chosen(visit: Callable[..., Vi
     assert not seen.complaints
 
 
-@needs_chromium
+@in_depth
 @pytest.mark.parametrize("width", [320, 360, 800, 1280])
 def test_no_width_scrolls_sideways(visit: Callable[..., Visit], width: int, tmp_path: Path) -> None:
     seen = visit(size={"width": width, "height": 740})
@@ -556,7 +561,7 @@ def test_no_width_scrolls_sideways(visit: Callable[..., Visit], width: int, tmp_
     assert brightness(seen.page.screenshot(path=tmp_path / "narrow.png", full_page=True))[1] > 5
 
 
-@needs_chromium
+@in_depth
 def test_contrast_is_enough_in_both_themes(visit: Callable[..., Visit]) -> None:
     for scheme in ("light", "dark"):
         seen = visit(scheme=scheme)
@@ -567,7 +572,7 @@ def test_contrast_is_enough_in_both_themes(visit: Callable[..., Visit]) -> None:
         assert not poor, poor
 
 
-@needs_chromium
+@in_depth
 def test_every_control_has_a_name(visit: Callable[..., Visit]) -> None:
     seen = visit()
     nameless = seen.page.evaluate(
