@@ -45,7 +45,7 @@ from foretell.engine.options import ServiceOptions
 from foretell.engine.result import Completion
 from foretell.engine.service import Service
 from foretell.engine.submission import Submission, Update
-from foretell.learn.capture import Capture, Mark
+from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.export import export
 from foretell.learn.options import LearnOptions
 from foretell.learn.session import Session
@@ -111,8 +111,8 @@ def collect(engine: Engine, given: Sequence[Sequence[int]], params: SamplingPara
 
     def observe(event: Any) -> None:
         for row in event.rows:
-            if row.teaches is None:
-                row.teaches = Mark("", "", ())
+            if row.capture is None:
+                row.capture = CaptureState("", "", ())
         texts.extend(text.reduced(64) for _, text in capture.observe(event))
 
     engine.observers.append(observe)
@@ -218,8 +218,8 @@ def trial(args: argparse.Namespace, draft: str, seed: int) -> dict[str, Any]:
 def probe(args: argparse.Namespace, learner: Any, given: Sequence[Sequence[int]], draft: str) -> float:
     """Acceptance of fresh requests by the weights that serve now, learning nothing."""
     engine = load(args, draft)
-    line = next(iter(learner._lines.values()))
-    engine = engine.with_method(engine.speculative, method=line.method.serving[1])
+    served_one = next(iter(learner.adapters.by_name.values()))
+    engine = engine.with_method(engine.speculative, method=served_one.method.serving[1])
     params = SamplingParams(temperature=args.temperature, max_new_tokens=args.tokens, seed=5)
     steps = [
         step for one in engine.generate_batch([list(ids) for ids in given], params) for step in one.steps if step[0]
