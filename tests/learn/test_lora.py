@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretell import Engine, LearnOptions, SamplingParams
+from foretell import LearnOptions, Request, SamplingParams
 from foretell.core.errors import ConfigError
 from foretell.learn.lora import PARTS, LoraLinear, add_lora, merged, unwrap
 from foretell.learn.session import Session
@@ -63,8 +63,8 @@ def test_it_learns_swaps_in_mid_text_and_reverts_and_no_token_changes(tmp_path: 
     engine = engine_of("draft_model")
     params = SamplingParams(max_new_tokens=24, seed=0, ignore_eos=True)
     prompts = [[5, 6, 7], [100, 200, 7], [9, 10, 11]]
-    plain = Engine.load("bundled").with_method("none").generate_batch
-    expected = [one.token_ids for one in plain([list(ids) for ids in prompts], params)]
+    requests = [Request(ids, replace(params, seed=number)) for number, ids in enumerate(prompts)]
+    expected = [one.token_ids for one in engine.with_method("none").generate_batch(requests)]
     session = Session(engine, replace(QUICK, learn_dir=str(tmp_path)), max_rows=3)
     learner = session.learner
     assert learner is not None
