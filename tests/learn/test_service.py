@@ -59,7 +59,7 @@ def learning() -> Iterator[Service]:
 
 
 def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
-    """Texts are those of a service without learning before, between and after an exchange and the death of the process;
+    """Texts are those of a service without learning before, between and after a swap and the death of the process;
     after it the learned version serves on, and nothing else is lost."""
     alone = service(None)
     expected = [ask(alone, number) for number in range(6)]

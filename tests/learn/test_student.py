@@ -275,7 +275,7 @@ def test_one_client_flooding_one_prompt_decides_nothing() -> None:
     session.close()
 
 
-def test_a_fall_after_an_exchange_goes_back_to_what_is_better() -> None:
+def test_a_fall_after_a_swap_reverts_to_what_is_better() -> None:
     """A version that is worse for what comes now serves: live acceptance falls, and the version before returns."""
     engine = engine_of("draft_model")
     options = replace(OPTIONS, fall_steps=40, learn_every=1000)
@@ -325,12 +325,12 @@ def test_real_heads_swapped_in_mid_text_change_no_token(method: str) -> None:
     swapping = engine.with_method(engine.speculative, method=learned)
     steps = [0]
 
-    def exchange(event: Any) -> None:
+    def swap(event: Any) -> None:
         steps[0] += 1
         if steps[0] % 3 == 0:
             learned.serve(steps[0], made[steps[0] % 2])
 
-    swapping.observers.append(exchange)
+    swapping.observers.append(swap)
     requests = [
         Request(
             [7 + index, 9, 11 * index + 5], SamplingParams(max_new_tokens=8 + 5 * index, seed=index, ignore_eos=True)

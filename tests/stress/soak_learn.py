@@ -3,7 +3,7 @@
     python -m tests.stress.soak_learn --minutes 30
 
 Honest prompts, noise, cancelled requests, ``store: false`` and three tenants, four at once. Every minute: resident memory
-of the server and the learner, texts, exchanges. Ends with status 1 where memory of the last quarter lies more than 10 %
+of the server and the trainer process, texts, swaps. Ends with status 1 where memory of the last quarter lies more than 10 %
 above that of the second, where the engine's invariants are violated, where captured bytes do not return to 0, or where a
 sampled text differs from the one that plain decoding writes.
 """
