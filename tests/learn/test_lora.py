@@ -72,7 +72,7 @@ def test_it_learns_swaps_in_mid_text_and_reverts_and_no_token_changes(tmp_path: 
     assert pool is not None
     trainer = next(iter(pool.trainers.values()))
     serving = next(iter(learner.adapters.by_name.values()))
-    steps = [0]
+    steps, reverted = [0], list[tuple[int, int]]()
 
     def between() -> None:
         steps[0] += 1
@@ -81,7 +81,9 @@ def test_it_learns_swaps_in_mid_text_and_reverts_and_no_token_changes(tmp_path: 
                 learner.add("/draft_model/0", secret(SECRET, number))
             session.learn()
         if steps[0] == 8:
+            before = serving.method.serving[0]
             learner.act("revert")
+            reverted.append((before, serving.method.serving[0]))
 
     done = {one.seed: one.token_ids for one in session.run(prompts, params, between=between)}
     assert [done[number] for number in range(3)] == expected
@@ -89,7 +91,7 @@ def test_it_learns_swaps_in_mid_text_and_reverts_and_no_token_changes(tmp_path: 
     figures = learner.figures()
     assert figures.num_swaps >= 1
     assert figures.num_reverts == 1
-    assert serving.method.serving[0] < trainer.number + 1
+    assert reverted[0][1] < reverted[0][0]
     parts, whole = trainer.student.weights(), sum(each.numel() for each in trainer.student.objective.head.parameters())
     assert {name.rpartition(".")[2] for name in parts} == set(PARTS)
     assert sum(each.numel() for each in parts.values()) < 0.1 * whole

@@ -4,6 +4,8 @@ from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 
+import torch
+
 from foretell.core.errors import ConfigError
 from foretell.learn.export import export
 from foretell.learn.options import LearnOptions
@@ -31,7 +33,9 @@ class TrainerPool:
         share = int(self.options.learn_memory_mib * 2**20 / (self.options.max_tenants * self.options.learn_adapters))
         whole = int(self.options.learn_memory_mib * 2**20)
         most = whole if adapter.startswith("/") else share  # "/...": all requests learn together
-        self.trainers[adapter] = AdapterTrainer(Student(origin, self.options), self.options, max_bytes=most // 2)
+        with torch.inference_mode(mode=False):  # a new client's first request may come in the middle of decoding
+            student = Student(origin, self.options)
+            self.trainers[adapter] = AdapterTrainer(student, self.options, max_bytes=most // 2)
 
     def close(self, adapter: str) -> None:
         """Forget an adapter and its texts."""

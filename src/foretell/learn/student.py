@@ -82,6 +82,7 @@ class Student:
             self.acceptance = AcceptanceStudent(*origin.acceptance, head, self.teacher, options.clip)
             if len(found) > len(model):
                 self.acceptance.load(found)
+            head.train()  # it was put in eval mode to be read
 
     def _objective(self) -> Objective:
         recipe = recipe_of(RECIPES[self.origin.method])
