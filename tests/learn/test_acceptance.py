@@ -65,10 +65,11 @@ def test_its_weights_are_swapped_in_with_the_drafts_and_no_token_changes(session
     assert not torch.equal(rebuilt.acceptance.out.weight, loaded.acceptance.out.weight)
     assert rebuilt.acceptance.native is not None or loaded.acceptance.native is None
     hidden = torch.randn(3, loaded.model.spec.hidden_size)
+    probs = torch.tensor([[-0.5, -0.5, 1.0, 1.0]] * 3) if rebuilt.acceptance.config.reads_law else None
     with torch.no_grad():
-        native = rebuilt.acceptance(hidden)
+        native = rebuilt.acceptance(hidden, probs)
         rebuilt.acceptance.native = None
-        slow = rebuilt.acceptance(hidden)
+        slow = rebuilt.acceptance(hidden, probs)
     assert torch.allclose(native, slow, atol=0.1), "the native pass has the new weights"
     params = SamplingParams(max_new_tokens=24, seed=2, ignore_eos=True)
     alone = engine.with_method("none").generate([5, 6, 7], params).token_ids
