@@ -21,7 +21,7 @@ WHERE = ("process", "inline")
 class LearnOptions:
     """What ``Service(learn=...)`` takes."""
 
-    learn_every: int = setting(8, "Texts between two updates; as many older ones are learned again.")
+    learn_every: int = setting(8, "Texts between two updates; twice as many older ones are learned again.")
     learn_memory_mib: float = setting(256.0, "Memory for texts to learn from; the oldest are dropped.", metavar="MIB")
     learn_dir: str | None = setting(
         None, "Where swapped-in weights, the log of events and, on request, checkpoints are written; learning goes on from "
@@ -43,7 +43,7 @@ class LearnOptions:
     )
     # Not of the command line.
     held_out: int = 8  # one text in so many is kept for the gate
-    replay: int = 8  # texts learned again in each update
+    replay: int = 16  # older texts learned again in each update
     batch_texts: int = 4  # of an optimiser step
     num_laws: int = 64  # most probable tokens kept of each distribution
     max_length: int = (
@@ -52,7 +52,7 @@ class LearnOptions:
     max_tenants: int = 8  # API keys with weights of their own; the least recently used is dropped
     clip: float = 1.0
     min_gain: float = 0.005  # of held-out acceptance, for a swap
-    max_loss: float = 0.01  # on old held-out texts
+    max_loss: float = 0.02  # on old held-out texts, against the best that has served
     fall: float = 0.05  # of live acceptance over ``fall_steps`` after a swap, for going back
     fall_steps: int = 200
     patience: int = 4  # refusals in a row, after which the learner rests

@@ -51,6 +51,7 @@ class AdapterTrainer:
         self.served = student.weights()
         self.versions: dict[int, dict[str, Tensor]] = {0: self.served}  # the base and the last two
         self._scores: dict[int, tuple[dict[str, Tensor], Text, float]] = {}  # held-out texts by the served weights
+        self._best: dict[int, tuple[Text, float]] = {}  # ... by the best version that served; the text keeps its id
         self._random = random.Random(options.seed)
 
     @property
@@ -122,8 +123,12 @@ class AdapterTrainer:
             self._scores[id(text)] = known_score
             before[id(text)] = known_score[2]
         self._scores = {id(text): self._scores[id(text)] for text in (*recent, *old)}
+        # Of old texts the best that a version has served with: else every swap may lose a little, and many lose much.
+        best = {key: max(score, self._best.get(key, (None, 0.0))[1]) for key, score in before.items()}
+        self._best = {id(text): (text, best[id(text)]) for text in (*recent, *old)}
         pairs = [
-            ([before[id(text)] for text in texts], [after[id(text)] for text in texts]) for texts in (recent, old)
+            ([scores[id(text)] for text in texts], [after[id(text)] for text in texts])
+            for scores, texts in ((before, recent), (best, old))
         ]
         verdict = judge(pairs[0], pairs[1], min_gain=self.options.min_gain, max_loss=self.options.max_loss)
         if verdict.passes:
