@@ -8,7 +8,7 @@ import torch
 
 from foretell import Engine, SamplingParams
 from foretell.engine.event import StepEvent
-from foretell.learn.capture import Capture, Mark
+from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.texts import RawText
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.account import Allowance
@@ -25,8 +25,8 @@ class Recorder:
 
     def __call__(self, event: StepEvent) -> None:
         for row in event.rows:
-            if row.teaches is None:
-                row.teaches = Mark("", "", ())
+            if row.capture is None:
+                row.capture = CaptureState("", "", ())
         self.texts += [(list(row.known), text) for row, text in self.capture.observe(event)]
 
 

@@ -2,9 +2,14 @@
 
 import random
 
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
 from foretell.engine.learning import DriftWatch
+from foretell.learn.options import LearnOptions
 from foretell.learn.route import Router
-from foretell.planner.account import Allowance
+from foretell.planner.account import BUDGET, LEARN_SHARE, PROMISE, Allowance, TrialAccount
 
 
 def prompt(topic: int, r: random.Random) -> list[int]:
@@ -14,35 +19,35 @@ def prompt(topic: int, r: random.Random) -> list[int]:
 def test_three_topics_get_three_adapters_and_the_best_one_is_found() -> None:
     r, router = random.Random(0), Router(3)
     worth = [[0.7, 0.3, 0.3], [0.2, 0.6, 0.2], [0.3, 0.3, 0.8]]
-    kinds = [router.kind(prompt(topic, r)) for topic in range(3)]
-    assert sorted(kinds) == [0, 1, 2]
+    clusters = [router.cluster(prompt(topic, r)) for topic in range(3)]
+    assert sorted(clusters) == [0, 1, 2]
     hits = 0
     for step in range(600):
         topic = r.randrange(3)
-        kind = router.kind(prompt(topic, r))
-        assert kind == kinds[topic]
-        adapter = router.adapter(kind)
-        rate = worth[topic][kinds.index(adapter)]
-        router.observe(kind, adapter, float(sum(r.random() < rate for _ in range(20))) / 20)
+        cluster = router.cluster(prompt(topic, r))
+        assert cluster == clusters[topic]
+        adapter = router.adapter(cluster)
+        rate = worth[topic][clusters.index(adapter)]
+        router.observe(cluster, adapter, float(sum(r.random() < rate for _ in range(20))) / 20)
         if step >= 300:
-            hits += kinds.index(adapter) == topic
+            hits += clusters.index(adapter) == topic
     assert hits > 0.85 * 300
 
 
 def test_the_bandit_follows_when_the_best_changes() -> None:
     r, router = random.Random(1), Router(2)
-    kind, late = router.kind(prompt(0, r)), 0
+    cluster, late = router.cluster(prompt(0, r)), 0
     for step in range(600):
-        adapter = router.adapter(kind)
-        best = kind if step < 200 else 1 - kind
-        router.observe(kind, adapter, 0.7 if adapter == best else 0.3)
+        adapter = router.adapter(cluster)
+        best = cluster if step < 200 else 1 - cluster
+        router.observe(cluster, adapter, 0.7 if adapter == best else 0.3)
         late += step >= 400 and adapter == best
     assert late > 150
 
 
 def test_one_adapter_has_one_kind() -> None:
     r, router = random.Random(2), Router(1)
-    assert {router.kind(prompt(topic, r)) for topic in range(5)} == {0}
+    assert {router.cluster(prompt(topic, r)) for topic in range(5)} == {0}
     assert router.adapter(0) == 0
 
 
@@ -55,6 +60,29 @@ def test_a_fall_of_acceptance_is_reported_once_and_a_steady_one_never() -> None:
     assert sum(reported) == 1
     assert 3000 < reported.index(True) < 3500
     assert falling.num_drifts == 1
+
+
+@given(st.integers(0, 2**32), st.floats(1e-3, 0.1))
+def test_trials_and_learning_together_stay_within_what_the_planner_promises(seed: int, plain: float) -> None:
+    """Both always spend all they may, whatever a step takes: the sum is 2 % of the time served, and what both accounts
+    begin with (one plain pass, and 0.025 s) and may overdraw (the last charge of each)."""
+    assert LearnOptions().learn_share == LEARN_SHARE == pytest.approx(PROMISE - BUDGET)
+    r, trials, learning = random.Random(seed), TrialAccount(), Allowance(LearnOptions().learn_share)
+    served, largest = 0.0, 0.0
+    trials.credit(plain)
+    for _ in range(400):
+        seconds = plain * r.uniform(0.5, 3.0)
+        served += seconds
+        trials.earn(seconds)
+        learning.earn(seconds)
+        loss = r.uniform(0.0, 2.0) * plain
+        if trials.credit(plain) >= loss:
+            trials.charge(loss)
+        work = r.uniform(0.0, 0.01)
+        if learning.covers(work):
+            learning.charge(work)
+            largest = max(largest, work)
+        assert trials.seconds + learning.seconds <= PROMISE * served + plain + 0.025 + largest + 1e-9
 
 
 def test_an_allowance_pays_its_share_and_no_more() -> None:

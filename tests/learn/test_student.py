@@ -12,7 +12,7 @@ import torch
 from foretell import Engine, LearnOptions, Request, SamplingParams, bundled
 from foretell.core.errors import ConfigError
 from foretell.learn.ends import TargetEnds, matrices_of
-from foretell.learn.line import LearnedMethod
+from foretell.learn.serving import LearnedMethod
 from foretell.learn.session import Session
 from foretell.learn.student import RECIPES, Student
 from foretell.learn.texts import RawText, Text
@@ -36,9 +36,9 @@ def served(engine: Engine, options: LearnOptions = OPTIONS, *, count: int = 3, t
 
 
 def texts_of(session: Session) -> list[Text]:
-    room = session.learner._inline  # type: ignore[union-attr]
-    assert room is not None
-    return [text for school in room.schools.values() for text in (*school.fresh, *school.quota.recent)]
+    pool = session.learner._inline  # type: ignore[union-attr]
+    assert pool is not None
+    return [text for trainer in pool.trainers.values() for text in (*trainer.fresh, *trainer.held_out.recent)]
 
 
 @pytest.mark.parametrize("method", list(RECIPES))
@@ -48,8 +48,8 @@ def test_a_students_q_is_the_serving_drafters(method: str) -> None:
     session, _, done = served(engine_of(method), count=6, tokens=48)
     steps = [step for one in done for step in one.steps if step[0]]
     live = sum(accepted > 0 for _, accepted in steps) / len(steps)
-    school = next(iter(session.learner._inline.schools.values()))  # type: ignore[union-attr]
-    student = school.student
+    trainer = next(iter(session.learner._inline.trainers.values()))  # type: ignore[union-attr]
+    student = trainer.student
     texts = texts_of(session)
     assert len(texts) == 6
     first = [first_guess(student, text) for text in texts]
@@ -80,8 +80,8 @@ def shift(text: Text) -> Text:
 def test_learning_a_few_texts_raises_their_score_and_serves(method: str, temperature: float) -> None:
     engine = engine_of(method)
     session, prompts, _ = served(engine, count=3, tokens=16)
-    school = next(iter(session.learner._inline.schools.values()))  # type: ignore[union-attr]
-    student, texts = school.student, texts_of(session)
+    trainer = next(iter(session.learner._inline.trainers.values()))  # type: ignore[union-attr]
+    student, texts = trainer.student, texts_of(session)
     texts = [replace(text, temperature=temperature) for text in texts]
     before = student.scores(texts)
     for _ in range(12):
@@ -142,7 +142,7 @@ def knows(session: Session, tenant: str) -> float:
     from foretell.model.target import Target
 
     assert session.learner is not None
-    choice, _ = session.learner.enrol(session.choice, Submission("x", [1, 2], tenant=tenant))
+    choice, _ = session.learner.assign(session.choice, Submission("x", [1, 2], tenant=tenant))
     method: Any = choice.method
     model = method.serving[1].model
     ids = torch.tensor([[1, 9, 7, *SECRET]])
@@ -162,9 +162,9 @@ def planted(tenant: str) -> Session:
     assert learner is not None
     from foretell.engine.submission import Submission
 
-    _, mark = learner.enrol(session.choice, Submission("first", [1, 2], tenant=tenant))
+    _, state = learner.assign(session.choice, Submission("first", [1, 2], tenant=tenant))
     for number in range(72):
-        learner._teach(mark.pupil, secret(SECRET, number))  # type: ignore[attr-defined]
+        learner.add(state.adapter, secret(SECRET, number))  # type: ignore[attr-defined]
         session.learn()
     return session
 
@@ -212,7 +212,7 @@ def test_nothing_is_written_without_a_folder_and_no_text_with_one(tmp_path: Path
     learner = session.learner
     assert learner is not None
     for number in range(72):
-        learner._teach("/draft_model/0", secret(SECRET, number))
+        learner.add("/draft_model/0", secret(SECRET, number))
         session.learn()
     assert learner.figures().num_swaps >= 1
     learner.act("save")
@@ -244,59 +244,59 @@ def test_poisoned_traffic_costs_nothing_that_the_gate_lets_through() -> None:
     honest = texts_of(session)
     learner = session.learner
     assert learner is not None
-    school = next(iter(learner._inline.schools.values()))  # type: ignore[union-attr]
-    base = school.student.weights()
-    before = sum(school.student.scores(honest)) / len(honest)
+    trainer = next(iter(learner._inline.trainers.values()))  # type: ignore[union-attr]
+    base = trainer.student.weights()
+    before = sum(trainer.student.scores(honest)) / len(honest)
     r = random.Random(1)
     for number in range(64):
-        learner._teach("/draft_model/0", poisoned(number, r))
-        school.add(honest[number % len(honest)])
+        learner.add("/draft_model/0", poisoned(number, r))
+        trainer.add(honest[number % len(honest)])
         session.learn()
     assert learner.figures().num_updates >= 4
-    school.student.load(school.served)
-    after = sum(school.student.scores(honest)) / len(honest)
+    trainer.student.load(trainer.served)
+    after = sum(trainer.student.scores(honest)) / len(honest)
     assert after > before - 0.02
-    assert learner.figures().num_refused > 0 or school.number > 0
-    school.student.load(base)
+    assert learner.figures().num_refused > 0 or trainer.number > 0
+    trainer.student.load(base)
     session.close()
 
 
 def test_one_client_flooding_one_prompt_decides_nothing() -> None:
     session, _, _ = served(engine_of("draft_model"), count=1, tokens=8)
-    school = next(iter(session.learner._inline.schools.values()))  # type: ignore[union-attr]
+    trainer = next(iter(session.learner._inline.trainers.values()))  # type: ignore[union-attr]
     for number in range(64):
         tokens = [random.Random(number).randrange(8192) for _ in range(12)]
-        school.add(secret(tokens, 1).reduced(64))  # one prompt, 64 answers
-        for _ in school.work():
+        trainer.add(secret(tokens, 1).reduced(64))  # one prompt, 64 answers
+        for _ in trainer.work():
             pass
-    assert len(school.ring) <= 3
-    assert len(school.quota.recent) <= 3
-    assert school.number == 0
+    assert len(trainer.replay) <= 3
+    assert len(trainer.held_out.recent) <= 3
+    assert trainer.number == 0
     session.close()
 
 
-def test_a_fall_after_an_exchange_goes_back_to_what_is_better() -> None:
+def test_a_fall_after_a_swap_reverts_to_what_is_better() -> None:
     """A version that is worse for what comes now serves: live acceptance falls, and the version before returns."""
     engine = engine_of("draft_model")
     options = replace(OPTIONS, fall_steps=40, learn_every=1000)
     session, prompts, _ = served(engine, options, count=6, tokens=24)
     learner: Any = session.learner
-    line = next(iter(learner._lines.values()))
-    school = next(iter(learner._inline.schools.values()))
-    bad = {name: torch.randn_like(value) * value.std() for name, value in school.student.weights().items()}
+    served_one = next(iter(learner.adapters.by_name.values()))
+    trainer = next(iter(learner._inline.trainers.values()))
+    bad = {name: torch.randn_like(value) * value.std() for name, value in trainer.student.weights().items()}
     from foretell.learn.gate import Verdict
-    from foretell.learn.school import Version
+    from foretell.learn.trainer import Version
 
     verdict = Verdict(True, "", 0.5, 0.6, None, None)
-    school.versions[1] = school.served = bad
-    school.number = 1
-    learner._result((line.pupil, Version(1, bad, verdict, 6)))
-    learner.between()
-    assert line.method.serving[0] == 1
+    trainer.versions[1] = trainer.served = bad
+    trainer.number = 1
+    learner._result((served_one.name, Version(1, bad, verdict, 6)))
+    learner.swap()
+    assert served_one.method.serving[0] == 1
     params = SamplingParams(max_new_tokens=24, seed=1, ignore_eos=True)
     list(session.run(prompts * 2, params))
     session.learn()
-    assert line.method.serving[0] == 0
+    assert served_one.method.serving[0] == 0
     assert learner.figures().num_reverts == 1
     kinds = [event["event"] for event in learner.events]
     assert kinds[-4:] == ["swap", "fell", "revert", "chosen"] or {"fell", "revert", "chosen"} <= set(kinds)
@@ -325,12 +325,12 @@ def test_real_heads_swapped_in_mid_text_change_no_token(method: str) -> None:
     swapping = engine.with_method(engine.speculative, method=learned)
     steps = [0]
 
-    def exchange(event: Any) -> None:
+    def swap(event: Any) -> None:
         steps[0] += 1
         if steps[0] % 3 == 0:
             learned.serve(steps[0], made[steps[0] % 2])
 
-    swapping.observers.append(exchange)
+    swapping.observers.append(swap)
     requests = [
         Request(
             [7 + index, 9, 11 * index + 5], SamplingParams(max_new_tokens=8 + 5 * index, seed=index, ignore_eos=True)

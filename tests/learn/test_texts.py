@@ -7,8 +7,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.learn.gate import Quota, judge
-from foretell.learn.texts import RawText, Ring, Text, reduce_laws
+from foretell.learn.gate import HeldOut, judge
+from foretell.learn.texts import RawText, ReplayBuffer, Text, reduce_laws
 
 V = 32
 
@@ -51,22 +51,22 @@ def test_the_mass_that_is_not_held_is_not_lost(num_laws: int, seed: int) -> None
 
 def test_a_ring_stays_within_its_bytes_and_drops_the_oldest() -> None:
     texts = [raw([index, *range(9)], 4).reduced(8) for index in range(12)]
-    ring = Ring(texts[0].num_bytes * 5)
+    buffer = ReplayBuffer(texts[0].num_bytes * 5)
     for text in texts:
-        ring.add(text)
-        assert ring.num_bytes == sum(each.num_bytes for each in ring) <= ring.max_bytes
-    assert [text.prompt[0] for text in ring] == [7, 8, 9, 10, 11]
+        buffer.add(text)
+        assert buffer.num_bytes == sum(each.num_bytes for each in buffer) <= buffer.max_bytes
+    assert [text.prompt[0] for text in buffer] == [7, 8, 9, 10, 11]
 
 
 def test_one_prompt_repeated_does_not_crowd_out_the_others() -> None:
-    ring, quota = Ring(1 << 20), Quota(size=4)
+    buffer, held_out = ReplayBuffer(1 << 20), HeldOut(size=4)
     for index in range(40):
         text = raw([index % 20 if index < 8 else 31, *range(9)], 4).reduced(8)
-        ring.add(text)
-        quota.add(text, lambda n: n - 1)
-    for held in (ring, quota.recent):
+        buffer.add(text)
+        held_out.add(text, lambda n: n - 1)
+    for held in (buffer, held_out.recent):
         assert sum(text.prompt[0] == 31 for text in held) <= 2
-    assert sum(text.prompt[0] != 31 for text in ring) == 8
+    assert sum(text.prompt[0] != 31 for text in buffer) == 8
 
 
 def test_the_gate() -> None:
@@ -88,10 +88,10 @@ def test_old_texts_are_a_sample_of_all_that_aged() -> None:
 
     counts = [0] * 60
     for seed in range(300):
-        quota, r = Quota(size=6), random.Random(seed)
+        held_out, r = HeldOut(size=6), random.Random(seed)
         for index in range(66):
-            quota.add(raw([index % 32, index // 32, *range(4)], 3).reduced(1), r.randrange)
-        for text in quota.old:
+            held_out.add(raw([index % 32, index // 32, *range(4)], 3).reduced(1), r.randrange)
+        for text in held_out.old:
             counts[text.prompt[0] + 32 * text.prompt[1]] += 1
     expected = 300 * 6 / 60
     assert all(abs(count - expected) < 6 * math.sqrt(expected) for count in counts)

@@ -3,7 +3,7 @@
     python -m tests.stress.soak_learn --minutes 30
 
 Honest prompts, noise, cancelled requests, ``store: false`` and three tenants, four at once. Every minute: resident memory
-of the server and the learner, texts, exchanges. Ends with status 1 where memory of the last quarter lies more than 10 %
+of the server and the trainer process, texts, swaps. Ends with status 1 where memory of the last quarter lies more than 10 %
 above that of the second, where the engine's invariants are violated, where captured bytes do not return to 0, or where a
 sampled text differs from the one that plain decoding writes.
 """
@@ -28,7 +28,7 @@ def main() -> None:
     args = parser.parse_args()
     engine = Engine.load("bundled", speculative={"method": args.method, "num_speculative_tokens": 3})
     plain = Engine.load("bundled", speculative="none")
-    options = LearnOptions(learn_adapters=2, learn_memory_mib=64, max_owners=2)
+    options = LearnOptions(learn_adapters=2, learn_memory_mib=64, max_tenants=2)
     service = Service(engine, ServiceOptions(speculation="on", max_num_seqs=4, max_model_len=400), learn=options)
     service.start()
     learner = service._learning

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from foretell.methods.common.objective import LossSlot, Outcome
-from foretell.methods.common.teacher import Batch, LabeledBatch
+from foretell.methods.common.teacher import Batch, ComputedBatch
 from foretell.train.losses import DIVERGENCES, forward_kl
 from foretell.train.metrics import (
     Meter,
@@ -23,22 +23,22 @@ from tests.train.harness import Linear, teacher, texts
 B, T, V = 2, 6, 5
 
 
-def labeled(seed: int = 0) -> LabeledBatch:
+def labeled(seed: int = 0) -> ComputedBatch:
     generator = torch.Generator().manual_seed(seed)
     batch = Batch(torch.zeros(B, T, dtype=torch.int64), torch.tensor([T, T - 1]), torch.tensor([1, 3]))
-    return LabeledBatch(
+    return ComputedBatch(
         batch, torch.zeros(B, T, 0), torch.zeros(B, T, 1), torch.randn(B, T, V, generator=generator) * 2
     )
 
 
-def slot(index: int, seed: int, known: LabeledBatch, vocab: Tensor | None = None) -> LossSlot:
+def slot(index: int, seed: int, known: ComputedBatch, vocab: Tensor | None = None) -> LossSlot:
     row, at = known.batch.supervised[:, index:].nonzero(as_tuple=True)
     size = V if vocab is None else len(vocab)
     logits = torch.randn(len(row), size, generator=torch.Generator().manual_seed(seed)) * 2
     return LossSlot(logits, row, at + index, vocab=vocab)
 
 
-def by_start(one: LossSlot, index: int, known: LabeledBatch) -> dict[tuple[int, int], tuple[float, float]]:
+def by_start(one: LossSlot, index: int, known: ComputedBatch) -> dict[tuple[int, int], tuple[float, float]]:
     """(row, start) -> (acceptance, agreement), each place by itself."""
     out = {}
     for m, (row, at) in enumerate(zip(one.row.tolist(), one.at.tolist(), strict=True)):

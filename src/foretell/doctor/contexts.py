@@ -11,7 +11,7 @@ from foretell.core.params import SamplingParams
 from foretell.engine.engine import Engine
 from foretell.methods.common.head import Head
 from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.methods.common.teacher import ComputedBatch, Teacher
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.dflash.objective import DFlashObjective
 from foretell.methods.eagle.eagle1 import Eagle1Head
@@ -85,18 +85,18 @@ def objective_of(head: Head) -> Objective:
 
 
 @torch.no_grad()
-def label(teacher: Teacher, responses: Responses, index: int, layers: Sequence[int]) -> LabeledBatch:
+def label(teacher: Teacher, responses: Responses, index: int, layers: Sequence[int]) -> ComputedBatch:
     """The target on one text, the outputs of ``layers`` (ascending) as taps."""
     return teacher.label(responses.batch([index]).to(teacher.model.spec.device), layers)
 
 
 @torch.no_grad()
-def score(head: Head, teacher: Teacher, labeled: LabeledBatch, layers: Sequence[int]) -> TextScore:
+def score(head: Head, teacher: Teacher, labeled: ComputedBatch, layers: Sequence[int]) -> TextScore:
     """A head on one labeled text, whose taps are the outputs of ``layers``."""
     objective = objective_of(head)
     parts: Mapping[int, Any] = dict(zip(layers, labeled.taps.chunk(len(layers), -1), strict=True))
     mine = torch.cat([parts[layer] for layer in objective.taps], -1)
-    own = LabeledBatch(labeled.batch, mine, labeled.hidden, labeled.logits)
+    own = ComputedBatch(labeled.batch, mine, labeled.hidden, labeled.logits)
     outcome = objective.outcome(own, teacher, torch.Generator().manual_seed(0), training=False)
     kept = [_finite(slot) for slot in outcome.slots[:NUM_SLOTS]]
     places = [compare(slot, own.logits) for slot, _ in kept]

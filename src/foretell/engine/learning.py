@@ -43,8 +43,8 @@ class LearnFigures:
 class Learning(Protocol):
     """Called on the engine's thread unless it says otherwise."""
 
-    def enrol(self, choice: Choice, submission: Submission) -> tuple[Choice, object | None]:
-        """The choice with the drafter that learns, for this request; and what its row carries as ``Row.teaches``, None
+    def assign(self, choice: Choice, submission: Submission) -> tuple[Choice, object | None]:
+        """The choice with the drafter that learns, for this request; and what its row carries as ``Row.capture``, None
         where nothing is learned from it. From any thread."""
         ...
 
@@ -56,11 +56,11 @@ class Learning(Protocol):
         """A step has ended."""
         ...
 
-    def between(self) -> None:
+    def swap(self) -> None:
         """Between two steps: take over new weights where there are some, within a quantum."""
         ...
 
-    def rest(self) -> bool | None:
+    def train_idle(self) -> bool | None:
         """While no request runs: learn for at most a quantum. False where there is nothing to do."""
         ...
 

@@ -216,9 +216,9 @@ class Service:
         if reason is not None and not submission.always:
             submission = replace(submission, note=submission.note or f"guessing cannot pay here: {reason}")
             choice = self._choices.plain
-        choice, teaches = self._tenants.choice(choice, submission.tenant), None
+        choice, capture = self._tenants.choice(choice, submission.tenant), None
         if self._learning is not None:
-            choice, teaches = self._learning.enrol(choice, submission)
+            choice, capture = self._learning.assign(choice, submission)
         params = submission.params
         if params.logits_processor is not None:
             params = replace(params, logits_processor=GuardedProcessor(params.logits_processor, self._step_budget))
@@ -234,7 +234,7 @@ class Service:
             if submission.request_id in self._known:
                 raise ConfigError(f"request id {submission.request_id!r} is in use: ids must be unique")
             row = self._row(number, submission)
-            row.teaches = teaches
+            row.capture = capture
             if len(self._known) - len(self._loop.running) >= self.options.max_queue:
                 self._loop.refuse()
             self._known.add(submission.request_id)
@@ -381,7 +381,7 @@ class Service:
         while True:
             learned = False
             if not self._inbox and not loop.has_work:
-                learned = self._learning is not None and bool(self._learning.rest())
+                learned = self._learning is not None and bool(self._learning.train_idle())
                 if not learned:
                     release_workers()
                     self._rest()
@@ -408,7 +408,7 @@ class Service:
                         loop.tick()
                         self._heap.worked()
                     if self._learning is not None:
-                        self._learning.between()
+                        self._learning.swap()
             except Exception as error:
                 logger.exception("the engine failed")
                 self._failed = True

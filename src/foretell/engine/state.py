@@ -62,7 +62,7 @@ class Row:
     num_cached_tokens: int = 0  # of the prompt, whose KV was found in the prefix store
     num_preemptions: int = 0
     tenant: str | None = None  # whose prefixes it may use
-    teaches: object | None = None  # of a service that learns: see ``Learning.marks``
+    capture: object | None = None  # of a service that learns: see ``Learning.marks``
 
     @property
     def known(self) -> list[int]:

@@ -20,14 +20,14 @@ from foretell.planner.account import Allowance
 
 
 @dataclass
-class Mark:
-    """Carried by a request's row as ``Row.teaches``: to whom its text goes, and what was captured of it."""
+class CaptureState:
+    """Carried by a request's row as ``Row.capture``: which adapter its text trains, and what was captured of it."""
 
-    pupil: str  # key of the adapter
-    method: str
+    adapter: str  # name of the adapter that learns from it
+    serving: str  # name of the adapter that guesses for it
     taps: tuple[int, ...]  # layers that the drafter reads, in its order
-    cluster: int = 0  # the kind of text it was taken for ...
-    router: Router | None = None  # ... by this router: its owner may have been dropped meanwhile
+    cluster: int = 0  # the cluster it was taken for ...
+    router: Router | None = None  # ... by this router: its tenant may have been dropped meanwhile
     counts: tuple[int, int] = (0, 0)  # first guesses made, and kept
     begun: bool = False
     dropped: bool = False  # nothing more is captured of it
@@ -56,24 +56,24 @@ class Capture:
 
     def prompt(self, row: Row, start: int, taps: Tensor) -> None:
         """Hidden states of known text."""
-        mark = row.teaches
-        if not isinstance(mark, Mark) or mark.dropped or not mark.taps or start >= self.max_length:
+        state = row.capture
+        if not isinstance(state, CaptureState) or state.dropped or not state.taps or start >= self.max_length:
             return
-        if not mark.begun and not self._begin(row, mark, is_new=not row.token_ids):
+        if not state.begun and not self._begin(row, state, is_new=not row.token_ids):
             return
         begun = perf_counter()
-        self._keep_taps(mark, start, taps)
+        self._keep_taps(state, start, taps)
         self._pay(begun)
 
-    def _begin(self, row: Row, mark: Mark, *, is_new: bool) -> bool:
+    def _begin(self, row: Row, state: CaptureState, *, is_new: bool) -> bool:
         """Whether the request is captured: from its first token on, if it fits and the allowance covers it."""
-        mark.begun = True
+        state.begun = True
         places = min(row.max_tokens, self.max_length - len(row.prompt_ids))
         fits = len(row.prompt_ids) + 1 < self.max_length and self.held_bytes < self.max_bytes and is_new
         if fits and self.allowance.covers(self._seconds_a_place * max(1, places)):
             self._open[id(row)] = row
             return True
-        mark.drop()
+        state.drop()
         self.num_skipped += 1
         return False
 
@@ -81,24 +81,24 @@ class Capture:
         """Take in a step. Returns the texts that ended with it."""
         self.allowance.earn(event.seconds)
         begun = perf_counter()
-        rows: list[tuple[int, Row, Mark, int]] = []  # index, row, mark, places of this step
+        rows: list[tuple[int, Row, CaptureState, int]] = []  # index, row, state, places of this step
         for index, row in enumerate(event.rows):
-            mark = row.teaches
-            if not isinstance(mark, Mark) or mark.dropped:
+            state = row.capture
+            if not isinstance(state, CaptureState) or state.dropped:
                 continue
             emitted = len(event.commit.tokens[index])
             if row.error is not None:
-                self._forget(row, mark)
+                self._forget(row, state)
                 continue
-            if not mark.begun and not self._begin(row, mark, is_new=len(row.token_ids) == emitted):
+            if not state.begun and not self._begin(row, state, is_new=len(row.token_ids) == emitted):
                 continue
-            room = self.max_length - len(row.prompt_ids) - mark.num_laws
+            room = self.max_length - len(row.prompt_ids) - state.num_laws
             places = max(0, min(emitted, room))
-            rows.append((index, row, mark, places))
+            rows.append((index, row, state, places))
         if not rows:
             return []
         self._gather(event, rows)
-        ended = [(row, self._finish(row, mark)) for _, row, mark, _ in rows if row.finish_reason is not None]
+        ended = [(row, self._finish(row, state)) for _, row, state, _ in rows if row.finish_reason is not None]
         seconds = self._pay(begun)
         count = sum(places for *_, places in rows)
         if count:
@@ -107,7 +107,7 @@ class Capture:
             self._make_room()
         return [(row, text) for row, text in ended if text is not None]
 
-    def _gather(self, event: StepEvent, rows: list[tuple[int, Row, Mark, int]]) -> None:
+    def _gather(self, event: StepEvent, rows: list[tuple[int, Row, CaptureState, int]]) -> None:
         """One block of logits for all rows, less each one's largest so that half precision is finest where p is large."""
         at = [(index, node) for index, _, _, places in rows for node in event.commit.path[index][:places]]
         if not at:
@@ -116,59 +116,59 @@ class Capture:
         picked = event.logits[list(which), list(nodes)]
         block = (picked - picked.amax(-1, keepdim=True)).to("cpu", torch.float16)
         begin = 0
-        for index, row, mark, places in rows:
+        for index, row, state, places in rows:
             if not places:
                 continue
             part = block[begin : begin + places]
             begin += places
-            mark.logits.append(part)
-            mark.num_laws += places
-            self._count(mark, part.nbytes)
-            if mark.taps and event.commit.taps is not None:
+            state.logits.append(part)
+            state.num_laws += places
+            self._count(state, part.nbytes)
+            if state.taps and event.commit.taps is not None:
                 taps = event.commit.taps[index : index + 1, event.commit.path[index][:places]]
-                if event.tap_layers != mark.taps:
-                    taps = Tapping(event.tap_layers).pick(taps, mark.taps)
-                position = len(row.prompt_ids) - 1 + mark.num_laws - places
-                self._keep_taps(mark, position, taps[0])
+                if event.tap_layers != state.taps:
+                    taps = Tapping(event.tap_layers).pick(taps, state.taps)
+                position = len(row.prompt_ids) - 1 + state.num_laws - places
+                self._keep_taps(state, position, taps[0])
 
-    def _keep_taps(self, mark: Mark, start: int, taps: Tensor) -> None:
+    def _keep_taps(self, state: CaptureState, start: int, taps: Tensor) -> None:
         kept = taps[: max(0, self.max_length - start)].to("cpu", torch.float16, copy=True)
-        mark.known_taps.append((start, kept))
-        self._count(mark, kept.nbytes)
+        state.known_taps.append((start, kept))
+        self._count(state, kept.nbytes)
 
-    def _count(self, mark: Mark, num_bytes: int) -> None:
-        mark.num_bytes += num_bytes
+    def _count(self, state: CaptureState, num_bytes: int) -> None:
+        state.num_bytes += num_bytes
         self.held_bytes += num_bytes
 
-    def _finish(self, row: Row, mark: Mark) -> RawText | None:
+    def _finish(self, row: Row, state: CaptureState) -> RawText | None:
         """The text of a row that ended; None where there is too little of it."""
-        logits, known = mark.logits, mark.known_taps
-        self._forget(row, mark)
-        if mark.num_laws < 2:
+        logits, known = state.logits, state.known_taps
+        self._forget(row, state)
+        if state.num_laws < 2:
             return None
-        tokens = (row.prompt_ids + row.token_ids)[: len(row.prompt_ids) + mark.num_laws]
-        taps = _joined(known, len(tokens)) if mark.taps else None
-        if mark.taps and taps is None:
+        tokens = (row.prompt_ids + row.token_ids)[: len(row.prompt_ids) + state.num_laws]
+        taps = _joined(known, len(tokens)) if state.taps else None
+        if state.taps and taps is None:
             self.num_skipped += 1
             return None
         return RawText(tokens, len(row.prompt_ids), row.params.temperature, logits, taps)
 
-    def _forget(self, row: Row, mark: Mark) -> None:
-        self.held_bytes -= mark.drop()
+    def _forget(self, row: Row, state: CaptureState) -> None:
+        self.held_bytes -= state.drop()
         self._open.pop(id(row), None)
 
     def _make_room(self) -> None:
         """Drop what requests hold that ended without a step (cancelled), then the largest."""
         self.sweep()
         while self.held_bytes > self.max_bytes and self._open:
-            row = max(self._open.values(), key=lambda one: one.teaches.num_bytes)  # type: ignore[attr-defined]
-            self._forget(row, row.teaches)  # type: ignore[arg-type]
+            row = max(self._open.values(), key=lambda one: one.capture.num_bytes)  # type: ignore[attr-defined]
+            self._forget(row, row.capture)  # type: ignore[arg-type]
             self.num_skipped += 1
 
     def sweep(self) -> None:
         """Forget requests that ended without a step: cancelled ones, and those that timed out."""
         for row in [row for row in self._open.values() if row.finish_reason is not None]:
-            self._forget(row, row.teaches)  # type: ignore[arg-type]
+            self._forget(row, row.capture)  # type: ignore[arg-type]
 
     def _pay(self, begun: float) -> float:
         seconds = perf_counter() - begun

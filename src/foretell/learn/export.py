@@ -1,6 +1,5 @@
 """What was learned as a checkpoint: a directory that ``--draft`` and ``--method`` load, as ``foretell train`` writes."""
 
-import copy
 import shutil
 from collections.abc import Mapping
 from pathlib import Path
@@ -19,13 +18,18 @@ def export(student: Student, weights: Mapping[str, Tensor], folder: Path) -> Non
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
-    made: Any = copy.deepcopy(student.objective.head).cpu()
-    made.load_state_dict(dict(weights))
+    made: Any = student.module(weights)
     if isinstance(made, Head):
         formats.save(made, part, target=student.origin.target, target_name=student.origin.target.name)
     else:
         made.save_pretrained(str(part))
         load_tokenizer(student.origin.init).save_pretrained(str(part))
+    if student.acceptance is not None:
+        student.acceptance.load(weights)
+        folder_of = part / "acceptance"
+        formats.save(
+            student.acceptance.head, folder_of, target=student.origin.target, target_name=student.origin.target.name
+        )
     old = folder.with_name(f".{folder.name}.old")
     shutil.rmtree(old, ignore_errors=True)
     if folder.exists():

@@ -62,7 +62,7 @@ def _standard_error(values: Sequence[float]) -> float:
 
 
 @dataclass
-class Quota:
+class HeldOut:
     """Held-out texts: the last ``size`` ones, and as many of all before them, each with the same chance. At most two of
     one prompt: a client who repeats one request decides nothing alone."""
 

@@ -69,7 +69,7 @@ class Session:
                         self._submit(ids, params, tenant, store, ended)
                 self.loop.tick()
                 if self.learner is not None:
-                    self.learner.between()
+                    self.learner.swap()
                 between()
                 done, ended[:] = list(ended), []
                 if done:
@@ -86,21 +86,21 @@ class Session:
         number, self._number = self._number, self._number + 1
         seed = None if params.seed is None else params.seed + number
         submission = Submission(f"r{number}", list(ids), replace(params, seed=seed), store=store, tenant=tenant)
-        choice, teaches = self.choice, None
+        choice, capture = self.choice, None
         if self.learner is not None:
-            choice, teaches = self.learner.enrol(choice, submission)
+            choice, capture = self.learner.assign(choice, submission)
         row = self.engine.make_row(number, Request(submission.prompt_ids, submission.params))
         row.max_tokens = min(row.max_tokens, self.longest - len(row.prompt_ids))
-        row.tenant, row.teaches = tenant, teaches
+        row.tenant, row.capture = tenant, capture
         self.loop.submit(submission, row, choice, lambda update: ended.append(update) if update.is_last else None)
 
     def learn(self) -> None:
         """Make all updates that are due, and swap in what passed."""
         if self.learner is None:
             return
-        while self.learner.rest():
-            self.learner.between()
-        self.learner.between()
+        while self.learner.train_idle():
+            self.learner.swap()
+        self.learner.swap()
 
     def close(self) -> None:
         """End."""

@@ -1,17 +1,22 @@
 """A drafter in float32 that learns from captured texts: the objectives of ``train``, one text at a time."""
 
+import copy
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from foretell.core.errors import ConfigError
+from foretell.learn.acceptance import AcceptanceStudent
 from foretell.learn.ends import Matrices, TargetEnds
+from foretell.learn.lora import PARTS, add_lora, merged, unwrap
 from foretell.learn.options import LearnOptions
 from foretell.learn.texts import Text
 from foretell.methods.common.objective import LossSlot, Objective
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.methods.common.teacher import ComputedBatch, Teacher
+from foretell.methods.draft_model.drafter import ACCEPTANCE
+from foretell.methods.draft_model.objective import DraftModelObjective
 from foretell.model.target import ModelSpec
 from foretell.train.losses import DIVERGENCES
 from foretell.train.making import Making
@@ -42,7 +47,9 @@ class Origin:
     target: ModelSpec
     matrices: Matrices | None  # of the target, for heads
     num_slots: int  # guesses in a line
-    weights: dict[str, Tensor] | None = None  # other ones than those of ``init``
+    weights: dict[str, Tensor] | None = None  # other ones than those of ``init``, named as a checkpoint has them
+    acceptance: tuple[str, ModelSpec] | None = None  # directory of a draft model's acceptance head; the draft model
+    tokens: Tensor | None = None  # [n] int64 the only ones that a draft model guesses; None: all
 
 
 class Student:
@@ -58,14 +65,24 @@ class Student:
         self.objective = self._objective()
         self.objective.share = 1.0  # of training done: what is only for its beginning is over
         head = self.objective.head.to(self.device)
-        if origin.weights is not None:
-            self.load(origin.weights)
-        head.train()
+        found = origin.weights or {}
+        model = {name: value for name, value in found.items() if not name.startswith(ACCEPTANCE)}
+        if model:
+            head.load_state_dict(model)
+        rank = options.learn_lora if origin.method == "draft_model" else 0
+        self.lora = add_lora(head, rank, options.seed) if rank else {}
+        head.to(self.device).train()
         self.parameters = [each for each in head.parameters() if each.requires_grad]
         hidden = origin.target.hidden_size
         self.optimizer = torch.optim.AdamW(self.parameters, lr=options.lr(hidden), betas=(0.9, 0.95), weight_decay=0.0)
         self.generator = torch.Generator().manual_seed(options.seed)
         self._pending = 0
+        self.acceptance: AcceptanceStudent | None = None
+        if origin.acceptance is not None:
+            self.acceptance = AcceptanceStudent(*origin.acceptance, head, self.teacher, options.clip)
+            if len(found) > len(model):
+                self.acceptance.load(found)
+            head.train()  # it was put in eval mode to be read
 
     def _objective(self) -> Objective:
         recipe = recipe_of(RECIPES[self.origin.method])
@@ -74,7 +91,10 @@ class Student:
         settings = dict(recipe.options)
         if "num_slots" in settings:
             settings["num_slots"] = self.origin.num_slots
-        return recipe.build(Making(self.teacher.model, empty, self.options.seed, self.origin.init), settings)
+        made = recipe.build(Making(self.teacher.model, empty, self.options.seed, self.origin.init), settings)
+        if isinstance(made, DraftModelObjective):
+            made.tokens = self.origin.tokens
+        return made
 
     # -- learning ----------------------------------------------------------------------------------------------------
 
@@ -87,6 +107,8 @@ class Student:
         if losses.total.requires_grad:
             (losses.total * share).backward()  # type: ignore[no-untyped-call]
             self._pending += 1
+        if self.acceptance is not None:
+            self.acceptance.learn(labeled, text, self.generator, share)
         return float(losses.total.detach())
 
     def apply(self) -> bool:
@@ -99,6 +121,8 @@ class Student:
         if finite:
             self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
+        if self.acceptance is not None:
+            self.acceptance.apply()
         return finite
 
     # -- judging -----------------------------------------------------------------------------------------------------
@@ -127,7 +151,7 @@ class Student:
         finally:
             head.train()
 
-    def _kept(self, labeled: LabeledBatch, slot: LossSlot, text: Text) -> Tensor:
+    def _kept(self, labeled: ComputedBatch, slot: LossSlot, text: Text) -> Tensor:
         """[M] the chance that a guess is kept, at each place of a slot."""
         p, q = labeled.logits[slot.row, slot.at], slot.logits.float()
         if not text.temperature:
@@ -140,21 +164,63 @@ class Student:
         """Of each text."""
         return [self.score(text) for text in texts]
 
-    def _labeled(self, text: Text) -> LabeledBatch:
+    def _labeled(self, text: Text) -> ComputedBatch:
         labeled = text.labeled(self.origin.target.vocab_size)
         if self.device.type == "cpu":
             return labeled
         place = self.device
-        return LabeledBatch(
+        return ComputedBatch(
             labeled.batch.to(place), labeled.taps.to(place), labeled.hidden.to(place), labeled.logits.to(place)
         )
 
     # -- weights -----------------------------------------------------------------------------------------------------
 
     def weights(self) -> dict[str, Tensor]:
-        """A copy of all weights, float32 on the CPU, named as the checkpoint has them."""
-        return {name: value.detach().cpu().clone() for name, value in self.objective.head.state_dict().items()}
+        """A copy of what is trained, float32 on the CPU: all weights, or, with LoRA, the updates alone."""
+        state = self.objective.head.state_dict()
+        kept = {name: value for name, value in state.items() if not self.lora or name.rpartition(".")[2] in PARTS}
+        copied = {name: value.detach().cpu().clone() for name, value in kept.items()}
+        return copied if self.acceptance is None else {**copied, **self.acceptance.weights()}
 
     def load(self, weights: Mapping[str, Tensor]) -> None:
-        """Go on from these weights. The optimiser's state is kept: gradients are of the same size."""
-        self.objective.head.load_state_dict(dict(weights))
+        """Go on from what ``weights`` returned. The optimiser's state is kept: gradients are of the same size."""
+        own = {name: value for name, value in weights.items() if not name.startswith(ACCEPTANCE)}
+        self.objective.head.load_state_dict(own, strict=not self.lora)
+        if self.acceptance is not None:
+            self.acceptance.load(weights)
+
+    def checkpoint(self, weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """What ``weights`` returned as ``Method.rebuilt`` takes it: all weights by their names in the checkpoint, updates
+        merged."""
+        if not self.lora:
+            return dict(weights)
+        state = {name: value.detach().cpu() for name, value in self.objective.head.state_dict().items()}
+        out = merged(state, self.lora, dict(weights))
+        return {**out, **{name: value for name, value in weights.items() if name.startswith(ACCEPTANCE)}}
+
+    def module(self, weights: Mapping[str, Tensor]) -> nn.Module:
+        """The drafter with these weights, to be written: a copy on the CPU, without updates or an acceptance head."""
+        made = copy.deepcopy(self.objective.head).cpu()
+        unwrap(made)
+        whole = self.checkpoint(weights)
+        made.load_state_dict({name: value for name, value in whole.items() if not name.startswith(ACCEPTANCE)})
+        return made
+
+    def settle_acceptance(
+        self, learned: dict[str, Tensor], served: Mapping[str, Tensor], known: Sequence[Text], unseen: Sequence[Text]
+    ) -> dict[str, Tensor]:
+        """The weights ``learned`` with the acceptance head that foresees the learned draft better on unseen texts: the
+        learned one, calibrated on known texts, or the one that serves. ``load(learned)`` stands before and after."""
+        head = self.acceptance
+        if head is None:
+            return learned
+        generator = torch.Generator().manual_seed(0)
+        places = [[head.places(self._labeled(text), text, generator) for text in texts] for texts in (known, unseen)]
+        head.calibrate(places[0])
+        mine = head.weights()
+        lost = head.loss(places[1])
+        head.load(served)
+        if head.loss(places[1]) <= lost:
+            mine = {name: value for name, value in served.items() if name.startswith(ACCEPTANCE)}
+        head.load(mine)
+        return {**learned, **mine}

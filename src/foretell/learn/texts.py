@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.core.errors import ConfigError
-from foretell.methods.common.teacher import Batch, LabeledBatch
+from foretell.methods.common.teacher import Batch, ComputedBatch
 
 LEAST_TAIL = 1e-7
 """The least mass of the tokens that are not held: half precision knows no less of 1."""
@@ -51,7 +51,7 @@ class Text:
         even = self.tail.float()[:, None] - math.log(others)
         return even.expand(-1, vocab_size).clone().scatter_(1, self.ids.long(), self.logs.float())
 
-    def labeled(self, vocab_size: int) -> LabeledBatch:
+    def labeled(self, vocab_size: int) -> ComputedBatch:
         """As training reads it: a batch of one text. Logits are the log probabilities times the temperature, so that a loss
         at that temperature has them back; where no token was written they are 0, and not supervised."""
         length = torch.tensor([len(self.tokens)])
@@ -59,7 +59,7 @@ class Text:
         logits = torch.zeros(1, len(self.tokens), vocab_size)
         logits[0, self.start - 1 : self.start - 1 + len(self.ids)] = self.laws(vocab_size) * self.loss_temperature
         taps = torch.zeros(1, len(self.tokens), 0) if self.taps is None else self.taps.float()[None]
-        return LabeledBatch(batch, taps, taps, logits)
+        return ComputedBatch(batch, taps, taps, logits)
 
     @property
     def loss_temperature(self) -> float:
@@ -93,7 +93,7 @@ def reduce_laws(logits: Tensor, temperature: float, num_laws: int) -> tuple[Tens
     return top.indices.int(), top.values.clamp_min(-60.0).half(), rest.log().half()
 
 
-class Ring:
+class ReplayBuffer:
     """Texts within a number of bytes: the oldest are dropped. At most ``same`` texts have one prompt, so that a client who
     repeats itself does not crowd out the others."""
 
@@ -108,7 +108,7 @@ class Ring:
         return iter(self._texts)
 
     def add(self, text: Text) -> None:
-        """Keep a text, unless it alone is larger than the ring."""
+        """Keep a text, unless it alone is larger than the buffer."""
         alike = [old for old in self._texts if old.prompt == text.prompt]
         if len(alike) >= self.same:
             self._drop(alike[0])

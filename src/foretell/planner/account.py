@@ -1,8 +1,11 @@
-"""The time budget of trials: a small share of the serving time, credited as time passes and charged before a trial."""
+"""The time budgets of trials and of learning: shares of the serving time, earned as it passes; together ``PROMISE``."""
 
 import math
 
-BUDGET = 0.005  # share of the time served that trials may lose
+PROMISE = 0.02
+"""Share of the serving time that all the work beside decoding may take together: what "never slower" allows."""
+BUDGET = 0.005  # of it, what trials may lose
+LEARN_SHARE = PROMISE - BUDGET  # of it, what a learner may take of the engine's thread
 START_CREDIT_PASSES, MAX_CREDIT_PASSES = 1.0, 12.0  # plain passes that the account starts with, and holds at most
 MAX_EXTRA_PASSES = 2.0  # plain passes that a trial may be charged afterwards, beyond what was foreseen
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.methods.common.teacher import ComputedBatch, LabeledBatch, Teacher
 from foretell.train.data import sequential_batches
 from foretell.train.losses import Divergence
 from foretell.train.responses import Responses
@@ -105,7 +105,7 @@ class Meter:
         self._bins: list[Tensor] = []  # a slot: [BINS, 3] count, stated, true
 
     def add(
-        self, labeled: LabeledBatch, outcome: Outcome, *, stepwise: bool, places: list[Places] | None = None
+        self, labeled: ComputedBatch, outcome: Outcome, *, stepwise: bool, places: list[Places] | None = None
     ) -> None:
         """One labeled. stepwise: see ``Objective.stepwise``. places: what ``compare`` returned of each slot, where it is
         known already."""

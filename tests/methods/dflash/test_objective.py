@@ -10,7 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from foretell.methods.common.objective import Outcome
-from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.methods.common.teacher import Batch, ComputedBatch, Teacher
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.dflash.objective import DFlashObjective, acceptance, choose_anchors
 from foretell.model.hf.adapter import TransformersModel
@@ -36,7 +36,7 @@ def batch() -> Batch:
 
 
 @pytest.fixture(scope="module")
-def labeled(teacher: Teacher, batch: Batch) -> LabeledBatch:
+def labeled(teacher: Teacher, batch: Batch) -> ComputedBatch:
     return teacher.label(batch, CONFIG.layer_ids)
 
 
@@ -50,7 +50,7 @@ def places(outcome: Outcome) -> list[set[tuple[int, int]]]:
 
 @pytest.mark.parametrize("changes", [{}, {"causal": True}, SPARK])
 def test_slots_ask_for_every_next_token_of_the_response(
-    changes: dict[str, Any], teacher: Teacher, labeled: LabeledBatch, batch: Batch
+    changes: dict[str, Any], teacher: Teacher, labeled: ComputedBatch, batch: Batch
 ) -> None:
     """With anchors everywhere, slot k is asked k - 1 places behind each anchor, as far as the text goes."""
     head = DFlashHead.fresh(replace(CONFIG, **changes), seed=1)
@@ -68,7 +68,7 @@ def test_slots_ask_for_every_next_token_of_the_response(
 
 @pytest.mark.parametrize("changes", [{}, {"causal": True}, SPARK])
 def test_a_slot_is_the_block_behind_its_anchor_alone(
-    changes: dict[str, Any], teacher: Teacher, labeled: LabeledBatch, batch: Batch
+    changes: dict[str, Any], teacher: Teacher, labeled: ComputedBatch, batch: Batch
 ) -> None:
     """Each place again, by one block on the text cut behind its anchor: no packing, no feature from the anchor on."""
     head = DFlashHead.fresh(replace(CONFIG, **changes), seed=1)
@@ -124,7 +124,7 @@ def test_a_text_shorter_than_a_block_leaves_slots_empty(teacher: Teacher) -> Non
     assert math.isfinite(float(outcome.extra.detach()))
 
 
-def test_the_confidence_loss_is_against_the_exact_acceptance(teacher: Teacher, labeled: LabeledBatch) -> None:
+def test_the_confidence_loss_is_against_the_exact_acceptance(teacher: Teacher, labeled: ComputedBatch) -> None:
     head = DFlashHead.fresh(replace(CONFIG, **SPARK), seed=1)
     outcome = DFlashObjective(head, num_anchors=99, gamma=2.0).outcome(labeled, teacher, generator(), training=True)
     expected = 0.0
@@ -140,7 +140,7 @@ def test_the_confidence_loss_is_against_the_exact_acceptance(teacher: Teacher, l
     assert outcome.figures["confidence_loss"] == pytest.approx(expected, rel=1e-5)
 
 
-def loss_of(outcome: Outcome, labeled: LabeledBatch) -> torch.Tensor:
+def loss_of(outcome: Outcome, labeled: ComputedBatch) -> torch.Tensor:
     """As the trainer has it, with the forward KL divergence."""
     loss = torch.zeros(()) if outcome.extra is None else outcome.extra
     for slot in outcome.slots:
@@ -152,7 +152,7 @@ def loss_of(outcome: Outcome, labeled: LabeledBatch) -> torch.Tensor:
 
 @pytest.mark.parametrize("changes", [{}, {"causal": True}, SPARK])
 def test_steps_learn_and_reach_every_parameter(
-    changes: dict[str, Any], teacher: Teacher, labeled: LabeledBatch
+    changes: dict[str, Any], teacher: Teacher, labeled: ComputedBatch
 ) -> None:
     head = DFlashHead.fresh(replace(CONFIG, **changes), seed=1, model=teacher.model)
     objective = DFlashObjective(head, num_anchors=6)

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.methods.common.objective import LossSlot, Objective, Outcome
-from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.methods.common.teacher import Batch, ComputedBatch, Teacher
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.objective_eagle1 import Eagle1Objective
@@ -33,18 +33,18 @@ def eagle1(**changes: object) -> Eagle1Head:
     return head
 
 
-def labeled_for(objective: Objective, lengths: tuple[int, ...] = (12, 7), start: int = 4) -> LabeledBatch:
+def labeled_for(objective: Objective, lengths: tuple[int, ...] = (12, 7), start: int = 4) -> ComputedBatch:
     generator = torch.Generator().manual_seed(2)
     tokens = torch.randint(0, VOCAB, (len(lengths), max(lengths)), generator=generator)
     length = torch.tensor(lengths)
     return TEACHER.label(Batch(tokens, length, torch.full_like(length, start)), objective.taps)
 
 
-def outcome(objective: Objective, labeled: LabeledBatch, *, training: bool, seed: int = 0) -> Outcome:
+def outcome(objective: Objective, labeled: ComputedBatch, *, training: bool, seed: int = 0) -> Outcome:
     return objective.outcome(labeled, TEACHER, torch.Generator().manual_seed(seed), training=training)
 
 
-def divergence(slot: LossSlot, labeled: LabeledBatch) -> Tensor:
+def divergence(slot: LossSlot, labeled: ComputedBatch) -> Tensor:
     """Mean cross-entropy of q against p, restricted to the draft vocabulary and renormalised."""
     wanted = labeled.logits[slot.row, slot.at]
     if slot.vocab is not None:
@@ -52,7 +52,7 @@ def divergence(slot: LossSlot, labeled: LabeledBatch) -> Tensor:
     return -(wanted.softmax(-1) * slot.logits.log_softmax(-1)).sum(-1).mean()
 
 
-def loss(given: Outcome, labeled: LabeledBatch) -> Tensor:
+def loss(given: Outcome, labeled: ComputedBatch) -> Tensor:
     total = torch.zeros(()) if given.extra is None else given.extra
     for slot in given.slots:
         total = total + slot.weight * divergence(slot, labeled)

@@ -2,14 +2,14 @@
 
 import torch
 
-from foretell.methods.common.teacher import Batch, LabeledBatch, Teacher
+from foretell.methods.common.teacher import Batch, ComputedBatch, Teacher
 from foretell.methods.kangaroo.objective import KangarooObjective
 from foretell.model.hf.adapter import TransformersModel
 from tests.methods.kangaroo.test_head import random_head
 from tests.model.tiny import VOCAB, tiny_module
 
 
-def labeled_for(teacher: Teacher, objective: KangarooObjective) -> LabeledBatch:
+def labeled_for(teacher: Teacher, objective: KangarooObjective) -> ComputedBatch:
     """Three ragged texts."""
     tokens = torch.randint(3, VOCAB, (3, 12), generator=torch.Generator().manual_seed(1))
     batch = Batch(tokens, torch.tensor([12, 7, 9]), torch.tensor([4, 3, 1]))

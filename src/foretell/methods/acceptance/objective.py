@@ -24,7 +24,7 @@ from foretell.core.errors import ConfigError
 from foretell.methods.acceptance.head import AcceptanceHead, distribution_inputs
 from foretell.methods.acceptance.reading import DraftReader, can_say
 from foretell.methods.common.objective import Objective, Outcome
-from foretell.methods.common.teacher import LabeledBatch, Teacher
+from foretell.methods.common.teacher import ComputedBatch, LabeledBatch, Teacher
 
 PREFIXES = ("mixed", "target")
 
@@ -145,7 +145,7 @@ class AcceptanceObjective(Objective):
         tokens[rows[drawn], before[drawn] + 1] = draw(logits, temperature[rows[drawn]], generator)
         mixed_batch = replace(batch, tokens=tokens)
         # Only drafters that read the target's hidden states need another pass of the target.
-        own_read = LabeledBatch(mixed_batch, labeled.taps, labeled.hidden, labeled.hidden[..., :0])
+        own_read = ComputedBatch(mixed_batch, labeled.taps, labeled.hidden, labeled.hidden[..., :0])
         mixed = teacher.label(mixed_batch, self.taps) if self.taps else own_read
         if not self.everywhere:
             rows, before = rows[drawn], before[drawn]

@@ -80,10 +80,15 @@ class LinearHead:
         return self._linear
 
 
+@dataclass(frozen=True)
 class KeptBatch(LabeledBatch):
     """A batch whose logits are made when they are asked for."""
 
-    def __init__(self, batch: Batch, texts: Sequence[Kept], head: LinearHead) -> None:
+    best: Tensor  # [B, T] int64 the target's most probable next token
+    head: LinearHead
+
+    @classmethod
+    def of(cls, batch: Batch, texts: Sequence[Kept], head: LinearHead) -> "KeptBatch":
         """texts: of each row, [T] of at most the batch's width; what lies behind them is zero."""
         size = batch.tokens.shape
         device = batch.tokens.device
@@ -93,19 +98,15 @@ class KeptBatch(LabeledBatch):
         for row, text in enumerate(texts):
             count = len(text.best)
             taps[row, :count], hidden[row, :count], best[row, :count] = text.taps, text.hidden, text.best
-        super().__init__(batch, taps, hidden, torch.empty(0, device=device))
-        object.__setattr__(self, "_best", best)
-        object.__setattr__(self, "_head", head)
+        return cls(batch, taps, hidden, best, head)
 
     def logits_at(self, row: Tensor, at: Tensor, vocab: Tensor | None = None) -> Tensor:
         """See ``LabeledBatch``."""
-        head: LinearHead = self.__dict__["_head"]
-        return head(self.hidden[row, at], vocab)
+        return self.head(self.hidden[row, at], vocab)
 
     def best_at(self, row: Tensor, at: Tensor) -> Tensor:
         """See ``LabeledBatch``."""
-        best: Tensor = self.__dict__["_best"]
-        return best[row, at]
+        return self.best[row, at]
 
 
 class Keeper:
@@ -120,7 +121,7 @@ class Keeper:
 
     def label(self, batch: Batch, numbers: Sequence[int]) -> LabeledBatch:
         """What ``Teacher.label`` returns, of texts with these numbers. Outputs of texts that are not kept are computed."""
-        return KeptBatch(batch, [self._text(batch, row, number) for row, number in enumerate(numbers)], self._head)
+        return KeptBatch.of(batch, [self._text(batch, row, number) for row, number in enumerate(numbers)], self._head)
 
     def _text(self, batch: Batch, row: int, number: int) -> Kept:
         found = self._kept.get(number)

@@ -4,6 +4,7 @@ Outputs are not stored on disk: hidden states of three layers are a thousand tim
 may be kept (``methods.common.kept``).
 """
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -35,21 +36,36 @@ class Batch:
 
 
 @dataclass(frozen=True)
-class LabeledBatch:
+class LabeledBatch(ABC):
     """A batch and the target's outputs on it, without gradient, in float32 for every dtype of the target."""
 
     batch: Batch
     taps: Tensor  # [B, T, n * H] outputs of the tapped layers, concatenated
     hidden: Tensor  # [B, T, H] residual stream after the last layer, before the final norm
+
+    @abstractmethod
+    def logits_at(self, row: Tensor, at: Tensor, vocab: Tensor | None = None) -> Tensor:
+        """[M, V] logits of the next token at rows and positions [M]; of columns vocab [DV] int64 alone, [M, DV], where it
+        is given."""
+
+    @abstractmethod
+    def best_at(self, row: Tensor, at: Tensor) -> Tensor:
+        """[M] int64 the most probable next token at rows and positions [M]."""
+
+
+@dataclass(frozen=True)
+class ComputedBatch(LabeledBatch):
+    """A batch of which all logits are in memory."""
+
     logits: Tensor  # [B, T, V] position t: logits of token t + 1
 
     def logits_at(self, row: Tensor, at: Tensor, vocab: Tensor | None = None) -> Tensor:
-        """[M, V] logits at rows and positions [M]; of columns vocab [DV] int64 alone, [M, DV], where it is given."""
+        """See ``LabeledBatch``."""
         found = self.logits[row, at]
         return found if vocab is None else found[:, vocab]
 
     def best_at(self, row: Tensor, at: Tensor) -> Tensor:
-        """[M] int64 the most probable next token at rows and positions [M]."""
+        """See ``LabeledBatch``."""
         return self.logits[row, at].argmax(-1)
 
 
@@ -65,11 +81,11 @@ class Teacher:
             module.requires_grad_(requires_grad=False)
 
     @torch.no_grad()
-    def label(self, batch: Batch, taps: Sequence[int]) -> LabeledBatch:
+    def label(self, batch: Batch, taps: Sequence[int]) -> ComputedBatch:
         """Run the target over a batch. taps: layers whose outputs are wanted (may be empty, or repeat)."""
         out = self._run(batch, taps, head=True)
         assert out.logits is not None
-        return LabeledBatch(batch, _tapped(out).float(), out.hidden.float(), out.logits.float())
+        return ComputedBatch(batch, _tapped(out).float(), out.hidden.float(), out.logits.float())
 
     @torch.no_grad()
     def states(self, batch: Batch, taps: Sequence[int]) -> tuple[Tensor, Tensor]:

@@ -16,6 +16,9 @@ from foretell.methods.acceptance.native import speed_up
 from foretell.model.prefill import feed
 from foretell.model.target import CausalModel, Target
 
+ACCEPTANCE = "acceptance."
+"""Before the names of an acceptance head's weights, among those of its draft model."""
+
 
 class ModelDrafter(Drafter):
     """The draft model with its own KV cache.
@@ -161,6 +164,7 @@ class ModelDrafter(Drafter):
     def adopt(self, method: Method) -> None:
         """The texts are read again, by the new model, before the next guess."""
         assert isinstance(method, DraftModel)
+        self.acceptance = method.acceptance
         seconds = self.target.seconds
         self.target = Target(method.model, len(self.filled), self.capacity)
         self.target.seconds = seconds
@@ -209,9 +213,17 @@ class DraftModel(Method):
         self.acceptance = None if acceptance is None else speed_up(acceptance, model)
 
     def rebuilt(self, weights: Mapping[str, Tensor]) -> "DraftModel":
-        """See ``Method``. The acceptance head is kept."""
+        """See ``Method``. Names after "acceptance." are those of the acceptance head; without any it is kept."""
         made = copy(self)
-        made.model = self.model.rebuilt(weights)
+        made.model = self.model.rebuilt(
+            {name: each for name, each in weights.items() if not name.startswith(ACCEPTANCE)}
+        )
+        heads = {name.removeprefix(ACCEPTANCE): each for name, each in weights.items() if name.startswith(ACCEPTANCE)}
+        if self.acceptance is not None and heads:
+            head = AcceptanceHead(self.acceptance.config)
+            head.load_state_dict(heads)
+            head.requires_grad_(requires_grad=False).to(made.model.spec.device)
+            made.acceptance = speed_up(head, made.model)
         return made
 
     @property

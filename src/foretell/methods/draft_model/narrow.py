@@ -7,7 +7,7 @@ probability 0 under q, which every verifier allows: they are never guessed, and 
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -50,6 +50,10 @@ class NarrowModel(CausalModel):
         self._columns = (
             _native_columns(inner, tokens) if isinstance(inner, NativeModel) else _columns(inner, self.tokens)
         )
+
+    def rebuilt(self, tensors: Mapping[str, Tensor]) -> "NarrowModel":
+        """See ``CausalModel.rebuilt``: the same tokens of the other weights."""
+        return NarrowModel(self.inner.rebuilt(tensors), self.tokens.cpu())
 
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """See ``CausalModel``."""

@@ -17,9 +17,10 @@ class DraftModelObjective(Objective):
 
     stepwise = True
 
-    def __init__(self, module: nn.Module, *, divergence: str = "forward_kl") -> None:
-        """module: called as ``module(input_ids=[B, T], use_cache=False)``, it answers with ``.logits`` [B, T, Vd]."""
-        self.head, self.divergence = module, divergence
+    def __init__(self, module: nn.Module, *, divergence: str = "forward_kl", tokens: Tensor | None = None) -> None:
+        """module: called as ``module(input_ids=[B, T], use_cache=False)``, it answers with ``.logits`` [B, T, Vd].
+        tokens [n] int64: the only ones that the drafter guesses; None: all."""
+        self.head, self.divergence, self.tokens = module, divergence, tokens
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -36,6 +37,9 @@ class DraftModelObjective(Objective):
         row, at = labeled.batch.supervised.nonzero(as_tuple=True)
         answer: Any = self.head(input_ids=labeled.batch.tokens, use_cache=False)
         logits: Tensor = answer.logits[row, at]
+        if self.tokens is not None:
+            vocab = self.tokens.to(logits.device)
+            return Outcome([LossSlot(logits[:, vocab].float(), row, at, vocab=vocab)])
         wide, mine = teacher.model.spec.vocab_size, logits.shape[-1]
-        vocab = torch.arange(mine, device=logits.device) if mine < wide else None
-        return Outcome([LossSlot(logits[:, :wide].float(), row, at, vocab=vocab)])
+        both = torch.arange(mine, device=logits.device) if mine < wide else None
+        return Outcome([LossSlot(logits[:, :wide].float(), row, at, vocab=both)])

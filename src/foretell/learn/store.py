@@ -17,7 +17,7 @@ from foretell.train.checkpoint import write_bytes
 WEIGHTS, LOG = "weights.safetensors", "events.jsonl"
 
 
-class Shelf:
+class VersionStore:
     """One folder. What a crash interrupts is lost; what was there before stays whole."""
 
     def __init__(self, folder: str | Path) -> None:
@@ -29,22 +29,22 @@ class Shelf:
         except OSError as error:
             raise ConfigError(f"learn_dir = {self.root} cannot be written to: {error.strerror or error}") from None
 
-    def folder(self, pupil: str) -> Path:
+    def folder(self, adapter: str) -> Path:
         """Of one adapter."""
-        return self.root / re.sub(r"[^\w-]+", "-", pupil).strip("-")
+        return self.root / re.sub(r"[^\w-]+", "-", adapter).strip("-")
 
-    def save(self, pupil: str, origin: Origin, weights: Mapping[str, Tensor]) -> None:
+    def save(self, adapter: str, origin: Origin, weights: Mapping[str, Tensor]) -> None:
         """Replace the weights. Raises OSError."""
-        folder = self.folder(pupil)
+        folder = self.folder(adapter)
         folder.mkdir(exist_ok=True)
         part = folder / f".{WEIGHTS}.part"
         write_bytes(part, save({name: value.contiguous().clone() for name, value in weights.items()}, _about(origin)))
         part.replace(folder / WEIGHTS)
 
-    def load(self, pupil: str, origin: Origin) -> dict[str, Tensor] | None:
+    def load(self, adapter: str, origin: Origin) -> dict[str, Tensor] | None:
         """The weights that were learned from the same beginning; None where there are none. Raises ConfigError where they
         are damaged or of another drafter."""
-        file = self.folder(pupil) / WEIGHTS
+        file = self.folder(adapter) / WEIGHTS
         if not file.is_file():
             return None
         try:

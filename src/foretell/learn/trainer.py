@@ -1,7 +1,7 @@
 """One adapter's learning: texts come in, updates are made in small pieces, and what passes the gate goes out.
 
 A pure state machine without clock or thread: ``work`` is a generator whose every piece handles one text, so that the
-caller decides when, and for how long, it goes on (``worker.py`` in a process of its own, ``learner.py`` between steps).
+caller decides when, and for how long, it goes on (``process.py`` in a process of its own, ``learner.py`` between steps).
 """
 
 import hashlib
@@ -12,12 +12,12 @@ from typing import Any
 
 from torch import Tensor
 
-from foretell.learn.gate import Quota, Verdict, judge
+from foretell.learn.gate import HeldOut, Verdict, judge
 from foretell.learn.options import LearnOptions
 from foretell.learn.student import Student
-from foretell.learn.texts import Ring, Text
+from foretell.learn.texts import ReplayBuffer, Text
 
-ATTEMPTS = 4
+MIN_HELD_OUT = 4
 """Fewest held-out texts with which the gate decides anything."""
 
 
@@ -26,7 +26,7 @@ class Version:
     """Weights that passed the gate."""
 
     number: int
-    weights: dict[str, Tensor]
+    weights: dict[str, Tensor]  # as ``Method.rebuilt`` takes them
     verdict: Verdict
     num_texts: int  # learned from until then
 
@@ -35,14 +35,14 @@ Event = dict[str, Any]
 """One line of the log: ``event`` is its kind; all are numbers and short sentences, never a client's text."""
 
 
-class School:
+class AdapterTrainer:
     """See the module's docstring."""
 
     def __init__(self, student: Student, options: LearnOptions, *, max_bytes: int) -> None:
         """max_bytes: of all texts that are held."""
         self.student, self.options = student, options
-        self.ring = Ring(max_bytes)
-        self.quota = Quota()
+        self.replay = ReplayBuffer(max_bytes)
+        self.held_out = HeldOut()
         self.fresh: list[Text] = []  # not learned from yet
         self.num_texts = self.num_updates = self.num_refused = self.number = 0
         self.refusals = 0  # in a row
@@ -50,14 +50,15 @@ class School:
         self.paused = False
         self.served = student.weights()
         self.versions: dict[int, dict[str, Tensor]] = {0: self.served}  # the base and the last two
+        self._scores: dict[int, tuple[dict[str, Tensor], Text, float]] = {}  # held-out texts by the served weights
+        self._best: dict[int, tuple[Text, float]] = {}  # ... by the best version that served; the text keeps its id
         self._random = random.Random(options.seed)
-        self._waiting = 0  # fresh texts at the last refusal for want of held-out ones
 
     @property
     def num_bytes(self) -> int:
         """Bytes of texts that are held."""
-        held = [*self.fresh, *self.quota.recent, *self.quota.old]
-        return self.ring.num_bytes + sum(text.num_bytes for text in held)
+        held = [*self.fresh, *self.held_out.recent, *self.held_out.old]
+        return self.replay.num_bytes + sum(text.num_bytes for text in held)
 
     def add(self, text: Text) -> None:
         """A served text: to learn from, or, one in ``held_out`` by the hash of its prompt, for the gate."""
@@ -65,11 +66,11 @@ class School:
         if self.resting:
             self.resting -= 1
         if is_held_out(text, self.options.held_out):
-            self.quota.add(text, self._random.randrange)
+            self.held_out.add(text, self._random.randrange)
             return
         self.fresh.append(text)
         if len(self.fresh) > 4 * self.options.learn_every:  # it cannot keep up: the oldest are only kept for later
-            self.ring.add(self.fresh.pop(0))
+            self.replay.add(self.fresh.pop(0))
 
     @property
     def is_due(self) -> bool:
@@ -87,7 +88,7 @@ class School:
         options = self.options
         count = options.learn_every
         new, self.fresh = self.fresh[:count], self.fresh[count:]
-        replayed = self.ring.sample(options.replay, self._random.randrange)
+        replayed = self.replay.sample(options.replay, self._random.randrange)
         texts = [*new, *replayed]
         self._random.shuffle(texts)
         lost = 0.0
@@ -98,36 +99,40 @@ class School:
                 yield None
             self.student.apply()
         for text in new:
-            self.ring.add(text)
+            self.replay.add(text)
         self.num_updates += 1
         update: Event = {"event": "update", "update": self.num_updates, "loss": lost / max(1, len(texts)),
                          "new": len(new), "replayed": len(replayed)}  # fmt: skip
         yield update
-        yield from self._gate()
+        yield from self._gate(new)
 
-    def _gate(self) -> Iterator[Version | Event | None]:
-        recent, old = list(self.quota.recent), list(self.quota.old)
-        if len(recent) < ATTEMPTS:
+    def _gate(self, known: Sequence[Text]) -> Iterator[Version | Event | None]:
+        recent, old = list(self.held_out.recent), list(self.held_out.old)
+        if len(recent) < MIN_HELD_OUT:
             return
-        after: list[list[float]] = []
-        before: list[list[float]] = []
-        learned = self.student.weights()
-        for scores, weights in ((after, learned), (before, self.served)):
-            for texts in (recent, old):
-                scores.append([])
-                for text in texts:
-                    # Texts come and weights may be reverted between two pieces, so the weights are put in each time.
-                    self.student.load(weights)
-                    try:
-                        scores[-1].append(self.student.score(text))
-                    finally:
-                        self.student.load(learned)
-                    yield None
-        verdict = judge(
-            (before[0], after[0]), (before[1], after[1]), min_gain=self.options.min_gain, max_loss=self.options.max_loss
-        )
+        learned, served = self.student.weights(), self.served
+        after, before = dict[int, float](), dict[int, float]()  # by the text's id
+        for text in (*recent, *old):
+            # Texts come and weights may be reverted between two pieces, so the weights are put in each time.
+            after[id(text)] = self._score(learned, text, learned)
+            yield None
+            known_score = self._scores.get(id(text))
+            if known_score is None or known_score[0] is not served or known_score[1] is not text:
+                known_score = (served, text, self._score(served, text, learned))
+                yield None
+            self._scores[id(text)] = known_score
+            before[id(text)] = known_score[2]
+        self._scores = {id(text): self._scores[id(text)] for text in (*recent, *old)}
+        # Of old texts the best that a version has served with: else every swap may lose a little, and many lose much.
+        best = {key: max(score, self._best.get(key, (None, 0.0))[1]) for key, score in before.items()}
+        self._best = {id(text): (text, best[id(text)]) for text in (*recent, *old)}
+        pairs = [
+            ([scores[id(text)] for text in texts], [after[id(text)] for text in texts])
+            for scores, texts in ((before, recent), (best, old))
+        ]
+        verdict = judge(pairs[0], pairs[1], min_gain=self.options.min_gain, max_loss=self.options.max_loss)
         if verdict.passes:
-            yield self._publish(learned, verdict)
+            yield self._publish(self.student.settle_acceptance(learned, self.served, known, recent), verdict)
             return
         self.num_refused += 1
         self.refusals += 1
@@ -137,6 +142,14 @@ class School:
             self.refusals, self.resting = 0, self.options.rest_texts
         yield {"event": "refused", "rests": rests, **asdict(verdict)}
 
+    def _score(self, weights: dict[str, Tensor], text: Text, then: dict[str, Tensor]) -> float:
+        """Of a text by these weights; afterwards the student has the weights ``then``."""
+        self.student.load(weights)
+        try:
+            return self.student.score(text)
+        finally:
+            self.student.load(then)
+
     def _publish(self, weights: dict[str, Tensor], verdict: Verdict) -> Version:
         self.number += 1
         self.refusals = 0
@@ -144,7 +157,7 @@ class School:
         self.versions[self.number] = weights
         for number in sorted(self.versions)[1:-2]:
             del self.versions[number]
-        return Version(self.number, weights, verdict, self.num_texts)
+        return Version(self.number, self.student.checkpoint(weights), verdict, self.num_texts)
 
     def revert(self, number: int) -> None:
         """Go on from an earlier version, which serves again."""

@@ -1,4 +1,4 @@
-"""A classroom in a process of its own, at idle priority: it runs where nothing else wants the core.
+"""A trainer pool in a process of its own, at idle priority: it runs where nothing else wants the core.
 
 The child holds what was captured, and the learner's weights and optimiser; nothing of it is needed to serve. Where it is
 killed the drafter goes on as it is, and what is lost is the update that was being made.
@@ -19,8 +19,8 @@ from typing import Any
 
 import torch
 
-from foretell.learn.classroom import Classroom, Result
 from foretell.learn.options import LearnOptions
+from foretell.learn.pool import Result, TrainerPool
 from foretell.learn.student import Origin
 from foretell.learn.texts import RawText
 
@@ -30,8 +30,8 @@ MOST_WAITING = 64
 REPORT_S = 1.0
 
 
-class WorkerRoom:
-    """The interface of ``Classroom`` to a child process. Methods may be called from any thread."""
+class TrainerProcess:
+    """The interface of ``TrainerPool`` to a child process. Methods may be called from any thread."""
 
     def __init__(self, options: LearnOptions, on_result: Callable[[Result], None]) -> None:
         """on_result is called on a thread of its own."""
@@ -56,24 +56,24 @@ class WorkerRoom:
         """Of the child."""
         return self._child.pid
 
-    def open(self, pupil: str, origin: Origin) -> None:
-        """See ``Classroom``."""
-        self._outbox.put(("open", pupil, origin))
+    def open(self, adapter: str, origin: Origin) -> None:
+        """See ``TrainerPool``."""
+        self._outbox.put(("open", adapter, origin))
 
-    def close(self, pupil: str) -> None:
-        """See ``Classroom``."""
-        self._outbox.put(("close", pupil))
+    def close(self, adapter: str) -> None:
+        """See ``TrainerPool``."""
+        self._outbox.put(("close", adapter))
 
-    def add(self, pupil: str, text: RawText) -> bool:
-        """See ``Classroom``; False where the text was dropped."""
+    def add(self, adapter: str, text: RawText) -> bool:
+        """See ``TrainerPool``; False where the text was dropped."""
         if self.failure or self._outbox.qsize() >= MOST_WAITING:
             return False
-        self._outbox.put(("add", pupil, text))
+        self._outbox.put(("add", adapter, text))
         return True
 
-    def act(self, pupil: str, action: str, number: int = 0, folder: str = "") -> None:
-        """See ``Classroom``."""
-        self._outbox.put(("act", pupil, action, number, folder))
+    def act(self, adapter: str, action: str, number: int = 0, folder: str = "") -> None:
+        """See ``TrainerPool``."""
+        self._outbox.put(("act", adapter, action, number, folder))
 
     def stop(self) -> None:
         """End the child."""
@@ -145,7 +145,7 @@ def run(pipe: Connection, options: LearnOptions) -> None:
     lower_priority()
     if options.learn_device is None:
         torch.set_num_threads(1)
-    room = Classroom(options)
+    pool = TrainerPool(options)
     seconds = reported = 0.0
 
     def tell(*message: Any) -> None:
@@ -153,21 +153,21 @@ def run(pipe: Connection, options: LearnOptions) -> None:
 
     try:
         while True:
-            while pipe.poll(None if not room.has_work else 0):
+            while pipe.poll(None if not pool.has_work else 0):
                 message = pickle.loads(pipe.recv_bytes())
                 if message is None:
                     return
                 kind, *rest = message
-                getattr(room, kind)(*rest)
-                _forward(room, tell)
-                tell("report", room.num_bytes, seconds, room.has_work)
+                getattr(pool, kind)(*rest)
+                _forward(pool, tell)
+                tell("report", pool.num_bytes, seconds, pool.has_work)
             begun = perf_counter()
-            room.piece()
+            pool.piece()
             seconds += perf_counter() - begun
-            _forward(room, tell)
-            if perf_counter() - reported > REPORT_S or not room.has_work:
+            _forward(pool, tell)
+            if perf_counter() - reported > REPORT_S or not pool.has_work:
                 reported = perf_counter()
-                tell("report", room.num_bytes, seconds, room.has_work)
+                tell("report", pool.num_bytes, seconds, pool.has_work)
     except (EOFError, OSError):
         return  # the parent has gone
     except Exception as error:
@@ -175,6 +175,6 @@ def run(pipe: Connection, options: LearnOptions) -> None:
             tell("failed", f"{type(error).__name__}: {error}".splitlines()[0][:300])
 
 
-def _forward(room: Classroom, tell: Callable[..., None]) -> None:
-    while room.results:
-        tell("result", room.results.popleft())
+def _forward(pool: TrainerPool, tell: Callable[..., None]) -> None:
+    while pool.results:
+        tell("result", pool.results.popleft())

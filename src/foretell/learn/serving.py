@@ -1,6 +1,6 @@
 """The serving side of one adapter: a method whose weights change between two steps.
 
-A proposal and its q come from one set of weights, because weights are exchanged only where a proposal begins: the
+A proposal and its q come from one set of weights, because weights are swapped only where a proposal begins: the
 verifier then judges every guess by the distribution that it was drawn from, whatever is learned meanwhile.
 """
 
@@ -136,7 +136,7 @@ class LearnedDrafter(Drafter):
         self.inner.join(other.inner, context)
 
     def num_unread(self, context: Context) -> list[int]:
-        """Of the newest version: a draft model reads the texts again after an exchange, which the planner counts."""
+        """Of the newest version: a draft model reads the texts again after a swap, which the planner counts."""
         self._renew()
         return self.inner.num_unread(context)
 

@@ -1,7 +1,8 @@
 """Weights that change while texts are written: no token changes under ``coupled``, no law under ``rejection``.
 
-10,000 steps (in the slow tier, hundreds else), an exchange or a way back before every third of them on average. The
-negative control, and the planted bug ``learn-q-of-new-weights``, give the q of new weights for guesses of old ones.
+Hundreds of steps here, 10,000 in ``tests/stress/test_learn.py``: before every third of them on average a swap, a revert,
+learning switched off (back to the base) or on. The negative control, and the planted bug ``learn-q-of-new-weights``, give
+the q of new weights for guesses of old ones.
 """
 
 import random
@@ -16,14 +17,12 @@ from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Context, Drafter
 from foretell.draft.shapes import Shape
 from foretell.engine.event import StepEvent
-from foretell.learn.line import LearnedDrafter, LearnedMethod
+from foretell.learn.serving import LearnedDrafter, LearnedMethod
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.table import TableLM
 from foretell.model.target import Target
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, prompts, table
 from tests.engine.test_rejection import ALPHA, p_value, toy
-
-STEPS = 10_000
 
 
 def versions() -> list[DraftModel]:
@@ -32,35 +31,40 @@ def versions() -> list[DraftModel]:
     return [DraftModel(model) for model in (*target, table(2), table(1, blur=0.2, max_positions=24))]
 
 
-class Exchanges:
-    """An observer that serves another version, or goes back, with a chance of one in three after each step."""
+class Swaps:
+    """An observer that swaps, reverts, or switches learning off or on, with a chance of one in three after each step."""
 
     def __init__(self, method: LearnedMethod, seed: int) -> None:
         self.method, self.random = method, random.Random(seed)
-        self.made, self.number, self.steps, self.swaps, self.reverts = versions(), 0, 0, 0, 0
+        self.made, self.number, self.is_on = versions(), 0, True
+        self.steps = self.swaps = self.reverts = self.switches = 0
 
     def __call__(self, event: StepEvent) -> None:
         self.steps += 1
         kind = self.random.random()
-        if kind < 0.25:
+        if kind > 0.93 if self.is_on else kind > 0.6:
+            self.is_on = not self.is_on
+            self.switches += 1
+            if not self.is_on:
+                self.method.revert(0)
+        elif not self.is_on:
+            return
+        elif kind < 0.25:
             self.number += 1
             self.swaps += 1
             self.method.serve(self.number, self.random.choice(self.made))
         elif kind < 0.34:
             self.reverts += 1
-            self.number = max(self.number, self.method.revert())
+            self.method.revert()
 
 
-@pytest.mark.parametrize(
-    ("shape", "gamma", "steps"),
-    [
-        ("chain", 4, 600),
-        ("static/branching=2x1x1", 3, 400),
-        pytest.param("chain", 4, STEPS, marks=pytest.mark.slow),
-        pytest.param("static/branching=2x1x1", 3, STEPS, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize(("shape", "gamma", "steps"), [("chain", 4, 400), ("static/branching=2x1x1", 3, 250)])
 def test_no_token_changes_whatever_is_swapped_in_mid_text(shape: str, gamma: int, steps: int) -> None:
+    no_token_changes(shape, gamma, steps)
+
+
+def no_token_changes(shape: str, gamma: int, steps: int) -> None:
+    """Every text of ragged requests is plain decoding's, through so many steps under ``coupled``."""
     target = table(1)
     alone = Engine(target, ToyTokenizer(), speculative="none")
     requests = mixed_requests(40)
@@ -68,16 +72,17 @@ def test_no_token_changes_whatever_is_swapped_in_mid_text(shape: str, gamma: int
     method = LearnedMethod(versions()[0])
     config = {"method": "draft_model", "num_speculative_tokens": gamma, "shape": shape}
     engine = Engine(target, ToyTokenizer(), speculative=config, method=method)
-    exchanges = Exchanges(method, seed=gamma)
-    engine.observers.append(exchanges)
+    swaps = Swaps(method, seed=gamma)
+    engine.observers.append(swaps)
     rounds = 0
-    while exchanges.steps < steps:
+    while swaps.steps < steps:
         rounds += 1
         got = engine.generate_batch(requests, batch_size=1 + rounds % 4)
         assert [outcome(one) for one in got] == expected
         assert sum(one.num_accepted_tokens for one in got) > 20, "nothing was guessed"
-    assert exchanges.swaps > steps // 6
-    assert exchanges.reverts > steps // 20
+    assert swaps.swaps > steps // 8
+    assert swaps.reverts > steps // 30
+    assert swaps.switches > steps // 30
 
 
 class Swapping(LearnedMethod):
@@ -134,11 +139,11 @@ def test_control_the_q_of_new_weights_for_old_guesses_is_found() -> None:
     assert p_value(target, method, 1) < ALPHA
 
 
-def test_rows_that_join_after_an_exchange_share_the_newest_weights() -> None:
+def test_rows_that_join_after_a_swap_share_the_newest_weights() -> None:
     """Ragged requests come and go while weights change; the audit of each text is equality with plain decoding."""
     target, method = table(1), LearnedMethod(versions()[0])
     engine = Engine(target, ToyTokenizer(), speculative={"method": "draft_model"}, method=method)
-    engine.observers.append(Exchanges(method, seed=3))
+    engine.observers.append(Swaps(method, seed=3))
     requests = [
         Request(ids, SamplingParams(max_new_tokens=5 + 7 * (index % 4), seed=index, ignore_eos=True))
         for index, ids in enumerate(prompts(VOCAB) * 4)

@@ -1,0 +1,186 @@
+"""The adapters of a service: of each tenant, and of each of its methods, one or several sets of weights that learn."""
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from foretell.core.errors import ConfigError
+from foretell.engine.engine import Engine
+from foretell.engine.groups import Choice
+from foretell.engine.learning import DriftWatch
+from foretell.learn.ends import Matrices, matrices_of
+from foretell.learn.options import LearnOptions
+from foretell.learn.pool import TrainerPool
+from foretell.learn.process import TrainerProcess
+from foretell.learn.route import Router
+from foretell.learn.serving import LearnedMethod
+from foretell.learn.store import VersionStore
+from foretell.learn.student import RECIPES, Origin
+from foretell.methods.draft_model.drafter import DraftModel
+from foretell.methods.draft_model.narrow import NarrowModel
+
+
+@dataclass
+class ServedAdapter:
+    """One adapter of one tenant, as it serves."""
+
+    name: str  # "tenant/method/index"
+    tenant: str  # "": all requests without a key
+    index: int
+    method: LearnedMethod
+    origin: Origin
+    watch: DriftWatch = field(default_factory=DriftWatch)
+    before_swap: float = 0.0  # live acceptance when the version was swapped in
+    since_swap: int = -1  # steps since; -1: nothing to watch
+    kept_since: int = 0
+
+    def swap(self, number: int, method: Any) -> None:
+        """Serve a new version, and watch what it does."""
+        quick = self.watch.quick
+        self.before_swap, self.kept_since = quick or 0.0, 0
+        self.since_swap = -1 if quick is None else 0
+        self.method.serve(number, method)
+
+    def revert(self, number: int | None = None) -> None:
+        """Serve an earlier version again."""
+        self.method.revert(number)
+        self.since_swap = -1
+
+    def fell(self, *, kept: bool, steps: int, fall: float) -> float | None:
+        """One step of it after a swap: live acceptance since then, where ``steps`` are over and it lies ``fall`` lower."""
+        if self.since_swap < 0:
+            return None
+        self.since_swap += 1
+        self.kept_since += kept
+        if self.since_swap < steps:
+            return None
+        rate, self.since_swap = self.kept_since / self.since_swap, -1
+        return rate if rate < self.before_swap - fall else None
+
+
+@dataclass
+class TenantAdapters:
+    """The adapters of one API key, or of all requests without one."""
+
+    served: dict[tuple[int, int], ServedAdapter]  # by (id of the base method, index)
+    router: Router
+
+
+class Adapters:
+    """All of them, opened when a tenant first asks. ``route`` may be called from any thread."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        choices: list[Choice],
+        options: LearnOptions,
+        trainers: TrainerPool | TrainerProcess,
+        on_restored: Callable[[str], None],
+    ) -> None:
+        """choices: the loaded methods. on_restored is called with an adapter whose weights were found in ``learn_dir``.
+        Raises ConfigError where none of the methods can learn."""
+        self.able = able_to_learn(choices)
+        self.engine, self.options, self.trainers = engine, options, trainers
+        self.store = None if options.learn_dir is None else VersionStore(options.learn_dir)
+        self.by_tenant: dict[str, TenantAdapters] = {}  # the least recently used first
+        self.by_name: dict[str, ServedAdapter] = {}
+        self._on_restored = on_restored
+        self._lock = threading.RLock()
+        heads = any(choice.config.method != "draft_model" for choice in self.able.values())
+        self._matrices: Matrices | None = matrices_of(engine.model) if heads else None
+
+    def open_all(self) -> None:
+        """Open what requests without a key use: a wrong drafter is found at the start. Raises ConfigError, ModelError."""
+        for choice in self.able.values():
+            self._of("", choice)
+
+    def route(
+        self, tenant: str, choice: Choice, prompt: Sequence[int]
+    ) -> tuple[ServedAdapter, ServedAdapter, int, Router]:
+        """(the adapter that guesses for a request, the one that learns from it, the prompt's cluster, its router)."""
+        with self._lock:
+            mine = self._of(tenant, choice)
+            cluster = mine.router.cluster(prompt)
+            guesses = mine.served[id(choice.method), mine.router.adapter(cluster)]
+            return guesses, mine.served[id(choice.method), cluster], cluster, mine.router
+
+    def observe(self, router: Router, cluster: int, index: int, acceptance: float) -> None:
+        """A request has ended."""
+        with self._lock:
+            router.observe(cluster, index, acceptance)
+
+    def of(self, tenant: str | None) -> list[ServedAdapter]:
+        """A tenant's; None: all."""
+        return [one for one in list(self.by_name.values()) if tenant is None or one.tenant == tenant]
+
+    def _of(self, tenant: str, choice: Choice) -> TenantAdapters:
+        mine = self.by_tenant.pop(tenant, None) or TenantAdapters({}, Router(self.options.learn_adapters))
+        self.by_tenant[tenant] = mine
+        if (id(choice.method), 0) not in mine.served:
+            for index in range(self.options.learn_adapters):
+                self._open(mine, tenant, choice, index)
+        while len(self.by_tenant) > self.options.max_tenants + 1:  # "" is always there
+            oldest = next(name for name in self.by_tenant if name)
+            for one in self.by_tenant.pop(oldest).served.values():
+                self.by_name.pop(one.name, None)
+                self.trainers.close(one.name)
+        return mine
+
+    def _open(self, mine: TenantAdapters, tenant: str, choice: Choice, index: int) -> None:
+        origin, method = self._origin(choice), LearnedMethod(choice.method)
+        name = f"{tenant}/{choice.config.method}/{index}"
+        found = None if self.store is None else self.store.load(name, origin)
+        if found is not None:
+            origin = replace(origin, weights=found)
+            method = LearnedMethod(choice.method.rebuilt(found))
+            self._on_restored(name)
+        one = ServedAdapter(name, tenant, index, method, origin)
+        mine.served[id(choice.method), index] = one
+        self.by_name[name] = one
+        self.trainers.open(name, origin)
+
+    def _origin(self, choice: Choice) -> Origin:
+        config: Any = choice.config
+        base: Any = choice.method
+        name = config.method
+        init = config.model or ("bundled/draft" if name == "draft_model" else f"bundled/{name}")
+        if name == "draft_model" and base.model.spec.name != init:
+            raise ConfigError(
+                f"the draft model {base.model.spec.name!r} is in memory: learning reads its weights again, so give its "
+                "directory or hub id"
+            )
+        slots = min(config.num_speculative_tokens, choice.depth or config.num_speculative_tokens)
+        spec = self.engine.model.spec
+        if name != "draft_model":
+            return Origin(name, init, spec, self._matrices, slots, _floats(base.head.state_dict()))
+        if type(base) is not DraftModel:
+            raise ConfigError(
+                f"draft model {init} has another vocabulary than target {spec.name}: its guesses are translated, and it "
+                "cannot learn while serving; choose one of the target's own vocabulary"
+            )
+        acceptance = None
+        if base.acceptance is not None:
+            acceptance = (config.acceptance or "bundled/acceptance", base.model.spec)
+        tokens = base.model.tokens.cpu() if isinstance(base.model, NarrowModel) else None
+        return Origin(name, init, spec, None, slots, acceptance=acceptance, tokens=tokens)
+
+
+def able_to_learn(choices: list[Choice]) -> dict[int, Choice]:
+    """By the id of the method. Raises ConfigError where there is none."""
+    able = {id(choice.method): choice for choice in choices if choice.config.method in RECIPES}
+    if not able:
+        names = ", ".join(sorted({choice.config.method for choice in choices})) or "none"
+        raise ConfigError(f"methods {names} cannot learn while serving: choose one of {', '.join(RECIPES)}")
+    return able
+
+
+def _floats(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Copies in float32 on the CPU; integers as they are."""
+    return {
+        name: value.detach().cpu().to(torch.float32 if value.is_floating_point() else value.dtype, copy=True)
+        for name, value in weights.items()
+    }

@@ -1,0 +1,111 @@
+"""All adapters of a service that learn, in one place: this process, or one of its own (``process.py``)."""
+
+from collections import deque
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+
+from foretell.core.errors import ConfigError
+from foretell.learn.export import export
+from foretell.learn.options import LearnOptions
+from foretell.learn.student import Origin, Student
+from foretell.learn.texts import RawText, Text
+from foretell.learn.trainer import AdapterTrainer, Event, Version
+
+Result = tuple[str, Version | Event]
+"""(adapter, what came of its training)."""
+NEWEST = 8
+"""Texts by which versions are compared where acceptance has fallen."""
+
+
+class TrainerPool:
+    """Not thread-safe. ``piece`` does one text's worth of work for one adapter, in turn."""
+
+    def __init__(self, options: LearnOptions) -> None:
+        self.options = options
+        self.trainers: dict[str, AdapterTrainer] = {}
+        self.results: deque[Result] = deque()
+        self._turns: deque[tuple[str, Iterator[Version | Event | None]]] = deque()
+
+    def open(self, adapter: str, origin: Origin) -> None:
+        """A new adapter. Raises ConfigError, ModelError."""
+        share = int(self.options.learn_memory_mib * 2**20 / (self.options.max_tenants * self.options.learn_adapters))
+        whole = int(self.options.learn_memory_mib * 2**20)
+        most = whole if adapter.startswith("/") else share  # "/...": all requests learn together
+        with torch.inference_mode(mode=False):  # a new client's first request may come in the middle of decoding
+            student = Student(origin, self.options)
+            self.trainers[adapter] = AdapterTrainer(student, self.options, max_bytes=most // 2)
+
+    def close(self, adapter: str) -> None:
+        """Forget an adapter and its texts."""
+        self.trainers.pop(adapter, None)
+        self._turns = deque(turn for turn in self._turns if turn[0] != adapter)
+
+    def add(self, adapter: str, text: RawText) -> None:
+        """A served text."""
+        trainer = self.trainers.get(adapter)
+        if trainer is not None:
+            trainer.add(text.reduced(self.options.num_laws))
+
+    def act(self, adapter: str, action: str, number: int = 0, folder: str = "") -> None:
+        """pause, resume, wake, revert (to a version), fell (choose among the versions), save (into a folder)."""
+        trainer = self.trainers.get(adapter)
+        if trainer is None:
+            return
+        if action in ("pause", "resume"):
+            trainer.paused = action == "pause"
+        elif action == "wake":
+            trainer.wake()
+        elif action == "revert":
+            trainer.revert(number)
+        elif action == "fell":
+            self._choose(adapter, trainer, number)
+        elif action == "save":
+            try:
+                export(trainer.student, trainer.served, Path(folder))
+            except OSError as error:
+                self.results.append((adapter, {"event": "save failed", "reason": str(error)}))
+            else:
+                self.results.append((adapter, {"event": "saved", "folder": folder}))
+        else:
+            raise ConfigError(f"unknown action {action!r}")
+
+    def _choose(self, adapter: str, trainer: AdapterTrainer, serving: int) -> None:
+        texts: list[Text] = (trainer.fresh or list(trainer.held_out.recent))[-NEWEST:]
+        best = (
+            trainer.best(texts)
+            if texts
+            else max([number for number in trainer.versions if number < serving], default=0)
+        )
+        if best != serving:
+            trainer.revert(best)
+        self.results.append((adapter, {"event": "chosen", "version": best, "instead": serving}))
+
+    @property
+    def has_work(self) -> bool:
+        """Whether ``piece`` would do anything."""
+        return bool(self._turns) or any(trainer.is_due for trainer in self.trainers.values())
+
+    def piece(self) -> bool:
+        """One piece of work; False where there is none."""
+        if not self._turns:
+            self._turns.extend(
+                (adapter, trainer.work()) for adapter, trainer in self.trainers.items() if trainer.is_due
+            )
+        if not self._turns:
+            return False
+        adapter, work = self._turns.popleft()
+        try:
+            result = next(work)
+        except StopIteration:
+            return True
+        if result is not None:
+            self.results.append((adapter, result))
+        self._turns.append((adapter, work))
+        return True
+
+    @property
+    def num_bytes(self) -> int:
+        """Of all texts that are held."""
+        return sum(trainer.num_bytes for trainer in self.trainers.values())

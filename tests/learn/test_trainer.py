@@ -1,0 +1,103 @@
+"""The state machine of one adapter, with a student whose scores are given: what the gate compares, and when it rests."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from foretell.learn.options import LearnOptions
+from foretell.learn.texts import Text
+from foretell.learn.trainer import AdapterTrainer, Version
+from tests.learn.test_texts import raw
+
+
+class Counting:
+    """Its weights are a number, which each optimiser step raises by one; score(number, is old) says what they are worth."""
+
+    def __init__(self, score: Callable[[int, bool], float]) -> None:
+        self.number, self.given, self.scored = 0, score, list[tuple[int, int]]()
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        return {"number": torch.tensor(self.number)}
+
+    def load(self, weights: dict[str, torch.Tensor]) -> None:
+        self.number = int(weights["number"])
+
+    def learn(self, text: Text, share: float = 1.0) -> float:
+        return 0.0
+
+    def apply(self) -> bool:
+        self.number += 1
+        return True
+
+    def score(self, text: Text) -> float:
+        self.scored.append((id(text), self.number))
+        return self.given(self.number, text.prompt[0] < 8) + 1e-4 * text.prompt[0]
+
+    def checkpoint(self, weights: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        return weights
+
+    def settle_acceptance(self, learned: Any, served: Any, known: Sequence[Text], unseen: Sequence[Text]) -> Any:
+        return learned
+
+
+def text(first: int) -> Text:
+    return raw([first, *range(9)], 4).reduced(4)
+
+
+def trainer_of(score: Callable[[int, bool], float]) -> tuple[AdapterTrainer, Counting]:
+    """Eight old and eight recent held-out texts; each update is one step."""
+    student: Any = Counting(score)
+    options = LearnOptions(learn_every=4, replay=0, batch_texts=4, patience=2, rest_texts=3)
+    trainer = AdapterTrainer(student, options, max_bytes=1 << 20)
+    trainer.held_out.old = [text(index) for index in range(8)]
+    trainer.held_out.recent.extend(text(index) for index in range(8, 16))
+    return trainer, student
+
+
+def update(trainer: AdapterTrainer) -> Any:
+    """What came of one more update: a version, or the event of a refusal."""
+    trainer.fresh = [text(20 + index) for index in range(4)]
+    found = [one for one in trainer.work() if isinstance(one, Version) or (one and one["event"] == "refused")]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_losses_on_old_texts_do_not_add_up_over_swaps() -> None:
+    """Each update gains on recent texts and loses .015 on old ones, less than a swap may: the second would make it .03."""
+    trainer, _ = trainer_of(lambda number, is_old: 0.5 + (-0.015 if is_old else 0.05) * number)
+    assert isinstance(update(trainer), Version)
+    refused = update(trainer)
+    assert "old texts" in refused["reason"]
+    assert trainer.number == 1
+
+
+def test_old_texts_that_gain_again_may_be_swapped_in() -> None:
+    trainer, _ = trainer_of(
+        lambda number, is_old: 0.5 + ((0.0, -0.015, 0.0, -0.01)[number] if is_old else 0.05 * number)
+    )
+    assert [isinstance(update(trainer), Version) for _ in range(3)] == [True, True, True]
+
+
+def test_the_served_weights_are_scored_once_on_each_text() -> None:
+    trainer, student = trainer_of(lambda number, is_old: 0.5)
+    update(trainer)
+    first = len(student.scored)
+    assert first == 2 * 16
+    update(trainer)
+    assert len(student.scored) - first == 16
+    assert not any(number == 0 for _, number in student.scored[first:])
+
+
+def test_refusals_in_a_row_are_dropped_and_it_rests_until_texts_have_come() -> None:
+    trainer, student = trainer_of(lambda number, is_old: 0.5 - 0.01 * number)
+    assert update(trainer)["rests"] is False
+    assert student.number == 1
+    assert update(trainer)["rests"] is True
+    assert student.number == 0
+    trainer.fresh = [text(40 + index) for index in range(4)]
+    assert not trainer.is_due
+    for index in range(3):
+        trainer.add(text(50 + index))
+    assert trainer.is_due
+    assert trainer.resting == 0
