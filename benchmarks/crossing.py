@@ -1,9 +1,9 @@
 """Draft models of another vocabulary beside plain decoding: acceptance, tokens a step, speed and equality of the texts.
 
-    python benchmarks/crossing.py --target qwen2.5-coder-1.5b-instruct-q4_k_m.gguf --draft SmolLM2-135M-Instruct.Q4_1.gguf
+    python benchmarks/crossing.py --target qwen2.5-coder-1.5b.gguf --draft SmolLM2-135M-Instruct.gguf
 
-Every way of crossing on the same prompts, seeds and temperatures; the first run of each is not counted. --repeats 2 and more
-times every way again, in turn, and takes each way's fastest. Rates and texts do not depend on what else the machine does.
+Every way of crossing on the same prompts, seeds and temperatures; the first run of each is not counted. --repeats 2
+times every way twice, in turn, and takes each way's fastest. Rates and texts do not depend on what else the machine does.
 """
 
 import argparse
@@ -48,7 +48,7 @@ def main() -> None:
         way: plain.with_method({"method": "none"} if way == "plain" else {**draft, "vocabulary": way}) for way in WAYS
     }
     print(
-        "| vocabulary | T | accepted, of guesses | by position, given the one before | tokens a step | same texts | tokens/s | speedup |"
+        "| vocabulary | T | accepted, of guesses | given the one before | tokens a step | same texts | tokens/s | speedup |"
     )
     print("| --- | --: | --: | --- | --: | --: | --: | --: |")
     for temperature in given.temperature:
