@@ -40,8 +40,9 @@ def main() -> None:
     parser.add_argument("--max-new-tokens", type=int, default=96)
     parser.add_argument("--temperature", type=float, nargs="+", default=[0.0, 1.0])
     parser.add_argument("--repeats", type=int, default=1)
+    parser.add_argument("--weights", default="auto", help="of the target, e.g. int8 for kinds without a kernel")
     given = parser.parse_args()
-    plain = Engine.load(given.target)
+    plain = Engine.load(given.target, weights=given.weights)
     prompts = [chat(plain, text) for text in PROMPTS[: given.prompts]]
     draft = {"method": "draft_model", "model": given.draft, "num_speculative_tokens": given.guesses}
     engines = {
