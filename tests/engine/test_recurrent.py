@@ -237,7 +237,7 @@ def planted(monkeypatch: pytest.MonkeyPatch, draft: float) -> None:
 def test_auto_plans_for_a_hybrid(family: str, draft: float, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> None:
     """Guesses where they pay and nowhere else; the tokens are plain decoding's, in ragged batches too."""
     planted(monkeypatch, draft)
-    model, requests = build(family), asked(5, 1.0, seed=4)
+    model, requests = build(family), asked(4, 1.0, seed=4, most=16)
     plain = Engine(model, speculative="none")
     expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
     config = {"method": "draft_model", "num_speculative_tokens": 4}
