@@ -346,7 +346,7 @@ METHODS: dict[str, Callable[[], Method]] = {
     "peagle": lambda: PEagle(parallel_head(), tiny()),
     "dflash, all": lambda: dflash(causal=True, markov_rank=6, sample_from_anchor=True, confidence=True),
 }
-MODELS["dflash, all"] = tiny
+MODELS["dflash, all"] = MODELS["peagle"] = tiny
 CASES = [(name, "chain", DrawMode.FIXED) for name in METHODS]
 CASES += [(name, "chain", DrawMode.COUPLED) for name in list(METHODS)[5:]]
 CASES += [
