@@ -45,8 +45,8 @@ def method_of(text: str, guesses: int, heads: Path | None, draft: str | None) ->
     counted = text if name == "none" or any(part.isdecimal() for part in rest) else f"{text}:{guesses}"
     found = parse_method(counted, draft=draft if name == "draft_model" else None)
     config = found.config
-    takes_head = config.capabilities.needs_head and any(field.name == "model" for field in fields(config))
-    if heads is not None and takes_head:
+    takes_head = name != "draft_model" and any(field.name == "model" for field in fields(config))
+    if heads is not None and takes_head and (config.capabilities.needs_head or (heads / name).is_dir()):
         places = [heads / place for place in (name, BORROWED.get(name, name)) if (heads / place).is_dir()]
         config = replace(config, model=str(places[0] if places else heads / name))  # type: ignore[call-arg]
     if name == "suffix":

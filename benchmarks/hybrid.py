@@ -1,12 +1,13 @@
 """What snapshots and reading again cost recurrent models: passes over rejected guesses beside passes that never go back.
 
-    python benchmarks/hybrid.py [--family qwen3_5] [--guesses 4] [--acceptance 0.7] [--rows 1] [--rounds 40] [--size 1.0]
+    python benchmarks/hybrid.py [--family qwen3_5] [--guesses 4] [--acceptance 0.7] [--rows 1 4] [--rounds 40] [--size 1.0]
 
 Models of about 0.3B random weights (--size scales the width). Each round times, interleaved, one pass of the root and its
 guesses: with transformers' own cache, which keeps no snapshot and goes on from where it is, and twice with ours: once where
 all guesses were accepted (snapshot alone), once where they are accepted with the given probability each, so that lags are
 read again in front of passes and, when long, in calls of their own. The last column is the bar: at most 10 %. --cpu-time
-counts the process's own time, for one thread on a machine that has other work.
+counts the process's own time, for one thread on a machine that has other work. A line takes at most about --seconds: fewer
+rounds are made then.
 """
 
 import argparse
@@ -113,7 +114,8 @@ def main() -> None:
     parser.add_argument("--family", nargs="+", default=["qwen3_5", "mamba2", "lfm2"])
     parser.add_argument("--guesses", type=int, default=4)
     parser.add_argument("--acceptance", type=float, default=0.7)
-    parser.add_argument("--rows", type=int, default=1)
+    parser.add_argument("--rows", type=int, nargs="+", default=[1, 4])
+    parser.add_argument("--seconds", type=float, default=60.0)
     parser.add_argument("--rounds", type=int, default=40)
     parser.add_argument("--size", type=float, default=1.0)
     parser.add_argument("--cpu-time", action="store_true")
@@ -124,30 +126,39 @@ def main() -> None:
     warnings.simplefilter("ignore")
     transformers.logging.set_verbosity_error()
     torch.manual_seed(0)
-    print("| family | weights | their pass | snapshot alone | with rejections | snapshot | both |")
-    print("|---|---|---|---|---|---|---|")
+    print("| family | weights | rows | rounds | their pass | snapshot alone | with rejections | snapshot | both |")
+    print("|---|---|--:|--:|---|---|---|---|---|")
     for family in options.family:
-        with torch.no_grad():
-            module = AutoModelForCausalLM.from_config(config_of(family, options.size), dtype=torch.float32).eval()
-            model = TransformersModel(module, name=family)
-            capacity = PROMPT + (options.rounds + 4) * (options.guesses + 1)
-            theirs = Theirs(module, options.rows, options.guesses)
-            accepted = Ours(model, options.rows, options.guesses, capacity)
-            rejected = Ours(model, options.rows, options.guesses, capacity)
-            seconds = [
-                (theirs.step(), accepted.step(1.0), rejected.step(options.acceptance))
-                for _ in range(options.rounds + 2)
-            ]
-        # Medians of what is alike; the mean of what is not: calls of their own are rare and long.
-        plain, snapshot, _ = (statistics.median(column) for column in zip(*seconds[2:], strict=True))
-        ratios = [one[2] / plain for one in seconds[2:]]
-        both = statistics.fmean(sorted(ratios)[1:-1])
+        module = AutoModelForCausalLM.from_config(config_of(family, options.size), dtype=torch.float32).eval()
         count = sum(p.numel() for p in module.parameters())
-        print(
-            f"| {family} | {count / 1e9:.2f}B | {plain * 1e3:.1f} ms | {snapshot * 1e3:.1f} ms "
-            f"| {both * plain * 1e3:.1f} ms | {snapshot / plain - 1:+.1%} | {both - 1:+.1%} |",
-            flush=True,
-        )
+        for rows in options.rows:
+            seconds = rounds(module, family, rows, options)
+            # Medians of what is alike; the mean of what is not: calls of their own are rare and long.
+            plain, snapshot, _ = (statistics.median(column) for column in zip(*seconds, strict=True))
+            ratios = [one[2] / plain for one in seconds]
+            both = statistics.fmean(sorted(ratios)[1:-1] or ratios)
+            head = f"| {family} | {count / 1e9:.2f}B | {rows} | {len(seconds)}"
+            print(
+                f"{head} | {plain * 1e3:.1f} ms | {snapshot * 1e3:.1f} ms | {both * plain * 1e3:.1f} ms "
+                f"| {snapshot / plain - 1:+.1%} | {both - 1:+.1%} |",
+                flush=True,
+            )
+
+
+@torch.no_grad()
+def rounds(module: Any, family: str, rows: int, options: argparse.Namespace) -> list[tuple[float, float, float]]:
+    """Seconds of the three passes, round by round; the first two rounds are not counted."""
+    model = TransformersModel(module, name=family)
+    capacity = PROMPT + (options.rounds + 4) * (options.guesses + 1)
+    theirs = Theirs(module, rows, options.guesses)
+    accepted = Ours(model, rows, options.guesses, capacity)
+    rejected = Ours(model, rows, options.guesses, capacity)
+    found, begun = [], perf_counter()
+    for number in range(options.rounds + 2):
+        if number > 4 and perf_counter() - begun > options.seconds:
+            break
+        found.append((theirs.step(), accepted.step(1.0), rejected.step(options.acceptance)))
+    return found[2:]
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@ batches, with preemption, and with prefixes taken up at their states."""
 
 import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,11 +13,18 @@ import foretell.model.recurrent as memory
 from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
+from foretell.draft.none import NoMethod, NoneConfig
+from foretell.engine import planning
+from foretell.engine.calibrate import Bench, Calibration
+from foretell.engine.groups import Choice
 from foretell.engine.memory import bytes_per_row, bytes_per_token, kv_budget
+from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
 from foretell.methods.kangaroo.drafter import EarlyExit, Kangaroo
+from foretell.model.hf import recurrent
 from foretell.model.hf.adapter import TransformersModel
+from foretell.planner.costs import CostTable
 from tests.engine.harness import ToyTokenizer
 from tests.engine.test_service import Mailbox
 from tests.engine.traffic import Traffic
@@ -202,3 +210,85 @@ def test_states_do_not_leak_between_rows() -> None:
     pool.keep(torch.tensor([], dtype=torch.int64))
     pool.open_rows(1)
     assert all(not bool(states[:, 0].any()) for tensors in pool.states.tensors for states in tensors.values())
+
+
+# -- auto -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A cost table of this test alone."""
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
+    monkeypatch.setattr(planning, "COST_TIME_LIMIT_S", 0.2)
+
+
+def planted(monkeypatch: pytest.MonkeyPatch, draft: float) -> None:
+    """Costs where a pass takes 1 and a guess ``draft``."""
+
+    def table(self: Calibration) -> CostTable:
+        verify = {(b, b * n): 1.0 for b in (1, self.max_batch) for n in (1, 8)}
+        return CostTable(verify, {name: {(1, 1): draft, (1, 4): 4 * draft} for name in self.choices})
+
+    monkeypatch.setattr(Calibration, "table", table)
+
+
+@pytest.mark.parametrize("family", ["qwen3_next", "mamba2"])
+@pytest.mark.parametrize("draft", [0.001, 50.0], ids=["cheap", "dear"])
+def test_auto_plans_for_a_hybrid(family: str, draft: float, monkeypatch: pytest.MonkeyPatch, own_cache: None) -> None:
+    """Guesses where they pay and nowhere else; the tokens are plain decoding's, in ragged batches too."""
+    planted(monkeypatch, draft)
+    model, requests = build(family), asked(4, 1.0, seed=4, most=16)
+    plain = Engine(model, speculative="none")
+    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    config = {"method": "draft_model", "num_speculative_tokens": 4}
+    engine = Engine(model, speculative=config, method=DraftModel(model), speculation="auto")
+    found = engine.generate_batch(requests, batch_size=3)
+    assert [one.token_ids for one in found] == expected
+    assert (sum(one.num_draft_tokens for one in found) > 0) == (draft < 1)
+
+
+@pytest.mark.usefixtures("own_cache")
+def test_costs_of_a_hybrid_have_the_reading_again_in_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is measured for ``auto`` are real steps: rejected guesses are read again in them, and states put back."""
+    model, lags = build("qwen3_next"), []
+    read = recurrent._Call._read
+
+    def watched(self: Any, hidden: Any, lag: Any, side: Any, after: Any) -> Any:
+        lags.append(int(lag.max()))
+        return read(self, hidden, lag, side, after)
+
+    monkeypatch.setattr(recurrent._Call, "_read", watched)
+    config = DraftModelConfig(num_speculative_tokens=3)
+    verifier = config.load_verifier(model)
+    plain = Choice(NoneConfig(), NoMethod(), NoneConfig().load_verifier(model))
+    bench = Bench(model, plain, [Choice(config, DraftModel(TransformersModel(tiny_module("llama"))), verifier)])
+    measured = [bench.step("draft_model", 2, 3) for _ in range(3)]
+    assert all(one.target > 0 and one.draft > 0 for one in measured)
+    assert max(lags) > 0, "no accepted token was read again: its cost is not in the table"
+    lags.clear()
+    bench.step("none", 1, 0)
+    bench.step("none", 1, 0)
+    assert max(lags) == 0, "plain steps read nothing again"
+
+
+def test_a_service_plans_for_a_hybrid(monkeypatch: pytest.MonkeyPatch, own_cache: None) -> None:
+    """Continuous batching under the default mode, rows joining and leaving."""
+    planted(monkeypatch, 0.001)
+    model, requests = build("lfm2"), asked(6, 1.0, seed=5)
+    plain = Engine(model, speculative="none")
+    expected = [plain.generate(one.prompt, one.params).token_ids for one in requests]
+    engine = Engine(model, NUMBERS, speculative={"method": "draft_model"}, method=DraftModel(model))
+    service = Service(engine, ServiceOptions(max_model_len=96, max_num_seqs=3, kv_memory_gib=0.05))
+    mail, drafted = Mailbox(), 0
+    service.start()
+    try:
+        for number, request in enumerate(requests):
+            service.submit(Submission(str(number), list(request.prompt), request.params), mail.hear)
+        for number, tokens in enumerate(expected):
+            completion = mail.last(str(number)).completion
+            assert completion is not None
+            assert completion.token_ids == tokens
+            drafted += completion.num_draft_tokens
+    finally:
+        service.close()
+    assert drafted > 0

@@ -1,8 +1,11 @@
 """Which variant of a kernel is loaded, what its file's name depends on, and what is said where there is none."""
 
 import ctypes
+import os
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -128,3 +131,32 @@ def test_the_package_needs_no_torch_to_be_prebuilt() -> None:
     code = "import sys; import foretell.kernels.build; sys.exit('torch' in sys.modules)"
     environment = {"PYTHONPATH": str(Path(build.__file__).parents[2]), "PATH": ""}
     assert subprocess.run([sys.executable, "-c", code], env=environment, check=False).returncode == 0
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="processes have no groups here")
+def test_a_compiler_that_takes_too_long_is_ended_with_what_it_called(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_TIMEOUT_S", 0.5)
+    told = tmp_path / "pid"
+    with pytest.raises(subprocess.TimeoutExpired):
+        build._run(["sh", "-c", f"sleep 60 & echo $! > {told}; wait"])
+    child = int(told.read_text())
+    for _ in range(100):  # its end is told to whoever adopted it, a moment later
+        try:
+            state = Path(f"/proc/{child}/stat").read_text().split()[2] if Path("/proc").is_dir() else "R"
+            os.kill(child, 0)
+        except (ProcessLookupError, FileNotFoundError):
+            return
+        if state == "Z":
+            return
+        time.sleep(0.05)
+    os.kill(child, signal.SIGKILL)
+    raise AssertionError("the program that was called is still at work")
+
+
+def test_a_failed_compilation_is_an_error_with_its_words() -> None:
+    with pytest.raises(subprocess.CalledProcessError) as caught:
+        build._run(["sh", "-c", "echo 'one.c: error: no' >&2; exit 3"])
+    assert build._last_line(caught.value) == "one.c: error: no"
+    assert build._run(["sh", "-c", "echo yes"]) == "yes\n"

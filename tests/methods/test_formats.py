@@ -24,6 +24,7 @@ from foretell.methods.common.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
+from foretell.methods.eagle.parallel import PEagleHead, PEagleHeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
@@ -92,6 +93,14 @@ HEADS: dict[str, Callable[[], Head]] = {
     "eagle3 with linear rotary scaling": lambda: eagle3(rope_scaling=RopeScaling("linear", 2.5)),
     "eagle1 of two layers": lambda: eagle1(
         num_layers=2, attention_bias=True, output_bias=True, windows=(0, 4), rope_scaling=RopeScaling("linear", 2.0)
+    ),
+    "peagle": lambda: scrambled(
+        PEagleHead(
+            PEagleHeadConfig(
+                **SIZES, **ATTENTION, draft_vocab_size=DV, layer_ids=(1, 3, 4), num_layers=2, own_embedding=True,
+                mask_token_id=7,
+            )
+        )
     ),
     "eagle3 of the whole vocabulary": lambda: eagle3(draft_vocab_size=V),
     "eagle1": eagle1,
@@ -643,7 +652,12 @@ GOOD = native(**{IDS: [2, 4, 5]})
     [
         ({**GOOD, "architectures": ["Qwen2ForCausalLM"]}, r"architecture 'Qwen2ForCausalLM'.*known: DFlashDraftModel,"),
         ({**GOOD, "architectures": []}, "architecture None, which is no head"),
-        (speculators(speculators_model_type="peagle"), "speculators_model_type 'peagle', which is no head known"),
+        (speculators(speculators_model_type="hydra"), "speculators_model_type 'hydra', which is no head known"),
+        (speculators(speculators_model_type="peagle"), "config.json has no mask_token_id; expected the id of one"),
+        (
+            speculators(speculators_model_type="peagle", mask_token_id=1, ptd_token_id=2),
+            "has mask_token_id = 1 and ptd_token_id = 2; expected the id of one",
+        ),
         ({**GOOD, "hidden_size": ...}, "has no 'hidden_size', which this kind"),
         ({**GOOD, "hidden_size": "x"}, "hidden_size is 'x' in config.json, expected a whole number"),
         ({**GOOD, "num_attention_heads": 0}, "num_attention_heads is 0 in config.json, expected at least 1"),

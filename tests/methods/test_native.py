@@ -3,6 +3,7 @@
 Rows join and leave on the way. All trees of a run are compared, so one wrong guess, position or cached key would show.
 """
 
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import lru_cache
@@ -25,6 +26,8 @@ from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.medusa.drafter import Medusa
 from foretell.methods.medusa.head import MedusaHead
 from foretell.methods.medusa.native import MOST_HEADS, NativeMedusa, native_medusa
+from foretell.methods.mtp.drafter import MTP
+from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama import native
 from foretell.model.llama.native import NativeModel
@@ -80,6 +83,15 @@ def kangaroo() -> KangarooHead:
     return made
 
 
+def mtp() -> MTPHead:
+    config = MTPHeadConfig(
+        32, VOCAB, intermediate_size=40, num_heads=4, num_kv_heads=2, head_dim=16, tap_layer=3, rope_theta=100.0
+    )
+    norm = torch.linspace(0.5, 1.5, 32)
+    made: MTPHead = stirred(MTPHead.fresh(config, torch.Generator().manual_seed(4), final_norm=norm))
+    return made
+
+
 METHODS: dict[str, Callable[[NativeModel], Any]] = {
     "eagle1": lambda model: Eagle1(random_head(replace(EAGLE1, head_dim=16)), model),  # type: ignore[arg-type]
     "eagle3": lambda model: Eagle3(random_head(replace(EAGLE3, head_dim=16)), model),  # type: ignore[arg-type]
@@ -90,6 +102,7 @@ METHODS: dict[str, Callable[[NativeModel], Any]] = {
     "dflash-causal": lambda model: DFlash(flash(causal=True), model),
     "dspark": lambda model: DFlash(flash(sample_from_anchor=True, markov_rank=8, confidence=True), model),
     "kangaroo": lambda model: Kangaroo(kangaroo(), model),
+    "mtp": lambda model: MTP(mtp(), model),
 }
 
 
@@ -160,7 +173,22 @@ def test_proposals_are_the_twins(name: str, shape: str, verify: str, plain: bool
             torch.testing.assert_close(tree.q, other.q, rtol=0, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["eagle3", "medusa", "dspark", "kangaroo"])
+@pytest.mark.parametrize("name", ["eagle1", "eagle3", "medusa-shared", "dspark", "kangaroo", "mtp"])
+def test_beside_a_target_that_scales_embeddings_and_caps_logits(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a head shares with Gemma 2 it reads as Gemma 2 does."""
+    module = tiny_module("gemma2", head_dim=16, final_logit_softcapping=0.5)
+    model = NativeModel.from_hf(module)
+    monkeypatch.setattr(sys.modules[__name__], "target", lambda: model)
+    trees, texts = run(METHODS[name](model), "chain", "rejection", plain=True)
+    expected, told = run(twin(METHODS[name](model)), "chain", "rejection", plain=True)
+    assert texts == told
+    for tree, other in zip(trees, expected, strict=True):
+        assert torch.equal(tree.tokens[tree.valid], other.tokens[other.valid])
+        if tree.q is not None and other.q is not None:
+            torch.testing.assert_close(tree.q, other.q, rtol=0, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["eagle3", "medusa", "dspark", "kangaroo", "mtp"])
 def test_threads_do_not_change_a_bit(name: str) -> None:
     alone, _ = run(METHODS[name](target()), "chain", "rejection", plain=True)
     torch.set_num_threads(3)

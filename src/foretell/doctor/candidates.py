@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from foretell import bundled as travelling
 from foretell.core.errors import ForetellError
 from foretell.engine.config import METHODS
 from foretell.methods.common import formats
@@ -12,6 +13,8 @@ from foretell.model.catalogue import BUNDLED, CATALOGUE, pulled
 from foretell.model.checkpoint import resolve
 from foretell.model.target import ModelSpec
 
+BUNDLED_DRAFTERS = {*travelling.HEADS, "draft_model", "eagle2"}
+"""Methods that the bundled target has a draft model or head for; eagle2 has eagle1's."""
 SAME = {"eagle2": "it guesses as eagle1 does, in a tree"}
 """Methods that are not tried, and why."""
 DEPTH = 8
@@ -82,7 +85,7 @@ def _drafters(name: str, spec: ModelSpec, draft: str | None, *, bundled: bool) -
     if draft is not None:
         return [draft]
     if bundled:
-        return [None]
+        return [None] if name in BUNDLED_DRAFTERS else []
     if spec.name in CATALOGUE and name in CATALOGUE[spec.name].drafts:
         return [CATALOGUE[spec.name].drafts[name]]
     if name != "draft_model":

@@ -10,12 +10,14 @@ that hashes source, flags and compiler, and is put there by one rename, so that 
 turns all kernels off.
 """
 
+import contextlib
 import ctypes
 import hashlib
 import os
 import platform
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -213,7 +215,23 @@ def _compiler() -> str:
 
 
 def _run(command: list[str]) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_TIMEOUT_S).stdout
+    """What a program prints. One that takes too long is ended together with those that it has called: a compiler's driver
+    alone would leave the compiler at work."""
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True
+    )
+    try:
+        out, errors = process.communicate(timeout=_TIMEOUT_S)
+    except BaseException:
+        if hasattr(os, "killpg"):
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+        process.kill()
+        process.communicate()
+        raise
+    if process.returncode:
+        raise subprocess.CalledProcessError(process.returncode, command, out, errors)
+    return out
 
 
 def _last_line(error: Exception) -> str:

@@ -11,6 +11,10 @@ FORMATS: dict[dtype, int] = {float32: 0, _bfloat16: 1}
 """Formats of matrices that are plain tensors."""
 
 
+OUTPUTS = ("logit_scale", "logit_cap")
+"""What makes logits of the output head's products."""
+
+
 class Matrix(ctypes.Structure):
     """A matrix of weights where it lies in memory; whoever makes one keeps the memory alive."""
 
@@ -37,7 +41,9 @@ class Layer(ctypes.Structure):
         *((name, Matrix) for name in MATRICES),
         *((f"{name}_bias", ctypes.c_void_p) for name in MATRICES),
         *((name, ctypes.c_void_p) for name in ("input_norm", "mlp_norm", "q_norm", "k_norm")),
+        *((name, ctypes.c_void_p) for name in ("attention_after", "mlp_after")),
         ("window", ctypes.c_int64),
+        ("rope", ctypes.c_int64),
     ]
 
 
@@ -52,6 +58,9 @@ class Model(ctypes.Structure):
         ("head", Matrix),
         ("final_norm", ctypes.c_void_p),
         ("layers", ctypes.POINTER(Layer)),
+        *((name, ctypes.c_int64) for name in ("gelu", "flat")),
+        *((name, ctypes.c_double) for name in ("embedding_scale", "score_scale", "score_cap", "residual_scale")),
+        *((name, ctypes.c_double) for name in OUTPUTS),
     ]
 
 

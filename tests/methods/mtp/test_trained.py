@@ -87,7 +87,7 @@ def test_from_its_directory_the_text_is_the_targets_own(tmp_path: Path) -> None:
     for shape in ("chain", "sequoia/size=6"):
         engine = Engine(TARGET, tokenizer, speculative={"method": "mtp", "model": str(tmp_path), "shape": shape})
         assert [outcome(completion) for completion in engine.generate_batch(asked, batch_size=4)] == expected
-    assert engine.resolved()["head"] == "torch: a trained MTP head"
+    assert engine.resolved()["head"] == "torch: the target runs as 'lean', and native heads need a native one"
 
 
 def test_three_guesses_of_falling_weight() -> None:

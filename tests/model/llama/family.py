@@ -59,13 +59,12 @@ _LONG = {
 }  # fmt: skip
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
-NATIVE = (
+FAMILY = (
     "llama", "llama-tied", "llama-mha-bias", "llama-linear-rope", "llama-llama3-rope", "llama-yarn-rope",
     "mistral-window", "qwen2", "qwen2-tied-window", "qwen3", "qwen3-tied",
     "phi3-window", "phi3-partial", "phi3-longrope",
+    "gemma", "gemma2", "gemma3", "gemma3-linear-rope", "granite", "olmo2", "smollm3", "smollm3-window",
 )  # fmt: skip
-"""What runs natively."""
-FAMILY = (*NATIVE, "gemma", "gemma2", "gemma3", "gemma3-linear-rope", "granite", "olmo2", "smollm3", "smollm3-window")
 
 
 def make_model(kind: str, **overrides: Any) -> Any:

@@ -24,7 +24,7 @@ from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.native import NativeModel
 from tests.model.llama.family import (
     BUSHY,
-    NATIVE,
+    FAMILY,
     VOCABULARY,
     chain,
     make_model,
@@ -74,7 +74,7 @@ def logits_of(model: Any, tokens: Tensor, parent: Tensor, length: Tensor, cache:
     return logits
 
 
-@pytest.mark.parametrize("kind", NATIVE)
+@pytest.mark.parametrize("kind", FAMILY)
 def test_equals_module_and_lean_on_trees_ragged_rows_and_after_moves(kind: str) -> None:
     module, model = native_of(kind)
     twin = LeanModel.from_hf(module)
@@ -125,7 +125,10 @@ def test_move_and_keep_do_what_the_plain_cache_does() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("kind", ["qwen3-tied", "llama-mha-bias", "mistral-window", "llama"])
+@pytest.mark.parametrize(
+    "kind",
+    ["qwen3-tied", "llama-mha-bias", "mistral-window", "llama", "gemma2", "gemma3-linear-rope", "olmo2", "granite"],
+)
 def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, dtype: torch.dtype) -> None:
     """One text of 34 tokens, decoded one by one; then in every other way that comes to the same."""
     sizes = {} if kind == "llama" else {"hidden_size": 96, "intermediate_size": 200}  # 48 and 72: K with a tail
@@ -184,7 +187,8 @@ def test_every_variant_gives_the_same_bits_at_any_width(
     variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """With and without what a CPU may lack, so that a text does not depend on the machine; sums are the only risk."""
-    for kind, sizes in (("llama", {}), ("qwen3-tied", {"hidden_size": 96, "intermediate_size": 200})):
+    wide = {"hidden_size": 96, "intermediate_size": 200}
+    for kind, sizes in (("llama", {}), ("qwen3-tied", wide), ("gemma2", wide), ("olmo2", wide), ("granite", {})):
         module, best = native_of(kind, dtype, **sizes)
         monkeypatch.setenv("FORETELL_ISA", variant)
         assert build.variant_of("native") == variant
@@ -202,6 +206,24 @@ def test_every_variant_gives_the_same_bits_at_any_width(
             assert torch.equal(torch.cat(seen, 1), wanted), (kind, width)
 
 
+@pytest.mark.parametrize("kind", ["gemma2", "granite"])
+def test_drafters_get_scaled_embeddings_and_finished_logits(kind: str) -> None:
+    module, model = native_of(kind)
+    tokens = tokens_of(2, 5)
+    cache = model.new_cache(2, CAPACITY)
+    output = model.forward(tokens, layout(chain(2, 5), torch.zeros(2, dtype=torch.int64), CAPACITY), cache)
+    assert output.logits is not None
+    assert torch.equal(model.logits(output.hidden), output.logits)
+    normed = model.normed(output.hidden)
+    torch.testing.assert_close(model.head(normed), output.logits)
+    torch.testing.assert_close(model.head(normed.requires_grad_()).detach(), output.logits, atol=1e-5, rtol=1e-5)
+    seen: list[Tensor] = []
+    hook = module.model.layers[0].register_forward_pre_hook(lambda _, args: seen.append(args[0]))
+    module(tokens, use_cache=False)
+    hook.remove()
+    torch.testing.assert_close(model.embed(tokens), seen[0])
+
+
 def test_control_other_bits_are_seen() -> None:
     _, model = native_of("qwen3-tied")
     text = tokens_of(1, 12)
@@ -213,7 +235,10 @@ def test_control_other_bits_are_seen() -> None:
     assert not torch.equal(other, plain[:, 6:])
 
 
-@pytest.mark.parametrize("kind", ["llama", "mistral-window", "qwen3-tied", "qwen2"])
+@pytest.mark.parametrize(
+    "kind",
+    ["llama", "mistral-window", "qwen3-tied", "qwen2", "gemma", "gemma2", "gemma3", "granite", "olmo2", "smollm3"],
+)
 def test_bfloat16_is_near_the_float32_module(kind: str) -> None:
     module, model = native_of(kind, torch.bfloat16)
     prompts = prompts_of((9,))

@@ -256,7 +256,9 @@ def test_a_model_of_a_files_blocks(kind: str, dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
-@pytest.mark.parametrize("kind", ["qwen3-tied", "llama-mha-bias", "mistral-window", "qwen2"])
+@pytest.mark.parametrize(
+    "kind", ["qwen3-tied", "llama-mha-bias", "mistral-window", "qwen2", "gemma2", "olmo2", "granite"]
+)
 def test_rounded_models(kind: str, weights: str) -> None:
     """Sizes that no block divides; the same bits at any width; near the module whose weights are rounded likewise."""
     module = make_model(kind, **({} if kind == "qwen2" else {"hidden_size": 80, "intermediate_size": 200}))

@@ -83,6 +83,11 @@ typedef struct {
   float sum;
 } Query;
 
+/* Gemma 2: cap * tanh(scale * score / cap). */
+INLINE vec capped(vec score, float scale, float cap) {
+  return v_mul(tanh16(v_mul(score, v_all(scale / cap))), v_all(cap));
+}
+
 /* Attention of up to QUERIES queries of one sequence over one key-value head. */
 static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int index, Query *queries, int count) {
   const Model *m = p->model;
@@ -91,13 +96,13 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
   const char *keys = (const char *)p->cache->keys[index] + (b * m->kv_heads + kv_head) * capacity * dim * bytes;
   const char *values = (const char *)p->cache->values[index] + (b * m->kv_heads + kv_head) * capacity * dim * bytes;
   char vectors[QUERIES][MAX_DIM * 4];
-  const float scale = 1.0f / sqrtf((float)dim);
+  const float scale = m->score_scale != 0.0 ? (float)m->score_scale : 1.0f / sqrtf((float)dim), cap = (float)m->score_cap;
   int64_t low = INT64_MAX, high = 0;
   const void *where[16];
   for (int i = 0; i < count; i++) {
     Query *q = &queries[i];
     float turned[MAX_DIM];
-    rotate(p, p->qkv + q->row * p->qkv_width + q->head * dim, layer->q_norm, p->positions[q->row], turned);
+    rotate(p, layer, p->qkv + q->row * p->qkv_width + q->head * dim, layer->q_norm, p->positions[q->row], turned);
     for (int64_t d = 0; d < dim; d += 16) store_as(is_bf16, vectors[i], d, 0xffff, v_load(turned + d));
     low = MIN(low, q->low), high = MAX(high, q->high);
   }
@@ -127,13 +132,15 @@ static void attend(Pass *p, int64_t b, int64_t kv_head, const Layer *layer, int 
       v_store_some(q->scores + position - pending, first_lanes(pending), found);
       pending = 0;
     }
+    for (int64_t j = q->low; cap != 0.0f && j < q->total; j += 16)
+      v_store_some(q->scores + j, first_lanes(q->total - j), capped(v_load(q->scores + j), scale, cap));
     vec top = v_all(-INFINITY), sum = v_zero();
     for (int64_t j = q->low; j < q->total; j += 16)
       top = v_max_some(first_lanes(q->total - j), top, v_load(q->scores + j));
     const vec largest = v_all(v_largest(top));
     for (int64_t j = q->low; j < q->total; j += 16) {
       const Lanes lanes = first_lanes(q->total - j);
-      const vec x = v_mul(v_sub(v_load(q->scores + j), largest), v_all(scale));
+      const vec x = v_mul(v_sub(v_load(q->scores + j), largest), v_all(cap != 0.0f ? 1.0f : scale));
       const vec e = v_keep(lanes, exp16(x));
       sum = v_add(sum, e);
       v_store_some(q->scores + j, lanes, e);
@@ -188,7 +195,7 @@ static void attention(Pass *p, const Layer *layer, int index, int t) {
       const float *k = p->qkv + i * p->qkv_width + (m->heads + kv_head) * dim, *v = k + m->kv_heads * dim;
       const int64_t at = (base + p->slots[i]) * dim * bytes;
       float turned[MAX_DIM];
-      rotate(p, k, layer->k_norm, p->positions[i], turned);
+      rotate(p, layer, k, layer->k_norm, p->positions[i], turned);
       for (int64_t d = 0; d < dim; d += 16) {
         store_as(m->bf16, (char *)p->cache->keys[index] + at, d, 0xffff, v_load(turned + d));
         store_as(m->bf16, (char *)p->cache->values[index] + at, d, 0xffff, v_load(v + d));

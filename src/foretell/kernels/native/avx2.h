@@ -45,6 +45,10 @@ INLINE vec v_max_some(Lanes lanes, vec a, vec b) {
   return HALVES(_mm256_blendv_ps(a.lo, most.lo, _mm256_castsi256_ps(lane_mask(lanes & 0xff))),
                 _mm256_blendv_ps(a.hi, most.hi, _mm256_castsi256_ps(lane_mask(lanes >> 8))));
 }
+INLINE Lanes v_less(vec a, vec b) {
+  return (Lanes)(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_LT_OQ)) |
+                 _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_LT_OQ)) << 8);
+}
 INLINE float v_largest(vec x) {
   const __m256 m = _mm256_max_ps(x.lo, x.hi);
   __m128 n = _mm_max_ps(_mm256_castps256_ps128(m), _mm256_extractf128_ps(m, 1));

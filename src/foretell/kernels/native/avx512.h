@@ -23,6 +23,7 @@ INLINE vec v_min(vec a, vec b) { return _mm512_min_ps(a, b); }
 INLINE vec v_max_some(Lanes lanes, vec a, vec b) { return _mm512_mask_max_ps(a, lanes, a, b); }
 INLINE vec v_fma(vec a, vec b, vec c) { return _mm512_fmadd_ps(a, b, c); }
 INLINE vec v_fnma(vec a, vec b, vec c) { return _mm512_fnmadd_ps(a, b, c); }
+INLINE Lanes v_less(vec a, vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 INLINE float v_largest(vec x) { return _mm512_reduce_max_ps(x); }
 INLINE vec v_round(vec x) { return _mm512_roundscale_ps(x, 0); }
 INLINE vec v_scale(vec x, vec n) { return _mm512_scalef_ps(x, n); }

@@ -44,8 +44,10 @@ typedef struct {
 typedef struct {
   Matrix q, k, v, o, gate, up, down;                                     /* [out, in] */
   const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* or NULL */
-  const float *input_norm, *mlp_norm, *q_norm, *k_norm;                  /* the last two or NULL */
-  int64_t window;                                                        /* 0: sees everything */
+  const float *input_norm, *mlp_norm, *q_norm, *k_norm;                  /* or NULL: not normed */
+  const float *attention_after, *mlp_after; /* norms of what attention and MLP return, or NULL */
+  int64_t window;                           /* 0: sees everything */
+  int64_t rope;                             /* which of the cache's rotations */
 } Layer;
 
 typedef struct {
@@ -55,12 +57,16 @@ typedef struct {
   Matrix embedding, head;
   const float *final_norm;
   const Layer *layers;
+  /* What other families have; 0: as Llama has it. */
+  int64_t gelu;  /* the activation is gelu's tanh form, not silu */
+  int64_t flat;  /* q_norm [heads * dim] and k_norm are of all queries and all keys together, not of each head */
+  double embedding_scale, score_scale, score_cap, residual_scale, logit_scale, logit_cap;
 } Model;
 
 typedef struct {
   void **keys, **values; /* per layer, [rows, kv heads, capacity, dim] */
   int64_t rows, capacity;
-  const float *cos, *sin; /* [capacity, dim / 2] */
+  const float *cos, *sin; /* [rotations, capacity, dim / 2] */
 } Cache;
 
 INLINE int is_quantised(const Matrix *w) { return w->format >= Q8; }

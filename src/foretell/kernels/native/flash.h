@@ -40,7 +40,7 @@ static void remember(Flash *w, const Layer *layer, int index, int64_t b, int64_t
   const Model *m = p->model;
   const int64_t dim = m->dim, at = ((b * m->kv_heads + kv_head) * p->cache->capacity + slot) * dim * (m->bf16 ? 2 : 4);
   float turned[MAX_DIM];
-  rotate(p, k, layer->k_norm, slot, turned);
+  rotate(p, layer, k, layer->k_norm, slot, turned);
   for (int64_t d = 0; d < dim; d += 16) {
     store_as((int)m->bf16, (char *)p->cache->keys[index] + at, d, 0xffff, v_load(turned + d));
     store_as((int)m->bf16, (char *)p->cache->values[index] + at, d, 0xffff, v_load(v + d));
@@ -94,6 +94,7 @@ static void read_out(Flash *w, int64_t from, float *normed, float *logits, int t
   share_rows(&m->head, m->vocab, t, p->threads, &a, &b);
   if (logits)
     linear(&m->head, a, b, input_of(&read, &m->head), w->read.ld, w->num_read, 0, logits, m->vocab, 0, row_of(&m->head, a));
+  if (logits) finish_logits(m, logits, m->vocab, w->num_read, a, b);
 }
 
 /* Blocks of `nodes` rows, embedded [batch, nodes, hidden], after `known` features each, context [batch, known, hidden].

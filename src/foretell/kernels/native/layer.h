@@ -5,7 +5,7 @@
 #include "linear.h"
 #include "pass.h"
 
-/* silu(gate) * up for columns [a, b) of every row, as what comes next reads it: a is a multiple of 32 for blocks. */
+/* silu(gate) * up, or gelu(gate) * up, for columns [a, b) of every row, as what comes next reads it: a is a multiple of 32 for blocks. */
 static void activate(Pass *p, const Matrix *reader, int64_t a, int64_t b, int t) {
   const Model *m = p->model;
   const int as_blocks = is_quantised(reader), is_bf16 = m->bf16 && !as_blocks;
@@ -16,7 +16,9 @@ static void activate(Pass *p, const Matrix *reader, int64_t a, int64_t b, int t)
     for (int64_t j = a; j < b; j += 16) {
       const Lanes lanes = first_lanes(b - j);
       const vec g = v_load_some(lanes, gate + j), u = v_load_some(lanes, up + j);
-      const vec e = exp16(v_sub(v_zero(), g));
+      /* gelu's tanh form is x * sigmoid(2 sqrt(2 / pi) (x + 0.044715 x^3)) */
+      const vec wide = v_fma(v_mul(v_mul(g, g), g), v_all(0.044715f), g);
+      const vec e = exp16(m->gelu ? v_mul(wide, v_all(-1.5957691216f)) : v_sub(v_zero(), g));
       const vec y = v_div(v_mul(g, u), v_add(e, v_all(1.0f)));
       store_as(is_bf16, to, j, lanes, y);
     }
@@ -50,13 +52,40 @@ static void project(Pass *p, const Layer *l, int t, Input x, int64_t ldx) {
   }
 }
 
+/* What attention or MLP returned, normed and scaled, onto columns [a, b) of the residual: those that thread t summed. */
+static void add_branch(Pass *p, const float *weight, int64_t a, int64_t b, unsigned *phase) {
+  const Model *m = p->model;
+  const int64_t H = m->hidden;
+  const vec part = v_all(m->residual_scale != 0.0 ? (float)m->residual_scale : 1.0f);
+  barrier(p, phase);
+  for (int64_t i = 0; i < p->rows; i++) {
+    const float *x = p->branch + i * H;
+    float *to = p->residual + i * H;
+    const vec scale = weight ? inverse_rms(x, H, (float)m->eps) : v_all(1.0f);
+    for (int64_t j = a; j < b; j += 16) {
+      const Lanes lanes = first_lanes(b - j);
+      vec y = v_mul(v_load_some(lanes, x + j), scale);
+      if (weight) y = v_mul(y, v_load_some(lanes, weight + j));
+      v_store_some(to + j, lanes, v_fma(y, part, v_load_some(lanes, to + j)));
+    }
+  }
+}
+
+/* Rows [a, b) of w times x, with what comes behind it, onto the residual. */
+static void onto_residual(Pass *p, const Matrix *w, int64_t a, int64_t b, const Input *x, int64_t ldx, const float *bias,
+                          const float *after, unsigned *phase, const void *next) {
+  const int apart = after || p->model->residual_scale != 0.0;
+  linear(w, a, b, input_of(x, w), ldx, p->rows, bias, apart ? p->branch : p->residual, p->model->hidden, !apart, next);
+  if (apart) add_branch(p, after, a, b, phase);
+}
+
 /* What attention mixed, onto the residual. */
 static void settle(Pass *p, const Layer *l, int t, unsigned *phase, const void *next) {
   const int64_t H = p->model->hidden;
   int64_t h0, h1;
   share_rows(&l->o, H, t, p->threads, &h0, &h1);
   const Input x = mixture(p, &l->o, t, phase);
-  linear(&l->o, h0, h1, input_of(&x, &l->o), p->ld_mixed, p->rows, l->o_bias, p->residual, H, 1, next);
+  onto_residual(p, &l->o, h0, h1, &x, p->ld_mixed, l->o_bias, l->attention_after, phase, next);
   barrier(p, phase);
 }
 
@@ -65,6 +94,7 @@ static void attention_part(Pass *p, int index, int t, unsigned *phase, Input x, 
   const Layer *l = &p->model->layers[index];
   project(p, l, t, x, ldx);
   barrier(p, phase);
+  if (p->model->flat) norm_flat(p, l, t), barrier(p, phase);
   attention(p, l, index, t);
   barrier(p, phase);
   settle(p, l, t, phase, next);
@@ -84,7 +114,7 @@ static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *nex
   activate(p, &l->down, i0, i1, t);
   barrier(p, phase);
   x = (Input){p->inner, p->inner_blocks};
-  linear(&l->down, d0, d1, input_of(&x, &l->down), p->ld_inner, rows, l->down_bias, p->residual, H, 1, next);
+  onto_residual(p, &l->down, d0, d1, &x, p->ld_inner, l->down_bias, l->mlp_after, phase, next);
 }
 
 static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *next) {

@@ -193,4 +193,13 @@ static void read_row(const Matrix *w, int64_t row, float *out) {
   }
 }
 
+/* An embedding's row as the first layer reads it. */
+static void embed_row(const Model *m, int64_t token, float *to) {
+  read_row(&m->embedding, token, to);
+  for (int64_t i = 0; m->embedding_scale != 0.0 && i < m->hidden; i += 16) {
+    const Lanes lanes = first_lanes(m->hidden - i);
+    v_store_some(to + i, lanes, v_mul(v_load_some(lanes, to + i), v_all((float)m->embedding_scale)));
+  }
+}
+
 #endif

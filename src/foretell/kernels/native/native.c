@@ -42,6 +42,7 @@ static int64_t place(Pass *p, char *base) {
   p->ld_scores = padded(p->cache ? p->cache->capacity : 0);
   p->qkv_width = (m->heads + 2 * m->kv_heads) * m->dim;
 #define PLACE(FIELD, SIZE) p->FIELD = (void *)(base + at), at += aligned(SIZE)
+  PLACE(branch, rows * m->hidden * 4);
   PLACE(normed, rows * p->ld_hidden * bytes * (rows <= FEW_ROWS ? p->threads : 1));
   PLACE(qkv, rows * p->qkv_width * 4);
   PLACE(mixed, rows * p->ld_mixed * 4);
@@ -101,7 +102,7 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
     share(p->rows, t, p->threads, &a, &b);
     if (first < stop)
       for (int64_t i = a; i < b; i++) {
-        if (first == 0) read_row(&m->embedding, p->tokens[i], p->residual + i * m->hidden);
+        if (first == 0) embed_row(m, p->tokens[i], p->residual + i * m->hidden);
         look(p, i);
       }
     barrier(p, &phase);
@@ -123,6 +124,7 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
     if (logits) {
       const Input x = norm(p, reads(&m->head), m->final_norm, t, &phase);
       linear(&m->head, v0, v1, input_of(&x, &m->head), p->ld_hidden, p->rows, 0, logits, m->vocab, 0, residual);
+      finish_logits(m, logits, m->vocab, p->rows, v0, v1);
     }
   }
   return 0;
@@ -152,6 +154,12 @@ int64_t foretell_product(const Matrix *w, int64_t size, const float *x, int64_t 
     if (a < b) linear(w, a, b, made, ld, rows, 0, out, ldo, 0, row_of(w, a));
   }
   free(made);
+  return 0;
+}
+
+/* The head's products [rows, vocab] become logits, in place. */
+int64_t foretell_finish(const Model *m, float *products, int64_t rows) {
+  finish_logits(m, products, m->vocab, rows, 0, m->vocab);
   return 0;
 }
 

@@ -11,9 +11,9 @@
 
 typedef struct {
   Model model; /* layers; embedding of the tokens; head [num_outputs, hidden]; final_norm NULL: the output is read as it is */
-  Matrix fc;   /* EAGLE-1: [hidden, 2 hidden] of embedding and feature; data NULL: EAGLE-3's way in */
+  Matrix fc;   /* EAGLE-1, MTP: [hidden, 2 hidden] of embedding and feature; data NULL: EAGLE-3's way in */
   const float *fc_bias;                   /* or NULL */
-  const float *token_norm, *feature_norm; /* EAGLE-3: of the embedding and of the feature */
+  const float *token_norm, *feature_norm; /* EAGLE-3, MTP: of the embedding and of the feature */
   int64_t normed_residual, normed_output; /* EAGLE-3: the residual, what the next pair feeds on, is the normed one */
   int64_t num_outputs;
   const int64_t *ids; /* [num_outputs] token of each output, or NULL */
@@ -67,8 +67,8 @@ static Input enter_pairs(PairPass *w, int t, unsigned *phase, int64_t *ldx) {
   for (int64_t i = a; i < b; i++) {
     float *residual = p->residual + i * H;
     const int writes = i >= own_a && i < own_b && !head->fc.data;
-    read_row(&m->embedding, p->tokens[i], row);
-    if (head->fc.data) {
+    embed_row(m, p->tokens[i], row);
+    if (!head->token_norm) {
       memcpy(row + H, w->from[i], H * sizeof(float));
     } else {
       norm_row(0, row, head->token_norm, H, (float)m->eps, row);
@@ -83,6 +83,10 @@ static Input enter_pairs(PairPass *w, int t, unsigned *phase, int64_t *ldx) {
   share_rows(&head->fc, H, t, p->threads, &a, &b);
   linear(&head->fc, a, b, input_of(&both, &head->fc), w->both.ld, p->rows, head->fc_bias, p->residual, H, 0, l->q.data);
   barrier(p, phase);
+  if (l->input_norm) {
+    *ldx = p->ld_hidden;
+    return norm(p, first, l->input_norm, t, phase);
+  }
   *ldx = w->entered.ld;
   return put_rows(p, &w->entered, first, is_bf16, p->residual, H, t, phase);
 }
@@ -108,6 +112,7 @@ static void leave_pairs(PairPass *w, int t, unsigned *phase, const void *next) {
   share_rows(&m->head, w->head->num_outputs, t, p->threads, &a, &b);
   if (w->logits)
     linear(&m->head, a, b, input_of(&read, &m->head), w->read.ld, n, 0, w->logits, w->head->num_outputs, 0, next);
+  if (w->logits) finish_logits(m, w->logits, w->head->num_outputs, n, a, b);
 }
 
 static void run_pairs(PairPass *w, int t, unsigned *phase) {

@@ -15,6 +15,7 @@ typedef struct {
   /* scratch; ld* are padded so that rows do not share cache sets */
   int64_t ld_hidden, ld_mixed, ld_inner, ld_scores, qkv_width;
   float *residual, *qkv, *gate, *up, *scores;
+  float *branch; /* what attention or MLP returned, before it is normed or scaled and added */
   char *normed, *mixed, *inner;
   Block *blocks, *inner_blocks; /* what quantised matrices read: of norms and of attention; behind the activation */
   float *row;                   /* a row of floats for each thread */
@@ -60,14 +61,22 @@ enum { PLAIN = 1, BLOCKS = 2 };
 INLINE int reads(const Matrix *w) { return is_quantised(w) ? BLOCKS : PLAIN; }
 INLINE const void *input_of(const Input *x, const Matrix *w) { return is_quantised(w) ? (const void *)x->blocks : x->plain; }
 
-/* y = x / rms(x) * weight, in the model's type. */
-static void norm_row(int is_bf16, const float *x, const float *weight, int64_t n, float eps, void *y) {
+/* 1 / rms(x) in every lane. */
+static vec inverse_rms(const float *x, int64_t n, float eps) {
   vec squares = v_zero();
   for (int64_t i = 0; i < n; i += 16) {
     vec v = v_load_some(first_lanes(n - i), x + i);
     squares = v_fma(v, v, squares);
   }
-  const vec scale = v_all(1.0f / sqrtf(sum1(squares) / (float)n + eps));
+  return v_all(1.0f / sqrtf(sum1(squares) / (float)n + eps));
+}
+
+/* y = x / rms(x) * weight, or x where there is no weight, in the model's type; x may be y. */
+static void norm_row(int is_bf16, const float *x, const float *weight, int64_t n, float eps, void *y) {
+  for (int64_t i = 0; !weight && i < n; i += 16)
+    store_as(is_bf16, y, i, first_lanes(n - i), v_load_some(first_lanes(n - i), x + i));
+  if (!weight) return;
+  const vec scale = inverse_rms(x, n, eps);
   for (int64_t i = 0; i < n; i += 16) {
     const Lanes lanes = first_lanes(n - i);
     vec v = v_mul(v_load_some(lanes, x + i), scale);
@@ -119,15 +128,42 @@ static Input mixture(Pass *p, const Matrix *reader, int t, unsigned *phase) {
   return (Input){p->mixed, blocks};
 }
 
+/* Columns [a, b) of rows of the head's products become logits. */
+static void finish_logits(const Model *m, float *logits, int64_t ld, int64_t rows, int64_t a, int64_t b) {
+  const float scale = m->logit_scale != 0.0 ? (float)m->logit_scale : 1.0f, cap = (float)m->logit_cap;
+  if (scale == 1.0f && cap == 0.0f) return;
+  for (int64_t i = 0; i < rows; i++)
+    for (int64_t j = a; j < b; j += 16) {
+      const Lanes lanes = first_lanes(b - j);
+      vec x = v_mul(v_load_some(lanes, logits + i * ld + j), v_all(scale));
+      if (cap != 0.0f) x = v_mul(tanh16(v_div(x, v_all(cap))), v_all(cap));
+      v_store_some(logits + i * ld + j, lanes, x);
+    }
+}
+
+/* Norms of all queries together and of all keys, in place. */
+static void norm_flat(Pass *p, const Layer *l, int t) {
+  const Model *m = p->model;
+  const int64_t Q = m->heads * m->dim, KV = m->kv_heads * m->dim;
+  int64_t a, b;
+  share(p->rows, t, p->threads, &a, &b);
+  for (int64_t i = a; i < b; i++) {
+    float *row = p->qkv + i * p->qkv_width;
+    norm_row(0, row, l->q_norm, Q, (float)m->eps, row);
+    norm_row(0, row + Q, l->k_norm, KV, (float)m->eps, row + Q);
+  }
+}
+
 /* Optional norm, then rotation by position, of one head's vector; x may be y. */
-static void rotate(const Pass *p, const float *x, const float *weight, int64_t position, float *y) {
+static void rotate(const Pass *p, const Layer *l, const float *x, const float *weight, int64_t position, float *y) {
   const int64_t dim = p->model->dim, half = dim / 2;
   float normed[MAX_DIM];
-  if (weight) {
+  if (weight && !p->model->flat) {
     norm_row(0, x, weight, dim, (float)p->model->eps, normed);
     x = normed;
   }
-  const float *cos = p->cache->cos + position * half, *sin = p->cache->sin + position * half;
+  const int64_t at = (l->rope * p->cache->capacity + position) * half;
+  const float *cos = p->cache->cos + at, *sin = p->cache->sin + at;
   for (int64_t i = 0; i < half; i += 16) {
     const Lanes lanes = first_lanes(half - i);
     const vec c = v_load_some(lanes, cos + i), s = v_load_some(lanes, sin + i);

@@ -20,7 +20,7 @@ def load_head(name: str, spec: ModelSpec, kind: type[AnyHead], *, dtype: torch.d
     where there is none, where it is of another kind, and where it was not made for a target of this size.
     """
     head = formats.load(resolve(name), num_layers=spec.num_layers, name=name)
-    if not isinstance(head, kind):
+    if not isinstance(head, kind) or head.method != kind.method:  # a kind may build on another
         raise ModelError(
             f"{name} holds {_a(head.method)} head, and {_a(kind.method)} head is needed here: choose method "
             f"{head.method!r}, or give {_a(kind.method)} head"

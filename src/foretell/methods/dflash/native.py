@@ -44,6 +44,7 @@ class NativeFlash:
             config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps,
             model.embedding_matrix, self.memory.head_of(model), self.memory.vector(head.norm.weight), self._layers,
         )  # fmt: skip
+        model.lend_outputs(self.view)
         self.address = ctypes.addressof(self.view)
         self.markov: heads.Markov | None = None
         if head.markov_head is not None:

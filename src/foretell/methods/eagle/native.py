@@ -1,5 +1,5 @@
-"""EAGLE's heads through the C kernels (``kernels/native/pair.h``): a pass over pairs, or a whole chain of guesses, is one
-call. ``PairHead`` is the slow twin."""
+"""EAGLE's heads and trained MTP modules through the C kernels (``kernels/native/pair.h``): a pass over pairs, or a whole
+chain of guesses, is one call. ``PairHead`` is the slow twin."""
 
 import ctypes
 from collections.abc import Sequence
@@ -17,6 +17,7 @@ from foretell.methods.common.native import Memory, Vocabulary, address, layer_of
 from foretell.methods.common.pair import PairHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
+from foretell.methods.mtp.trained import MTPHead
 from foretell.model.bound import BoundCache
 from foretell.model.llama.native import NativeModel, check
 from foretell.model.target import CausalModel
@@ -40,7 +41,7 @@ class NativePair:
             layers[index] = layer_of(
                 memory, layer.self_attn, layer.mlp, layer.self_attn.shape.window,
                 mlp_norm=layer.post_attention_layernorm.weight,
-                input_norm=layer.input_layernorm.weight if index else None,
+                input_norm=layer.input_layernorm.weight if index or isinstance(head, MTPHead) else None,
             )  # fmt: skip
         embedding = memory.matrix(head.embed_tokens) if head.own_embedding else model.embedding_matrix  # type: ignore[arg-type]
         final_norm: int | None = None
@@ -52,6 +53,12 @@ class NativePair:
             pair.feature_norm = memory.vector(head.midlayer.hidden_norm.weight)
             pair.normed_residual = head.config.norm_before_residual
             pair.normed_output = head.config.norm_output
+        elif isinstance(head, MTPHead):
+            out, final_norm = memory.head_of(model), memory.vector(head.norm.weight)
+            pair.fc = memory.matrix(head.fc)
+            pair.token_norm = memory.vector(head.pre_fc_norm_embedding.weight)
+            pair.feature_norm = memory.vector(head.pre_fc_norm_hidden.weight)
+            pair.normed_output = True
         else:
             assert isinstance(head, Eagle1Head)
             out = memory.head_of(model)
@@ -61,6 +68,10 @@ class NativePair:
             config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps,
             embedding, out, final_norm, layers,
         )  # fmt: skip
+        if not head.own_embedding:
+            pair.model.embedding_scale = model.embedding_scale
+        if not isinstance(head, Eagle3Head):
+            model.lend_outputs(pair.model)
         return pair
 
     def new_cache(self, num_rows: int, capacity: int) -> BoundCache:
@@ -159,6 +170,8 @@ class NativePair:
 
 def native_pair(head: PairHead, model: CausalModel, weights: str = "auto") -> tuple[NativePair | None, str | None]:
     """The head through the native kernels, or None and why not. weights: one of ``methods.common.native.WEIGHTS``."""
+    if not isinstance(head, (Eagle1Head, Eagle3Head, MTPHead)):
+        return None, "its decoder layer is transformers' own"
     reason = refusal(head, model)
     if reason is not None:
         return None, reason

@@ -22,7 +22,7 @@ class NativeAdapter:
         """weights: see ``Memory``."""
         config = head.config
         self.head, self.memory = head, Memory(head, weights)
-        self._out, self._vocab_size = self.memory.head_of(model), model.spec.vocab_size
+        self.model, self._out, self._vocab_size = model, self.memory.head_of(model), model.spec.vocab_size
         attention, norm = head.layer.self_attn, head.layer.input_layernorm.weight
         self._layers = (structures.Layer * 1)(layer_of(self.memory, attention, None, 0, input_norm=norm))
         self.view = structures.Model(
@@ -41,7 +41,7 @@ class NativeAdapter:
 
     def logits(self, features: Tensor) -> Tensor:
         """[B, n, V] by the target's head of what ``step`` returned [B, n, H]."""
-        return self.memory.product(self._out, features, self._vocab_size)
+        return self.model.finished(self.memory.product(self._out, features, self._vocab_size))
 
     def step(self, hidden: Tensor, plan: Plan, cache: BoundCache) -> Tensor:
         """See ``KangarooHead.step``; hidden [B, n, H] -> [B, n, H]."""

@@ -29,7 +29,7 @@ class NativeMedusa:
         out = self.blocks(x, num_heads)
         if self._out is None:
             return out
-        return self.memory.product(self._out, out, self.vocabulary.size)
+        return self.model.finished(self.memory.product(self._out, out, self.vocabulary.size))
 
 
 def native_medusa(

@@ -3,10 +3,11 @@
 from dataclasses import dataclass
 
 from foretell.draft.base import Method
-from foretell.draft.config import Loader, MethodConfig
+from foretell.draft.config import Loader
 from foretell.methods.common.files import read_config
 from foretell.methods.common.layout import architecture
 from foretell.methods.common.load import load_head
+from foretell.methods.head_config import HeadMethodConfig
 from foretell.methods.mtp import checkpoint
 from foretell.methods.mtp.drafter import MTP
 from foretell.methods.mtp.head import CheckpointMTPHead
@@ -16,7 +17,7 @@ from foretell.model.hf.one_layer import text_config
 
 
 @dataclass(frozen=True)
-class MTPConfig(MethodConfig):
+class MTPConfig(HeadMethodConfig):
     """The multi-token prediction module of the target's checkpoint."""
 
     method = MTP.name
@@ -30,6 +31,6 @@ class MTPConfig(MethodConfig):
         name, spec = self.model or loader.target.spec.name, loader.target.spec
         path = resolve(name)
         if path.is_dir() and architecture(read_config(path, name=name)) in MTPDirectory.architectures:
-            return MTP(load_head(name, spec, MTPHead), loader.target)
+            return MTP(load_head(name, spec, MTPHead), loader.target, weights=self.head_weights)
         tensors = checkpoint.read(path, name=name)
         return MTP(CheckpointMTPHead(tensors, text_config(path, name=name), spec, name=name), loader.target)

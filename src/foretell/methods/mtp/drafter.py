@@ -7,8 +7,10 @@ cache never keeps what came of its own guesses.
 from foretell.core.errors import ModelError
 from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import SHAPES
+from foretell.methods.common.native import runs_as
 from foretell.methods.common.pair import PairHead
 from foretell.methods.eagle.drafter import EagleDrafter
+from foretell.methods.eagle.native import native_pair
 from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.target import CausalModel, Target
 
@@ -24,8 +26,9 @@ class MTP(Method):
         shapes=tuple(name for name in SHAPES.builtin if name != "specdec"),  # no acceptance head is trained for it
     )
 
-    def __init__(self, head: PairHead, model: CausalModel) -> None:
-        """head: on the model's device. Raises ModelError where it was made for a target of another size."""
+    def __init__(self, head: PairHead, model: CausalModel, *, weights: str = "auto") -> None:
+        """head: on the model's device; weights: how a native head holds its matrices. Raises ModelError where it was made
+        for a target of another size."""
         head.check_target(model.spec, name="the MTP head")
         last = model.spec.num_layers - 1
         if head.taps != (last,):
@@ -34,13 +37,14 @@ class MTP(Method):
                 f"{model.spec.name!r}"
             )
         self.head, self.model = head.eval(), model
+        self.native, self.not_native = native_pair(self.head, model, weights)
 
     @property
     def runs_as(self) -> str:
         """What the module is."""
         head = self.head
         if not isinstance(head, CheckpointMTPHead):
-            return "torch: a trained MTP head"
+            return runs_as(self.not_native)
         more = f", the first of {head.num_modules}" if head.num_modules > 1 else ""
         return f"torch: the checkpoint's own {type(head.layer).__name__}{more}"
 
@@ -56,4 +60,4 @@ class MTP(Method):
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
-        return EagleDrafter(self.head, self.model, context, capacity)
+        return EagleDrafter(self.head, self.model, context, capacity, native=self.native)

@@ -10,7 +10,6 @@ import ctypes
 import mmap
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +29,6 @@ from foretell.model.llama.matrices import Matrices, read_matrices
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.split import SplitWeights
 from foretell.model.llama.threads import fewest_threads
-from foretell.model.llama.traits import Traits
 from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
 from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Output
@@ -57,38 +55,7 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     shape = llama.read_shape(config)
     if shape.head_dim not in HEAD_DIMS:
         return f"head dimension {shape.head_dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
-    lacking = _lacking(shape)
-    if lacking:
-        return f"{shape.architecture} has {lacking}, which only the lean and the transformers implementation have"
     return library()[1]
-
-
-def _lacking(shape: LlamaShape) -> str:
-    """What a model has that ``kernels/native`` has not; empty where that is nothing."""
-    traits, llamas = shape.traits, Traits()
-    known = replace(
-        llamas, qk_norm="heads" if traits.qk_norm == "heads" else "", is_fused=traits.is_fused, rotated=traits.rotated
-    )
-    differs = [name for name, value in asdict(known).items() if getattr(traits, name) != value]
-    if len(set(shape.ropes)) > 1:
-        differs.append("rope")
-    return " and ".join(_WORDS[name] for name in differs)
-
-
-_WORDS = {
-    "activation": "another activation",
-    "norm_offset": "offsets of norms",
-    "norms_before": "layers without norms before",
-    "norms_after": "norms behind attention and MLP",
-    "qk_norm": "norms of all queries together",
-    "embedding_scale": "scaled embeddings",
-    "score_scale": "a scale of its own on scores",
-    "score_cap": "capped scores",
-    "residual_scale": "scaled residuals",
-    "logit_scale": "scaled logits",
-    "logit_cap": "capped logits",
-    "rope": "several rotations",
-}
 
 
 class NativeCache(BoundCache):
@@ -98,9 +65,7 @@ class NativeCache(BoundCache):
         shape, spec = model.shape, model.spec
         shapes = [(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
         self._model = model
-        super().__init__(
-            num_rows, capacity, shapes, spec.dtype, llama.rope_table(shape.ropes[0], capacity, spec.device)
-        )
+        super().__init__(num_rows, capacity, shapes, spec.dtype, model.rotations(capacity))
 
     def move(self, src: Tensor, dst: Tensor) -> None:
         """See ``KVCache.move``."""
@@ -125,8 +90,6 @@ class NativeModel(CausalModel):
     ) -> None:
         """dtype: of keys, values and plain matrices; weights: one of ``matrices.WEIGHTS``."""
         self.native = native_functions()
-        if lacking := _lacking(shape):
-            raise ModelError(f"{name}: {shape.architecture} has {lacking}, which the native implementation has not")
         self.shape = shape
         self._dequantised: Tensor | None = None
         self._rounded: Matrices | None = None  # the head in int8
@@ -244,6 +207,31 @@ class NativeModel(CausalModel):
             )  # fmt: skip
         return logits
 
+    def rotations(self, capacity: int) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [rotations, capacity, head_dim / 2] of the layers' different rotations."""
+        tables = [llama.rope_table(rope, capacity, self.spec.device) for rope in self._ropes]
+        cos, sin = (torch.stack(each) for each in zip(*tables, strict=True))
+        return cos, sin
+
+    @property
+    def embedding_scale(self) -> float:
+        """The factor of the embedding's rows, as ``structures.Model`` has it."""
+        scale: float = self._view.embedding_scale
+        return scale
+
+    def lend_outputs(self, view: structures.Model) -> None:
+        """Let a head that reads the output head's matrix make logits of its products as this model does."""
+        for name in structures.OUTPUTS:
+            setattr(view, name, getattr(self._view, name))
+
+    def finished(self, products: Tensor) -> Tensor:
+        """Products [..., V] float32 with the output head as logits, in place."""
+        traits = self.shape.traits
+        if traits.logit_scale != 1.0 or traits.logit_cap is not None:
+            assert products.is_contiguous()
+            self.native.finish(self.address, products.data_ptr(), products.numel() // products.shape[-1])
+        return products
+
     @property
     def embedding_matrix(self) -> structures.Matrix:
         """The embedding as C sees it, for heads that share it."""
@@ -270,16 +258,17 @@ class NativeModel(CausalModel):
 
     def embed(self, tokens: Tensor) -> Tensor:
         """See ``CausalModel.embed``."""
-        table = self.matrices.plain.get(llama.EMBEDDING)
+        table, scale = self.matrices.plain.get(llama.EMBEDDING), self.embedding_scale
         if table is not None:
-            return F.embedding(tokens, table)
+            embedded = F.embedding(tokens, table)
+            return embedded * scale if scale else embedded
         ids = tokens.contiguous()
         if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < self.shape.vocab_size:
             raise IndexError(f"a token is outside the vocabulary of {self.shape.vocab_size}")
         out = torch.empty(*ids.shape, self.shape.hidden_size)
         embedding = self.matrices.held[llama.EMBEDDING]
         self.native.rows(ctypes.addressof(embedding), ids.data_ptr(), ids.numel(), out.data_ptr())
-        return out
+        return out * scale if scale else out
 
     def normed(self, hidden: Tensor) -> Tensor:
         """See ``CausalModel.normed``; in float32."""
@@ -291,7 +280,7 @@ class NativeModel(CausalModel):
         if normed.requires_grad and torch.is_grad_enabled():
             weight = self.matrices.plain.get(name)
             weight = self._head_values(name) if weight is None else weight
-            return F.linear(normed.to(weight.dtype), weight)
+            return self._finished_with_gradient(F.linear(normed.to(weight.dtype), weight))
         x = normed.detach().float().contiguous()
         out = torch.empty(*x.shape[:-1], self.shape.vocab_size)
         problem = self.native.product(
@@ -299,7 +288,13 @@ class NativeModel(CausalModel):
             out.data_ptr(), self.shape.vocab_size, torch.get_num_threads(),
         )  # fmt: skip
         check(problem)
-        return out
+        return self.finished(out)
+
+    def _finished_with_gradient(self, products: Tensor) -> Tensor:
+        """``finished`` by torch."""
+        traits = self.shape.traits
+        logits = products if traits.logit_scale == 1.0 else products * traits.logit_scale
+        return logits if traits.logit_cap is None else torch.tanh(logits / traits.logit_cap) * traits.logit_cap
 
     def _head_values(self, name: str) -> Tensor:
         """[V, H] float32: a quantised head's values, made once."""
@@ -350,32 +345,45 @@ class NativeModel(CausalModel):
         tied = shape.tied or llama.HEAD not in source.names
         matrices += [] if tied else [llama.HEAD]
         for index in range(shape.num_layers):
-            names = llama.layer_names(index)
+            names = llama.layer_names(index, shape.traits)
             matrices += [names[key] for key in structures.MATRICES]
         made = read_matrices(source, matrices, weights=weights, dtype=dtype, allocate=huge_pages)
         self.matrices, read = made, made.held
 
-        def vector(name: str | None) -> int | None:
+        def vector(name: str | None, offset: float = 0.0) -> int | None:
             if name is None:
                 return None
-            self._tensors.append(source.read(name, torch.float32, cpu))
+            values = source.read(name, torch.float32, cpu)
+            self._tensors.append(values + offset if offset else values)
             return self._tensors[-1].data_ptr()
+
+        traits = shape.traits
+        self._ropes = list(dict.fromkeys(shape.ropes))
+        norms = ["q_norm", "k_norm"] if traits.qk_norm else []
+        norms += ["input_norm", "mlp_norm"] if traits.norms_before else []
+        norms += ["attention_after", "mlp_after"] if traits.norms_after else []
 
         layers = (structures.Layer * shape.num_layers)()
         for index, layer in enumerate(layers):
-            names = llama.layer_names(index)
+            names = llama.layer_names(index, traits)
             for key in structures.MATRICES:
                 setattr(layer, key, read[names[key]])
                 setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key], source.names)))
-            for key in ("input_norm", "mlp_norm", *(("q_norm", "k_norm") if shape.traits.qk_norm else ())):
-                setattr(layer, key, vector(names[key]))
-            layer.window = shape.windows[index] or 0
-        final_norm = vector(llama.FINAL_NORM)
+            for key in norms:
+                setattr(layer, key, vector(names[key], traits.norm_offset))
+            layer.window, layer.rope = shape.windows[index] or 0, self._ropes.index(shape.ropes[index])
+        final_norm = vector(llama.FINAL_NORM, traits.norm_offset)
         self._final_norm = self._tensors[-1]
         return structures.Model(
             dtype == torch.bfloat16, shape.num_layers, shape.vocab_size, shape.hidden_size, shape.intermediate_size,
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.norm_eps,
             read[llama.EMBEDDING], read[llama.EMBEDDING if tied else llama.HEAD], final_norm, layers,
+            traits.activation == "gelu", traits.qk_norm == "all",
+            # The factor is rounded to the weights' type first, as the modules do.
+            0.0 if traits.embedding_scale == 1.0 else torch.tensor(traits.embedding_scale, dtype=dtype).item(),
+            traits.score_scale or 0.0, traits.score_cap or 0.0,
+            0.0 if traits.residual_scale == 1.0 else traits.residual_scale,
+            0.0 if traits.logit_scale == 1.0 else traits.logit_scale, traits.logit_cap or 0.0,
         )  # fmt: skip
 
 
@@ -419,7 +427,9 @@ class NativeFunctions:
         lib.foretell_product.argtypes = [pointer, number, pointer, number, pointer, number, number]
         self.rows: Callable[..., int] = lib.foretell_rows
         lib.foretell_rows.argtypes = [pointer, pointer, number, pointer]
-        for function in (self.forward, self.scratch, self.move, self.read, self.product, self.rows):
+        self.finish: Callable[..., int] = lib.foretell_finish
+        lib.foretell_finish.argtypes = [pointer, pointer, number]
+        for function in (self.forward, self.scratch, self.move, self.read, self.product, self.rows, self.finish):
             function.restype = number
 
 
