@@ -7,7 +7,7 @@ body of megabytes may have a million, and finding them holds up the event loop.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from foretell.draft.ngram import MAX_NGRAM
 from foretell.draft.recycling import MAX_CANDIDATES
@@ -23,6 +23,18 @@ Grammar = Annotated[str, Field(min_length=1, max_length=65536)]
 Choices = Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)]
 JsonObject = dict[str, Any]
 Ignored = Annotated[Any, Field(description="Ignored.", exclude=True)]
+
+
+def _off(given: bool) -> bool:
+    if given:
+        raise ValueError("only false is taken")
+    return given
+
+
+# A literal false would take 0 as well, which the document does not.
+Off = Annotated[bool, AfterValidator(_off), WithJsonSchema({"type": "boolean", "const": False})]
+One = Annotated[int, Field(ge=1, le=1)]
+"""The same of 1 and true."""
 Option = (
     bool
     | Annotated[int, Field(ge=-INT32, le=INT32)]
@@ -105,7 +117,7 @@ class Sampling(Strict):
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=MAX_BIASES),
+            Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
         ]
         | None
     ) = Field(None, description="Token ids, and what is added to their logits.")
