@@ -31,6 +31,10 @@ def _off(given: bool) -> bool:
     return given
 
 
+def _none_if_off(given: int | None) -> int | None:
+    return None if given is False else given
+
+
 # A literal false would take 0 as well, which the document does not.
 Off = Annotated[bool, AfterValidator(_off), WithJsonSchema({"type": "boolean", "const": False})]
 One = Annotated[int, Field(ge=1, le=1)]
@@ -186,7 +190,42 @@ class SchemaFormat(Strict):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+class ConstantTag(Strict):
+    """One text alone."""
+
+    type: Literal["const_string"]
+    value: Text
+
+
+class SchemaTag(Strict):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonObject
+
+
+class RegexTag(Strict):
+    """Text that matches a regular expression."""
+
+    type: Literal["regex"]
+    pattern: Grammar
+
+
+class GrammarTag(Strict):
+    """Text of a grammar: EBNF ('::=') or Lark."""
+
+    type: Literal["grammar"]
+    grammar: Grammar
+
+
+class TagFormat(Strict):
+    """A structural tag, as XGrammar calls it: those that hold for the whole text."""
+
+    type: Literal["structural_tag"]
+    format: Annotated[ConstantTag | SchemaTag | RegexTag | GrammarTag, Field(discriminator="type")]
+
+
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat | TagFormat, Field(discriminator="type")]
 
 
 class StructuredOutputs(Strict):
@@ -438,5 +477,7 @@ class CompletionRequest(Formatted):
         None,
         description="The prompt's text before the completion; with logprobs, its tokens' log probabilities as well.",
     )
-    logprobs: int | None = Field(None, ge=0, le=20, description="Of each token, and so many of the likeliest ones.")
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=20)] | Off | None, AfterValidator(_none_if_off)] = Field(
+        None, description="Of each token, and so many of the likeliest ones; false: none, as null."
+    )
     best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")
