@@ -143,13 +143,20 @@ def test_a_prediction_is_followed_and_found_again() -> None:
     assert runner.num_accepted == 3
 
 
-def test_predictions_belong_to_their_requests() -> None:
+def test_predictions_are_read_once_and_belong_to_their_requests(monkeypatch: pytest.MonkeyPatch) -> None:
     runner = Runner(Proposer(config()), bound=True)
-    for name, base in (("a", 10), ("b", 20), ("c", 30)):  # the prompts are the same, the predictions are not
-        given = None if name == "c" else list(range(base, base + 9))
-        runner.add(name, [1, 2], range(base, base + 15), given)
-    assert runner.step(["a", "b", "c"]) == {"a": [11, 12, 13, 14], "b": [21, 22, 23, 24], "c": []}
-    assert runner.step(["c", "b", "a"]) == {"a": [16, 17, 18], "b": [26, 27, 28], "c": []}
+    read: list[str] = []
+    whole = Proposer._prediction
+    monkeypatch.setattr(
+        Proposer, "_prediction", lambda self, given, name: (read.append(name), whole(self, given, name))[1]
+    )
+    for name, base in (("a", 10), ("b", 20), ("c", 30)):  # the prompts are the same, and the first tokens
+        given = None if name == "c" else [5, *range(base, base + 9)]
+        runner.add(name, [1, 2], [5, *range(base, base + 15)], given)
+    assert runner.step(["a", "b", "c"]) == {"a": [10, 11, 12, 13], "b": [20, 21, 22, 23], "c": []}
+    assert runner.step(["c", "b", "a"]) == {"a": [15, 16, 17, 18], "b": [25, 26, 27, 28], "c": []}
+    assert runner.step(["b", "a"]) == {"a": [], "b": []}
+    assert read == ["a", "b"]
 
 
 def test_a_text_as_prediction_is_read_by_the_models_tokenizer(monkeypatch: pytest.MonkeyPatch) -> None:

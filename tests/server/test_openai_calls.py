@@ -272,11 +272,13 @@ def _(client: Any) -> None:
 
 @CALLS("chat: the stream helper")
 def _(client: Any) -> None:
-    with client.chat.completions.stream(model="bundled", messages=USER, seed=1, max_tokens=8) as stream:
+    text = said(chat(client))
+    given: Any = {"model": "bundled", "messages": USER, "seed": 1, "max_tokens": 8, "stop": text[5]}
+    with client.chat.completions.stream(**given) as stream:  # it refuses a text that its limit cut
         kinds = {event.type for event in stream}
         whole = stream.get_final_completion()
     assert {"chunk", "content.delta", "content.done"} <= kinds
-    assert said(whole) == said(chat(client))
+    assert said(whole) == text[: text.index(text[5])]
 
 
 @CALLS("chat: the assistant's message is continued")
@@ -336,7 +338,7 @@ def _(client: Any) -> None:
     assert found.token_logprobs[0] is None
     assert all(one <= 0 for one in found.token_logprobs[1:])
     assert "".join(found.tokens) == "def add("
-    assert all(len(one) == 2 for one in found.top_logprobs[1:])
+    assert all(len(one) in (2, 3) for one in found.top_logprobs[1:])  # the token itself comes beside the likeliest
 
 
 @CALLS("completions: a stream")
