@@ -1,17 +1,21 @@
 """The document is true: its references lead somewhere, and whatever it admits is answered as it says."""
 
 import json
+from random import Random
 from typing import Any
 
 import httpx
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from foretell.server.app import build_app
+from foretell.server.errors import ApiError, parse
 from foretell.server.options import ServerOptions
-from foretell.server.protocol import ChatRequest, CompletionRequest
+from foretell.server.protocol import ChatRequest, CompletionRequest, LearnerRequest
 from foretell.server.responses_protocol import ResponsesRequest
+from tests.server.agreement import ODD, Bodies
 from tests.server.fake import FakeService
 from tests.stress import size
 
@@ -101,3 +105,42 @@ def test_no_value_breaks_it(fake: httpx.Client, data: st.DataObject, path: str) 
     answer = fake.post(path, content=content, headers={"content-type": "application/json"})
     assert str(answer.status_code) in POSTED - {"500", "503"}, answer.text
     assert (answer.json().get("error") is not None) == (answer.status_code != 200)
+
+
+def disagreement(kind: Any, validator: Any, body: dict[str, Any]) -> str | None:
+    """What is wrong where the document and what validates requests do not say the same of a body."""
+    errors = [error.message for error in validator.iter_errors(body)]
+    try:
+        parse(kind, json.dumps(body).encode())
+    except ApiError as error:
+        return None if errors else f"the document admits {body}, and it is refused: {error.message}"
+    return f"the document refuses {body} ({errors[0]}), and it is taken" if errors else None
+
+
+def validator_of(document: Any, kind: Any) -> Any:
+    schemas = document["components"]
+    return jsonschema.Draft202012Validator({"$ref": f"#/components/schemas/{kind.__name__}", "components": schemas})
+
+
+@pytest.mark.parametrize("path", sorted(BASES))
+def test_any_value_of_any_field_is_refused_where_the_document_refuses_it(document: Any, path: str) -> None:
+    kind, base = BASES[path]
+    validator = validator_of(document, kind)
+    bodies = [{**base, name: value} for name in kind.model_fields if name != "model" for value in ODD]
+    assert [found for body in bodies if (found := disagreement(kind, validator, body))] == []
+    assert 0 < sum(validator.is_valid(body) for body in bodies) < len(bodies)
+
+
+@pytest.mark.parametrize("kind", [ChatRequest, CompletionRequest, LearnerRequest, ResponsesRequest])
+def test_bodies_near_the_border_are_judged_as_the_document_says(document: Any, kind: Any) -> None:
+    validator = validator_of(document, kind)
+    taken = []
+    for seed in range(size(60, 600)):
+        random = Random(seed)
+        bodies = Bodies(document["components"]["schemas"], random, random.choice([0.0, 0.02, 0.05]))
+        body = bodies.draw({"$ref": f"#/components/schemas/{kind.__name__}"})
+        if isinstance(body, dict):
+            body.pop("model", None)
+            assert disagreement(kind, validator, body) is None
+            taken.append(validator.is_valid(body))
+    assert len(set(taken)) == 2, "some are valid, some are not"

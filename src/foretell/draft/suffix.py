@@ -148,6 +148,29 @@ def best_first(
         node, total = len(nodes), total + score
 
 
+def best_of_sources(
+    row: SuffixRow, library: Library, options: SuffixOptions, *, depth: int, size: int, width: int
+) -> tuple[list[Node], float]:
+    """The guesses after a row's text, the best first, from the source that expects most of them, and their score.
+
+    depth, size, width: see ``best_first``.
+    """
+    best: list[Node] = []
+    highest = 0.0
+    for automaton, place in row.places(library):
+        reach = int(options.max_spec_factor * place[1] + options.max_spec_offset)
+        deepest = min(depth, reach)
+        if place[1] < options.min_match or deepest < 1:
+            continue
+        nodes, score = best_first(
+            automaton, place, depth=deepest, size=size, width=width,
+            least_score=options.min_token_prob, least_match=options.min_match,
+        )  # fmt: skip
+        if score > highest:
+            best, highest = nodes, score
+    return best, highest
+
+
 class SuffixDrafter(Drafter):
     """One automaton a row, and the method's library.
 
@@ -178,22 +201,10 @@ class SuffixDrafter(Drafter):
         ]
 
     def _guess(self, row: SuffixRow, shape: Shape, depth_limit: int) -> tuple[list[Node], float]:
-        options = self.options
         size, width = (shape.size, shape.width) if isinstance(shape, OptTree) else (shape.depth, 1)
-        best: list[Node] = []
-        highest = 0.0
-        for automaton, place in row.places(self.library):
-            reach = int(options.max_spec_factor * place[1] + options.max_spec_offset)
-            depth = min(shape.depth, depth_limit, reach)
-            if place[1] < options.min_match or depth < 1:
-                continue
-            nodes, score = best_first(
-                automaton, place, depth=depth, size=size, width=width,
-                least_score=options.min_token_prob, least_match=options.min_match,
-            )  # fmt: skip
-            if score > highest:
-                best, highest = nodes, score
-        return depth_first(best), highest
+        most = min(shape.depth, depth_limit)
+        nodes, score = best_of_sources(row, self.library, self.options, depth=most, size=size, width=width)
+        return depth_first(nodes), score
 
     def observe(self, commit: Commit) -> None:
         """Append the emitted tokens to the text; the output of a row that ends is added to the library."""

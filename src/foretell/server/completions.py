@@ -107,7 +107,7 @@ async def _whole(answer: Answer, body: CompletionRequest, echoes: Sequence[str])
 
 
 async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]) -> AsyncIterator[bytes]:
-    """The answer of a request with stream: per choice its text, the end by itself; then the usage."""
+    """The answer of a request with stream: per choice its text, the end with the last of it; then the usage."""
     job = answer.job
     written = [len(echo) for echo in echoes]  # characters sent of each choice
     begun: set[int] = set()
@@ -122,17 +122,17 @@ async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]
                 begun.add(index)
                 text = echoes[index] + text
             shown = one.prompt or _shown(answer, body, pieces, completion) if body.logprobs is not None else ()
-            wanted = shown or (pieces and body.provenance) or (traces and body.trace)
-            if text or wanted:
-                choice = _choice(answer, body, index, text, pieces, traces, completion, offset, one.prompt)
-                out.append(event(answer.chunk(choice if shown else {**choice, "logprobs": None})))
+            if not (text or shown or completion or (pieces and body.provenance) or (traces and body.trace)):
+                continue
+            choice = _choice(answer, body, index, text, pieces, traces, completion, offset, one.prompt)
+            data = answer.chunk(choice if shown else {**choice, "logprobs": None})
             if completion is not None:
-                end = {"index": index, "text": "", "logprobs": None, **answer.ending(completion)}
-                data = answer.chunk(end)
+                choice = data["choices"][0]
+                choice.update(answer.ending(completion))
                 num_ended += 1
                 if num_ended == len(echoes) and not answer.wants_usage:
                     data.update(answer.figures(job.whole()))
-                out.append(event(data))
+            out.append(event(data))
         yield b"".join(out) or KEEP_ALIVE
     if answer.wants_usage:
         done = job.whole()

@@ -9,7 +9,16 @@ from foretell.core.errors import ConfigError
 from foretell.server.backend import Backend
 from foretell.server.constraint import Constraint, Constraints, json_options
 from foretell.server.errors import bad, of_engine
-from foretell.server.protocol import Formatted, SchemaFormat, TextFormat
+from foretell.server.protocol import (
+    ConstantTag,
+    Formatted,
+    GrammarTag,
+    RegexTag,
+    SchemaFormat,
+    SchemaTag,
+    TagFormat,
+    TextFormat,
+)
 
 Kind = Literal["json", "regex", "choice", "gbnf", "lark"]
 
@@ -68,6 +77,8 @@ def _formats(body: Formatted) -> list[Format]:
     if isinstance(given, SchemaFormat):
         schema = given.json_schema
         made.append(Format("response_format", "json", schema.schema_ or {}, bool(schema.strict)))
+    elif isinstance(given, TagFormat):
+        made.append(_tag("response_format", given.format))
     elif given is not None and not isinstance(given, TextFormat):
         made.append(Format("response_format", "json", {"type": "object"}))
     made += [_schema(field, getattr(body, field)) for field in ("json_schema", "guided_json")]
@@ -81,6 +92,14 @@ def _formats(body: Formatted) -> list[Format]:
         made.append(None if asked.choice is None else Format(place, "choice", asked.choice))
         made.append(Format(place, "json", {"type": "object"}) if asked.json_object else None)
     return [one for one in made if one is not None]
+
+
+def _tag(field: str, tag: ConstantTag | SchemaTag | RegexTag | GrammarTag) -> Format | None:
+    if isinstance(tag, ConstantTag):
+        return Format(field, "choice", [tag.value])
+    if isinstance(tag, SchemaTag):
+        return Format(field, "json", tag.json_schema)
+    return _text(field, "regex", tag.pattern) if isinstance(tag, RegexTag) else _grammar(field, tag.grammar)
 
 
 def _schema(field: str, given: str | dict[str, Any] | None) -> Format | None:

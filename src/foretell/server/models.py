@@ -19,6 +19,7 @@ def _model(backend: Backend) -> dict[str, Any]:
         "object": "model",
         "created": backend.created,
         "owned_by": "foretell",
+        "root": backend.name,
         "max_model_len": backend.max_model_len,
         # Keys that name files on this machine are not sent to clients.
         "speculative": {

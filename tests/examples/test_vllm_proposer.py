@@ -1,0 +1,43 @@
+"""``examples/vllm_proposer.py`` without vLLM: its questions, its verdict, and what it says where vLLM is missing."""
+
+import importlib.util
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+FILE = Path(__file__).resolve().parents[2] / "examples" / "vllm_proposer.py"
+
+
+@pytest.fixture(scope="module")
+def example() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("vllm_proposer", FILE)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_questions_differ(example: ModuleType) -> None:
+    assert len(set(example.questions(50))) == 50
+    assert example.questions(20) == example.questions(50)[:20]
+
+
+@pytest.mark.parametrize("last", [2, 3])
+def test_any_other_token_is_a_failure(example: ModuleType, capsys: pytest.CaptureFixture[str], last: int) -> None:
+    counts = {"vllm:spec_decode_num_accepted_tokens": 5}
+    found = {
+        "plain": {"tokens": [[1, 2], [1, 2]], "counts": {}},
+        "suffix": {"tokens": [[1, 2], [1, last]], "counts": counts},
+    }
+    assert example.report(found) == (last != 2)
+    assert capsys.readouterr().out.splitlines()[1] == f"suffix: {2 - (last != 2)} of 2 texts equal; accepted_tokens 5"
+
+
+def test_without_vllm_it_says_so(
+    example: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(example, "find_spec", lambda _: None)
+    assert example.main(["model"]) == 2
+    assert "pip install vllm" in capsys.readouterr().out
