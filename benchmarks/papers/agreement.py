@@ -3,9 +3,9 @@
     python -m benchmarks.papers agreement --answers build/abstention.jsonl [--judges T1,T2]
 
 Theirs ("AI Predicts AGI", 2412.09385, abstract): language models that review each other's forecasts, ICC 0.79. Ours:
-answers of row ``abstention``, scored by three rules of ``foretell.bench.unknown`` (says it anywhere, says it first, share of
-sentences) and, with --judges, by models: the probability of "Yes" against "No" to the question whether the answer says that
-nobody knows. ICC(2,1) counts a difference in strictness as disagreement, ICC(3,1) does not; 95 % intervals by F.
+answers of row ``abstention``, scored by three rules of ``foretell.bench.unknown`` (says it anywhere, says it first, share
+of sentences) and, with --judges, by models: the probability of "Yes" against "No" to the question whether the answer says
+that nobody knows. ICC(2,1) counts a difference in strictness as disagreement, ICC(3,1) does not; 95 % intervals by F.
 """
 
 import argparse

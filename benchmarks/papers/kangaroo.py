@@ -4,7 +4,7 @@
     python -m benchmarks.papers kangaroo --target build/inflated --heads build/heads      # speedups: a quiet machine
 
 Theirs (2404.18911, abstract; Spec-Bench, Vicuna-7B, one sequence): up to 1.68x, exit after 2 of 32 layers. Ours: the
-bundled adapter, exit after 2 of 6 layers, so a guess cannot cost less than a third of a pass. *modelled* counts layers alone: a
+bundled adapter, exit after 2 of 6 layers, so a guess cannot cost less than a third of a pass. *layers counted*: a
 step runs the lower share once for every guess and the rest once, which needs no clock.
 """
 

@@ -47,19 +47,12 @@ def run(args: argparse.Namespace) -> Row:
     table = optimum_table({args.temperature: pairs}, temperatures=[args.temperature], num_drafts=counts)
     lines, won = [], []
     for cell in table.cells:
-        if (
-            str(cell.draws) == "iid"
-            and cell.rule in THEIRS
-            and cell.num_drafts in OPTIMAL
-            and cell.share_of_optimum is not None
-        ):
-            n = cell.num_drafts
+        n, share = cell.num_drafts, cell.share_of_optimum
+        if cell.draws == "iid" and cell.rule in THEIRS and n in OPTIMAL and share is not None:
             theirs = 100 * THEIRS[cell.rule][n] / OPTIMAL[n]
-            lines.append(
-                Line(f"`{cell.rule}`, {n} drafts: share of the optimum", theirs, 100 * cell.share_of_optimum, unit=" %")
-            )
+            lines.append(Line(f"`{cell.rule}`, {n} drafts: share of the optimum", theirs, 100 * share, unit=" %"))
             if cell.rule == "transport":
-                won.append(cell.share_of_optimum)
+                won.append(share)
     return Row(
         "multidraft", "Khisti et al. 2024, 2410.18234; Hu et al. 2025, 2502.18779", "table of acceptance on Dolly", lines,
         "won" if won and min(won) > 1 - 1e-4 else "NOT OPTIMAL",

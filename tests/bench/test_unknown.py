@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats as scipy_stats
 
-from foretell.bench import read_suite
+from foretell.bench import read_suite, run_bench, select
 from foretell.bench.answers import Check
 from foretell.bench.quality import Judge
 from foretell.bench.stats import agreement, f_quantile
@@ -70,6 +70,17 @@ def test_the_suite() -> None:
     assert len({item.prompt for item in items}) == 72
     assert all(item.check == Check("unknown", "") for item in items)
     assert not any(says_unknown(item.prompt.split("\n")[0]) for item in items), "a question that gives itself away"
+
+
+def test_reports_count_by_category_and_by_level() -> None:
+    items = [item for item in read_suite("abstention").items if item.category in ("mind", "history")]
+    chosen = [item for item in items if str(item.question_id)[-1] in "147"]
+    report = run_bench({"target": "bundled"}, chosen, ["ngram:2"], max_new_tokens=4, judged=True)
+    plain, ngram = report.temperatures[0].methods
+    counts = {part.category: part.num_judged for part in ngram.quality}
+    assert counts == {"overall": 6, "mind": 3, "history": 3, "level 1": 2, "level 2": 2, "level 3": 2}
+    assert [part.num_right for part in plain.quality] == [part.num_right for part in ngram.quality]
+    assert select(chosen, limit=1)[0].level == "1"
 
 
 # -- agreement

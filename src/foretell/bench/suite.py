@@ -4,8 +4,9 @@ An entry of a file is a text, ``prompt`` or ``messages``, or one of three forms.
 ``question_id``, ``category``, ``turns`` (messages of the user; a later one follows the model's own answer), and where
 there are any ``format`` ("text" to continue, "chat" to put into the chat template), ``prediction`` (a guess of the
 output), ``reference`` (which, for word problems, ends in the right number), ``unknown`` (true: nobody knows the answer, and
-to say so is right) and ``level`` (how hard it is). GSM8K's: ``question``, ``answer`` ("... #### 42"). HumanEval's: ``task_id``, ``prompt``, ``test``, ``entry_point``. Lines without ``format``
-are messages, so the chat template is used wherever the tokenizer has one.
+to say so is right) and ``level`` (how hard it is). GSM8K's: ``question``, ``answer`` ("... #### 42"). HumanEval's:
+``task_id``, ``prompt``, ``test``, ``entry_point``. Lines without ``format`` are messages, so the chat template is used
+wherever the tokenizer has one.
 """
 
 import gzip

@@ -19,6 +19,7 @@ SAYS = re.compile(
     r"|accepted|certain|scientific|universal(?:ly\s+accepted)?|generally\s+accepted)\s+)+(?:answer|proof|evidence|explanation"
     r"|consensus|theory|way)|no\s+consensus"
     r"|(?:remains?|is\s+still|is)\s+(?:a\s+|an\s+)?(?:mystery|debated|disputed|open|subject\s+of\s+debate|matter\s+of\s+debate)"
+    r"|there\s+is\s+no\s+answer|no\s+answer\s+yet"
     r"|impossible\s+to\s+(?:know|say|predict|determine|answer))\b",
     re.IGNORECASE,
 )

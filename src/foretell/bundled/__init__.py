@@ -22,8 +22,8 @@ _PATHS = {
 
 
 def path(name: str) -> Path:
-    """Where `name` lies: "target" or "draft", a head of HEADS ("eagle2": eagle1's), "suite" (a prompt a line), or "abstention"
-    (questions that nobody can answer)."""
+    """Where `name` lies: "target" or "draft", a head of HEADS ("eagle2": eagle1's), "suite" (a prompt a line), or
+    "abstention" (questions that nobody can answer)."""
     try:
         return _PATHS[name]
     except KeyError:
