@@ -117,16 +117,16 @@ def test_a_stricter_judge_agrees_in_order_alone() -> None:
 
 
 def test_agreement_by_chance_is_near_zero_and_its_interval_holds() -> None:
-    """Of 200 tables of noise about one in twenty has an interval without 0; a control of real agreement has nearly none."""
+    """Of 60 tables of noise about one in twenty has an interval without 0; a control of real agreement has nearly none."""
     r = np.random.default_rng(0)
     missed = hit = 0
-    for _ in range(200):
+    for _ in range(60):
         noise = r.normal(size=(25, 3))
         one = agreement(noise.tolist()).consistent
         missed += not one.low <= 0 <= one.high
         real = agreement((noise + 2 * r.normal(size=(25, 1))).tolist()).absolute
         hit += real.low <= 0 <= real.high
-    assert 2 <= missed <= 22
+    assert missed <= 9  # 3 expected; more than 9 has probability 0.0007
     assert hit == 0
 
 

@@ -26,7 +26,7 @@ from foretell.methods.hybrid.drafter import Hybrid
 from foretell.model.table import TableLM
 from tests.verify.test_two_steps import EMPTY, Call, KeyedTensor, Watch, watched
 
-SIZE, HORIZON = 3, 3
+SIZE = 3
 SEED, OTHER = 5, 6
 REPEATS, FRESH = [0, 1, 0, 1], [2, 0]  # suffix knows how the first goes on unless a 2 comes, and nothing of the second
 
@@ -81,11 +81,11 @@ class Found:
     num_outcomes: int
 
 
-def enumerate_text(prompts: list[list[int]], *, seeds: tuple[int, int] = (11, 12), **keys: Any) -> Found:
+def enumerate_text(prompts: list[list[int]], *, horizon: int, seeds: tuple[int, int] = (11, 12), **keys: Any) -> Found:
     """The joint distribution of the first tokens of the first prompt, beside the target's."""
     distribution = random_rows(seeds[0])
     target, draft = model(seeds[0]), model(seeds[1])
-    joint = torch.zeros(SIZE**HORIZON, dtype=torch.float64)
+    joint = torch.zeros(SIZE**horizon, dtype=torch.float64)
     waiting: list[dict[int, tuple[float, float]]] = [{}]
     kinds: set[frozenset[int]] = set()
     count = 0
@@ -104,7 +104,7 @@ def enumerate_text(prompts: list[list[int]], *, seeds: tuple[int, int] = (11, 12
         engine = Engine(target, None, speculative=speculative, method=method)
         engine.observers.append(lambda event: kinds.update(_labels(event.commit.tree)))
         requests = [
-            Request(ids, SamplingParams(temperature=1.0, seed=seed, max_new_tokens=HORIZON, ignore_eos=True))
+            Request(ids, SamplingParams(temperature=1.0, seed=seed, max_new_tokens=horizon, ignore_eos=True))
             for ids, seed in zip(prompts, (SEED, OTHER), strict=False)
         ]
         with watched(watch), pytest.MonkeyPatch.context() as patch:
@@ -120,12 +120,12 @@ def enumerate_text(prompts: list[list[int]], *, seeds: tuple[int, int] = (11, 12
                 break
         else:
             weight = float(np.prod([high - low for low, high in held.values()]))
-            joint[tokens[0] * SIZE * SIZE + tokens[1] * SIZE + tokens[2]] += weight
+            joint[int("".join(map(str, tokens)), SIZE)] += weight
             count += 1
     assert abs(float(joint.sum()) - 1.0) < 1e-9, "the outcomes are all there are"
     rows = torch.stack([distribution((token,)) for token in range(SIZE)])
     law = rows[prompts[0][-1]]
-    for _ in range(HORIZON - 1):
+    for _ in range(horizon - 1):
         law = (law.view(-1, SIZE, 1) * rows).flatten()
     return Found(float((joint - law).abs().max()), kinds, count)
 
@@ -147,21 +147,21 @@ FIXED, IID = frozenset({int(DrawnBy.FIXED)}), frozenset({int(DrawnBy.IID)})
 @pytest.mark.parametrize("verify", ["rejection", "block"])
 def test_one_row(verify: str) -> None:
     """Suffix wherever it has a match, else the draft: both occur along the outcomes."""
-    found = enumerate_text([REPEATS], verify=verify, discount=0.0)
+    found = enumerate_text([REPEATS], horizon=3, verify=verify, discount=0.0)
     assert found.error < 1e-11
     assert found.kinds == {FIXED, IID}
-    assert found.num_outcomes >= SIZE**HORIZON
+    assert found.num_outcomes >= SIZE**3
 
 
 @pytest.mark.parametrize("prompts", [[REPEATS, FRESH], [FRESH, REPEATS]])
 def test_rows_of_both_kinds_in_one_batch(prompts: list[list[int]]) -> None:
-    found = enumerate_text(prompts, verify="rejection", discount=0.0)
+    found = enumerate_text(prompts, horizon=2, verify="rejection", discount=0.0)
     assert found.error < 1e-11
     assert found.kinds == {FIXED, IID}
 
 
 def test_the_draft_where_suffix_has_a_match_too() -> None:
     """Which of them guesses is decided before anything is drawn."""
-    found = enumerate_text([REPEATS], verify="rejection", discount=2.0)
+    found = enumerate_text([REPEATS], horizon=2, verify="rejection", discount=2.0)
     assert found.error < 1e-11
     assert IID in found.kinds

@@ -214,7 +214,7 @@ def _icc2(rows: float, columns: float, error: float, n: int, k: int, level: floa
 def f_quantile(share: float, d1: float, d2: float) -> float:
     """Where Fisher's F distribution with d1 and d2 degrees of freedom has this share below; by bisection."""
     low, high = 0.0, 1.0  # of x = d1 F / (d1 F + d2), which has a beta distribution
-    for _ in range(200):
+    for _ in range(80):
         middle = (low + high) / 2
         low, high = (middle, high) if _beta(middle, d1 / 2, d2 / 2) < share else (low, middle)
     x = (low + high) / 2

@@ -8,7 +8,7 @@ there are three of them, and how far they agree is measured (``stats.agreement``
 import re
 
 SAYS = re.compile(
-    r"\b(?:un(?:known|knowable|solved|proven|proved|decided|resolved|answered|answerable|certain|clear|determined|deciphered"
+    r"(?:\b|(?=n't))(?:un(?:known|knowable|solved|proven|proved|decided|resolved|answered|answerable|certain|clear|determined|deciphered"
     r"|identified|explained)"
     r"|(?:not|never|n't)\s+(?:yet\s+|currently\s+|been\s+|be\s+|fully\s+|completely\s+|well\s+|definitively\s+"
     r"|conclusively\s+|entirely\s+|precisely\s+|exactly\s+|really\s+|yet\s+been\s+|possible\s+to\s+)*(?:known?|solved|proven"
