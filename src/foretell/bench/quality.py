@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from foretell.bench import sandbox
 from foretell.bench.answers import Check, program, same_number
 from foretell.bench.stats import Interval, mcnemar, wilson
+from foretell.bench.unknown import says_unknown
 
 
 @dataclass(frozen=True)
@@ -43,6 +44,8 @@ class Judge:
     def _judge(check: Check, text: str) -> bool:
         if check.kind == "number":
             return same_number(text, check.expected)
+        if check.kind == "unknown":
+            return says_unknown(text)
         source = f"{program(text, check)}\n{check.expected}\ncheck({check.entry_point})\n"
         return sandbox.run(source) == sandbox.PASSED
 

@@ -161,7 +161,7 @@ def assemble(
                 MethodReport(
                     label, config.resolved(), rule.exact, one_text, overall, macro, by_task,
                     [figures(name, chosen) for name, chosen in finer.items()],
-                    quality({index: session.items[index].group for index in kept}, judged, theirs),
+                    _quality(session, kept, judged, theirs),
                 )
             )  # fmt: skip
             for index, prompt in counted.items():
@@ -183,6 +183,16 @@ def _parts(names: Mapping[int, str]) -> dict[str, list[int]]:
 def _judged(session: Session, label: str, temperature: float, kept: Sequence[int]) -> dict[int, bool]:
     keys = {index: (label, temperature, index) for index in kept}
     return {index: session.right[key] for index, key in keys.items() if key in session.right}
+
+
+def _quality(
+    session: Session, kept: Sequence[int], judged: Mapping[int, bool], theirs: Mapping[int, bool]
+) -> list[Quality]:
+    """Overall and by task, and where questions have levels by these."""
+    found = quality({index: session.items[index].group for index in kept}, judged, theirs)
+    levels = {index: f"level {session.items[index].level}" for index in kept if session.items[index].level}
+    by_level = quality(dict(sorted(levels.items(), key=lambda pair: pair[1])), judged, theirs)
+    return found + [part for part in by_level if part.category != "overall"]
 
 
 class _Prompt:

@@ -3,9 +3,10 @@
 An entry of a file is a text, ``prompt`` or ``messages``, or one of three forms. Ours and Spec-Bench's:
 ``question_id``, ``category``, ``turns`` (messages of the user; a later one follows the model's own answer), and where
 there are any ``format`` ("text" to continue, "chat" to put into the chat template), ``prediction`` (a guess of the
-output) and ``reference`` (which, for word problems, ends in the right number). GSM8K's: ``question``,
-``answer`` ("... #### 42"). HumanEval's: ``task_id``, ``prompt``, ``test``, ``entry_point``. Lines without ``format``
-are messages, so the chat template is used wherever the tokenizer has one.
+output), ``reference`` (which, for word problems, ends in the right number), ``unknown`` (true: nobody knows the answer, and
+to say so is right) and ``level`` (how hard it is). GSM8K's: ``question``, ``answer`` ("... #### 42"). HumanEval's:
+``task_id``, ``prompt``, ``test``, ``entry_point``. Lines without ``format`` are messages, so the chat template is used
+wherever the tokenizer has one.
 """
 
 import gzip
@@ -22,6 +23,8 @@ from foretell.core.errors import ConfigError, nearest
 NUMBER_CATEGORIES = ("math_reasoning", "gsm8k")
 """Categories whose ``reference`` ends in the right number, with or without MARK. MT-bench's ``math`` is none: its
 references are essays."""
+BUNDLED = {"bundled": "suite", "abstention": "abstention"}
+"""Suites that come with the package, and what ``bundled.path`` calls them."""
 MARK = "####"
 """What GSM8K puts before the right number."""
 SOLVE = "\nThink step by step, and end with a line that has #### and the number alone."
@@ -39,6 +42,7 @@ class Item:
     prediction: str | None = None
     later: tuple[str, ...] = ()  # further messages of the user, each after the model's own answer to the one before
     task: str = ""  # the part of a suite that reports sum up; empty: the category
+    level: str = ""  # how hard it is, where a suite says so; right answers are counted by it as well
     check: Check | None = None  # how an answer to the first message is judged
     messages: tuple[Mapping[str, Any], ...] = ()  # the whole conversation, where it is more than ``prompt``
     turn: int = 1  # of a message of a question; runs are of one message each
@@ -64,16 +68,16 @@ def load_suite(name: str | Path = "bundled") -> list[Item]:
 
 
 def read_suite(name: str | Path = "bundled") -> Suite:
-    """A suite by name ("bundled", or one of ``named.NAMED``: from the cache directory, or fetched into it), or by a file.
+    """A suite by name (one of BUNDLED, or of ``named.NAMED``: from the cache directory, or fetched into it), or by a file.
 
     Raises ConfigError that names the line.
     """
     from foretell.bench import named
 
-    if str(name) == "bundled":
+    if str(name) in BUNDLED:
         from foretell import bundled
 
-        return Suite("bundled", read_file(bundled.path("suite"), "bundled"))
+        return Suite(str(name), read_file(bundled.path(BUNDLED[str(name)]), str(name)))
     if str(name) in named.NAMED:
         return named.read_named(str(name))
     return named.described(Suite(str(name), read_file(Path(name), str(name))))
@@ -90,8 +94,8 @@ def read_file(path: Path, name: str, *, is_json: bool = False) -> list[Item]:
     except OSError as error:
         from foretell.bench.named import NAMED
 
-        known = ", ".join(["'bundled'", *NAMED])
-        close = nearest(name, list(NAMED))
+        known = ", ".join([*map(repr, BUNDLED), *NAMED])
+        close = nearest(name, [*BUNDLED, *NAMED])
         raise ConfigError(
             f"suite {name!r} cannot be read: {error.strerror}{close}; expected {known}, or a file of prompts"
         ) from None
@@ -117,12 +121,14 @@ def _item(entry: prompts.Entry) -> Item:
     category = str(record.get("category", "all"))
     return Item(
         record.get("question_id", number), category, asked.texts[0], asked.format, prediction or None, asked.texts[1:],
-        check=_check(record, category), messages=asked.messages,
+        level=str(record.get("level", "")), check=_check(record, category), messages=asked.messages,
     )  # fmt: skip
 
 
 def _check(record: Mapping[str, Any], category: str) -> Check | None:
-    """The right number of a word problem with a reference, or the tests that a line brings."""
+    """The right number of a word problem with a reference, the tests that a line brings, or that nobody knows."""
+    if record.get("unknown") is True:
+        return Check("unknown", "")
     if isinstance(record.get("test"), str) and isinstance(record.get("entry_point"), str):
         return python_check(record["test"], record["entry_point"], record["turns"][0])
     reference = record.get("reference")

@@ -15,13 +15,15 @@ _PATHS = {
     "target": _HERE / "target",
     "draft": _HERE / "draft",
     "suite": _HERE / "suite.jsonl",
+    "abstention": _HERE / "abstention.jsonl",
     **{name: _HERE / name for name in (*HEADS, *NAMED)},
     **{name: _HERE / head for name, head in _ALIASES.items()},
 }
 
 
 def path(name: str) -> Path:
-    """Where `name` lies: "target" or "draft", a head of HEADS ("eagle2": eagle1's), or "suite" (a prompt a line)."""
+    """Where `name` lies: "target" or "draft", a head of HEADS ("eagle2": eagle1's), "suite" (a prompt a line), or
+    "abstention" (questions that nobody can answer)."""
     try:
         return _PATHS[name]
     except KeyError:

@@ -25,9 +25,10 @@ PROMPTS = "Prompts"
 Suite = Annotated[
     str,
     typer.Option("--prompts", "--suite", metavar="bundled|NAME|FILE", rich_help_panel=PROMPTS,
-                 help="Prompts. NAME: spec-bench, eagle/mt_bench, eagle/humaneval, eagle/gsm8k, eagle/alpaca, eagle/sum, "
-                 "eagle/qa, gsm8k or humaneval, from the cache directory, fetched once. FILE: a prompt a line, or JSON: "
-                 "texts, objects with 'prompt', 'messages' or 'turns', Spec-Bench's, GSM8K's or HumanEval's."),
+                 help="Prompts. NAME: abstention (bundled: questions that nobody can answer), or spec-bench, "
+                 "eagle/mt_bench, eagle/humaneval, eagle/gsm8k, eagle/alpaca, eagle/sum, eagle/qa, gsm8k or humaneval, "
+                 "from the cache directory, fetched once. FILE: a prompt a line, or JSON: texts, objects with 'prompt', "
+                 "'messages' or 'turns', Spec-Bench's, GSM8K's or HumanEval's."),
 ]  # fmt: skip
 Sample = Annotated[
     int | None,
@@ -37,8 +38,8 @@ Sample = Annotated[
 Quality = Annotated[
     bool,
     typer.Option("--quality", rich_help_panel=PROMPTS,
-                 help="Judge answers to word problems (the final number) and to HumanEval's tasks: their programs are RUN, "
-                 "in a process with limits."),
+                 help="Judge answers to word problems (the final number), to suite abstention (do they say so?) and "
+                 "to HumanEval's tasks: their programs are RUN, in a process with limits."),
 ]  # fmt: skip
 Categories = Annotated[
     str | None,
@@ -197,8 +198,8 @@ def _questions(name: str, size: int | None, categories: str | None, limit: int |
     items = select(suite.items, categories=wanted, limit=limit)
     if quality and not any(item.check is not None for item in items):
         raise ConfigError(
-            "--quality needs questions whose answers can be judged: word problems with a reference, or HumanEval's tasks, "
-            "e.g. --suite gsm8k; none of the chosen ones is"
+            "--quality needs questions whose answers can be judged: word problems with a reference, HumanEval's tasks, or "
+            "questions that nobody can answer, e.g. --suite gsm8k or abstention; none of the chosen ones is"
         )
     return items
 
