@@ -25,6 +25,7 @@ from foretell.server.stream import JsonReply, while_connected
 
 MOST_STEPS = 8
 MOST_TOKENS = 64
+"""As ``ExplainRequest.max_tokens`` says."""
 TEXT = 400
 """Characters of the text before a step that are sent."""
 
@@ -51,7 +52,7 @@ async def _explained(request: Request, backend: Backend, body: ExplainRequest) -
     ids = await in_worker(backend, lambda: _ids(backend, body))
     if not ids:
         raise bad("prompt: the prompt is empty: at least one token is needed", "prompt", "invalid_prompt")
-    limit = min(MOST_TOKENS, backend.options.max_tokens_limit or MOST_TOKENS)
+    limit = min(body.max_tokens or MOST_TOKENS, backend.options.max_tokens_limit or MOST_TOKENS)
     temperature = 0.7 if body.temperature is None else body.temperature
     asked = CompletionRequest(prompt=ids[:1], temperature=temperature, seed=body.seed, speculative=body.speculative)
     made = submissions(backend, asked, [ids], max_tokens=limit, num_logprobs=None)[0]
