@@ -194,6 +194,7 @@ def _explained(event: StepEvent, index: int, tokenizer: Any, temperature: float,
     assert noise is not None
     parents, tokens, path = tree.parent[0].tolist(), tree.tokens[0].tolist(), commit.path[index]
     depth = depths(tree.parent)[0].tolist()
+    kept = _kept(path, commit.tokens[index], parents, tokens, ended=bool(commit.ended and commit.ended[index]))
     laws = _drafted(event, index, tree.q, parents, temperature)
     rule = part.verifier.name
     keys = noise.coupled_keys(max(depth) + 1)[0]
@@ -205,13 +206,13 @@ def _explained(event: StepEvent, index: int, tokenizer: Any, temperature: float,
     guesses = [
         Guess(
             node, parent, text(tokens[node]), DrawnBy(int(tree.drawn_by[0, node])).name.lower().replace("_", " "),
-            float(p[parent, tokens[node]]), _at(laws.get(parent), tokens[node]), reach[node], node in path,
+            float(p[parent, tokens[node]]), _at(laws.get(parent), tokens[node]), reach[node], node in kept,
         )
         for node, parent in enumerate(parents)
         if node and parent >= 0
     ]  # fmt: skip
     places = []
-    for node, taken in zip(path, commit.tokens[index], strict=False):
+    for number_of, (node, taken) in enumerate(zip(path, commit.tokens[index], strict=False), start=1):
         children = [child for child in range(len(parents)) if child and parents[child] == node]
         law, target = laws.get(node), p[node].double()
         likely = torch.topk(target, min(SHOWN, len(target))).indices.tolist()
@@ -227,17 +228,26 @@ def _explained(event: StepEvent, index: int, tokenizer: Any, temperature: float,
         places.append(
             Place(
                 node, text(tokens[node]), runners, [text(tokens[child]) for child in children], text(taken),
-                any(tokens[child] == taken for child in children),
+                number_of < len(kept),
                 _coin(tree, children[0], target, law) if rule == "rejection" and children else None,
             )
         )  # fmt: skip
     known = event.text(index)[-TAIL:]
     before = "".join(map(text, known)) if tokenizer is None else tokenizer.decode(known)
     return ExplainedStep(
-        number, before, part.method, rule, part.verifier.exact, temperature, guesses, places, len(path) - 1,
+        number, before, part.method, rule, part.verifier.exact, temperature, guesses, places, len(kept) - 1,
         [text(token) for token in commit.tokens[index]], float(noise.stop()[0]), event.seconds_draft,
         event.seconds_target, event.seconds_rest,
     )  # fmt: skip
+
+
+def _kept(
+    path: Sequence[int], taken: Sequence[int], parents: Sequence[int], tokens: Sequence[int], *, ended: bool
+) -> list[int]:
+    """The kept nodes: the path, and behind it a guess with which the text ended, which a commit leaves out."""
+    last = path[-1]
+    same = [node for node, parent in enumerate(parents) if node and parent == last and tokens[node] == taken[-1]]
+    return [*path, *(same[:1] if ended and len(taken) == len(path) else [])]
 
 
 def _coin(tree: TokenTree, child: int, p: Tensor, q: Tensor | None) -> float:

@@ -27,7 +27,7 @@ function bar(share, kind) {
 }
 
 function arrival(time, isFirst) {
-  const words = time === null ? "never" : time < 10 ? time.toFixed(2) : time.toFixed(0);
+  const words = time === null ? "never" : time < 10 ? time.toFixed(2) : time < 1000 ? time.toFixed(0) : "> 1000";
   return made("td", `time ${isFirst ? "first" : ""}`, words, ...(isFirst ? [made("span", "flag", " first")] : []));
 }
 
