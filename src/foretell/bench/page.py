@@ -19,7 +19,7 @@ p, li { max-width: 44rem; } .soft { color: var(--soft); font-size: .875rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .3rem .7rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
-figure { margin: 1rem 0; } svg { width: 100%; height: auto; max-width: 44rem; }
+figure { margin: 1rem 0; } svg { display: block; width: 100%; height: auto; min-width: 36rem; max-width: 44rem; }
 svg text { fill: var(--ink); font: 13px system-ui, sans-serif; } svg .soft { fill: var(--soft); }
 code { overflow-wrap: anywhere; }
 """
@@ -95,7 +95,7 @@ def _table(methods: Sequence[MethodReport]) -> str:
 
 
 def _figure(caption: str, drawing: str) -> str:
-    return f'<figure>{drawing}<figcaption class="soft">{_safe(caption)}</figcaption></figure>'
+    return f'<figure><div class="scroll">{drawing}</div><figcaption class="soft">{_safe(caption)}</figcaption></figure>'
 
 
 def _svg(height: float, label: str, parts: Sequence[str]) -> str:
@@ -197,7 +197,7 @@ def _costs(methods: Sequence[MethodReport]) -> str:
         tokens = LEFT + whole.mean_acceptance_length * scale
         drawn += [
             _line(tokens, y - 4, tokens, y + 22, "var(--ink)", 2),
-            _text(tokens + 6, y + 14, f"{whole.mean_acceptance_length:.2f}"),
+            _text(max(tokens, x) + 6, y + 14, f"{whole.mean_acceptance_length:.2f}"),  # never on the bar
         ]
     x = float(LEFT)
     for name, colour in (
