@@ -155,8 +155,8 @@ def explain(
 class Watch:
     """Takes the first steps of one request apart while it is decoded: an observer, with the request's row.
 
-    Each step costs about a millisecond for every ten thousand tokens of the vocabulary and place of the kept path, on the
-    thread that decodes.
+    A step costs the thread that decodes 2 to 8 ms with a vocabulary of 49,152 and five guesses: the laws at the kept places
+    are sorted, raced and put into texts.
     """
 
     def __init__(self, tokenizer: Any, temperature: float, *, most: int) -> None:

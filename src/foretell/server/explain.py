@@ -1,8 +1,8 @@
 """``POST /v1/foretell/explain``: the first steps of a text, taken apart for people. The server's page draws them.
 
 Its cost is bounded. It is a request among others: it waits in their queue and holds one row for at most MOST_TOKENS tokens.
-What is done beyond decoding, at most MOST_STEPS times, is work on a few places of one row between two steps (about as long
-as one pass of a small model), and a server explains one request at a time: others are told to try again.
+What is done beyond decoding, MOST_STEPS times, is work on a few places of one row between two steps (``Watch``: some
+milliseconds), and a server explains one request at a time: others are told to try again.
 """
 
 from dataclasses import asdict, replace

@@ -84,7 +84,10 @@ def html_page(certificate: EndpointCertificate) -> str:
     for fault in certificate.faults:
         shown = e(", ".join(fault.evidence))
         parts.append(f"<h2>{e(fault.name)}</h2><p>{e(fault.what)}</p><p>Shown by: {shown}.</p>")
-    parts.append("<h2>Checks</h2><div class=wide><table class=checks><tr>" + _row("th", ("check", "question", "looked at", "found")))
+    parts.append(
+        "<h2>Checks</h2><div class=wide><table class=checks><tr>"
+        + _row("th", ("check", "question", "looked at", "found"))
+    )
     parts.append("<th>verdict</th></tr>")
     for check in certificate.checks:
         style = check.verdict if check.verdict == "DEFECT" else "" if check.passed else "skipped"
