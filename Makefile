@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-rest test-exhaustive test-all test-ray costs mutants stress lint check bench help-docs clean
+.PHONY: install demo test test-rest test-exhaustive test-all test-ray costs mutants stress lint check bench help-docs site figures clean
 
 install: $(STAMP)
 
@@ -64,6 +64,19 @@ lint: $(STAMP)
 # What continuous integration runs, but for Ray.
 check: test lint test-rest
 	$(BIN)/python tests/readme.py
+
+# The documents as a site, in build/site: open build/site/index.html. A warning is an error.
+SITE := $(VENV)/.docs
+$(SITE): $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt --editable ".[dev,docs]"
+	touch $(SITE)
+
+site: $(SITE)
+	$(BIN)/mkdocs build --strict --quiet
+
+# The pictures of the documents' tables, drawn again.
+figures: $(STAMP)
+	$(BIN)/python docs/figures/make.py
 
 bench: $(STAMP)
 	$(BIN)/foretell bench

@@ -182,6 +182,183 @@ def draw_serving(axes: Axes, data: Numbers) -> None:
     axes.legend(frameon=False, fontsize=8)
 
 
+def rows_between(page: str, header: str, *, last: bool = False) -> Rows:
+    """Rows of the first table with that header, or (last) of the last one, without its header."""
+    if not last:
+        return table(page, header)[1:]
+    text = (DOCS / page).read_text(encoding="utf-8")
+    start = text.rindex(header)
+    lines = text[text.rindex("\n", 0, start) + 1 :].splitlines()
+    stop = next((at for at, line in enumerate(lines) if not line.startswith("|")), len(lines))
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines[2:stop]]
+
+
+TASKS = ("mt_bench", "translation", "summarization", "qa", "math_reasoning", "rag")
+
+
+def specbench_data() -> Numbers:
+    """Ratio to plain decoding by task, for each method: performance.md."""
+    return {
+        row[0].strip("`"): [float(cell) for cell in row[3:9]] for row in table("performance.md", "| mt_bench |")[1:]
+    }
+
+
+def draw_specbench(axes: Axes, data: Numbers) -> None:
+    """Bars in groups of a task."""
+    grouped_bars(axes, data, [task.replace("_", "\n") for task in TASKS], (GREY, GREEN, ORANGE, BLUE))
+    axes.set_ylabel("tokens/s, of plain decoding's")
+    axes.axhline(1.0, color="black", linestyle="--", linewidth=1)
+    axes.set_ylim(0, 2.35)
+
+
+def grouped_bars(axes: Axes, data: Numbers, groups: list[str], colours: tuple[str, ...]) -> None:
+    """A bar for every key of the data in every group, and a legend."""
+    width = 0.8 / len(data)
+    for arm, ((name, heights), colour) in enumerate(zip(data.items(), colours, strict=False)):
+        places = [place + width * (arm - (len(data) - 1) / 2) for place in range(len(groups))]
+        axes.bar(places, heights, width * 0.92, color=colour, label=name)
+    axes.set_xticks(range(len(groups)), groups)
+    axes.legend(frameon=False, fontsize=8, ncols=len(data), loc="upper center")
+
+
+def llamacpp_data() -> Numbers:
+    """(llama.cpp, our passes, our engine) in tokens/s by file, AVX-512: performance.md."""
+    rows = table("performance.md", "| file | limit | llama.cpp |")[1:]
+    return {row[0].replace(" (embedding Q8_0)", ""): [float(cell) for cell in row[2:5]] for row in rows}
+
+
+def draw_llamacpp(axes: Axes, data: Numbers) -> None:
+    """Three bars for each file, on a logarithmic axis."""
+    names = ("llama.cpp", "passes of foretell", "a whole request of foretell")
+    for arm, (name, colour) in enumerate(zip(names, (GREY, BLUE, GREEN), strict=True)):
+        places = [place + 0.27 * (arm - 1) for place in range(len(data))]
+        axes.barh(places, [arms[arm] for arms in data.values()], 0.25, color=colour, label=name)
+    axes.set_yticks(range(len(data)), list(data))
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xticks([30, 60, 120, 240, 480], ["30", "60", "120", "240", "480"])
+    axes.minorticks_off()
+    axes.set_xlabel("tokens/s, plain decoding")
+    axes.legend(frameon=False, fontsize=8, loc="lower right")
+
+
+def distance_data() -> Numbers:
+    """(mean KL, largest KL) in nats by model and weights: performance.md."""
+    found, model = {}, ""
+    for name, weights, _, distance, *_ in table("performance.md", "| model | weights | positions |")[1:]:
+        model = model if not name or name.startswith("the same") else name
+        kind = "GGUF, the file's own" if name.startswith("the same") else weights
+        mean, largest = (float(one) for one in re.findall(r"\d[\d.]*(?:e-\d+)?", distance))
+        found[f"{model}, {kind}"] = [mean, largest]
+    return found
+
+
+def draw_distance(axes: Axes, data: Numbers) -> None:
+    """A line from the mean to the largest of each, on a logarithmic axis."""
+    for place, (mean, largest) in enumerate(data.values()):
+        axes.plot([mean, largest], [place, place], color=BLUE, linewidth=1)
+        axes.plot(mean, place, "o", color=BLUE, label="mean" if place == 0 else None)
+        axes.plot(largest, place, "|", color=BLUE, markersize=10, label="largest" if place == 0 else None)
+    axes.set_yticks(range(len(data)), list(data))
+    axes.invert_yaxis()
+    axes.set_xscale("log")
+    axes.set_xlabel("distance from the unquantised model, KL in nats")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def transformers_data() -> Numbers:
+    """tokens/s in (fp32, bf16): performance.md."""
+    return {row[0]: [float(cell) for cell in row[1:]] for row in table("performance.md", "| tokens/s | fp32 |")[1:5]}
+
+
+def draw_transformers(axes: Axes, data: Numbers) -> None:
+    """Bars of four ways to decode, for each dtype."""
+    grouped_bars(axes, data, ["fp32", "bf16"], (GREY, ORANGE, GREEN, BLUE))
+    axes.legend(frameon=False, fontsize=8, loc="upper left")
+    axes.set_ylabel("tokens/s")
+
+
+def slots_data() -> Numbers:
+    """Chance that a guess is kept, by slot, for each head: drafters.md."""
+    rows = table("drafters.md", "| head | parameters | slot 1 |")[1:]
+    return {row[0].split("`")[1]: [float(cell) for cell in row[2:6] if cell] for row in rows}
+
+
+def draw_slots(axes: Axes, data: Numbers) -> None:
+    """A line for each head."""
+    for name, chances in data.items():
+        axes.plot(range(1, len(chances) + 1), chances, marker="o", markersize=4, label=name)
+    axes.set_xticks([1, 2, 3, 4])
+    axes.set_ylim(0, 1)
+    axes.set_xlabel("slot: how many tokens ahead")
+    axes.set_ylabel("kept, given those before it")
+    axes.legend(frameon=False, fontsize=8, ncols=3)
+
+
+def lengths_data() -> Numbers:
+    """(mean acceptance length at T = 0.6, ±, at T = 1, ±) by lines, draws and rule: verification.md."""
+    found = {}
+    for lines, draws, rule, warm, _, hot, *_ in table("verification.md", "| lines | draws | rule |")[1:]:
+        found[f"{lines} × {draws}: {rule.strip('`')}"] = [*numbers(warm)[:2], *numbers(hot)[:2]]
+    return found
+
+
+def draw_lengths(axes: Axes, data: Numbers) -> None:
+    """Two points and their ± for each rule."""
+    for place, (warm, its, hot, other) in enumerate(data.values()):
+        axes.errorbar(
+            warm, place - 0.14, xerr=its, fmt="o", color=BLUE, capsize=2, label="T = 0.6" if not place else None
+        )
+        axes.errorbar(
+            hot, place + 0.14, xerr=other, fmt="s", color=ORANGE, capsize=2, label="T = 1" if not place else None
+        )
+    axes.set_yticks(range(len(data)), list(data), fontsize=8)
+    axes.invert_yaxis()
+    axes.set_xlabel("mean acceptance length; ± of the mean over prompts")
+    axes.legend(frameon=False, fontsize=8)
+
+
+def weightless_data() -> Numbers:
+    """(speedup, low, high) by method and temperature, drafters without weights: performance.md."""
+    found = {}
+    for method, greedy, _, sampled, _ in table("performance.md", "| | T = 0: speedup | length |")[1:]:
+        found[f"{method}, T = 0"], found[f"{method}, T = 1"] = numbers(greedy), numbers(sampled)
+    return found
+
+
+def stopping_data() -> Numbers:
+    """(gain, low, high) in percent by temperature, cost of a guess and policy: drafters.md."""
+    found = {}
+    header = "| c | policy | tokens a step | guesses a step | tokens a pass | gain |"
+    for temperature, last in ((0, False), (1, True)):
+        for cost, policy, *_, gain in rows_between("drafters.md", header, last=last):
+            values = [float(one) for one in re.findall(r"[-+]?\d+(?:\.\d+)?(?=%)", gain)]
+            if values:
+                found[f"{policy}, T = {temperature}, c = {cost}"] = values if len(values) == 3 else values * 3
+    return found
+
+
+def draw_intervals(axes: Axes, data: Numbers, *, at: float, label: str) -> None:
+    """A point and its interval for each row, against a line of no gain."""
+    for place, (name, (middle, low, high)) in enumerate(data.items()):
+        colour = GREY if name.startswith("oracle") else BLUE if middle > at else RED
+        axes.errorbar(middle, place, xerr=[[middle - low], [high - middle]], fmt="o", color=colour, capsize=3)
+    axes.axvline(at, color=GREY, linestyle="--", linewidth=1)
+    axes.set_yticks(range(len(data)), list(data))
+    axes.invert_yaxis()
+    axes.set_xlabel(label)
+
+
+def draw_weightless(axes: Axes, data: Numbers) -> None:
+    """See ``draw_intervals``."""
+    draw_intervals(axes, data, at=1.0, label="speedup over plain decoding, 95 % interval")
+
+
+def draw_stopping(axes: Axes, data: Numbers) -> None:
+    """See ``draw_intervals``."""
+    draw_intervals(axes, data, at=0.0, label="gain over the best fixed length in percent, 95 % interval")
+
+
 FIGURES: dict[str, tuple[Callable[[], Numbers], Callable[[Axes, Numbers], None], tuple[float, float]]] = {
     "speedup": (speedup_data, draw_speedup, (6.4, 3.2)),
     "shapes": (shapes_data, draw_shapes, (6.4, 3.6)),
@@ -189,6 +366,14 @@ FIGURES: dict[str, tuple[Callable[[], Numbers], Callable[[Axes, Numbers], None],
     "drafters": (drafters_data, draw_drafters, (6.4, 3.6)),
     "step": (step_data, draw_step, (6.4, 2.2)),
     "serving": (serving_data, draw_serving, (6.4, 3.0)),
+    "specbench": (specbench_data, draw_specbench, (6.8, 3.2)),
+    "llamacpp": (llamacpp_data, draw_llamacpp, (6.8, 3.8)),
+    "distance": (distance_data, draw_distance, (6.8, 2.8)),
+    "transformers": (transformers_data, draw_transformers, (5.6, 3.0)),
+    "slots": (slots_data, draw_slots, (5.6, 3.2)),
+    "lengths": (lengths_data, draw_lengths, (6.8, 5.6)),
+    "weightless": (weightless_data, draw_weightless, (6.4, 2.8)),
+    "stopping": (stopping_data, draw_stopping, (6.8, 3.6)),
 }
 
 

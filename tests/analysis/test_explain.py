@@ -3,7 +3,7 @@
 import pytest
 
 from foretell import Engine
-from foretell.analysis.explain import ExplainedStep, explain, number_game
+from foretell.analysis.explain import ExplainedStep, Watch, explain, number_game
 from foretell.core.errors import ConfigError
 
 PROMPT = "def add(a, b):\n    return"
@@ -62,6 +62,26 @@ def test_the_winner_of_the_race_is_written(engines: dict[str, Engine], name: str
         assert [place.winner for place in found.places] == found.emitted
         assert found.num_kept == sum(guess.kept for guess in found.guesses)
         assert found.num_kept == sum(place.was_guessed for place in found.places)
+
+
+def test_a_guess_with_which_the_text_ends_is_kept(engines: dict[str, Engine]) -> None:
+    """A commit leaves it out of its path: it was shown as the target's own token, though it says that it was kept."""
+    engine = engines["coupled"]
+    asked = 'def fibonacci(n):\n    """Return the first n Fibonacci numbers."""\n'
+    ends = [found for seed in range(3, 9) if (found := _last(engine, asked, seed)).num_kept == len(found.emitted)]
+    assert ends, "no text of these ended with a guess"
+    for found in ends:
+        assert sum(guess.kept for guess in found.guesses) == found.num_kept
+        assert all(place.was_guessed for place in found.places)
+
+
+def _last(engine: Engine, prompt: str, seed: int) -> ExplainedStep:
+    """The last step of a text of at most 40 tokens."""
+    watch = Watch(engine.tokenizer, 0.7, most=40)
+    watched = engine.with_method(engine.speculative, method=engine.method)
+    watched.observers.append(lambda event: watch(event, 0))
+    watched.generate(prompt, temperature=0.7, seed=seed, max_new_tokens=40)
+    return watch.steps[-1]
 
 
 def test_the_drafter_guessed_the_winner_of_its_own_race(engines: dict[str, Engine]) -> None:

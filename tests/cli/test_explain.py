@@ -13,12 +13,17 @@ INTRODUCED = {
     "weights": "the numbers that the model has learned, its weights",
     "pass": "read once: a pass",
     "target": "The target is the model whose text is wanted",
-    "drafter": "A drafter, here the method",
+    "drafter": "A drafter is something much cheaper that guesses the next tokens ahead",
+    "temperature": "A setting, the temperature, makes the law sharper",
+    "method": "(the method draft_model)",
+    "speculative decoding": "Guessing ahead, so that one pass writes several tokens, is called speculative decoding",
+    "guesses": "guesses the next tokens ahead",
+    "kept": "✓ marks those that were kept",
     "race": "By a race: every token gets a random delay",
     "noise": "The delays, called noise",
     "seed": "the seed, a number that makes chance repeatable",
     "bonus": "this token is the bonus of the pass",
-    "acceptance rate": "that is the acceptance rate",
+    "acceptance rate": "How often they agree is called the acceptance rate",
 }
 """Each term of the method, and the words that introduce it."""
 

@@ -1,6 +1,7 @@
 """The engine's thread: many callers, one device; endings, refusals, failures, and what can be asked for."""
 
 import threading
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -10,6 +11,7 @@ import torch
 
 from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission, Update, speculative_config
 from foretell.core.errors import ConfigError, PromptError, QueueFullError, ServiceClosedError
+from foretell.engine.event import StepEvent
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.planner.costs import CostTable
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
@@ -54,6 +56,33 @@ def running() -> Iterator[Service]:
 
 
 ENDLESS = SamplingParams(max_new_tokens=150, ignore_eos=True, seed=3)
+
+
+def test_a_watcher_sees_every_step_of_its_request_and_draft_logits_only_where_it_is_alone(running: Service) -> None:
+    seen: list[tuple[int, bool, list[int]]] = []
+    box = Mailbox()
+
+    def watch(event: StepEvent, index: int) -> None:
+        seen.append((len(event.rows), bool(event.draft_logits), list(event.commit.tokens[index])))
+
+    params = SamplingParams(max_new_tokens=60, ignore_eos=True, seed=5)
+    running.submit(Submission("watched", [1, 2, 3], params, watch=watch), box.hear)
+    for _ in range(200):  # the other one joins after the first steps
+        if seen:
+            break
+        time.sleep(0.01)
+    running.submit(Submission("other", [3, 2, 1], ENDLESS), box.hear)
+    done = box.last("watched").completion
+    assert done is not None
+    running.cancel("other")
+    box.last("other")
+    assert [token for _, _, tokens in seen for token in tokens] == done.token_ids
+    assert all(has_logits == (rows == 1) for rows, has_logits, _ in seen)
+    alone = Mailbox()
+    running.submit(Submission("again", [1, 2, 3], params), alone.hear)
+    again = alone.last("again").completion
+    assert again is not None
+    assert again.token_ids == done.token_ids, "watching changes no token"
 
 
 def test_many_threads_each_get_their_solo_tokens(running: Service) -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from foretell.server.app import build_app
 from foretell.server.errors import ApiError, parse
 from foretell.server.options import ServerOptions
-from foretell.server.protocol import ChatRequest, CompletionRequest, LearnerRequest
+from foretell.server.protocol import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
 from foretell.server.responses_protocol import ResponsesRequest
 from tests.server.agreement import ODD, Bodies
 from tests.server.fake import FakeService
@@ -49,7 +49,7 @@ def test_every_route_tells_its_answers(document: Any) -> None:
     assert set(paths) == {
         "/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/models",
         "/v1/models/{model}", "/health", "/ready", "/version",
-        "/metrics", "/", "/v1/foretell/learner",
+        "/metrics", "/", "/v1/foretell/learner", "/v1/foretell/explain",
     }  # fmt: skip
     for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses"):
         responses = paths[path]["post"]["responses"]
@@ -66,7 +66,7 @@ def test_every_route_tells_its_answers(document: Any) -> None:
 
 def test_every_field_is_in_it(document: Any) -> None:
     schemas = document["components"]["schemas"]
-    for kind in (ChatRequest, CompletionRequest, ResponsesRequest):
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, ExplainRequest):
         assert set(schemas[kind.__name__]["properties"]) == set(kind.model_fields)
         assert schemas[kind.__name__]["additionalProperties"] is False
         assert schemas[kind.__name__]["properties"]["model"]["enum"] == ["fake", "", None]
@@ -92,6 +92,7 @@ BASES: dict[str, Any] = {
     "/v1/chat/completions": (ChatRequest, {"messages": [{"role": "user", "content": "a"}]}),
     "/v1/completions": (CompletionRequest, {"prompt": "a"}),
     "/v1/responses": (ResponsesRequest, {"input": "a"}),
+    "/v1/foretell/explain": (ExplainRequest, {"prompt": "a"}),
 }
 
 

@@ -45,6 +45,52 @@ foretell:num_requests_waiting{model_name="mock"} 0
 """
 
 
+def _runner(text: str, p: float, q: float | None, time: float | None) -> dict[str, Any]:
+    return {
+        "token": token_id(text),
+        "text": text,
+        "p": p,
+        "q": q,
+        "time_p": time,
+        "time_q": None if q is None else time,
+    }
+
+
+def _explained() -> dict[str, Any]:
+    """Two steps: of two guesses the first was kept; nothing was guessed."""
+    guesses = [
+        {"node": 1, "parent": 0, "text": " a", "how": "coupled", "p": 0.9, "q": 0.5, "reach": 0.6, "kept": True},
+        {"node": 2, "parent": 1, "text": "<b>", "how": "coupled", "p": 0.1, "q": 0.6, "reach": 0.1, "kept": False},
+    ]
+    places = [
+        {
+            "node": 0, "after": " return", "winner": " a", "was_guessed": True, "guesses": [" a"], "accept": None,
+            "runners": [_runner(" a", 0.9, 0.5, 0.2), _runner(" b", 0.1, 0.5, 1.7)],
+        },
+        {
+            "node": 1, "after": " a", "winner": "\n", "was_guessed": False, "guesses": ["<b>"], "accept": None,
+            "runners": [_runner("\n", 0.7, 0.1, 0.3), _runner("<b>", 0.1, 0.6, 0.9), _runner(" +", 0.0, None, None)],
+        },
+    ]  # fmt: skip
+    words = {
+        "before": ["A token is a word."], "guess": ["The drafter guesses."], "check": ["The target checks."],
+        "verdicts": ["kept: a", "dropped: b"], "kept": "1 of 2 guesses were kept:", "result": ["The same text."],
+    }  # fmt: skip
+    step = {
+        "number": 1, "text": "def add(a, b):\n    return", "method": "draft_model", "verifier": "coupled", "exact": True,
+        "is_race": True, "temperature": 0.7, "guesses": guesses, "places": places, "num_kept": 1,
+        "emitted": [" a", "\n"], "stop_uniform": 0.5, "seconds_draft": 0.001, "seconds_target": 0.002,
+        "seconds_rest": 0.001, "words": words,
+    }  # fmt: skip
+    alone = {
+        "guesses": [], "places": [{**places[1], "node": 0, "guesses": []}], "num_kept": 0, "emitted": ["\n"],
+        "number": 2, "words": {**words, "verdicts": ["There is no guess here."]},
+    }  # fmt: skip
+    return {
+        "object": "foretell.explanation", "model": "mock", "seed": 7, "chosen": 0, "steps": [step, {**step, **alone}],
+    }  # fmt: skip
+
+
 @dataclass
 class Mock:
     """A running mock: where it is, what it was asked, and how it behaves."""
@@ -52,6 +98,7 @@ class Mock:
     url: str = ""
     key: str | None = None  # asked of every request, where set
     bodies: list[dict[str, Any]] = field(default_factory=list)
+    explained: list[dict[str, Any]] = field(default_factory=list)  # bodies of /v1/foretell/explain
     cancelled: int = 0  # streams that the client closed
     has_metrics: bool = True
     knows_speedup: bool = True
@@ -115,6 +162,9 @@ def steps(
         at, number, pending = at + len(emitted), number + 1, emitted[-1]
 
 
+EXPLAINED = _explained()
+
+
 def error(status: int, message: str, **headers: str) -> JSONResponse:
     body = {"error": {"message": message, "type": "mock", "param": None, "code": None}}
     return JSONResponse(body, status, {name.replace("_", "-"): value for name, value in headers.items()})
@@ -149,6 +199,14 @@ def make_app(mock: Mock) -> FastAPI:
         lines = METRICS.splitlines(keepends=True)
         told = METRICS if mock.knows_speedup else "".join(line for line in lines if "speedup{" not in line)
         return PlainTextResponse(told) if mock.has_metrics else error(404, "no metrics")
+
+    @app.post("/v1/foretell/explain")
+    async def explain(request: Request) -> Response:
+        body = await request.json()
+        mock.explained.append(body)
+        if "[busy]" in body["prompt"]:
+            return error(429, "another step is being explained", Retry_After="1")
+        return JSONResponse(EXPLAINED)
 
     @app.post("/v1/chat/completions")
     @app.post("/v1/completions")

@@ -394,6 +394,114 @@ def test_a_server_that_tells_no_tokens_still_streams(visit: Callable[..., Visit]
     assert not seen.complaints
 
 
+# ---- one step, taken apart, and the game
+
+
+@needs_chromium
+def test_a_step_is_read_page_by_page_with_the_keyboard(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    page = seen.page
+    page.fill("#prompt", "def add(a, b):")
+    page.fill("#seed", "7")
+    page.locator("#apart-run").focus()
+    page.keyboard.press("Enter")
+    stage = page.locator("#apart-stage")
+    expect(stage.locator("h3")).to_have_text("The text so far")
+    assert seen.mock.explained == [
+        {"prompt": "def add(a, b):", "chat": False, "temperature": 0.7, "seed": 7, "model": "mock"}
+    ]
+    page.locator("#apart-next").focus()
+    titles = []
+    for _ in range(6):
+        titles.append(stage.locator("h3").inner_text())
+        page.keyboard.press("Enter")
+    assert titles == [
+        "The text so far", "Guess", "Check", "What comes after the text so far?", "What comes after the guess ·a?",
+        "What came of it",
+    ]  # fmt: skip
+    assert seen.focused() == "apart-next"
+    expect(stage.locator("h3")).to_have_text("The text so far")  # from the start
+    page.locator("#apart-back").press("Enter")
+    expect(page.locator("#apart-place")).to_have_text("1 of 6")  # there is nothing before it
+    assert not seen.complaints
+
+
+@needs_chromium
+def test_a_place_shows_laws_races_and_what_won(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    page = seen.page
+    page.locator("#apart-run").click()
+    for _ in range(4):
+        page.locator("#apart-next").click()
+    table = page.locator("#apart-stage table")
+    assert table.locator("tbody .piece").all_text_contents() == ["↵", "<b>", "·+"]
+    assert table.locator("tr.won .piece").all_text_contents() == ["↵"]
+    widths = table.locator("td.target .fill").evaluate_all("bars => bars.map((bar) => bar.style.width)")
+    assert widths == ["70%", "10%", "0%"]
+    assert table.locator("td.time").all_text_contents()[:2] == ["0.30 first", "0.30"]
+    assert table.locator("td.time").all_text_contents()[-2:] == ["never", "never"]
+    expect(page.locator("#apart-stage .outcome.dropped")).to_have_text("dropped: b")
+    page.locator("#apart-next").click()
+    tree = page.locator("#apart-stage svg")
+    expect(tree.locator(".node.kept")).to_have_count(1)
+    expect(tree.locator(".node.bonus")).to_have_count(1)
+    page.locator("#apart-step").select_option("1")
+    page.locator("#apart-next").click()
+    expect(page.locator("#apart-stage svg")).to_have_count(0)  # nothing was guessed
+
+
+@needs_chromium
+def test_a_refused_explanation_is_said(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.page.fill("#prompt", "[busy]")
+    seen.page.locator("#apart-run").click()
+    expect(seen.page.locator("#apart-error")).to_contain_text("Try again in 1 s")
+    expect(seen.page.locator("#apart-stage")).to_be_hidden()
+    seen.page.fill("#prompt", "x")
+    seen.page.locator("#apart-run").click()
+    expect(seen.page.locator("#apart-stage")).to_be_visible()
+    expect(seen.page.locator("#apart-error")).to_be_hidden()
+
+
+@needs_chromium
+def test_the_game_agrees_always_by_one_list_and_in_a_tenth_by_two(visit: Callable[..., Visit]) -> None:
+    """2,001 rounds: a list each agrees in 10 %, its standard error 0.67 %; five of them have a false-alarm rate of 6e-7."""
+    seen = visit()
+    page = seen.page
+    page.locator("#toy-one").press("Enter")
+    expect(page.locator("#toy .won")).to_have_count(4)
+    for _ in range(2):
+        page.locator("#toy-many").press("Enter")
+
+    def shares() -> list[float]:
+        return [float(one) for one in re.findall(r"([\d.]+) %", page.inner_text("#toy-said"))]
+
+    assert page.inner_text("#toy-said").startswith("2001 rounds")
+    assert shares()[0] == 100.0
+    assert abs(shares()[1] - 10.0) < 5 * 0.67
+    page.locator("#toy-likes").press("End")
+    expect(page.locator("#toy-said")).to_have_text("No round was played yet.")
+    page.locator("#toy-many").press("Enter")
+    assert shares()[0] < 20.0, "a friend who always takes the 7 agrees as often as the 7 comes"
+    assert not seen.complaints
+
+
+@needs_chromium
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [320, 1280])
+def test_a_step_apart_fits_and_is_legible(visit: Callable[..., Visit], width: int, scheme: str) -> None:
+    seen = visit(size={"width": width, "height": 740}, scheme=scheme)
+    page = seen.page
+    page.locator("#toy-one").click()
+    page.locator("#apart-run").click()
+    for _ in range(6):
+        assert page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+        assert page.evaluate(SPILLS) == []
+        poor = [found for found in page.evaluate(POOR_CONTRAST) if not found.startswith("only")]
+        assert not poor, poor
+        page.locator("#apart-next").click()
+
+
 # ---- what goes wrong
 
 
@@ -493,7 +601,8 @@ def test_everything_is_done_with_the_keyboard(visit: Callable[..., Visit]) -> No
             assert seen.style("#prompt", "outlineStyle") == "solid", "the focus is not seen"
     speculation = ["method", "guesses", "shape", "verify", "always", "compare"]
     parameters = [*speculation, "temperature", "top_p", "max_tokens", "seed", "key-details"]
-    expected = ["skip", "theme", "form", "prompt", "run", *parameters, "guessed", "plain", "tree-scroll"]
+    slowly = ["apart-run", "toy-one", "toy-many", "toy-likes"]
+    expected = ["skip", "theme", "form", "prompt", "run", *parameters, "guessed", "plain", "tree-scroll", *slowly]
     assert reached == expected
 
 

@@ -1,22 +1,25 @@
 """One decode step taken apart for people: the guesses, both models' laws, the race or the coin, what was kept and why.
 
 All figures are those of a real step, read from its ``StepEvent``; nothing is recomputed with other numbers. ``number_game``
-is the smallest case of shared noise: two people who guess a number from 1 to 10.
+is the smallest case of shared noise: two people who guess a number from 1 to 10. ``analysis/words.py`` says it in words.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Stream, exponentials, stream_keys
-from foretell.core.tree import DrawnBy, depths
+from foretell.core.tree import DrawnBy, TokenTree, depths
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
 
 SHOWN = 5
 """Tokens of a law that are shown, beside those that matter."""
+TAIL = 256
 MOST_STEPS = 24
 RACES = ("coupled", "exact")
 """Rules by which the target draws its own token in a race."""
@@ -66,9 +69,10 @@ class ExplainedStep:
     """One step."""
 
     number: int  # from 1
-    text: str  # before the step, with the pending token
+    text: str  # before the step, with the pending token: its last TAIL tokens
     method: str
     verifier: str
+    exact: bool  # whether the rule keeps the target's law
     temperature: float
     guesses: list[Guess]
     places: list[Place]
@@ -134,106 +138,136 @@ def explain(
         raise ConfigError(
             "method 'none' guesses nothing, so there is nothing to explain: name a method, e.g. draft_model"
         )
-    found: list[ExplainedStep] = []
+    most = max(MOST_STEPS, step or 0)
+    watch = Watch(engine.tokenizer, temperature, most=most)
     observed = engine.with_method(engine.speculative, method=engine.method, speculation="on")
     observed.observes_draft_logits = True
-    observed.observers.append(
-        lambda event: (
-            found.append(_explained(event, engine, temperature, len(found) + 1))
-            if len(found) < max(MOST_STEPS, step or 0)
-            else None
-        )
-    )
-    most = max(MOST_STEPS, step or 0) * (engine.speculative.num_speculative_tokens + 1)
-    observed.generate(prompt, temperature=temperature, seed=seed, max_new_tokens=most, prediction=prediction)
+    observed.observers.append(lambda event: watch(event, 0))
+    longest = most * (engine.speculative.num_speculative_tokens + 1)
+    observed.generate(prompt, temperature=temperature, seed=seed, max_new_tokens=longest, prediction=prediction)
     if step is not None:
-        if not 1 <= step <= len(found):
-            raise ConfigError(f"step = {step} is not there: the text ended after {len(found)} steps")
-        return found[step - 1]
-    mixed = [one for one in found if 0 < one.num_kept < len(one.guesses)]
-    guessed = [one for one in found if one.guesses]
-    return max(mixed, key=_instructive) if mixed else next(iter([*guessed, *found]))
+        if not 1 <= step <= len(watch.steps):
+            raise ConfigError(f"step = {step} is not there: the text ended after {len(watch.steps)} steps")
+        return watch.steps[step - 1]
+    return watch.steps[chosen(watch.steps)]
+
+
+class Watch:
+    """Takes the first steps of one request apart while it is decoded: an observer, with the request's row.
+
+    A step costs the thread that decodes 2 to 8 ms with a vocabulary of 49,152 and five guesses: the laws at the kept places
+    are sorted, raced and put into texts.
+    """
+
+    def __init__(self, tokenizer: Any, temperature: float, *, most: int) -> None:
+        """most: steps that are taken apart; later ones cost nothing."""
+        self.steps: list[ExplainedStep] = []
+        self._tokenizer, self._temperature, self._most = tokenizer, temperature, most
+
+    def __call__(self, event: StepEvent, index: int) -> None:
+        """A step of row ``index``. A row that failed in it is left out."""
+        if len(self.steps) < self._most and event.rows[index].error is None:
+            self.steps.append(_explained(event, index, self._tokenizer, self._temperature, len(self.steps) + 1))
+
+
+def chosen(steps: Sequence[ExplainedStep]) -> int:
+    """Of some steps, at least one, the index of the one to show first: a likely and early one in which some guesses were
+    kept and some were not, else the first with guesses, else the first."""
+    mixed = [index for index, one in enumerate(steps) if 0 < one.num_kept < len(one.guesses)]
+    if mixed:
+        return max(mixed, key=lambda index: _instructive(steps[index]))
+    return next((index for index, one in enumerate(steps) if one.guesses), 0)
 
 
 def _instructive(step: ExplainedStep) -> float:
-    """How well a step shows the rule: it was likely to go so, and a few guesses were kept."""
+    """How well a step shows the rule: it was likely to go so, a few guesses were kept, and little text is before it."""
     kept = [guess.p for guess in step.guesses if guess.kept]
-    return min(kept) + 0.2 * min(len(kept), 3)
+    return min(kept) + 0.2 * min(len(kept), 3) - 0.05 * step.number
 
 
-def _explained(event: StepEvent, engine: Engine, temperature: float, number: int) -> ExplainedStep:
-    """A step of one request."""
-    evidence, commit, part = event.evidence, event.commit, event.parts[0]
-    tree, p = evidence.tree, evidence.p[0].double()  # [N, V]
+def _explained(event: StepEvent, index: int, tokenizer: Any, temperature: float, number: int) -> ExplainedStep:
+    """A step of one row."""
+    evidence, commit = event.evidence.rows(index, index + 1), event.commit
+    part = next(one for one in event.parts if one.start <= index < one.stop)
+    tree, p = evidence.tree, evidence.p[0]  # [N, V]
     noise = evidence.noise
     assert noise is not None
-    parents, tokens, path = tree.parent[0].tolist(), tree.tokens[0].tolist(), commit.path[0]
+    parents, tokens, path = tree.parent[0].tolist(), tree.tokens[0].tolist(), commit.path[index]
     depth = depths(tree.parent)[0].tolist()
-    laws = _drafted(event, temperature)
-    walk = part.verifier.stops(evidence).stops[0]
-    reach = _reach(walk, parents)
+    kept = _kept(path, commit.tokens[index], parents, tokens, ended=bool(commit.ended and commit.ended[index]))
+    laws = _drafted(event, index, tree.q, parents, temperature)
     rule = part.verifier.name
-    race = rule in RACES
     keys = noise.coupled_keys(max(depth) + 1)[0]
 
     def text(token: int) -> str:
-        return str(token) if engine.tokenizer is None else engine.tokenizer.decode([token])
+        return str(token) if tokenizer is None else tokenizer.decode([token])
 
+    reach = _reach(part.verifier.stops(evidence).stops[0], parents)
     guesses = [
         Guess(
             node, parent, text(tokens[node]), DrawnBy(int(tree.drawn_by[0, node])).name.lower().replace("_", " "),
-            float(p[parent, tokens[node]]), _at(laws.get(parent), tokens[node]), reach[node], node in path,
+            float(p[parent, tokens[node]]), _at(laws.get(parent), tokens[node]), reach[node], node in kept,
         )
         for node, parent in enumerate(parents)
         if node and parent >= 0
     ]  # fmt: skip
     places = []
-    for node, taken in zip(path, commit.tokens[0], strict=False):
+    for number_of, (node, taken) in enumerate(zip(path, commit.tokens[index], strict=False), start=1):
         children = [child for child in range(len(parents)) if child and parents[child] == node]
-        law = laws.get(node)
-        likely = torch.topk(p[node], SHOWN).indices.tolist()
+        law, target = laws.get(node), p[node].double()
+        likely = torch.topk(target, min(SHOWN, len(target))).indices.tolist()
         asked = list(dict.fromkeys([*likely, taken, *(tokens[child] for child in children)]))
-        times = exponentials(keys[depth[node]], p.shape[-1]).double() if race else None
+        times = exponentials(keys[depth[node]], len(target)).double() if rule in RACES else None
         runners = [
             Runner(
-                token, text(token), float(p[node, token]), _at(law, token), _time(times, p[node], token),
+                token, text(token), float(target[token]), _at(law, token), _time(times, target, token),
                 _time(times, law, token),
             )
-            for token in sorted(asked, key=lambda token: -float(p[node, token]))
+            for token in sorted(asked, key=lambda token: -float(target[token]))
         ]  # fmt: skip
-        first = children[0] if children else None
-        chance = _at(law, tokens[first]) if first is not None else None
-        coin = None
-        if rule == "rejection" and first is not None:
-            drawn = int(tree.drawn_by[0, first]) != DrawnBy.FIXED and chance
-            target = float(p[node, tokens[first]])
-            coin = min(1.0, target / chance) if drawn and chance else target
         places.append(
             Place(
                 node, text(tokens[node]), runners, [text(tokens[child]) for child in children], text(taken),
-                any(tokens[child] == taken for child in children), coin,
+                number_of < len(kept),
+                _coin(tree, children[0], target, law) if rule == "rejection" and children else None,
             )
         )  # fmt: skip
-    known = event.text(0)
-    before = "".join(map(text, known)) if engine.tokenizer is None else engine.tokenizer.decode(known)
+    known = event.text(index)[-TAIL:]
+    before = "".join(map(text, known)) if tokenizer is None else tokenizer.decode(known)
     return ExplainedStep(
-        number, before, part.method, rule, temperature, guesses, places, len(path) - 1,
-        [text(token) for token in commit.tokens[0]], float(noise.stop()[0]), event.seconds_draft,
+        number, before, part.method, rule, part.verifier.exact, temperature, guesses, places, len(kept) - 1,
+        [text(token) for token in commit.tokens[index]], float(noise.stop()[0]), event.seconds_draft,
         event.seconds_target, event.seconds_rest,
     )  # fmt: skip
 
 
-def _drafted(event: StepEvent, temperature: float) -> dict[int, Tensor]:
+def _kept(
+    path: Sequence[int], taken: Sequence[int], parents: Sequence[int], tokens: Sequence[int], *, ended: bool
+) -> list[int]:
+    """The kept nodes: the path, and behind it a guess with which the text ended, which a commit leaves out."""
+    last = path[-1]
+    same = [node for node, parent in enumerate(parents) if node and parent == last and tokens[node] == taken[-1]]
+    return [*path, *(same[:1] if ended and len(taken) == len(path) else [])]
+
+
+def _coin(tree: TokenTree, child: int, p: Tensor, q: Tensor | None) -> float:
+    """The chance that rejection accepts a first child."""
+    token = int(tree.tokens[0, child])
+    chance = None if int(tree.drawn_by[0, child]) == DrawnBy.FIXED else _at(q, token)
+    return min(1.0, float(p[token]) / chance) if chance else float(p[token])
+
+
+def _drafted(
+    event: StepEvent, index: int, q: Tensor | None, parents: Sequence[int], temperature: float
+) -> dict[int, Tensor]:
     """Node -> the drafter's law after it, [V] float64, where it is known: what the children were drawn from, or for chains
-    what the drafter's logits say."""
-    tree = event.evidence.tree
-    parents = tree.parent[0].tolist()
-    if tree.q is not None:
-        rows = tree.q[0].double()
-        return {node: rows[node] for node in set(parents) if node >= 0 and float(rows[node].sum()) > 0}
-    logits = [row for made in event.draft_logits for row in made[0].unbind(0)]
-    if not all(parent == node - 1 for node, parent in enumerate(parents)):
+    of a row that no other kind of row shares the step with, what the drafter's logits say."""
+    if q is not None:
+        inner = sorted({parent for parent in parents if parent >= 0})
+        return {node: q[0, node].double() for node in inner if float(q[0, node].sum()) > 0}
+    if len(event.parts) != 1 or any(parent not in (node - 1, -1) for node, parent in enumerate(parents)):
         return {}
+    logits = [row for made in event.draft_logits for row in made[index].unbind(0)]
     size = event.evidence.p.shape[-1]
     scale = temperature if temperature > 0 else 1.0
     return {node: torch.softmax(row[:size].double() / scale, -1) for node, row in enumerate(logits)}

@@ -19,7 +19,7 @@ p, li { max-width: 44rem; } .soft { color: var(--soft); font-size: .875rem; }
 .scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: right; padding: .3rem .7rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 th:first-child, td:first-child { text-align: left; padding-left: 0; }
-figure { margin: 1rem 0; } svg { width: 100%; height: auto; max-width: 44rem; }
+figure { margin: 1rem 0; } svg { display: block; width: 100%; height: auto; min-width: 30rem; max-width: 44rem; }
 svg text { fill: var(--ink); font: 13px system-ui, sans-serif; } svg .soft { fill: var(--soft); }
 code { overflow-wrap: anywhere; }
 """
@@ -74,20 +74,20 @@ def _temperature(at: TemperatureReport) -> Iterator[str]:
 
 
 def _table(methods: Sequence[MethodReport]) -> str:
-    head = ("method", "prompts", "tokens/s", "speedup", "95 %", "tokens a step", "accepted", "same text")
+    head = ("method", "speedup", "95 %", "tokens/s", "tokens a step", "accepted", "same text", "prompts")
     rows = []
     for method in methods:
         whole, plain = method.overall, method.config["method"] == "none"
         value = whole.speedup
         cells = [
             method.label + ("" if method.exact else " (lossy)"),
-            str(whole.num_prompts),
-            f"{whole.tokens_per_second:.1f}",
             "1" if plain else f"{value.value:.2f}",
             "" if plain else f"{value.low:.2f} to {value.high:.2f}",
+            f"{whole.tokens_per_second:.1f}",
             f"{whole.mean_acceptance_length:.2f}",
             "" if plain else f"{whole.acceptance_rate:.0%}",
             "" if plain else f"{whole.num_identical}/{whole.num_prompts}",
+            str(whole.num_prompts),
         ]
         rows.append("<tr>" + "".join(f"<td>{_safe(cell)}</td>" for cell in cells) + "</tr>")
     header = "".join(f"<th>{_safe(name)}</th>" for name in head)
@@ -95,7 +95,7 @@ def _table(methods: Sequence[MethodReport]) -> str:
 
 
 def _figure(caption: str, drawing: str) -> str:
-    return f'<figure>{drawing}<figcaption class="soft">{_safe(caption)}</figcaption></figure>'
+    return f'<figure><div class="scroll">{drawing}</div><figcaption class="soft">{_safe(caption)}</figcaption></figure>'
 
 
 def _svg(height: float, label: str, parts: Sequence[str]) -> str:
@@ -197,7 +197,7 @@ def _costs(methods: Sequence[MethodReport]) -> str:
         tokens = LEFT + whole.mean_acceptance_length * scale
         drawn += [
             _line(tokens, y - 4, tokens, y + 22, "var(--ink)", 2),
-            _text(tokens + 6, y + 14, f"{whole.mean_acceptance_length:.2f}"),
+            _text(max(tokens, x) + 6, y + 14, f"{whole.mean_acceptance_length:.2f}"),  # never on the bar
         ]
     x = float(LEFT)
     for name, colour in (

@@ -11,11 +11,9 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from foretell.core.errors import ConfigError
+from foretell.core.visible import VISIBLE as VISIBLE
 
 TINT, RESET = "\x1b[32m", "\x1b[0m"
-# A model may write terminal control characters: they are shown, not sent. Tab and newline stay.
-VISIBLE = {code: 0x2400 + code for code in range(32) if code not in (9, 10)}
-VISIBLE |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 
 
 def check_writable(file: str | None, option: str = "--output") -> None:

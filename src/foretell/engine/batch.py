@@ -358,13 +358,15 @@ class Batch:
 
     # -- decoding --------------------------------------------------------------------------------------------------
 
-    def step(self, caps: Sequence[int] | None = None, paid: Sequence[int] | None = None) -> StepEvent:
+    def step(
+        self, caps: Sequence[int] | None = None, paid: Sequence[int] | None = None, *, draft_logits: bool = False
+    ) -> StepEvent:
         """One step of all members. Row b guesses at most caps[b] deep; without caps, as deep as its own choice says. paid:
-        the most with guesses that cost time, where they are set apart."""
+        the most with guesses that cost time, where they are set apart. draft_logits: the event of this step carries the
+        draft's logits."""
         state, grouped, first = self.state, self.grouped, self.groups[0]
         assert state is not None
-        if self._draft_logits:
-            state.draft_logits = []
+        state.draft_logits = [] if draft_logits or self._draft_logits else None
         state.limit(self._max_depths if caps is None else caps, paid)
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
         return step(

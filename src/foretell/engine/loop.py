@@ -269,13 +269,17 @@ class Loop:
             coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
             caps = self.share(self.planner.plan(self._views(), len(self.batch.arrivals) + coming))
             paid = self.planner.paid  # in mode "auto" alone, in which no model is shared
-        event = self.batch.step(caps, paid)
-        if self.observers:
+        watched = [index for index, job in enumerate(jobs) if job.submission.watch is not None]
+        alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
+        event = self.batch.step(caps, paid, draft_logits=alone)
+        if self.observers or watched:
             event.parts, event.draft_logits = self.batch.parts(), self.batch.draft_logits
             event.tap_layers = self.batch.grouped.tapping.drafter
             for observe in self.observers:
                 observe(event)
-        if self.planner is not None:
+            for index in watched:
+                jobs[index].submission.watch(event, index)  # type: ignore[misc]
+        if self.planner is not None and not alone:  # such a step is slower than those that the planner predicts
             self._tell_planner(jobs, caps or (), event)
         self.recorder.add(event, [job.num_draft_tokens for job in jobs])
         now = self.clock()

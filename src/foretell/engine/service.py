@@ -262,6 +262,8 @@ class Service:
                 "a logits processor or a grammar cannot be sent to the other processes of a tensor-parallel service: "
                 "leave it out, or serve with device_map"
             )
+        if self.engine.model.is_shared and submission.watch is not None:
+            raise ConfigError("the steps of a tensor-parallel service cannot be watched: serve with device_map")
         count = len(submission.prompt_ids)
         if count > self.max_model_len - submission.write:
             raise PromptError(

@@ -6,8 +6,13 @@ from dataclasses import dataclass, field
 from foretell.core.errors import ForetellError
 from foretell.core.params import SamplingParams
 from foretell.draft.config import MethodConfig
+from foretell.engine.event import StepEvent
 from foretell.engine.result import Completion
 from foretell.engine.state import Piece
+
+Watcher = Callable[[StepEvent, int], None]
+"""Called after every step of a request with the step and the request's row in it, on the engine's thread: it delays all
+requests that share the thread, so it must be short. An exception that it raises ends the decoding."""
 
 
 @dataclass(frozen=True)
@@ -24,6 +29,7 @@ class Submission:
     num_prompt_logprobs: int | None = None  # the same of the prompt's tokens, in ``Completion.prompt_pieces``
     write: bool = True  # False: nothing is written, whatever ``params`` allow: the prompt is only scored
     trace: bool = False  # updates carry the tree of each step
+    watch: Watcher | None = None  # told every step; with the draft's logits in those that no other request shares
     timeout_s: float | None = None  # from submission on; the output until then is returned
     note: str = ""  # why guesses that were asked for cannot be made: told in ``Completion.plain_reason``
     store: bool = True  # False: nothing of it is kept to learn from

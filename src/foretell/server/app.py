@@ -16,12 +16,14 @@ from foretell.server.backend import Backend
 from foretell.server.chat import chat_completions
 from foretell.server.completions import completions
 from foretell.server.errors import ApiError
+from foretell.server.explain import explain
 from foretell.server.openapi import GOT, POSTED, errors, install, request_body, stream_of
 from foretell.server.options import ServerOptions
-from foretell.server.protocol import ChatRequest, CompletionRequest, LearnerRequest
+from foretell.server.protocol import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
 from foretell.server.replies import (
     ChatChunk,
     ChatReply,
+    ExplainReply,
     LearnerReply,
     Model,
     ModelList,
@@ -135,6 +137,10 @@ def _add_routes(app: FastAPI, *, debug: bool) -> None:
         "/v1/foretell/learner", learner.post_learner, response_model=None, methods=["POST"],
         operation_id="tell_learner", openapi_extra=request_body(LearnerRequest),
         responses={200: {"model": LearnerReply}, **errors(*POSTED)},
+    )  # fmt: skip
+    app.add_api_route(
+        "/v1/foretell/explain", explain, response_model=None, methods=["POST"], operation_id="explain_steps",
+        openapi_extra=request_body(ExplainRequest), responses={200: {"model": ExplainReply}, **errors(*POSTED)},
     )  # fmt: skip
     probe = errors(400, 405, 500, 503)
     app.get("/health", response_model=None, responses={200: {"model": Status}, **probe})(models.health)

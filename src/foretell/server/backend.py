@@ -51,6 +51,7 @@ class Backend:
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="foretell-tokens")
         # Another: a large grammar takes up to seconds, which texts must not wait for.
         self.compiler = ThreadPoolExecutor(1, thread_name_prefix="foretell-grammars")
+        self.is_explaining = False  # a step of some request: one at a time; read and set on the event loop alone
 
     def check_model(self, name: str) -> None:
         """Raise ApiError 404 for any other model."""

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from foretell.server.backend import Backend
-from foretell.server.protocol import ChatRequest, CompletionRequest, LearnerRequest
+from foretell.server.protocol import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
 from foretell.server.replies import ChatChunk, ErrorReply, ResponseEvent, TextReply
 from foretell.server.responses_protocol import ResponsesRequest
 
@@ -74,7 +74,7 @@ def install(app: FastAPI, backend: Backend) -> None:
 def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
     document = get_openapi(title=app.title, version=app.version, description=DESCRIPTION, routes=app.routes)
     schemas: dict[str, Any] = document["components"]["schemas"]
-    posted = (ChatRequest, CompletionRequest, ResponsesRequest, LearnerRequest)
+    posted = (ChatRequest, CompletionRequest, ResponsesRequest, LearnerRequest, ExplainRequest)
     sent = (ChatChunk, TextReply, ResponseEvent)
     for mode, kinds in (("validation", posted), ("serialization", sent)):
         _, found = models_json_schema([(kind, mode) for kind in kinds], ref_template=REF)  # type: ignore[misc]
@@ -82,7 +82,7 @@ def _document(app: FastAPI, backend: Backend) -> dict[str, Any]:
             schemas.setdefault(name, schema)
     for unused in ("HTTPValidationError", "ValidationError"):  # what the framework would send: it never does
         schemas.pop(unused, None)
-    for kind in (ChatRequest, CompletionRequest, ResponsesRequest):
+    for kind in (ChatRequest, CompletionRequest, ResponsesRequest, ExplainRequest):
         # Only this name is served: any other is a 404.
         schemas[kind.__name__]["properties"]["model"]["enum"] = [backend.name, "", None]
     for path, operations in document["paths"].items():

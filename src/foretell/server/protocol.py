@@ -448,6 +448,9 @@ class ChatRequest(Formatted):
     prompt_cache_retention: str | None = Field(None, description="Ignored.")
 
 
+PromptText = Annotated[str, Field(min_length=1)]
+
+
 class LearnerRequest(BaseModel):
     """A command for what learns."""
 
@@ -458,8 +461,19 @@ class LearnerRequest(BaseModel):
     )
 
 
+class ExplainRequest(Strict):
+    """A text whose first steps are taken apart."""
+
+    prompt: PromptText = Field(description="A text to go on with, or with `chat` a user's message.")
+    chat: bool | None = Field(None, description="Put the prompt into the model's chat template.")
+    model: str | None = Field(None, max_length=512, description="The model that is served.")
+    temperature: float | None = Field(None, ge=0, le=2, description="0.7 where it is left out.")
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="Fresh where it is left out.")
+    max_tokens: int | None = Field(None, ge=1, le=64, description="Of the text whose steps are watched. Default 64.")
+    speculative: Speculative | None = Field(None, description="How the text is guessed for.")
+
+
 MAX_PROMPTS = 1024  # a server may take fewer (``max_choices``)
-PromptText = Annotated[str, Field(min_length=1)]
 PromptIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Prompt = (
     PromptText

@@ -1,7 +1,8 @@
 """Floor 6: the playground, the page that ``foretell serve`` shows at ``/``.
 
-``index.html`` names ``style.css`` and five plain scripts, each of which reads the ones before it: ``stream.js`` talks to
-the server, ``tree.js`` draws a step, ``pane.js`` shows one run, ``learn.js`` what was learned, ``app.js`` is the form.
+``index.html`` names ``style.css`` and six plain scripts, each of which reads the ones before it: ``stream.js`` talks to
+the server, ``tree.js`` draws a step, ``pane.js`` shows one run, ``learn.js`` what was learned, ``apart.js`` one step slowly
+and a game, ``app.js`` is the form.
 ``page`` puts them into the html, so that the page is one response; ``csp`` allows exactly these texts and nothing else.
 """
 

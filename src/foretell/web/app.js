@@ -261,6 +261,44 @@ function fail(error) {
   box.scrollIntoView({ block: "nearest" });
 }
 
+// ---- one step, taken apart
+
+const reader = new Reader();
+new Game();
+
+/** Ask for steps of the form's prompt, and open the one that shows most. */
+async function takeApart() {
+  keepKey();
+  if (!form.reportValidity() || at("apart-run").getAttribute("aria-disabled") === "true") return;
+  at("apart-run").setAttribute("aria-disabled", "true");
+  at("apart-error").hidden = true;
+  at("apart-status").textContent = "Decoding a few steps…";
+  reader.hide();
+  try {
+    await loading;
+    const { body, path } = requestOf();
+    const prompt = body.prompt ?? body.messages[0].content;
+    const asked = { prompt, chat: path.includes("chat"), temperature: body.temperature, seed: body.seed };
+    const { always, ...speculative } = speculation() ?? {};
+    const found = await steps({
+      ...asked,
+      ...(body.model && { model: body.model }),
+      ...(Object.keys(speculative).length && { speculative }),
+    }, at("key").value);
+    at("apart-status").textContent = found.steps.length ? `Seed ${found.seed}.` : "The text ended at once: there is no step.";
+    if (found.steps.length) reader.show(found);
+  } catch (error) {
+    at("apart-status").textContent = "";
+    at("apart-error").textContent = error instanceof Refusal ? error.message : `The page failed: ${error.message}`;
+    at("apart-error").hidden = false;
+    if (error.status === 401) at("key-details").open = true;
+  } finally {
+    at("apart-run").removeAttribute("aria-disabled");
+  }
+}
+
+at("apart-run").addEventListener("click", takeApart);
+
 // ---- what the server tells about itself
 
 let served = {}; // how the server guesses where a request does not say

@@ -98,6 +98,12 @@ async function models(key) {
   return (await (await request("v1/models", { headers: headers(key) })).json()).data ?? [];
 }
 
+/** POST /v1/foretell/explain: the first steps of a text, taken apart. Throws Refusal. */
+async function steps(body, key) {
+  const sent = { method: "POST", headers: { "Content-Type": "application/json", ...headers(key) }, body: JSON.stringify(body) };
+  return (await request("v1/foretell/explain", sent)).json();
+}
+
 /** The gauges of GET /metrics named foretell:*, by name without the prefix; null where there are none. */
 async function gauges(key) {
   const text = await (await request("metrics", { headers: headers(key) })).text();

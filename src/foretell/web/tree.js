@@ -23,14 +23,17 @@ function percent(probability) {
   return `${value > 99.9 && value < 100 ? ">99.9" : value.toFixed(value < 10 ? 1 : 0)} %`;
 }
 
-/** Boxes {label, note, kind, from, x, y, width} of a trace: columns are depths, and the kept path is the first line. */
+/**
+ * Boxes {label, note, kind, from, x, y, width} of a trace: columns are depths, and the kept path is the first line.
+ * `trace.notes`, where given, stand in place of the probabilities.
+ */
 function layout(trace) {
   const kept = new Set(trace.path);
   const last = trace.path.at(-1);
   const boxes = trace.tokens.map((token, node) => ({
     label: visible(token, BOX.most),
     full: token,
-    note: node === 0 ? "last token" : percent(trace.probability[node]),
+    note: trace.notes?.[node] ?? (node === 0 ? "last token" : percent(trace.probability[node])),
     kind: node === 0 ? "root" : kept.has(node) ? "kept" : "dropped",
     probability: trace.probability[node],
     from: trace.parent[node],
@@ -102,7 +105,7 @@ function drawTree(trace, summary) {
     group.append(svg("title", {}, `${visible(box.full)}: ${names[box.kind]}${chance}`));
     group.append(svg("rect", { width: box.width, height: BOX.height, rx: box.kind === "bonus" ? BOX.height / 2 : 5 }));
     group.append(svg("text", { x: box.width / 2, y: 17, class: "label" }, box.label));
-    const note = box.kind === "kept" ? `✓ ${box.note}` : box.note;
+    const note = box.kind === "kept" ? `✓ ${box.note}`.trim() : box.note;
     group.append(svg("text", { x: box.width / 2, y: 32, class: "amount" }, note));
     root.append(group);
   }

@@ -18,6 +18,11 @@ th,td{text-align:left;vertical-align:top;padding:.35rem .6rem;border-bottom:1px 
 td.DEFECT{color:#c62828;font-weight:600}td.skipped{opacity:.65}
 @media(prefers-color-scheme:dark){td.DEFECT{color:#ff8a80}}
 code{font-size:.9em;overflow-wrap:anywhere}li{margin:.3rem 0}
+@media(max-width:44rem){ /* a check is a block, its verdict beside its name */
+.checks tr:first-child{display:none}
+.checks tr{display:grid;grid-template-columns:1fr auto;gap:0 1rem;padding:.5rem 0;border-bottom:1px solid #8884}
+.checks td{border:0;padding:.1rem 0;grid-column:1/-1}
+.checks td:first-child{grid-column:1;font-weight:600}.checks td:last-child{grid-area:1/2;font-weight:600}}
 """
 
 
@@ -25,11 +30,11 @@ def asked(certificate: EndpointCertificate) -> list[tuple[str, str]]:
     """What was compared with what, and how."""
     s = certificate.settings
     reference = s["reference"]
-    rows = [("Endpoint", _named(s)), ("It takes", s["takes"])]
+    rows = [("Endpoint", _named(s)), ("Endpoint takes", s["takes"])]
     if reference is None:
         rows.append(("Reference", "none: compared with itself alone"))
     else:
-        rows += [("Reference", _named(reference)), ("It takes", reference["takes"])]
+        rows += [("Reference", _named(reference)), ("Reference takes", reference["takes"])]
     temperatures = ", ".join(f"{value:g}" for value in s["temperatures"]) or "none above 0"
     rows += [
         ("Prompts", f"{s['num_prompts']}, up to {s['max_tokens']} tokens each, temperature 0 and {temperatures}"),
@@ -79,7 +84,10 @@ def html_page(certificate: EndpointCertificate) -> str:
     for fault in certificate.faults:
         shown = e(", ".join(fault.evidence))
         parts.append(f"<h2>{e(fault.name)}</h2><p>{e(fault.what)}</p><p>Shown by: {shown}.</p>")
-    parts.append("<h2>Checks</h2><div class=wide><table><tr>" + _row("th", ("check", "question", "looked at", "found")))
+    parts.append(
+        "<h2>Checks</h2><div class=wide><table class=checks><tr>"
+        + _row("th", ("check", "question", "looked at", "found"))
+    )
     parts.append("<th>verdict</th></tr>")
     for check in certificate.checks:
         style = check.verdict if check.verdict == "DEFECT" else "" if check.passed else "skipped"
