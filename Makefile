@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 
-.PHONY: install demo test test-rest test-exhaustive test-all test-ray costs mutants stress lint check bench help-docs site figures clean
+.PHONY: install demo test test-rest test-exhaustive test-all test-ray costs mutants stress lint check bench site figures clean
 
 install: $(STAMP)
 
