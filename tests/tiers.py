@@ -34,6 +34,8 @@ THINNED: dict[str, Keep] = {
     "tests/certify/test_certify.py::test_random_models_pass": "first",
     "tests/certify/test_draws.py::test_honest_drafters_pass": "values",
     "tests/certify/test_endpoint.py::test_a_fault_of_texts_is_found_by_name": "third",
+    "tests/learn/test_student.py::test_a_students_q_is_the_serving_drafters": "third",
+    "tests/learn/test_student.py::test_learning_a_few_texts_raises_their_score_and_serves": "third",
     "tests/verify/test_exact.py::test_joint_law_and_text_by_exact_enumeration": "pairs",
     "tests/verify/test_matrix.py::test_every_shape": "values",
     "tests/verify/test_matrix.py::test_every_shape_at_v_4": "first",
@@ -42,9 +44,11 @@ THINNED: dict[str, Keep] = {
 }
 
 SLOW = frozenset({
+    "tests/analysis/test_drafter.py::test_what_does_not_count",
     "tests/cli/test_train_processes.py::test_two_processes_are_one_with_two_passes_a_step",
     "tests/engine/test_matrix.py::test_draws_without_replacement_at_length",
     "tests/engine/test_rejection_bundled.py::test_the_joint_law_is_the_targets_and_liars_are_caught",
+    "tests/learn/test_service.py::test_the_process_learns_swaps_and_can_be_killed",
     "tests/model/test_tensor_parallel.py::test_a_service_over_both_processes_writes_the_same",
     "tests/model/test_tensor_parallel.py::test_fresh_seeds_are_agreed_on",
     "tests/model/test_tensor_parallel.py::test_logits_over_trees",
