@@ -84,7 +84,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr[-2000:]
     front = (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert "make demo" in front
+    assert "Speculative decoding for Hugging Face models" in front
     assert 'src="figures/speedup.svg"' in front
     engine = (tmp_path / "reference/decode.html").read_text(encoding="utf-8")
     assert 'id="foretell.engine.engine.Engine.generate"' in engine

@@ -4,6 +4,7 @@ import pytest
 
 from foretell import Engine
 from foretell.analysis.explain import ExplainedStep, Watch, explain, number_game
+from foretell.analysis.words import words
 from foretell.core.errors import ConfigError
 
 PROMPT = "def add(a, b):\n    return"
@@ -114,3 +115,15 @@ def test_mistakes(engines: dict[str, Engine]) -> None:
         explain(engines["coupled"].with_method("none"), PROMPT)
     with pytest.raises(ConfigError, match="ended after"):
         explain(engines["coupled"], PROMPT, step=2000, temperature=0.0)
+
+
+def test_words_of_a_rejected_tree_name_the_chance_of_the_first_guess_alone(engines: dict[str, Engine]) -> None:
+    engine = engines["tree"].with_method(
+        {"method": "draft_model", "verify": "rejection", "shape": "static/branching=2x2", "num_speculative_tokens": 2}
+    )
+    steps = [explain(engine, PROMPT, seed=seed, temperature=1.0) for seed in range(4)]
+    assert "alternatives" in words(steps[0]).check[1]
+    for step in steps:
+        for place, said in zip(step.places, words(step).verdicts, strict=True):
+            first = bool(place.guesses) and place.was_guessed and place.winner == place.guesses[0]
+            assert ("which had a chance" in said) == first, said

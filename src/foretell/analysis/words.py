@@ -69,13 +69,17 @@ def _guess(step: ExplainedStep) -> list[str]:
     )
     if not step.guesses:
         return [said, "In this step it found nothing to guess."]
-    parents = [guess.parent for guess in step.guesses]
     tree = " Several guesses after the same token are alternatives: together the guesses form a tree."
     return [
         said,
         "Its guesses, each after the one before; ✓ marks those that were kept in the end."
-        + (tree if len(set(parents)) < len(parents) else ""),
+        + (tree if _branches(step) else ""),
     ]
+
+
+def _branches(step: ExplainedStep) -> bool:
+    parents = [guess.parent for guess in step.guesses]
+    return len(set(parents)) < len(parents)
 
 
 def _check(step: ExplainedStep) -> list[str]:
@@ -122,6 +126,11 @@ def _rule(step: ExplainedStep) -> str:
             "A guess is kept with probability min(1, p / q), as by a weighted coin: always where the target thinks it at "
             "least as probable as the drafter does. A guess that is not kept is rejected: a token is drawn from what is "
             "left of p where q is taken away. Together this is exactly a draw from p."
+            + (
+                " Where guesses are alternatives, the second is tried against that rest first."
+                if _branches(step)
+                else ""
+            )
         )
     return f"The rule {step.verifier} says with which probability each guess is kept; one random draw decides."
 
@@ -138,10 +147,13 @@ def verdict(step: ExplainedStep, place: Place) -> str:
         return (
             f"The target takes {winner}; guessed was {guessed}. {winner} is written, and further guesses are dropped."
         )
+    # The chance that is known is the first guess's.
     chance = "" if place.accept is None else f", which had a chance of {place.accept:.0%} to be kept"
     if place.was_guessed:
-        return f"The guess {winner}{chance}, is kept." if chance else f"The guess {winner} is kept."
-    return f"Rejected: {guessed}{chance}. {winner} is drawn from what is left, and further guesses are dropped."
+        is_first = bool(chance) and place.winner == place.guesses[0]
+        return f"The guess {winner}{chance}, is kept." if is_first else f"The guess {winner} is kept."
+    tried = chance if len(place.guesses) == 1 else ""
+    return f"Rejected: {guessed}{tried}. {winner} is drawn from what is left, and further guesses are dropped."
 
 
 def _kept(step: ExplainedStep) -> str:

@@ -2,7 +2,7 @@
 
 Its cost is bounded. It is a request among others: it waits in their queue and holds one row for at most MOST_TOKENS tokens.
 What is done beyond decoding, MOST_STEPS times, is work on a few places of one row between two steps (``Watch``: some
-milliseconds), and a server explains one request at a time: others get status 429 and may try again.
+milliseconds), and a server explains one request at a time: others get 429 meanwhile.
 """
 
 from dataclasses import asdict, replace
