@@ -5,9 +5,9 @@
 
 Theirs (Judge, 2501.19309): Llama-3.1 8B drafts for 405B, accepted length 6.3 → 19.7, accuracy on GSM8K kept. AutoJudge
 (2504.20039): up to 2x over plain speculation at -1 % accuracy on GSM8K. Ours, on a target that can solve word problems:
-the rules that need no training, beside the exact one. At temperature 0 none of them changes anything, since no token but the
-target's own has a probability there (the trained head may leave that support: ``off_support``), so the temperature is 0.6.
-Answers are judged by their number.
+the rules that need no training, beside the exact one. At temperature 0 none of them changes anything, since no token but
+the target's own has a probability there (the trained head may leave that support: ``off_support``), so the temperature is
+0.6. Answers are judged by their number.
 """
 
 import argparse
