@@ -54,7 +54,7 @@ def ask(made: Service, number: int, *, store: bool = True) -> list[int]:
 
 @pytest.fixture
 def learning() -> Iterator[Service]:
-    made = service(LearnOptions(learn_share=1.0, learn_lr=3e-3, learn_every=4, replay=4, held_out=3))
+    made = service(LearnOptions(learn_share=1.0, learn_lr=3e-3))
     yield made
     made.close()
 
@@ -67,7 +67,7 @@ def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
     alone.close()
     assert [ask(learning, number) for number in range(6)] == expected
     learner = learner_of(learning)
-    for number in range(32):
+    for number in range(72):
         learner.add("/draft_model/0", secret(SECRET, number))
     until(lambda: learner.figures().num_swaps >= 1 or bool(learning._call(learner.swap)))
     assert [ask(learning, number) for number in range(6)] == expected
@@ -76,7 +76,7 @@ def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
     assert learner._process is not None
     pid = learner._process.pid
     assert pid is not None
-    for number in range(32, 44):
+    for number in range(72, 100):
         learner.add("/draft_model/0", secret(SECRET, number))
     os.kill(pid, signal.SIGKILL)
     until(lambda: learner.figures().num_failures == 1)
