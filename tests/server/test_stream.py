@@ -109,7 +109,8 @@ def test_the_end_token_alone_has_no_log_probabilities(serve: Serve, path: str, m
     assert [len(one["content"] if path == CHAT else one["tokens"]) for one in told] == [3]
     texts = [choice["delta"].get("content") if path == CHAT else choice["text"] for choice in choices]
     end = [""] if more else []  # where the end token came from
-    assert texts == (["", "abc", *end, None] if path == CHAT else ["abc", *end, ""])
+    assert texts == (["", "abc", *end, None] if path == CHAT else ["abc", ""])
+    assert [choice["finish_reason"] for choice in choices] == [None] * (len(choices) - 1) + ["stop"]
 
 
 @pytest.mark.parametrize("stream", [False, True])

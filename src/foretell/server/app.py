@@ -9,6 +9,7 @@ from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, Response
+from starlette.routing import Match
 
 from foretell import __version__
 from foretell.server import learner, models
@@ -171,6 +172,8 @@ async def _http_error(request: Request, error: Exception) -> Response:
     text = f"{request.method} is not for this path" if error.status_code == 405 else str(error.detail)
     code = "method_not_allowed" if error.status_code == 405 else None
     headers = dict(error.headers or {})
-    if headers.get("Allow") == "GET":
-        headers["Allow"] = "GET, HEAD"
+    if "Allow" in headers:  # of the first route of this path alone
+        fits = [route for route in request.app.routes if route.matches(request.scope)[0] is not Match.NONE]
+        methods = {method for route in fits for method in getattr(route, "methods", None) or ()}
+        headers["Allow"] = ", ".join(sorted(methods | ({"HEAD"} if "GET" in methods else set())))
     return ApiError(error.status_code, text, code=code, headers=headers).response()
