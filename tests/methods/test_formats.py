@@ -721,7 +721,7 @@ GOOD = native(**{IDS: [2, 4, 5]})
         ),
         (
             speculators(speculators_model_type="hydra", architectures=["DFlashDraftModel"]),
-            "speculators_model_type 'hydra', which is no head known .*heads of type 'dflash', 'dspark', 'eagle3' are read",
+            "speculators_model_type 'hydra', which is no head known .*heads of type 'dflash', 'dspark', 'eagle3', 'peagle'",
         ),
         ({**GOOD, "draft_vocab_size": 99}, "draft_vocab_size = 99 must be between 1 and vocab_size = 40"),
         ({**GOOD, "draft_vocab_size": 13}, r"lm_head\.weight is \[12, 16\], expected \[13, 16\]"),

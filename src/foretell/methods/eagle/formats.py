@@ -46,7 +46,7 @@ class Eagle3Native(Layout):
 
     name = "eagle3"
     summary = "EAGLE-3, its authors' (vLLM, SGLang)"
-    head = Eagle3Head
+    head: ClassVar[type[Head]] = Eagle3Head
     architectures: ClassVar[tuple[str, ...]] = ("LlamaForCausalLMEagle3", "Eagle3LlamaForCausalLM", QWEN3)
     ignored = ("verifier_lm_head.weight", "verifier_norm.weight")
 
