@@ -61,6 +61,9 @@ SLOW = frozenset({
 """Left out whole: several processes, thousands of texts of a real model, or seconds of waiting."""
 
 EXHAUSTIVE: dict[str, int] = {
+    "tests/certify/test_endpoint.py::test_every_fault_is_found_by_name_among_all_checks": 3,
+    "tests/doctor/test_head.py::test_another_template_is_found": 2,
+    "tests/engine/test_matrix.py::test_draws_without_replacement_at_length": 2,
     "tests/model/test_types.py::test_the_line_is_what_a_run_says": 4,
 }
 """Of the cases that the default run leaves out the slow run keeps every so many, beginning with the first."""

@@ -29,7 +29,15 @@ CUT = {
 GROUPS = {
     "decode": (
         "Decode",
-        ("engine.engine", "engine.result", "engine.state", "core.params", "engine.config", "engine.event"),
+        (
+            "engine.engine",
+            "engine.stream",
+            "engine.result",
+            "engine.state",
+            "core.params",
+            "engine.config",
+            "engine.event",
+        ),
     ),
     "serve": ("Serve", ("engine.service", "engine.options", "engine.submission", "learn.options")),
     "draft": ("Draft", ("draft.base", "draft.config", "draft.shapes", "draft.ngram", "draft.growing")),

@@ -60,7 +60,7 @@ def chat(
     """
     speculative = settings.speculation(ctx)
     params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
-    engine = settings.load_engine(ctx.params, speculative, prefix_memory_gib=PREFIX_MEMORY_GIB)
+    engine = settings.load_engine(ctx.params, speculative, prefix_memory_gib=PREFIX_MEMORY_GIB, speculation=speculation)
     begin: list[Message] = [{"role": "system", "content": system}] if system is not None else []
     engine.chat_prompt([*begin, {"role": "user", "content": "a"}])  # a model without a template is refused at once
     _talk(engine, begin, params, quiet=quiet, no_color=no_color)

@@ -83,7 +83,7 @@ def generate(
     speculative = settings.speculation(ctx, has_prediction=guess is not None)
     options = ctx.params
     params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
-    engine = settings.load_engine(options, speculative)
+    engine = settings.load_engine(options, speculative, speculation=speculation)
     ids_or_text: Any = text
     if chat or system is not None:
         messages = [{"role": "system", "content": system}] if system is not None else []

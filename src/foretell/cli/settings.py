@@ -44,11 +44,8 @@ def quiet() -> None:
 
 
 def load_engine(options: dict[str, Any], speculative: Any, **more: Any) -> "Engine":
-    """The engine of the options of panel "Models", and of --speculation where the command has it. more: of
-    ``Engine.load``."""
+    """The engine of the options of panel "Models". more: of ``Engine.load``; with speculation "auto" costs are measured."""
     quiet()
-    if "speculation" in options:
-        more["speculation"] = options["speculation"]
     target, revision = options["target"], options.get("revision")
     if revision is not None:
         if target in BUNDLED or Path(target).expanduser().exists() or "@" in target:
@@ -69,7 +66,7 @@ def load_engine(options: dict[str, Any], speculative: Any, **more: Any) -> "Engi
             trust_remote_code=options.get("trust_remote_code", False),
             **more,
         )
-    if options.get("speculation") == "auto":
+    if more.get("speculation") == "auto":
         with waiting("measuring what passes cost here, once", no_color=options["no_color"]):
             engine.measure()
     return engine
