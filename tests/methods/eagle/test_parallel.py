@@ -1,12 +1,13 @@
 """P-EAGLE: every guess is what a plain forward over the text's pairs and the masked ones says; the text is the target's."""
 
+from collections import defaultdict
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from foretell import Completion, Engine, Request, SamplingParams
+from foretell import Completion, Engine, Request, SamplingParams, StepEvent
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import chain_parent, layout
 from foretell.methods.common import formats
@@ -117,11 +118,30 @@ def test_a_batch_guesses_as_each_row_alone(chunk: int, monkeypatch: pytest.Monke
     head = random_head()
     params = SamplingParams(max_new_tokens=12, temperature=0.0, ignore_eos=True)
     asked = [Request(one.prompt, params) for one in requests()]
-    alone = [engine_of(head).generate(one.prompt, one.params) for one in asked]
+    alone, expected = [], []
+    for one in asked:
+        completions, guesses = watched(engine_of(head), [one])
+        alone += completions
+        expected.append(guesses[0])
     monkeypatch.setattr(parallel, "PREFILL_CHUNK", chunk)
-    found = engine_of(head).generate_batch(asked, batch_size=4)
+    found, together = watched(engine_of(head), asked)
     assert [one.steps for one in found] == [one.steps for one in alone]
+    assert [together[index] for index in range(len(asked))] == expected
     assert rate(alone) > 0
+
+
+def watched(engine: Engine, asked: list[Request]) -> tuple[list[Completion], dict[int, dict[int, list[int]]]]:
+    """Completions of batches of four, and of each request what was guessed behind how many committed tokens."""
+    seen: dict[int, dict[int, list[int]]] = defaultdict(dict)
+
+    def observe(event: StepEvent) -> None:
+        tree = event.commit.tree
+        for place, row in enumerate(event.rows):
+            guessed = tree.tokens[place, 1:][tree.valid[place, 1:]].tolist()
+            seen[row.index][int(event.commit.length[place])] = guessed
+
+    engine.observers.append(observe)
+    return engine.generate_batch(asked, batch_size=4), seen
 
 
 def rate(found: list[Completion]) -> int:
