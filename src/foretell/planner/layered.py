@@ -38,9 +38,9 @@ class LayeredPlanner(Planner):
     @property
     def state(self) -> dict[str, float | int | str | bool | None]:
         """See ``Planner``."""
-        now = self.light.state if self._lit else super().state
-        mine = {"speedup": self.speedup, "trials": self.trials, "trial_seconds": self.trial_seconds}
-        return {**super().state, "guessing": now["guessing"], "mean_depth": now["mean_depth"], **mine}
+        whole, light = super().state, self.light.state
+        now = light if self._lit else whole
+        return {**whole, "guessing": now["guessing"], "mean_depth": now["mean_depth"]}
 
     def use(self, costs: CostTable, corrections: Corrections | None = None) -> None:
         """See ``Planner``."""
