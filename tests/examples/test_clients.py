@@ -21,7 +21,7 @@ def test_all_say_the_same(same: bool, capsys: pytest.CaptureFixture[str]) -> Non
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
-    service = FakeService(lambda sent: [*f"Red {sent.params.seed if same else sent.request_id}".encode(), EOS])
+    service = FakeService(lambda sent: [*f"Red {sent.params.seed if same else 'of ' + sent.request_id}".encode(), EOS])
     with live(build_app(service)) as url:
         status = module.main(url)
     assert (status == 0) is same
