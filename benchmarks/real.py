@@ -11,6 +11,10 @@ a line of the results file, and is not measured again; cells that are missing ar
 beside them on every question (``foretell.bench``), and their runs are kept too: stopped by --minutes or Ctrl-C, the same
 command goes on. ``--show`` prints all cells of the file.
 
+A cell is known by what is measured: the models' files (names, sizes, times of change), the method with all its options, the
+questions, the machine and the versions of foretell and torch. Not by the commit of foretell's source: a row says how many
+of its runs come from which, and the table says so where they are not all from one.
+
 Models: smollm2 (SmolLM2-135M-Instruct) and qwen (Qwen2.5-Coder 1.5B with the 0.5B as draft), which are looked for under
 --models by the names below; any other by ``--model NAME=TARGET[,draft=DIR][,eagle3=DIR]``, which also gives a known one its
 drafters. Weights: bf16, int8, int4, as ``foretell bench --weights``; "auto" for a GGUF file is the file's own.
@@ -47,9 +51,12 @@ from foretell.core.errors import ForetellError
 from foretell.core.provenance import provenance
 from foretell.kernels.build import cpu_flags
 from foretell.model.bandwidth import dram_read_bandwidth
+from foretell.model.catalogue import pulled
+from foretell.model.checkpoint import resolve
 
 FLAGS = ("avx2", "fma", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni")
 AUTO_BARS = (0.98, 0.95)
+PLAIN = parse_method("none")
 
 
 @dataclass(frozen=True)
@@ -127,10 +134,15 @@ class Group:
     tokens: int
     rounds: int
     threads: int
+    files: str  # digest of the models' files
+    machine: str  # processor, accelerator
+    versions: str
 
-    def key(self, method: str) -> str:
-        """Of a cell."""
-        return json.dumps({**asdict(self), "method": method}, sort_keys=True)
+    def key(self, method: BenchMethod) -> str:
+        """Of a cell. A model that was moved is the same model."""
+        places = {"target": None, "draft": None, "eagle3": None}
+        config = {**method.config.resolved(), "model": None, "speculation": method.speculation}
+        return json.dumps({**asdict(self), **places, "method": method.label, "config": config}, sort_keys=True)
 
 
 class OutOfTime(KeyboardInterrupt):
@@ -147,16 +159,19 @@ def measure(
             raise OutOfTime
 
     begun = time.monotonic()
+    named = {method.label: method for method in (PLAIN, *methods)}
     report = run_bench(
         engine, items, methods, temperatures=[group.temperature], max_new_tokens=group.tokens, rounds=group.rounds,
-        dram_read=dram_read_bandwidth, progress=watch, runs_file=runs, judged=any(item.check for item in items),
+        dram_read=dram_read_bandwidth, progress=watch, runs_file=runs, any_revision=True,
+        judged=any(item.check for item in items),
         on_prompt=lambda done: print(
             f"  {done.num_runs}/{done.num_planned} {done.item.category} {done.item.question_id}", file=sys.stderr
         ),
     )  # fmt: skip
     for method in report.temperatures[0].methods:
         yield {
-            "key": group.key(method.label), **asdict(group), "method": method.label, "report": asdict(method),
+            "key": group.key(named[method.label]), **asdict(group), "method": method.label, "report": asdict(method),
+            "revisions": report.settings["runs_by_revision"][method.label],
             "weight_bytes": report.settings["weight_bytes"], "too_long": report.settings["num_prompts_too_long"],
             "dram_read_bytes_per_second": report.dram_read_bytes_per_second, "flags": flags(),
             "seconds": time.monotonic() - begun, "provenance": report.provenance,
@@ -166,6 +181,20 @@ def measure(
 def digest(values: Sequence[Any]) -> str:
     """Twelve hexadecimal digits."""
     return hashlib.sha256(json.dumps(values, default=asdict).encode()).hexdigest()[:12]
+
+
+def files_of(names: Sequence[str | None]) -> str:
+    """Digest of the files of models and heads: their names, sizes and times of change. A hub id stands for itself."""
+    found: list[Any] = []
+    for name in names:
+        if name is None or not (name.split("/")[0] == "bundled" or Path(name).expanduser().exists() or pulled(name)):
+            found.append(name)
+            continue
+        place = resolve(name)
+        files = [place] if place.is_file() else sorted(path for path in place.rglob("*") if path.is_file())
+        stats = [(path.name if path == place else str(path.relative_to(place)), path.stat()) for path in files]
+        found.append([(path, stat.st_size, stat.st_mtime_ns) for path, stat in stats])
+    return digest(found)
 
 
 def flags() -> list[str]:
@@ -203,10 +232,10 @@ def show(cells: Sequence[dict[str, Any]]) -> None:
                 "rounds",
                 "threads",
             )
-        )
+        ) + tuple(cell.get(name) for name in ("files", "machine", "versions"))
         groups.setdefault(key, []).append(cell)
     for key, found in groups.items():
-        model, weights, drafts, temperature, suite, _, tokens, rounds, threads = key
+        model, weights, drafts, temperature, suite, _, tokens, rounds, threads, *_ = key
         machine, last = found[0]["provenance"]["machine"], found[0]
         draft = f", draft in {drafts}" if found[0]["draft"] and drafts != weights else ""
         print(f"\n## {model}, {weights}{draft}, temperature {temperature:g}\n")
@@ -224,7 +253,7 @@ def show(cells: Sequence[dict[str, Any]]) -> None:
         print("|---" * (len(tasks) + 7) + "|")
         for cell in sorted(found, key=lambda one: one["method"] != "none"):
             print(row(cell["report"]))
-        for line in bars(found):
+        for line in (*origins(found), *bars(found)):
             print(f"\n{line}")
 
 
@@ -238,6 +267,27 @@ def row(report: dict[str, Any]) -> str:
         f"{speedup['high']:.2f}] | {' | '.join(parts)} | {report['macro']['speedup']['value']:.2f} | "
         f"{overall['mean_acceptance_length']:.2f} | {positions} | {overall['num_identical']}/{overall['num_prompts']} |"
     )
+
+
+def origins(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """From which commits the runs of a table come, where they are not all from one."""
+    counts = {
+        cell["method"]: cell.get("revisions") or {cell["provenance"].get("git_revision") or "unknown": None}
+        for cell in cells
+    }
+    if len({revision for found in counts.values() for revision in found}) < 2:
+        return
+    parts = []
+    for method, found in counts.items():
+        each = [f"{short(name)} ({count} runs)" if len(found) > 1 else short(name) for name, count in found.items()]
+        parts.append(f"{method}: {', '.join(each)}")
+    yield f"Not all from one revision: {'; '.join(parts)}"
+
+
+def short(revision: str) -> str:
+    """A commit, as people write it."""
+    commit, changes, _ = revision.partition("+changes")
+    return commit[:10] + changes
 
 
 def bars(cells: Sequence[dict[str, Any]]) -> Iterator[str]:
@@ -315,23 +365,26 @@ def run(
     engine: Engine | None = None
     drafts = weights if args.draft_weights == "same" else args.draft_weights
     for temperature in map(float, args.temperatures.split(",")):
+        origin = provenance()
+        machine, versions = origin["machine"], origin["versions"]
         group = Group(
             name, model.target, model.draft, model.eagle3, weights, drafts, temperature, suite, digest(items), args.tokens,
-            args.rounds, args.threads,
+            args.rounds, args.threads, files=files_of([model.target, model.draft, model.eagle3]),
+            machine=", ".join(filter(None, (machine["processor"], machine["accelerator"]))),
+            versions=", ".join(f"{part} {versions[part]}" for part in ("foretell", "torch")),
         )  # fmt: skip
         asked = args.methods.split(",") if args.methods else model.methods()
         methods = [method for text in asked if text != "none" and (method := model.method(text, drafts)) is not None]
         done = read(args.results)
-        methods = [method for method in methods if group.key(method.label) not in done]
-        if not methods and (group.key("none") in done or asked != ["none"]):
+        methods = [method for method in methods if group.key(method) not in done]
+        if not methods and (group.key(PLAIN) in done or asked != ["none"]):
             continue
         if time.monotonic() > until:
             raise OutOfTime
         engine = engine or load(model, weights)
         labels = ", ".join(method.label for method in methods)
         print(f"{name}, {weights}, temperature {temperature:g}: none, {labels}", file=sys.stderr)
-        origin = provenance()
-        parts = [group.key(labels), origin["git_revision"], origin["versions"]]
+        parts = [asdict(group), [group.key(method) for method in methods], versions]
         runs = args.results.with_name(f"{args.results.stem}.{digest(parts)}.runs.jsonl")
         with args.results.open("a", encoding="utf-8") as stream:
             for cell in measure(group, engine, methods, items, runs, until):

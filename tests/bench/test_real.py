@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 from benchmarks import real
 
+from foretell.bench import run
+from foretell.core.provenance import provenance
 from foretell.engine.engine import Engine
 from foretell.model.table import TableLM
 from tests.bench.test_run import Letters
@@ -111,3 +113,64 @@ def test_models(tmp_path: Path) -> None:
         real.chosen_models(["x"], None)
     with pytest.raises(SystemExit, match="expected NAME=TARGET"):
         real.chosen_models(["x=T,drft=D"], None)
+
+
+def test_a_commit_between_two_parts_starts_nothing_again(
+    call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def at(revision: str) -> None:
+        for module in (real, run):
+            monkeypatch.setattr(module, "provenance", lambda: {**provenance(), "git_revision": revision})
+
+    given = ["--model", "tiny=x", "--methods", "ngram:2", "--temperatures", "0"]
+    clock = iter([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    with monkeypatch.context() as patch:
+        patch.setattr(real.time, "monotonic", lambda: next(clock, 1e6))
+        at("a" * 40)
+        call(*given, "--minutes", 1)
+    (runs,) = tmp_path.glob("*.runs.jsonl")
+    before = len(runs.read_text().splitlines()) - 1
+    assert 0 < before < 12
+    made: list[int] = []
+    with monkeypatch.context() as patch:
+        once = run.measure
+        patch.setattr(run, "measure", lambda *args: made.append(args[2].max_new_tokens) or once(*args))
+        at("b" * 40 + "+changes")
+        out, _ = call(*given)
+    assert made.count(6) == 12 - before
+    rows = [json.loads(line) for line in (tmp_path / "real.jsonl").read_text().splitlines()]
+    assert sum(count for row in rows for count in row["revisions"].values()) == 12
+    assert all(list(row["revisions"]) == ["a" * 40, "b" * 40 + "+changes"] for row in rows)
+    assert f"Not all from one revision: none: aaaaaaaaaa ({rows[0]['revisions']['a' * 40]} runs), bbbbbbbbbb" in out
+    at("c" * 40)
+    call(*given)
+    assert len(cells(tmp_path)) == 2  # finished cells are not measured again either
+    out, _ = call(*given[:2], "--methods", "suffix", "--temperatures", "0")
+    assert "suffix: cccccccccc" in out
+    assert len(cells(tmp_path)) == 4
+
+
+def test_changed_files_and_options_are_other_cells(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = tmp_path / "weights"
+    target.mkdir()
+    (target / "model.bin").write_text("one")
+    call("--model", f"tiny={target}", "--methods", "ngram:2", "--temperatures", "0")
+    target.rename(tmp_path / "moved")
+    target = tmp_path / "moved"
+    call("--model", f"tiny={target}", "--methods", "ngram:2", "--temperatures", "0")
+    assert len(cells(tmp_path)) == 2
+    (target / "model.bin").write_text("more")
+    call("--model", f"tiny={target}", "--methods", "ngram:2", "--temperatures", "0")
+    assert len(cells(tmp_path)) == 4
+    found = provenance()
+    monkeypatch.setattr(real, "provenance", lambda: {**found, "versions": {**found["versions"], "foretell": "9"}})
+    call("--model", f"tiny={target}", "--methods", "ngram:2", "--temperatures", "0")
+    assert len(cells(tmp_path)) == 6
+
+
+def test_tables_of_one_revision_say_nothing_of_it() -> None:
+    old = {"method": "none", "provenance": {"git_revision": "a" * 40}}  # a row of before revisions were counted
+    assert list(real.origins([old, {**old, "method": "ngram", "revisions": {"a" * 40: 3}}])) == []
+    assert list(real.origins([old, {**old, "method": "ngram", "revisions": {"b" * 40: 3}}])) == [
+        "Not all from one revision: none: aaaaaaaaaa; ngram: bbbbbbbbbb"
+    ]

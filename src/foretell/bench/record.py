@@ -117,7 +117,7 @@ class Comparison:
     differing: dict[str, tuple[Any, Any]]  # settings, versions and machine that are not the same
 
 
-NOT_COMPARED = {"seconds_measuring", "num_runs", "num_runs_planned", "sandbox"}
+NOT_COMPARED = {"seconds_measuring", "num_runs", "num_runs_planned", "sandbox", "runs_by_revision"}
 """Settings that say how a run went, not what it measured."""
 
 

@@ -2,7 +2,8 @@
 
 import hashlib
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -89,6 +90,8 @@ class _Lane:
 
 FINISHED = "finished"
 """Key of the last line of a file of runs."""
+REVISION = "git_revision"
+"""Key of a run's commit, in a file where they may differ."""
 KEY = ("temperature", "index", "round", "method")
 RunKey = tuple[float, int, int, str]
 
@@ -143,6 +146,7 @@ def run_bench(
     progress: Callable[[int, int], None] | None = None,
     on_prompt: Callable[[PromptDone], None] | None = None,
     runs_file: Path | str | None = None,
+    any_revision: bool = False,
     judged: bool = False,
 ) -> BenchReport:
     """Decode every prompt plainly and with each method, ``rounds`` times, and report.
@@ -156,8 +160,10 @@ def run_bench(
 
     dram_read measures the memory bandwidth in bytes per second; progress is called with (runs done, runs in all),
     on_prompt when all methods have decoded a prompt. runs_file: a file of JSON lines that every run is appended to as it
-    is made; the runs in it are not made again, if it comes from the same configuration and machine. judged: whether
-    answers to questions with a ``check`` are judged; programs among them are run (``sandbox``).
+    is made; the runs in it are not made again, if it comes from the same configuration and machine. any_revision: runs of
+    another commit of foretell's source count too (not those of another version); then ``settings["runs_by_revision"]``
+    says how many of each method's runs come from which. judged: whether answers to questions with a ``check`` are
+    judged; programs among them are run (``sandbox``).
 
     Raises ConfigError, ModelError, BenchInterrupted.
     """
@@ -196,6 +202,7 @@ def run_bench(
         "num_prompts": len(items),
     }
     judge = Judge()
+    made_by: dict[RunKey, str | None] = {}  # commits of runs that were made before
 
     def report(begun: float, *, partial: bool) -> BenchReport:
         session = Session(
@@ -218,6 +225,11 @@ def run_bench(
         }
         if judged and any(item.check is not None and item.check.kind == "python" for item in items):
             figures["sandbox"] = str(isolation())
+        if any_revision:
+            figures["runs_by_revision"] = {
+                lane.method.label: _counted(made_by.get(key, origin["git_revision"]) for key in _keys(lane))
+                for lane in lanes
+            }
         lanes_of = {lane.method.label: (lane.method.config, lane.runs) for lane in lanes}
         return assemble(
             session, lanes_of, settings={**settings, **figures}, provenance=origin, peak_rss_bytes=peak_rss_bytes(),
@@ -239,13 +251,15 @@ def run_bench(
                 "temperatures": list(given),
                 "prompts_sha256": sha256.hexdigest(),
                 "versions": origin["versions"],
-                "git_revision": origin["git_revision"],
+                **({} if any_revision else {"git_revision": origin["git_revision"]}),
                 "processor": origin["machine"]["processor"],
                 "accelerator": origin["machine"]["accelerator"],
                 "torch_threads": origin["machine"]["torch_threads"],
             }
             journal = stack.enter_context(Journal(runs_file, identity))
-            known = {_key(record): DecodedRun.of(record) for record in journal.records if FINISHED not in record}
+            made = [record for record in journal.records if FINISHED not in record]
+            known = {_key(record): DecodedRun.of(record) for record in made}
+            made_by.update((_key(record), record.get(REVISION)) for record in made)
         begun, num_runs = perf_counter(), 0
         try:
             for temperature in given:
@@ -274,7 +288,8 @@ def run_bench(
                         known[key] = measure(lane.engine, prompt, own, items[turn.index].prediction)
                         is_new = True
                         if journal is not None:
-                            journal.append({**dict(zip(KEY, key, strict=True)), **known[key].record()})
+                            here = {REVISION: origin["git_revision"]} if any_revision else {}
+                            journal.append({**dict(zip(KEY, key, strict=True)), **here, **known[key].record()})
                     runs[lane.method.label] = known[key]
                     num_runs += 1
                 for lane in turn.lanes:  # now, so that a partial report has the same prompts for every method
@@ -301,6 +316,16 @@ def measure(engine: Engine, prompt: Sequence[int], params: SamplingParams, predi
 
 def _key(record: Mapping[str, Any]) -> RunKey:
     return record["temperature"], record["index"], record["round"], record["method"]
+
+
+def _keys(lane: _Lane) -> Iterator[RunKey]:
+    """Of all runs of a lane."""
+    for (temperature, index), runs in lane.runs.items():
+        yield from ((temperature, index, turn, lane.method.label) for turn in range(len(runs)))
+
+
+def _counted(revisions: Iterable[str | None]) -> dict[str, int]:
+    return dict(Counter(revision or "unknown" for revision in revisions))
 
 
 def _bench_method(given: AnyMethod, *, draft: str | None, verify: str | None) -> BenchMethod:
