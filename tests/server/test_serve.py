@@ -23,6 +23,7 @@ from foretell.server import run
 from tests.server.fake import FakeService
 
 WAIT_S = 180.0
+HIDING = ("FORETELL_MODELS", "FORETELL_OFFLINE")
 OPTIONS = ("--speculation", "on", "--kv-memory-gib", "0.25", "--port", "0")
 
 
@@ -36,7 +37,8 @@ class Process:
 
 @contextmanager
 def serving(*options: str) -> Iterator[Process]:
-    kept = {key: value for key, value in os.environ.items() if not key.startswith("FORETELL_")}
+    # Settings of this process are not the server's, but for those that hide the models which the user has pulled.
+    kept = {key: value for key, value in os.environ.items() if key in HIDING or not key.startswith("FORETELL_")}
     handle = subprocess.Popen(
         [sys.executable, "-m", "foretell.cli.main", "serve", *OPTIONS, *options],
         stderr=subprocess.PIPE, text=True, env={**kept, "OMP_NUM_THREADS": "1"},
@@ -70,9 +72,9 @@ def serving(*options: str) -> Iterator[Process]:
 def test_a_signal_lets_requests_finish() -> None:
     with serving() as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         assert client.get("/ready").status_code == 200
-        body = {"model": "bundled", "prompt": "a", "max_tokens": 1000, "ignore_eos": True, "stream": True, "seed": 1}
+        body = {"model": "bundled", "prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True, "seed": 1}
         with client.stream("POST", "/v1/completions", json=body) as response:
-            lines = (line for line in response.iter_lines() if line)
+            lines = (line for line in response.iter_lines() if line.startswith("data: "))  # no pings
             first = next(lines)
             server.handle.send_signal(signal.SIGTERM)
             with httpx.Client(base_url=server.url, timeout=WAIT_S) as other:
@@ -228,7 +230,7 @@ def test_a_start_that_fails_ends_the_server() -> None:
 def invoke(monkeypatch: pytest.MonkeyPatch, *options: str) -> Any:
     from foretell.cli.app import app
 
-    for name in [name for name in os.environ if name.startswith("FORETELL_")]:
+    for name in [name for name in os.environ if name.startswith("FORETELL_") and name not in HIDING]:
         monkeypatch.delenv(name)
     monkeypatch.setattr("foretell.cli.settings.load_engine", lambda *_: pytest.fail("it was loaded"))
     return CliRunner().invoke(app, ["serve", *options])
