@@ -11,8 +11,8 @@ import pytest
 from foretell.core.errors import ConfigError, ModelError, PromptError, QueueFullError, ServiceClosedError
 from foretell.engine.submission import Update
 from foretell.server.errors import ApiError, parse
-from foretell.server.protocol import ChatRequest, CompletionRequest
-from foretell.server.replies import ErrorReply
+from foretell.server.protocol.requests import ChatRequest, CompletionRequest
+from foretell.server.replies.common import ErrorReply
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
 

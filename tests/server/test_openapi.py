@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from foretell.server.app import build_app
 from foretell.server.errors import ApiError, parse
 from foretell.server.options import ServerOptions
-from foretell.server.protocol import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
-from foretell.server.responses_protocol import ResponsesRequest
+from foretell.server.protocol.requests import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
+from foretell.server.protocol.responses import ResponsesRequest
 from tests.server.agreement import ODD, Bodies
 from tests.server.fake import FakeService
 from tests.stress import size

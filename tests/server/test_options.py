@@ -12,7 +12,7 @@ from foretell.core.errors import ConfigError
 from foretell.model.load import load_tokenizer
 from foretell.server.constraint import Constraints
 from foretell.server.formats import wanted_format
-from foretell.server.protocol import ChatRequest
+from foretell.server.protocol.requests import ChatRequest
 from foretell.server.tools import ToolUse
 from tests.server.conftest import Serve
 from tests.server.fake import ByteTokenizer, FakeService

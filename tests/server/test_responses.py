@@ -9,9 +9,9 @@ import pytest
 from openai.types.responses import Response
 
 from foretell.core.errors import ModelError
-from foretell.server.replies import ResponseReply
+from foretell.server.protocol.responses import ResponsesRequest, as_chat
+from foretell.server.replies.responses import ResponseReply
 from foretell.server.responses import Output
-from foretell.server.responses_protocol import ResponsesRequest, as_chat
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 

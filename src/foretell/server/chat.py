@@ -15,16 +15,9 @@ from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.formats import Format, format_processor, wanted_format
 from foretell.server.job import finish
-from foretell.server.protocol import (
-    AssistantTurn,
-    ChatRequest,
-    GivenCall,
-    Message,
-    Parts,
-    SaidParts,
-    TextPart,
-    ToolMessage,
-)
+from foretell.server.protocol.messages import AssistantTurn, Message, Parts, SaidParts, TextPart, ToolMessage
+from foretell.server.protocol.requests import ChatRequest
+from foretell.server.protocol.tools import GivenCall
 from foretell.server.sampling import MakeProcessor, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 from foretell.server.tools import (

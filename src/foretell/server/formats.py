@@ -9,7 +9,7 @@ from foretell.core.errors import ConfigError
 from foretell.server.backend import Backend
 from foretell.server.constraint import Constraint, Constraints, json_options
 from foretell.server.errors import bad, of_engine
-from foretell.server.protocol import (
+from foretell.server.protocol.formats import (
     ConstantTag,
     Formatted,
     GrammarTag,

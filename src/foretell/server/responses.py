@@ -16,7 +16,7 @@ from foretell.server.backend import Backend
 from foretell.server.chat import Plan, effect_headers, plan_of
 from foretell.server.errors import ApiError
 from foretell.server.job import finish
-from foretell.server.responses_protocol import ResponsesRequest, as_chat
+from foretell.server.protocol.responses import ResponsesRequest, as_chat
 from foretell.server.stream import KEEP_ALIVE, LINE_END, EventStream, JsonReply, as_json, while_connected
 from foretell.server.tools import CallDelta, ContentDelta, ToolCallStream
 

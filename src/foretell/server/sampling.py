@@ -13,7 +13,7 @@ from foretell.engine.submission import Submission
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.prediction import prediction_method
-from foretell.server.protocol import Sampling, Speculative
+from foretell.server.protocol.sampling import Sampling, Speculative
 
 if TYPE_CHECKING:
     from foretell.engine.service import Service

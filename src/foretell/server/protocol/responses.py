@@ -5,20 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from foretell.server.protocol import (
-    INT32,
-    ChatRequest,
-    Ignored,
-    JsonObject,
-    JsonSchema,
-    ObjectFormat,
-    Off,
-    One,
-    Returned,
-    Sampling,
-    Strict,
-    TextFormat,
-)
+from foretell.server.protocol.fields import INT32, Ignored, JsonObject, Off, One, Returned, Strict
+from foretell.server.protocol.formats import JsonSchema, ObjectFormat, TextFormat
+from foretell.server.protocol.requests import ChatRequest
+from foretell.server.protocol.sampling import Sampling
 
 
 class ItemPart(Returned):
