@@ -68,10 +68,6 @@ ConfigFile = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", rich_help_panel=TRAINING, help="Go on with the run in DIR, if there is one.")
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", envvar="FORETELL_THREADS", metavar="N", rich_help_panel=o.MODELS, help="CPU threads."),
-]
 
 
 @with_fields(TrainConfig, into="options", panel=TRAINING)
@@ -83,7 +79,7 @@ def train(
     init: Init = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,
-    threads: Threads = None,
+    threads: o.Threads = None,
     limit: Limit = None,
     max_new_tokens: ResponseTokens = 160,
     temperature: Temperatures = None,
@@ -100,8 +96,6 @@ def train(
     """
     if method not in METHODS:
         raise ConfigError(f"method {method!r} cannot be trained{nearest(method, METHODS)}")
-    if threads is not None and threads < 1:
-        raise ConfigError(f"--threads {threads} must be at least 1")
     if max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens {max_new_tokens} must be at least 1")
     given = read_config(config)
@@ -114,10 +108,7 @@ def train(
     if not Path(data).is_file():
         raise ConfigError(f"--data {data!r} cannot be read: no such file; expected prompts or responses")
     settings.quiet()
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    settings.use_threads(threads)
     from foretell.train import methods
 
     by_labels = methods.labelled(method)
