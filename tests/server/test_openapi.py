@@ -44,6 +44,13 @@ def test_every_reference_leads_somewhere(document: Any) -> None:
         assert node
 
 
+def test_names_are_of_things_and_not_of_files(document: Any) -> None:
+    """Two models of one name would be told apart by the modules that they stand in."""
+    names = set(document["components"]["schemas"])
+    assert {"AllowedTools", "AllowedFunctions"} <= names
+    assert [name for name in names if "__" in name] == []
+
+
 def test_every_route_tells_its_answers(document: Any) -> None:
     paths = document["paths"]
     assert set(paths) == {

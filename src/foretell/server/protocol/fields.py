@@ -6,7 +6,6 @@ from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchem
 
 INT32 = 2**31 - 1
 TokenId = Annotated[int, Field(ge=0, le=INT32)]
-Count = Annotated[int, Field(ge=1, le=INT32)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Grammar = Annotated[str, Field(min_length=1, max_length=65536)]
 Choices = Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)]
@@ -23,7 +22,7 @@ def _off(given: bool) -> bool:
 # A literal false would take 0 as well, which the document does not.
 Off = Annotated[bool, AfterValidator(_off), WithJsonSchema({"type": "boolean", "const": False})]
 One = Annotated[int, Field(ge=1, le=1)]
-"""The same of 1 and true."""
+"""1 alone: a literal 1 would take true as well."""
 Option = (
     bool
     | Annotated[int, Field(ge=-INT32, le=INT32)]

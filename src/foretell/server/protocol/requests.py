@@ -15,6 +15,9 @@ def _none_if_off(given: int | None) -> int | None:
     return None if given is False else given
 
 
+MAX_MESSAGES = 4096
+
+
 class Prediction(Strict):
     """The client's guess of the output, e.g. the file to be edited."""
 
@@ -25,7 +28,7 @@ class Prediction(Strict):
 class ChatRequest(Formatted):
     """A conversation to go on with."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=4096, fail_fast=True)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: int | None = Field(None, ge=0, le=INT32, description="The newer name of max_tokens.")
     logprobs: bool | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
