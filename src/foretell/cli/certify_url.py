@@ -1,7 +1,7 @@
 """``foretell certify --url``: a server is checked from outside."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -117,11 +117,13 @@ def check_options(ctx: typer.Context) -> None:
     """Refuse options that would be ignored."""
     given = ctx.params
     if given["url"] is None:
-        _refuse(ctx, (*ENDPOINT, "api_key"), "is for --url URL: add it, or drop this")
+        settings.refuse(ctx, (*ENDPOINT, "api_key"), "is for --url URL: add it, or drop this")
         return
-    _refuse(ctx, HERE, "is of models that run here, and --url checks a server as it was started: drop it")
+    settings.refuse(ctx, HERE, "is of models that run here, and --url checks a server as it was started: drop it")
     if not settings.typed(ctx, "target"):
-        _refuse(ctx, WEIGHTS, "is of --target, and without it no model is loaded here: drop it, or add --target")
+        settings.refuse(
+            ctx, WEIGHTS, "is of --target, and without it no model is loaded here: drop it, or add --target"
+        )
     sources = {
         "--reference-url": given["reference_url"] is not None,
         "--plain": given["plain"] is not None,
@@ -145,12 +147,6 @@ def check_options(ctx: typer.Context) -> None:
         raise ConfigError(f"--timeout {given['timeout']} must be positive")
     if not given["tolerance"] >= 0:
         raise ConfigError(f"--tolerance {given['tolerance']} must not be negative")
-
-
-def _refuse(ctx: typer.Context, names: Sequence[str], reason: str) -> None:
-    for name in names:
-        if settings.typed(ctx, name):
-            raise ConfigError(f"--{name.replace('_', '-')} {reason}")
 
 
 def certify_url(ctx: typer.Context, models: o.Models) -> None:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -26,6 +27,9 @@ if TYPE_CHECKING:
 UNHEALTHY = 3
 """Exit status where a head has a fault."""
 WIDE = 120
+IGNORED_WITH_HEAD = "is not for HEAD, which is measured at temperature 1 and not timed: drop it"
+ANSWER = 48
+"""Tokens of an answer that a head is measured on, where --max-new-tokens is not given."""
 Head = Annotated[
     str | None,
     typer.Argument(metavar="[HEAD]", help="A trained head to be diagnosed: a directory, a hub id or bundled/METHOD."),
@@ -91,6 +95,8 @@ def doctor(
     _check_methods(only)
     if head is not None and (only is not None or settings.draft_of(ctx, models.draft, []) is not None):
         raise ConfigError("HEAD is diagnosed by itself: drop --methods and --draft")
+    if head is not None:
+        settings.refuse(ctx, ("temperature", "timed", "bandwidth"), IGNORED_WITH_HEAD)
     settings.quiet()
     items = _items(prompts, categories, limit)
     settings.use_threads(threads)
@@ -98,7 +104,8 @@ def doctor(
     with _status(no_color) as progress:
         found: HeadDiagnosis | Checkup
         if head is not None:
-            found = _diagnose(engine, head, items, seed, progress)
+            most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
+            found = _diagnose(engine, head, items, most, seed, progress)
         else:
             found = _check_up(engine, models, only, items, ctx.params, progress)
     if output is not None:
@@ -137,12 +144,14 @@ def _items(name: str, categories: str | None, limit: int) -> "list[Item]":
 
 
 def _diagnose(
-    engine: "Engine", head: str, items: "list[Item]", seed: int, progress: Callable[[str], None]
+    engine: "Engine", head: str, items: "list[Item]", max_new_tokens: int, seed: int, progress: Callable[[str], None]
 ) -> "HeadDiagnosis":
     from foretell.doctor.head import diagnose
     from foretell.doctor.templates import formats_of
 
-    return diagnose(engine, head, formats_of(engine, items), seed=seed, progress=progress)
+    return diagnose(
+        engine, head, formats_of(engine, items), max_new_tokens=max_new_tokens, seed=seed, progress=progress
+    )
 
 
 def _check_up(
@@ -159,17 +168,24 @@ def _check_up(
     )
     if not tried:
         raise ConfigError("; ".join(f"{name}: {why}" for name, why in left.items()) or "no method to try")
-    flags = [
-        word
-        for key in ("device", "dtype", "implementation", "weights", "width")
-        if getattr(models, key) not in (None, "auto", "cpu", 0)
-        for word in (f"--{key}", str(getattr(models, key)))
-    ]
     return check_up(
         engine, [encode_item(engine, item) for item in items], tried, left, target=models.target, guesses=guesses,
         temperature=options["temperature"], max_new_tokens=options["max_new_tokens"], num_timed=options["timed"],
-        seed=options["seed"], bandwidth=options["bandwidth"], flags=flags, progress=progress,
+        seed=options["seed"], bandwidth=options["bandwidth"], flags=flags_of(models), progress=progress,
     )  # fmt: skip
+
+
+def flags_of(models: o.Models) -> list[str]:
+    """The options that chose how the target runs, target and drafter apart, for a command that is to run the same."""
+    plain = o.Models()
+    words = []
+    for item in fields(models):
+        value = getattr(models, item.name)
+        if item.name in ("target", "draft", "draft_weights") or value == getattr(plain, item.name) or value == "auto":
+            continue
+        flag = "--" + item.name.replace("_", "-")
+        words += [flag] if value is True else [flag, str(value)]
+    return words
 
 
 @contextmanager

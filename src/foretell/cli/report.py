@@ -50,6 +50,8 @@ def report(
         check_writable(place)
     if other is not None and (html is not None or csv is not None or command):
         raise ConfigError("two reports are compared; --html, --csv and --command are of one: drop one of them")
+    if command and (html is not None or csv is not None or json_):
+        raise ConfigError("--command prints the command alone: drop it, or drop --html, --csv and --json")
     from foretell.bench.page import page
     from foretell.bench.record import compare, csv_of, made_by, read_report
     from foretell.cli.tables import conclusion, show

@@ -229,6 +229,14 @@ def draft_name(draft: str | None) -> str | None:
     return "bundled/draft" if draft == "bundled" else draft
 
 
+def refuse(ctx: typer.Context, names: Iterable[str], reason: str) -> None:
+    """Raise ConfigError where one of these options was typed: it would be ignored. names: of parameters."""
+    spelt = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
+    for name in names:
+        if typed(ctx, name):
+            raise ConfigError(f"{spelt[name]} {reason}")
+
+
 def typed(ctx: typer.Context, name: str) -> bool:
     """Whether an option was typed, rather than taken from the environment."""
     source = ctx.get_parameter_source(name)
