@@ -8,7 +8,7 @@ import typer
 from foretell.cli import options as o
 from foretell.cli import settings
 from foretell.cli.fields import with_fields, with_group
-from foretell.cli.output import as_json, check_writable, write
+from foretell.cli.output import as_json, check_plot, check_writable, write
 from foretell.core.params import SamplingParams
 from foretell.learn.options import LearnOptions
 
@@ -49,6 +49,7 @@ def learn(
     --speculative-config load.
     """
     check_writable(output)
+    check_plot(plot)
     speculative = settings.speculation(ctx, models, guessing)
     params = settings.sampling({"seed": 0, **(sampling or {})})
     options = LearnOptions(**(learning or {}), where="inline")

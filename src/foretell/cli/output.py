@@ -7,6 +7,7 @@ import stat
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -14,6 +15,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.visible import VISIBLE as VISIBLE
 
 TINT, RESET = "\x1b[32m", "\x1b[0m"
+PLOTS = (".png", ".svg", ".pdf")
 
 
 def check_writable(file: str | None, option: str = "--output") -> None:
@@ -30,6 +32,17 @@ def check_writable(file: str | None, option: str = "--output") -> None:
     except OSError as error:
         expected = "expected a file in a folder that exists and that you may write to"
         raise ConfigError(f"{option} {file!r} cannot be written: {error.strerror}; {expected}") from None
+
+
+def check_plot(file: str | None) -> None:
+    """Raise ConfigError unless --plot can be drawn: now, not after minutes of work."""
+    if file is None:
+        return
+    if Path(file).suffix.lower() not in PLOTS:
+        raise ConfigError(f"--plot {file!r} must end in .png, .svg or .pdf")
+    check_writable(file, "--plot")
+    if find_spec("matplotlib") is None:
+        raise ConfigError("--plot needs matplotlib: pip install 'foretell[plot]'")
 
 
 def write(text: str, file: str | None) -> None:
