@@ -32,8 +32,8 @@ def test_a_file_that_cannot_be_written_is_named_with_its_option(invoke: Invoke, 
 
 
 def test_a_plot_needs_its_package(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    check_plot(str(tmp_path / "x.PNG"))
+    check_plot(str(tmp_path / "x.png"))
     monkeypatch.setattr("foretell.cli.output.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"needs matplotlib: pip install 'foretell\[plot\]'"):
-        check_plot(str(tmp_path / "x.PNG"))
+        check_plot(str(tmp_path / "x.png"))
     check_plot(None)

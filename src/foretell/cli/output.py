@@ -15,7 +15,6 @@ from foretell.core.errors import ConfigError
 from foretell.core.visible import VISIBLE as VISIBLE
 
 TINT, RESET = "\x1b[32m", "\x1b[0m"
-PLOTS = (".png", ".svg", ".pdf")
 
 
 def check_writable(file: str | None, option: str = "--output") -> None:
@@ -34,15 +33,15 @@ def check_writable(file: str | None, option: str = "--output") -> None:
         raise ConfigError(f"{option} {file!r} cannot be written: {error.strerror}; {expected}") from None
 
 
-def check_plot(file: str | None) -> None:
-    """Raise ConfigError unless --plot can be drawn: now, not after minutes of work."""
+def check_plot(file: str | None, option: str = "--plot") -> None:
+    """Raise ConfigError unless a plot can be drawn into file: now, not after the work that it shows."""
     if file is None:
         return
-    if Path(file).suffix.lower() not in PLOTS:
-        raise ConfigError(f"--plot {file!r} must end in .png, .svg or .pdf")
-    check_writable(file, "--plot")
+    if not file.endswith((".png", ".svg", ".pdf")):
+        raise ConfigError(f"{option} {file!r} must end in .png, .svg or .pdf")
     if find_spec("matplotlib") is None:
-        raise ConfigError("--plot needs matplotlib: pip install 'foretell[plot]'")
+        raise ConfigError(f"{option} needs matplotlib: pip install 'foretell[plot]'")
+    check_writable(file, option)
 
 
 def write(text: str, file: str | None) -> None:
