@@ -1,6 +1,7 @@
-"""The floors of DESIGN.md section 3: a file imports only from its own floor and from lower ones."""
+"""The floors of docs/extend.md: a file imports only from its own floor and from lower ones."""
 
 import ast
+import re
 from pathlib import Path
 
 import pytest
@@ -67,7 +68,7 @@ def faults(source: str, path: Path) -> list[str]:
     if path == Path("__init__.py"):
         return []
     if part not in FLOORS:
-        return [f"{path}: {part} stands on no floor: add it to FLOORS and to DESIGN.md section 3"]
+        return [f"{path}: {part} stands on no floor: add it to FLOORS and to docs/extend.md"]
     floor, out = FLOORS[part], []
     for name in imports(source, ("foretell", *path.parts[:-1])):
         top, *rest = name.split(".")
@@ -102,6 +103,23 @@ def test_the_planner_knows_nothing_of_models_drafters_and_engines() -> None:
         for name in imports((ROOT / path).read_text(encoding="utf-8"), ("foretell", "planner")):
             if name.startswith("foretell."):
                 assert name.startswith(("foretell.planner.", "foretell.core.")), f"{path}: {name}"
+
+
+def test_the_page_has_every_folder_on_its_floor() -> None:
+    page = (Path(__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| ([0-9.]+) \| ([^|]+) \|", page, flags=re.MULTILINE)
+    told = {folder: float(floor) for floor, folders in rows for folder in re.findall(r"`([^`]+)`", folders)}
+    assert told == FLOORS
+
+
+def test_folders_name_the_floor_that_they_stand_on() -> None:
+    found = 0
+    for part, floor in FLOORS.items():
+        file = ROOT / part / "__init__.py"
+        if file.exists() and (named := re.search(r"Floor ([0-9.]+):", file.read_text(encoding="utf-8"))):
+            found += 1
+            assert float(named[1]) == floor, f"{part} says that it stands on floor {named[1]}"
+    assert found > 8
 
 
 def test_every_floor_has_files() -> None:

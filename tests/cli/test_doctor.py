@@ -5,6 +5,10 @@ from pathlib import Path
 
 import pytest
 
+from foretell.cli.doctor import flags_of
+from foretell.cli.options import Models
+from foretell.core.errors import ConfigError
+from foretell.doctor import head
 from tests.cli.conftest import Invoke
 from tests.cli.test_bench import suite  # noqa: F401 (a fixture)
 from tests.cli.test_errors import one_line
@@ -62,11 +66,36 @@ def test_a_draft_as_large_as_its_target_is_warned_of(doctor: Invoke, models: dic
 
 
 def test_a_head_with_a_fault_has_exit_status_3_and_a_remedy(invoke: Invoke, tmp_path: Path) -> None:
-    head = plants.too_large_for_half(tmp_path)
-    result = invoke("doctor", head, "--target", "bundled", "--limit", 2)
+    broken = plants.too_large_for_half(tmp_path)
+    result = invoke("doctor", broken, "--target", "bundled", "--limit", 2)
     assert result.exit_code == 3
     assert "dtype: its numbers do not fit the dtype it runs in" in result.stdout
     assert "remedy:" in result.stdout
+
+
+def test_the_length_of_answers_reaches_the_diagnosis(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen = []
+
+    def diagnose(*args: object, max_new_tokens: int, **more: object) -> None:
+        seen.append(max_new_tokens)
+        raise ConfigError("seen")
+
+    monkeypatch.setattr(head, "diagnose", diagnose)
+    for args in ((), ("--max-new-tokens", 20)):
+        assert "seen" in invoke("doctor", "bundled/kangaroo", "--target", "bundled", "--limit", 1, *args).stderr
+    assert seen == [48, 20]
+
+
+def test_the_recommended_command_runs_the_same_target() -> None:
+    """An option that is not repeated there would recommend what was not measured."""
+    assert flags_of(Models("a/b", draft="c", draft_weights="int8", dtype="auto")) == []
+    chosen = Models(
+        "a/b", "v1", True, None, "cuda", "bfloat16", '{"": 0}', "lean", "int8", None, 4
+    )  # fmt: skip
+    assert flags_of(chosen) == [
+        "--revision", "v1", "--trust-remote-code", "--device", "cuda", "--dtype", "bfloat16", "--device-map", '{"": 0}',
+        "--implementation", "lean", "--weights", "int8", "--width", "4",
+    ]  # fmt: skip
 
 
 def test_a_clean_head(invoke: Invoke) -> None:
@@ -79,5 +108,9 @@ def test_a_clean_head(invoke: Invoke) -> None:
 def test_mistakes(doctor: Invoke, invoke: Invoke, models: dict[str, Path]) -> None:
     assert "did you mean 'ngram'" in one_line(doctor("--methods", "ngrm").stderr)
     assert "drop --methods" in one_line(doctor("bundled/eagle1", "--methods", "ngram").stderr)
+    for option in (["--temperature", 1], ["--timed", 2], ["--no-bandwidth"]):
+        said = one_line(invoke("doctor", "bundled/eagle1", "--target", "bundled", *option).stderr)
+        assert "is not for HEAD" in said
+        assert said.startswith(f"{option[0].replace('no-', '')}")
     assert "it needs a trained head" in one_line(doctor("--methods", "medusa").stderr)
     assert "--draft NAME" in one_line(invoke("doctor", models["draft"], "--target", "bundled").stderr)

@@ -115,6 +115,7 @@ def test_export_mistakes(invoke: Invoke, tmp_path: Path) -> None:
     save_file({"x": torch.zeros(1)}, tmp_path / "model" / "model.safetensors")
     for args, status, message in (
         ((head, "--to", "eagle3"), 2, "--out is missing"),
+        ((head, "--out", tmp_path / "out"), 2, "no layout to write: add --to, one of"),
         ((head, "--to", "speculatros", "--out", tmp_path / "out"), 2, "did you mean 'speculators'"),
         ((head, "--to", "medusa", "--out", tmp_path / "out"), 2, "it holds medusa heads, and this is an eagle3 head"),
         ((tmp_path / "absent", "--to", "eagle3", "--out", tmp_path / "out"), 1, "does not exist"),

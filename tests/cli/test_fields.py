@@ -1,15 +1,18 @@
 """Options made from a dataclass: one for each field, and what was given reaches the command under the field's name."""
 
+import ast
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from pathlib import Path
+from typing import Annotated, Any
 
 import pytest
 import typer
 from typer.testing import CliRunner
 
-from foretell.cli.fields import option_name, with_fields
+from foretell.cli import options
+from foretell.cli.fields import option_name, with_fields, with_group
 from foretell.core.params import SamplingParams
 from foretell.core.settings import setting
 from foretell.engine.options import ServiceOptions
@@ -123,3 +126,81 @@ def test_what_fields_say_of_their_options_is_read() -> None:
     for kind in (ServiceOptions, ServerOptions, SamplingParams, TrainConfig):
         for item in dataclasses.fields(kind):
             assert set(item.metadata) <= known, f"{kind.__name__}.{item.name}: {set(item.metadata) - known}"
+
+
+@dataclass(frozen=True)
+class Group:
+    place: Annotated[str, typer.Option("--place", envvar="FORETELL_TEST_PLACE", help="Where.")] = "here"
+    depth: Annotated[int, typer.Option("--depth", min=1, help="How deep.")] = 2
+    wide: Annotated[bool, typer.Option("--wide", help="Wide.")] = False
+
+
+def grouped(without: tuple[str, ...] = (), **defaults: Any) -> tuple[typer.Typer, list[tuple[Any, ...]]]:
+    seen: list[tuple[Any, ...]] = []
+    app = typer.Typer()
+
+    @app.command()
+    @with_group(Group, into="group", without=without, **defaults)
+    @with_fields(Settings, into="given", panel="Settings")
+    def run(ctx: typer.Context, *, name: str, group: Group, given: dict[str, Any], loud: bool = False) -> None:
+        """Run it."""
+        seen.append((name, group, given, loud, ctx.params.get("depth")))
+
+    return app, seen
+
+
+def test_a_group_reaches_the_command_whole() -> None:
+    app, seen = grouped()
+    assert CliRunner().invoke(app, ["x"]).exit_code == 0
+    assert CliRunner().invoke(app, ["x", "--depth", "5", "--wide", "--size", "7", "--loud"]).exit_code == 0
+    assert CliRunner().invoke(app, ["x"], env={"FORETELL_TEST_PLACE": "there"}).exit_code == 0
+    assert seen == [
+        ("x", Group(), {}, False, 2),
+        ("x", Group("here", 5, True), {"size": 7}, True, 5),
+        ("x", Group("there"), {}, False, 2),
+    ]
+    for wrong in (["--depth", "0"], ["--depth", "many"], ["--deep", "1"]):
+        assert CliRunner().invoke(app, ["x", *wrong]).exit_code == 2
+
+
+def test_a_command_may_leave_options_out_and_have_its_own_defaults() -> None:
+    app, seen = grouped(without=("wide",), place="there")
+    assert CliRunner().invoke(app, ["x"]).exit_code == 0
+    assert seen == [("x", Group("there"), {}, False, 2)]
+    assert CliRunner().invoke(app, ["x", "--wide"]).exit_code == 2
+    told = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    assert "[default: there]" in told
+    assert "--wide" not in told
+
+
+def test_a_group_keeps_the_place_of_its_parameter() -> None:
+    told = CliRunner().invoke(grouped()[0], ["--help"], env={"COLUMNS": "200", "TERM": "dumb"}).output
+    places = [told.index(word) for word in ("--place", "--depth", "--wide", "--loud")]
+    assert places == sorted(places)
+
+
+def test_a_group_with_a_wrong_name_is_refused() -> None:
+    with pytest.raises(TypeError, match="Group has no field 'deep'; it has place, depth, wide"):
+        grouped(deep=3)
+    with pytest.raises(TypeError, match="Group has no field 'large'"):
+        grouped(without=("large",))
+    with pytest.raises(TypeError, match="f has no parameter 'group'; it has name"):
+
+        @with_group(Group, into="group")
+        def f(name: str) -> None:
+            pass
+
+
+def test_each_shared_option_is_declared_once() -> None:
+    """By its help: where a command declares an option of a group anew, it is another option or a copy that drifts."""
+    told: dict[str, set[str]] = {}
+    for path in sorted(Path(options.__file__).parent.glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and ast.unparse(node.func) == "typer.Option":
+                (text,) = [word.value for word in node.keywords if word.arg == "help"] or [None]
+                if text is not None:
+                    told.setdefault(ast.unparse(node.args[0]) + ast.unparse(text), set()).add(
+                        f"{path.name}:{node.lineno}"
+                    )
+    assert len(told) > 50
+    assert [places for places in told.values() if len(places) > 1] == []

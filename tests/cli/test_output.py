@@ -5,6 +5,7 @@ import json
 from pathlib import Path
 
 import pytest
+import typer.main
 
 from foretell.cli import helpdoc
 from foretell.cli.output import RESET, TINT, PieceWriter, as_json, has_color
@@ -93,6 +94,17 @@ def test_methods_lists_everything_and_every_pair(invoke: Invoke) -> None:
     assert "cannot grow" in found["pairs"]["ngram"]["rejection"]["refused"]["sequoia"]
     shown = invoke("methods").stdout
     assert all(name in shown for name in [*METHODS, *VERIFIERS])
+
+
+def test_help_page_has_every_command() -> None:
+    """``chat``, ``pull``, ``list`` and ``rm`` once were not in it."""
+    from foretell.cli.app import app
+
+    root = typer.main.get_command(app)
+    nested = {(group, name) for group in ("theory",) for name in root.commands[group].commands}  # type: ignore[attr-defined]
+    expected = {(), *((name,) for name in root.commands), *nested}  # type: ignore[attr-defined]
+    assert set(helpdoc.COMMANDS) == expected
+    assert len(expected) > 20
 
 
 def test_help_page_is_fresh() -> None:

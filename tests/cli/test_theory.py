@@ -36,6 +36,8 @@ def test_alone_it_shows_its_help(invoke: Invoke) -> None:
         (("lenght",), "did you mean 'length'"),
         (("optimum", "--drafts", "1.5"), "whole numbers"),
         (("optimum", "--plot", "x.txt"), "must end in .png"),
+        (("optimum", "--plot", "no/such/x.svg"), "--plot 'no/such/x.svg' cannot be written"),
+        (("optimum", "--csv", "no/such/x.csv"), "--csv 'no/such/x.csv' cannot be written"),
         (("optimum", "--csv", "/nowhere/x.csv"), "cannot be written"),
         (("shape", "--verify", "rejectoin"), "did you mean 'rejection'"),
         (("shape", "--draws", "idd"), "did you mean 'iid'"),

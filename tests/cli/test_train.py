@@ -11,8 +11,9 @@ import torch
 from typer.testing import Result
 
 from foretell.cli import train as command
+from foretell.cli.train_progress import bar_text
 from foretell.train import methods
-from foretell.train.responses import Responses
+from foretell.train.responses import Responses, pack
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
 
@@ -85,7 +86,7 @@ def test_eagle3(train: Invoke, tmp_path: Path) -> None:
 
 def test_lines(train: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
     """Where stderr is no terminal the bar is a line now and then."""
-    monkeypatch.setattr("foretell.cli.train.LINE_SECONDS", 0.0)
+    monkeypatch.setattr("foretell.cli.train_progress.LINE_SECONDS", 0.0)
     result = train("eagle3", num_slots=2)
     assert result.exit_code == 0
     lines = result.stderr.splitlines()
@@ -109,9 +110,9 @@ def test_bar_text() -> None:
 
     one = Report(5, 10, 0.5, 1.7, 100.0, None, (1.7,), 1.7)
     seven = Report(6, 10, 0.6, 17.5, 100.0, None, (1.69, None, 4.5), 3.25)
-    assert command.bar_text(one) == "loss 1.700 · 100 tok/s"
-    assert command.bar_text(seven) == "loss 3.250 a slot (1.69 - 4.50) · 100 tok/s"
-    assert command.bar_text(Report(5, 10, 0.5, 0.4, 100.0)) == "loss 0.400 · 100 tok/s"
+    assert bar_text(one) == "loss 1.700 · 100 tok/s"
+    assert bar_text(seven) == "loss 3.250 a slot (1.69 - 4.50) · 100 tok/s"
+    assert bar_text(Report(5, 10, 0.5, 0.4, 100.0)) == "loss 0.400 · 100 tok/s"
 
 
 @pytest.mark.parametrize(
@@ -280,10 +281,29 @@ def test_prompts_that_are_left_out_are_told(train: Invoke, data: Path) -> None:
         ("eagle3", ["--data", "absent.jsonl"], {}, "cannot be read"),
         ("eagle3", [], {"save_dtype": "int4"}, "int4"),
         ("eagle3", ["--threads", 0], {}, "--threads 0"),
+        ("judge", [], {}, "--max-new-tokens is not for 'judge'"),
     ],
 )
 def test_mistakes(train: Invoke, method: str, args: list[object], settings: dict[str, object], said: str) -> None:
     mistake(train(method, *args, **settings), said)
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--max-new-tokens", 9], "made with max_new_tokens = 8, not 9"),
+        (["--temperature", "0.5"], "made with temperatures = [0.0], not [0.5]"),
+        (["--limit", 2], "made with limit = 3, not 2"),
+    ],
+)
+def test_answers_that_were_made_otherwise(
+    invoke: Invoke, models: dict[str, Path], tmp_path: Path, args: list[object], said: str
+) -> None:
+    """Options that say how prompts are answered were ignored where --data holds answers."""
+    file = tmp_path / "a.safetensors"
+    pack([([1, 2, 3], 1)], {"max_new_tokens": 8, "temperatures": [0.0], "limit": 3}).save(file)
+    fixed = ["--target", models["target"], "--data", file, "--out", tmp_path / "out"]
+    mistake(invoke("train", "medusa", *fixed, *args), said)
 
 
 def test_methods_agree() -> None:

@@ -14,7 +14,9 @@ from foretell import Engine
 from foretell.bench import Item, load_suite
 from foretell.core.errors import ModelError
 from foretell.doctor.contexts import TextScore
-from foretell.doctor.head import HeadDiagnosis, diagnose, paired
+from foretell.doctor.diagnosis import HeadDiagnosis
+from foretell.doctor.findings import paired
+from foretell.doctor.head import diagnose
 from foretell.doctor.templates import GIVEN, TEMPLATES, formats_of
 from foretell.doctor.variants import FAULTS
 from tests.doctor import plants

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.engine.learning import DriftWatch
+from foretell.engine.drift import DriftWatch
 from foretell.learn.options import LearnOptions
 from foretell.learn.route import Router
 from foretell.planner.account import BUDGET, LEARN_SHARE, PROMISE, Allowance, TrialAccount

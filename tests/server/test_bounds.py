@@ -13,7 +13,8 @@ from foretell.core.settings import field_kinds
 from foretell.draft.config import SHARED
 from foretell.draft.shapes import SHAPES, parse_shape
 from foretell.engine.config import METHODS
-from foretell.server.protocol import ChatRequest, CompletionRequest, Speculative
+from foretell.server.protocol.requests import ChatRequest, CompletionRequest
+from foretell.server.protocol.sampling import Speculative
 from foretell.server.sampling import RESERVED
 from foretell.verify import VERIFIERS, parse_verifier
 from tests.server.conftest import Serve

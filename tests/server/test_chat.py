@@ -10,7 +10,7 @@ import pytest
 from foretell import Engine
 from foretell.core.noise import derive_seed
 from foretell.engine.service import Service
-from foretell.server.replies import ChatReply
+from foretell.server.replies.completions import ChatReply
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 

@@ -10,7 +10,7 @@ import pytest
 from foretell import Engine
 from foretell.engine.service import Service
 from foretell.engine.state import Piece
-from foretell.server.replies import TextReply
+from foretell.server.replies.completions import TextReply
 from foretell.server.tokens import LOWEST, TokenTexts, finite
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, ByteTokenizer, FakeService

@@ -11,12 +11,13 @@ import pytest
 from foretell.core.errors import ConfigError, ModelError, PromptError, QueueFullError, ServiceClosedError
 from foretell.engine.submission import Update
 from foretell.server.errors import ApiError, parse
-from foretell.server.protocol import ChatRequest, CompletionRequest
-from foretell.server.replies import ErrorReply
+from foretell.server.protocol.requests import ChatRequest, CompletionRequest
+from foretell.server.replies.common import ErrorReply
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
 
 USER: Any = [{"role": "user", "content": "a"}]
+TOOL: Any = {"type": "function", "function": {"name": "now"}}
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
 
 
@@ -74,6 +75,11 @@ def error(response: httpx.Response) -> Any:
         ({"speculative": {"method": "suffix", "suffix_decoding_max_spec_factor": 1e308}},
          "speculative.suffix_decoding_max_spec_factor", "less than or equal to"),
         ({"speculative": {"x": []}}, "speculative.x", "valid"),
+        ({"speculative": False, "num_draft_tokens": 3}, "speculative", "num_draft_tokens is 3"),
+        ({"structured_outputs": {"regex": "a", "json": {}}}, "structured_outputs.regex",
+         "structured_outputs.json and structured_outputs.regex both say"),
+        ({"regex": "a", "tools": [TOOL]}, "regex", "regex and tools exclude each other"),
+        ({"structural_tag": "x"}, "structural_tag", "response_format of type 'structural_tag'"),
         ({"num_draft_tokens": 65}, "num_draft_tokens", "less than or equal to 64"),
         ({"chat_template_kwargs": {"chat_template": "x"}}, "chat_template_kwargs", "may not give"),
         ({"chat_template_kwargs": {"no_such": 1}}, "messages", "template refuses"),
@@ -86,6 +92,22 @@ def test_chat_requests_that_cannot_be(fake: httpx.Client, more: Any, param: str 
     assert says in detail.message
     assert detail.type == "invalid_request_error"
     assert param is None or detail.param == param
+
+
+@pytest.mark.parametrize(
+    ("more", "param", "code"),
+    [
+        ({"temperature": "hot"}, "temperature", "invalid_value"),
+        ({"messages": [{"role": "user"}]}, "messages.0.content", "missing_required_parameter"),
+        ({"temperature": "hot", "messages": [{"role": "user"}]}, "messages.0.content", "missing_required_parameter"),
+        ({"messages": [{"role": "user"}], "tools": [{"type": "function", "function": {"name": 3}}]},
+         "tools.0.function.name", "invalid_value"),
+    ],
+)  # fmt: skip
+def test_the_code_is_of_the_fault_that_is_named(fake: httpx.Client, more: Any, param: str, code: str) -> None:
+    """Of several the deepest is named."""
+    detail = error(fake.post(CHAT, json={"messages": USER, **more}))
+    assert (detail.param, detail.code) == (param, code)
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from foretell.analysis.explain import explain
 from foretell.core.params import SamplingParams
 from foretell.engine.submission import Submission
 from foretell.server.explain import MOST_STEPS, MOST_TOKENS
-from foretell.server.replies import ExplainReply
+from foretell.server.replies.explain import ExplainReply
 from tests.engine.test_service import Mailbox
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from foretell.server.app import build_app
 from foretell.server.errors import ApiError, parse
 from foretell.server.options import ServerOptions
-from foretell.server.protocol import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
-from foretell.server.responses_protocol import ResponsesRequest
+from foretell.server.protocol.requests import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
+from foretell.server.protocol.responses import ResponsesRequest
 from tests.server.agreement import ODD, Bodies
 from tests.server.fake import FakeService
 from tests.stress import size
@@ -42,6 +42,13 @@ def test_every_reference_leads_somewhere(document: Any) -> None:
         for step in reference.removeprefix("#/").split("/"):
             node = node[step]
         assert node
+
+
+def test_names_are_of_things_and_not_of_files(document: Any) -> None:
+    """Two models of one name would be told apart by the modules that they stand in."""
+    names = set(document["components"]["schemas"])
+    assert {"AllowedTools", "AllowedFunctions"} <= names
+    assert [name for name in names if "__" in name] == []
 
 
 def test_every_route_tells_its_answers(document: Any) -> None:

@@ -12,7 +12,7 @@ from foretell.core.errors import ConfigError
 from foretell.model.load import load_tokenizer
 from foretell.server.constraint import Constraints
 from foretell.server.formats import wanted_format
-from foretell.server.protocol import ChatRequest
+from foretell.server.protocol.requests import ChatRequest
 from foretell.server.tools import ToolUse
 from tests.server.conftest import Serve
 from tests.server.fake import ByteTokenizer, FakeService
@@ -201,6 +201,11 @@ def test_effort_reaches_the_template_or_is_said_to_have_no_effect(
     body = {"messages": USER, "stream": stream}
     told = client.post(CHAT, json={**body, "reasoning_effort": "low"}).headers
     assert told["x-foretell-without-effect"] == "reasoning_effort"
+    values = {"shout": True, "enable_thinking": False}  # the template's text names neither: it is a program here
+    both = client.post(CHAT, json={**body, "reasoning_effort": "high", "chat_template_kwargs": values}).headers
+    assert both["x-foretell-without-effect"] == (
+        "reasoning_effort, chat_template_kwargs.shout, chat_template_kwargs.enable_thinking"
+    )
     assert "x-foretell-without-effect" not in client.post(CHAT, json={**body, "reasoning_effort": "none"}).headers
     monkeypatch.setattr(ByteTokenizer, "chat_template", "reads enable_thinking")
     assert prompt_of(serve, reasoning_effort="none") == "<user>a<no thoughts><assistant>"

@@ -9,9 +9,9 @@ import pytest
 from openai.types.responses import Response
 
 from foretell.core.errors import ModelError
-from foretell.server.replies import ResponseReply
+from foretell.server.protocol.responses import ResponsesRequest, as_chat
+from foretell.server.replies.responses import ResponseReply
 from foretell.server.responses import Output
-from foretell.server.responses_protocol import ResponsesRequest, as_chat
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 
@@ -178,6 +178,9 @@ def test_settings_reach_the_conversation() -> None:
         ({"tools": [{"type": "web_search"}]}, "tools.0"),
         ({"truncation": "auto"}, "truncation"),
         ({"n": 2}, "n:"),
+        ({"max_tokens": 3, "max_output_tokens": 4}, "max_tokens and max_output_tokens are one setting"),
+        ({"top_logprobs": 2}, "only where include has 'message.output_text.logprobs'"),
+        ({"stream": True, "stream_options": {"include_usage": True, "continuous_usage_stats": True}}, "only false"),
         ({"temperatur": 1}, "did you mean 'temperature'?"),
         ({"tools": [NOW], "tool_choice": {"type": "function", "name": "later"}}, "'later'"),
     ],
@@ -192,6 +195,19 @@ def test_nulls_and_what_changes_nothing_are_taken(serve: Serve) -> None:
     nulls = dict.fromkeys(("previous_response_id", "conversation", "max_tool_calls"))
     plain: Any = {"background": False, "truncation": "disabled", "store": True, "reasoning": {"effort": None}}
     assert respond(serve(), **nulls, **plain, text={"format": {"type": "text"}, "verbosity": "medium"})
+
+
+@pytest.mark.parametrize(("count", "status"), [(4095, 200), (4096, 400)])
+def test_the_longest_conversation(serve: Serve, count: int, status: int) -> None:
+    """The instructions are a message of their own, and one more than a conversation may have was an internal error."""
+    items = [{"role": "user", "content": ""}] * (count - 1) + [{"role": "user", "content": "a"}]
+    client = serve(FakeService(max_model_len=10**6))
+    answer = client.post(PATH, json={"input": items, "instructions": "s", "max_output_tokens": 1})
+    assert answer.status_code == status, answer.text[:300]
+
+
+def test_one_limit_under_both_names(serve: Serve) -> None:
+    assert respond(serve(), max_tokens=3, max_output_tokens=3).max_output_tokens == 3
 
 
 def test_an_error_ends_the_stream_as_an_event(serve: Serve) -> None:

@@ -18,7 +18,7 @@ from foretell.engine.options import ServiceOptions
 from foretell.engine.service import Service
 from foretell.engine.submission import Sink, Submission, Update
 from foretell.server.options import ServerOptions
-from foretell.server.replies import ChatChunk, TextReply
+from foretell.server.replies.completions import ChatChunk, TextReply
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, event
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService

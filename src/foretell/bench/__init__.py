@@ -1,4 +1,4 @@
-"""Floor 5: measuring. ``run_bench`` decodes prompts plainly and with each method, interleaved, and reports figures.
+"""Floor 6: measuring. ``run_bench`` decodes prompts plainly and with each method, interleaved, and reports figures.
 
 >>> from foretell.bench import load_suite, run_bench
 >>> report = run_bench({"target": "bundled"}, load_suite("bundled")[:10], ["draft_model:5", "ngram"])

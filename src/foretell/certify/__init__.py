@@ -1,4 +1,4 @@
-"""Floor 5: check the output. Production decoding on a user's own models is compared with the required distributions.
+"""Floor 6: check the output. Production decoding on a user's own models is compared with the required distributions.
 
 ``certify(engine, prompts)`` returns a ``Certificate``. Five checks: ``window`` (p at every node is plain decoding's
 distribution), ``draws`` (tokens come from the q that is reported), ``law`` and ``joint`` (a rule emits exactly p),

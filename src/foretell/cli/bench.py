@@ -1,8 +1,6 @@
 """``foretell bench``: measures the speedup and compares the texts."""
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,8 +10,10 @@ import typer
 from foretell.cli import options as o
 from foretell.cli import settings
 from foretell.cli.errors import INTERRUPTED, TERMINATED, say
+from foretell.cli.fields import with_group
 from foretell.cli.interrupt import Terminated, interruptible
-from foretell.cli.output import as_json, check_writable, has_color, write
+from foretell.cli.layout import progress_bar
+from foretell.cli.output import as_json, check_writable, write
 from foretell.core.errors import ConfigError
 from foretell.core.journal import read_journal
 
@@ -21,34 +21,17 @@ if TYPE_CHECKING:
     from foretell.bench import BenchMethod, BenchReport, Item, PromptDone
     from foretell.bench.trace import DecodedRun
 
-PROMPTS = "Prompts"
-Suite = Annotated[
-    str,
-    typer.Option("--prompts", "--suite", metavar="bundled|NAME|FILE", rich_help_panel=PROMPTS,
-                 help="Prompts. NAME: abstention (bundled: questions that nobody can answer), or spec-bench, "
-                 "eagle/mt_bench, eagle/humaneval, eagle/gsm8k, eagle/alpaca, eagle/sum, eagle/qa, gsm8k or humaneval, "
-                 "from the cache directory, fetched once. FILE: a prompt a line, or JSON: texts, objects with 'prompt', "
-                 "'messages' or 'turns', Spec-Bench's, GSM8K's or HumanEval's."),
-]  # fmt: skip
 Sample = Annotated[
     int | None,
-    typer.Option("--sample", metavar="N", rich_help_panel=PROMPTS,
+    typer.Option("--sample", metavar="N", rich_help_panel=o.PROMPTS,
                  help="The same N questions of the suite for everybody: as many of each task, 10 for 60 of spec-bench."),
 ]  # fmt: skip
 Quality = Annotated[
     bool,
-    typer.Option("--quality", rich_help_panel=PROMPTS,
+    typer.Option("--quality", rich_help_panel=o.PROMPTS,
                  help="Judge answers to word problems (the final number), to suite abstention (do they say so?) and "
                  "to HumanEval's tasks: their programs are RUN, in a process with limits."),
 ]  # fmt: skip
-Categories = Annotated[
-    str | None,
-    typer.Option("--categories", metavar="A,B,...", rich_help_panel=PROMPTS, help="Only these. Default: all."),
-]
-Limit = Annotated[
-    int | None,
-    typer.Option("--limit", metavar="N", rich_help_panel=PROMPTS, help="At most N prompts of each category."),
-]
 Methods = Annotated[
     str | None,
     typer.Option(
@@ -65,17 +48,10 @@ BenchSeed = Annotated[
 ]
 Rounds = Annotated[
     int,
-    typer.Option("--rounds", metavar="R", rich_help_panel=PROMPTS, help="Runs of each prompt; the median time counts."),
+    typer.Option(
+        "--rounds", metavar="R", rich_help_panel=o.PROMPTS, help="Runs of each prompt; the median time counts."
+    ),
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", envvar="FORETELL_THREADS", metavar="N", rich_help_panel=o.MODELS, help="CPU threads."),
-]
-Bandwidth = Annotated[
-    bool,
-    typer.Option("--bandwidth/--no-bandwidth", rich_help_panel=o.MODELS,
-                 help="Measure the memory's read bandwidth (1 GiB, about a second), the limit of plain decoding."),
-]  # fmt: skip
 ReportFile = Annotated[
     str | None,
     typer.Option(
@@ -90,27 +66,19 @@ Resume = Annotated[
 ]  # fmt: skip
 
 
+@with_group(o.Models, into="models")
 def bench(
     ctx: typer.Context,
-    suite: Suite = "bundled",
+    *,
+    suite: o.Suite = "bundled",
     sample: Sample = None,
-    categories: Categories = None,
-    limit: Limit = None,
+    categories: o.Categories = None,
+    limit: o.Limit = None,
     quality: Quality = False,
     rounds: Rounds = 1,
-    target: o.Target = o.AUTO,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    draft_weights: o.DraftWeights = None,
-    width: o.Width = 0,
-    threads: Threads = None,
-    bandwidth: Bandwidth = True,
+    models: o.Models,
+    threads: o.Threads = None,
+    bandwidth: o.Bandwidth = True,
     methods: Methods = None,
     verify: o.Verify = None,
     temperature: Temperatures = None,
@@ -134,28 +102,23 @@ def bench(
     check_writable(output)
     runs_file = open_runs(output, resume=resume)
     draft = settings.draft_of(
-        ctx, [None] if methods is None else [name.partition(":")[0] for name in methods.split(",")]
+        ctx, models.draft, [None] if methods is None else [name.partition(":")[0] for name in methods.split(",")]
     )
-    if threads is not None and threads < 1:
-        raise ConfigError(f"--threads {threads} must be at least 1")
     settings.quiet()
     from foretell.bench import BenchInterrupted, run_bench
 
     at = settings.temperatures(temperature, (0.0,))
     items = _questions(suite, sample, categories, limit, quality)
-    chosen = _methods(methods, target, draft, verify, any(item.prediction for item in items))
-    if draft_weights is not None:
-        chosen = [_with_draft_weights(method, draft_weights) for method in chosen]
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    engine = settings.load_engine(ctx.params, None)
+    chosen = _methods(methods, models.target, draft, verify, any(item.prediction for item in items))
+    if models.draft_weights is not None:
+        chosen = [_with_draft_weights(method, models.draft_weights) for method in chosen]
+    settings.use_threads(threads)
+    engine = settings.load_engine(models, None, no_color=no_color)
     if runs_file is not None and not resume:
         runs_file.unlink(missing_ok=True)  # of a bench that had finished: its report is written over too
     status = 0
     try:
-        with interruptible(terminable=True) as check, _progress(no_color) as update:
+        with interruptible(terminable=True) as check, progress_bar(no_color) as update:
 
             def progress(done: int, total: int) -> None:
                 check()
@@ -163,7 +126,7 @@ def bench(
 
             report = run_bench(
                 engine, items, chosen, temperatures=at, max_new_tokens=max_new_tokens, rounds=rounds,
-                seed=seed, dram_read=dram_read if bandwidth and device == "cpu" else None, progress=progress,
+                seed=seed, dram_read=dram_read if bandwidth and models.device == "cpu" else None, progress=progress,
                 on_prompt=None if sys.stderr.isatty() else _print_prompt, runs_file=runs_file, judged=quality,
             )  # fmt: skip
     except BenchInterrupted as stop:
@@ -292,22 +255,6 @@ def prompt_line(done: "PromptDone") -> str:
 
 def _print_prompt(done: "PromptDone") -> None:
     print(prompt_line(done), file=sys.stderr, flush=True)
-
-
-@contextmanager
-def _progress(no_color: bool) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr while runs are made; nothing where stderr is no terminal."""
-    if not sys.stderr.isatty():
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
-
-    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
-    columns = [*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()]
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("decoding", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
 def _rate(run: "DecodedRun") -> float:

@@ -10,6 +10,7 @@ import typer
 from foretell.cli import certify_url as u
 from foretell.cli import options as o
 from foretell.cli import settings
+from foretell.cli.fields import with_group
 from foretell.cli.layout import print_table
 from foretell.cli.output import as_json, check_writable, has_color, write
 from foretell.core.errors import ConfigError
@@ -18,15 +19,9 @@ if TYPE_CHECKING:
     from foretell.bench import Item
     from foretell.certify import Certificate, Check
 
-PROMPTS = "Prompts"
-Prompts = Annotated[
-    str,
-    typer.Option("--prompts", "--suite", metavar="bundled|FILE", rich_help_panel=PROMPTS,
-                 help="Prompts, as 'foretell bench' reads them."),
-]  # fmt: skip
 Limit = Annotated[
     int,
-    typer.Option("--limit", metavar="N", rich_help_panel=PROMPTS,
+    typer.Option("--limit", metavar="N", rich_help_panel=o.PROMPTS,
                  help="At most N prompts, taken from the categories in turn."),
 ]  # fmt: skip
 Verifiers = Annotated[
@@ -43,10 +38,6 @@ Temperatures = Annotated[list[str] | None, o.temperature("0, 0.7 and 1")]
 Seed = Annotated[
     int, typer.Option("--seed", envvar="FORETELL_SEED", rich_help_panel=o.SAMPLING, help="Of the whole certificate.")
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", envvar="FORETELL_THREADS", metavar="N", rich_help_panel=o.MODELS, help="CPU threads."),
-]
 ReportFile = Annotated[
     str | None,
     typer.Option("--output", "-o", metavar="FILE", rich_help_panel=o.OUTPUT,
@@ -54,21 +45,14 @@ ReportFile = Annotated[
 ]  # fmt: skip
 
 
+@with_group(o.Models, into="models", without=("draft_weights",), target="bundled")
 def certify(
     ctx: typer.Context,
-    prompts: Prompts = "bundled",
+    *,
+    prompts: o.Prompts = "bundled",
     limit: Limit = 8,
-    target: o.Target = "bundled",
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    width: o.Width = 0,
-    threads: Threads = None,
+    models: o.Models,
+    threads: o.Threads = None,
     method: o.Method = None,
     num_speculative_tokens: o.NumSpeculativeTokens = None,
     verify: Verifiers = None,
@@ -107,10 +91,8 @@ def certify(
     check_writable(output)
     u.check_options(ctx)
     if url is not None:
-        return u.certify_url(ctx)
-    draft = settings.draft_of(ctx, [method])
-    if threads is not None and threads < 1:
-        raise ConfigError(f"--threads {threads} must be at least 1")
+        return u.certify_url(ctx, models)
+    draft = settings.draft_of(ctx, models.draft, [method])
     if limit < 1:
         raise ConfigError(f"--limit {limit} must be at least 1")
     settings.quiet()
@@ -121,16 +103,13 @@ def certify(
     from foretell.engine.config import speculative_config
 
     items = read_prompts(prompts, limit)
-    config = speculation(target, draft, method, num_speculative_tokens)
+    config = speculation(models.target, draft, method, num_speculative_tokens)
     verifiers, shapes = verify or exact_verifiers(), shape or list(SHAPES)
     combinations(speculative_config(config), verifiers, shapes)  # mistakes are found before anything is loaded
     temperatures = settings.temperatures(temperature, (0.0, 0.7, 1.0))
     SamplingParams(max_new_tokens=max_new_tokens)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    engine = settings.load_engine(ctx.params, config)
+    settings.use_threads(threads)
+    engine = settings.load_engine(models, config, no_color=no_color)
     with _progress(no_color) as progress:
         certificate = run(
             engine, [encode_item(engine, item) for item in items], verifiers=verifiers, shapes=shapes,

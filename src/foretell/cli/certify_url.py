@@ -1,13 +1,14 @@
 """``foretell certify --url``: a server is checked from outside."""
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from foretell.cli import options as o
 from foretell.cli import settings
 from foretell.cli.layout import print_table
 from foretell.cli.output import VISIBLE, as_json, check_writable, has_color, write
@@ -116,11 +117,13 @@ def check_options(ctx: typer.Context) -> None:
     """Refuse options that would be ignored."""
     given = ctx.params
     if given["url"] is None:
-        _refuse(ctx, (*ENDPOINT, "api_key"), "is for --url URL: add it, or drop this")
+        settings.refuse(ctx, (*ENDPOINT, "api_key"), "is for --url URL: add it, or drop this")
         return
-    _refuse(ctx, HERE, "is of models that run here, and --url checks a server as it was started: drop it")
+    settings.refuse(ctx, HERE, "is of models that run here, and --url checks a server as it was started: drop it")
     if not settings.typed(ctx, "target"):
-        _refuse(ctx, WEIGHTS, "is of --target, and without it no model is loaded here: drop it, or add --target")
+        settings.refuse(
+            ctx, WEIGHTS, "is of --target, and without it no model is loaded here: drop it, or add --target"
+        )
     sources = {
         "--reference-url": given["reference_url"] is not None,
         "--plain": given["plain"] is not None,
@@ -146,13 +149,7 @@ def check_options(ctx: typer.Context) -> None:
         raise ConfigError(f"--tolerance {given['tolerance']} must not be negative")
 
 
-def _refuse(ctx: typer.Context, names: Sequence[str], reason: str) -> None:
-    for name in names:
-        if settings.typed(ctx, name):
-            raise ConfigError(f"--{name.replace('_', '-')} {reason}")
-
-
-def certify_url(ctx: typer.Context) -> None:
+def certify_url(ctx: typer.Context, models: o.Models) -> None:
     """The command, once its options are known to fit together. Exit status as of ``certify``."""
     from foretell.certify.endpoint import Endpoint, EndpointBudget, certify_endpoint, html_page, markdown_page
     from foretell.certify.endpoint.run import NAMES
@@ -184,7 +181,7 @@ def certify_url(ctx: typer.Context) -> None:
             stack.enter_context(reference)
         elif settings.typed(ctx, "target"):
             endpoint.find_model()  # a wrong URL is found before a model is loaded
-            local = stack.enter_context(served_here(given))
+            local = stack.enter_context(served_here(models, given["threads"], no_color=given["no_color"]))
             reference = stack.enter_context(Endpoint(local, **shared))
         else:
             endpoint.find_model()
@@ -211,7 +208,7 @@ def certify_url(ctx: typer.Context) -> None:
 
 
 @contextmanager
-def served_here(options: dict[str, Any]) -> Iterator[str]:
+def served_here(models: o.Models, threads: int | None, *, no_color: bool) -> Iterator[str]:
     """The URL of the target, decoded plainly in this process."""
     try:
         from foretell.server.run import bind, in_thread, url_of
@@ -221,11 +218,9 @@ def served_here(options: dict[str, Any]) -> Iterator[str]:
         ) from None
     from foretell.engine.service import Service, ServiceOptions
 
-    if options["threads"] is not None:
-        import torch
-
-        torch.set_num_threads(options["threads"])
-    service = Service(settings.load_engine(options, {"method": "none"}), ServiceOptions(speculation="off"))
+    settings.use_threads(threads)
+    engine = settings.load_engine(models, {"method": "none"}, no_color=no_color)
+    service = Service(engine, ServiceOptions(speculation="off"))
     with bind("127.0.0.1", 0) as made:
         url = url_of(made)
         with in_thread(service, made):

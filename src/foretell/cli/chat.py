@@ -9,7 +9,7 @@ import typer
 from foretell.cli import options as o
 from foretell.cli import settings
 from foretell.cli.errors import INTERRUPTED, say
-from foretell.cli.fields import with_fields
+from foretell.cli.fields import with_fields, with_group
 from foretell.cli.generate import System
 from foretell.cli.interrupt import interruptible
 from foretell.cli.output import PieceWriter, has_color
@@ -28,27 +28,15 @@ Quiet = Annotated[
 ]
 
 
+@with_group(o.Models, into="models")
+@with_group(o.Guessing, into="guessing")
 @with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
 def chat(
     ctx: typer.Context,
+    *,
     system: System = None,
-    target: o.Target = o.AUTO,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    draft_weights: o.DraftWeights = None,
-    width: o.Width = 0,
-    method: o.Method = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    verify: o.Verify = None,
-    shape: o.Shape = None,
-    draws: o.Draws = None,
-    speculative_config: o.SpeculativeConfig = None,
+    models: o.Models,
+    guessing: o.Guessing,
     speculation: o.Speculation = "auto",
     sampling: dict[str, Any] | None = None,
     quiet: Quiet = False,
@@ -58,9 +46,11 @@ def chat(
 
     Answer number i has the seed SEED + i. Earlier turns are not read again.
     """
-    speculative = settings.speculation(ctx)
+    speculative = settings.speculation(ctx, models, guessing)
     params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
-    engine = settings.load_engine(ctx.params, speculative, prefix_memory_gib=PREFIX_MEMORY_GIB, speculation=speculation)
+    engine = settings.load_engine(
+        models, speculative, no_color=no_color, prefix_memory_gib=PREFIX_MEMORY_GIB, speculation=speculation
+    )
     begin: list[Message] = [{"role": "system", "content": system}] if system is not None else []
     engine.chat_prompt([*begin, {"role": "user", "content": "a"}])  # a model without a template is refused at once
     _talk(engine, begin, params, quiet=quiet, no_color=no_color)

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,7 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
-from foretell.cli.bench import PROMPTS, Bandwidth, Categories, Suite, Threads
+from foretell.cli.fields import with_group
 from foretell.cli.layout import print_table
 from foretell.cli.output import as_json, check_writable, has_color, write
 from foretell.core.errors import ConfigError
@@ -21,11 +22,14 @@ if TYPE_CHECKING:
     from foretell import Engine
     from foretell.bench import Item
     from foretell.doctor.checkup import Checkup, Examined
-    from foretell.doctor.head import HeadDiagnosis
+    from foretell.doctor.diagnosis import HeadDiagnosis
 
 UNHEALTHY = 3
 """Exit status where a head has a fault."""
 WIDE = 120
+IGNORED_WITH_HEAD = "is not for HEAD, which is measured at temperature 1 and not timed: drop it"
+ANSWER = 48
+"""Tokens of an answer that a head is measured on, where --max-new-tokens is not given."""
 Head = Annotated[
     str | None,
     typer.Argument(metavar="[HEAD]", help="A trained head to be diagnosed: a directory, a hub id or bundled/METHOD."),
@@ -36,11 +40,12 @@ Only = Annotated[
                  help="Try only these. Default: all that fit the target and --draft."),
 ]  # fmt: skip
 Count = Annotated[
-    int, typer.Option("--limit", metavar="N", min=1, rich_help_panel=PROMPTS, help="At most N prompts, evenly chosen.")
+    int,
+    typer.Option("--limit", metavar="N", min=1, rich_help_panel=o.PROMPTS, help="At most N prompts, evenly chosen."),
 ]
 Timed = Annotated[
     int,
-    typer.Option("--timed", metavar="N", min=1, rich_help_panel=PROMPTS, help="Prompts by which passes are timed."),
+    typer.Option("--timed", metavar="N", min=1, rich_help_panel=o.PROMPTS, help="Prompts by which passes are timed."),
 ]
 Temperature = Annotated[
     float,
@@ -56,25 +61,18 @@ ReportFile = Annotated[
 ]
 
 
+@with_group(o.Models, into="models", without=("draft_weights",))
 def doctor(
     ctx: typer.Context,
+    *,
     head: Head = None,
-    prompts: Suite = "bundled",
-    categories: Categories = None,
+    prompts: o.Suite = "bundled",
+    categories: o.Categories = None,
     limit: Count = 10,
     timed: Timed = 4,
-    target: o.Target = o.AUTO,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    width: o.Width = 0,
-    threads: Threads = None,
-    bandwidth: Bandwidth = True,
+    models: o.Models,
+    threads: o.Threads = None,
+    bandwidth: o.Bandwidth = True,
     methods: Only = None,
     temperature: Temperature = 0.0,
     max_new_tokens: Tokens = 64,
@@ -93,26 +91,23 @@ def doctor(
     template, another target. Exit status 3 where a fault is found.
     """
     check_writable(output)
-    if threads is not None and threads < 1:
-        raise ConfigError(f"--threads {threads} must be at least 1")
-    draft = settings.draft_name(draft)
     only = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else None
     _check_methods(only)
-    if head is not None and (only is not None or settings.draft_of(ctx, []) is not None):
+    if head is not None and (only is not None or settings.draft_of(ctx, models.draft, []) is not None):
         raise ConfigError("HEAD is diagnosed by itself: drop --methods and --draft")
+    if head is not None:
+        settings.refuse(ctx, ("temperature", "timed", "bandwidth"), IGNORED_WITH_HEAD)
     settings.quiet()
     items = _items(prompts, categories, limit)
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    engine = settings.load_engine(ctx.params, None)
+    settings.use_threads(threads)
+    engine = settings.load_engine(models, None, no_color=no_color)
     with _status(no_color) as progress:
         found: HeadDiagnosis | Checkup
         if head is not None:
-            found = _diagnose(engine, head, items, seed, progress)
+            most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
+            found = _diagnose(engine, head, items, most, seed, progress)
         else:
-            found = _check_up(engine, target, draft, only, items, ctx.params, progress)
+            found = _check_up(engine, models, only, items, ctx.params, progress)
     if output is not None:
         write(as_json(found.to_dict(), pretty=True), output)
     if json_:
@@ -149,16 +144,18 @@ def _items(name: str, categories: str | None, limit: int) -> "list[Item]":
 
 
 def _diagnose(
-    engine: "Engine", head: str, items: "list[Item]", seed: int, progress: Callable[[str], None]
+    engine: "Engine", head: str, items: "list[Item]", max_new_tokens: int, seed: int, progress: Callable[[str], None]
 ) -> "HeadDiagnosis":
     from foretell.doctor.head import diagnose
     from foretell.doctor.templates import formats_of
 
-    return diagnose(engine, head, formats_of(engine, items), seed=seed, progress=progress)
+    return diagnose(
+        engine, head, formats_of(engine, items), max_new_tokens=max_new_tokens, seed=seed, progress=progress
+    )
 
 
 def _check_up(
-    engine: "Engine", target: str, draft: str | None, only: list[str] | None, items: "list[Item]",
+    engine: "Engine", models: o.Models, only: list[str] | None, items: "list[Item]",
     options: dict[str, Any], progress: Callable[[str], None],
 ) -> "Checkup":  # fmt: skip
     from foretell.bench import encode_item
@@ -166,20 +163,29 @@ def _check_up(
     from foretell.doctor.checkup import check_up
 
     guesses = [engine.tokenizer.encode(item.prediction) if item.prediction else None for item in items]  # type: ignore[union-attr]
-    tried, left = candidates(engine.model.spec, draft=draft, methods=only, predictions=all(guesses))
+    tried, left = candidates(
+        engine.model.spec, draft=settings.draft_name(models.draft), methods=only, predictions=all(guesses)
+    )
     if not tried:
         raise ConfigError("; ".join(f"{name}: {why}" for name, why in left.items()) or "no method to try")
-    flags = [
-        word
-        for key in ("device", "dtype", "implementation", "weights", "width")
-        if options[key] not in (None, "auto", "cpu", 0)
-        for word in (f"--{key}", str(options[key]))
-    ]
     return check_up(
-        engine, [encode_item(engine, item) for item in items], tried, left, target=target, guesses=guesses,
+        engine, [encode_item(engine, item) for item in items], tried, left, target=models.target, guesses=guesses,
         temperature=options["temperature"], max_new_tokens=options["max_new_tokens"], num_timed=options["timed"],
-        seed=options["seed"], bandwidth=options["bandwidth"], flags=flags, progress=progress,
+        seed=options["seed"], bandwidth=options["bandwidth"], flags=flags_of(models), progress=progress,
     )  # fmt: skip
+
+
+def flags_of(models: o.Models) -> list[str]:
+    """The options that chose how the target runs, target and drafter apart, for a command that is to run the same."""
+    plain = o.Models()
+    words = []
+    for item in fields(models):
+        value = getattr(models, item.name)
+        if item.name in ("target", "draft", "draft_weights") or value == getattr(plain, item.name) or value == "auto":
+            continue
+        flag = "--" + item.name.replace("_", "-")
+        words += [flag] if value is True else [flag, str(value)]
+    return words
 
 
 @contextmanager

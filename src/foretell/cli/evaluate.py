@@ -8,9 +8,10 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
-from foretell.cli.bench import PROMPTS, Categories, Limit, ReportFile, Threads, _progress
+from foretell.cli.bench import ReportFile
+from foretell.cli.fields import with_group
+from foretell.cli.layout import progress_bar, show_table
 from foretell.cli.output import as_json, check_writable, write
-from foretell.cli.theory import _table
 from foretell.core.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,14 +19,9 @@ if TYPE_CHECKING:
     from foretell.analysis.drafter import DrafterFigures, DrafterReport, Mean
     from foretell.bench import Item
 
-EvaluatedPrompts = Annotated[
-    str,
-    typer.Option("--prompts", "--suite", metavar="bundled|FILE", rich_help_panel=PROMPTS,
-                 help="Prompts, as 'foretell bench' reads them."),
-]  # fmt: skip
 NumTimed = Annotated[
     int,
-    typer.Option("--timed", metavar="N", rich_help_panel=PROMPTS, min=0,
+    typer.Option("--timed", metavar="N", rich_help_panel=o.PROMPTS, min=0,
                  help="Prompts by which passes are timed. 0: no costs, no prediction."),
 ]  # fmt: skip
 NOTES = (
@@ -37,28 +33,18 @@ NOTES = (
 )
 
 
+@with_group(o.Models, into="models", target="bundled")
+@with_group(o.Guessing, into="guessing", without=("shape", "draws"))
 def evaluate(
     ctx: typer.Context,
-    prompts: EvaluatedPrompts = "bundled",
-    categories: Categories = None,
-    limit: Limit = 4,
+    *,
+    prompts: o.Prompts = "bundled",
+    categories: o.Categories = None,
+    limit: o.Limit = 4,
     timed: NumTimed = 3,
-    target: o.Target = "bundled",
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    draft_weights: o.DraftWeights = None,
-    width: o.Width = 0,
-    threads: Threads = None,
-    method: o.Method = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    verify: o.Verify = None,
-    speculative_config: o.SpeculativeConfig = None,
+    models: o.Models,
+    threads: o.Threads = None,
+    guessing: o.Guessing,
     temperature: Annotated[list[str] | None, o.temperature("0 and 1")] = None,
     seed: Annotated[
         int, typer.Option("--seed", envvar="FORETELL_SEED", rich_help_panel=o.SAMPLING, help="Prompt i gets SEED + i.")
@@ -75,29 +61,23 @@ def evaluate(
     """
     check_writable(output)
     at = settings.temperatures(temperature, (0.0, 1.0))
-    if threads is not None and threads < 1:
-        raise ConfigError(f"--threads {threads} must be at least 1")
     settings.quiet()
     from foretell.bench import first_loop, load_suite, select
 
     wanted = [name.strip() for name in categories.split(",")] if categories is not None else None
     items = select(load_suite(prompts), categories=wanted, limit=limit)
-    ctx.params.update(shape=None, draws=None)  # the engine's own: a chain, drawn as the measurement requires
-    named = settings.json_object(speculative_config, "--speculative-config").get("method", method)
+    named = settings.json_object(guessing.speculative_config, "--speculative-config").get("method", guessing.method)
     guessed = any(item.prediction for item in items)
     if named == "prediction" and not guessed:
         raise ConfigError("--method prediction needs prompts with a 'prediction', and none of the chosen ones has any")
-    config = settings.speculation(ctx, has_prediction=named == "prediction")
+    config = settings.speculation(ctx, models, guessing, has_prediction=named == "prediction")
     if config["method"] == "none":
         raise ConfigError("nothing to evaluate: name a drafter by --draft NAME_OR_DIR or --method NAME")
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
-    engine = settings.load_engine(ctx.params, config)
+    settings.use_threads(threads)
+    engine = settings.load_engine(models, config, no_color=no_color)
     from foretell.analysis.drafter import evaluate as measure
 
-    with _progress(no_color) as progress:
+    with progress_bar(no_color) as progress:
         report = measure(
             engine, _requests(engine, items), temperatures=at, max_new_tokens=max_new_tokens, seed=seed,
             num_timed=timed, until=first_loop, progress=progress,
@@ -132,10 +112,10 @@ def show(report: "DrafterReport", *, no_color: bool) -> None:
     method, longest = report.config["method"], report.num_speculative_tokens
     for at in report.temperatures:
         title = f"{report.target}, {method}: temperature {at.temperature:g}, up to {longest} guesses"
-        _table(title, SLOT_COLUMNS, _slots(at), no_color=no_color)
+        show_table(title, SLOT_COLUMNS, _slots(at), no_color=no_color)
         if at.lengths:
             columns = ("guesses", "tokens a step", "cost", "predicted", "whole")
-            _table("", columns, _lengths(at), bold=at.best - 1 if at.best else None, no_color=no_color)
+            show_table("", columns, _lengths(at), bold=at.best - 1 if at.best else None, no_color=no_color)
         typer.echo("\n".join(_about(at)) + "\n")
     typer.echo(NOTES)
     typer.echo("\n".join(conclusions(report)))

@@ -8,6 +8,7 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
+from foretell.cli.fields import with_group
 from foretell.cli.output import as_json, has_color
 from foretell.core.errors import ConfigError
 from foretell.core.visible import quoted
@@ -35,27 +36,15 @@ Step = Annotated[
 ]  # fmt: skip
 
 
+@with_group(o.Models, into="models")
+@with_group(o.Guessing, into="guessing")
 def explain(
     ctx: typer.Context,
+    *,
     prompt: Prompt = PROMPT,
     step: Step = None,
-    target: o.Target = o.AUTO,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    draft_weights: o.DraftWeights = None,
-    width: o.Width = 0,
-    method: o.Method = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    verify: o.Verify = None,
-    shape: o.Shape = None,
-    draws: o.Draws = None,
-    speculative_config: o.SpeculativeConfig = None,
+    models: o.Models,
+    guessing: o.Guessing,
     temperature: Temperature = 0.7,
     seed: Seed = 0,
     json_: o.Json = False,
@@ -68,12 +57,12 @@ def explain(
     """
     if not prompt:
         raise ConfigError("the prompt is empty: give a few words to continue")
-    config = settings.speculation(ctx)
+    config = settings.speculation(ctx, models, guessing)
     if config["method"] == "none":
         raise ConfigError(
             "nothing guesses for this target: name a drafter by --draft NAME_OR_DIR, or a method by --method, e.g. ngram"
         )
-    engine = settings.load_engine(ctx.params, config)
+    engine = settings.load_engine(models, config, no_color=no_color)
     from foretell.analysis.explain import explain as taken_apart
     from foretell.analysis.explain import number_game
 

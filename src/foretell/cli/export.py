@@ -42,6 +42,10 @@ def export(
     from foretell.model.checkpoint import resolve
 
     if to == "list":
+        if out is not None:
+            raise ConfigError(
+                f"--out {out} is given and no layout to write: add --to, one of {', '.join(formats.LAYOUTS)}"
+            )
         for layout in formats.LAYOUTS.values():
             typer.echo(f"{layout.name:12} {layout.summary}")
         return

@@ -1,12 +1,14 @@
 """Options made from the fields of a dataclass: a setting is declared once, with its type, its default and its help.
 
-Metadata keys are documented in ``foretell.core.settings.setting``. A field without help is not an option.
+``with_fields`` makes them from the settings of the API: metadata keys are documented in
+``foretell.core.settings.setting``, and a field without help is not an option. ``with_group`` takes dataclasses of the
+command line itself, whose fields are options already: what several commands have in common.
 """
 
 import dataclasses
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from types import UnionType
 from typing import Annotated, Any, get_args, get_origin
 
@@ -23,20 +25,56 @@ def with_fields(kind: type, *, into: str, panel: str) -> Callable[[Command], Com
     inverts a field's default. A mapping is passed on as text.
     """
     fields = {_parameter_name(item): item for item in dataclasses.fields(kind) if "help" in item.metadata}
-    made = {name: _parameter(name, item, panel) for name, item in fields.items()}
+    made = [_parameter(name, item, panel) for name, item in fields.items()]
+
+    def collect(options: dict[str, Any]) -> dict[str, Any]:
+        values = {item.name: _value(item, options[name]) for name, item in fields.items()}
+        return {name: value for name, value in values.items() if value is not None}
+
+    return _in_place_of(into, made, collect)
+
+
+def with_group(
+    kind: type, *, into: str, without: Collection[str] = (), **defaults: Any
+) -> Callable[[Command], Command]:
+    """A decorator: in place of the parameter ``into``, an instance of a dataclass, the command has all its options.
+
+    Every field of the dataclass has a default and the type ``Annotated[..., typer.Option(...)]``. without: fields that
+    the command does not have; they keep their defaults. defaults: the command's own, by field. Raises TypeError for
+    fields that the dataclass has not.
+    """
+    fields = {item.name: item for item in dataclasses.fields(kind)}
+    if unknown := {*without, *defaults} - fields.keys():
+        raise TypeError(f"{kind.__name__} has no field {min(unknown)!r}; it has {', '.join(fields)}")
+    made = [
+        inspect.Parameter(
+            name, inspect.Parameter.KEYWORD_ONLY, default=defaults.get(name, item.default), annotation=item.type
+        )
+        for name, item in fields.items()
+        if name not in without
+    ]
+    return _in_place_of(into, made, lambda options: kind(**options))
+
+
+def _in_place_of(
+    into: str, made: Sequence[inspect.Parameter], collect: Callable[[dict[str, Any]], Any]
+) -> Callable[[Command], Command]:
+    """A decorator: the command has the parameters ``made`` where it had ``into``, which gets what ``collect`` makes of
+    their values."""
 
     def decorate(command: Command) -> Command:
         own = inspect.signature(command).parameters
+        if into not in own:  # typer would pass the options to a command that cannot take them
+            raise TypeError(f"{command.__name__} has no parameter {into!r}; it has {', '.join(own)}")
 
         @functools.wraps(command)
         def run(**options: Any) -> None:
-            values = {item.name: _value(item, options.pop(name)) for name, item in fields.items()}
-            command(**options, **{into: {name: value for name, value in values.items() if value is not None}})
+            command(**{into: collect({one.name: options.pop(one.name) for one in made}), **options})
 
         parameters: list[inspect.Parameter] = []
         for name, parameter in own.items():
             if name == into:
-                parameters += made.values()
+                parameters += made
             else:
                 parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY))
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]

@@ -10,7 +10,7 @@ import typer
 from foretell.cli import options as o
 from foretell.cli import settings
 from foretell.cli.errors import INTERRUPTED
-from foretell.cli.fields import with_fields
+from foretell.cli.fields import with_fields, with_group
 from foretell.cli.interrupt import interruptible
 from foretell.cli.output import PieceWriter, as_json, check_writable, has_color, write
 from foretell.core.errors import ConfigError
@@ -38,30 +38,18 @@ PredictionFile = Annotated[
 ]
 
 
+@with_group(o.Models, into="models")
+@with_group(o.Guessing, into="guessing")
 @with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
 def generate(
     ctx: typer.Context,
+    *,
     prompt: Prompt = None,
     prompt_file: PromptFile = None,
     chat: Chat = False,
     system: System = None,
-    target: o.Target = o.AUTO,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    draft_weights: o.DraftWeights = None,
-    width: o.Width = 0,
-    method: o.Method = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    verify: o.Verify = None,
-    shape: o.Shape = None,
-    draws: o.Draws = None,
-    speculative_config: o.SpeculativeConfig = None,
+    models: o.Models,
+    guessing: o.Guessing,
     speculation: o.Speculation = "on",
     prediction: PredictionText = None,
     prediction_file: PredictionFile = None,
@@ -80,24 +68,25 @@ def generate(
     if text is None:
         raise ConfigError("no prompt: give it as an argument, '-' for standard input, or --prompt-file FILE")
     guess = settings.one_text(prediction, prediction_file, "prediction")
-    speculative = settings.speculation(ctx, has_prediction=guess is not None)
-    options = ctx.params
+    speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
     params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
-    engine = settings.load_engine(options, speculative, speculation=speculation)
+    engine = settings.load_engine(models, speculative, no_color=no_color, speculation=speculation)
     ids_or_text: Any = text
     if chat or system is not None:
         messages = [{"role": "system", "content": system}] if system is not None else []
         ids_or_text = engine.chat_prompt([*messages, {"role": "user", "content": text}])
-    _run(engine, ids_or_text, params, guess, silent=json_ or output is not None, options=options)
+    _run(engine, ids_or_text, params, guess, json=json_, output=output, no_color=no_color)
 
 
 def _run(
-    engine: "Engine", prompt: Any, params: SamplingParams, guess: str | None, *, silent: bool, options: dict[str, Any]
-) -> None:
-    """Decode and report. silent: nothing is streamed, the result is written whole."""
+    engine: "Engine", prompt: Any, params: SamplingParams, guess: str | None, *,
+    json: bool, output: str | None, no_color: bool,
+) -> None:  # fmt: skip
+    """Decode and report. JSON, and what goes to a file, is not streamed but written whole."""
     from foretell.cli.figures import as_object, figures
 
-    tint = not silent and has_color(sys.stdout, options["no_color"])
+    silent = json or output is not None
+    tint = not silent and has_color(sys.stdout, no_color)
     stream = engine.stream(prompt, params, prediction=guess)
     writer = PieceWriter(sys.stdout, tint=tint)
     interrupted = False
@@ -114,11 +103,11 @@ def _run(
         writer.close()
     completion = stream.completion
     if silent and not interrupted:
-        pretty = options["output"] is None and sys.stdout.isatty()
-        whole = as_json(as_object(completion, params), pretty=pretty) if options["json_"] else completion.text
-        write(whole, options["output"])
-    if interrupted or not options["json_"]:
-        legend = tint and has_color(sys.stderr, options["no_color"])
+        pretty = output is None and sys.stdout.isatty()
+        whole = as_json(as_object(completion, params), pretty=pretty) if json else completion.text
+        write(whole, output)
+    if interrupted or not json:
+        legend = tint and has_color(sys.stderr, no_color)
         with suppress(OSError):
             print(figures(completion, params, tint=legend, interrupted=interrupted), file=sys.stderr)
     if interrupted:

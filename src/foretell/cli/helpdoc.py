@@ -7,6 +7,10 @@ import sys
 COMMANDS: tuple[tuple[str, ...], ...] = (
     (),
     ("generate",),
+    ("chat",),
+    ("pull",),
+    ("list",),
+    ("rm",),
     ("doctor",),
     ("explain",),
     ("bench",),

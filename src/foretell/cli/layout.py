@@ -1,12 +1,19 @@
-"""Tables that stay readable: on a terminal too narrow for the words of their cells, each row is a block of lines."""
+"""What commands draw alike: tables that stay readable (on a terminal too narrow for the words of their cells, each row is a
+block of lines), and the bar of a measurement."""
 
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TYPE_CHECKING
+
+from foretell.cli.output import has_color
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
 WIDEST = 10_000  # columns, no limit
+PIPED = 150  # columns where stdout is no terminal
 
 
 def print_table(console: "Console", table: "Table") -> None:
@@ -29,3 +36,37 @@ def print_table(console: "Console", table: "Table") -> None:
             if cell.strip():
                 console.print(f"  {name}: {cell.strip()}", markup=False)
     console.print()
+
+
+def show_table(
+    title: str, columns: Sequence[str], rows: Iterable[Sequence[str]], *, no_color: bool, bold: int | None = None
+) -> None:
+    """Figures on stdout, the first column their name. bold: the row to look at."""
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    width = None if sys.stdout.isatty() else PIPED
+    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=width)
+    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
+    for index, name in enumerate(columns):
+        table.add_column(name, justify="left" if index == 0 else "right")
+    for index, row in enumerate(rows):
+        table.add_row(*row, style="bold" if index == bold else None)
+    print_table(console, table)
+
+
+@contextmanager
+def progress_bar(no_color: bool) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr while runs are made; nothing where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+    columns = [*Progress.get_default_columns(), MofNCompleteColumn(), TimeElapsedColumn()]
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("decoding", total=None)
+        yield lambda done, total: bar.update(task, completed=done, total=total)

@@ -7,8 +7,8 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
-from foretell.cli.fields import with_fields
-from foretell.cli.output import as_json, check_writable, write
+from foretell.cli.fields import with_fields, with_group
+from foretell.cli.output import as_json, check_plot, check_writable, write
 from foretell.core.params import SamplingParams
 from foretell.learn.options import LearnOptions
 
@@ -25,30 +25,18 @@ Plot = Annotated[
 Epochs = Annotated[int, typer.Option("--epochs", min=1, rich_help_panel=LEARNING, help="How often the file is read.")]
 
 
+@with_group(o.Models, into="models")
+@with_group(o.Guessing, into="guessing")
 @with_fields(LearnOptions, into="learning", panel=LEARNING)
 @with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
 def learn(
     ctx: typer.Context,
+    *,
     data: Data,
     plot: Plot = None,
     epochs: Epochs = 1,
-    target: o.Target = o.AUTO,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    draft_weights: o.DraftWeights = None,
-    width: o.Width = 0,
-    method: o.Method = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    verify: o.Verify = None,
-    shape: o.Shape = None,
-    draws: o.Draws = None,
-    speculative_config: o.SpeculativeConfig = None,
+    models: o.Models,
+    guessing: o.Guessing,
     learning: dict[str, Any] | None = None,
     sampling: dict[str, Any] | None = None,
     json_: o.Json = False,
@@ -61,10 +49,11 @@ def learn(
     --speculative-config load.
     """
     check_writable(output)
-    speculative = settings.speculation(ctx)
+    check_plot(plot)
+    speculative = settings.speculation(ctx, models, guessing)
     params = settings.sampling({"seed": 0, **(sampling or {})})
     options = LearnOptions(**(learning or {}), where="inline")
-    engine = settings.load_engine(ctx.params, speculative)
+    engine = settings.load_engine(models, speculative, no_color=no_color)
     from foretell.learn.files import learn_from
     from foretell.learn.plot import draw_history
 

@@ -1,14 +1,20 @@
-"""The options that commands share: name, help, environment variable. The API defines their meaning."""
+"""The options that commands share: name, help, bounds, environment variable. The API defines their meaning.
 
+What several commands have in common stands here once, and those that go together are a dataclass that a command takes
+whole: ``@with_group(Models, into="models")``.
+"""
+
+from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from foretell.cli.fields import option
+from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.model.catalogue import DEFAULT, default_target
 
-MODELS, SPECULATION, SAMPLING, OUTPUT = "Models", "Speculation", "Sampling", "Output"
+MODELS, SPECULATION, SAMPLING, OUTPUT, PROMPTS = "Models", "Speculation", "Sampling", "Output", "Prompts"
 
 AUTO = "auto"
 _KINDS = "a directory, a GGUF file, a Hugging Face id, a name of 'foretell list', or 'bundled'"
@@ -17,6 +23,13 @@ _KINDS = "a directory, a GGUF file, a Hugging Face id, a name of 'foretell list'
 def chosen_target(target: str) -> str:
     """The target that is meant: for "auto" the default one, of what is here."""
     return default_target() if target == AUTO else target
+
+
+def checked_threads(threads: int | None) -> int | None:
+    """A number of threads. Raises ConfigError for one below 1."""
+    if threads is not None and threads < 1:
+        raise ConfigError(f"--threads {threads} must be at least 1")
+    return threads
 
 
 Target = Annotated[
@@ -146,6 +159,43 @@ SpeculativeConfig = Annotated[
         help='The same and the method\'s other options as JSON, e.g. \'{"method": "ngram", "prompt_lookup_max": 4}\'.',
     ),
 ]  # fmt: skip
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        "--threads",
+        envvar="FORETELL_THREADS",
+        metavar="N",
+        rich_help_panel=MODELS,
+        help="CPU threads.",
+        callback=checked_threads,
+    ),
+]
+Bandwidth = Annotated[
+    bool,
+    typer.Option("--bandwidth/--no-bandwidth", rich_help_panel=MODELS,
+                 help="Measure the memory's read bandwidth (1 GiB, about a second), the limit of plain decoding."),
+]  # fmt: skip
+Suite = Annotated[
+    str,
+    typer.Option("--prompts", "--suite", metavar="bundled|NAME|FILE", rich_help_panel=PROMPTS,
+                 help="Prompts. NAME: abstention (bundled: questions that nobody can answer), or spec-bench, "
+                 "eagle/mt_bench, eagle/humaneval, eagle/gsm8k, eagle/alpaca, eagle/sum, eagle/qa, gsm8k or humaneval, "
+                 "from the cache directory, fetched once. FILE: a prompt a line, or JSON: texts, objects with 'prompt', "
+                 "'messages' or 'turns', Spec-Bench's, GSM8K's or HumanEval's."),
+]  # fmt: skip
+Prompts = Annotated[
+    str,
+    typer.Option("--prompts", "--suite", metavar="bundled|FILE", rich_help_panel=PROMPTS,
+                 help="Prompts, as 'foretell bench' reads them."),
+]  # fmt: skip
+Categories = Annotated[
+    str | None,
+    typer.Option("--categories", metavar="A,B,...", rich_help_panel=PROMPTS, help="Only these. Default: all."),
+]
+Limit = Annotated[
+    int | None,
+    typer.Option("--limit", metavar="N", rich_help_panel=PROMPTS, help="At most N prompts of each category."),
+]
 MaxNewTokens = Annotated[int, option(SamplingParams, "max_new_tokens", panel=SAMPLING)]
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON object instead.")]
 Output = Annotated[
@@ -162,3 +212,32 @@ def temperature(default: str, *, help: str = "", panel: str = SAMPLING) -> Any:
     """The option of commands that run at several temperatures. default: as the help says it."""
     told = f"{help}{' ' if help else ''}Joined by commas, or repeated. Default: {default}."
     return typer.Option("--temperature", metavar="T[,T,...]", rich_help_panel=panel, show_default=False, help=told)
+
+
+@dataclass(frozen=True)
+class Models:
+    """Which models, and how they run: ``settings.load_engine`` reads it."""
+
+    target: Target = AUTO
+    revision: Revision = None
+    trust_remote_code: TrustRemoteCode = False
+    draft: Draft = None
+    device: Device = "cpu"
+    dtype: Dtype = None
+    device_map: DeviceMap = None
+    implementation: Implementation = "auto"
+    weights: Weights = "auto"
+    draft_weights: DraftWeights = None
+    width: Width = 0
+
+
+@dataclass(frozen=True)
+class Guessing:
+    """How guesses are made and checked: ``settings.speculation`` reads it."""
+
+    method: Method = None
+    num_speculative_tokens: NumSpeculativeTokens = None
+    verify: Verify = None
+    shape: Shape = None
+    draws: Draws = None
+    speculative_config: SpeculativeConfig = None

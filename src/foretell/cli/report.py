@@ -46,10 +46,12 @@ def report(
 
     With two reports: speedups and intervals side by side, which changes are clear, and which settings differ.
     """
-    for place in (html, csv if csv != "-" else None):
-        check_writable(place)
+    check_writable(html, "--html")
+    check_writable(csv if csv != "-" else None, "--csv")
     if other is not None and (html is not None or csv is not None or command):
         raise ConfigError("two reports are compared; --html, --csv and --command are of one: drop one of them")
+    if command and (html is not None or csv is not None or json_):
+        raise ConfigError("--command prints the command alone: drop it, or drop --html, --csv and --json")
     from foretell.bench.page import page
     from foretell.bench.record import compare, csv_of, made_by, read_report
     from foretell.cli.tables import conclusion, show

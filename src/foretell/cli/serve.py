@@ -9,7 +9,7 @@ import typer
 from foretell.cli import options as o
 from foretell.cli import settings
 from foretell.cli.errors import say
-from foretell.cli.fields import with_fields
+from foretell.cli.fields import with_fields, with_group
 from foretell.core.errors import ConfigError
 from foretell.engine.options import ServiceOptions
 from foretell.learn.options import LearnOptions
@@ -49,27 +49,17 @@ LogLevel = Annotated[
 ]
 
 
+@with_group(o.Models, into="models", without=("target", "width"))
+@with_group(o.Guessing, into="guessing")
 @with_fields(ServiceOptions, into="service", panel=LIMITS)
 @with_fields(ServerOptions, into="server", panel=SERVER)
 @with_fields(LearnOptions, into="learning", panel=LEARNING)
 def serve(
     ctx: typer.Context,
+    *,
     target: TargetName = o.AUTO,
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    draft_weights: o.DraftWeights = None,
-    method: o.Method = None,
-    num_speculative_tokens: o.NumSpeculativeTokens = None,
-    verify: o.Verify = None,
-    shape: o.Shape = None,
-    draws: o.Draws = None,
-    speculative_config: o.SpeculativeConfig = None,
+    models: o.Models,
+    guessing: o.Guessing,
     also: Also = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -86,12 +76,15 @@ def serve(
     Speculation is planned by load, request by request, so that it is never slower than without; texts do not change.
     Needs the extra: pip install "foretell\\[serve]".
     """
-    if method == "prediction":
+    if guessing.method == "prediction":
         raise ConfigError("--method prediction: requests that bring a prediction use it anyway; choose another method")
-    speculative = settings.speculation(ctx)
+    models = replace(models, target=target)
+    speculative = settings.speculation(ctx, models, guessing)
     try:
         wanted = _learn_options(learn, learning or {})
-        _serve(ctx.params, speculative, ServiceOptions(**(service or {})), _server_options(server or {}), wanted)
+        _serve(
+            ctx.params, models, speculative, ServiceOptions(**(service or {})), _server_options(server or {}), wanted
+        )
     except ModuleNotFoundError as error:
         name = (error.name or "").partition(".")[0]
         if name not in EXTRA:
@@ -112,6 +105,7 @@ def _server_options(given: dict[str, Any]) -> ServerOptions:
 
 def _serve(
     options: dict[str, Any],
+    models: o.Models,
     speculative: dict[str, Any],
     service_options: ServiceOptions,
     wanted: ServerOptions,
@@ -121,7 +115,7 @@ def _serve(
     from foretell.server.logs import configure_logs
 
     configure_logs(options["log_level"], log_prompts=wanted.log_prompts)
-    also = [_also(given, options) for given in options["also"] or ()]
+    also = [_also(given, models.target) for given in options["also"] or ()]
     from foretell.engine.service import Service
 
     if service_options.shared_drafts == "key" and not wanted.api_keys:
@@ -134,7 +128,7 @@ def _serve(
         hosts = run.hosts_of(made, options["host"], wanted.allowed_hosts)
         if not run.is_local(made) and not wanted.api_keys:
             say(f"warning: every client that reaches {options['host']} may use this server; --api-key asks for a key")
-        engine = settings.load_engine({**options, "width": 0}, speculative)
+        engine = settings.load_engine(models, speculative, no_color=options["no_color"])
         service = Service(engine, service_options, also=also, learn=learn)
         configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
         url = run.url_of(made)
@@ -143,15 +137,15 @@ def _serve(
             replace(wanted, allowed_hosts=hosts),
             made,
             drain_s=options["drain_timeout"],
-            on_ready=lambda: say(f"serving {options['target']} at {url} (API: {url}/v1, page: {url}/)"),
+            on_ready=lambda: say(f"serving {models.target} at {url} (API: {url}/v1, page: {url}/)"),
         )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything has ended: ignore a further Ctrl-C
 
 
-def _also(given: str, options: dict[str, Any]) -> "MethodConfig":
+def _also(given: str, target: str) -> "MethodConfig":
     """Check a further method before anything is loaded."""
     from foretell.engine.config import speculative_config
 
     config = speculative_config(given)
-    settings.check_method(config.resolved(), options["target"])
+    settings.check_method(config.resolved(), target)
     return config

@@ -4,11 +4,13 @@ import json
 import os
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import typer
 
+from foretell.cli.options import Guessing, Models
 from foretell.cli.output import waiting
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
@@ -43,42 +45,53 @@ def quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
-def load_engine(options: dict[str, Any], speculative: Any, **more: Any) -> "Engine":
+def use_threads(threads: int | None) -> None:
+    """The CPU threads of --threads; None: torch's own number."""
+    if threads is not None:
+        import torch
+
+        torch.set_num_threads(threads)
+
+
+def load_engine(models: Models, speculative: Any, *, no_color: bool, **more: Any) -> "Engine":
     """The engine of the options of panel "Models". more: of ``Engine.load``; with speculation "auto" costs are measured."""
     quiet()
-    target, revision = options["target"], options.get("revision")
+    target, revision = models.target, models.revision
     if revision is not None:
         if target in BUNDLED or Path(target).expanduser().exists() or "@" in target:
             raise ConfigError(f"--revision {revision} is of a Hugging Face id, and --target {target} is none: drop one")
         target = f"{target}@{revision}"
-    with waiting(f"loading {options['target']}", no_color=options["no_color"]):
+    with waiting(f"loading {models.target}", no_color=no_color):
         from foretell import Engine
 
         engine = Engine.load(
             target,
             speculative=speculative,
-            device=options["device"],
-            dtype=options["dtype"],
-            device_map=device_map(options["device_map"]),
-            implementation=options["implementation"],
-            weights=options["weights"],
-            width=options["width"],
-            trust_remote_code=options.get("trust_remote_code", False),
+            device=models.device,
+            dtype=models.dtype,
+            device_map=device_map(models.device_map),
+            implementation=models.implementation,
+            weights=models.weights,
+            width=models.width,
+            trust_remote_code=models.trust_remote_code,
             **more,
         )
     if more.get("speculation") == "auto":
-        with waiting("measuring what passes cost here, once", no_color=options["no_color"]):
+        with waiting("measuring what passes cost here, once", no_color=no_color):
             engine.measure()
     return engine
 
 
-def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str, Any]:
-    """One speculative configuration from --speculative-config and the flags; a flag that contradicts it is refused."""
-    options = ctx.params
-    merged = json_object(options["speculative_config"], "--speculative-config")
+def speculation(
+    ctx: typer.Context, models: Models, guessing: Guessing, *, has_prediction: bool = False
+) -> dict[str, Any]:
+    """One speculative configuration from --speculative-config and the flags; a flag that contradicts it is refused.
+    ctx: tells what was typed from what is the environment's."""
+    options = {**asdict(models), **asdict(guessing)}
+    merged = json_object(guessing.speculative_config, "--speculative-config")
     config_typed = typed(ctx, "speculative_config")
     for option, key in FLAGS.items():
-        value = draft_name(options[option]) if option == "draft" else options.get(option)
+        value = draft_name(options[option]) if option == "draft" else options[option]
         if value is None:
             continue
         if key in merged and merged[key] != value and typed(ctx, option) == config_typed:
@@ -88,13 +101,13 @@ def speculation(ctx: typer.Context, *, has_prediction: bool = False) -> dict[str
             )
         if key not in merged or typed(ctx, option) or not config_typed:  # what was typed beats the environment
             merged[key] = value
-    if not typed(ctx, "draft") and merged.get("model") == draft_name(options["draft"]):
+    if not typed(ctx, "draft") and merged.get("model") == draft_name(models.draft):
         wants = "prediction" if has_prediction else None  # what is named is not changed by the environment
         if not takes_draft(merged.get("method", wants)):
             merged.pop("model", None)
     if "method" not in merged:
-        merged = {**default_config(options["target"], merged.get("model"), has_prediction=has_prediction), **merged}
-    check_method(merged, options["target"])
+        merged = {**default_config(models.target, merged.get("model"), has_prediction=has_prediction), **merged}
+    check_method(merged, models.target)
     if reads_prediction(merged["method"]) and not has_prediction:
         raise ConfigError(
             f"--method {merged['method']} needs the guess: give --prediction TEXT or --prediction-file FILE"
@@ -118,11 +131,11 @@ def takes_draft(method: object) -> bool:
     return not isinstance(method, str) or method not in METHODS or "model" in METHODS[method].key_names()
 
 
-def draft_of(ctx: typer.Context, methods: Iterable[object]) -> str | None:
+def draft_of(ctx: typer.Context, draft: str | None, methods: Iterable[object]) -> str | None:
     """--draft as the API spells it; None where only the environment names one and none of the methods takes it."""
     if not typed(ctx, "draft") and not any(takes_draft(method) for method in methods):
         return None
-    return draft_name(ctx.params["draft"])
+    return draft_name(draft)
 
 
 def temperatures(given: Sequence[str] | None, default: Sequence[float]) -> list[float]:
@@ -214,6 +227,14 @@ def one_text(text: str | None, file: str | None, name: str) -> str | None:
 def draft_name(draft: str | None) -> str | None:
     """As the API spells it: "bundled" alone is the bundled target."""
     return "bundled/draft" if draft == "bundled" else draft
+
+
+def refuse(ctx: typer.Context, names: Iterable[str], reason: str) -> None:
+    """Raise ConfigError where one of these options was typed: it would be ignored. names: of parameters."""
+    spelt = {parameter.name: parameter.opts[0] for parameter in ctx.command.params}
+    for name in names:
+        if typed(ctx, name):
+            raise ConfigError(f"{spelt[name]} {reason}")
 
 
 def typed(ctx: typer.Context, name: str) -> bool:

@@ -7,11 +7,10 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
-from foretell.cli.bench import Categories, Limit, Suite, Threads, _progress
 from foretell.cli.errors import OneLineGroup
-from foretell.cli.layout import print_table
-from foretell.cli.output import as_json, check_writable, has_color, write
-from foretell.core.errors import ConfigError
+from foretell.cli.fields import with_group
+from foretell.cli.layout import progress_bar, show_table
+from foretell.cli.output import as_json, check_plot, check_writable, write
 from foretell.core.spec import parse_numbers
 
 if TYPE_CHECKING:
@@ -33,6 +32,7 @@ def overview(ctx: typer.Context) -> None:
         typer.echo(ctx.get_help())
 
 
+pair_of_models = with_group(o.Models, into="models", without=("draft_weights", "width"), target="bundled")
 PerText = Annotated[
     int, typer.Option("--contexts", metavar="N", help="At most N contexts of each text, evenly spread.", min=1)
 ]
@@ -85,25 +85,18 @@ def length(
         (str(row["num_speculative_tokens"]), *(f"{row[k]:.3f}" for k in ("expected_tokens", "speedup", "operations")))
         for row in rows
     ]
-    _table("", columns, cells, bold=best, no_color=no_color)
+    show_table("", columns, cells, bold=best, no_color=no_color)
     typer.echo(f"best: {best} guesses" if best else "best: no guesses; a guess costs more than it brings")
 
 
+@pair_of_models
 def optimum(
-    ctx: typer.Context,
-    prompts: Suite = "bundled",
-    categories: Categories = None,
-    limit: Limit = 2,
-    target: o.Target = "bundled",
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    threads: Threads = None,
+    *,
+    prompts: o.Suite = "bundled",
+    categories: o.Categories = None,
+    limit: o.Limit = 2,
+    models: o.Models,
+    threads: o.Threads = None,
     temperature: Annotated[list[str] | None, o.temperature("0, 0.3, 0.6, 0.8, 1 and 1.2")] = None,
     drafts: Annotated[
         str, typer.Option("--drafts", metavar="N,N,...", help="Numbers of drafts for one token, 1 to 16.")
@@ -121,18 +114,16 @@ def optimum(
     At contexts of the target's own text, written at each temperature. The optimum is that of drafts drawn in the same way
     (Hu et al. 2502.18779); coupled drafts depend on the target's noise, so no such bound is printed for them.
     """
-    check_writable(csv)
-    check_writable(plot)
+    check_writable(csv, "--csv")
+    check_plot(plot)
     settings.quiet()
     from foretell.analysis.optimum import optimum_table
     from foretell.cli.figures_theory import csv_of, draw_plot, optimum_rows
 
     at = settings.temperatures(temperature, (0.0, 0.3, 0.6, 0.8, 1.0, 1.2))
     counts = [int(count) for count in parse_numbers(drafts, "--drafts", whole=True)]
-    if plot is not None and not plot.endswith((".png", ".svg", ".pdf")):
-        raise ConfigError(f"--plot {plot!r} must end in .png, .svg or .pdf")
-    engine = _engine(ctx, threads)
-    with _progress(no_color) as progress:
+    engine = _engine(models, threads, no_color=no_color)
+    with progress_bar(no_color) as progress:
         pairs = {t: _pairs(engine, prompts, categories, limit, t, max_new_tokens, contexts, seed) for t in at}
         table = optimum_table(pairs, temperatures=at, num_drafts=counts, seed=seed, progress=progress)
     found = {"target": engine.model.spec.name, "draft": _draft_of(engine).spec.name, "seed": seed, **table.to_dict()}
@@ -144,28 +135,21 @@ def optimum(
         write(as_json(found, pretty=sys.stdout.isatty()), None)
         return
     for title, columns, cells in optimum_rows(table):
-        _table(title, columns, cells, no_color=no_color)
+        show_table(title, columns, cells, no_color=no_color)
     typer.echo(
         f"{table.num_contexts} contexts of {table.num_texts} texts at each temperature. In brackets: the share of the "
         "optimum for drafts\ndrawn so. +-: standard error over texts. optimum: the most that any rule could accept."
     )
 
 
+@pair_of_models
 def shape(
-    ctx: typer.Context,
-    prompts: Suite = "bundled",
-    categories: Categories = None,
-    limit: Limit = 2,
-    target: o.Target = "bundled",
-    revision: o.Revision = None,
-    trust_remote_code: o.TrustRemoteCode = False,
-    draft: o.Draft = None,
-    device: o.Device = "cpu",
-    dtype: o.Dtype = None,
-    device_map: o.DeviceMap = None,
-    implementation: o.Implementation = "auto",
-    weights: o.Weights = "auto",
-    threads: Threads = None,
+    *,
+    prompts: o.Suite = "bundled",
+    categories: o.Categories = None,
+    limit: o.Limit = 2,
+    models: o.Models,
+    threads: o.Threads = None,
     verify: o.Verify = None,
     draws: o.Draws = None,
     temperature: Annotated[list[str] | None, o.temperature("0, 0.6 and 1")] = None,
@@ -189,7 +173,7 @@ def shape(
     verifier = parse_verifier(verify or "coupled")
     asked = parse_draws(draws or "auto")
     at = settings.temperatures(temperature, (0.0, 0.6, 1.0))
-    engine = _engine(ctx, threads)
+    engine = _engine(models, threads, no_color=no_color)
     seconds_target, seconds_draft = pass_seconds(engine.model), pass_seconds(_draft_of(engine), (1, 4))
     choices = [
         choose_tree(
@@ -212,7 +196,7 @@ def shape(
         for choice in choices
     ]
     columns = ("T", "acceptance by child", "c", "tokens a step", "speedup")
-    _table(f"{choices[0].verifier}, draws {choices[0].draws}", columns, cells, no_color=no_color)
+    show_table(f"{choices[0].verifier}, draws {choices[0].draws}", columns, cells, no_color=no_color)
     costs = "  ".join(f"{width}: {cost:.2f}" for width, cost in choices[0].cost_target.items())
     typer.echo(f"cost of a pass by nodes, in plain passes: {costs}\ntokens and speedup: as the cost model expects them")
     for choice in choices:  # on a line of its own, so that it can be copied whole
@@ -225,19 +209,13 @@ for command in (length, optimum, shape):
     theory.command(help="\n\n".join(" ".join(paragraph.split()) for paragraph in paragraphs))(command)
 
 
-def _engine(ctx: typer.Context, threads: int | None) -> "Engine":
+def _engine(models: o.Models, threads: int | None, *, no_color: bool) -> "Engine":
     """The engine of the options, with the draft model that they name."""
-    options = ctx.params
-    draft = settings.draft_name(options["draft"])
+    draft = settings.draft_name(models.draft)
     config: dict[str, Any] = {"method": "draft_model", **({"model": draft} if draft is not None else {})}
-    settings.check_method(config, options["target"])
-    if threads is not None:
-        if threads < 1:
-            raise ConfigError(f"--threads {threads} must be at least 1")
-        import torch
-
-        torch.set_num_threads(threads)
-    return settings.load_engine({**options, "width": 0}, config)
+    settings.check_method(config, models.target)
+    settings.use_threads(threads)
+    return settings.load_engine(models, config, no_color=no_color)
 
 
 def _draft_of(engine: "Engine") -> Any:
@@ -261,18 +239,3 @@ def _pairs(
             done = engine.generate(ids, temperature=temperature, seed=seed + index, max_new_tokens=max_new_tokens)
             texts.append(PairText([*ids, *done.token_ids], len(ids)))
     return collect(engine.model, _draft_of(engine), texts, per_text=contexts)
-
-
-def _table(title: str, columns: Any, rows: Any, *, no_color: bool, bold: int | None = None) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    width = None if sys.stdout.isatty() else 150
-    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, width=width)
-    table = Table(title=title or None, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False)
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="left" if index == 0 else "right")
-    for index, row in enumerate(rows):
-        table.add_row(*row, style="bold" if index == bold else None)
-    print_table(console, table)

@@ -3,11 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import replace
+from collections.abc import Callable, Collection
 from pathlib import Path
-from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,21 +13,20 @@ from foretell.cli import options as o
 from foretell.cli import settings
 from foretell.cli.errors import say
 from foretell.cli.fields import option_name, with_fields
-from foretell.cli.output import as_json, has_color, waiting, write
+from foretell.cli.output import as_json, waiting, write
+from foretell.cli.train_progress import answering_bar, plotting, speaks, training_bar
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
-from foretell.core.journal import first_difference
 from foretell.core.settings import check_keys
 from foretell.train.config import TrainConfig
 
 if TYPE_CHECKING:
-    from foretell.train.metrics import Evaluation
-    from foretell.train.responses import Responses
-    from foretell.train.trainer import Report
+    from foretell.train.answering import Asked
 
 TRAINING, DATA = "Training", "Data"
-LINE_SECONDS = 30.0
 METHODS = tuple(builtin.TRAINING)
+ANSWERING = {"limit": "limit", "max_new_tokens": "max_new_tokens", "temperature": "temperatures"}
+"""Options that say how prompts are answered, by the names that files of answers have for them."""
 Method = Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(METHODS)}.")]
 Data = Annotated[
     str,
@@ -68,14 +64,11 @@ ConfigFile = Annotated[
 Resume = Annotated[
     bool, typer.Option("--resume", rich_help_panel=TRAINING, help="Go on with the run in DIR, if there is one.")
 ]
-Threads = Annotated[
-    int | None,
-    typer.Option("--threads", envvar="FORETELL_THREADS", metavar="N", rich_help_panel=o.MODELS, help="CPU threads."),
-]
 
 
 @with_fields(TrainConfig, into="options", panel=TRAINING)
 def train(
+    ctx: typer.Context,
     method: Method,
     data: Data,
     out: Out,
@@ -83,7 +76,7 @@ def train(
     init: Init = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,
-    threads: Threads = None,
+    threads: o.Threads = None,
     limit: Limit = None,
     max_new_tokens: ResponseTokens = 160,
     temperature: Temperatures = None,
@@ -100,8 +93,6 @@ def train(
     """
     if method not in METHODS:
         raise ConfigError(f"method {method!r} cannot be trained{nearest(method, METHODS)}")
-    if threads is not None and threads < 1:
-        raise ConfigError(f"--threads {threads} must be at least 1")
     if max_new_tokens < 1:
         raise ConfigError(f"--max-new-tokens {max_new_tokens} must be at least 1")
     given = read_config(config)
@@ -114,22 +105,22 @@ def train(
     if not Path(data).is_file():
         raise ConfigError(f"--data {data!r} cannot be read: no such file; expected prompts or responses")
     settings.quiet()
-    if threads is not None:
-        import torch
-
-        torch.set_num_threads(threads)
+    settings.use_threads(threads)
     from foretell.train import methods
 
     by_labels = methods.labelled(method)
     if by_labels is not None:
+        unread = ("init", "limit", "max_new_tokens", "temperature", "resume")
+        settings.refuse(ctx, unread, f"is not for {method!r}, which is fitted to the labels of --data at once: drop it")
         figures = _from_labels(method, by_labels, target, data, out, given, device, dtype, no_color)
     else:
-        answering = {
-            "limit": limit,
-            "max_new_tokens": max_new_tokens,
-            "temperatures": settings.temperatures(temperature, (0.0, 1.0)),
-        }
-        figures = _drafter(method, target, data, out, given, init, device, dtype, resume, answering, no_color)
+        from foretell.train.answering import Asked
+
+        given.setdefault("seed", TrainConfig.seed)
+        asked = Asked(limit, max_new_tokens, settings.temperatures(temperature, (0.0, 1.0)), given["seed"])
+        if data.endswith(".safetensors"):
+            check_answers(data, asked, {name for name in ANSWERING if settings.typed(ctx, name)})
+        figures = _drafter(method, target, data, out, given, init, device, dtype, resume, asked, no_color)
     if not speaks():
         return
     for warning in figures.get("warnings", ()):
@@ -153,6 +144,23 @@ def read_config(file: str | None) -> dict[str, Any]:
     return found
 
 
+def check_answers(data: str, asked: "Asked", typed: Collection[str]) -> None:
+    """Refuse options that say how prompts are answered where --data holds answers that were made otherwise: they would be
+    ignored. typed: those of ANSWERING that were given."""
+    from foretell.train.responses import Responses
+
+    made = Responses.load(data).metadata
+    for name in typed:
+        field = ANSWERING[name]
+        old, new = made.get(field), getattr(asked, field)
+        if old is not None and old != new:
+            flag = "--" + name.replace("_", "-")
+            raise ConfigError(
+                f"{flag} contradicts --data {data}: it holds answers that were made with {field} = {old!r}, not {new!r}: "
+                f"drop {flag}, or give the prompts as --data"
+            )
+
+
 def check_out(out: str, *, resume: bool) -> None:
     """Refuse a folder in use, before anything is loaded."""
     path = Path(out)
@@ -172,22 +180,27 @@ def _drafter(
     device: str,
     dtype: str | None,
     resume: bool,
-    answering: dict[str, Any],
+    asked: "Asked",
     no_color: bool,
 ) -> dict[str, Any]:
     from foretell.train import methods, slots
+    from foretell.train.answering import answers_of
     from foretell.train.trainer import train
 
     _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
-    answering = {**answering, "max_length": TrainConfig(**training).max_length}
-    given.setdefault("seed", TrainConfig.seed)
     with waiting(f"loading {target}", no_color=no_color):
         from foretell.methods.common.teacher import Teacher
         from foretell.model.load import load_model
         from foretell.train.responses import target_hash
 
         model = load_model(target, dtype=dtype, device=local(device), implementation="transformers")
-    responses = responses_of(data, target, model, Path(out), dtype, local(device), given["seed"], answering, no_color)
+    found = answers_of(
+        data, target, model, Path(out), asked, max_length=TrainConfig(**training).max_length, dtype=dtype,
+        device=local(device), bar=lambda journal: answering_bar(no_color, journal),
+    )  # fmt: skip
+    if found.message:
+        say(found.message)
+    responses = found.responses
     prepared = methods.prepare(method, model, responses, given, init=init, target_name=target)
     identity = {
         "method": method,
@@ -197,10 +210,10 @@ def _drafter(
         "target_hash": target_hash(model),
         "target_dtype": str(model.spec.dtype).removeprefix("torch."),
     }
-    with _progress(no_color) as progress:
+    with training_bar(no_color) as progress:
         evaluation = train(
             prepared.objective, Teacher(model), responses, out, prepared.config, resume=resume, identity=identity,
-            save=prepared.save, finish=prepared.finish, progress=progress, plot=_plot(),
+            save=prepared.save, finish=prepared.finish, progress=progress, plot=plotting(),
         )  # fmt: skip
     figures = evaluation.as_dict()
     losses = slots.logged_losses(Path(out) / "log.jsonl")
@@ -208,82 +221,10 @@ def _drafter(
     return {"method": method, "target": target, "out": out, **figures}
 
 
-def speaks() -> bool:
-    """Whether this process is the one that reports progress."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def local(device: str) -> str:
     """The device of this process: of several on GPUs (``accelerate launch``), each has its own."""
     rank = os.environ.get("LOCAL_RANK")
     return f"cuda:{rank}" if device == "cuda" and rank is not None else device
-
-
-def responses_of(
-    data: str,
-    target: str,
-    model: Any,
-    out: Path,
-    dtype: str | None,
-    device: str,
-    seed: int,
-    answering: dict[str, Any],
-    no_color: bool,
-) -> "Responses":
-    """The target's answers: read, if they are there (a file of them, or those of a run to be resumed), or written now.
-
-    They are kept beside the folder of weights, as DIR.responses.safetensors, so that another method can learn from them;
-    while they are made, in DIR.responses.jsonl, so that the same command goes on after a kill.
-    """
-    from accelerate import PartialState
-
-    from foretell import Engine
-    from foretell.train import responses as r
-
-    mine = r.target_hash(model)
-    if data.endswith(".safetensors"):
-        found = r.Responses.load(data)
-        found.check_target(mine, name=f"--data {data}")
-        return found
-    kept = out.with_name(f"{out.name}.{r.FILE}")
-    asked = {
-        "source_sha256": r.file_sha256(data) if Path(data).is_file() else None,
-        "seed": seed,
-        "max_new_tokens": answering["max_new_tokens"],
-        "temperatures": answering["temperatures"],
-        "limit": answering["limit"],
-        "target_hash": mine,
-    }
-    state = PartialState(cpu=device == "cpu")
-    with state.main_process_first():  # one process writes them, the others read
-        if kept.exists():
-            found = r.Responses.load(kept)
-            difference = first_difference({key: found.metadata.get(key) for key in asked}, asked)
-            if difference is None:
-                return found
-            key, old, new = difference
-            raise ConfigError(
-                f"{kept} holds {len(found)} answers that were made with {key} = {old!r}, and now {key} is {new!r}: give it "
-                "as --data to learn from it, or another --out, or delete it"
-            )
-        engine = Engine.load(target, speculative="none", device=device, dtype=dtype)
-        most = answering["max_new_tokens"]
-        prompts = r.read_prompts(
-            data, engine, limit=answering["limit"], max_new_tokens=most, max_length=answering["max_length"]
-        )
-        journal = kept.with_suffix(".jsonl")
-        journal.parent.mkdir(parents=True, exist_ok=True)
-        with _answering(no_color, journal) as progress:
-            found = r.regenerate(
-                engine, prompts, temperatures=answering["temperatures"], max_new_tokens=most, seed=seed,
-                progress=progress, journal=journal, source=data, source_sha256=asked["source_sha256"],
-            )  # fmt: skip
-        found = replace(found, metadata={**found.metadata, "limit": answering["limit"]})
-        found.save(kept)
-        journal.unlink()
-        if skipped := found.metadata["num_skipped"]:
-            say(f"{skipped} of {len(prompts)} prompts of {data} were left out: no room for an answer of {most} tokens")
-    return found
 
 
 def _from_labels(
@@ -330,94 +271,3 @@ def summary(figures: dict[str, Any]) -> list[str]:
         plain = {key: value for key, value in figures.items() if isinstance(value, float)}
         lines += [f"{key}: {value:.4g}" for key, value in plain.items()]
     return lines
-
-
-def bar_text(report: "Report") -> str:
-    """Beside the bar: mean loss of a slot, then of each, acceptance by slot and expected length of the newest evaluation.
-
-    The sum over slots, which is minimised, would jump where slots are added.
-    """
-    text = f"loss {report.loss if report.loss_per_slot is None else report.loss_per_slot:.3f}"
-    if len(report.slot_losses) > 1:
-        slots = " ".join("-" if loss is None else f"{loss:.2f}" for loss in report.slot_losses)
-        text += f" a slot ({slots})"
-    text += f" · {report.tokens_per_second:.0f} tok/s"
-    held: Evaluation | None = report.evaluation
-    if held is not None and held.slots:
-        slots = " ".join(f"{slot.conditional:.2f}" for slot in held.slots)
-        text += f" · held out: {slots} · length {held.expected_length:.2f}"
-    return text
-
-
-@contextmanager
-def _progress(no_color: bool) -> Iterator[Callable[["Report"], None]]:
-    """A bar on stderr while training."""
-    with _bar("training", no_color) as update:
-        yield lambda report: update(min(1.0, report.share), 1.0, bar_text(report))
-
-
-def _plot() -> Callable[[Path], None]:
-    """Draws the loss plot. Without matplotlib it prints one message, and training continues."""
-    told = False
-
-    def draw(out: Path) -> None:
-        nonlocal told
-        from foretell.train.plot import draw_losses
-
-        try:
-            draw_losses(out)
-        except ConfigError as error:
-            if not told:
-                told = True
-                say(str(error))
-
-    return draw
-
-
-@contextmanager
-def _answering(no_color: bool, journal: Path) -> Iterator[Callable[[int, int, int], None]]:
-    """A bar on stderr while prompts are answered; after an interrupt, a message with the number of kept answers."""
-    done, total = 0, 0
-    with _bar("answering", no_color) as update:
-
-        def progress(now: int, of: int, written: int) -> None:
-            nonlocal done, total
-            done, total = now, of
-            update(done, total, f"{done}/{total} prompts · {written} tokens")
-
-        try:
-            yield progress
-        except KeyboardInterrupt:
-            if done and speaks():
-                say(f"{done} of {total} answers are kept in {journal}: the same command goes on with the others")
-            raise
-
-
-@contextmanager
-def _bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], None]]:
-    """A bar on stderr, or, where that is no terminal, a line of it every half minute: enough for a log."""
-    if not speaks():
-        yield lambda done, total, note: None
-        return
-    if not sys.stderr.isatty():
-        yield _lines(what)
-        return
-    from rich.console import Console
-    from rich.progress import Progress, TextColumn
-
-    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
-    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[note]}"), console=console) as bar:
-        task = bar.add_task(what, total=1.0, note="")
-        yield lambda done, total, note: bar.update(task, completed=done, total=total, note=note)
-
-
-def _lines(what: str) -> Callable[[float, float, str], None]:
-    last = monotonic()
-
-    def update(done: float, total: float, note: str) -> None:
-        nonlocal last
-        if monotonic() - last >= LINE_SECONDS:
-            last = monotonic()
-            print(f"{what} {done / max(total, 1e-9):.0%} · {note}", file=sys.stderr, flush=True)
-
-    return update

@@ -1,1 +1,1 @@
-"""Floor 4: the decode loop. Start reading at ``step.py``."""
+"""Floor 5: the decode loop. Start reading at ``step.py``."""

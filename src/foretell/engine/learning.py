@@ -1,6 +1,6 @@
 """The interface by which a service lets something learn from its traffic: ``foretell.learn`` implements it."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
 from torch import Tensor
@@ -87,50 +87,3 @@ class LearnOptions(Protocol):
     def open(self, engine: "Engine", choices: list[Choice]) -> Learning:
         """A learner for an engine and its loaded methods. Raises ConfigError where none of them can learn."""
         ...
-
-
-@dataclass
-class DriftWatch:
-    """Whether acceptance falls against its own history, told without any learner: two running means of the share of first
-    guesses that are kept, a slow one and a fast one.
-
-    A fall is reported once, when the fast mean lies ``fall`` below the slow one after ``warm`` steps that guessed; then
-    again only after it has recovered half of it. With a steady acceptance a the fast mean's standard deviation is about
-    sqrt(a (1 - a) / (2 * fast)): 0.025 at most for 200 steps, so a fall of .1 is four of them.
-    """
-
-    fast: float = 200.0  # steps
-    slow: float = 2000.0
-    fall: float = 0.1
-    warm: int = 400
-    _seen: int = 0
-    _quick: float = 0.0
-    _steady: float = 0.0
-    _told: bool = False
-    num_drifts: int = field(default=0)
-
-    @property
-    def quick(self) -> float | None:
-        """Share of first guesses kept, over the last steps; None before any."""
-        return self._quick if self._seen else None
-
-    @property
-    def steady(self) -> float | None:
-        """The same over many more steps."""
-        return self._steady if self._seen else None
-
-    def add(self, kept: bool) -> bool:
-        """One row of one step that guessed: whether its first guess was kept. True where a fall is to be reported now."""
-        self._seen += 1
-        value = float(kept)
-        self._quick += (value - self._quick) / min(self._seen, self.fast)
-        self._steady += (value - self._steady) / min(self._seen, self.slow)
-        gap = self._steady - self._quick
-        if self._told:
-            self._told = gap > self.fall / 2
-            return False
-        if self._seen < self.warm or gap < self.fall:
-            return False
-        self._told = True
-        self.num_drifts += 1
-        return True

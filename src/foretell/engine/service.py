@@ -10,23 +10,24 @@ from typing import Any, TypeVar, cast
 
 import torch
 
-from foretell.core.errors import ConfigError, ModelError, PromptError, ServiceClosedError
+from foretell.core.errors import ConfigError, ModelError, ServiceClosedError
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
+from foretell.engine.admission import check_submission
 from foretell.engine.choices import MARGIN, Choices
+from foretell.engine.drift import Drifts
 from foretell.engine.engine import Engine, Request
-from foretell.engine.event import StepEvent
 from foretell.engine.groups import Choice
 from foretell.engine.guard import GuardedProcessor, StepBudget
 from foretell.engine.heap import IDLE_S, HeapKeeper
-from foretell.engine.learning import DriftWatch, Learning, LearnOptions
+from foretell.engine.learning import Learning, LearnOptions
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.memory import SHARE, bytes_per_row, bytes_per_token, kv_budget
 from foretell.engine.options import ServiceOptions as ServiceOptions
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.scoring import Scoring
 from foretell.engine.service_planning import ServicePlanning
-from foretell.engine.snapshot import Snapshot
+from foretell.engine.snapshot import Snapshot, snapshot_of
 from foretell.engine.state import Row
 from foretell.engine.submission import Sink, Submission, Update
 from foretell.engine.tenants import Tenants
@@ -63,7 +64,7 @@ class Service:
         self._choices = Choices(engine, also, off=options.speculation == "off")
         self._tenants = Tenants(options.shared_drafts)
         self._learn, self._learning = learn, cast(Learning | None, None)
-        self._watches: dict[str, DriftWatch] = {}  # by method
+        self._drifts = Drifts()
         self._loop: Loop | None = None
         self._costs: ServicePlanning | None = None
         self._inbox: deque[_Command | Callable[[], None]] = deque()
@@ -131,7 +132,7 @@ class Service:
             self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
             observers=self.engine.observers,
         )  # fmt: skip
-        self._loop.observers.append(self._watch)
+        self._loop.observers.append(self._drifts)
         if self._learn is not None:
             self._learning = self._learn.open(self.engine, self._choices.guessing)
             self._loop.observers.append(self._learning.observe)
@@ -190,20 +191,6 @@ class Service:
             raise ConfigError("nothing learns here: start the service with --learn, or Service(learn=LearnOptions())")
         return self._learning
 
-    def _watch(self, event: StepEvent) -> None:
-        """Tell the log where a method's acceptance falls against its own history."""
-        for row in event.rows:
-            if row.error is not None or not row.steps or not row.steps[-1][0]:
-                continue
-            watch = self._watches.get(row.draft_name)
-            if watch is None:
-                watch = self._watches[row.draft_name] = DriftWatch()
-            if watch.add(row.steps[-1][1] > 0):
-                logger.warning(
-                    "acceptance of %s fell: of the last first guesses %.2f were kept, and %.2f before",
-                    row.draft_name, watch.quick, watch.steady,
-                )  # fmt: skip
-
     # -- requests --------------------------------------------------------------------------------------------------
 
     def submit(self, submission: Submission, sink: Sink) -> None:
@@ -224,7 +211,7 @@ class Service:
             params = replace(params, logits_processor=GuardedProcessor(params.logits_processor, self._step_budget))
         if params.seed is None:  # drawn here, in the process that takes the request
             params = replace(params, seed=secrets.randbits(63))
-        self._check(submission, choice)
+        check_submission(submission, choice, self.engine, self.max_model_len)
         submission = replace(submission, params=params, speculative=choice.config)
         with self._news:
             if self._closed:
@@ -249,35 +236,6 @@ class Service:
         row.max_tokens = min(row.max_tokens, self.max_model_len - len(row.prompt_ids)) if submission.write else 0
         return row
 
-    def _check(self, submission: Submission, choice: Choice) -> None:
-        """Check here what would otherwise fail later, on the engine's thread."""
-        width = self.engine.width
-        if 0 < width < choice.config.max_nodes:
-            raise ConfigError(
-                f"{choice.config.method!r} may guess {choice.config.max_nodes - 1} tokens a step, and every pass here has "
-                f"width {width}: ask for at most {width - 1}"
-            )
-        if self.engine.model.is_shared and submission.params.logits_processor is not None:
-            raise ConfigError(
-                "a logits processor or a grammar cannot be sent to the other processes of a tensor-parallel service: "
-                "leave it out, or serve with device_map"
-            )
-        if self.engine.model.is_shared and submission.watch is not None:
-            raise ConfigError("the steps of a tensor-parallel service cannot be watched: serve with device_map")
-        count = len(submission.prompt_ids)
-        if count > self.max_model_len - submission.write:
-            raise PromptError(
-                f"the prompt has {count} tokens, and this service takes texts of {self.max_model_len}, of which at least "
-                "one must be left for the output: shorten the prompt"
-            )
-        size = self.engine.model.spec.vocab_size
-        for token in (*submission.params.logit_bias, *submission.params.banned_token_ids):
-            if not 0 <= token < size:
-                raise ConfigError(f"token id {token} in logit_bias or banned_token_ids: ids are 0 to {size - 1}")
-        for name in ("num_logprobs", "num_prompt_logprobs"):
-            if (given := getattr(submission, name)) is not None and given < 0:
-                raise ConfigError(f"{name} = {given} must be at least 0")
-
     def cancel(self, request_id: str) -> None:
         """End a request at the next step. An unknown or ended request is ignored."""
         with self._news:
@@ -293,34 +251,10 @@ class Service:
         """The current counters and gauges."""
         if self._loop is None or self._costs is None:
             return Snapshot()
-        loop, planner = self._loop, self._costs.planner
-        recorder, prefixes = loop.recorder, loop.prefixes
-        return Snapshot(
-            num_running=len(loop.batch.members),
-            num_prefilling=len(loop.batch.arrivals),
-            num_waiting=len(loop.waiting) + len(loop.scoring) + len(self._inbox),
-            kv_used_tokens=sum(job.num_slots for job in list(loop.running.values())),
-            kv_capacity_tokens=self.kv_tokens,
-            prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
-            is_speculating=recorder.guessed,
-            num_speculative_tokens=recorder.planned,
-            speedup=planner.speedup if loop.batch.members else None,
-            num_steps=recorder.num_steps,
-            num_finished=dict(recorder.num_finished),
-            num_rejected=recorder.num_rejected,
-            num_preemptions=recorder.num_preemptions,
-            num_prompt_tokens=recorder.num_prompt_tokens,
-            num_cached_prompt_tokens=recorder.num_cached_prompt_tokens,
-            num_generated_tokens=recorder.num_generated_tokens,
-            seconds_draft=recorder.seconds_draft,
-            seconds_target=recorder.seconds_target,
-            seconds_rest=recorder.seconds_rest,
-            seconds_prefill=recorder.seconds_prefill,
-            methods={name: sums.figures() for name, sums in list(recorder.methods.items())},
-            drifts={name: watch.num_drifts for name, watch in list(self._watches.items())},
-            recent_acceptance={name: watch.quick for name, watch in list(self._watches.items())},
-            learn=None if self._learning is None else self._learning.figures(),
-        )
+        return snapshot_of(
+            self._loop, self._costs.planner, kv_tokens=self.kv_tokens, num_inbox=len(self._inbox), drifts=self._drifts,
+            learning=self._learning,
+        )  # fmt: skip
 
     def check_integrity(self) -> None:
         """Check the invariants between two steps. Raises RuntimeError where one is violated."""

@@ -1,8 +1,15 @@
 """Counters and gauges of a service."""
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from foretell.engine.learning import LearnFigures
+
+if TYPE_CHECKING:
+    from foretell.engine.drift import Drifts
+    from foretell.engine.learning import Learning
+    from foretell.engine.loop import Loop
+    from foretell.planner.planner import Planner
 
 
 @dataclass(frozen=True)
@@ -48,3 +55,42 @@ class Snapshot:
     drifts: dict[str, int] = field(default_factory=dict)  # falls of acceptance against its own history, by method
     recent_acceptance: dict[str, float | None] = field(default_factory=dict)  # of first guesses, last steps, by method
     learn: LearnFigures | None = None  # None: nothing learns
+
+
+def snapshot_of(
+    loop: "Loop",
+    planner: "Planner",
+    *,
+    kv_tokens: int,
+    num_inbox: int,
+    drifts: "Drifts",
+    learning: "Learning | None",
+) -> Snapshot:
+    """The counters and gauges of a loop as they stand. num_inbox: requests that have not reached it."""
+    recorder, prefixes = loop.recorder, loop.prefixes
+    return Snapshot(
+        num_running=len(loop.batch.members),
+        num_prefilling=len(loop.batch.arrivals),
+        num_waiting=len(loop.waiting) + len(loop.scoring) + num_inbox,
+        kv_used_tokens=sum(job.num_slots for job in list(loop.running.values())),
+        kv_capacity_tokens=kv_tokens,
+        prefix_cached_tokens=0 if prefixes is None else prefixes.num_tokens,
+        is_speculating=recorder.guessed,
+        num_speculative_tokens=recorder.planned,
+        speedup=planner.speedup if loop.batch.members else None,
+        num_steps=recorder.num_steps,
+        num_finished=dict(recorder.num_finished),
+        num_rejected=recorder.num_rejected,
+        num_preemptions=recorder.num_preemptions,
+        num_prompt_tokens=recorder.num_prompt_tokens,
+        num_cached_prompt_tokens=recorder.num_cached_prompt_tokens,
+        num_generated_tokens=recorder.num_generated_tokens,
+        seconds_draft=recorder.seconds_draft,
+        seconds_target=recorder.seconds_target,
+        seconds_rest=recorder.seconds_rest,
+        seconds_prefill=recorder.seconds_prefill,
+        methods={name: sums.figures() for name, sums in list(recorder.methods.items())},
+        drifts=drifts.num_drifts(),
+        recent_acceptance=drifts.recent_acceptance(),
+        learn=None if learning is None else learning.figures(),
+    )

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.engine.drift import DriftWatch
 from foretell.engine.engine import Engine
 from foretell.engine.groups import Choice
-from foretell.engine.learning import DriftWatch
 from foretell.learn.ends import Matrices, matrices_of
 from foretell.learn.options import LearnOptions
 from foretell.learn.pool import TrainerPool

@@ -21,7 +21,7 @@ from foretell.engine.submission import StepTrace, Submission, Update
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad, parse
 from foretell.server.job import Job
-from foretell.server.protocol import Sampling
+from foretell.server.protocol.sampling import Sampling
 from foretell.server.security import TENANT
 from foretell.server.usage import metrics, usage
 

@@ -20,22 +20,13 @@ from foretell.server.errors import ApiError
 from foretell.server.explain import explain
 from foretell.server.openapi import GOT, POSTED, errors, install, request_body, stream_of
 from foretell.server.options import ServerOptions
-from foretell.server.protocol import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
-from foretell.server.replies import (
-    ChatChunk,
-    ChatReply,
-    ExplainReply,
-    LearnerReply,
-    Model,
-    ModelList,
-    ResponseEvent,
-    ResponseReply,
-    Status,
-    TextReply,
-    Version,
-)
+from foretell.server.protocol.requests import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
+from foretell.server.protocol.responses import ResponsesRequest
+from foretell.server.replies.about import LearnerReply, Model, ModelList, Status, Version
+from foretell.server.replies.completions import ChatChunk, ChatReply, TextReply
+from foretell.server.replies.explain import ExplainReply
+from foretell.server.replies.responses import ResponseEvent, ResponseReply
 from foretell.server.responses import responses
-from foretell.server.responses_protocol import ResponsesRequest
 from foretell.server.security import REQUEST_ID, Gate
 
 if TYPE_CHECKING:

@@ -1,7 +1,8 @@
 """``POST /v1/chat/completions``."""
 
 import json
-from collections.abc import AsyncIterator, Mapping, Sequence
+import re
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,16 +16,9 @@ from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.formats import Format, format_processor, wanted_format
 from foretell.server.job import finish
-from foretell.server.protocol import (
-    AssistantTurn,
-    ChatRequest,
-    GivenCall,
-    Message,
-    Parts,
-    SaidParts,
-    TextPart,
-    ToolMessage,
-)
+from foretell.server.protocol.messages import AssistantTurn, Message, Parts, SaidParts, TextPart, ToolMessage
+from foretell.server.protocol.requests import ChatRequest
+from foretell.server.protocol.tools import GivenCall
 from foretell.server.sampling import MakeProcessor, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 from foretell.server.tools import (
@@ -39,6 +33,7 @@ from foretell.server.tools import (
 OBJECT = "chat.completion"
 WITHOUT_EFFECT = "x-foretell-without-effect"
 """Header of an answer: fields of the request that could change nothing, as the model's template does not read them."""
+NAME, MOST_UNREAD = re.compile(r"\w{1,64}", re.ASCII), 16  # a header is short, and its letters are ASCII
 
 
 @dataclass(frozen=True)
@@ -102,6 +97,7 @@ def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: M
         goes_on=body.continue_final_message is True,
         extra={**effort, **(body.chat_template_kwargs or {})},
     )
+    unread += tuple(_unread(backend, body.chat_template_kwargs or {}))
     prediction = None
     if body.prediction is not None:
         prediction = backend.encode(_text(body.prediction.content), "prediction", special=False)
@@ -153,6 +149,12 @@ def _effort(backend: Backend, body: ChatRequest) -> tuple[dict[str, Any], tuple[
     return found, () if found or body.reasoning_effort == "none" else ("reasoning_effort",)
 
 
+def _unread(backend: Backend, values: Mapping[str, Any]) -> Iterator[str]:
+    """What the template does not read, at most a few, as they stand in a header."""
+    names = [name for name in values if NAME.fullmatch(name) and name not in backend.template]
+    yield from (f"chat_template_kwargs.{name}" for name in names[:MOST_UNREAD])
+
+
 def _constrained(
     backend: Backend, body: ChatRequest, format: Format | None
 ) -> tuple[ToolUse | None, MakeProcessor | None]:
@@ -163,13 +165,21 @@ def _constrained(
             choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
             use = ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
             # Calls that must come leave no text that a format could be of.
-            text = format.term() if format is not None and use.mode == "auto" else None
+            text = _term(format) if format is not None and use.mode == "auto" else None
             constraint = use.constraint(backend.constraints, text) if use.calls else None
             if constraint is not None:
                 return use, constraint.processor
     except ConfigError as error:
         raise of_engine(error, "tools") from None
     return use, None if format is None else format_processor(backend, format)
+
+
+def _term(format: Format) -> str:
+    """See ``Format.term``. Raises ApiError 400 that names the format's field."""
+    try:
+        return format.term()
+    except ConfigError as error:
+        raise of_engine(error, format.field) from None
 
 
 def _renders_tools(backend: Backend) -> bool:

@@ -14,7 +14,7 @@ from foretell.server.backend import Backend
 from foretell.server.errors import bad
 from foretell.server.formats import format_processor, wanted_format
 from foretell.server.job import finish
-from foretell.server.protocol import CompletionRequest
+from foretell.server.protocol.requests import CompletionRequest
 from foretell.server.sampling import MakeProcessor, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
 

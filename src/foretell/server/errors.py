@@ -124,7 +124,7 @@ def _explain(kind: type[BaseModel], found: Sequence[ErrorDetails], body: bytes) 
         if (path, how) == (place, fit[best])
     )
     param = ".".join(map(str, place))
-    code = "missing_required_parameter" if found[0]["type"] == "missing" else "invalid_value"
+    code = "missing_required_parameter" if found[best]["type"] == "missing" else "invalid_value"
     text = ", or ".join(message[:1].lower() + message[1:] for message in said)
     return bad(f"{param}: {text}", param, code)
 

@@ -18,7 +18,7 @@ from foretell.server.answer import in_worker, read_json
 from foretell.server.backend import Backend
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import Job, finish
-from foretell.server.protocol import CompletionRequest, ExplainRequest
+from foretell.server.protocol.requests import CompletionRequest, ExplainRequest
 from foretell.server.sampling import submissions
 from foretell.server.security import TENANT
 from foretell.server.stream import JsonReply, while_connected

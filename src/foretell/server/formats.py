@@ -9,7 +9,7 @@ from foretell.core.errors import ConfigError
 from foretell.server.backend import Backend
 from foretell.server.constraint import Constraint, Constraints, json_options
 from foretell.server.errors import bad, of_engine
-from foretell.server.protocol import (
+from foretell.server.protocol.formats import (
     ConstantTag,
     Formatted,
     GrammarTag,
@@ -87,10 +87,14 @@ def _formats(body: Formatted) -> list[Format]:
     if body.guided_choice is not None:
         made.append(Format("guided_choice", "choice", body.guided_choice))
     if (asked := body.structured_outputs) is not None:
-        place = "structured_outputs"
-        made += [_schema(place, asked.json_), _text(place, "regex", asked.regex), _grammar(place, asked.grammar)]
-        made.append(None if asked.choice is None else Format(place, "choice", asked.choice))
-        made.append(Format(place, "json", {"type": "object"}) if asked.json_object else None)
+        place = "structured_outputs."
+        made += [
+            _schema(place + "json", asked.json_),
+            _text(place + "regex", "regex", asked.regex),
+            _grammar(place + "grammar", asked.grammar),
+            None if asked.choice is None else Format(place + "choice", "choice", asked.choice),
+            Format(place + "json_object", "json", {"type": "object"}) if asked.json_object else None,
+        ]
     return [one for one in made if one is not None]
 
 

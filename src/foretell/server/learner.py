@@ -9,7 +9,7 @@ from foretell.core.errors import ForetellError
 from foretell.server.answer import read_json
 from foretell.server.backend import Backend
 from foretell.server.errors import of_engine
-from foretell.server.protocol import LearnerRequest
+from foretell.server.protocol.requests import LearnerRequest
 from foretell.server.security import TENANT
 from foretell.server.stream import JsonReply
 

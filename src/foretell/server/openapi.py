@@ -9,9 +9,11 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from foretell.server.backend import Backend
-from foretell.server.protocol import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
-from foretell.server.replies import ChatChunk, ErrorReply, ResponseEvent, TextReply
-from foretell.server.responses_protocol import ResponsesRequest
+from foretell.server.protocol.requests import ChatRequest, CompletionRequest, ExplainRequest, LearnerRequest
+from foretell.server.protocol.responses import ResponsesRequest
+from foretell.server.replies.common import ErrorReply
+from foretell.server.replies.completions import ChatChunk, TextReply
+from foretell.server.replies.responses import ResponseEvent
 
 REF = "#/components/schemas/{model}"
 ERRORS = {

@@ -14,9 +14,9 @@ from foretell.engine.result import Completion
 from foretell.server.answer import Answer, by_choice, read
 from foretell.server.backend import Backend
 from foretell.server.chat import Plan, effect_headers, plan_of
-from foretell.server.errors import ApiError
+from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
-from foretell.server.responses_protocol import ResponsesRequest, as_chat
+from foretell.server.protocol.responses import ResponsesRequest, as_chat
 from foretell.server.stream import KEEP_ALIVE, LINE_END, EventStream, JsonReply, as_json, while_connected
 from foretell.server.tools import CallDelta, ContentDelta, ToolCallStream
 
@@ -27,6 +27,7 @@ async def responses(request: Request) -> Response:
     """Go on with items."""
     backend: Backend = request.app.state.backend
     body = await read(request, ResponsesRequest, backend)
+    _check(body)
     plan = await plan_of(request, backend, as_chat(body))
     answer = Answer(
         backend, body, plan.submissions, request=request, kind="response", prefix="resp", max_tokens=plan.max_tokens
@@ -39,6 +40,15 @@ async def responses(request: Request) -> Response:
         return JsonReply(await while_connected(request.receive, _whole(answer, body, plan)), headers=headers)
     finally:
         answer.job.close()
+
+
+def _check(body: ResponsesRequest) -> None:
+    """Refuse what would be ignored. Raises ApiError 400."""
+    limits = {count for count in (body.max_output_tokens, body.max_tokens) if count is not None}
+    if len(limits) > 1:
+        raise bad("max_tokens and max_output_tokens are one setting: give it once", "max_output_tokens")
+    if body.top_logprobs and not body.wants_logprobs:
+        raise bad("top_logprobs: only where include has 'message.output_text.logprobs'", "top_logprobs")
 
 
 async def _whole(answer: Answer, body: ResponsesRequest, plan: Plan) -> dict[str, Any]:

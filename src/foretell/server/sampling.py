@@ -13,7 +13,7 @@ from foretell.engine.submission import Submission
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.prediction import prediction_method
-from foretell.server.protocol import Sampling, Speculative
+from foretell.server.protocol.sampling import Sampling, Speculative
 
 if TYPE_CHECKING:
     from foretell.engine.service import Service
@@ -128,6 +128,8 @@ def speculation(service: "Service", request: Sampling, *, has_prediction: bool) 
     asked, most = request.speculative, request.num_draft_tokens
     try:
         if asked is False:
+            if most:
+                raise ConfigError(f"speculative is false and num_draft_tokens is {most}: drop one of the two")
             return service.method("none")
         given: dict[str, Any] = asked.model_dump(exclude_none=True) if isinstance(asked, Speculative) else {}
         numbers = [given.pop("num_draft_tokens", None), most, given.get("num_speculative_tokens")]

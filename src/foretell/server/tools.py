@@ -40,8 +40,7 @@ For each function call, return a json object with function name and arguments wi
 </tool_call>"""
 
 
-# -- the request
-# ---------------------------------------------------------------------------------------------------------
+# -- the request ---------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -243,8 +242,7 @@ def _text(content: Any) -> str:
     return "".join(whole)
 
 
-# -- the output
-# ----------------------------------------------------------------------------------------------------------
+# -- the output ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -301,9 +299,8 @@ class ToolCallStream:
         self._rest = ""
         self._read: Callable[[list[ContentDelta | CallDelta], bool], bool] = self._content
         self._depth, self._quoted, self._escaped = 0, False, False
-        self.num_calls = (
-            0  # begun so far; "tool_calls" is the finish_reason where the text ended by itself and this is not 0
-        )
+        # Calls begun so far; "tool_calls" is the finish_reason where the text ended by itself and this is not 0.
+        self.num_calls = 0
 
     def push(self, text: str) -> list[ContentDelta | CallDelta]:
         """The deltas that a further piece of text completes."""

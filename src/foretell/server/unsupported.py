@@ -50,7 +50,7 @@ UNSUPPORTED = {
     "guided_decoding_backend": Unsupported("grammars are read by one program alone"),
     "reasoning": Unsupported("give reasoning_effort"),
     "reasoning_effort": Unsupported("it belongs to /v1/chat/completions"),
-    "structural_tag": Unsupported("use tools"),
+    "structural_tag": Unsupported("use tools, or response_format of type 'structural_tag'"),
     "repeat_penalty": Unsupported("use repetition_penalty", (1, 1.0)),
     "return_hidden_states": Unsupported("texts alone are given", (False,)),
     "return_prompt_token_ids": Unsupported("usage counts the prompt's tokens", (False,)),

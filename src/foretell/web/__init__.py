@@ -1,4 +1,4 @@
-"""Floor 6: the playground, the page that ``foretell serve`` shows at ``/``.
+"""Floor 7: the playground, the page that ``foretell serve`` shows at ``/``.
 
 ``index.html`` names ``style.css`` and six plain scripts, each of which reads the ones before it: ``stream.js`` talks to
 the server, ``tree.js`` draws a step, ``pane.js`` shows one run, ``learn.js`` what was learned, ``apart.js`` one step slowly

@@ -5,20 +5,10 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
-from foretell.server.protocol import (
-    INT32,
-    ChatRequest,
-    Ignored,
-    JsonObject,
-    JsonSchema,
-    ObjectFormat,
-    Off,
-    One,
-    Returned,
-    Sampling,
-    Strict,
-    TextFormat,
-)
+from foretell.server.protocol.fields import INT32, Ignored, JsonObject, Off, One, Returned, Strict
+from foretell.server.protocol.formats import JsonSchema, ObjectFormat, TextFormat
+from foretell.server.protocol.requests import MAX_MESSAGES, ChatRequest
+from foretell.server.protocol.sampling import Sampling, StreamOptions
 
 
 class ItemPart(Returned):
@@ -123,7 +113,7 @@ class ChosenTool(Strict):
     name: str
 
 
-class AllowedTools(Strict):
+class AllowedFunctions(Strict):
     """Only these may be called."""
 
     type: Literal["allowed_tools"]
@@ -152,17 +142,24 @@ class Reasoning(Strict):
     generate_summary: None = None
 
 
-class ResponsesRequest(Sampling):
-    """Items to go on with. Nothing is stored: a conversation is sent whole."""
+class ResponseStreamOptions(StreamOptions):
+    """What a stream tells of its tokens. Its last event has the usage in any case."""
 
-    input: str | Annotated[list[Item], Field(min_length=1, max_length=4096, fail_fast=True)]
+    continuous_usage_stats: Off | None = None
+
+
+class ResponsesRequest(Sampling):
+    """Items to go on with. No response is stored: a conversation is sent whole."""
+
+    input: str | Annotated[list[Item], Field(min_length=1, max_length=MAX_MESSAGES - 1, fail_fast=True)]
     instructions: str | None = Field(None, description="A first message of the system.")
     max_output_tokens: int | None = Field(None, ge=0, le=INT32, description="Most tokens to write.")
     tools: Annotated[list[FunctionTool], Field(max_length=128, fail_fast=True)] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedTools | None = None
+    tool_choice: Literal["none", "auto", "required"] | ChosenTool | AllowedFunctions | None = None
     parallel_tool_calls: bool | None = None
     text: TextSettings | None = None
     reasoning: Reasoning | None = None
+    stream_options: ResponseStreamOptions | None = None
     top_logprobs: int | None = Field(None, ge=0, le=20)
     include: list[Literal["message.output_text.logprobs", "reasoning.encrypted_content"]] | None = None
     truncation: Literal["disabled"] | None = None
@@ -172,7 +169,6 @@ class ResponsesRequest(Sampling):
     trace: Off | None = None
     chat_template_kwargs: JsonObject | None = Field(None, description="Further values for the model's template.")
     metadata: dict[str, str] | None = Field(None, description="Given back.")
-    store: bool | None = Field(None, description="Ignored: nothing is stored.")
     service_tier: str | None = Field(None, description="Ignored.")
     safety_identifier: str | None = Field(None, description="Ignored.")
     prompt_cache_key: str | None = Field(None, description="Ignored: equal beginnings are found by themselves.")
@@ -193,8 +189,7 @@ def as_chat(body: ResponsesRequest) -> ChatRequest:
         name: value for name, value in body.model_dump(exclude_none=True, by_alias=True).items() if name in SHARED
     }
     given["messages"] = list(_messages(body))
-    limits = {value for value in (body.max_output_tokens, body.max_tokens) if value is not None}
-    given["max_tokens"] = min(limits) if limits else None
+    given["max_tokens"] = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
     given["parallel_tool_calls"], given["chat_template_kwargs"] = body.parallel_tool_calls, body.chat_template_kwargs
     if body.tools is not None:
         given["tools"] = [_tool(tool) for tool in body.tools]
@@ -260,7 +255,7 @@ def _tool(tool: FunctionTool) -> dict[str, Any]:
     return {"type": "function", "function": tool.model_dump(exclude_none=True, exclude={"type"})}
 
 
-def _choice(choice: str | ChosenTool | AllowedTools) -> str | Mapping[str, Any]:
+def _choice(choice: str | ChosenTool | AllowedFunctions) -> str | Mapping[str, Any]:
     if isinstance(choice, str):
         return choice
     if isinstance(choice, ChosenTool):

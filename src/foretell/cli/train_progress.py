@@ -1,0 +1,119 @@
+"""What ``foretell train`` shows while it works: a bar, or lines for a log, and the plot of the losses.
+
+Of several processes one alone speaks.
+"""
+
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING
+
+from foretell.cli.errors import say
+from foretell.cli.output import has_color
+from foretell.core.errors import ConfigError
+
+if TYPE_CHECKING:
+    from foretell.train.metrics import Evaluation
+    from foretell.train.trainer import Report
+
+
+LINE_SECONDS = 30.0
+
+
+def speaks() -> bool:
+    """Whether this process is the one that reports progress."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def bar_text(report: "Report") -> str:
+    """Beside the bar: mean loss of a slot, then of each, acceptance by slot and expected length of the newest evaluation.
+
+    The sum over slots, which is minimised, would jump where slots are added.
+    """
+    text = f"loss {report.loss if report.loss_per_slot is None else report.loss_per_slot:.3f}"
+    if len(report.slot_losses) > 1:
+        slots = " ".join("-" if loss is None else f"{loss:.2f}" for loss in report.slot_losses)
+        text += f" a slot ({slots})"
+    text += f" · {report.tokens_per_second:.0f} tok/s"
+    held: Evaluation | None = report.evaluation
+    if held is not None and held.slots:
+        slots = " ".join(f"{slot.conditional:.2f}" for slot in held.slots)
+        text += f" · held out: {slots} · length {held.expected_length:.2f}"
+    return text
+
+
+@contextmanager
+def training_bar(no_color: bool) -> Iterator[Callable[["Report"], None]]:
+    """A bar on stderr while training."""
+    with _bar("training", no_color) as update:
+        yield lambda report: update(min(1.0, report.share), 1.0, bar_text(report))
+
+
+def plotting() -> Callable[[Path], None]:
+    """Draws the loss plot. Without matplotlib it prints one message, and training continues."""
+    told = False
+
+    def draw(out: Path) -> None:
+        nonlocal told
+        from foretell.train.plot import draw_losses
+
+        try:
+            draw_losses(out)
+        except ConfigError as error:
+            if not told:
+                told = True
+                say(str(error))
+
+    return draw
+
+
+@contextmanager
+def answering_bar(no_color: bool, journal: Path) -> Iterator[Callable[[int, int, int], None]]:
+    """A bar on stderr while prompts are answered; after an interrupt, a message with the number of kept answers."""
+    done, total = 0, 0
+    with _bar("answering", no_color) as update:
+
+        def progress(now: int, of: int, written: int) -> None:
+            nonlocal done, total
+            done, total = now, of
+            update(done, total, f"{done}/{total} prompts · {written} tokens")
+
+        try:
+            yield progress
+        except KeyboardInterrupt:
+            if done and speaks():
+                say(f"{done} of {total} answers are kept in {journal}: the same command goes on with the others")
+            raise
+
+
+@contextmanager
+def _bar(what: str, no_color: bool) -> Iterator[Callable[[float, float, str], None]]:
+    """A bar on stderr, or, where that is no terminal, a line of it every half minute: enough for a log."""
+    if not speaks():
+        yield lambda done, total, note: None
+        return
+    if not sys.stderr.isatty():
+        yield _lines(what)
+        return
+    from rich.console import Console
+    from rich.progress import Progress, TextColumn
+
+    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+    with Progress(*Progress.get_default_columns(), TextColumn("{task.fields[note]}"), console=console) as bar:
+        task = bar.add_task(what, total=1.0, note="")
+        yield lambda done, total, note: bar.update(task, completed=done, total=total, note=note)
+
+
+def _lines(what: str) -> Callable[[float, float, str], None]:
+    last = monotonic()
+
+    def update(done: float, total: float, note: str) -> None:
+        nonlocal last
+        if monotonic() - last >= LINE_SECONDS:
+            last = monotonic()
+            print(f"{what} {done / max(total, 1e-9):.0%} · {note}", file=sys.stderr, flush=True)
+
+    return update

@@ -1,0 +1,49 @@
+"""Kinds of fields that requests share."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
+
+INT32 = 2**31 - 1
+TokenId = Annotated[int, Field(ge=0, le=INT32)]
+Text = Annotated[str, Field(min_length=1, max_length=1024)]
+Grammar = Annotated[str, Field(min_length=1, max_length=65536)]
+Choices = Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)]
+JsonObject = dict[str, Any]
+Ignored = Annotated[Any, Field(description="Ignored.", exclude=True)]
+
+
+def _off(given: bool) -> bool:
+    if given:
+        raise ValueError("only false is taken")
+    return given
+
+
+# A literal false would take 0 as well, which the document does not.
+Off = Annotated[bool, AfterValidator(_off), WithJsonSchema({"type": "boolean", "const": False})]
+One = Annotated[int, Field(ge=1, le=1)]
+"""1 alone: a literal 1 would take true as well."""
+Option = (
+    bool
+    | Annotated[int, Field(ge=-INT32, le=INT32)]
+    | Annotated[float, Field(ge=-1e6, le=1e6)]
+    | Annotated[str, Field(max_length=256)]
+    | None
+)
+"""A value of a method's own option."""
+
+
+class Strict(BaseModel):
+    """Strict types, and unknown fields are refused."""
+
+    model_config = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False)
+
+
+class Returned(Strict):
+    """What clients and other servers add to messages, and to their parts. Histories come back with it."""
+
+    id: Ignored = None
+    index: Ignored = None
+    cache_control: Ignored = None
+    extra_content: Ignored = None
+    provider_specific_fields: Ignored = None

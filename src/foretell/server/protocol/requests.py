@@ -1,0 +1,104 @@
+"""Whole requests, but those of ``/v1/responses``."""
+
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+
+from foretell.server.protocol.fields import INT32, JsonObject, Off, Strict, TokenId
+from foretell.server.protocol.formats import Formatted
+from foretell.server.protocol.messages import Message, Parts
+from foretell.server.protocol.sampling import Speculative
+from foretell.server.protocol.tools import AllowedChoice, NamedTool, Tool
+
+
+def _none_if_off(given: int | None) -> int | None:
+    return None if given is False else given
+
+
+MAX_MESSAGES = 4096
+
+
+class Prediction(Strict):
+    """The client's guess of the output, e.g. the file to be edited."""
+
+    type: Literal["content"]
+    content: str | Parts
+
+
+class ChatRequest(Formatted):
+    """A conversation to go on with."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
+    max_completion_tokens: int | None = Field(None, ge=0, le=INT32, description="The newer name of max_tokens.")
+    logprobs: bool | None = None
+    top_logprobs: int | None = Field(None, ge=0, le=20)
+    tools: Annotated[list[Tool], Field(max_length=128, fail_fast=True)] | None = None
+    tool_choice: Literal["none", "auto", "required"] | NamedTool | AllowedChoice | None = None
+    parallel_tool_calls: bool | None = None
+    prediction: Prediction | None = None
+    add_generation_prompt: bool | None = Field(
+        None, description="Default true, but where the last message is continued: the template opens the reply."
+    )
+    continue_final_message: bool | None = Field(
+        None, description="The last message is the assistant's, and the reply goes on with its text."
+    )
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh"] | None = Field(
+        None, description="For templates that read it; 'none' also turns off what enable_thinking does. Where the template "
+        "reads neither, the response's header x-foretell-without-effect says so.",
+    )  # fmt: skip
+    chat_template_kwargs: JsonObject | None = Field(None, description="Further values for the model's template.")
+    modalities: Annotated[list[Literal["text"]], Field(max_length=1)] | None = None
+    metadata: dict[str, str] | None = Field(None, description="Ignored.")
+    service_tier: str | None = Field(None, description="Ignored.")
+    safety_identifier: str | None = Field(None, description="Ignored.")
+    prompt_cache_key: str | None = Field(None, description="Ignored: equal beginnings are found by themselves.")
+    prompt_cache_retention: str | None = Field(None, description="Ignored.")
+
+
+PromptText = Annotated[str, Field(min_length=1)]
+
+
+class LearnerRequest(BaseModel):
+    """A command for what learns."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    action: Literal["pause", "resume", "revert", "save"] = Field(
+        description="Stop learning, go on, serve the version before, or write checkpoints to --learn-dir."
+    )
+
+
+class ExplainRequest(Strict):
+    """A text whose first steps are taken apart."""
+
+    prompt: PromptText = Field(description="A text to go on with, or with `chat` a user's message.")
+    chat: bool | None = Field(None, description="Put the prompt into the model's chat template.")
+    model: str | None = Field(None, max_length=512, description="The model that is served.")
+    temperature: float | None = Field(None, ge=0, le=2, description="0.7 where it is left out.")
+    seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="Fresh where it is left out.")
+    max_tokens: int | None = Field(None, ge=1, le=64, description="Of the text whose steps are watched. Default 64.")
+    speculative: Speculative | None = Field(None, description="How the text is guessed for.")
+
+
+MAX_PROMPTS = 1024  # a server may take fewer (``max_choices``)
+PromptIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
+Prompt = (
+    PromptText
+    | Annotated[list[PromptText], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+    | PromptIds
+    | Annotated[list[PromptIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True)]
+)
+
+
+class CompletionRequest(Formatted):
+    """Texts to go on with."""
+
+    prompt: Prompt = Field(description="A text, texts, token ids, or lists of them.")
+    echo: bool | None = Field(
+        None,
+        description="The prompt's text before the completion; with logprobs, its tokens' log probabilities as well.",
+    )
+    logprobs: Annotated[Annotated[int, Field(ge=0, le=20)] | Off | None, AfterValidator(_none_if_off)] = Field(
+        None, description="Of each token, and so many of the likeliest ones; false: none, as null."
+    )
+    best_of: int | None = Field(None, ge=1, le=128, description="Must equal n.")

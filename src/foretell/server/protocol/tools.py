@@ -1,0 +1,80 @@
+"""Functions that the model may call, and calls of them."""
+
+from typing import Annotated, Literal
+
+from pydantic import Field
+
+from foretell.server.protocol.fields import Ignored, JsonObject, Returned, Strict
+
+
+class FunctionCall(Strict):
+    """The function of a call."""
+
+    name: str
+    arguments: str = Field(description="JSON.")
+
+
+class ToolCall(Strict):
+    """A call that the assistant made."""
+
+    id: str
+    type: Literal["function"]
+    function: FunctionCall
+
+
+class GivenFunctionCall(FunctionCall):
+    """The function of a call, as clients send it back."""
+
+    parsed_arguments: Ignored = None
+    provider_specific_fields: Ignored = None
+
+
+class GivenCall(Returned):
+    """A call that the assistant made, as clients send it back."""
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: GivenFunctionCall
+
+
+class Function(Returned):
+    """A callable function."""
+
+    name: Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+    description: str | None = None
+    parameters: JsonObject | None = Field(None, description="JSON schema of the arguments.")
+    strict: bool | None = Field(None, description="Arguments of a call always keep to the schema.")
+
+
+class Tool(Returned):
+    """A function that the model may call."""
+
+    type: Literal["function"]
+    function: Function
+
+
+class FunctionName(Strict):
+    """A function by its name."""
+
+    name: str
+
+
+class NamedTool(Strict):
+    """The one function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+class AllowedTools(Strict):
+    """Some of the tools, and whether one of them must be called."""
+
+    mode: Literal["auto", "required"]
+    tools: Annotated[list[NamedTool], Field(min_length=1, max_length=128, fail_fast=True)]
+
+
+class AllowedChoice(Strict):
+    """Only some of the tools that the prompt lists may be called."""
+
+    type: Literal["allowed_tools"]
+    allowed_tools: AllowedTools

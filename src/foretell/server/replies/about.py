@@ -1,0 +1,50 @@
+"""What a server says of itself: its model, its version, whether it is well, and what it has learned."""
+
+from typing import Any, Literal
+
+from pydantic import Field
+
+from foretell.server.replies.common import Reply
+
+
+class Model(Reply):
+    """The model that is served."""
+
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+    root: str = Field(description="The model that this one was made of: itself.")
+    max_model_len: int = Field(description="Tokens of prompt and output together.")
+    speculative: dict[str, Any] = Field(description="The speculation of requests that choose none.")
+    methods: list[str] = Field(description="Values for `speculative.method` in a request.")
+
+
+class ModelList(Reply):
+    """All models."""
+
+    object: Literal["list"]
+    data: list[Model]
+
+
+class Version(Reply):
+    """Of the server's program."""
+
+    version: str
+
+
+class LearnerReply(Reply):
+    """What a server that learns has learned, of this client's own requests where API keys are asked for."""
+
+    figures: dict[str, Any] = Field(description="Counters and gauges, as /metrics has them, of all clients together.")
+    failure: str = Field(description="Why learning has ended; empty where it has not.")
+    paused: bool
+    adapters: list[dict[str, Any]] = Field(description="Name, method, version, versions kept, acceptance of late.")
+    events: list[dict[str, Any]] = Field(description="Updates, swaps, refusals, reverts and drifts, the last ones.")
+    history: list[dict[str, Any]] = Field(description="Of each request: first guesses made and kept, and the version.")
+
+
+class Status(Reply):
+    """Of the server."""
+
+    status: Literal["ok", "ready"]

@@ -1,0 +1,84 @@
+"""Answers of ``/v1/chat/completions`` and ``/v1/completions``, whole and in a stream."""
+
+from typing import Literal
+
+from foretell.server.protocol.tools import ToolCall
+from foretell.server.replies.common import ChatLogprobs, Choice, Envelope, Reply, ShortUsage, TextLogprobs, Usage
+
+
+class AssistantMessage(Reply):
+    """The model's turn."""
+
+    role: Literal["assistant"]
+    content: str | None
+    refusal: None
+    tool_calls: list[ToolCall] | None = None
+
+
+class ChatChoice(Choice):
+    """One reply."""
+
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None
+
+
+class TextChoice(Choice):
+    """One completion, whole or a piece."""
+
+    text: str
+    logprobs: TextLogprobs | None
+
+
+class ChatReply(Envelope):
+    """A whole reply."""
+
+    object: Literal["chat.completion"]
+    choices: list[ChatChoice]
+    usage: Usage
+
+
+class FunctionDelta(Reply):
+    """A piece of a call."""
+
+    name: str | None = None
+    arguments: str | None = None
+
+
+class ToolCallDelta(Reply):
+    """A piece of a call; the first one has id, type and name."""
+
+    index: int
+    id: str | None = None
+    type: Literal["function"] | None = None
+    function: FunctionDelta | None = None
+
+
+class Delta(Reply):
+    """What was added."""
+
+    role: Literal["assistant"] | None = None
+    content: str | None = None
+    tool_calls: list[ToolCallDelta] | None = None
+
+
+class ChatChunkChoice(Choice):
+    """A piece of a reply."""
+
+    delta: Delta
+    logprobs: ChatLogprobs | None = None
+
+
+class ChatChunk(Envelope):
+    """An event of a stream."""
+
+    object: Literal["chat.completion.chunk"]
+    choices: list[ChatChunkChoice]
+    usage: Usage | ShortUsage | None = None
+
+
+class TextReply(Envelope):
+    """Whole completions; in a stream, a piece of one."""
+
+    object: Literal["text_completion"]
+    choices: list[TextChoice]
+    usage: Usage | ShortUsage | None = None
