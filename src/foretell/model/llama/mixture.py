@@ -1,7 +1,7 @@
 """Mixtures of experts: their sizes and their names, and checkpoints' several layouts under one set of names.
 
-In place of a layer's MLP, a router's largest logits choose some experts (gated MLPs) for each token, whose outputs are added
-with weights: Qwen3-MoE, Qwen2-MoE (beside a shared expert that every token reads), Mixtral, OLMoE and Granite-MoE.
+In place of a layer's MLP, a router's largest logits choose some experts (gated MLPs) for each token, whose outputs are
+added with weights: Qwen3-MoE, Qwen2-MoE (beside a shared expert that every token reads), Mixtral, OLMoE and Granite-MoE.
 """
 
 import re
@@ -179,7 +179,7 @@ def route(logits: Tensor, mixture: Mixture) -> tuple[Tensor, Tensor]:
     Largest first, of equal ones the lower number, as ``experts.h`` has it.
     """
     wide = logits.float()
-    chosen = wide.sort(-1, descending=True, stable=True).indices[:, : mixture.num_chosen]
+    chosen = torch.sort(wide, dim=-1, descending=True, stable=True).indices[:, : mixture.num_chosen]
     if mixture.sums_over_chosen:
         return chosen, torch.softmax(wide.gather(-1, chosen), -1)
     return chosen, torch.softmax(wide, -1).gather(-1, chosen)
