@@ -243,7 +243,19 @@ def test_control_other_bits_are_seen() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["llama", "mistral-window", "qwen3-tied", "qwen2", "gemma", "gemma2", "gemma3", "granite", "olmo2", "smollm3"],
+    [
+        "llama",
+        "mistral-window",
+        "qwen3-tied",
+        "qwen2",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "olmo2",
+        "smollm3",
+        "qwen3moe",
+    ],
 )
 def test_bfloat16_is_near_the_float32_module(kind: str) -> None:
     module, model = native_of(kind, torch.bfloat16)

@@ -50,7 +50,7 @@ class Experts:
         order = flat.argsort(stable=True)
         counts = torch.bincount(flat, minlength=len(self.each)).tolist()
         parts = rows.new_empty(len(flat), rows.shape[1])
-        for expert, places in zip(self.each, order.split(counts), strict=True):
+        for expert, places in zip(self.each, torch.split(order, counts), strict=True):
             if len(places):
                 parts[places] = expert.padded(rows[places // num_chosen])
         wide = torch.promote_types(rows.dtype, torch.float32)

@@ -5,13 +5,14 @@ added with weights: Qwen3-MoE, Qwen2-MoE (beside a shared expert that every toke
 """
 
 import re
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from foretell.kernels import structures
 from foretell.model.llama.weights import WeightSource
 from foretell.model.packed import Packed
 
@@ -31,6 +32,17 @@ class Mixture:
     shared_inner: int  # of the shared one's; 0: there is none
     sums_over_chosen: bool  # weights of the chosen sum to 1; else weights of all do
     layers: frozenset[int]  # those that have experts
+
+    @property
+    def experts(self) -> list[int | None]:
+        """All of a layer, as C has them; None: the shared one."""
+        return [*range(self.num_experts), *([None] if self.shared_inner else [])]
+
+    @property
+    def sizes(self) -> tuple[int, int, int]:
+        """The last fields of ``structures.Model``."""
+        shared = 1 if self.shared_inner else 0
+        return self.num_experts + shared, self.num_chosen + shared, max(self.inner, self.shared_inner)
 
     def weights_of(self, hidden_size: int) -> int:
         """Weights that one token reads in one layer."""
@@ -85,6 +97,20 @@ def router_names(layer: int, mixture: Mixture) -> list[str]:
     """The router, and the shared expert's gate where there is one: never quantised."""
     prefix = f"model.layers.{layer}.mlp"
     return [f"{prefix}.gate.weight", *([f"{prefix}.shared_expert_gate.weight"] if mixture.shared_inner else [])]
+
+
+def view_of(mixture: Mixture, layer: int, held: Mapping[str, structures.Matrix]) -> structures.Experts:
+    """The experts of a sparse layer as C sees them, of matrices by name."""
+    router, *gate = router_names(layer, mixture)
+    each = (structures.Expert * len(mixture.experts))()
+    for view, expert in zip(each, mixture.experts, strict=True):
+        for key, name in expert_names(layer, expert).items():
+            setattr(view, key, held[name])
+        view.inner = mixture.shared_inner if expert is None else mixture.inner
+    return structures.Experts(
+        mixture.num_experts, mixture.num_chosen, len(gate), mixture.sums_over_chosen, held[router],
+        held[gate[0]] if gate else structures.Matrix(), each,
+    )  # fmt: skip
 
 
 class _Place(NamedTuple):

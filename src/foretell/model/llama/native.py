@@ -26,7 +26,7 @@ from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import shape as llama
 from foretell.model.llama.matrices import Matrices, read_matrices
-from foretell.model.llama.mixture import ExpertWeights, expert_names, router_names
+from foretell.model.llama.mixture import ExpertWeights, expert_names, router_names, view_of
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.split import SplitWeights
 from foretell.model.llama.threads import fewest_threads
@@ -357,7 +357,7 @@ class NativeModel(CausalModel):
             matrices += [names[key] for key in self._own_matrices(index)]
             if shape.mixture is not None and shape.is_sparse(index):
                 routers += router_names(index, shape.mixture)
-                matrices += [name for expert in self._experts_of() for name in expert_names(index, expert).values()]
+                matrices += [name for expert in shape.mixture.experts for name in expert_names(index, expert).values()]
         made = read_matrices(
             source, [*matrices, *routers], weights=weights, dtype=dtype, allocate=huge_pages, plain=routers
         )
@@ -382,8 +382,8 @@ class NativeModel(CausalModel):
             for key in self._own_matrices(index):
                 setattr(layer, key, read[names[key]])
                 setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key], source.names)))
-            if shape.is_sparse(index):
-                self._experts.append(self._mixture_view(index))
+            if shape.mixture is not None and shape.is_sparse(index):
+                self._experts.append(view_of(shape.mixture, index, read))
                 layer.experts = ctypes.pointer(self._experts[-1])
             for key in norms:
                 setattr(layer, key, vector(names[key], traits.norm_offset))
@@ -399,43 +399,13 @@ class NativeModel(CausalModel):
             0.0 if traits.embedding_scale == 1.0 else torch.tensor(traits.embedding_scale, dtype=dtype).item(),
             traits.score_scale or 0.0, traits.score_cap or 0.0,
             0.0 if traits.residual_scale == 1.0 else traits.residual_scale,
-            0.0 if traits.logit_scale == 1.0 else traits.logit_scale, traits.logit_cap or 0.0, *self._mixture_sizes(),
+            0.0 if traits.logit_scale == 1.0 else traits.logit_scale, traits.logit_cap or 0.0,
+            *(shape.mixture.sizes if shape.mixture is not None else (0, 0, 0)),
         )  # fmt: skip
 
     def _own_matrices(self, layer: int) -> tuple[str, ...]:
         """Names of a layer's matrices, without its experts'."""
         return structures.MATRICES[:4] if self.shape.is_sparse(layer) else structures.MATRICES
-
-    def _experts_of(self) -> list[int | None]:
-        """The experts of a sparse layer; None: the shared one."""
-        mixture = self.shape.mixture
-        if mixture is None:
-            return []
-        return [*range(mixture.num_experts), *([None] if mixture.shared_inner else [])]
-
-    def _mixture_sizes(self) -> tuple[int, int, int]:
-        """The last fields of ``structures.Model``."""
-        mixture = self.shape.mixture
-        if mixture is None:
-            return 0, 0, 0
-        shared = 1 if mixture.shared_inner else 0
-        return mixture.num_experts + shared, mixture.num_chosen + shared, max(mixture.inner, mixture.shared_inner)
-
-    def _mixture_view(self, layer: int) -> structures.Experts:
-        """The experts of a sparse layer as C sees them."""
-        mixture, held = self.shape.mixture, self.matrices.held
-        assert mixture is not None
-        routers, experts = router_names(layer, mixture), self._experts_of()
-        each = (structures.Expert * len(experts))()
-        for view, expert in zip(each, experts, strict=True):
-            for key, name in expert_names(layer, expert).items():
-                setattr(view, key, held[name])
-            view.inner = mixture.shared_inner if expert is None else mixture.inner
-        gate = held[routers[1]] if mixture.shared_inner else structures.Matrix()
-        return structures.Experts(
-            mixture.num_experts, mixture.num_chosen, 1 if mixture.shared_inner else 0, mixture.sums_over_chosen,
-            held[routers[0]], gate, each,
-        )  # fmt: skip
 
 
 def huge_pages(num_bytes: int) -> Tensor:
