@@ -208,6 +208,17 @@ def test_texts_with_guesses_are_those_without(kind: str, temperature: float) -> 
     assert drafted > 20
 
 
+@needs_native
+def test_long_prompts_are_grouped_in_parts() -> None:
+    """More rows than are grouped at a time (512): the bits of single tokens, with a residual scale and without."""
+    for kind in ("qwen2moe", "granitemoe"):
+        model = NativeModel.from_hf(make_model(kind))
+        text = tokens_of(9, 60, seed=4)
+        whole = logits_of(model, text)
+        assert torch.equal(whole[:, :12], logits_of(model, text[:, :12], 1))
+        assert torch.equal(whole[8:, 40:], logits_of(model, text[8:])[:, 40:])
+
+
 def test_measured_steps_read_more_experts_than_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """What ``auto`` measures are passes whose nodes hold different tokens: their experts are in the costs."""
     model, read = LeanModel.from_hf(make_model("qwen3moe")), []

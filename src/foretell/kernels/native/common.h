@@ -26,6 +26,7 @@ enum {
   KEYS = 128,           /* slots of K or V that stay in L1 meanwhile */
   MAX_DIM = 256,        /* largest head dimension */
   MAX_EXPERTS = 1024,   /* of a layer */
+  GROUPED_ROWS = 512,   /* rows that are grouped by expert at a time */
 };
 
 typedef uint16_t bf16;

@@ -56,7 +56,7 @@ static int64_t place(Pass *p, char *base) {
   PLACE(inner_blocks, blocks_bytes(m->intermediate, rows));
   PLACE(row, p->ld_row * 4 * p->threads);
   if (m->experts) {
-    const int64_t all = rows * m->chosen;
+    const int64_t all = MIN(rows, GROUPED_ROWS) * m->chosen;
     p->ld_route = padded(m->experts + 1), p->ld_expert = padded(m->expert_inner);
     PLACE(route, rows * p->ld_route * 4);
     PLACE(weight, all * 4);

@@ -20,7 +20,8 @@ typedef struct {
   Block *blocks, *inner_blocks; /* what quantised matrices read: of norms and of attention; behind the activation */
   float *row;                   /* a row of floats for each thread */
   int64_t ld_row;
-  /* Of mixtures (experts.h). An assignment is a row and one of the experts that it reads: `chosen` of each row. */
+  /* Of mixtures (experts.h). An assignment is a row and one of the experts that it reads: `chosen` of each of the up to
+   * GROUPED_ROWS rows that are grouped at a time. */
   float *route, *weight;        /* [rows, ld_route] logits of the router; weights of assignments */
   int32_t *expert, *from, *at;  /* of assignments: the expert; `at`: place in the groups; by place: the row */
   int32_t *begin;               /* [experts + 2] place at which each expert's group begins */
