@@ -2,6 +2,10 @@
 
     python benchmarks/forward.py --hidden 1024 --layers 26 --vocab 8192 [--dtype bfloat16] [--prefill]
     python benchmarks/forward.py path/to/model
+    python benchmarks/forward.py --experts 32 --tokens 1 2 4 8 --dtype bfloat16
+
+With --experts the random model is a Qwen3-MoE, about 0.3B by default. Tokens are random, so that each chooses its own
+experts, and passes of many read more of them: "weights a pass" counts those of one token.
 
 Prints the machine's DRAM bandwidth, measured in the same run, a table, and one line of JSON. Figures are medians (and
 minima in the JSON) over interleaved rounds, so that a disturbance affects all implementations equally.
@@ -11,13 +15,14 @@ import argparse
 import gc
 import json
 import platform
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import cache as cache_of
 from statistics import median
 from time import perf_counter
 from typing import Any
 
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Qwen3Config
+from transformers import AutoConfig, AutoModelForCausalLM, DynamicCache, Qwen3Config, Qwen3MoeConfig
 
 from foretell.core.tree import layout
 from foretell.model.bandwidth import dram_read_bandwidth
@@ -31,10 +36,13 @@ def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", help="a model directory; without it, a random Qwen3 of the sizes below")
     parser.add_argument("--hidden", type=int, default=1024)
-    parser.add_argument("--layers", type=int, default=26)
+    parser.add_argument("--layers", type=int, default=None, help="default: 26, with experts 8")
     parser.add_argument("--intermediate", type=int, default=None, help="default: 2.75 times hidden")
     parser.add_argument("--heads", type=int, default=None, help="default: hidden / 64, key-value heads half as many")
     parser.add_argument("--vocab", type=int, default=8192)
+    parser.add_argument("--experts", type=int, default=0, help="experts of every layer; 0: none")
+    parser.add_argument("--chosen", type=int, default=4, help="experts that a token reads")
+    parser.add_argument("--expert-intermediate", type=int, default=384)
     parser.add_argument("--dtype", choices=DTYPES, default="float32")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 2, 4, 6, 8, 12, 16])
     parser.add_argument("--context", type=int, default=256, help="committed tokens")
@@ -51,14 +59,28 @@ def build(args: argparse.Namespace) -> Any:
         config = AutoConfig.from_pretrained(args.model)
         return AutoModelForCausalLM.from_pretrained(args.model, dtype=dtype, config=config).eval()
     heads = args.heads or args.hidden // 64
-    config = Qwen3Config(
-        vocab_size=args.vocab, hidden_size=args.hidden, num_hidden_layers=args.layers,
+    kind, more = Qwen3Config, {}
+    if args.experts:
+        kind, more = Qwen3MoeConfig, {
+            "num_experts": args.experts, "num_experts_per_tok": args.chosen, "norm_topk_prob": True,
+            "moe_intermediate_size": args.expert_intermediate,
+        }  # fmt: skip
+    config = kind(
+        vocab_size=args.vocab, hidden_size=args.hidden,
+        num_hidden_layers=args.layers or (8 if args.experts else 26),
         intermediate_size=args.intermediate or args.hidden * 11 // 4, num_attention_heads=heads,
         num_key_value_heads=max(1, heads // 2), head_dim=64, max_position_embeddings=4096, tie_word_embeddings=True,
-        dtype=dtype,
+        dtype=dtype, **more,
     )  # fmt: skip
     torch.manual_seed(0)
     return AutoModelForCausalLM.from_config(config).to(dtype).eval()
+
+
+def texts(vocab_size: int, num_tokens: int) -> Iterator[torch.Tensor]:
+    """Random tokens [1, num_tokens], the same for every implementation."""
+    generator = torch.Generator().manual_seed(num_tokens)
+    while True:
+        yield torch.randint(0, vocab_size, (1, num_tokens), generator=generator)
 
 
 def module_pass(module: Any, args: argparse.Namespace) -> Callable[[int, bool], None]:
@@ -66,10 +88,11 @@ def module_pass(module: Any, args: argparse.Namespace) -> Callable[[int, bool], 
     cache = DynamicCache(config=module.config)
     with torch.no_grad():
         module(torch.zeros(1, args.context, dtype=torch.int64), past_key_values=cache)
+    texts_of = cache_of(lambda count: texts(module.config.vocab_size, count))
 
     @torch.no_grad()
     def run(num_tokens: int, head: bool) -> None:
-        module(torch.zeros(1, num_tokens, dtype=torch.int64), past_key_values=cache, logits_to_keep=0 if head else 1)
+        module(next(texts_of(num_tokens)), past_key_values=cache, logits_to_keep=0 if head else 1)
         cache.crop(-num_tokens)
 
     return run
@@ -80,12 +103,13 @@ def twin_pass(model: CausalModel, args: argparse.Namespace) -> Callable[[int, bo
     capacity = args.context + 512
     cache = model.new_cache(1, capacity)
     length = torch.tensor([args.context])
+    texts_of = cache_of(lambda count: texts(model.spec.vocab_size, count))
 
     def run(num_tokens: int, head: bool) -> None:
         parent = torch.arange(-1, num_tokens - 1)[None]
         span = min(capacity, -(-(args.context + num_tokens) // 64) * 64)
         plan = layout(parent, length, capacity, span=span)
-        model.forward(torch.zeros(1, num_tokens, dtype=torch.int64), plan, cache, head=head)
+        model.forward(next(texts_of(num_tokens)), plan, cache, head=head)
 
     return run
 

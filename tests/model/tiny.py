@@ -51,6 +51,7 @@ ARCHITECTURES: dict[str, tuple[str, dict[str, Any]]] = {
     "gpt2": ("GPT2Config", {"only": {**GPT2, "initializer_range": 0.2, "bos_token_id": 1, "eos_token_id": 2}}),
     "gpt_neox": ("GPTNeoXConfig", {"rotary_pct": 0.5}),
     "qwen3_moe": ("Qwen3MoeConfig", {"head_dim": 8, **EXPERTS}),
+    "qwen2_moe": ("Qwen2MoeConfig", {**EXPERTS, "shared_expert_intermediate_size": 24, "use_sliding_window": False}),
     "mixtral": ("MixtralConfig", {"num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None}),
     "llama4": (
         "Llama4TextConfig",

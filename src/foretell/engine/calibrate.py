@@ -36,8 +36,9 @@ class InterruptedMeasuringError(Exception):
 
 
 class Bench:
-    """Runs single steps of any batch, method and depth. Rows hold random tokens: a step's cost does not depend on them.
-    Methods that look guesses up are given repetitive text, so that they find some."""
+    """Runs single steps of any batch, method and depth. Rows hold random tokens: a step's cost does not depend on them, but
+    for mixtures, whose nodes then read experts of their own, as many as a text makes them read, or more. Methods that look
+    guesses up are given repetitive text, so that they find some."""
 
     def __init__(
         self,

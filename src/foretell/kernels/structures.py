@@ -34,6 +34,23 @@ class Matrix(ctypes.Structure):
         return cls(tensor.data_ptr(), None, FORMATS[tensor.dtype], columns, columns * tensor.itemsize)
 
 
+class Expert(ctypes.Structure):
+    """One expert of a mixture; inner: rows of gate and of up."""
+
+    _fields_ = [*((name, Matrix) for name in ("gate", "up", "down")), ("inner", ctypes.c_int64)]
+
+
+class Experts(ctypes.Structure):
+    """A mixture in place of a layer's MLP; a shared expert stands behind the others."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("count", "top", "shared", "over_chosen")),
+        ("router", Matrix),
+        ("shared_gate", Matrix),
+        ("each", ctypes.POINTER(Expert)),
+    ]
+
+
 class Layer(ctypes.Structure):
     """One decoder layer; addresses are of float32 vectors, or None."""
 
@@ -44,6 +61,7 @@ class Layer(ctypes.Structure):
         *((name, ctypes.c_void_p) for name in ("attention_after", "mlp_after")),
         ("window", ctypes.c_int64),
         ("rope", ctypes.c_int64),
+        ("experts", ctypes.POINTER(Experts)),
     ]
 
 
@@ -61,6 +79,7 @@ class Model(ctypes.Structure):
         *((name, ctypes.c_int64) for name in ("gelu", "flat")),
         *((name, ctypes.c_double) for name in ("embedding_scale", "score_scale", "score_cap", "residual_scale")),
         *((name, ctypes.c_double) for name in OUTPUTS),
+        *((name, ctypes.c_int64) for name in ("experts", "chosen", "expert_inner")),
     ]
 
 

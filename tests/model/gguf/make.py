@@ -14,6 +14,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 from foretell.model.gguf.names import optional, required
 
 ARCHITECTURES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3_text": "gemma3"}
+ARCHITECTURES |= {"qwen2_moe": "qwen2moe", "qwen3_moe": "qwen3moe"}
 BLOCKS = {"Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34)}
 K_BLOCKS = {"Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210)}
 SCALES = {  # bytes of a block where a float16 stands: random ones are kept finite
@@ -64,11 +65,23 @@ def write(
     head_dim = getattr(config, "head_dim", None)
     if head_dim is not None and arch != "llama":
         values |= {f"{arch}.attention.key_length": head_dim, f"{arch}.attention.value_length": head_dim}
+    if arch.endswith("moe"):
+        values |= {
+            f"{arch}.expert_count": config.num_experts,
+            f"{arch}.expert_used_count": config.num_experts_per_tok,
+            f"{arch}.expert_feed_forward_length": config.moe_intermediate_size,
+        }
     if arch == "gemma3":
         values[f"{arch}.attention.sliding_window"] = config.sliding_window
     for key, value in {**values, **(metadata or {})}.items():
         _add(writer, key, value)
     tensors = {name: tensor.detach().float() for name, tensor in model.state_dict().items()}
+    for name in [name for name in tensors if name.endswith(".experts.gate_up_proj")]:  # gate and up apart, E by E
+        prefix = name.removesuffix("gate_up_proj")
+        gate, up = tensors.pop(name).chunk(2, 1)
+        down = tensors.pop(f"{prefix}down_proj")
+        for key, tensor in (("gate", gate), ("up", up), ("down", down)):
+            tensors[f"{prefix}{key}_proj.weight"] = tensor.contiguous()
     names = dict([*required(ARCHITECTURES.get(config.model_type, arch), config.num_hidden_layers)])
     names |= dict(optional(config.num_hidden_layers))
     for theirs, ours in names.items():
@@ -77,7 +90,7 @@ def write(
         tensor = _converted(theirs, tensors[ours], arch, config)
         asked = kind if isinstance(kind, str) else kind(theirs)
         if theirs not in (replaced or {}):
-            _put(writer, theirs, tensor.numpy(), asked if tensor.dim() > 1 else "F32")
+            _put(writer, theirs, tensor.numpy(), asked if tensor.dim() > 1 and "_inp" not in theirs else "F32")
     for theirs, given in (replaced or {}).items():
         if given is not None:
             _put(writer, theirs, *given)
@@ -94,6 +107,8 @@ def _converted(theirs: str, tensor: Tensor, arch: str, config: Any) -> Tensor:
         heads = config.num_attention_heads if ".attn_q." in theirs else config.num_key_value_heads
         shape = (heads, 2, tensor.shape[0] // heads // 2, *tensor.shape[1:])
         return tensor.reshape(shape).swapaxes(1, 2).reshape(tensor.shape).contiguous()
+    if theirs.endswith("ffn_gate_inp_shexp.weight"):
+        return tensor[0]
     return tensor + 1 if arch == "gemma3" and theirs.endswith("norm.weight") else tensor
 
 
@@ -104,7 +119,8 @@ def _put(writer: GGUFWriter, name: str, array: Any, kind: str) -> None:
     elif kind in ("F32", "F16"):
         writer.add_tensor(name, array.astype(np.float16 if kind == "F16" else np.float32))
     elif kind in K_BLOCKS:
-        writer.add_tensor(name, random_blocks(kind, *array.shape, seed=len(name)), raw_dtype=number)
+        blocks = random_blocks(kind, array.size // array.shape[-1], array.shape[-1], seed=len(name))
+        writer.add_tensor(name, blocks.reshape(*array.shape[:-1], -1), raw_dtype=number)
     else:
         writer.add_tensor(name, quantize(array, number), raw_dtype=number)
 

@@ -29,7 +29,7 @@ def read(path: Path) -> Any:
     return read_config(open_gguf(path, name="x"))
 
 
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "qwen3_moe", "qwen2_moe"])
 @pytest.mark.parametrize("eps", [1e-5, 1e-6])
 def test_every_architecture(tmp_path: Path, arch: str, eps: float) -> None:
     """Values are the decimals of the original, not float32's neighbours of them."""
@@ -38,6 +38,8 @@ def test_every_architecture(tmp_path: Path, arch: str, eps: float) -> None:
         more["layer_types"] = ["sliding_attention"] * 5 + ["full_attention"]
     if arch == "qwen2":
         more |= {"use_sliding_window": False, "tie_word_embeddings": True}
+    if arch == "qwen3_moe":
+        more["norm_topk_prob"] = True
     module = tiny_module(arch, rms_norm_eps=eps, **more)
     own, found = module.config, read(write(tmp_path / "x.gguf", module))
     assert found.architectures == [type(module).__name__]
@@ -51,6 +53,8 @@ def test_every_architecture(tmp_path: Path, arch: str, eps: float) -> None:
     assert shape.ropes == other.ropes
     assert shape.windows == other.windows
     assert (shape.traits, shape.head_dim, shape.tied) == (other.traits, other.head_dim, other.tied)
+    assert shape.mixture == other.mixture
+    assert (shape.mixture is not None) == arch.endswith("moe")
 
 
 @pytest.mark.parametrize(

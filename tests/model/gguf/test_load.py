@@ -34,15 +34,17 @@ def logits(model: CausalModel, tokens: torch.Tensor) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("implementation", ["native", "lean", "transformers"])
-@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3"])
+@pytest.mark.parametrize("arch", ["llama", "qwen2", "qwen3", "gemma3", "qwen3_moe", "qwen2_moe"])
 def test_logits(tmp_path: Path, arch: str, implementation: str) -> None:
     """Twenty tokens, past Gemma's windows."""
-    more: dict[str, Any] = {"head_dim": 16} if arch in ("qwen3", "gemma3") else {"hidden_size": 64}
+    more: dict[str, Any] = {"head_dim": 16} if arch in ("qwen3", "gemma3", "qwen3_moe") else {"hidden_size": 64}
     if arch == "gemma3":
         layers = ["sliding_attention"] * 5 + ["full_attention"]
         more |= {"num_hidden_layers": 6, "layer_types": layers, "query_pre_attn_scalar": 16}
-    if arch == "qwen2":
+    if arch.startswith("qwen2"):
         more["use_sliding_window"] = False
+    if arch == "qwen3_moe":
+        more["norm_topk_prob"] = True  # what a file does not say
     module = random_model(tiny_module(arch, **more))
     path = write(tmp_path / "x.gguf", module)
     config = load_config(path, name="x")

@@ -13,6 +13,7 @@ from foretell.core.errors import ModelError
 from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.names import REQUIRED, optional, required
 from foretell.model.gguf.weights import GGUFWeights
+from foretell.model.llama.mixture import ExpertWeights, expert_names, mixture_of, router_names
 from foretell.model.packed import BLOCK_KINDS, Packed
 from tests.model.gguf.make import BLOCKS, K_BLOCKS, random_model, write
 from tests.model.tiny import tiny_module
@@ -92,6 +93,33 @@ def test_quantised_tensors_are_the_library_s(tmp_path: Path, kind: str) -> None:
         else:
             assert packed is None
     assert source.kinds == {kind}
+
+
+@pytest.mark.parametrize("kind", ["F32", "BF16", "Q8_0", "Q4_K"])
+@pytest.mark.parametrize("arch", ["qwen3_moe", "qwen2_moe"])
+def test_experts_of_a_stack_come_one_by_one(tmp_path: Path, arch: str, kind: str) -> None:
+    """Each by its own name: its slice of the stack, as values, by rows and packed; the router stays float32."""
+    wide = WIDE if arch == "qwen3_moe" else WIDE | {"shared_expert_intermediate_size": 256}
+    module = tiny_module(arch, **{**wide, "moe_intermediate_size": 256})
+    path = write(tmp_path / "x.gguf", module, kind=kind)
+    mixture = mixture_of(module.config)
+    assert mixture is not None
+    source = ExpertWeights(GGUFWeights(open_gguf(path, name="x")), mixture)
+    tensors = {tensor.name: tensor for tensor in GGUFReader(path).tensors}
+    for key, name in (("gate", "ffn_gate_exps"), ("up", "ffn_up_exps"), ("down", "ffn_down_exps")):
+        tensor = tensors[f"blk.1.{name}.weight"]
+        whole = torch.from_numpy(np.array(dequantize(tensor.data, tensor.tensor_type), np.float32))
+        for expert in range(4):
+            ours, expected = expert_names(1, expert)[key], whole[expert]
+            assert source.shape(ours) == tuple(expected.shape)
+            assert torch.equal(source.read(ours, torch.float32, CPU), expected)
+            assert torch.equal(source.reader(ours)(3, 7).float(), expected[3:7])
+            packed = source.packed(ours)
+            assert (packed is None) == (kind not in BLOCK_KINDS)
+            assert packed is None or torch.equal(unpack(packed), expected)
+    for ours in router_names(1, mixture):
+        assert torch.equal(source.read(ours, torch.float32, CPU), module.state_dict()[ours])
+        assert source.packed(ours) is None
 
 
 def test_packed_rows_are_mapped(tmp_path: Path) -> None:

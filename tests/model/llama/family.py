@@ -13,18 +13,28 @@ from transformers import (
     GemmaForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
 )
@@ -59,11 +69,14 @@ _LONG = {
 }  # fmt: skip
 _KINDS = ["sliding_attention", "full_attention", "sliding_attention"]
 
+SPARSE = ("qwen3moe", "qwen3moe-dense-between", "qwen2moe", "mixtral-window", "olmoe", "granitemoe")
+"""Mixtures of experts."""
 FAMILY = (
     "llama", "llama-tied", "llama-mha-bias", "llama-linear-rope", "llama-llama3-rope", "llama-yarn-rope",
     "mistral-window", "qwen2", "qwen2-tied-window", "qwen3", "qwen3-tied",
     "phi3-window", "phi3-partial", "phi3-longrope",
     "gemma", "gemma2", "gemma3", "gemma3-linear-rope", "granite", "olmo2", "smollm3", "smollm3-window",
+    *SPARSE,
 )  # fmt: skip
 
 
@@ -83,6 +96,8 @@ def make_model(kind: str, **overrides: Any) -> Any:
         model: Any = LlamaForCausalLM(LlamaConfig(**(settings | overrides)))
     elif kind.startswith("mistral"):
         model = MistralForCausalLM(MistralConfig(**(settings | {"sliding_window": 7} | overrides)))
+    elif kind in SPARSE:
+        model = _make_sparse(kind, settings, overrides)
     elif kind.startswith("qwen2"):
         if "window" in kind:
             settings |= {"use_sliding_window": True, "sliding_window": 6, "max_window_layers": 1}
@@ -95,11 +110,37 @@ def make_model(kind: str, **overrides: Any) -> Any:
         model = _make_other(kind, settings, overrides)
     with torch.no_grad():
         for name, weight in model.named_parameters():
-            if weight.dim() == 2:
+            if weight.dim() >= 2:
                 weight.normal_(0.0, 0.16)
             else:
                 weight.normal_(0.0 if "bias" in name else 1.0, 0.2)
     return model.eval()
+
+
+def _make_sparse(kind: str, settings: dict[str, Any], overrides: dict[str, Any]) -> Any:
+    """Experts of sizes that no block of 16 or 32 divides."""
+    settings |= {"num_experts_per_tok": 2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0}
+    if kind.startswith("qwen"):
+        settings |= {"num_experts": 6, "moe_intermediate_size": 40, "norm_topk_prob": "dense" not in kind}
+    if kind.startswith("qwen3"):
+        settings |= {"mlp_only_layers": [1]} if "dense" in kind else {}
+        return Qwen3MoeForCausalLM(Qwen3MoeConfig(**(settings | overrides)))
+    if kind.startswith("mixtral"):
+        settings |= {"num_local_experts": 4, "sliding_window": 7}
+        return MixtralForCausalLM(MixtralConfig(**(settings | overrides)))
+    # The head dimension of the others is hidden / heads; nothing sets it apart.
+    settings = {key: value for key, value in settings.items() if key != "head_dim"} | {"hidden_size": 64}
+    if kind.startswith("qwen2"):
+        settings |= {"shared_expert_intermediate_size": 56, "norm_topk_prob": False, "decoder_sparse_step": 2}
+        return Qwen2MoeForCausalLM(Qwen2MoeConfig(**(settings | overrides)))
+    if kind == "olmoe":
+        settings |= {"num_experts": 5, "num_experts_per_tok": 3}
+        return OlmoeForCausalLM(OlmoeConfig(**(settings | overrides)))
+    settings |= {
+        "num_local_experts": 4, "embedding_multiplier": 3.0, "attention_multiplier": 0.4, "residual_multiplier": 0.7,
+        "logits_scaling": 5.0,
+    }  # fmt: skip
+    return GraniteMoeForCausalLM(GraniteMoeConfig(**(settings | overrides)))
 
 
 def _make_other(kind: str, settings: dict[str, Any], overrides: dict[str, Any]) -> Any:

@@ -127,11 +127,17 @@ def test_move_and_keep_do_what_the_plain_cache_does() -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     "kind",
-    ["qwen3-tied", "llama-mha-bias", "mistral-window", "llama", "gemma2", "gemma3-linear-rope", "olmo2", "granite"],
-)
+    [
+        "qwen3-tied", "llama-mha-bias", "mistral-window", "llama", "gemma2", "gemma3-linear-rope", "olmo2", "granite",
+        "qwen3moe", "qwen2moe",
+        *(pytest.param(kind, marks=pytest.mark.slow) for kind in ("qwen3moe-dense-between", "granitemoe")),
+    ],
+)  # fmt: skip
 def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, dtype: torch.dtype) -> None:
     """One text of 34 tokens, decoded one by one; then in every other way that comes to the same."""
-    sizes = {} if kind == "llama" else {"hidden_size": 96, "intermediate_size": 200}  # 48 and 72: K with a tail
+    # 48 and 72: K with a tail; the head dimension of the others here is hidden / heads
+    own = ("llama", "qwen2moe", "granitemoe")
+    sizes = {} if kind in own else {"hidden_size": 96, "intermediate_size": 200}
     _, model = native_of(kind, dtype, **sizes)
     torch.set_num_threads(2)
     text = tokens_of(1, 34, seed=3)
@@ -188,7 +194,8 @@ def test_every_variant_gives_the_same_bits_at_any_width(
 ) -> None:
     """With and without what a CPU may lack, so that a text does not depend on the machine; sums are the only risk."""
     wide = {"hidden_size": 96, "intermediate_size": 200}
-    for kind, sizes in (("llama", {}), ("qwen3-tied", wide), ("gemma2", wide), ("olmo2", wide), ("granite", {})):
+    kinds = ("llama", {}), ("qwen3-tied", wide), ("gemma2", wide), ("olmo2", wide), ("granite", {}), ("qwen2moe", {})
+    for kind, sizes in kinds:
         module, best = native_of(kind, dtype, **sizes)
         monkeypatch.setenv("FORETELL_ISA", variant)
         assert build.variant_of("native") == variant
@@ -237,7 +244,19 @@ def test_control_other_bits_are_seen() -> None:
 
 @pytest.mark.parametrize(
     "kind",
-    ["llama", "mistral-window", "qwen3-tied", "qwen2", "gemma", "gemma2", "gemma3", "granite", "olmo2", "smollm3"],
+    [
+        "llama",
+        "mistral-window",
+        "qwen3-tied",
+        "qwen2",
+        "gemma",
+        "gemma2",
+        "gemma3",
+        "granite",
+        "olmo2",
+        "smollm3",
+        "qwen3moe",
+    ],
 )
 def test_bfloat16_is_near_the_float32_module(kind: str) -> None:
     module, model = native_of(kind, torch.bfloat16)

@@ -257,11 +257,12 @@ def test_a_model_of_a_files_blocks(kind: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("weights", ["int8", "int4"])
 @pytest.mark.parametrize(
-    "kind", ["qwen3-tied", "llama-mha-bias", "mistral-window", "qwen2", "gemma2", "olmo2", "granite"]
+    "kind",
+    ["qwen3-tied", "llama-mha-bias", "mistral-window", "qwen2", "gemma2", "olmo2", "granite", "qwen3moe", "qwen2moe"],
 )
 def test_rounded_models(kind: str, weights: str) -> None:
     """Sizes that no block divides; the same bits at any width; near the module whose weights are rounded likewise."""
-    module = make_model(kind, **({} if kind == "qwen2" else {"hidden_size": 80, "intermediate_size": 200}))
+    module = make_model(kind, **({} if kind.startswith("qwen2") else {"hidden_size": 80, "intermediate_size": 200}))
     model = NativeModel.from_hf(module, weights=weights)
     assert model.spec.weights == ("int8" if weights == "int8" else "int4+int8")
     plain, wide = plain_and_wide(model)
@@ -269,19 +270,21 @@ def test_rounded_models(kind: str, weights: str) -> None:
     outer = ("embed_tokens", "lm_head")
     with torch.no_grad():
         for name, weight in module.named_parameters():
-            if weight.dim() == 2:
+            if weight.dim() >= 2 and not name.endswith(("mlp.gate.weight", "shared_expert_gate.weight")):
                 rounded = (
                     quantise.round_to_int4
                     if weights == "int4" and outer[0] not in name and outer[1] not in name
                     else quantise.round_to_int8
                 )
-                weight.copy_(rounded(weight).values()[:, : weight.shape[1]])
+                rows = weight.flatten(0, -2)
+                weight.copy_(rounded(rows).values()[:, : rows.shape[1]].view(weight.shape))
     tokens = torch.randint(0, 61, (1, 9))
     cache = model.new_cache(1, 64)
     logits = model.forward(tokens, layout(BUSHY[:1], torch.tensor([0]), 64), cache).logits
     expected = oracle_logits(module, [], tokens[0], BUSHY[0])
     assert logits is not None
-    assert (logits[0] - expected).abs().mean() < 0.03 * expected.abs().mean()
+    # Rounded activations may send a row to another expert.
+    assert (logits[0] - expected).abs().mean() < (0.06 if "moe" in kind else 0.03) * expected.abs().mean()
 
 
 def test_head_and_embedding_for_drafters() -> None:

@@ -25,6 +25,8 @@ enum {
   QUERIES = 16,         /* attention queries that share a pass over K and V */
   KEYS = 128,           /* slots of K or V that stay in L1 meanwhile */
   MAX_DIM = 256,        /* largest head dimension */
+  MAX_EXPERTS = 1024,   /* of a layer */
+  GROUPED_ROWS = 512,   /* rows that are grouped by expert at a time */
 };
 
 typedef uint16_t bf16;
@@ -42,12 +44,27 @@ typedef struct {
 } Matrix;
 
 typedef struct {
+  Matrix gate, up, down;
+  int64_t inner; /* rows of gate and of up */
+} Expert;
+
+/* A mixture in place of an MLP: see experts.h. */
+typedef struct {
+  int64_t count, top;  /* experts, and how many of them a token reads */
+  int64_t shared;      /* 1: one more, behind the others, that every token reads, by a gate of its own */
+  int64_t over_chosen; /* weights of the chosen sum to 1, else those of all */
+  Matrix router, shared_gate; /* [count, hidden] and [1, hidden], in the model's type */
+  const Expert *each;
+} Experts;
+
+typedef struct {
   Matrix q, k, v, o, gate, up, down;                                     /* [out, in] */
   const float *q_bias, *k_bias, *v_bias, *o_bias, *gate_bias, *up_bias, *down_bias; /* or NULL */
   const float *input_norm, *mlp_norm, *q_norm, *k_norm;                  /* or NULL: not normed */
   const float *attention_after, *mlp_after; /* norms of what attention and MLP return, or NULL */
   int64_t window;                           /* 0: sees everything */
   int64_t rope;                             /* which of the cache's rotations */
+  const Experts *experts;                   /* in place of gate, up and down, or NULL */
 } Layer;
 
 typedef struct {
@@ -61,6 +78,7 @@ typedef struct {
   int64_t gelu;  /* the activation is gelu's tanh form, not silu */
   int64_t flat;  /* q_norm [heads * dim] and k_norm are of all queries and all keys together, not of each head */
   double embedding_scale, score_scale, score_cap, residual_scale, logit_scale, logit_cap;
+  int64_t experts, chosen, expert_inner; /* the most of a layer, that a token reads there (shared ones too), their rows; or 0 */
 } Model;
 
 typedef struct {

@@ -5,14 +5,23 @@
 #include "linear.h"
 #include "pass.h"
 
+/* Where gate and up stand, and where their product goes: all of `rows` rows. */
+typedef struct {
+  const float *gate, *up; /* [rows, ld] */
+  int64_t rows, ld, size; /* size: values of a row */
+  char *plain;            /* [rows, ld_plain] in the model's type, or ... */
+  int64_t ld_plain;
+  Block *blocks;          /* ... as a quantised matrix reads it */
+} Gated;
+
 /* silu(gate) * up, or gelu(gate) * up, for columns [a, b) of every row, as what comes next reads it: a is a multiple of 32 for blocks. */
-static void activate(Pass *p, const Matrix *reader, int64_t a, int64_t b, int t) {
+static void activate_rows(Pass *p, const Gated *x, const Matrix *reader, int64_t a, int64_t b, int t) {
   const Model *m = p->model;
   const int as_blocks = is_quantised(reader), is_bf16 = m->bf16 && !as_blocks;
-  const int64_t stride = block_stride(p->rows);
-  for (int64_t i = 0; i < p->rows && a < b; i++) {
-    const float *gate = p->gate + i * m->intermediate, *up = p->up + i * m->intermediate;
-    char *to = as_blocks ? (char *)(p->row + t * p->ld_row) : p->inner + i * p->ld_inner * (m->bf16 ? 2 : 4);
+  const int64_t stride = block_stride(x->rows);
+  for (int64_t i = 0; i < x->rows && a < b; i++) {
+    const float *gate = x->gate + i * x->ld, *up = x->up + i * x->ld;
+    char *to = as_blocks ? (char *)(p->row + t * p->ld_row) : x->plain + i * x->ld_plain * (m->bf16 ? 2 : 4);
     for (int64_t j = a; j < b; j += 16) {
       const Lanes lanes = first_lanes(b - j);
       const vec g = v_load_some(lanes, gate + j), u = v_load_some(lanes, up + j);
@@ -22,9 +31,16 @@ static void activate(Pass *p, const Matrix *reader, int64_t a, int64_t b, int t)
       const vec y = v_div(v_mul(g, u), v_add(e, v_all(1.0f)));
       store_as(is_bf16, to, j, lanes, y);
     }
-    if (as_blocks) quantise_row((const float *)to + a, b - a, p->inner_blocks + a / 32 * stride + i, stride);
-    if (as_blocks && b == m->intermediate) quantise_padding(b, p->inner_blocks + i, stride);
+    if (as_blocks) quantise_row((const float *)to + a, b - a, x->blocks + a / 32 * stride + i, stride);
+    if (as_blocks && b == x->size) quantise_padding(b, x->blocks + i, stride);
   }
+}
+
+/* The same of the MLP of all rows. */
+static void activate(Pass *p, const Matrix *reader, int64_t a, int64_t b, int t) {
+  const int64_t n = p->model->intermediate;
+  const Gated x = {p->gate, p->up, p->rows, n, n, p->inner, p->ld_inner, p->inner_blocks};
+  activate_rows(p, &x, reader, a, b, t);
 }
 
 /* Which rows of the MLP's inner matrices are thread t's: whole blocks where quantised ones read or write them. */
@@ -117,14 +133,27 @@ static void mlp_part(Pass *p, int index, int t, unsigned *phase, const void *nex
   onto_residual(p, &l->down, d0, d1, &x, p->ld_inner, l->down_bias, l->mlp_after, phase, next);
 }
 
+#include "experts.h"
+
+/* The MLP or mixture of a layer: what this thread reads first, and which rows of what it returns are its own. */
+INLINE const void *mlp_start(const Model *m, const Layer *l, int t, int threads) {
+  int64_t i0, i1;
+  if (l->experts) return experts_start(l->experts, t, threads);
+  share_inner(l, m->intermediate, t, threads, &i0, &i1);
+  return row_of(&l->gate, i0);
+}
+INLINE void share_outputs(const Model *m, const Layer *l, int t, int threads, int64_t *a, int64_t *b) {
+  if (l->experts) share_down(m, l->experts, t, threads, a, b);
+  else share_rows(&l->down, m->hidden, t, threads, a, b);
+}
+
 static void run_layer(Pass *p, int index, int t, unsigned *phase, const void *next) {
   const Model *m = p->model;
   const Layer *l = &m->layers[index];
-  int64_t i0, i1;
-  share_inner(l, m->intermediate, t, p->threads, &i0, &i1);
   const Input x = norm(p, reads(&l->q) | reads(&l->k) | reads(&l->v), l->input_norm, t, phase);
-  attention_part(p, index, t, phase, x, p->ld_hidden, row_of(&l->gate, i0));
-  mlp_part(p, index, t, phase, next);
+  attention_part(p, index, t, phase, x, p->ld_hidden, mlp_start(m, l, t, p->threads));
+  if (l->experts) experts_part(p, l, t, phase, next);
+  else mlp_part(p, index, t, phase, next);
 }
 
 #endif

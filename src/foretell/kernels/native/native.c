@@ -51,10 +51,27 @@ static int64_t place(Pass *p, char *base) {
   PLACE(inner, rows * p->ld_inner * bytes);
   PLACE(scores, (int64_t)p->threads * QUERIES * p->ld_scores * 4);
   const int64_t widest = MAX(m->hidden, m->heads * m->dim);
-  p->ld_row = padded(MAX(widest, m->intermediate));
+  p->ld_row = padded(MAX(widest, MAX(m->intermediate, m->expert_inner)));
   PLACE(blocks, blocks_bytes(widest, rows) * (rows <= FEW_ROWS ? p->threads : 1));
   PLACE(inner_blocks, blocks_bytes(m->intermediate, rows));
   PLACE(row, p->ld_row * 4 * p->threads);
+  if (m->experts) {
+    const int64_t all = MIN(rows, GROUPED_ROWS) * m->chosen;
+    p->ld_route = padded(m->experts + 1), p->ld_expert = padded(m->expert_inner);
+    PLACE(route, rows * p->ld_route * 4);
+    PLACE(weight, all * 4);
+    PLACE(expert, all * 4);
+    PLACE(from, all * 4);
+    PLACE(at, all * 4);
+    PLACE(begin, (m->experts + 2) * 4);
+    PLACE(gathered, all * p->ld_hidden * bytes);
+    PLACE(gathered_blocks, group_blocks_bytes(m->hidden, all));
+    PLACE(expert_gate, all * p->ld_expert * 4);
+    PLACE(expert_up, all * p->ld_expert * 4);
+    PLACE(expert_inner, all * p->ld_expert * bytes);
+    PLACE(expert_blocks, group_blocks_bytes(m->expert_inner, all));
+    PLACE(parts, all * m->hidden * 4);
+  }
   PLACE(run, rows * 8);
   PLACE(reach, rows * 8);
   return at;
@@ -114,7 +131,7 @@ int64_t foretell_forward(const Model *m, const Cache *cache, int64_t threads, in
       const int64_t start = MIN(q0, m->heads * m->dim); /* near enough where a thread starts inside k or v */
       run_layer(p, (int)l, t, &phase, l + 1 < stop ? row_of(&m->layers[l + 1].q, start) : head);
       int64_t h0, h1;
-      share_rows(&m->layers[l].down, m->hidden, t, p->threads, &h0, &h1);
+      share_outputs(m, &m->layers[l], t, p->threads, &h0, &h1);
       for (int64_t i = 0; i < num_taps; i++)
         if (taps[i] == l)
           for (int64_t r = 0; r < p->rows; r++)

@@ -20,6 +20,15 @@ typedef struct {
   Block *blocks, *inner_blocks; /* what quantised matrices read: of norms and of attention; behind the activation */
   float *row;                   /* a row of floats for each thread */
   int64_t ld_row;
+  /* Of mixtures (experts.h). An assignment is a row and one of the experts that it reads: `chosen` of each of the up to
+   * GROUPED_ROWS rows that are grouped at a time. */
+  float *route, *weight;        /* [rows, ld_route] logits of the router; weights of assignments */
+  int32_t *expert, *from, *at;  /* of assignments: the expert; `at`: place in the groups; by place: the row */
+  int32_t *begin;               /* [experts + 2] place at which each expert's group begins */
+  char *gathered, *expert_inner; /* by place: normed rows [ld_hidden], activations [ld_expert], in the model's type, ... */
+  Block *gathered_blocks, *expert_blocks; /* ... and as quantised matrices read them */
+  float *expert_gate, *expert_up, *parts; /* by place: [ld_expert]; [hidden] what its expert returned */
+  int64_t ld_route, ld_expert;
   int64_t *run, *reach; /* [rows] tree slots that a node sees from the root on without a gap; end of all that it sees */
   int threads;
   atomic_uint arrived;

@@ -16,12 +16,21 @@ from foretell.kernels.dequantise import dequantise_into
 from foretell.model.gguf.file import GGUFFile
 from foretell.model.gguf.weights import architecture_of
 
-MODEL_TYPES = {"llama": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "gemma3": "gemma3_text"}
+MODEL_TYPES = {
+    "llama": "llama",
+    "qwen2": "qwen2",
+    "qwen3": "qwen3",
+    "gemma3": "gemma3_text",
+    "qwen2moe": "qwen2_moe",
+    "qwen3moe": "qwen3_moe",
+}
 CLASSES = {
     "llama": "LlamaForCausalLM",
     "qwen2": "Qwen2ForCausalLM",
     "qwen3": "Qwen3ForCausalLM",
     "gemma3": "Gemma3ForCausalLM",
+    "qwen2moe": "Qwen2MoeForCausalLM",
+    "qwen3moe": "Qwen3MoeForCausalLM",
 }
 END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
 """Control tokens that end an answer wherever a vocabulary has them; llama.cpp stops at the same."""
@@ -48,7 +57,6 @@ def read_config(file: GGUFFile) -> Any:
         "architectures": [CLASSES[architecture]],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
-        "intermediate_size": _whole(file, "feed_forward_length"),
         "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
         "num_key_value_heads": int(file.get("{arch}.attention.head_count_kv", heads)),
@@ -64,6 +72,10 @@ def read_config(file: GGUFFile) -> Any:
     if architecture == "llama":
         values_of["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
         values_of["mlp_bias"] = "blk.0.ffn_gate.bias" in file.tensors
+    if architecture.endswith("moe"):
+        values_of |= _experts(file, architecture)
+    else:
+        values_of["intermediate_size"] = _whole(file, "feed_forward_length")
     if architecture == "gemma3":
         values_of |= _gemma3(file, num_layers, head_dim, hidden // heads)
     config = AutoConfig.for_model(MODEL_TYPES[architecture], **values_of)
@@ -154,8 +166,26 @@ def _gemma3(file: GGUFFile, num_layers: int, head_dim: int, usual: int) -> dict[
     }
 
 
+def _experts(file: GGUFFile, architecture: str) -> dict[str, Any]:
+    """What mixtures of experts have beside the Llama family. Every layer has experts."""
+    inner = file.get("{arch}.expert_feed_forward_length") or file.tensors["blk.0.ffn_gate_exps.weight"].shape[1]
+    found = {
+        "num_experts": _whole(file, "expert_count"),
+        "num_experts_per_tok": _whole(file, "expert_used_count"),
+        "moe_intermediate_size": int(inner),
+        "intermediate_size": int(file.get("{arch}.feed_forward_length") or inner),  # read by no layer
+        # llama.cpp takes these where a file does not say
+        "norm_topk_prob": bool(file.get("{arch}.expert_weights_norm", architecture == "qwen3moe")),
+        "decoder_sparse_step": 1,
+    }
+    if architecture == "qwen2moe":
+        found["shared_expert_intermediate_size"] = file.tensors["blk.0.ffn_gate_shexp.weight"].shape[0]
+    return found
+
+
 def _matrix_kind(file: GGUFFile) -> str:
-    return file.tensors["blk.0.ffn_down.weight"].kind
+    names = ("blk.0.ffn_down.weight", "blk.0.ffn_down_exps.weight")
+    return next(file.tensors[name].kind for name in names if name in file.tensors)
 
 
 def _whole(file: GGUFFile, key: str) -> int:

@@ -1,6 +1,7 @@
 """The tensors of a GGUF file under transformers' names: as floats, or packed as the file holds them."""
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection
+from math import prod
 from typing import NamedTuple
 
 import numpy as np
@@ -48,7 +49,8 @@ class GGUFWeights(WeightSource):
         if strange:
             raise ModelError(
                 f"{file.name}: {file.path.name} has {len(strange)} tensors that no {architecture} model has here (the "
-                f"first: {strange[0]}): a mixture of experts, or another variant, which is not supported"
+                f"first: {strange[0]}): another variant, which is not supported; mixtures of experts that are: qwen2moe, "
+                "qwen3moe"
             )
         unreadable = [name for name in known if not can_dequantise(file.tensors[name].kind)]
         if unreadable:
@@ -102,18 +104,34 @@ class GGUFWeights(WeightSource):
         if not direct:
             out.copy_(held.sub_(shift) if shift else held)
 
+    def reader(self, name: str) -> Callable[[int, int], Tensor]:
+        """See ``WeightSource.reader``: only what is asked for is ever in memory."""
+        theirs, order, shift = self._entries[name]
+        info = self._file.tensors[theirs]
+        if order is not None or shift or len(info.shape) < 2:
+            return super().reader(name)
+        raw = self._file.raw(theirs).reshape(prod(info.shape[:-1]), -1)
+        dtype = torch.bfloat16 if info.kind == "BF16" else torch.float32
+
+        def rows(start: int, stop: int) -> Tensor:
+            part = torch.empty(stop - start, info.shape[-1], dtype=dtype)
+            dequantise_into(info.kind, raw[start:stop].reshape(-1), part)
+            return part
+
+        return rows
+
     def release(self) -> None:
         """See ``WeightSource.release``."""
         self._file.release()
 
     def packed(self, name: str) -> Packed | None:
         """See ``WeightSource.packed``: the mapped bytes themselves, but for q and k of Llama, whose rows of blocks are
-        copied in order."""
+        copied in order. Of stacks of matrices all rows below each other."""
         theirs, order, _ = self._entries[name]
         info = self._file.tensors[theirs]
-        if info.kind not in BLOCK_KINDS or len(info.shape) != 2:
+        if info.kind not in BLOCK_KINDS or len(info.shape) < 2:
             return None
-        rows, columns = info.shape
+        rows, columns = prod(info.shape[:-1]), info.shape[-1]
         data = torch.from_numpy(self._file.raw(theirs)).view(rows, -1)
         return Packed(info.kind, (rows, columns), data if order is None else data[order])
 

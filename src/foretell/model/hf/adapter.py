@@ -33,6 +33,7 @@ from foretell.model.hf.refusals import check_config, context_length, needs_tower
 from foretell.model.hf.runner import Runner
 from foretell.model.hf.split import answering, drop_towers, find_layers, layer_range, towers
 from foretell.model.hf.taps import capture
+from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.recurrent import RecurrentCache
 from foretell.model.source import is_file, open_weights, read_config
 from foretell.model.target import CausalModel, ModelSpec, Output
@@ -273,6 +274,9 @@ def _zeros(hidden: Tensor) -> Tensor:
 def _unpacked(path: Path, dtype: torch.dtype, name: str) -> tuple[Any, dict[str, Any]]:
     """Class, and configuration and weights, of a GGUF file; transformers' own reader leaves out RoPE scaling."""
     config, source = read_config(path, name=name), open_weights(path, name=name)
+    mixture = mixture_of(config)
+    if mixture is not None:  # transformers stacks experts itself, of checkpoints that have them one by one
+        source = ExpertWeights(source, mixture)
     tensors = {key: source.read(key, dtype, torch.device("cpu")) for key in source.names}
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], {"config": config, "state_dict": tensors}
 

@@ -2,7 +2,8 @@
 
 Against the module: QKV and gate-up are one product each, linears are prepacked on the CPU, keys and values live in
 preallocated slots, attention reads ``plan.span`` of them, queries of one key-value head share a product (so keys are
-never repeated), and nothing is read on the host, so that a step can be captured in a CUDA graph.
+never repeated), and nothing is read on the host, so that a step can be captured in a CUDA graph. Mixtures of experts are
+the exception, and run on the CPU alone: ``experts.py``.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -19,6 +20,8 @@ from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import shape as llama
+from foretell.model.llama.experts import MIN_ROWS, Experts, GatedMLP
+from foretell.model.llama.mixture import ExpertWeights, expert_names, mixture_of, router_names
 from foretell.model.llama.pack import Linear, bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.split import SplitWeights
@@ -26,7 +29,7 @@ from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSou
 from foretell.model.source import open_weights
 from foretell.model.target import CausalModel, Output
 
-_MIN_ROWS = 4  # oneDNN is slower at 1 or 2 rows than at 4, and so is bf16 attention at one
+_MIN_ROWS = MIN_ROWS  # bf16 attention is slower at one row, too
 
 
 def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -35,7 +38,10 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
         return f"dtype {dtype} is not a float type"
     if dtype == torch.float16 and device.type == "cpu":
         return "float16 on the CPU is slower than float32 and bfloat16"
-    return llama.unsupported(config)
+    reason = llama.unsupported(config)
+    if reason is None and device.type != "cpu" and mixture_of(config) is not None:
+        return "experts are grouped on the host: transformers' kernels are faster on an accelerator"
+    return reason
 
 
 @dataclass(frozen=True)
@@ -46,8 +52,7 @@ class _Layer:
     out: Linear  # heads * head_dim -> H
     attention_after: Tensor | None  # [H]
     mlp_norm: Tensor | None  # [H]
-    gate_up: Linear  # H -> 2 * intermediate
-    down: Linear  # intermediate -> H
+    mlp: GatedMLP | Experts
     mlp_after: Tensor | None  # [H]
     rope: int  # which of the model's rotations
     window: int | None
@@ -70,6 +75,13 @@ class _Pass:
     real: Tensor | None = None  # packed: [r] flat indices of the real nodes in [B, n]
     rows: Tensor | None = None  # packed: [r] their rows
 
+    @property
+    def width(self) -> int:
+        """Columns of the stream that are nodes, and not padding."""
+        if self.real is not None:
+            return len(self.real)
+        return self.slots.shape[1] if self.shape is None else prod(self.shape)
+
 
 class LeanModel(CausalModel):
     """See the module's docstring. Weights are read only; one model serves any number of caches."""
@@ -89,6 +101,8 @@ class LeanModel(CausalModel):
         self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
         if shape.traits.is_fused:
             source = SplitWeights(source, shape)
+        if shape.mixture is not None:
+            source = ExpertWeights(source, shape.mixture)
         self._embedding = source.read(llama.EMBEDDING, dtype, device)
         self._layers = [self._read_layer(source, layer) for layer in range(shape.num_layers)]
         self._final_norm = self._read_norm(source, llama.FINAL_NORM)
@@ -278,9 +292,12 @@ class LeanModel(CausalModel):
         swapped = torch.cat((qk[..., dim // 2 :], qk[..., : dim // 2]), -1)
         qk = torch.addcmul(qk * cos, swapped, sin)
         x = self._add(x, layer.out(self._mix(index, qk, value, shared, cache)), layer.attention_after)
-        gate, up = layer.gate_up(self._norm(x, layer.mlp_norm)).chunk(2, -1)
-        gate = F.silu(gate) if shape.traits.activation == "silu" else F.gelu(gate, approximate="tanh")
-        return self._add(x, layer.down(gate.mul_(up)), layer.mlp_after)
+        normed = self._norm(x, layer.mlp_norm)
+        if isinstance(layer.mlp, Experts):  # padding would read experts of its own
+            part = F.pad(layer.mlp(normed[:, : shared.width]), (0, 0, 0, x.shape[1] - shared.width))
+        else:
+            part = layer.mlp(normed)
+        return self._add(x, part, layer.mlp_after)
 
     def _norm_heads(self, qk: Tensor, weight: Tensor) -> Tensor:
         """Queries and keys [B, n, heads, head_dim], normed."""
@@ -357,11 +374,35 @@ class LeanModel(CausalModel):
             if traits.qk_norm == "heads":
                 query, key = query.expand(shape.num_heads, -1), key.expand(shape.num_kv_heads, -1)
             qk_norm = torch.cat((query, key))
+        if shape.is_sparse(index):
+            mlp: GatedMLP | Experts = self._read_experts(source, index)
+        else:
+            mlp = GatedMLP(linear("gate", "up"), linear("down"), self._activation)
         return _Layer(
             norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
-            norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), linear("gate", "up"),
-            linear("down"), norm("mlp_after", traits.norms_after), self._rope_of[index], shape.windows[index],
+            norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), mlp,
+            norm("mlp_after", traits.norms_after), self._rope_of[index], shape.windows[index],
         )  # fmt: skip
+
+    def _activation(self, x: Tensor) -> Tensor:
+        return F.silu(x) if self.shape.traits.activation == "silu" else F.gelu(x, approximate="tanh")
+
+    def _read_experts(self, source: WeightSource, index: int) -> Experts:
+        mixture, dtype, device = self.shape.mixture, self.spec.dtype, self.spec.device
+        assert mixture is not None
+
+        def expert(number: int | None) -> GatedMLP:
+            names = expert_names(index, number)
+            fused = _read_fused(source, [names["gate"], names["up"]], dtype, device)
+            down = source.read(names["down"], dtype, device)
+            gate_up, down_map = (make_linear(weight, None, packed=self.packed) for weight in (fused, down))
+            return GatedMLP(gate_up, down_map, self._activation)
+
+        router, *gate = (source.read(name, dtype, device) for name in router_names(index, mixture))
+        each = tuple(expert(number) for number in range(mixture.num_experts))
+        if not gate:
+            return Experts(mixture, router, each)
+        return Experts(mixture, router, each, expert(None), gate[0])
 
 
 def _capped(x: Tensor, cap: float) -> Tensor:

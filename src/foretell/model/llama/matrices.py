@@ -6,7 +6,7 @@ the embedding and the head have 8 bits, and a matrix that the file already holds
 distribution is then the rounded model's.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from math import prod
@@ -67,14 +67,16 @@ def read_matrices(
     weights: str,
     dtype: torch.dtype,
     allocate: Callable[[int], Tensor],
+    plain: Collection[str] = (),
 ) -> Matrices:
     """Every named matrix: the source's own tensor where it can be shared, else in one arena of ``allocate``'s (zeros).
+    plain: those that are never quantised, and not in the label.
 
     Loading takes the arena and some MiB more. Raises ModelError for a block kind that is not known.
     """
     out, plans = Matrices(), {}
     for name in names:
-        plan = _plan(source, name, weights, dtype)
+        plan = _plan(source, name, "fp32" if name in plain else weights, dtype)
         own = source.shared(name) if plan.format is None else None
         if own is not None and own.dtype == dtype and own.device.type == "cpu" and own.is_contiguous():
             out.memory.append(own)
@@ -82,7 +84,7 @@ def read_matrices(
         else:
             plans[name] = plan
     if not plans:
-        return out
+        return _labelled(out, plain)
     sizes = [-(-plan.num_bytes(dtype) // _LINE) * _LINE for plan in plans.values()]
     arena = allocate(sum(sizes))
     out.memory.append(arena)
@@ -99,6 +101,12 @@ def read_matrices(
             out.held[name] = structures.Matrix(place.data_ptr(), None, form.number, columns, form.row_bytes(columns))
             out.num_bytes[name], out.kinds[name] = place.numel(), plan.kind
             source.release()
+    return _labelled(out, plain)
+
+
+def _labelled(out: Matrices, plain: Collection[str]) -> Matrices:
+    for name in plain:
+        out.kinds.pop(name, None)
     return out
 
 

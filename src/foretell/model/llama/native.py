@@ -26,6 +26,7 @@ from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import shape as llama
 from foretell.model.llama.matrices import Matrices, read_matrices
+from foretell.model.llama.mixture import ExpertWeights, expert_names, router_names, view_of
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.split import SplitWeights
 from foretell.model.llama.threads import fewest_threads
@@ -94,6 +95,7 @@ class NativeModel(CausalModel):
         self._dequantised: Tensor | None = None
         self._rounded: Matrices | None = None  # the head in int8
         self._tensors: list[Tensor] = []  # keeps alive what the C structures point to
+        self._experts: list[structures.Experts] = []  # the same
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
         self._scratch_for = (0, 0, 0)
@@ -333,21 +335,32 @@ class NativeModel(CausalModel):
         return address + -address % 64
 
     def _bytes_of_a_pass(self) -> int:
-        """All matrices but an embedding that is not the head: of it one row is read."""
-        held = self.matrices.num_bytes
-        return sum(size for name, size in held.items() if name != llama.EMBEDDING or llama.HEAD not in held)
+        """All matrices but an embedding that is not the head, of which one row is read; of experts, those of one token."""
+        held, mixture = self.matrices.num_bytes, self.shape.mixture
+        read = {name: size for name, size in held.items() if name != llama.EMBEDDING or llama.HEAD not in held}
+        experts = sum(size for name, size in read.items() if ".experts." in name)
+        chosen = experts * mixture.num_chosen // mixture.num_experts if mixture else 0
+        return sum(read.values()) - experts + chosen
 
     def _read(self, source: WeightSource, dtype: torch.dtype, weights: str) -> structures.Model:
         shape, cpu = self.shape, torch.device("cpu")
         if shape.traits.is_fused:
             source = SplitWeights(source, shape)
+        if shape.mixture is not None:
+            source = ExpertWeights(source, shape.mixture)
         matrices = [llama.EMBEDDING]
         tied = shape.tied or llama.HEAD not in source.names
         matrices += [] if tied else [llama.HEAD]
+        routers: list[str] = []
         for index in range(shape.num_layers):
             names = llama.layer_names(index, shape.traits)
-            matrices += [names[key] for key in structures.MATRICES]
-        made = read_matrices(source, matrices, weights=weights, dtype=dtype, allocate=huge_pages)
+            matrices += [names[key] for key in self._own_matrices(index)]
+            if shape.mixture is not None and shape.is_sparse(index):
+                routers += router_names(index, shape.mixture)
+                matrices += [name for expert in shape.mixture.experts for name in expert_names(index, expert).values()]
+        made = read_matrices(
+            source, [*matrices, *routers], weights=weights, dtype=dtype, allocate=huge_pages, plain=routers
+        )
         self.matrices, read = made, made.held
 
         def vector(name: str | None, offset: float = 0.0) -> int | None:
@@ -366,9 +379,12 @@ class NativeModel(CausalModel):
         layers = (structures.Layer * shape.num_layers)()
         for index, layer in enumerate(layers):
             names = llama.layer_names(index, traits)
-            for key in structures.MATRICES:
+            for key in self._own_matrices(index):
                 setattr(layer, key, read[names[key]])
                 setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key], source.names)))
+            if shape.mixture is not None and shape.is_sparse(index):
+                self._experts.append(view_of(shape.mixture, index, read))
+                layer.experts = ctypes.pointer(self._experts[-1])
             for key in norms:
                 setattr(layer, key, vector(names[key], traits.norm_offset))
             layer.window, layer.rope = shape.windows[index] or 0, self._ropes.index(shape.ropes[index])
@@ -384,7 +400,12 @@ class NativeModel(CausalModel):
             traits.score_scale or 0.0, traits.score_cap or 0.0,
             0.0 if traits.residual_scale == 1.0 else traits.residual_scale,
             0.0 if traits.logit_scale == 1.0 else traits.logit_scale, traits.logit_cap or 0.0,
+            *(shape.mixture.sizes if shape.mixture is not None else (0, 0, 0)),
         )  # fmt: skip
+
+    def _own_matrices(self, layer: int) -> tuple[str, ...]:
+        """Names of a layer's matrices, without its experts'."""
+        return structures.MATRICES[:4] if self.shape.is_sparse(layer) else structures.MATRICES
 
 
 def huge_pages(num_bytes: int) -> Tensor:

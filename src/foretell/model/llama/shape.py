@@ -2,7 +2,7 @@
 
 Covered: the types of ``traits.ARCHITECTURES`` with rope types default, linear, llama3, yarn and (up to its switch)
 longrope. Not covered, and refused with the reason: rope that depends on the length (dynamic), quantised checkpoints, other
-activations than silu and gelu, mixtures of experts.
+activations than silu and gelu, other mixtures of experts than those of ``mixture.TYPES``.
 """
 
 from collections.abc import Collection, Sequence
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.model.llama import traits as families
+from foretell.model.llama.mixture import Mixture, mixture_of
 from foretell.model.llama.traits import LLAMA, Rope, Traits
 from foretell.model.source import read_config, read_generation
 from foretell.model.target import ModelSpec
@@ -39,6 +40,11 @@ class LlamaShape:
     ropes: tuple[Rope, ...]  # of each layer
     eos_token_ids: tuple[int, ...]
     traits: Traits = LLAMA
+    mixture: Mixture | None = None  # experts of some layers, or of all
+
+    def is_sparse(self, layer: int) -> bool:
+        """Whether a layer has experts in place of an MLP."""
+        return self.mixture is not None and layer in self.mixture.layers
 
     def spec(
         self,
@@ -50,12 +56,14 @@ class LlamaShape:
         weight_bytes: int | None = None,
         weights: str = "",
     ) -> ModelSpec:
-        """The engine's view of this model. weight_bytes counts linears and head: what every decode pass reads; by default
-        in dtype."""
+        """The engine's view of this model. weight_bytes counts linears and head: what every decode pass reads, of experts
+        those of one token; by default in dtype."""
         heads = self.num_heads + 2 * self.num_kv_heads
         attention = self.hidden_size * self.head_dim * (heads + self.num_heads)
-        layer = attention + 3 * self.hidden_size * self.intermediate_size
-        num_weights = self.num_layers * layer + self.vocab_size * self.hidden_size
+        sparse = len(self.mixture.layers) if self.mixture else 0
+        mlps = (self.num_layers - sparse) * 3 * self.hidden_size * self.intermediate_size
+        mlps += sparse * self.mixture.weights_of(self.hidden_size) if self.mixture else 0
+        num_weights = self.num_layers * attention + mlps + self.vocab_size * self.hidden_size
         return ModelSpec(
             name=name,
             architecture=self.architecture,
@@ -103,6 +111,7 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
         ropes=families.ropes_of(config),
         eos_token_ids=_token_ids(eos),
         traits=families.traits_of(config),
+        mixture=mixture_of(config),
     )
 
 

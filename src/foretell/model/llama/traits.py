@@ -2,7 +2,7 @@
 
 Llama's layer is x + attention(norm x), x + mlp(norm x). Gemma 2 and 3 norm what attention and MLP return too, OLMo 2 only
 that. Granite scales embeddings, scores, residuals and logits; Gemma scales embeddings and caps with tanh. SmolLM3 rotates
-only some layers, Gemma 3 by two bases, Phi-3 a part of each head.
+only some layers, Gemma 3 by two bases, Phi-3 a part of each head. Mixtures of experts: ``mixture.py``.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
+from foretell.model.llama import mixture as mixtures
 
 
 @dataclass(frozen=True)
@@ -60,11 +61,17 @@ ARCHITECTURES = {
     "olmo2": "Olmo2ForCausalLM",
     "granite": "GraniteForCausalLM",
     "smollm3": "SmolLM3ForCausalLM",
+    "qwen3_moe": "Qwen3MoeForCausalLM",
+    "qwen2_moe": "Qwen2MoeForCausalLM",
+    "mixtral": "MixtralForCausalLM",
+    "olmoe": "OlmoeForCausalLM",
+    "granitemoe": "GraniteMoeForCausalLM",
 }
 """The types that are covered, and their classes."""
 ROPE_TYPES = ("default", "linear", "llama3", "yarn", "longrope")
 _ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu"}
-_WINDOWED = ("mistral", "phi3")  # every layer has the window
+_WINDOWED = ("mistral", "phi3", "mixtral")  # every layer has the window
+_WINDOWLESS = ("llama", "gemma", "granite", "olmo2", "olmoe", "granitemoe")
 
 
 def unsupported(config: Any) -> str | None:
@@ -89,7 +96,7 @@ def unsupported(config: Any) -> str | None:
         return "rope parameters differ between layers"
     if head_dim(config) % 2:
         return f"odd head dimension {head_dim(config)}"
-    return None
+    return mixtures.unsupported(config)
 
 
 def traits_of(config: Any) -> Traits:
@@ -108,7 +115,7 @@ def traits_of(config: Any) -> Traits:
             score_cap=getattr(config, "attn_logit_softcapping", None) if kind == "gemma2" else None,
             logit_cap=getattr(config, "final_logit_softcapping", None) if newer else None,
         )
-    if kind == "granite":
+    if kind in ("granite", "granitemoe"):
         return Traits(
             activation=activation,
             embedding_scale=float(config.embedding_multiplier),
@@ -123,7 +130,8 @@ def traits_of(config: Any) -> Traits:
         if rotated % 2:
             raise ModelError(f"{rotated} of {head_dim(config)} values of a head are rotated; expected an even number")
         return Traits(activation=activation, is_fused=True, rotated=rotated if rotated < head_dim(config) else None)
-    return Traits(activation=activation, qk_norm="heads" if kind == "qwen3" else "")
+    qk_norm = {"qwen3": "heads", "qwen3_moe": "heads", "olmoe": "all"}.get(kind, "")
+    return Traits(activation=activation, qk_norm=qk_norm)
 
 
 def ropes_of(config: Any) -> tuple[Rope, ...]:
@@ -144,7 +152,7 @@ def windows_of(config: Any) -> tuple[int | None, ...]:
     window: int | None = getattr(config, "sliding_window", None)
     kinds: Sequence[str] | None = getattr(config, "layer_types", None)
     num_layers: int = config.num_hidden_layers
-    if window is None or config.model_type in ("llama", "gemma", "granite", "olmo2"):
+    if window is None or config.model_type in _WINDOWLESS:
         return (None,) * num_layers
     if config.model_type in _WINDOWED or kinds is None:
         return (window,) * num_layers

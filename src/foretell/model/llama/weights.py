@@ -49,10 +49,11 @@ class WeightSource(ABC):
         return
 
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
-        """A function that reads rows [start, stop) of a matrix, contiguous on the CPU in a float dtype of its choice. May
-        be called by several threads."""
+        """A function that reads rows [start, stop) of a matrix, or of a stack of them below each other, contiguous on the
+        CPU in a float dtype of its choice. May be called by several threads."""
         own = self.shared(name)
         whole = self.read(name, torch.float32, torch.device("cpu")) if own is None else own
+        whole = whole.flatten(0, -2) if whole.dim() > 2 else whole
         return lambda start, stop: whole[start:stop].cpu().contiguous()
 
     def read(self, name: str, dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -149,10 +150,11 @@ class SafetensorsWeights(WeightSource):
     def reader(self, name: str) -> Callable[[int, int], Tensor]:
         """See ``WeightSource.reader``: only what is asked for is ever in memory."""
         _, dtype, shape, offset = self._entries[name]
-        row_bytes = prod(shape[1:]) * dtype.itemsize
+        row = shape[1:][-1:]  # () of a vector
+        row_bytes = prod(row) * dtype.itemsize
 
         def rows(start: int, stop: int) -> Tensor:
-            part = torch.empty(stop - start, *shape[1:], dtype=dtype)
+            part = torch.empty(stop - start, *row, dtype=dtype)
             self._fill(name, part, offset + start * row_bytes)
             return part
 

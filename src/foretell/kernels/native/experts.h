@@ -1,0 +1,214 @@
+/* A mixture of experts in place of an MLP.
+ *
+ *  - Reading. Rows are grouped by expert, so that a pass reads the weights of every expert that some row has chosen once,
+ *    for all of them: more nodes read more experts, and cost more. Each expert's outputs are divided between all threads.
+ *  - Bits. What an expert returns for a row depends on that row alone (linear.h, quant.h). A row adds up what its experts
+ *    return in the order in which the router chose them: largest logit first, of equal ones the lower number, shared last.
+ *    So neither the grouping nor other rows change a bit. The router is never quantised.
+ *  - Memory. Rows of long prompts come GROUPED_ROWS at a time: their weights are then worth reading again.
+ */
+#ifndef FORETELL_EXPERTS_H
+#define FORETELL_EXPERTS_H
+#include "linear.h"
+#include "pass.h"
+
+/* Blocks of `all` rows in groups: a group of n rows that begins at place j stands behind 2 * j rows, as n | 1 <= 2 * n. */
+INLINE int64_t group_blocks_bytes(int64_t columns, int64_t all) {
+  return 2 * all * num_blocks(columns) * (int64_t)sizeof(Block);
+}
+INLINE Block *group_blocks(Block *blocks, int64_t columns, int64_t place) {
+  return blocks + 2 * place * num_blocks(columns);
+}
+
+INLINE int is_any_quantised(const Expert *w) {
+  return is_quantised(&w->gate) || is_quantised(&w->up) || is_quantised(&w->down);
+}
+INLINE int64_t num_experts(const Experts *x) { return x->count + x->shared; }
+INLINE int64_t num_chosen(const Experts *x) { return x->top + x->shared; }
+
+/* Which rows of an expert's gate and up are thread t's: whole blocks where quantised matrices read or write them. */
+INLINE void share_expert(const Expert *w, int t, int threads, int64_t *a, int64_t *b) {
+  if (is_any_quantised(w)) share_by(32, w->inner, t, threads, a, b);
+  else share(w->inner, t, threads, a, b);
+}
+
+/* Which columns of what experts return are thread t's: the same of all, so that it adds up what it has made itself. */
+INLINE void share_down(const Model *m, const Experts *x, int t, int threads, int64_t *a, int64_t *b) {
+  if (is_any_quantised(&x->each[0]) || is_any_quantised(&x->each[num_experts(x) - 1]))
+    share_by(TILE, m->hidden, t, threads, a, b);
+  else share(m->hidden, t, threads, a, b);
+}
+
+/* What thread t reads first of a mixture. */
+INLINE const void *experts_start(const Experts *x, int t, int threads) {
+  int64_t a, b;
+  share(x->count, t, threads, &a, &b);
+  return row_of(&x->router, a);
+}
+
+/* The experts of a row and their weights, from its logits [count + shared], which are overwritten. */
+static void choose(const Experts *x, float *logits, int32_t *expert, float *weight) {
+  uint64_t taken[MAX_EXPERTS / 64] = {0};
+  for (int64_t k = 0; k < x->top; k++) {
+    int64_t best = -1;
+    for (int64_t e = 0; e < x->count; e++)
+      if (!(taken[e / 64] >> e % 64 & 1) && (best < 0 || logits[e] > logits[best])) best = e;
+    taken[best / 64] |= (uint64_t)1 << best % 64;
+    expert[k] = (int32_t)best;
+  }
+  const vec largest = v_all(logits[expert[0]]);
+  const float gate = logits[x->count];
+  vec sums = v_zero();
+  for (int64_t e = 0; e < x->count; e += 16) {
+    const Lanes lanes = first_lanes(x->count - e);
+    const vec y = v_keep(lanes, exp16(v_sub(v_load_some(lanes, logits + e), largest)));
+    sums = v_add(sums, y);
+    v_store_some(logits + e, lanes, y);
+  }
+  float total = x->over_chosen ? 0.0f : sum1(sums);
+  for (int64_t k = 0; k < x->top && x->over_chosen; k++) total += logits[expert[k]];
+  for (int64_t k = 0; k < x->top; k++) weight[k] = logits[expert[k]] / total;
+  if (!x->shared) return;
+  float e[16];
+  v_store(e, exp16(v_all(-gate)));
+  expert[x->top] = (int32_t)x->count, weight[x->top] = 1.0f / (1.0f + e[0]);
+}
+
+/* Places in groups of `count` rows from `first` on: experts in order, the rows of each in order. */
+static void group(Pass *p, const Experts *x, int64_t first, int64_t count) {
+  const int64_t n = num_experts(x), each = num_chosen(x), all = count * each;
+  int32_t *begin = p->begin;
+  memset(begin, 0, (n + 1) * sizeof *begin);
+  for (int64_t i = 0; i < all; i++) begin[p->expert[i] + 1]++;
+  for (int64_t e = 0; e < n; e++) begin[e + 1] += begin[e];
+  for (int64_t i = 0; i < all; i++) {
+    const int32_t place = begin[p->expert[i]]++; /* moves on to where the next group begins */
+    p->at[i] = place, p->from[place] = (int32_t)(first + i / each);
+  }
+  for (int64_t e = n; e > 0; e--) begin[e] = begin[e - 1];
+  begin[0] = 0;
+}
+
+/* The next expert from e on that some row has chosen, or the number of experts. */
+INLINE int64_t used_from(const Pass *p, const Experts *x, int64_t e) {
+  while (e < num_experts(x) && p->begin[e] == p->begin[e + 1]) e++;
+  return e;
+}
+
+/* Rows as the matrices of expert e read them; where all rows of the pass have chosen it, those themselves. */
+INLINE Input group_input(const Pass *p, const Input *rows, int64_t e) {
+  const int64_t place = p->begin[e], H = p->model->hidden;
+  if (p->begin[e + 1] - place == p->rows) return *rows;
+  return (Input){p->gathered + place * p->ld_hidden * (p->model->bf16 ? 2 : 4),
+                 group_blocks(p->gathered_blocks, H, place)};
+}
+
+/* Copy rows into groups: this thread's part of the places of `count` rows. */
+static void gather(Pass *p, const Experts *x, const Input *rows, int64_t count, int t) {
+  const int64_t H = p->model->hidden, bytes = p->model->bf16 ? 2 : 4, row_bytes = p->ld_hidden * bytes;
+  int64_t a, b;
+  share(count * num_chosen(x), t, p->threads, &a, &b);
+  for (int64_t e = used_from(p, x, 0); e < num_experts(x); e = used_from(p, x, e + 1)) {
+    const int64_t place = p->begin[e], n = p->begin[e + 1] - place, to = MIN(b, place + n);
+    const int wanted = reads(&x->each[e].gate) | reads(&x->each[e].up);
+    Block *blocks = group_blocks(p->gathered_blocks, H, place);
+    for (int64_t j = MAX(a, place); j < to && n < p->rows; j++) {
+      const int64_t row = p->from[j];
+      if (wanted & PLAIN) memcpy(p->gathered + j * row_bytes, (const char *)rows->plain + row * row_bytes, H * bytes);
+      for (int64_t i = 0; wanted & BLOCKS && i < num_blocks(H); i++)
+        blocks[i * block_stride(n) + j - place] = rows->blocks[i * block_stride(p->rows) + row];
+    }
+  }
+}
+
+/* Of `count` rows, what their experts returned in the order of their choice, onto columns [a, b) of the residual, or where
+ * it is normed or scaled first, to those of the branch. */
+static void add_parts(Pass *p, const Layer *l, int apart, int64_t first, int64_t count, int64_t a, int64_t b) {
+  const int64_t H = p->model->hidden, each = num_chosen(l->experts);
+  for (int64_t i = 0; i < count; i++) {
+    const float *weight = p->weight + i * each;
+    const int32_t *at = p->at + i * each;
+    float *to = (apart ? p->branch : p->residual) + (first + i) * H;
+    for (int64_t j = a; j < b; j += 16) {
+      const Lanes lanes = first_lanes(b - j);
+      vec y = v_zero();
+      for (int64_t k = 0; k < each; k++)
+        y = v_fma(v_all(weight[k]), v_load_some(lanes, p->parts + at[k] * H + j), y);
+      v_store_some(to + j, lanes, apart ? y : v_add(v_load_some(lanes, to + j), y));
+    }
+  }
+}
+
+/* Gate and up of the experts in all groups, and what comes behind them. */
+static void expert_inner(Pass *p, const Experts *x, const Input *rows, int t) {
+  const Model *m = p->model;
+  const int64_t n = num_experts(x), first = used_from(p, x, 0);
+  int64_t a, b, a1, b1;
+  share_down(m, x, t, p->threads, &a1, &b1);
+  const void *down = row_of(&x->each[first].down, a1);
+  for (int64_t e = first, after; e < n; e = after) {
+    const Expert *w = &x->each[e];
+    const int64_t place = p->begin[e], count = p->begin[e + 1] - place;
+    const Input in = group_input(p, rows, e);
+    float *gate = p->expert_gate + place * p->ld_expert, *up = p->expert_up + place * p->ld_expert;
+    const Gated y = {gate, up, count, p->ld_expert, w->inner, p->expert_inner + place * p->ld_expert * (m->bf16 ? 2 : 4),
+                     p->ld_expert, group_blocks(p->expert_blocks, m->expert_inner, place)};
+    share_expert(w, t, p->threads, &a, &b);
+    after = used_from(p, x, e + 1);
+    if (after < n) share_expert(&x->each[after], t, p->threads, &a1, &b1);
+    linear(&w->gate, a, b, input_of(&in, &w->gate), p->ld_hidden, count, 0, gate, y.ld, 0, row_of(&w->up, a));
+    linear(&w->up, a, b, input_of(&in, &w->up), p->ld_hidden, count, 0, up, y.ld, 0,
+           after < n ? row_of(&x->each[after].gate, a1) : down);
+    activate_rows(p, &y, &w->down, a, b, t);
+  }
+}
+
+/* Rows [a, b) of down of the experts in all groups; `next` is what this thread reads behind them. */
+static void expert_down(Pass *p, const Experts *x, int64_t a, int64_t b, const void *next) {
+  const int64_t H = p->model->hidden, n = num_experts(x);
+  for (int64_t e = used_from(p, x, 0), after; e < n; e = after) {
+    const Expert *w = &x->each[e];
+    const int64_t place = p->begin[e];
+    const Input in = {p->expert_inner + place * p->ld_expert * (p->model->bf16 ? 2 : 4),
+                      group_blocks(p->expert_blocks, p->model->expert_inner, place)};
+    after = used_from(p, x, e + 1);
+    linear(&w->down, a, b, input_of(&in, &w->down), p->ld_expert, p->begin[e + 1] - place, 0, p->parts + place * H, H, 0,
+           after < n ? row_of(&x->each[after].down, a) : next);
+  }
+}
+
+/* The mixture of the normed residual, onto the residual. */
+static void experts_part(Pass *p, const Layer *l, int t, unsigned *phase, const void *next) {
+  const Experts *x = l->experts;
+  const int64_t each = num_chosen(x);
+  const Expert *ends[2] = {&x->each[0], &x->each[num_experts(x) - 1]}; /* all but a shared one are stored alike */
+  const int apart = l->mlp_after || p->model->residual_scale != 0.0;
+  int64_t a, b, d0, d1;
+  int wanted = PLAIN;
+  for (int i = 0; i < 2; i++) wanted |= reads(&ends[i]->gate) | reads(&ends[i]->up);
+  const Input rows = norm(p, wanted, l->mlp_norm, t, phase);
+  share(x->count, t, p->threads, &a, &b);
+  linear(&x->router, a, b, rows.plain, p->ld_hidden, p->rows, 0, p->route, p->ld_route, 0, x->router.data);
+  if (x->shared && t == 0)
+    linear(&x->shared_gate, 0, 1, rows.plain, p->ld_hidden, p->rows, 0, p->route + x->count, p->ld_route, 0,
+           x->router.data);
+  share_down(p->model, x, t, p->threads, &d0, &d1);
+  for (int64_t first = 0; first < p->rows; first += GROUPED_ROWS) {
+    const int64_t count = MIN(GROUPED_ROWS, p->rows - first);
+    barrier(p, phase); /* the router's logits are there, and what is read of the rows before has been read */
+    share(count, t, p->threads, &a, &b);
+    for (int64_t i = a; i < b; i++)
+      choose(x, p->route + (first + i) * p->ld_route, p->expert + i * each, p->weight + i * each);
+    barrier(p, phase);
+    if (t == 0) group(p, x, first, count);
+    barrier(p, phase);
+    if (p->rows > 1) gather(p, x, &rows, count, t), barrier(p, phase);
+    expert_inner(p, x, &rows, t);
+    barrier(p, phase);
+    expert_down(p, x, d0, d1, next);
+    add_parts(p, l, apart, first, count, d0, d1);
+  }
+  if (apart) add_branch(p, l->mlp_after, d0, d1, phase);
+}
+
+#endif
