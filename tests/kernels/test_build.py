@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from foretell.core.errors import ConfigError
-from foretell.kernels import build
+from foretell.kernels import build, native
 from foretell.kernels.build import KERNELS, VARIANTS, BuildError, Kernel, variant_of
 
 
@@ -72,11 +72,13 @@ ALL = frozenset(flag for variant in VARIANTS.values() for flag in variant.needs)
 @pytest.mark.parametrize(
     ("lacks", "best", "chosen"),
     [
-        ((), None, "avx512_bf16"),
+        ((), None, "amx"),
+        (("amx_int8",), None, "avx512_bf16"),
         (("avx512_bf16",), None, "avx512_vnni"),
         (("avx512_bf16", "avx512_vnni"), None, "avx512"),
         (("avx512dq",), None, "avx2"),
         ((), "avx2", "avx2"),
+        ((), "avx512_bf16", "avx512_bf16"),
         ((), "avx512", "avx512"),
         (("avx512bw",), "avx512", "avx2"),
     ],
@@ -85,10 +87,37 @@ def test_the_best_variant_that_the_cpu_has_and_the_user_allows_is_chosen(
     lacks: tuple[str, ...], best: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "cpu_flags", lambda: ALL - set(lacks))
+    monkeypatch.setattr(build, "amx_permitted", lambda: True)
+    monkeypatch.delenv("FORETELL_AMX", raising=False)
     monkeypatch.setenv("FORETELL_ISA", best or "")
     assert variant_of("native") == chosen
     small = variant_of("race")
-    assert small == ("avx512" if chosen.startswith("avx512") else "avx2")
+    assert small == ("avx2" if chosen == "avx2" else "avx512")
+
+
+@pytest.mark.parametrize(("permitted", "wanted", "chosen"), [(True, "1", 0), (False, "1", 1), (True, "0", 1)])
+def test_amx_runs_where_the_system_permits_it_and_the_user_does_not_turn_it_off(
+    permitted: bool, wanted: str, chosen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "cpu_flags", lambda: ALL)
+    monkeypatch.setattr(build, "amx_permitted", lambda: permitted)
+    monkeypatch.setenv("FORETELL_AMX", wanted)
+    monkeypatch.delenv("FORETELL_ISA", raising=False)
+    assert build.variants_of("native") == list(KERNELS["native"].variants[chosen:])
+    monkeypatch.setenv("FORETELL_ISA", "amx")
+    assert variant_of("native") == KERNELS["native"].variants[chosen]
+
+
+def test_a_variant_that_cannot_be_built_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    """An old compiler: the next variant runs, and where none can be built the best one's reason is told."""
+    built = ctypes.CDLL(None)
+    monkeypatch.setattr(native, "variants_of", lambda name: ["amx", "avx512_bf16"])
+    monkeypatch.setattr(native, "_library", lambda name: (None, "no AMX") if name == "amx" else (built, None))
+    assert native.library() == (built, None)
+    assert native.variant() == "avx512_bf16"
+    monkeypatch.setattr(native, "_library", lambda name: (None, f"no {name}"))
+    assert native.library() == (None, "no amx")
+    assert native.variant() is None
 
 
 def test_where_nothing_fits_the_reason_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +135,7 @@ def test_where_nothing_fits_the_reason_names_what_is_missing(monkeypatch: pytest
 
 def test_an_unknown_variant_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FORETELL_ISA", "avx9")
-    with pytest.raises(ConfigError, match="'avx9'; it must be one of avx512_bf16"):
+    with pytest.raises(ConfigError, match="'avx9'; it must be one of amx, avx512_bf16"):
         variant_of("native")
 
 

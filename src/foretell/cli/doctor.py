@@ -258,7 +258,8 @@ def _about(found: "Checkup") -> Iterator[str]:
     where = m.accelerator or f"{m.processor}, {m.threads} of {m.cores} cores"
     held = m.dtype if m.weights == m.dtype else f"{m.weights} weights, {m.dtype} cache"
     yield f"machine: {where}"
-    yield f"target:  {found.target}, {m.implementation}, {held}, {m.weight_bytes / 1e6:.0f} MB a pass"
+    ran = f"{m.implementation} ({m.kernels})" if m.kernels else m.implementation
+    yield f"target:  {found.target}, {ran}, {held}, {m.weight_bytes / 1e6:.0f} MB a pass"
     if found.plain_pass_seconds is not None:
         step = 1e3 * (found.plain_step_seconds or 0.0)
         line = f"pass:    {found.plain_pass_seconds * 1e3:.2f} ms, a plain step {step:.2f} ms"

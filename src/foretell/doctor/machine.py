@@ -10,6 +10,7 @@ import torch
 from foretell.core.errors import ForetellError
 from foretell.core.provenance import provenance
 from foretell.engine.engine import Engine
+from foretell.kernels.native import variant
 from foretell.model.bandwidth import dram_read_bandwidth
 from foretell.model.checkpoint import resolve
 from foretell.model.load import FAST, load_config, unsupported
@@ -28,6 +29,7 @@ class Machine:
     load_average: float | None  # of the last minute, when the doctor began
     accelerator: str | None
     implementation: str
+    kernels: str | None  # what native passes are compiled for, as FORETELL_ISA names it; None where they do not run
     why_not: dict[str, str]  # faster implementation -> why it does not run this target
     dtype: str
     weights: str
@@ -58,6 +60,7 @@ def look(engine: Engine, *, bandwidth: bool = True) -> Machine:
         load_average=load[0] if load else None,
         accelerator=origin["accelerator"],
         implementation=spec.implementation,
+        kernels=variant() if spec.implementation == "native" else None,
         why_not=_why_not(engine),
         dtype=dtype,
         weights=spec.weights or dtype,

@@ -6,8 +6,8 @@ has several variants, for instruction sets that are named to the compiler; which
 the CPU. A wheel may bring all of them (``prebuild``). What is compiled lies in the user's cache directory under a name
 that hashes source, flags and compiler, and is put there by one rename, so that processes may build it at the same time.
 
-``FORETELL_ISA`` names the best variant that may be chosen (``avx2`` on a CPU that has more), and ``FORETELL_NATIVE=0``
-turns all kernels off.
+``FORETELL_ISA`` names the best variant that may be chosen (``avx2`` on a CPU that has more), ``FORETELL_AMX=0`` leaves out
+that with AMX, and ``FORETELL_NATIVE=0`` turns all kernels off.
 """
 
 import contextlib
@@ -31,6 +31,7 @@ from foretell.core.errors import ConfigError
 
 _FLAGS = ("-O3", "-fPIC", "-std=gnu11")
 _TIMEOUT_S = 240
+_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA = 158, 0x1023, 18  # Linux, x86-64: arch/x86/include/uapi/asm/prctl.h
 _PREBUILT = Path(__file__).with_name("prebuilt")
 
 
@@ -48,8 +49,13 @@ _AVX512 = Variant(
 )
 _AVX512_VNNI = Variant((*_AVX512.needs, "avx512_vnni"), (*_AVX512.flags, "-mavx512vnni"))
 _AVX512_BF16 = Variant((*_AVX512_VNNI.needs, "avx512_bf16"), (*_AVX512_VNNI.flags, "-mavx512bf16"))
+_AMX = Variant(
+    (*_AVX512_BF16.needs, "amx_tile", "amx_int8", "amx_bf16"),
+    (*_AVX512_BF16.flags, "-mamx-tile", "-mamx-int8", "-mamx-bf16"),
+)
 
 VARIANTS = {
+    "amx": _AMX,
     "avx512_bf16": _AVX512_BF16,
     "avx512_vnni": _AVX512_VNNI,
     "avx512": _AVX512,
@@ -74,7 +80,7 @@ KERNELS = {
     "race": Kernel("race.c", ("-ffp-contract=off",)),
     "residual": Kernel("residual.c", ("-fopenmp-simd",)),
     # Its OpenMP runtime is the one that torch has loaded: see native.py.
-    "native": Kernel("native/native.c", ("-fopenmp",), ("avx512_bf16", "avx512_vnni", "avx512", "avx2")),
+    "native": Kernel("native/native.c", ("-fopenmp",), ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")),
 }
 
 
@@ -92,19 +98,31 @@ def load_library(name: str, variant: str | None = None) -> ctypes.CDLL:
 
 def variant_of(name: str) -> str:
     """The variant of a kernel that this CPU runs. Raises BuildError where there is none, or kernels are turned off."""
+    return variants_of(name)[0]
+
+
+def variants_of(name: str) -> list[str]:
+    """All variants of a kernel that this CPU runs and the user allows, best first, and at least one.
+
+    Raises BuildError where there is none, or kernels are turned off.
+    """
     if os.environ.get("FORETELL_NATIVE", "1") == "0":
         raise BuildError("disabled by FORETELL_NATIVE=0")
     best = os.environ.get("FORETELL_ISA") or next(iter(VARIANTS))
     if best not in VARIANTS:
         raise ConfigError(f"FORETELL_ISA is {best!r}; it must be one of {', '.join(VARIANTS)}, or not be set")
     allowed = list(VARIANTS)[list(VARIANTS).index(best) :]
-    missing = ""
+    if os.environ.get("FORETELL_AMX", "1") == "0":
+        allowed = [variant for variant in allowed if variant != "amx"]
+    missing, runs = "", []
     for variant in allowed:
         lacking = [flag for flag in VARIANTS[variant].needs if flag not in cpu_flags()]
         if variant in KERNELS[name].variants:
-            if not lacking:
-                return variant
-            missing = lacking[0]
+            missing = lacking[0] if lacking else missing
+            if not lacking and (variant != "amx" or amx_permitted()):
+                runs.append(variant)
+    if runs:
+        return runs
     if not missing:
         raise BuildError(f"it has no variant {best}")
     raise BuildError(f"the CPU lacks {missing}" if cpu_flags() else "the CPU's instructions are not known")
@@ -119,6 +137,17 @@ def cpu_flags() -> frozenset[str]:
         return _cpu_flags_of_torch()
     found = re.search(r"^flags\s*:\s*(.*)$", text, re.MULTILINE)
     return frozenset(found.group(1).split()) if found else frozenset()
+
+
+@cache
+def amx_permitted() -> bool:
+    """Whether the system lets this process use AMX: it is asked here, once, for all its threads and forks."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    try:
+        return bool(ctypes.CDLL(None).syscall(_ARCH_PRCTL, _REQUEST_STATE, _TILE_DATA) == 0)
+    except (OSError, AttributeError):  # no such function
+        return False
 
 
 def _cpu_flags_of_torch() -> frozenset[str]:

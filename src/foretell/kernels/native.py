@@ -5,15 +5,32 @@ import re
 from functools import cache
 from pathlib import Path
 
-from foretell.kernels.build import BuildError, load_library, variant_of
+from foretell.kernels.build import BuildError, load_library, variants_of
 
 
 def library() -> tuple[ctypes.CDLL | None, str | None]:
     """The library, or None and the reason why there is none. It may be compiled at the first call (some seconds)."""
+    return _best()[:2]
+
+
+def variant() -> str | None:
+    """The instructions that the library was compiled for, a name of ``build.VARIANTS``; None where there is none."""
+    return _best()[2]
+
+
+def _best() -> tuple[ctypes.CDLL | None, str | None, str | None]:
+    """The first variant that can be loaded: an old compiler knows AVX2 and no AMX."""
     try:
-        return _library(variant_of("native"))
+        names = variants_of("native")
     except BuildError as error:
-        return None, str(error)
+        return None, str(error), None
+    reasons = []
+    for name in names:
+        lib, reason = _library(name)
+        if lib is not None:
+            return lib, None, name
+        reasons.append(reason)
+    return None, reasons[0], None
 
 
 @cache

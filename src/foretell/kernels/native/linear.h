@@ -1,6 +1,8 @@
 /* Products of activations with a matrix: tiles of R weight rows by M activation rows. */
 #ifndef FORETELL_LINEAR_H
 #define FORETELL_LINEAR_H
+#include "amx_bf16.h"
+#include "amx_quant.h"
 #include "quant.h"
 
 /* How a type is read: a part of the weights, the last n values of them, the same of the activations, and in how many
@@ -166,15 +168,24 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
     }                                                                                                                  \
   }
 DEFINE_LINEAR(float)
+#if !AMX
 DEFINE_LINEAR(bf16)
+#endif
 
 /* Rows [a, b) of w times `rows` activation rows x [rows, ldx], plus bias (or NULL), to out [rows, ldo], or added to it.
  * x has the type that the format asks for (of a quantised one blocks: ldx is not read). `next` is what this thread will
  * read after row b: it is prefetched. */
 static void linear(const Matrix *w, int64_t a, int64_t b, const void *x, int64_t ldx, int64_t rows, const float *bias,
                    float *out, int64_t ldo, int add, const void *next) {
+#if AMX
+  if (w->format == BF16)
+    linear_bf16_amx(w->data, w->columns, a, b, x, ldx, rows, bias, out, ldo, add, next);
+  else if (is_quantised(w) && amx_takes(w->format, rows))
+    linear_quant_amx(w, a, b, x, rows, bias, out, ldo, add, next);
+#else
   if (w->format == BF16)
     linear_bf16(w->data, w->columns, a, b, x, ldx, rows, bias, out, ldo, add, next);
+#endif
   else if (is_quantised(w))
     linear_quant(w, a, b, x, rows, bias, out, ldo, add, next);
   else

@@ -20,8 +20,10 @@
  *
  *  - Quantised weights stay packed: see quant.h. Activations are rounded to int8 where such a matrix reads them.
  *
- * Other weights and K, V are float or bf16; residual stream, scores and sums are float. Needs AVX-512 F, BW, DQ, VL, and
- * AVX512_BF16 for bf16 models.
+ *  - AMX. Built for it, bf16 matrices are multiplied by it at every number of rows (amx_bf16.h: an order of sums of its own),
+ *    quantised ones where it is faster, with the same bits (amx_quant.h).
+ *
+ * Other weights and K, V are float or bf16; residual stream, scores and sums are float.
  */
 #include "common.h"
 
@@ -214,6 +216,15 @@ int64_t foretell_move(const Model *m, const Cache *cache, int64_t count, const i
   }
   free(held);
   return 0;
+}
+
+/* Let passes over so many rows or more use AMX for quantised matrices (0: none; -1: where it is faster). Returns what it
+ * was, -2 where this library was built without. */
+int64_t foretell_amx_rows(int64_t rows) {
+  const int64_t before = amx_rows;
+  if (!AMX) return -2;
+  amx_rows = rows;
+  return before;
 }
 
 /* Read `bytes` (a multiple of 256 per thread) once with all threads; the result only keeps the reads alive. */

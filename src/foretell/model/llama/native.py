@@ -2,7 +2,8 @@
 
 Weights stay in the checkpoint's own [out, in] layout: read once from safetensors into huge pages, or shared with a
 loaded transformers module. Every output is summed in one order whatever the number of rows, the tree, the batch and the
-slots, so plain decoding, verification and prefill agree bit for bit, in float32 and in bfloat16.
+slots, so plain decoding, verification and prefill agree bit for bit, in float32 and in bfloat16 (whose order with AMX is
+another than without).
 """
 
 import contextlib
@@ -450,6 +451,9 @@ class NativeFunctions:
         lib.foretell_rows.argtypes = [pointer, pointer, number, pointer]
         self.finish: Callable[..., int] = lib.foretell_finish
         lib.foretell_finish.argtypes = [pointer, pointer, number]
+        self.amx_rows: Callable[[int], int] = lib.foretell_amx_rows
+        lib.foretell_amx_rows.argtypes = [number]
+        lib.foretell_amx_rows.restype = number
         for function in (self.forward, self.scratch, self.move, self.read, self.product, self.rows, self.finish):
             function.restype = number
 
