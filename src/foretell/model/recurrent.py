@@ -18,9 +18,10 @@ from foretell.model.cache import KVCache
 
 Key = tuple[str, int]
 """("conv" or "recurrent", number): one state of a mixer, as transformers names it."""
-BASE, LIVE, READ, SIDE = range(4)
+BASE, LIVE, READ, SIDE, WHOLE = range(5)
 """Columns of ``States.meta``: position of the committed state; position of the state after the last pass, -1 where that is
-not known; position up to which inputs are held; which of the two places (0, 1) holds the committed state."""
+not known; position up to which inputs are held; which of the two places (0, 1) holds the committed state; 1 where of every
+input that is held the outputs of the linear layers are held too."""
 _FIRST_INPUTS = 32  # of a row; more are allocated when a pass needs them
 MIN_SPACING, MAX_SPACING = 256, 2048
 """Bounds of ``RecurrentCache.spacing``, tokens."""
@@ -37,6 +38,14 @@ class MixerLayout:
     dtype: torch.dtype  # of that input
     device: torch.device
     fill: dict[Key, float] = field(default_factory=dict)  # what a state holds before any token, where that is not zero
+    linear: dict[str, int] = field(
+        default_factory=dict
+    )  # sizes of the outputs held of its linear layers, by their names
+
+    @property
+    def held(self) -> dict[str, int]:
+        """Sizes of what is held of a token: the input, by no name, and outputs of linear layers."""
+        return {"": self.width, **self.linear}
 
     @property
     def num_bytes(self) -> int:
@@ -63,7 +72,7 @@ class States:
     def __init__(self, layouts: Sequence[MixerLayout], reserve: int) -> None:
         self.layouts = list(layouts)
         self.reserve = reserve
-        self.meta = np.zeros((len(self.layouts), reserve, 4), dtype=np.int64)
+        self.meta = np.zeros((len(self.layouts), reserve, WHOLE + 1), dtype=np.int64)
         self.tensors: list[dict[Key, Tensor]] = [
             {
                 key: torch.zeros(2, reserve, *shape, dtype=one.dtypes[key], device=one.device)
@@ -71,8 +80,12 @@ class States:
             }
             for one in self.layouts
         ]
-        self.inputs: list[Tensor] = [
-            torch.zeros(reserve, _FIRST_INPUTS, one.width, dtype=one.dtype, device=one.device) for one in self.layouts
+        self.held: list[dict[str, Tensor]] = [
+            {
+                name: torch.zeros(reserve, _FIRST_INPUTS, width, dtype=one.dtype, device=one.device)
+                for name, width in one.held.items()
+            }
+            for one in self.layouts
         ]
 
     def grow(self, reserve: int) -> None:
@@ -81,17 +94,18 @@ class States:
         if more <= 0:
             return
         self.reserve = reserve
-        self.meta = np.concatenate([self.meta, np.zeros((len(self.layouts), more, 4), dtype=np.int64)], 1)
+        self.meta = np.concatenate([self.meta, np.zeros((len(self.layouts), more, WHOLE + 1), dtype=np.int64)], 1)
         for one, tensors in enumerate(self.tensors):
             for key, old in tensors.items():
                 tensors[key] = torch.cat([old, old.new_zeros(2, more, *old.shape[2:])], 1)
-            old = self.inputs[one]
-            self.inputs[one] = torch.cat([old, old.new_zeros(more, *old.shape[1:])])
+            for name, old in self.held[one].items():
+                self.held[one][name] = torch.cat([old, old.new_zeros(more, *old.shape[1:])])
 
     def reset(self, start: int, stop: int) -> None:
         """Rows [start, stop) have read nothing."""
         self.meta[:, start:stop] = 0
         self.meta[:, start:stop, LIVE] = -1
+        self.meta[:, start:stop, WHOLE] = 1
         for one, tensors in zip(self.layouts, self.tensors, strict=True):
             for key, memory in tensors.items():
                 memory[:, start:stop] = one.fill.get(key, 0.0)
@@ -106,8 +120,9 @@ class States:
         for tensors in self.tensors:
             for memory in tensors.values():
                 memory[:, places] = memory[:, sources]
-        for inputs in self.inputs:
-            inputs[places] = inputs[sources]
+        for held in self.held:
+            for inputs in held.values():
+                inputs[places] = inputs[sources]
 
     def take(self, other: "States", start: int, stop: int, at: int) -> None:
         """Copy rows [start, stop) of another model's memory of the same layouts to rows at, at + 1, ..."""
@@ -116,19 +131,18 @@ class States:
         for mine, theirs in zip(self.tensors, other.tensors, strict=True):
             for key, memory in mine.items():
                 memory[:, at : at + count] = theirs[key][:, start:stop]
-        for one, inputs in enumerate(other.inputs):
-            self.hold(one, inputs.shape[1])
-            self.inputs[one][at : at + count, : inputs.shape[1]] = inputs[start:stop]
+        for one, held in enumerate(other.held):
+            for name, inputs in held.items():
+                self.hold(one, inputs.shape[1])[name][at : at + count, : inputs.shape[1]] = inputs[start:stop]
 
-    def hold(self, mixer: int, count: int) -> Tensor:
-        """The held inputs of a mixer [R, M, width], with room for at least count tokens."""
-        inputs = self.inputs[mixer]
-        if inputs.shape[1] < count:
-            more = max(count, 2 * inputs.shape[1]) - inputs.shape[1]
-            inputs = self.inputs[mixer] = torch.cat(
-                [inputs, inputs.new_zeros(inputs.shape[0], more, inputs.shape[2])], 1
-            )
-        return inputs
+    def hold(self, mixer: int, count: int) -> dict[str, Tensor]:
+        """What is held of a mixer's tokens, each [R, M, size] (``MixerLayout.held``), with room for count or more."""
+        held = self.held[mixer]
+        for name, inputs in held.items():
+            if inputs.shape[1] < count:
+                more = max(count, 2 * inputs.shape[1]) - inputs.shape[1]
+                held[name] = torch.cat([inputs, inputs.new_zeros(inputs.shape[0], more, inputs.shape[2])], 1)
+        return held
 
     def save(self, row: int, most: int) -> Saved | None:
         """A copy of a row's latest states after at most ``most`` tokens; None where only the empty one is known."""
@@ -150,7 +164,7 @@ class States:
 
     def load(self, row: int, saved: Saved) -> None:
         """Put a row back to what ``save`` has copied."""
-        self.meta[:, row] = (saved.position, -1, saved.position, 0)
+        self.meta[:, row] = (saved.position, -1, saved.position, 0, 1)
         for mine, theirs in zip(self.tensors, saved.tensors, strict=True):
             for key, memory in mine.items():
                 memory[0, row] = theirs[key]
@@ -169,7 +183,7 @@ class RecurrentCache(KVCache):
     @property
     def bytes_per_row(self) -> int:
         """Bytes of a row that do not depend on its length: two states of every mixer, and the inputs held."""
-        held = sum(_FIRST_INPUTS * one.width * one.dtype.itemsize for one in self.states.layouts)
+        held = sum(_FIRST_INPUTS * sum(one.held.values()) * one.dtype.itemsize for one in self.states.layouts)
         return 2 * self._state_bytes + held
 
     @property

@@ -211,15 +211,12 @@ def test_full_acceptance_reads_nothing_again() -> None:
 
 def test_a_lag_that_is_not_read_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the states after rejected guesses are taken for committed ones."""
-    read = recurrent._Call._inputs
+    held = recurrent._Call._held
 
-    def forget(self: Any, new: Any, lag: Any, width: int, rows: Any) -> Any:
-        return torch.zeros_like(read(self, new, lag, width, rows)) if lag.any() else read(self, new, lag, width, rows)
+    def forget(self: Any, rows: Any, count: int) -> Any:
+        return {name: torch.zeros_like(given) for name, given in held(self, rows, count).items()}
 
-    monkeypatch.setattr(recurrent._Call, "_inputs", forget)
-    monkeypatch.setattr(
-        recurrent._Call, "_run", lambda self, inputs, states, total, begin: self._once(inputs, states, begin)
-    )
+    monkeypatch.setattr(recurrent._Call, "_held", forget)
     module = family_module("qwen3_next")
     with pytest.raises(ModelError, match="lines of guesses differ"):
         TransformersModel(module)

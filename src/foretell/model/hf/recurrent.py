@@ -11,7 +11,7 @@ used (its lag grows instead); wide passes (prompts) are run in groups of equal l
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
 from foretell.model.hf.attention import RecordingCache, SlotCache
+from foretell.model.hf.held import LinearOutputs, Places, answering, linear_layers
 from foretell.model.hf.keepers import Keeper, keeper_of
-from foretell.model.recurrent import BASE, LIVE, READ, SIDE, Key, MixerLayout, RecurrentCache
+from foretell.model.hf.scans import short_scan
+from foretell.model.recurrent import BASE, LIVE, READ, SIDE, WHOLE, Key, MixerLayout, RecurrentCache
 
 Ints = NDArray[Any]
-LAG_LIMIT = 8
+LAG_LIMIT = 4
 """Inputs read again in front of a pass; more are read in a call of their own."""
 PAD_LIMIT = 32
 """Tokens of a call up to which rows are padded to one length."""
@@ -42,6 +44,7 @@ class Mixer:
     layout: MixerLayout
     argument: str  # the name of its input
     keeper: Keeper | None = None  # where it does not keep its states in transformers' cache
+    linears: dict[str, nn.Linear] = field(default_factory=dict)  # those whose outputs are held
 
 
 class Reading:
@@ -170,6 +173,7 @@ class _Call:
         settled = is_live & (start <= self.committed)
         meta[settled, SIDE] ^= 1
         meta[settled, BASE] = meta[settled, READ] = start[settled]
+        meta[settled, WHOLE] = 1
         if ((meta[:, BASE] > start) | (~is_live & (meta[:, READ] < start))).any():
             raise RuntimeError(
                 f"a pass begins at {start.tolist()}; states are held from {meta[:, BASE].tolist()}, inputs up to "
@@ -186,57 +190,66 @@ class _Call:
         offset = start - meta[:, BASE]
         side = meta[:, SIDE] ^ (is_live & ~settled)
         meta[:, LIVE] = -1
-        output, exact = self._read(hidden, np.where(is_live, 0, offset), side, meta[:, SIDE] ^ 1)
+        output, exact, new = self._read(hidden, np.where(is_live, 0, offset), side, meta)
         meta[exact, LIVE] = start[exact] + self.count[exact]
         meta[:, READ] = start
         if int(self.count.max()) <= HELD_LIMIT:
-            self._hold(hidden, offset)
+            held = {"": hidden, **new}
+            for name, given in held.items():
+                self._hold(name, given, offset)
             meta[:, READ] += self.count
+            if len(held) <= len(self.mixer.linears):
+                meta[:, WHOLE] = 0
         all_meta[rows] = meta
         return output
 
     # -- calls -----------------------------------------------------------------------------------------------------
 
-    def _read(self, hidden: Tensor, lag: Ints, side: Ints, after: Ints) -> tuple[Any, Ints]:
+    def _read(self, hidden: Tensor, lag: Ints, side: Ints, meta: Ints) -> tuple[Any, Ints, dict[str, Tensor]]:
         """Read the lag of each row and its new inputs, from the states at ``side``; put the states of rows that end where
-        their call does to ``after``. What the mixer returned for the new inputs, and which rows these are [b]."""
+        their call does to the other side than the committed ones. What the mixer returned for the new inputs, which rows
+        these are [b], and what its linear layers returned for them, by name: of all layers or of none."""
         total, num_new = lag + self.count, hidden.shape[1]
-        everywhere, widest = np.arange(len(total)), int(total.max())
+        everywhere, widest, after = np.arange(len(total)), int(total.max()), meta[:, SIDE] ^ 1
         groups = [(everywhere, widest)]
         if not self.tokenwise and widest > PAD_LIMIT:
             groups = [(np.nonzero(total == width)[0], int(width)) for width in np.unique(total)]
         exact = np.ones(len(total), dtype=bool) if self.tokenwise or len(groups) > 1 else total == widest
         output: Any = None
+        outputs: LinearOutputs | None = None
         for chosen, width in groups:
-            whole = len(groups) == 1
-            inputs = self._inputs(hidden if whole else hidden[chosen], lag[chosen], width, self.rows[chosen])
-            begin = (self.start - lag)[chosen]
-            result, states = self._run(inputs, self._pick(self.rows[chosen], side[chosen]), total[chosen], begin)
+            whole, rows = len(groups) == 1, self.rows[chosen]
+            places = Places(lag[chosen], width, int(self.count[chosen].max()))
+            held = self._held(rows, places.behind) if places.behind else None
+            given = (hidden if whole else hidden[chosen])[:, : places.num_new]
+            if whole and self._holds(hidden):
+                outputs = LinearOutputs(places, held if meta[lag > 0, WHOLE].all() else None)
+            result, states = self._run(
+                places.join(None if held is None else held[""], given),
+                self._pick(rows, side[chosen]),
+                total[chosen],
+                (self.start - lag)[chosen],
+                outputs,
+            )
             kept = exact[chosen]
             if not kept.all():
                 at = torch.from_numpy(np.nonzero(kept)[0])
                 states = {key: x[at.to(x.device)] for key, x in states.items()}
-            self._put(self.rows[chosen[kept]], after[chosen[kept]], states)
+            self._put(rows[kept], after[chosen[kept]], states)
             first, rest = (result[0], result[1:]) if isinstance(result, tuple) else (result, None)
-            if width != num_new or lag[chosen].any():
-                back = torch.from_numpy(lag[chosen])[:, None] + torch.arange(num_new)[None]
-                back = back.clamp(max=width - 1).to(first.device)
-                first = first.gather(1, back[..., None].expand(-1, -1, first.shape[-1]))
+            first = places.new(first)
+            if first.shape[1] < num_new:  # no row has as many: padding, which nobody reads
+                first = torch.nn.functional.pad(first, (0, 0, 0, num_new - first.shape[1]))
             if output is None:
                 output = first if whole else first.new_zeros(len(total), *first.shape[1:])
             if not whole:
                 output[torch.from_numpy(chosen).to(first.device)] = first
-        return (output if rest is None else (output, *rest)), exact
+        new = {} if outputs is None or len(outputs.new) < len(self.mixer.linears) else outputs.new
+        return (output if rest is None else (output, *rest)), exact, new
 
-    def _inputs(self, new: Tensor, lag: Ints, width: int, rows: Ints) -> Tensor:
-        """[b, width, H] the held inputs of each row, then its new ones, then anything."""
-        behind = int(lag.max())
-        if not behind:
-            return new[:, :width]
-        shift, at = torch.from_numpy(lag)[:, None], torch.arange(width)[None]
-        index = torch.where(at < shift, at, behind + (at - shift).clamp(max=new.shape[1] - 1)).to(new.device)
-        both = torch.cat([self._held(rows, behind), new], 1)
-        return both.gather(1, index[..., None].expand(-1, -1, new.shape[-1]))
+    def _holds(self, given: Tensor) -> bool:
+        """Whether what the linear layers return is held: their products are dear on a CPU alone."""
+        return bool(self.mixer.linears) and not self.tokenwise and given.device.type == "cpu"
 
     def _advance(self, counts: Ints, meta: Ints) -> None:
         """Move the committed state of each row on by counts of its held inputs; they are 0 or equal, unless tokenwise."""
@@ -245,17 +258,20 @@ class _Call:
             return
         rows, wanted = self.rows[chosen], counts[chosen]
         held, states = self._held(rows, int(wanted.max())), self._pick(rows, meta[chosen, SIDE])
-        _, states = self._run(held, states, wanted, meta[chosen, BASE])
+        outputs = None
+        if self._holds(held[""]) and meta[chosen, WHOLE].all():
+            outputs = LinearOutputs(Places(0 * wanted, int(wanted.max()), int(wanted.max())), held, again=True)
+        _, states = self._run(held[""], states, wanted, meta[chosen, BASE], outputs)
         meta[chosen, SIDE] ^= 1
         meta[chosen, BASE] += wanted
         self._put(rows, meta[chosen, SIDE], states)
-        inputs = self.states.inputs[self.index]
-        for row, count, left in zip(rows, wanted, (meta[:, READ] - meta[:, BASE])[chosen], strict=True):
-            if left > 0:
-                inputs[row, :left] = inputs[row, count : count + left].clone()
+        for kept in self.states.held[self.index].values():
+            for row, count, left in zip(rows, wanted, (meta[:, READ] - meta[:, BASE])[chosen], strict=True):
+                if left > 0:
+                    kept[row, :left] = kept[row, count : count + left].clone()
 
     def _run(
-        self, inputs: Tensor, states: dict[Key, Tensor], total: Ints, begin: Ints
+        self, inputs: Tensor, states: dict[Key, Tensor], total: Ints, begin: Ints, outputs: LinearOutputs | None
     ) -> tuple[Any, dict[Key, Tensor]]:
         """The mixer over inputs [b, T, H], whose first is at positions begin [b], from states; what it returns, and the
         states after it (of rows that are shorter than T: after their own last token where it reads token by token, else
@@ -263,8 +279,8 @@ class _Call:
         width = inputs.shape[1]
         whole = not self.tokenwise or width == 1
         if whole or ((total == width).all() and not begin.any()):
-            return self._once(inputs, states, begin)  # from nothing, every mixer can read a whole text
-        outputs: list[Tensor] = []
+            return self._once(inputs, states, begin, outputs)  # from nothing, every mixer can read a whole text
+        pieces: list[Tensor] = []
         result: Any = None
         for at in range(width):
             going = total > at
@@ -277,18 +293,21 @@ class _Call:
                     for key, x in after.items()
                 }
             states = after
-            outputs.append(result[0] if isinstance(result, tuple) else result)
-        joined = torch.cat(outputs, 1)
+            pieces.append(result[0] if isinstance(result, tuple) else result)
+        joined = torch.cat(pieces, 1)
         return ((joined, *result[1:]) if isinstance(result, tuple) else joined), states
 
-    def _once(self, inputs: Tensor, states: dict[Key, Tensor], begin: Ints) -> tuple[Any, dict[Key, Tensor]]:
+    def _once(
+        self, inputs: Tensor, states: dict[Key, Tensor], begin: Ints, outputs: LinearOutputs | None = None
+    ) -> tuple[Any, dict[Key, Tensor]]:
         keeper = self.mixer.keeper
         if keeper is not None:
             positions = torch.from_numpy(begin[:, None] + np.arange(inputs.shape[1])).to(inputs.device)
             return keeper.call(self.run, inputs, positions, states, self.kwargs)
         layer = self.mixer.layout.layer
         opened = self.cache.open[layer] = dict(states)
-        result = self.run(inputs, *self.args, **self.kwargs)
+        with short_scan(self.mixer.module, inputs) as besides, answering(self.mixer.linears, outputs):
+            result = self.run(inputs, *self.args, **self.kwargs, **besides)
         del self.cache.open[layer]
         return result, opened
 
@@ -311,21 +330,24 @@ class _Call:
         for key, memory in self.tensors.items():
             memory[sides.to(memory.device), at.to(memory.device)] = states[key].to(memory.dtype)
 
-    def _held(self, rows: Ints, count: int) -> Tensor:
-        """[b, count, H] the inputs held since the committed state of some rows."""
-        inputs = self.states.inputs[self.index]
-        return inputs[torch.from_numpy(rows).to(inputs.device), :count]
+    def _held(self, rows: Ints, count: int) -> dict[str, Tensor]:
+        """[b, count, H] what is held since the committed state of some rows: inputs, by no name, and linear outputs."""
+        held = self.states.held[self.index]
+        if len(rows) == 1:
+            return {name: x[int(rows[0]) : int(rows[0]) + 1, :count] for name, x in held.items()}
+        at = torch.from_numpy(rows)
+        return {name: x[at.to(x.device), :count] for name, x in held.items()}
 
-    def _hold(self, hidden: Tensor, offset: Ints) -> None:
-        """Hold the new inputs behind those that are held already."""
+    def _hold(self, name: str, given: Tensor, offset: Ints) -> None:
+        """Hold the new inputs, or a layer's outputs for them, behind those that are held already."""
         width = int(self.count.max())
-        inputs = self.states.hold(self.index, int(offset.max()) + width)
+        held = self.states.hold(self.index, int(offset.max()) + width)[name]
         if len(offset) == 1:
-            inputs[self.rows[0], offset[0] : offset[0] + width] = hidden[0, :width]
+            held[self.rows[0], offset[0] : offset[0] + width] = given[0, :width]
             return
-        rows = torch.from_numpy(self.rows[:, None]).to(inputs.device)
-        at = torch.from_numpy(offset[:, None] + np.arange(width)).to(inputs.device)  # [b, w]
-        inputs[rows, at] = hidden[:, :width].to(inputs.dtype)
+        rows = torch.from_numpy(self.rows[:, None]).to(held.device)
+        at = torch.from_numpy(offset[:, None] + np.arange(width)).to(held.device)  # [b, w]
+        held[rows, at] = given[:, :width].to(held.dtype)
 
 
 # -- finding them ------------------------------------------------------------------------------------------------------
@@ -412,6 +434,7 @@ class StateRecorder(RecordingCache):
         for module, (number, states) in self.found.items():
             name, given = inputs[module]
             kept = keepers.get(module)
+            linears = {} if kept is not None else linear_layers(module, given.dtype)
             layout = MixerLayout(
                 layer=number,
                 shapes={key: tuple(x.shape[1:]) for key, x in states.items()},
@@ -420,6 +443,7 @@ class StateRecorder(RecordingCache):
                 dtype=given.dtype,
                 device=given.device,
                 fill={} if kept is None else kept.fill,
+                linear={one: layer.out_features for one, layer in linears.items()},
             )
-            found.append(Mixer(module, layout, name, kept))
+            found.append(Mixer(module, layout, name, kept, linears))
         return sorted(found, key=lambda mixer: mixer.layout.layer)
