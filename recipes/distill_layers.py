@@ -12,7 +12,8 @@ plus, to begin with, the distance of the normed hidden states. The target's laws
 pass of it is needed here. By the hash of the prompt a part of the texts is held out, as by ``train.responses``; what the
 draft will keep is measured on these alone, with the target's mass outside the chosen tokens counted as lost.
 
-It goes on where it was killed (state.pt), waits while there is a file PAUSE, and takes its minutes from the file MINUTES.
+It goes on where it was killed (state.pt), waits while there is a file PAUSE, and takes its minutes (of the processor, not
+of the clock) from the file MINUTES.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 from transformers import AutoConfig, LlamaConfig, LlamaModel
 
+from foretell.methods.draft_model.borrowed import save_borrowed
 from recipes.own_answers import padded
 from recipes.process import Stopwatch, budget_minutes, prepare, wait_while_paused
 from recipes.train_target import rate
@@ -226,6 +228,7 @@ def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--target", type=Path, required=True)
+    parser.add_argument("--name", help="the target's, as 'foretell list' has it")
     parser.add_argument("--laws", type=Path, required=True, help="folder that recipes.own_answers wrote")
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--layers", type=int, nargs="+", default=[0, 1, 29], help="of the target, to begin with")
@@ -318,7 +321,8 @@ def main() -> None:
             window = []
     result = measure(draft, out, embedding, vocab)
     print(json.dumps(result, indent=1))
-    torch.save({"draft": draft.state_dict(), "vocab": vocab}, args.out / "final.pt")
+    layers = {f"model.{key}": t for key, t in draft.state_dict().items() if not key.startswith("embed_tokens")}
+    save_borrowed(layers, vocab, draft.config, embedding, args.out / "model", target=args.name or args.target.name)
     record = {key: value if not isinstance(value, Path) else value.name for key, value in vars(args).items()}
     record |= {
         "steps": step, "seconds": round(watch.elapsed_s, 1), "result": result,

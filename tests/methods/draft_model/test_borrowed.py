@@ -111,7 +111,7 @@ def test_a_quantised_target_is_known_again(save: Save, target: LlamaForCausalLM)
     step = table.abs().amax(1, keepdim=True).clamp_min(1e-6) / 15  # five bits
     rounded = llama(3)
     rounded.model.embed_tokens.weight.data = (table / step).round() * step
-    assert 0.98 < likeness(from_module(rounded), sample) < 1.0
+    assert 0.9 < likeness(from_module(rounded), sample) < 1.0
     load_borrowed(folder, from_module(rounded), name="draft")
 
 
@@ -149,6 +149,8 @@ def test_what_does_not_go_together(save: Save, target: LlamaForCausalLM) -> None
         ({"vocabulary": "tli"}, "is for drafts of another vocabulary"),
         ({"draft_vocab_size": 5}, "guesses the tokens that it was made for"),
         ({"shape": "specdec"}, "needs an acceptance head"),
+        ({"draft_weights": "bf16"}, "the draft's table is its target's, in torch.float32"),
+        ({"draft_weights": "int8"}, "needs the native implementation, and the target runs by transformers"),
     ):
         config: dict[str, Any] = {"method": "draft_model", "model": folder, **keys}
         with pytest.raises(ConfigError, match=message):

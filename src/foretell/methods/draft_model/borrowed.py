@@ -16,7 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from foretell.core.errors import ModelError
+from foretell.core.errors import ConfigError, ModelError
 from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.model.checkpoint import read_header, read_json, resolve
 from foretell.model.llama import shape as llama
@@ -36,9 +36,11 @@ _SAMPLE = 64
 def load_borrowed(path: Path, target: CausalModel, *, name: str, weights: str = "auto") -> NarrowModel:
     """The draft of a directory, in the target's dtype and implementation, beside its target.
 
-    weights: as ``load_model`` has it. Raises ModelError where the directory is damaged, or made for another target.
+    weights: as ``load_model`` has it. Raises ConfigError for weights that do not go with the target, ModelError where the
+    directory is damaged or made for another target.
     """
     config, spec = load_config(path, name=name), target.spec
+    _check_weights(config, weights, target)
     about = getattr(config, BORROWS)
     delattr(config, BORROWS)  # what is put together here is whole
     _check_target(config, about, target, name)
@@ -56,6 +58,18 @@ def load_borrowed(path: Path, target: CausalModel, *, name: str, weights: str = 
     return NarrowModel(_build(config, shape, tensors, target, name, weights), tokens)
 
 
+def _check_weights(config: Any, weights: str, target: CausalModel) -> None:
+    spec = target.spec
+    asked = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(weights, spec.dtype)
+    if asked != spec.dtype:
+        raise ConfigError(f"draft_weights = {weights!r}: the draft's table is its target's, in {spec.dtype}; drop it")
+    if weights in ("int8", "int4"):
+        slow = spec.implementation == "transformers"
+        reason = "the target runs by transformers" if slow else unsupported("native", config, spec.dtype, spec.device)
+        if reason is not None:
+            raise ConfigError(f"draft_weights = {weights!r} needs the native implementation, and {reason}; drop it")
+
+
 def _check_target(config: Any, about: dict[str, Any], target: CausalModel, name: str) -> None:
     spec, made_for = target.spec, about["target"]
     sizes = (config.vocab_size, config.hidden_size)
@@ -65,7 +79,7 @@ def _check_target(config: Any, about: dict[str, Any], target: CausalModel, name:
             f"{spec.vocab_size, spec.hidden_size}: it guesses for its own target alone"
         )
     found = likeness(target, torch.tensor(about["sample"]))
-    if found < 0.98:
+    if found < 0.9:  # rounding to four bits leaves 0.99, another model's is near 0
         raise ModelError(
             f"{name} borrows the embedding of {made_for}, and that of target {spec.name} is another (correlation "
             f"{found:.2f}): it guesses for its own target alone"
