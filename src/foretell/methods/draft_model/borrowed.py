@@ -124,7 +124,7 @@ def _embedding(target: CausalModel) -> Tensor:
         return plain
     spec = target.spec
     ids = torch.arange(spec.vocab_size, device=spec.device)
-    return torch.cat([target.embed(part[None])[0].to(spec.dtype) for part in ids.split(4096)])
+    return torch.cat([target.embed(part[None])[0].to(spec.dtype) for part in torch.split(ids, 4096)])
 
 
 def _build(
