@@ -14,7 +14,6 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
-from transformers import AutoModelForCausalLM
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.methods.draft_model.narrow import NarrowModel
@@ -23,7 +22,7 @@ from foretell.model.llama import shape as llama
 from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.native import NativeModel
 from foretell.model.llama.weights import TensorWeights
-from foretell.model.load import from_module, load_config, unsupported
+from foretell.model.load import from_tensors, load_config, unsupported
 from foretell.model.target import CausalModel
 
 BORROWS = "borrows"
@@ -136,9 +135,7 @@ def _build(
             return NativeModel(shape, TensorWeights(tensors), dtype=spec.dtype, name=name, weights=weights)
         if unsupported("lean", config, spec.dtype, spec.device) is None:
             return LeanModel(shape, TensorWeights(tensors), dtype=spec.dtype, device=spec.device, name=name)
-    module: Any = AutoModelForCausalLM.from_config(config, dtype=spec.dtype).to(spec.device)
-    module.load_state_dict(tensors, strict=False)  # the tied head is not in it
-    return from_module(module, name=name)
+    return from_tensors(config, tensors, dtype=spec.dtype, device=spec.device, name=name)
 
 
 def borrowing(name: str) -> Path | None:
