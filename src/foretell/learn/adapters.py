@@ -20,6 +20,7 @@ from foretell.learn.route import Router
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.store import VersionStore
 from foretell.learn.student import RECIPES, Origin
+from foretell.methods.draft_model.borrowed import borrowing
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
 
@@ -152,6 +153,11 @@ class Adapters:
             raise ConfigError(
                 f"the draft model {base.model.spec.name!r} is in memory: learning reads its weights again, so give its "
                 "directory or hub id"
+            )
+        if name == "draft_model" and borrowing(init) is not None:
+            raise ConfigError(
+                f"draft {init} has its target's embedding and head, and cannot learn while serving: choose a draft model "
+                "that is whole, or method 'eagle3'"
             )
         slots = min(config.num_speculative_tokens, choice.depth or config.num_speculative_tokens)
         spec = self.engine.model.spec

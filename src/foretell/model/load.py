@@ -2,11 +2,12 @@
 
 import importlib
 import logging
+from collections.abc import Mapping
 from os import PathLike, fspath
 from typing import Any, TypeAlias
 
 import torch
-from transformers import AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
 
 from foretell.core.errors import ConfigError, ModelError, nearest
 from foretell.model.checkpoint import check_files, check_layers, resolve
@@ -128,6 +129,16 @@ def load_model(
 
 def from_module(module: PreTrainedModel, *, name: str | None = None) -> CausalModel:
     """Wrap a transformers model that is already in memory (it is put in eval mode). Raises ModelError as above."""
+    return TransformersModel(module, name=name)
+
+
+def from_tensors(
+    config: Any, tensors: Mapping[str, torch.Tensor], *, dtype: torch.dtype, device: torch.device, name: str
+) -> CausalModel:
+    """A transformers model of this configuration with these weights, as its checkpoint names them; a tied head may be left
+    out."""
+    module = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
+    module.load_state_dict(tensors, strict=False)
     return TransformersModel(module, name=name)
 
 
