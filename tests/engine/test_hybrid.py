@@ -159,6 +159,33 @@ def test_fresh_shares_no_store() -> None:
     assert fresh.worth is not method.worth
 
 
+def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
+    """Each row's proposals are worth what they were to this row, through rows that join and leave."""
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=0.85).isolated()
+    made = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method)
+    requests = mixed_requests()
+    expected = [outcome(one) for one in plain(TARGET, requests)]
+    held: list[list[Worth]] = []
+    groups: list[int] = []
+
+    def watch(event: Any) -> None:
+        groups.append(len(event.parts))
+
+    made.observers.append(watch)
+    opened = method.open
+
+    def remembered(*given: Any) -> Any:
+        drafter = opened(*given)
+        held.append(drafter.worths)
+        return drafter
+
+    method.open = remembered  # type: ignore[method-assign]
+    assert [outcome(one) for one in made.generate_batch(requests, batch_size=3)] == expected
+    assert set(groups) == {1}
+    assert len({id(worth) for worths in held for worth in worths}) == len(requests)
+    assert method.worth.second.value == 1.0, "nothing was learned for all"
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [

@@ -206,6 +206,37 @@ class Repeating(Drafter):
         return tree_of(context, guesses)
 
 
+class Refuses(Method):
+    """A method that cannot be opened for some texts."""
+
+    name, capabilities = "refuses", Ngram.capabilities
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        if context.history.ids[0][0] == 9:
+            raise ModelError("not for this text")
+        return Repeating(context.num_rows)
+
+
+def test_a_drafter_that_cannot_be_opened_leaves_no_row_behind() -> None:
+    """Where a row stayed in the pool, the next requests would read each other's keys."""
+    asked = [[3, 4, 5], [9, 1], [6, 7], [9, 2], [8, 1, 2]]
+    expected = plain(table(1), [Request(ids, SamplingParams(max_new_tokens=20, seed=1)) for ids in asked])
+    engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=Refuses())
+    service = Service(engine, ServiceOptions(speculation="on", max_num_seqs=4, max_model_len=64))
+    service.start()
+    box = Mailbox()
+    for number, ids in enumerate(asked):
+        service.submit(Submission(str(number), ids, SamplingParams(max_new_tokens=20, seed=1)), box.hear)
+    ends = [box.last(str(number)) for number in range(len(asked))]
+    service.check_integrity()
+    service.close()
+    assert [str(end.error) for end in ends if end.error] == ["not for this text"] * 2
+    for end, right, ids in zip(ends, expected, asked, strict=True):
+        if ids[0] != 9:
+            assert end.completion is not None
+            assert end.completion.token_ids == right.token_ids
+
+
 def test_a_drafter_without_join_has_one_for_each_row() -> None:
     asked = mixed_requests()
     engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=Repeats())

@@ -116,11 +116,16 @@ class Batch:
         state = self._open_state([row])
         place, reserve = self.pool.num_rows, self.pool.reserve
         self.pool.open_rows(1)
-        target = Target.of(self.model, self.pool.rows(place, place + 1))
-        arrival = Arrival(row, choice, target, state, open_drafter(choice.method, state, self.capacity, target))
-        self.arrivals.append(arrival)
         if self.pool.reserve != reserve:  # the pool has grown, and lies elsewhere
             self._bind()
+        target = Target.of(self.model, self.pool.rows(place, place + 1))
+        try:
+            drafter = open_drafter(choice.method, state, self.capacity, target)
+        except BaseException:  # the pool's rows are those of members and arrivals
+            self.pool.keep(torch.arange(place))
+            raise
+        arrival = Arrival(row, choice, target, state, drafter)
+        self.arrivals.append(arrival)
         self._reuse(arrival)
         return arrival
 
@@ -137,7 +142,9 @@ class Batch:
         if not count:
             return
         prefix.copy_into(arrival.target.cache, count)
-        arrival.filled = arrival.row.num_cached_tokens = count
+        arrival.filled = count
+        if not arrival.row.num_preemptions:  # a resumed text may be found beyond its prompt, by itself
+            arrival.row.num_cached_tokens = count
         arrival.states = {at: saved for at, saved in (prefix.states or {}).items() if at <= count}
         if prefix.taps is not None and layers:
             taps = prefix.taps[:, :count]
