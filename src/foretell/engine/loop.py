@@ -322,11 +322,15 @@ class Loop:
     def _tell_planner(self, jobs: Sequence[Job], caps: Sequence[int], event: StepEvent) -> None:
         assert self.planner is not None
         rows = []
-        for job, cap in zip(jobs, caps, strict=True):
+        lights = self.batch.grouped.light_steps
+        for job, cap, light in zip(jobs, caps, lights, strict=True):
             job.num_asked += cap > 0
             drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
             nodes = job.row.num_draft_tokens - job.num_draft_tokens
-            rows.append(RowStep(job.submission.request_id, job.choice.method.name, cap, drafted, accepted, nodes))
+            known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
+            rows.append(
+                RowStep(job.submission.request_id, job.choice.method.name, cap, drafted, accepted, nodes, known)
+            )
         self.planner.observe(
             StepObservation(len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest)
         )

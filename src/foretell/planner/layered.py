@@ -75,10 +75,13 @@ class LayeredPlanner(Planner):
         return replace(row, method=part, num_unread=0)
 
     def observe(self, step: StepObservation) -> None:
-        """See ``Planner``: each step teaches the planner that planned it."""
+        """See ``Planner``: each step teaches the planner that planned it; and where its rows say what their light parts
+        would have done, the other one too. So the light part is known though the whole method guesses, and is not tried in
+        its place to find out."""
         if not self._lit:
             super().observe(step)
             self.light.earn(step.seconds)
+            self._learn_light(step)
             return
         rows = [replace(row, method=self.parts.get(row.method, row.method)) for row in step.rows]
         self.light.observe(replace(step, rows=rows))
@@ -87,3 +90,10 @@ class LayeredPlanner(Planner):
         worth, seconds = self.light.last
         if seconds:
             self._count(worth, seconds)
+
+    def _learn_light(self, step: StepObservation) -> None:
+        known = [(row, part, row.light) for row in step.rows if (part := self.parts.get(row.method)) and row.light]
+        if known:
+            self.light.acceptance.tick()
+        for row, part, (cap, drafted, accepted) in known:
+            self.light.acceptance.observe(row.request_id, part, cap, drafted, accepted)

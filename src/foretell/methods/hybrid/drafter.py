@@ -6,6 +6,7 @@ was kept: a suffix proposal by its score, the second method by the mean of its p
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, pad_tree
-from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
 from foretell.draft.host import Node, tree_of
 from foretell.draft.shapes import Chain, Shape
 from foretell.draft.suffix import Suffix, SuffixDrafter
@@ -68,6 +69,8 @@ class HybridDrafter(Drafter):
         """worths: of each row, one for all where they share it. depth: most guesses in a line by the second method."""
         self.suffix, self.second, self.worths, self.depth = suffix, second, list(worths), depth
         self._scores: list[float] | None = None  # of the suffix proposals of this step, 0 where the second one guessed
+        self._found: list[tuple[int, list[int]]] | None = None  # of each row how deep suffix might guess, and its guess
+        self._light: list[LightStep] | None = None
 
     @property
     def seconds_model(self) -> float:
@@ -81,6 +84,10 @@ class HybridDrafter(Drafter):
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains in rows that follow a suffix, the second method's in all others that may spend time."""
         found = self.suffix.guesses(context, shape)
+        self._found = [
+            (min(limit, shape.depth), [token for _, token in guess])
+            for limit, (guess, _) in zip(context.depth_limit, found, strict=True)
+        ]
         paid = context.depth_limit if context.paid_limit is None else context.paid_limit
         chosen = [
             worth.prefers_suffix(score) or (score > 0.0 and not most)
@@ -102,6 +109,11 @@ class HybridDrafter(Drafter):
         """See ``Drafter``; and learn what the proposals were worth."""
         self.suffix.observe(commit)
         self.second.observe(commit)
+        found, self._found = self._found, None
+        self._light = None if found is None else [
+            LightStep.of(allowed, guess, emitted)
+            for (allowed, guess), emitted in zip(found, commit.tokens, strict=True)
+        ]  # fmt: skip
         if self._scores is None:
             return
         width = [max(0, count - 1) for count in commit.tree.valid.sum(1).tolist()]
@@ -110,8 +122,14 @@ class HybridDrafter(Drafter):
                 (worth.of(score) if score else worth.second).add(len(path) - 1.0)
         self._scores = None
 
+    @property
+    def light_steps(self) -> Sequence[LightStep] | None:
+        """Suffix's guesses of the last step, those too that the second method's stood in for."""
+        return self._light
+
     def keep(self, rows: Sequence[int]) -> None:
         """See ``Drafter``."""
+        self._light = None
         self.suffix.keep(rows)
         self.second.keep(rows)
         self.worths = [self.worths[row] for row in rows]
@@ -119,6 +137,7 @@ class HybridDrafter(Drafter):
     def join(self, other: Drafter, context: Context) -> None:
         """See ``Drafter``."""
         assert isinstance(other, HybridDrafter)
+        self._light = None
         self.suffix.join(other.suffix, context)
         self.second.join(other.second, context)
         self.worths += other.worths
@@ -199,6 +218,10 @@ class Hybrid(Method):
     def fresh(self) -> "Hybrid":
         """With an empty store."""
         return Hybrid(self.suffix.fresh(), self.second, depth=self.depth, discount=self.worth.discount)
+
+    def measured(self) -> "Hybrid":
+        """Where the second method always guesses: steps of suffix's say nothing of the other's cost."""
+        return Hybrid(self.suffix.fresh(), self.second, depth=self.depth, discount=math.inf)
 
     def isolated(self) -> "Hybrid":
         """One object for all rows that share nothing: each learns from its own text alone, and what its own proposals are
