@@ -160,3 +160,18 @@ def test_where_the_second_method_becomes_useless_the_light_part_takes_over(tells
         assert text.steps(800).share("light") > 0.7
     if tells:
         assert float(np.mean(shares)) > 0.6
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_light_part_worth_little_does_not_hold_up_a_whole_method_that_pays(seed: int) -> None:
+    """Its trials cost nothing beside plain decoding and much beside whole steps, whose place they would take."""
+    text = Text(0.05, found=0.1, light=0.3, second=0.85, seed=seed, tells=True).steps(800)
+    assert text.share("whole", 700) > 0.97
+
+
+def test_another_table_forgets_what_the_whole_method_brought() -> None:
+    text = Text(0.05, found=0.1, light=0.3, second=0.85, tells=True).steps(100)
+    assert text.planner._rate > 1.0
+    text.planner.use(table(9.0))
+    assert text.planner._rate == 0.0
+    assert text.steps(600).share("whole", 300) < 0.05

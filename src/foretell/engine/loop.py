@@ -83,11 +83,12 @@ class Loop:
         observers: Sequence[Observer] = (),
         draft_logits: bool = False,
         recorder: Recorder | None = None,
+        guard: bool = False,
         describe: Callable[[Choice], dict[str, Any]] = lambda choice: choice.config.resolved(),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes
-        that share a model run the same steps. width, draft_logits: see ``Batch``. observers are called after every
+        that share a model run the same steps. width, draft_logits, guard: see ``Batch``. observers are called after every
         step; recorder sums the steps up. describe returns ``Completion.config``; clock returns seconds."""
         self.limits, self.planner, self.prefixes = limits, planner, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
@@ -100,6 +101,7 @@ class Loop:
             prefixes=prefixes,
             width=width,
             draft_logits=draft_logits,
+            guard=guard,
         )
         self.jobs: dict[str, Job] = {}  # all that have not ended
         self._timed: dict[str, float] = {}  # deadlines of those that have one
@@ -391,7 +393,10 @@ class Loop:
             job.sink(Update(request_id, pieces, trace, completion, tail=job.tail))
 
     def _plain_reason(self, job: Job) -> str | None:
-        """Why a request made no guess, where it might have made some."""
+        """Why a request made no guess, where it might have made some; or no more of them, where its drafter failed."""
+        if job.row.draft_error:
+            name = job.choice.method.name
+            return f"{name} failed ({job.row.draft_error}), and the text went on without guesses"
         if job.row.num_draft_tokens or not (job.submission.note or job.choice.config.guesses):
             return None
         if job.submission.note:

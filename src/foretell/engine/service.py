@@ -129,7 +129,7 @@ class Service:
         limits = Limits(rows, options.max_queue, self.kv_tokens, capacity, options.stall_target_s)
         self._loop = Loop(
             self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
-            observers=self.engine.observers,
+            observers=self.engine.observers, guard=not self.engine.model.is_shared,
         )  # fmt: skip
         self._loop.observers.append(self._watch)
         if self._learn is not None:
