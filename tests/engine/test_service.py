@@ -387,7 +387,7 @@ def test_no_request_is_lost_where_a_command_before_it_fails(running: Service, mo
 
     monkeypatch.setattr(running, "_cancel", fail)
     running.submit(Submission("first", [1, 2], ENDLESS), box.hear)
-    running._inbox.append(taken.wait)  # hold the thread until both are in the inbox
+    running._inbox.append(taken.wait)  # type: ignore[arg-type]  # hold the thread until both are in the inbox
     running.cancel("first")
     running.submit(Submission("second", [1, 2], ENDLESS), box.hear)
     taken.set()
