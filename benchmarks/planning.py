@@ -1,12 +1,16 @@
 """A simulation of the planner, to check that planned speculation costs no time: no model, simulated machines and texts.
 
-    python benchmarks/planning.py [--steps 2000] [--seeds 3] [--batches 1 2 4 8 16 32] [--only WORDS]
+    python benchmarks/planning.py [--steps 2000] [--seeds 3] [--batches 1 2 4 8 16 32] [--only WORDS] [--layered]
 
 Two machines: "bundled" (a small model: a guess costs 0.4 passes, up to 8 nodes are free, then in proportion) and
 "inflated" (a guess costs 0.02 passes; 16 nodes cost 1.5, 32 cost 2.8). The planner is given a cost table measured with
 noise, starts from no knowledge of acceptance, and sees drawn acceptances and noisy times. Reported are expected tokens
 over true seconds, against plain decoding and against the best constant depth in hindsight: over the whole run, and
 over the first 300 steps; and the host's time for plan and observe. Last line: JSON.
+
+--layered: methods of which a part guesses for nothing (``LayeredPlanner``), by machine and second method. The best fixed
+choice is then the best of plain decoding, the light part and the whole method, at the best depth of each; reported with
+and without what whole steps tell of the light part (``RowStep.light``).
 """
 
 import argparse
@@ -14,12 +18,13 @@ import json
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
+from foretell.planner.layered import LayeredPlanner
 from foretell.planner.measure import StepSeconds, measure
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.planner import Planner
@@ -204,6 +209,124 @@ def _churn(machine: Machine, text: Text, batch: int, depth: int, steps: int) -> 
     return done / (steps * cost)
 
 
+@dataclass(frozen=True)
+class Mixed:
+    """A method with a light part: in a share of the steps that finds a guess, strong or weak; the second one stands in for
+    weak ones where the whole method guesses."""
+
+    name: str
+    found: float
+    strong: float  # acceptance of the light part's strong guesses (three of four) ...
+    weak: float  # ... and of the others
+    second: tuple[float, float]  # of the second method, in each half of the run
+    seconds_tokens: int = 4
+
+
+MIXED = [
+    Mixed("light pays, second not", 0.5, 0.85, 0.3, (0.5, 0.5)),
+    Mixed("both pay", 0.3, 0.8, 0.3, (0.85, 0.85)),
+    Mixed("second pays alone", 0.1, 0.4, 0.1, (0.85, 0.85)),
+    Mixed("neither pays", 0.3, 0.1, 0.0, (0.1, 0.1)),
+    Mixed("second falls", 0.5, 0.8, 0.3, (0.85, 0.0)),
+    Mixed("second rises", 0.5, 0.8, 0.3, (0.0, 0.85)),
+]
+
+
+class MixedRun:
+    """Steps of one row on a machine: true expected tokens and seconds, and what a planner is told."""
+
+    def __init__(self, machine: Machine, text: Mixed, seed: int) -> None:
+        self.machine, self.text, self.rng = machine, text, np.random.default_rng(seed)
+
+    def expected(self, kind: str, cap: int, half: int) -> tuple[float, float]:
+        """Tokens and seconds of a step of "light" or "whole"."""
+        text, machine = self.text, self.machine
+        short = min(cap, text.seconds_tokens)
+        strong, weak = 0.75 * text.found, 0.25 * text.found
+        parts = [(strong, text.strong, cap, False)]
+        if kind == "light":
+            parts += [(weak, text.weak, cap, False), (1 - text.found, 0.0, 0, False)]
+        else:
+            parts.append((1 - strong, text.second[half], short, True))
+        tokens = seconds = 0.0
+        for share, rate, depth, drafts in parts:
+            tokens += share * expected(rate, depth, 1.0)
+            seconds += share * (machine.verify(1 + depth) + machine.draft([1] * depth) * drafts)
+        return tokens, seconds
+
+    def best(self) -> float:
+        """Tokens a second of the best fixed choice over both halves of equal work."""
+        rates = []
+        for kind in ("light", "whole"):
+            for cap in range(DEPTH + 1):
+                each = [tokens / seconds for tokens, seconds in (self.expected(kind, cap, half) for half in (0, 1))]
+                rates.append(2.0 / (1 / each[0] + 1 / each[1]))
+        return max(rates)
+
+    def auto(self, steps: int, *, tells: bool) -> float:
+        """Tokens a second of the planner."""
+        machine, text, rng = self.machine, self.text, self.rng
+
+        def step(method: str, batch: int, depth: int) -> StepSeconds:
+            draft = 0.0 if method == "light" else machine.draft([batch] * min(depth, text.seconds_tokens))
+            noise = np.exp(NOISE * rng.standard_normal(2))
+            return StepSeconds(draft * noise[0], machine.verify(batch * (1 + depth)) * noise[1], 0.0)
+
+        costs = measure(step, {"whole": DEPTH, "light": DEPTH}, 2, time_limit_s=1e9, sparse=("light",))
+        planner = LayeredPlanner(costs, Acceptance(DEPTH), {"whole": "light"}, depth=DEPTH)
+        done = seconds = 0.0
+        work = 2.0 * steps
+        while done < work:
+            half = int(done >= work / 2)
+            (cap,) = planner.plan([RowView("row", "whole", DEPTH, 100)])
+            paid = cap if planner.paid is None else planner.paid[0]
+            kind = "whole" if paid else "light"
+            got, took = self.expected(kind, cap, half)
+            done, seconds = done + got, seconds + took
+            finds = rng.random() < text.found
+            strong = finds and rng.random() < 0.75
+            drafts = cap > 0 and kind == "whole" and not strong
+            depth = min(cap, text.seconds_tokens) if drafts else cap if finds else 0
+            rate = text.second[half] if drafts else text.strong if strong else text.weak
+            kept = int(np.argmin(np.append(rng.random(depth) < rate, False)))
+            light = (cap, depth, kept) if finds and not drafts else (cap, 0, 0)
+            if finds and drafts:  # what it would have kept, as far as the tokens that came reach
+                would = int(np.argmin(np.append(rng.random(cap) < text.weak, False)))
+                light = (cap, cap, would) if would <= kept else (kept + 1,) * 3
+            noise = np.exp(NOISE * rng.standard_normal(2))
+            row = RowStep("row", "whole", cap, depth, kept, light=light if tells and cap else None)
+            draft = machine.draft([1] * depth) * noise[0] if drafts else 0.0
+            planner.observe(StepObservation(1, [row], draft, machine.verify(1 + depth) * noise[1], 0.0))
+        return done / seconds
+
+
+def layered(steps: int, seeds: int, only: str) -> None:
+    """Print what the layered planner attains."""
+    print("machine      text                     | /plain  /best | told: /plain  /best")
+    records: list[dict[str, float | str]] = []
+    for machine in (replace(MACHINES[1], name=f"guess {guess}", guess=guess) for guess in (0.05, 0.2, 0.5)):
+        for text in MIXED:
+            if only not in f"{machine.name}/{text.name}":
+                continue
+            plain, best = 1 / machine.verify(1), MixedRun(machine, text, 0).best()
+            rates = {
+                tells: statistics.fmean(MixedRun(machine, text, seed).auto(steps, tells=tells) for seed in range(seeds))
+                for tells in (False, True)
+            }
+            silent, told = rates[False], rates[True]
+            print(
+                f"{machine.name:12} {text.name:24} | {silent / plain:6.3f} {silent / best:6.3f} |"
+                f" {told / plain:12.3f} {told / best:6.3f}", flush=True,
+            )  # fmt: skip
+            records.append({"machine": machine.name, "text": text.name, "silent": silent / best, "told": told / best,
+                            "silent_plain": silent / plain, "told_plain": told / plain})  # fmt: skip
+    means = {name: statistics.fmean(float(one[name]) for one in records) for name in ("silent", "told")}
+    least = {
+        name: min(float(one[name]) for one in records) for name in ("silent", "told", "silent_plain", "told_plain")
+    }
+    print(json.dumps({"mean_of_best": means, "least": least, "runs": len(records)}))
+
+
 def below(run: dict[str, float | int | str]) -> bool:
     """Whether a run misses the aims: 0.98 of plain, 0.95 of the best fixed depth."""
     return any(float(run[name]) < aim for name, aim in AIMS.items())
@@ -215,7 +338,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--batches", type=int, nargs="*", default=[1, 2, 4, 8, 16, 32])
     parser.add_argument("--only", default="", help="runs whose machine or text holds this")
+    parser.add_argument("--layered", action="store_true", help="methods with a light part instead")
     args = parser.parse_args()
+    if args.layered:
+        layered(args.steps, args.seeds, args.only)
+        return
     print("machine      text               batch | /plain  /best | first 300: /plain  /best | host us  trials %")
     worst: dict[str, float] = {}
     records = []

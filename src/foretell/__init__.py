@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from foretell.core.params import SamplingParams
     from foretell.core.probs import History, Processors
     from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_tree, root_tree
-    from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk, choose
+    from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk, choose
     from foretell.draft.config import Loader, MethodConfig
     from foretell.draft.growing.frontier import Expander, Grown
     from foretell.draft.growing.grow import grow
@@ -60,6 +60,7 @@ __all__ = [
     "Grown",
     "History",
     "LearnOptions",
+    "LightStep",
     "Loader",
     "Method",
     "MethodConfig",
@@ -117,6 +118,7 @@ _HOMES = {
     "History": "core.probs",
     "DrawnBy": "core.tree",
     "LearnOptions": "learn.options",
+    "LightStep": "draft.base",
     "Loader": "draft.config",
     "Method": "draft.base",
     "MethodConfig": "draft.config",

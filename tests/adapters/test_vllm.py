@@ -11,7 +11,7 @@ import pytest
 
 from foretell import ConfigError
 from foretell.adapters import vllm as adapter
-from foretell.adapters.vllm import MAX_PARKED, PREDICTION, Guesser, Proposer, config_of, worker_class
+from foretell.adapters.vllm import MAX_PARKED, MAX_PARKED_TOKENS, PREDICTION, Guesser, Proposer, config_of, worker_class
 
 K, LENGTH, VOCAB = 4, 64, 50
 
@@ -205,6 +205,14 @@ def test_texts_that_are_set_aside_are_bounded() -> None:
         tokens = np.array([index, index + 1], np.int32)
         guesser.step([(tokens, 1, None)], 64)
     assert len(guesser.parked) == MAX_PARKED
+    long = MAX_PARKED_TOKENS // 4
+    guesser = Guesser(config_of(config(foretell={"suffix_decoding_max_cached_tokens": 0})))
+    for index in range(7):  # long prompts, of requests that end at once; automata of their first tokens alone
+        tokens = np.full(long, index, np.int32)
+        guesser.step([(tokens, 1, None)], 2 * long)
+    assert len(guesser.parked) == 4
+    kept = [text.suffix.text[0] for text in guesser.parked.values()]
+    assert kept == [2, 3, 4, 5], "the oldest go first; the last is in the batch"
 
 
 @pytest.mark.parametrize(

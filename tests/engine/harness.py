@@ -14,6 +14,7 @@ from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import Shape
 from foretell.engine.event import StepEvent
 from foretell.engine.groups import GroupedDrafter
+from foretell.engine.guarded import GuardedDrafter
 from foretell.engine.lazy import LazyDrafter
 from foretell.engine.state import State
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
@@ -197,6 +198,8 @@ def own(drafter: Drafter) -> Drafter:
     """The drafter of a batch whose rows share one."""
     if isinstance(drafter, GroupedDrafter) and len(drafter.groups) == 1:
         drafter = drafter.groups[0].drafter
+    if isinstance(drafter, GuardedDrafter) and drafter.inner is not None:
+        drafter = drafter.inner
     return drafter.drafter if isinstance(drafter, LazyDrafter) and drafter.drafter is not None else drafter
 
 

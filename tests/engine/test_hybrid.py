@@ -1,6 +1,8 @@
 """Suffix and a second method in one: the text stays, and each row takes the guess that has been worth more."""
 
+import math
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from foretell import ConfigError, Engine, Request, SamplingParams, speculative_c
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.draft.suffix import Suffix
 from foretell.engine.batch import Batch
+from foretell.engine.calibrate import Calibration
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.methods.hybrid.drafter import Hybrid, Mean, Worth, _by_row
@@ -122,6 +125,69 @@ def test_suffix_guesses_alone_where_the_plan_pays_for_nothing_else() -> None:
     assert row.num_draft_tokens > before
 
 
+@pytest.mark.parametrize("discount", [0.0, 0.85, math.inf])
+def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> None:
+    """Its guess of each step against the text that came in the end, whichever part guessed. (By a discount of inf the
+    second method always does, here badly, so that a step's tokens do not reach to the end of what suffix had found.)"""
+    target = TARGET if discount < 2 else TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=discount)
+    made = Engine(target, ToyTokenizer(), speculative=KEYS, method=method)
+    rows = [
+        made.make_row(
+            k,
+            Request(
+                [3, 4, 5, 6, 3, 4, 5, k], SamplingParams(seed=k, max_new_tokens=60, temperature=0.3, ignore_eos=True)
+            ),
+        )
+        for k in range(3)
+    ]
+    batch = Batch(target, max_rows=3, capacity=200)
+    for row in rows:
+        batch.arrive(row, made.choice())
+    batch.read(64, catch_up=True, whole=True)
+    (group,) = batch.groups
+    told: list[tuple[int, int, list[int], Any]] = []
+    while all(row.finish_reason is None for row in rows):
+        starts = [len(row.token_ids) for row in rows]
+        drafter: Any = group.drafter
+        limits = [min(5, row.depth_limit) for row in rows]
+        found = [rest._guess(one, made.choice().shape, most)[0] for rest in [drafter.suffix]
+                 for one, most in zip(rest.rows, limits, strict=True)]  # fmt: skip
+        batch.step([5] * len(rows))
+        light = batch.grouped.light_steps
+        told += [(k, starts[k], [token for _, token in found[k]], light[k]) for k in range(len(rows))]
+    sure = partly = 0
+    for k, start, guess, light in told:
+        text = rows[k].token_ids[start:]
+        right = next(
+            (at for at, (a, b) in enumerate(zip(guess, text, strict=False)) if a != b), min(len(guess), len(text))
+        )
+        if light.drafted == len(guess):
+            assert light.accepted == right
+            sure += bool(guess)
+        else:
+            assert light.allowed == light.drafted == light.accepted <= right
+            partly += 1
+    assert sure > 5
+    assert partly or discount < 2
+
+
+def test_costs_are_measured_where_the_second_method_guesses() -> None:
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=0.85)
+    method.suffix.library.add(list(range(10)))
+    timed = method.measured()
+    assert not timed.worth.prefers_suffix(60.0)
+    assert timed.suffix.learned_bytes < method.suffix.learned_bytes
+    assert timed.worth is not method.worth
+    assert method.isolated().measured().by_row is False
+    asked = [Calibration(TARGET, choice, [replace(choice, method=method)], [], max_batch=1, time_limit_s=1.0)
+             for choice in [engine().choice()]]  # fmt: skip
+    held = asked[0].choices["hybrid"].method
+    assert isinstance(held, Hybrid)
+    assert held is not method
+    assert held.worth.discount == float("inf")
+
+
 def test_worth_is_learned() -> None:
     worth = Worth(0.85)
     assert worth.prefers_suffix(3.0)
@@ -157,6 +223,33 @@ def test_fresh_shares_no_store() -> None:
     assert fresh.suffix is not method.suffix
     assert fresh.second is method.second
     assert fresh.worth is not method.worth
+
+
+def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
+    """Each row's proposals are worth what they were to this row, through rows that join and leave."""
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=0.85).isolated()
+    made = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method)
+    requests = mixed_requests()
+    expected = [outcome(one) for one in plain(TARGET, requests)]
+    held: list[list[Worth]] = []
+    groups: list[int] = []
+
+    def watch(event: Any) -> None:
+        groups.append(len(event.parts))
+
+    made.observers.append(watch)
+    opened = method.open
+
+    def remembered(*given: Any) -> Any:
+        drafter: Any = opened(*given)
+        held.append(drafter.worths)
+        return drafter
+
+    method.open = remembered  # type: ignore[method-assign, assignment]
+    assert [outcome(one) for one in made.generate_batch(requests, batch_size=3)] == expected
+    assert set(groups) == {1}
+    assert len({id(worth) for worths in held for worth in worths}) == len(requests)
+    assert method.worth.second.value == 1.0, "nothing was learned for all"
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,6 @@
 """One loop for everybody: rows are refilled as they end, prefixes are reused, methods are mixed, observers are told."""
 
+import threading
 from dataclasses import replace
 from typing import Any
 
@@ -14,6 +15,7 @@ from foretell.draft.base import Context, Drafter, Method
 from foretell.draft.host import tree_of
 from foretell.draft.ngram import Ngram
 from foretell.draft.shapes import Shape
+from foretell.engine.batch import Batch
 from foretell.engine.event import StepEvent
 from foretell.engine.lazy import IDLE_STEPS
 from foretell.model.target import Target
@@ -204,6 +206,45 @@ class Repeating(Drafter):
             for ids, depth_limit in zip(context.history.ids, context.depth_limit, strict=True)
         ]
         return tree_of(context, guesses)
+
+
+class Refuses(Method):
+    """A method that cannot be opened for some texts."""
+
+    name, capabilities = "refuses", Ngram.capabilities
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        if context.history.ids[0][0] == 9:
+            raise ModelError("not for this text")
+        return Repeating(context.num_rows)
+
+
+def test_a_drafter_that_cannot_be_opened_leaves_no_row_behind() -> None:
+    """Where a row stayed in the pool, the next requests would read each other's keys."""
+    asked = [[3, 4, 5], [9, 1], [6, 7], [9, 2], [8, 1, 2]]
+    expected = plain(table(1), [Request(ids, SamplingParams(max_new_tokens=20, seed=1)) for ids in asked])
+    engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=Refuses())
+    batch = Batch(table(1), max_rows=3, capacity=64)
+    for ids in ([3, 4], [6, 7, 8]):
+        batch.arrive(engine.make_row(0, Request(ids)), engine.choice())
+        with pytest.raises(ModelError, match="not for this text"):
+            batch.arrive(engine.make_row(1, Request([9, 1])), engine.choice())
+        batch.check_integrity()
+    service = Service(engine, ServiceOptions(speculation="on", max_num_seqs=4, max_model_len=64))
+    service.start()
+    box, together = Mailbox(), threading.Event()
+    service._inbox.append(together.wait)  # type: ignore[arg-type]  # all are admitted in one round
+    for number, ids in enumerate(asked):
+        service.submit(Submission(str(number), ids, SamplingParams(max_new_tokens=20, seed=1)), box.hear)
+    together.set()
+    ends = [box.last(str(number)) for number in range(len(asked))]
+    service.check_integrity()
+    service.close()
+    assert [str(end.error) for end in ends if end.error] == ["not for this text"] * 2
+    for end, right, ids in zip(ends, expected, asked, strict=True):
+        if ids[0] != 9:
+            assert end.completion is not None
+            assert end.completion.token_ids == right.token_ids
 
 
 def test_a_drafter_without_join_has_one_for_each_row() -> None:

@@ -1,5 +1,8 @@
 """The prefix store: what it finds, what it forgets, and that a copy is what was computed."""
 
+import sys
+import threading
+
 import pytest
 import torch
 
@@ -82,3 +85,31 @@ def test_a_violated_invariant_is_found() -> None:
     store.num_bytes += 1
     with pytest.raises(RuntimeError, match="are counted"):
         store.check_integrity()
+
+
+def test_its_size_may_be_read_while_prefixes_come_and_go() -> None:
+    """A service's figures are read on other threads than the engine's."""
+    store, memory = PrefixStore(1 << 17), row(1.0)
+    errors: list[RuntimeError] = []
+    over = threading.Event()
+
+    def read() -> None:
+        while not over.is_set():
+            try:
+                assert store.num_tokens >= 0
+            except RuntimeError as error:
+                errors.append(error)
+                return
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    reader = threading.Thread(target=read)
+    reader.start()
+    for number in range(600):
+        store.add([number % 97, *range(20)], memory, (), None)
+    over.set()
+    reader.join()
+    sys.setswitchinterval(before)
+    assert errors == []
+    assert store.num_tokens > 0
+    store.check_integrity()

@@ -147,3 +147,17 @@ def test_slots_are_moved_all_at_once() -> None:
     for old, new in zip(before, (*cache.keys, *cache.values), strict=True):
         assert torch.equal(new[0], old[0][:, [0, 2, 1, 4, 4, 5]])
         assert torch.equal(new[1], old[1][:, [0, 1, 2, 5, 4, 3]])
+
+
+def test_the_figures_of_a_resumed_request_are_of_all_of_it() -> None:
+    """It decodes in several stretches, and may find its own text, beyond its prompt, in the prefix store."""
+    stage = Stage(kv_tokens=120, max_rows=6, prefixes=PrefixStore(1 << 24))
+    for name in "abcdef":
+        stage.submit(name, [1, 2, ord(name) % 20] * 6, max_new_tokens=60, ignore_eos=True)
+        stage.tick()
+    stage.finish()
+    assert max(stage.completion(name).num_preemptions for name in "abcdef") > 1
+    for name in "abcdef":
+        made = stage.completion(name)
+        assert made.num_cached_tokens < made.num_prompt_tokens
+        assert made.seconds_decode == made.num_steps - 1 - made.num_preemptions, "a step a second, the first at once"

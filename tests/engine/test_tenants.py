@@ -5,6 +5,7 @@ A request is compared with the same one in a service that nobody else has used: 
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,8 +17,10 @@ from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.draft.recycling import Recycling
 from foretell.draft.suffix import Suffix
+from foretell.engine import tenants as tenants_module
 from foretell.engine.choices import Choices
 from foretell.engine.tenants import Tenants
+from foretell.methods.hybrid.drafter import Hybrid
 from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer
 from tests.engine.test_service import Mailbox
@@ -158,6 +161,19 @@ def test_requests_that_share_nothing_form_one_team() -> None:
     for config in ("suffix", "recycling", "ngram"):
         base = made.of(speculative_config(config))
         assert tenants.choice(base, None).key == tenants.choice(base, "a").key
+    hybrid = Hybrid(Suffix(), made.default.method, depth=2, discount=1.0)
+    base = replace(made.default, method=hybrid)
+    assert tenants.choice(base, None).key == tenants.choice(base, "a").key, "one pass of the second method for all"
+
+
+def test_the_number_of_stores_is_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client may ask for any options of a method that loads nothing: each makes a method, and so a store, of its own."""
+    monkeypatch.setattr(tenants_module, "MAX_STORES", 5)
+    made, tenants = choices(), Tenants("key")
+    for number in range(1, 20):
+        config = speculative_config({"method": "suffix", "suffix_decoding_max_match": number})
+        tenants.choice(made.of(config), "a")
+    assert tenants.num_stores == 5
 
 
 def test_what_has_no_memory_is_shared() -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from foretell.learn.options import LearnOptions
+from foretell.learn.pool import TrainerPool
 from foretell.learn.texts import Text
 from foretell.learn.trainer import AdapterTrainer, Version
 from tests.learn.test_texts import raw
@@ -101,3 +102,25 @@ def test_refusals_in_a_row_are_dropped_and_it_rests_until_texts_have_come() -> N
         trainer.add(text(50 + index))
     assert trainer.is_due
     assert trainer.resting == 0
+
+
+def test_an_adapter_may_be_opened_while_another_learns() -> None:
+    """A new client's first request opens one on its own thread, in the middle of the engine's look at all of them."""
+    pool = TrainerPool(LearnOptions(where="inline"))
+
+    class Arriving:
+        num_bytes = 1
+
+        @property
+        def is_due(self) -> bool:
+            pool.trainers[f"more{len(pool.trainers)}"] = Quiet()  # type: ignore[assignment]
+            return False
+
+    class Quiet:
+        is_due, num_bytes = False, 1
+
+    pool.trainers["a"] = Arriving()  # type: ignore[assignment]
+    pool.trainers["b"] = Quiet()  # type: ignore[assignment]
+    assert not pool.has_work
+    assert not pool.piece()
+    assert pool.num_bytes == len(pool.trainers) == 4

@@ -22,8 +22,11 @@ def table(guess: float) -> CostTable:
 class Text:
     """A row: in a share of the steps the light part finds a guess, whose tokens are kept at a rate; else the second one."""
 
-    def __init__(self, guess: float, *, found: float, light: float, second: float, seed: int = 0) -> None:
-        costs = table(guess)
+    def __init__(
+        self, guess: float, *, found: float, light: float, second: float, seed: int = 0, tells: bool = False
+    ) -> None:
+        """tells: whole steps say what the light part would have done, as a drafter's ``light_steps``."""
+        costs, self.tells = table(guess), tells
         self.planner = LayeredPlanner(costs, Acceptance(4), {"whole": "light"}, depth=4)
         self.costs, self.found, self.light, self.second = costs, found, light, second
         self.rng = np.random.default_rng(seed)
@@ -40,7 +43,8 @@ class Text:
         kept = int(np.argmin([*(self.rng.random(depth) < (self.light if finds else self.second)), False]))
         seconds = self.costs.draft("whole", 1, depth) if drafts else 0.0
         verify = self.costs.verify(1, 1 + depth)
-        row = RowStep("row", "whole", cap, depth, kept)
+        known = (cap, depth if finds else 0, kept if finds else 0) if self.tells and cap else None
+        row = RowStep("row", "whole", cap, depth, kept, light=known)
         self.planner.observe(StepObservation(1, [row], seconds, verify * 0.9, verify * 0.1))
         self.kinds.append("plain" if not cap else "whole" if paid else "light")
         self.seconds.append(seconds + verify)
@@ -131,3 +135,43 @@ def test_a_method_with_a_better_light_part_is_left_alone() -> None:
     assert text.share("light") > 0.9
     only = Text(0.35, found=0.0, light=0.0, second=0.55).steps(3000)
     assert only.speedup() > 1.0
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_whole_steps_teach_what_the_light_part_would_do(seed: int) -> None:
+    """A cheap second method guesses in nearly every step, and the light part is known as well as if it had."""
+    told = Text(0.02, found=0.5, light=0.7, second=0.8, seed=seed, tells=True).steps(600)
+    assert told.share("whole", 600) > 0.9
+    kept, _, hope = told.planner.light.acceptance.curve("light", "row", 2)
+    assert kept == pytest.approx([0.5 * 0.7, 0.5 * 0.7 * 0.7], abs=0.08)
+    assert hope[0] < 0.55, "nothing is left to be found out by trials"
+    silent = Text(0.02, found=0.5, light=0.7, second=0.8, seed=seed).steps(600)
+    assert silent.planner.light.acceptance.seen("light") < told.planner.light.acceptance.seen("light") / 4
+
+
+@pytest.mark.parametrize("tells", [False, True])
+def test_where_the_second_method_becomes_useless_the_light_part_takes_over(tells: bool) -> None:
+    """Whole at first; then the second method's guesses are wrong. Told, the step down is made at once."""
+    shares = []
+    for seed in range(4):
+        text = Text(0.3, found=0.5, light=0.8, second=0.9, seed=seed, tells=tells).steps(600)
+        text.second = 0.0
+        shares.append(text.steps(200).share("light", 200))
+        assert text.steps(800).share("light") > 0.7
+    if tells:
+        assert float(np.mean(shares)) > 0.6
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_light_part_worth_little_does_not_hold_up_a_whole_method_that_pays(seed: int) -> None:
+    """Its trials cost nothing beside plain decoding and much beside whole steps, whose place they would take."""
+    text = Text(0.05, found=0.1, light=0.3, second=0.85, seed=seed, tells=True).steps(800)
+    assert text.share("whole", 700) > 0.97
+
+
+def test_another_table_forgets_what_the_whole_method_brought() -> None:
+    text = Text(0.05, found=0.1, light=0.3, second=0.85, tells=True).steps(100)
+    assert text.planner._rate > 1.0
+    text.planner.use(table(9.0))
+    assert text.planner._rate == 0.0
+    assert text.steps(600).share("whole", 300) < 0.05

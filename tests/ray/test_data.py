@@ -3,6 +3,7 @@
 import json
 import warnings
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -140,3 +141,17 @@ def test_batches_cover_what_is_not_done(tmp_path: Path) -> None:
     for span in spans:
         found += [(key, prompt) for _, _, key, prompt in read(file, job, span.offset, span.line)][: span.count]
     assert found == [pair for pair in everything if pair[0] not in done]
+
+
+def test_a_text_without_a_next_token_is_a_failed_row_and_no_failed_run(generator: Any) -> None:
+    """Here by banned tokens; with a real model by weights that are not finite."""
+    from foretell.ray.data import Generator
+
+    job = generator.job
+    banned = tuple(range(generator.engine.model.spec.vocab_size))
+    broken = object.__new__(Generator)
+    broken.engine = generator.engine
+    broken.job = replace(job, params=replace(job.params, banned_token_ids=banned, temperature=0.0))
+    made = broken.complete([("a", "x"), ("b", "y")])
+    assert [row["id"] for row in made] == ["a", "b"]
+    assert all("no token is possible" in row["error"] for row in made)

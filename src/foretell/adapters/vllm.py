@@ -33,8 +33,9 @@ OPTIONS = "foretell"
 TAIL = 64
 """Last tokens by which a text is found again. Two texts of one length that end in as many equal tokens may be taken for
 each other: a guess is then worse, never wrong."""
-MAX_PARKED = 256
-"""Texts that are kept though their requests are not in the batch: vLLM may have set them aside for a while."""
+MAX_PARKED, MAX_PARKED_TOKENS = 256, 1 << 18
+"""Texts that are kept though their requests are not in the batch, and their tokens together (some 500 bytes each): vLLM may
+have set them aside for a while."""
 
 WORKERS = {"cpu": ("vllm.v1.worker.cpu_worker", "CPUWorker"), "cuda": ("vllm.v1.worker.gpu_worker", "Worker")}
 """vLLM's own workers: module and class."""
@@ -103,8 +104,11 @@ class Guesser:
             for text in texts:
                 self.library.add(text.output())
                 self.parked[key] = text
-        for key in list(self.parked)[:-MAX_PARKED]:
-            del self.parked[key]
+        held = sum(len(text.suffix.text) for text in self.parked.values())
+        for key in list(self.parked):
+            if len(self.parked) <= MAX_PARKED and held <= MAX_PARKED_TOKENS:
+                break
+            held -= len(self.parked.pop(key).suffix.text)
         self.texts = going
         return [[] if text is None else self._guess(text, room) for text in found]
 

@@ -96,6 +96,27 @@ class Commit:
     ended: list[bool] = field(default_factory=list)  # rows whose output ends with these tokens
 
 
+@dataclass(frozen=True, slots=True)
+class LightStep:
+    """A chain that a light part would have guessed, judged by the tokens that came."""
+
+    allowed: int  # how deep it might have guessed, as far as that is known
+    drafted: int  # as far as the tokens that came reach: later guesses are not known to be right or wrong
+    accepted: int
+
+    @classmethod
+    def of(cls, allowed: int, guess: Sequence[int], emitted: Sequence[int]) -> "LightStep":
+        """guess: its tokens, in a line. emitted: tokens of the step, drawn from the target's distribution."""
+        kept = 0
+        for mine, right in zip(guess, emitted, strict=False):
+            if mine != right:
+                break
+            kept += 1
+        if kept == len(emitted) < len(guess):  # nobody knows how it would have gone on
+            return cls(min(allowed, kept), kept, kept)
+        return cls(allowed, len(guess), kept)
+
+
 class Drafter(ABC):
     """The memory of one batch of rows: those of the context that it was opened with, in that order.
 
@@ -162,6 +183,12 @@ class Drafter(ABC):
         Called between steps. What was computed by the old weights may be kept: every guess after this comes from the new
         ones, with their own distribution."""
         raise RuntimeError(f"{type(self).__name__} cannot go on with other weights")
+
+    @property
+    def light_steps(self) -> "Sequence[LightStep | None] | None":
+        """Of each row of the step that was observed last: what ``Method.light`` would have guessed there by itself, and how
+        much of it the emitted tokens confirm, whichever part guessed. None: there is no such part, or it is not known."""
+        return None
 
     @property
     def chance(self) -> Tensor | None:
@@ -235,6 +262,11 @@ class Method(ABC):
         """As ``fresh``, and its rows learn from their own text alone. By default a fresh method for each call; a method
         that separates its rows itself may return the same object each time, so that such rows share a batch."""
         return self.fresh()
+
+    def measured(self) -> "Method":
+        """The method whose steps are timed in this one's place: the timing must teach it nothing that requests are guessed
+        from, and where ``light`` stands in for a dearer part, the dearer part guesses in every step."""
+        return self.fresh() if self.capabilities.learns else self
 
     def rebuilt(self, weights: Mapping[str, Tensor]) -> "Method":
         """The same method with other weights, named as its checkpoint has them: what learning while serving swaps in. This

@@ -16,6 +16,7 @@ from foretell.core.probs import Processors
 from foretell.draft.base import Drafter, PromptChunk
 from foretell.engine.event import Part, StepEvent
 from foretell.engine.groups import Choice, Group, GroupedDrafter
+from foretell.engine.guarded import GuardedDrafter
 from foretell.engine.lazy import open_drafter
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.state import Row, State
@@ -68,12 +69,15 @@ class Batch:
         prefixes: PrefixStore | None = None,
         width: int = 0,
         draft_logits: bool = False,
+        guard: bool = False,
     ) -> None:
         """Room for max_rows rows of capacity slots each.
 
         width: see ``step``; then prompts are read one by one, in chunks that begin at multiples of ``PREFILL_CHUNK``,
         so that a request's passes do not depend on the other requests. draft_logits: events carry the draft's logits.
+        guard: a drafter that raises is closed (``GuardedDrafter``), and its rows go on without guesses.
         """
+        self._guard = guard
         self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
         self._draft_logits = draft_logits
         self.pool: KVCache = model.new_cache(max_rows, capacity)
@@ -116,11 +120,18 @@ class Batch:
         state = self._open_state([row])
         place, reserve = self.pool.num_rows, self.pool.reserve
         self.pool.open_rows(1)
-        target = Target.of(self.model, self.pool.rows(place, place + 1))
-        arrival = Arrival(row, choice, target, state, open_drafter(choice.method, state, self.capacity, target))
-        self.arrivals.append(arrival)
         if self.pool.reserve != reserve:  # the pool has grown, and lies elsewhere
             self._bind()
+        target = Target.of(self.model, self.pool.rows(place, place + 1))
+        try:
+            drafter = open_drafter(choice.method, state, self.capacity, target)
+            if self._guard:
+                drafter = GuardedDrafter(drafter, choice.method.name)
+        except BaseException:  # the pool's rows are those of members and arrivals
+            self.pool.keep(torch.arange(place))
+            raise
+        arrival = Arrival(row, choice, target, state, drafter)
+        self.arrivals.append(arrival)
         self._reuse(arrival)
         return arrival
 
@@ -137,7 +148,9 @@ class Batch:
         if not count:
             return
         prefix.copy_into(arrival.target.cache, count)
-        arrival.filled = arrival.row.num_cached_tokens = count
+        arrival.filled = count
+        if not arrival.row.num_preemptions:  # a resumed text may be found beyond its prompt, by itself
+            arrival.row.num_cached_tokens = count
         arrival.states = {at: saved for at, saved in (prefix.states or {}).items() if at <= count}
         if prefix.taps is not None and layers:
             taps = prefix.taps[:, :count]
@@ -285,8 +298,11 @@ class Batch:
             rows_of[id(group)] = [(index, self.members[index]) for index in kept]
         self.groups = [group for group in self.groups if rows_of[id(group)]]
         for drafter, together in self._joined(ready):
-            found = next((group for group in self.groups if group.key == together[0].choice.key), None)
-            if found is None or not drafter.can_join:  # then its drafter serves this row only
+            found = None
+            if drafter.can_join:
+                key = together[0].choice.key
+                found = next((group for group in self.groups if group.key == key and group.drafter.can_join), None)
+            if found is None:  # its drafter serves these rows only
                 found = Group(together[0].choice, drafter, together[0].target)
                 self.groups.append(found)
                 rows_of[id(found)] = []
@@ -369,11 +385,17 @@ class Batch:
         state.draft_logits = [] if draft_logits or self._draft_logits else None
         state.limit(self._max_depths if caps is None else caps, paid)
         one = len(self.groups) == 1  # then nothing stands between the step and its drafter
-        return step(
+        event = step(
             state, self.target, first.drafter if one else grouped, grouped.verifier,
             first.shape_of(state.depth_limit) if one else first.shape, first.draws,
             width=self.width, pack=self._pack, tapping=grouped.tapping,
         )  # fmt: skip
+        if self._guard:
+            for group in self.groups:
+                if isinstance(group.drafter, GuardedDrafter) and group.drafter.failure:
+                    for member in self.members[group.start : group.stop]:
+                        member.row.draft_error = group.drafter.failure
+        return event
 
     @property
     def draft_logits(self) -> list[Tensor]:

@@ -135,7 +135,9 @@ class Calibration:
         """choices: measured at many depths; light: methods that look their guesses up, measured at one."""
         spec = model.spec
         self.model, self.plain = model, plain
-        self.choices = {choice.config.method: choice for choice in (*choices, *light)}
+        self.choices = {
+            choice.config.method: replace(choice, method=choice.method.measured()) for choice in (*choices, *light)
+        }
         self.light = frozenset(choice.config.method for choice in light)
         self.max_batch, self.time_limit_s = max_batch, time_limit_s
         described: dict[str, Any] = {

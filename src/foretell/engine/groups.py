@@ -15,7 +15,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawMode, TokenTree, layout, pad_tree
-from foretell.draft.base import Commit, Context, Drafter, Method
+from foretell.draft.base import Commit, Context, Drafter, LightStep, Method
 from foretell.draft.config import MethodConfig
 from foretell.draft.shapes import MAX_DEPTH, Shape
 from foretell.engine.lazy import part
@@ -107,6 +107,14 @@ class GroupedDrafter(Drafter):
     def seconds_model(self) -> float:
         """Of all groups' draft models."""
         return sum(group.drafter.seconds_model for group in self.groups)
+
+    @property
+    def light_steps(self) -> Sequence[LightStep | None]:
+        """Of all rows; None for those of drafters that do not know."""
+        found: list[LightStep | None] = []
+        for group in self.groups:
+            found += group.drafter.light_steps or [None] * (group.stop - group.start)
+        return found
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """Every group's proposal, concatenated along the batch. Each group uses its own shape and draws."""

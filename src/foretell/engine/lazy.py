@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from foretell.core.noise import Noise
 from foretell.core.probs import History, Processors
 from foretell.core.tree import DrawMode, TokenTree, root_tree
-from foretell.draft.base import Commit, Context, Drafter, Method
+from foretell.draft.base import Commit, Context, Drafter, LightStep, Method
 from foretell.draft.shapes import Shape
 from foretell.model.target import Target
 
@@ -54,6 +54,11 @@ class LazyDrafter(Drafter):
             self.drafter = None
             return
         self.drafter.observe(commit)
+
+    @property
+    def light_steps(self) -> Sequence[LightStep | None] | None:
+        """The drafter's, while it is open."""
+        return None if self.drafter is None else self.drafter.light_steps
 
     def keep(self, rows: Sequence[int]) -> None:
         """Forwarded to the drafter if it is open."""

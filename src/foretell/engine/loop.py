@@ -55,6 +55,7 @@ class Job:
     sink: Sink | None  # None: the caller reads ``row``, and ``tick`` returns what has ended
     arrived: float
     since: float  # waiting, reading or decoding: since when
+    decoded_s: float = 0.0  # seconds of decoding before it was preempted
     num_draft_tokens: int = 0  # of ``row`` before the last step
     num_asked: int = 0  # steps in which it might guess
     num_delivered: int = 0  # pieces that were sent to the sink, or are sent with the end
@@ -82,11 +83,12 @@ class Loop:
         observers: Sequence[Observer] = (),
         draft_logits: bool = False,
         recorder: Recorder | None = None,
+        guard: bool = False,
         describe: Callable[[Choice], dict[str, Any]] = lambda choice: choice.config.resolved(),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes
-        that share a model run the same steps. width, draft_logits: see ``Batch``. observers are called after every
+        that share a model run the same steps. width, draft_logits, guard: see ``Batch``. observers are called after every
         step; recorder sums the steps up. describe returns ``Completion.config``; clock returns seconds."""
         self.limits, self.planner, self.prefixes = limits, planner, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
@@ -99,6 +101,7 @@ class Loop:
             prefixes=prefixes,
             width=width,
             draft_logits=draft_logits,
+            guard=guard,
         )
         self.jobs: dict[str, Job] = {}  # all that have not ended
         self._timed: dict[str, float] = {}  # deadlines of those that have one
@@ -234,6 +237,7 @@ class Loop:
             chunk = int(stall / self._seconds_per_token) if self._seconds_per_token else FIRST_CHUNK
         chunk = min(max(chunk, MIN_CHUNK), PREFILL_CHUNK)
         before = len(self.batch.members)
+        coming = {id(arrival.row) for arrival in self.batch.arrivals}
         # At the start drafters read all prompts in one pass of their first step; later on that would hold up others.
         catch_up = before > 0
         if self.planner is not None:
@@ -248,8 +252,8 @@ class Loop:
         if len(self.batch.members) > before:
             now = self.clock()
             for member in self.batch.members:
-                job = self.running[id(member.row)]
-                job.since = now if not member.row.token_ids else job.since
+                if id(member.row) in coming:
+                    self.running[id(member.row)].since = now
 
     def _make_room(self) -> None:
         """Preempt the latest requests until the slots of all others fit. A single request always fits."""
@@ -258,6 +262,7 @@ class Loop:
             self.batch.leave([latest.row], remember=False)
             del self.running[id(latest.row)]
             latest.row.num_preemptions += 1
+            latest.decoded_s = latest.row.seconds_decode
             latest.since = self.clock()
             self.recorder.num_preemptions += 1
             self.waiting.appendleft(latest)
@@ -286,7 +291,7 @@ class Loop:
         ended: list[Job] = []
         for index, job in enumerate(jobs):
             job.num_draft_tokens = job.row.num_draft_tokens
-            job.row.seconds_decode = now - job.since
+            job.row.seconds_decode = job.decoded_s + now - job.since
             if job.sink is not None:
                 self._deliver(job, index, event)
             if job.row.finish_reason is not None:
@@ -319,11 +324,15 @@ class Loop:
     def _tell_planner(self, jobs: Sequence[Job], caps: Sequence[int], event: StepEvent) -> None:
         assert self.planner is not None
         rows = []
-        for job, cap in zip(jobs, caps, strict=True):
+        lights = self.batch.grouped.light_steps
+        for job, cap, light in zip(jobs, caps, lights, strict=True):
             job.num_asked += cap > 0
             drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
             nodes = job.row.num_draft_tokens - job.num_draft_tokens
-            rows.append(RowStep(job.submission.request_id, job.choice.method.name, cap, drafted, accepted, nodes))
+            known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
+            rows.append(
+                RowStep(job.submission.request_id, job.choice.method.name, cap, drafted, accepted, nodes, known)
+            )
         self.planner.observe(
             StepObservation(len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest)
         )
@@ -347,6 +356,7 @@ class Loop:
     def _cut(self, jobs: Sequence[Job], reason: str) -> None:
         """End requests that are in the middle of something."""
         rows = [job.row for job in jobs if id(job.row) in self.running]
+        decoding = {id(member.row) for member in self.batch.members}
         if rows:
             self.batch.leave(rows, remember=False)
         for job in jobs:
@@ -354,8 +364,8 @@ class Loop:
             if job in queue:
                 queue.remove(job)
                 job.row.seconds_queue += self.clock() - job.since
-            elif job.row.token_ids:
-                job.row.seconds_decode = self.clock() - job.since
+            elif id(job.row) in decoding:
+                job.row.seconds_decode = job.decoded_s + self.clock() - job.since
             job.row.finish_reason = reason
             job.row.text.finish()
             tail = job.row.text.take()
@@ -383,7 +393,10 @@ class Loop:
             job.sink(Update(request_id, pieces, trace, completion, tail=job.tail))
 
     def _plain_reason(self, job: Job) -> str | None:
-        """Why a request made no guess, where it might have made some."""
+        """Why a request made no guess, where it might have made some; or no more of them, where its drafter failed."""
+        if job.row.draft_error:
+            name = job.choice.method.name
+            return f"{name} failed ({job.row.draft_error}), and the text went on without guesses"
         if job.row.num_draft_tokens or not (job.submission.note or job.choice.config.guesses):
             return None
         if job.submission.note:
@@ -398,6 +411,8 @@ class Loop:
         self.running.pop(id(job.row), None)
         del self.jobs[job.submission.request_id]
         self._timed.pop(job.submission.request_id, None)
+        if self.planner is not None:
+            self.planner.forget(job.submission.request_id)
         self.recorder.finish(job.row, self.clock() - job.arrived)
         if job.sink is not None:
             job.sink(Update(job.submission.request_id, error=error))

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from foretell.draft.none import NoMethod, NoneConfig
 from foretell.engine.calibrate import Calibration
+from foretell.engine.config import speculative_config
 from foretell.engine.groups import Choice
 from foretell.model.target import CausalModel
 from foretell.planner.acceptance import Acceptance
@@ -55,20 +56,32 @@ class Planning:
         return self._plain if choice.config.method in self._hopeless else choice
 
 
+def light_choice(choice: Choice) -> Choice | None:
+    """The light part of a method that declares one (``Method.light``): with the options that its configuration names
+    (``MethodConfig.light``), else with that method's own. None for others."""
+    method = choice.method.light
+    if method is None:
+        return None
+    config = choice.config.light
+    if config is None:
+        config = speculative_config({
+            "method": method.name, "verify": choice.config.verify,
+            "num_speculative_tokens": choice.config.num_speculative_tokens,
+        })  # fmt: skip
+    return Choice(config, method, choice.verifier)
+
+
 def light_parts(choices: Iterable[Choice]) -> dict[str, str]:
     """Of each method that has one, the name of its light part."""
-    return {one.config.method: one.config.light.method for one in choices if one.config.light is not None}
+    pairs = [(one.config.method, light_choice(one)) for one in choices]
+    return {method: part.config.method for method, part in pairs if part is not None}
 
 
 def light_choices(choices: Sequence[Choice]) -> list[Choice]:
     """The light parts that are not among these choices themselves, once each."""
-    found = {one.config.method: one for one in choices}
-    made: dict[str, Choice] = {}
-    for one in choices:
-        config, method = one.config.light, one.method.light
-        if config is not None and method is not None and config.method not in found:
-            made.setdefault(config.method, Choice(config, method, one.verifier))
-    return list(made.values())
+    found = {one.config.method for one in choices}
+    parts = [part for one in choices if (part := light_choice(one)) is not None]
+    return list({part.config.method: part for part in reversed(parts) if part.config.method not in found}.values())
 
 
 def plan_with(costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str], depth: int) -> Planner:

@@ -63,11 +63,7 @@ class PrefixStore:
         self._prefixes: OrderedDict[int, Prefix] = OrderedDict()  # the most recently used last
         self._blocks: dict[int, int] = {}  # hash of a text's first blocks -> the number of a prefix that begins so
         self._next = 0
-
-    @property
-    def num_tokens(self) -> int:
-        """Tokens whose memory is held."""
-        return sum(len(prefix.ids) for prefix in self._prefixes.values())
+        self.num_tokens = 0  # whose memory is held: counted, so that any thread may read it while prefixes come and go
 
     def find(self, ids: list[int], layers: tuple[int, ...], tenant: str | None = None) -> tuple[Prefix, int] | None:
         """The tenant's prefix that shares most tokens with the beginning of ids, and how many; None where none does.
@@ -146,6 +142,7 @@ class PrefixStore:
         )
         self._prefixes[self._next] = prefix
         self.num_bytes += prefix.num_bytes
+        self.num_tokens += count
         for key in keys:
             self._blocks[key] = self._next
         self._next += 1
@@ -164,7 +161,7 @@ class PrefixStore:
         """Forget everything."""
         self._prefixes.clear()
         self._blocks.clear()
-        self.num_bytes = 0
+        self.num_bytes = self.num_tokens = 0
 
     def shrink(self, max_bytes: int) -> None:
         """Drop the least recently used prefixes until at most max_bytes are held."""
@@ -174,6 +171,7 @@ class PrefixStore:
     def _drop(self, number: int) -> None:
         prefix = self._prefixes.pop(number)
         self.num_bytes -= prefix.num_bytes
+        self.num_tokens -= len(prefix.ids)
         for key in _hashes(prefix.ids, prefix.tenant):
             if self._blocks.get(key) == number:
                 del self._blocks[key]
@@ -184,6 +182,8 @@ class PrefixStore:
         held = sum(prefix.num_bytes for prefix in self._prefixes.values())
         if held != self.num_bytes or held > self.max_bytes:
             raise RuntimeError(f"prefixes hold {held} bytes, {self.num_bytes} are counted, {self.max_bytes} allowed")
+        if self.num_tokens != sum(len(prefix.ids) for prefix in self._prefixes.values()):
+            raise RuntimeError(f"{self.num_tokens} tokens are counted, and the prefixes hold another number")
         if any(number not in self._prefixes for number in self._blocks.values()):
             raise RuntimeError("a block refers to a prefix that was removed")
 

@@ -33,7 +33,7 @@ class Completion:
     num_cached_tokens: int = 0  # of the prompt, whose KV was reused
     prompt_pieces: list[Piece] = field(default_factory=list)  # of a service: the prompt's tokens, where asked for
     num_preemptions: int = 0  # how often the request lost its row to others and resumed later
-    plain_reason: str | None = None  # of a service: why no token was guessed though guesses were asked for
+    plain_reason: str | None = None  # of a service: why no token, or no more, was guessed though guesses were asked for
 
     @classmethod
     def of(cls, row: Row, config: dict[str, Any], plain_reason: str | None = None) -> "Completion":

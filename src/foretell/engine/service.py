@@ -130,7 +130,7 @@ class Service:
         limits = Limits(rows, options.max_queue, self.kv_tokens, capacity, options.stall_target_s)
         self._loop = Loop(
             self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
-            observers=self.engine.observers,
+            observers=self.engine.observers, guard=not self.engine.model.is_shared,
         )  # fmt: skip
         self._loop.observers.append(self._drifts)
         if self._learn is not None:
@@ -314,31 +314,31 @@ class Service:
     def _run(self) -> None:
         loop, model = self._loop, self.engine.model
         assert loop is not None
+        todo: deque[_Command | Callable[[], None]] = deque()
         while True:
-            learned = False
-            if not self._inbox and not loop.has_work:
-                learned = self._learning is not None and bool(self._learning.train_idle())
-                if not learned:
-                    release_workers()
-                    self._rest()
-            with self._news:
-                while not (learned or self._inbox or loop.has_work or self._closed):
-                    if self._learning is not None:
-                        if not self._news.wait(LEARN_BEAT_S):
-                            break
-                    elif not self._news.wait(HEARTBEAT_S) and model.is_shared:
-                        break  # the other processes wait for a message, and their wait times out
-                todo, closed = list(self._inbox), self._closed
-                self._inbox.clear()
-            if model.is_shared:
-                model.share([command.wire for command in todo if isinstance(command, _Command)] + [closed])
-            if closed:
-                self._inbox.extendleft(reversed(todo))
-                break
             try:
+                learned = False
+                if not self._inbox and not loop.has_work:
+                    learned = self._learning is not None and bool(self._learning.train_idle())
+                    if not learned:
+                        release_workers()
+                        self._rest()
+                with self._news:
+                    while not (learned or self._inbox or loop.has_work or self._closed):
+                        if self._learning is not None:
+                            if not self._news.wait(LEARN_BEAT_S):
+                                break
+                        elif not self._news.wait(HEARTBEAT_S) and model.is_shared:
+                            break  # the other processes wait for a message, and their wait times out
+                    todo, closed = deque(self._inbox), self._closed
+                    self._inbox.clear()
+                if model.is_shared:
+                    model.share([command.wire for command in todo if isinstance(command, _Command)] + [closed])
+                if closed:
+                    break
                 with torch.inference_mode():
-                    for command in todo:
-                        command()
+                    while todo:
+                        todo.popleft()()
                     if loop.has_work:
                         self._step_budget.begin()
                         loop.tick()
@@ -352,7 +352,7 @@ class Service:
                 break
         with self._news:
             self._closed = True  # refuse further requests
-            todo = list(self._inbox)
+            todo.extend(self._inbox)  # after those that were taken and not begun: a lost one would be waited for
             self._inbox.clear()
         for one in todo:
             try:

@@ -65,6 +65,10 @@ class ServicePlanning:
             costs = self._calibration.measure(must_stop=must_stop)
         except InterruptedMeasuringError:
             return
+        except Exception:  # the table in use is worth more than none
+            logger.exception("costs: measuring again has failed; the costs known so far stay in use")
+            self._next_measuring = monotonic() + MEASURE_AGAIN_S
+            return
         finally:
             release_workers()
         self._next_measuring = monotonic() + MEASURE_AGAIN_S

@@ -48,6 +48,7 @@ class Row:
     prompt_pieces: list[Piece] = field(default_factory=list)  # where the prompt was scored
     finish_reason: str | None = None  # "stop" or "length"; of a service also "cancelled", "timeout" and "error"
     error: ModelError | None = None  # set where the row ended with an error
+    draft_error: str = ""  # the name of the error that its drafter failed with: it is no longer guessed for
     draft_name: str = ""  # of its own method, where rows of one batch have several
     steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
     num_steps: int = 0

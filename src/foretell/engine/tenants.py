@@ -17,6 +17,8 @@ from foretell.engine.options import check_shared
 
 MAX_STORE_BYTES = 256 << 20
 """Limit of all stores together; the least recently used is dropped first."""
+MAX_STORES = 1024
+"""The same limit for their number: a store that has learned nothing is held too."""
 
 
 class Tenants:
@@ -41,7 +43,7 @@ class Tenants:
         with self._lock:
             found = self._stores.pop((method, owner), None) or _separate(method, method.fresh())
             self._stores[method, owner] = found
-            while len(self._stores) > 1 and self._held() > self.max_bytes:
+            while len(self._stores) > MAX_STORES or (len(self._stores) > 1 and self._held() > self.max_bytes):
                 self._stores.popitem(last=False)
         return replace(choice, method=found)
 

@@ -20,7 +20,8 @@ NEWEST = 8
 
 
 class TrainerPool:
-    """Not thread-safe. ``piece`` does one text's worth of work for one adapter, in turn."""
+    """``piece`` does one text's worth of work for one adapter, in turn. Not thread-safe, but for ``open``: an adapter is
+    opened on the thread that takes a request, while others learn; hence the copies of ``trainers``."""
 
     def __init__(self, options: LearnOptions) -> None:
         self.options = options
@@ -85,13 +86,13 @@ class TrainerPool:
     @property
     def has_work(self) -> bool:
         """Whether ``piece`` would do anything."""
-        return bool(self._turns) or any(trainer.is_due for trainer in self.trainers.values())
+        return bool(self._turns) or any(trainer.is_due for trainer in list(self.trainers.values()))
 
     def piece(self) -> bool:
         """One piece of work; False where there is none."""
         if not self._turns:
             self._turns.extend(
-                (adapter, trainer.work()) for adapter, trainer in self.trainers.items() if trainer.is_due
+                (adapter, trainer.work()) for adapter, trainer in list(self.trainers.items()) if trainer.is_due
             )
         if not self._turns:
             return False
@@ -108,4 +109,4 @@ class TrainerPool:
     @property
     def num_bytes(self) -> int:
         """Of all texts that are held."""
-        return sum(trainer.num_bytes for trainer in self.trainers.values())
+        return sum(trainer.num_bytes for trainer in list(self.trainers.values()))

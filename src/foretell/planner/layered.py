@@ -23,6 +23,7 @@ class LayeredPlanner(Planner):
         super().__init__(costs, acceptance)
         self.parts = dict(parts)
         self.light = Planner(costs, Acceptance(depth), corrections=self.corrections)
+        self._rate = 0.0  # tokens a second that the whole method is expected to bring; 0 while it does not guess
         self._lit = False  # whether the last step was the light planner's
 
     @property
@@ -45,6 +46,7 @@ class LayeredPlanner(Planner):
     def use(self, costs: CostTable, corrections: Corrections | None = None) -> None:
         """See ``Planner``."""
         super().use(costs, corrections)
+        self._rate = 0.0
         self.light.use(costs, self.corrections)
 
     def forget(self, request_id: str) -> None:
@@ -57,16 +59,35 @@ class LayeredPlanner(Planner):
         self.paid, self._lit = None, False
         if all_ask(rows):
             return super().plan(rows, arriving)
-        light = self.light.plan([self._light_view(row) for row in rows], arriving)
+        views = [self._light_view(row) for row in rows]
+        before = self._rate
+        light = self._plan_light(views, arriving, before)
         standing = self.light.standing
         self._floor = standing.expected.rate if standing.expected is not None and not standing.trial else 0.0
         if not standing.trial:
             caps = super().plan(rows, arriving)
+            now = self.standing
+            if not self._guessing:
+                self._rate = 0.0
+            elif now.expected is not None and not now.trial:  # a trial is one step: the rate is that of those around it
+                self._rate = now.expected.rate
             if any(caps) or self.standing.trial:
                 return caps
+            if (
+                before and not self._guessing
+            ):  # it has given up just now: then its light part need not be better than it was
+                light = self._plan_light(views, arriving, 0.0)
         self._lit = True
         self.paid = [0] * len(rows)
         return light
+
+    def _plan_light(self, views: Sequence[RowView], arriving: int, rate: float) -> list[int]:
+        """The light planner's plan where the whole method brings so many tokens a second (0: it does not guess). A trial of
+        the light part takes the place of a whole step, and is charged what that would have brought."""
+        if (rate > 0.0) != (self.light._floor > 0.0):
+            self.light.replan()
+        self.light._floor = rate
+        return self.light.plan(views, arriving)
 
     def _light_view(self, row: RowView) -> RowView:
         part = self.parts.get(row.method)
@@ -75,10 +96,13 @@ class LayeredPlanner(Planner):
         return replace(row, method=part, num_unread=0)
 
     def observe(self, step: StepObservation) -> None:
-        """See ``Planner``: each step teaches the planner that planned it."""
+        """See ``Planner``: each step teaches the planner that planned it; and where its rows say what their light parts
+        would have done, the other one too. So the light part is known though the whole method guesses, and is not tried in
+        its place to find out."""
         if not self._lit:
             super().observe(step)
             self.light.earn(step.seconds)
+            self._learn_light(step)
             return
         rows = [replace(row, method=self.parts.get(row.method, row.method)) for row in step.rows]
         self.light.observe(replace(step, rows=rows))
@@ -87,3 +111,10 @@ class LayeredPlanner(Planner):
         worth, seconds = self.light.last
         if seconds:
             self._count(worth, seconds)
+
+    def _learn_light(self, step: StepObservation) -> None:
+        known = [(row, part, row.light) for row in step.rows if (part := self.parts.get(row.method)) and row.light]
+        if known:
+            self.light.acceptance.tick()
+        for row, part, (cap, drafted, accepted) in known:
+            self.light.acceptance.observe(row.request_id, part, cap, drafted, accepted)

@@ -26,6 +26,9 @@ class RowStep:
     drafted: int  # the depth of its proposal
     accepted: int
     nodes: int | None = None  # None: a chain, as many as drafted
+    light: tuple[int, int, int] | None = (
+        None  # (cap, drafted, accepted) of its light part by itself, where that is known
+    )
 
     @property
     def num_nodes(self) -> int:

@@ -129,6 +129,10 @@ class Planner:
         self._account = TrialAccount()
         self._ids, self.standing, self._guessing = [], _Plan([]), False
 
+    def replan(self) -> None:
+        """Decide anew at the next plan, however young the one that stands is."""
+        self._ids = []
+
     def forget(self, request_id: str) -> None:
         """A request has ended; its estimates are not used for another request, even one of the same name."""
         self.acceptance.forget(request_id)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray.data
 
-from foretell.core.errors import ConfigError, PromptError
+from foretell.core.errors import ConfigError, ModelError, PromptError
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.core.prompts import Entry, conversation
@@ -240,7 +240,7 @@ class Generator:
         try:
             requests = [self._request(key, prompt) for key, prompt in pairs]
             completions = self.engine.generate_batch(requests, batch_size=max(1, len(requests)))
-        except PromptError as error:
+        except (PromptError, ModelError) as error:  # of one of them: a text that cannot be, or has no next token
             if len(pairs) == 1:
                 return [{"id": pairs[0][0], "error": str(error)}]
             return [row for pair in pairs for row in self.complete([pair])]  # batching does not change tokens

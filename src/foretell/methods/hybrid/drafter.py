@@ -6,15 +6,17 @@ was kept: a suffix proposal by its score, the second method by the mean of its p
 """
 
 import copy
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, pad_tree
-from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
+from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
 from foretell.draft.host import Node, tree_of
 from foretell.draft.shapes import Chain, Shape
 from foretell.draft.suffix import Suffix, SuffixDrafter
@@ -63,10 +65,12 @@ class HybridDrafter(Drafter):
 
     can_join = True
 
-    def __init__(self, suffix: SuffixDrafter, second: Drafter, worth: Worth, depth: int) -> None:
-        """depth: most guesses in a line by the second method."""
-        self.suffix, self.second, self.worth, self.depth = suffix, second, worth, depth
+    def __init__(self, suffix: SuffixDrafter, second: Drafter, worths: Sequence[Worth], depth: int) -> None:
+        """worths: of each row, one for all where they share it. depth: most guesses in a line by the second method."""
+        self.suffix, self.second, self.worths, self.depth = suffix, second, list(worths), depth
         self._scores: list[float] | None = None  # of the suffix proposals of this step, 0 where the second one guessed
+        self._found: list[tuple[int, list[int]]] | None = None  # of each row how deep suffix might guess, and its guess
+        self._light: list[LightStep] | None = None
 
     @property
     def seconds_model(self) -> float:
@@ -80,10 +84,14 @@ class HybridDrafter(Drafter):
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains in rows that follow a suffix, the second method's in all others that may spend time."""
         found = self.suffix.guesses(context, shape)
+        self._found = [
+            (min(limit, shape.depth), [token for _, token in guess])
+            for limit, (guess, _) in zip(context.depth_limit, found, strict=True)
+        ]
         paid = context.depth_limit if context.paid_limit is None else context.paid_limit
         chosen = [
-            self.worth.prefers_suffix(score) or (score > 0.0 and not most)
-            for (_, score), most in zip(found, paid, strict=True)
+            worth.prefers_suffix(score) or (score > 0.0 and not most)
+            for worth, (_, score), most in zip(self.worths, found, paid, strict=True)
         ]
         self._scores = [score if first else 0.0 for (_, score), first in zip(found, chosen, strict=True)]
         nodes: list[list[Node]] = [guess if first else [] for (guess, _), first in zip(found, chosen, strict=True)]
@@ -101,24 +109,38 @@ class HybridDrafter(Drafter):
         """See ``Drafter``; and learn what the proposals were worth."""
         self.suffix.observe(commit)
         self.second.observe(commit)
+        found, self._found = self._found, None
+        self._light = None if found is None else [
+            LightStep.of(allowed, guess, emitted)
+            for (allowed, guess), emitted in zip(found, commit.tokens, strict=True)
+        ]  # fmt: skip
         if self._scores is None:
             return
         width = [max(0, count - 1) for count in commit.tree.valid.sum(1).tolist()]
-        for score, path, guessed in zip(self._scores, commit.path, width, strict=True):
+        for worth, score, path, guessed in zip(self.worths, self._scores, commit.path, width, strict=True):
             if guessed:
-                (self.worth.of(score) if score else self.worth.second).add(len(path) - 1.0)
+                (worth.of(score) if score else worth.second).add(len(path) - 1.0)
         self._scores = None
+
+    @property
+    def light_steps(self) -> Sequence[LightStep] | None:
+        """Suffix's guesses of the last step, those too that the second method's stood in for."""
+        return self._light
 
     def keep(self, rows: Sequence[int]) -> None:
         """See ``Drafter``."""
+        self._light = None
         self.suffix.keep(rows)
         self.second.keep(rows)
+        self.worths = [self.worths[row] for row in rows]
 
     def join(self, other: Drafter, context: Context) -> None:
         """See ``Drafter``."""
         assert isinstance(other, HybridDrafter)
+        self._light = None
         self.suffix.join(other.suffix, context)
         self.second.join(other.second, context)
+        self.worths += other.worths
 
     def num_unread(self, context: Context) -> list[int]:
         """See ``Drafter``."""
@@ -157,9 +179,10 @@ class Hybrid(Method):
         learns=True,
     )
 
-    def __init__(self, suffix: Suffix, second: Method, *, depth: int, discount: float) -> None:
-        """second: a method whose drafters can be joined, and that runs no layers of the target itself."""
-        self.suffix, self.second, self.depth = suffix, second, depth
+    def __init__(self, suffix: Suffix, second: Method, *, depth: int, discount: float, by_row: bool = False) -> None:
+        """second: a method whose drafters can be joined, and that runs no layers of the target itself. by_row: what
+        proposals are worth is learned by each row alone."""
+        self.suffix, self.second, self.depth, self.by_row = suffix, second, depth, by_row
         self.worth = Worth(discount)
 
     @property
@@ -196,12 +219,22 @@ class Hybrid(Method):
         """With an empty store."""
         return Hybrid(self.suffix.fresh(), self.second, depth=self.depth, discount=self.worth.discount)
 
+    def measured(self) -> "Hybrid":
+        """Where the second method always guesses: steps of suffix's say nothing of the other's cost."""
+        return Hybrid(self.suffix.fresh(), self.second, depth=self.depth, discount=math.inf)
+
     def isolated(self) -> "Hybrid":
-        """Rows that learn from their own text alone; what proposals are worth is learned anew."""
-        return Hybrid(self.suffix.isolated(), self.second, depth=self.depth, discount=self.worth.discount)
+        """One object for all rows that share nothing: each learns from its own text alone, and what its own proposals are
+        worth. The second method guesses for all of them at once."""
+        return self._isolated
+
+    @cached_property
+    def _isolated(self) -> "Hybrid":
+        return Hybrid(self.suffix.isolated(), self.second, depth=self.depth, discount=self.worth.discount, by_row=True)
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Both drafters."""
         suffix = self.suffix.open(context, capacity, target)
         assert isinstance(suffix, SuffixDrafter)
-        return HybridDrafter(suffix, self.second.open(context, capacity, target), self.worth, self.depth)
+        worths = [Worth(self.worth.discount) if self.by_row else self.worth for _ in range(context.num_rows)]
+        return HybridDrafter(suffix, self.second.open(context, capacity, target), worths, self.depth)

@@ -1,0 +1,106 @@
+"""A drafter whose failure ends its guesses, not the service: its rows go on without any, and their text stays right.
+
+Guesses change a text's speed alone, so a drafter that raises (no memory, a third party's mistake) can be left out at any
+point between two passes of the target. It is closed for good: what it remembers of its rows may be half written.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from torch import Tensor
+
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, TokenTree, root_tree
+from foretell.draft.base import Commit, Context, Drafter, LightStep, PromptChunk
+from foretell.draft.shapes import Shape
+from foretell.kernels.bounds import check_tree
+
+logger = logging.getLogger(__name__)
+_T = TypeVar("_T")
+_E = TypeVar("_E")
+
+
+class GuardedDrafter(Drafter):
+    """Forwards to a drafter until one of its calls raises; from then on it proposes the root alone."""
+
+    can_join = True
+
+    def __init__(self, inner: Drafter, name: str) -> None:
+        """name: the method's, for the log."""
+        self.inner: Drafter | None = inner
+        self.name = name
+        self.failure = ""  # the error's name; "" while it works. (Its text may tell what clients need not know.)
+        self.num_candidates = inner.num_candidates
+        self._seconds = 0.0
+        vars(self)["can_join"] = inner.can_join  # of this one: the class says that there is a join
+
+    def _try(self, call: Callable[[Drafter], _T], instead: _E) -> _T | _E:
+        if self.inner is None:
+            return instead
+        try:
+            return call(self.inner)
+        except Exception as error:
+            self._seconds = self.seconds_model
+            self.inner = None
+            self.failure = type(error).__name__
+            vars(self)["can_join"] = False  # rows of a drafter that works are not given to it
+            logger.exception("the drafter of method %s failed; its requests go on without guesses", self.name)
+            return instead
+
+    @property
+    def seconds_model(self) -> float:
+        """See ``Drafter``."""
+        return self._seconds if self.inner is None else self.inner.seconds_model
+
+    @property
+    def chance(self) -> Tensor | None:
+        """See ``Drafter``."""
+        return None if self.inner is None else self.inner.chance
+
+    @property
+    def light_steps(self) -> Sequence[LightStep | None] | None:
+        """See ``Drafter``."""
+        return self._try(lambda inner: inner.light_steps, None)
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        """The drafter's proposal, or the root alone; a tree that is none counts as a failure."""
+
+        def checked(inner: Drafter) -> TokenTree:
+            tree = inner.propose(context, shape, draws, noise)
+            if tree.num_nodes > 1:
+                check_tree(tree, context.processors.vocab_size)
+            return tree
+
+        found = self._try(checked, None)
+        return root_tree(context.pending) if found is None else found
+
+    def read_prompt(self, chunk: PromptChunk) -> None:
+        """See ``Drafter``."""
+        self._try(lambda inner: inner.read_prompt(chunk), None)
+
+    def observe(self, commit: Commit) -> None:
+        """See ``Drafter``."""
+        self._try(lambda inner: inner.observe(commit), None)
+
+    def keep(self, rows: Sequence[int]) -> None:
+        """See ``Drafter``."""
+        self._try(lambda inner: inner.keep(rows), None)
+
+    def join(self, other: Drafter, context: Context) -> None:
+        """See ``Drafter``. Where one of both has failed, or joining fails, no row of either is guessed for."""
+        assert isinstance(other, GuardedDrafter)
+        theirs = other.inner
+        if theirs is None:
+            self.inner, self.failure = None, self.failure or other.failure
+            vars(self)["can_join"] = False
+        else:
+            self._try(lambda inner: inner.join(theirs, context), None)
+
+    def num_unread(self, context: Context) -> list[int]:
+        """See ``Drafter``."""
+        return self._try(lambda inner: inner.num_unread(context), [0] * context.num_rows)
+
+    def catch_up(self, context: Context, row: int, most: int) -> int:
+        """See ``Drafter``."""
+        return self._try(lambda inner: inner.catch_up(context, row, most), 0)
