@@ -215,7 +215,7 @@ def _explained(event: StepEvent, index: int, tokenizer: Any, temperature: float,
     for number_of, (node, taken) in enumerate(zip(path, commit.tokens[index], strict=False), start=1):
         children = [child for child in range(len(parents)) if child and parents[child] == node]
         law, target = laws.get(node), p[node].double()
-        likely = torch.topk(target, min(SHOWN, len(target))).indices.tolist()
+        likely = [token for token in torch.topk(target, min(SHOWN, len(target))).indices.tolist() if target[token] > 0]
         asked = list(dict.fromkeys([*likely, taken, *(tokens[child] for child in children)]))
         times = exponentials(keys[depth[node]], len(target)).double() if rule in RACES else None
         runners = [
