@@ -172,4 +172,7 @@ def test_json(invoke: Invoke) -> None:
 
 def test_mistakes(invoke: Invoke) -> None:
     assert "nothing guesses" in one_line(invoke("explain", "--target", "bundled", "--method", "none").stderr)
+    for wrong in ("nan", "inf"):
+        refused = invoke("explain", "--target", "/nonexistent", "--method", "ngram", "--temperature", wrong)
+        assert f"temperature = {wrong} must be finite and at least 0" in one_line(refused.stderr)
     assert "the prompt is empty" in one_line(invoke("explain", "", "--target", "bundled").stderr)

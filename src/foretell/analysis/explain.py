@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.core.noise import Stream, exponentials, stream_keys
+from foretell.core.noise import Stream, exponentials, int64_seed, stream_keys
 from foretell.core.tree import DrawnBy, TokenTree, depths
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
@@ -106,7 +106,9 @@ def number_game(rounds: int = 100_000, seed: int = 0) -> Game:
     positions, index = torch.arange(rounds), torch.tensor(0)
 
     def noise(person: int) -> Tensor:
-        return exponentials(stream_keys(torch.tensor(seed + 1 + person), positions, Stream.COUPLED, index), 10)
+        return exponentials(
+            stream_keys(torch.tensor(int64_seed(seed + 1 + person)), positions, Stream.COUPLED, index), 10
+        )
 
     first, second = noise(0), noise(1)
     times = first / law

@@ -25,9 +25,7 @@ WIDE, NARROW = 100, 70
 Prompt = Annotated[str, typer.Argument(metavar="[PROMPT]", help="The text to be continued.")]
 Temperature = Annotated[
     float,
-    typer.Option(
-        "--temperature", min=0.0, rich_help_panel=o.SAMPLING, help="0: the most probable token, without chance."
-    ),
+    typer.Option("--temperature", rich_help_panel=o.SAMPLING, help="0: the most probable token, without chance."),
 ]
 Seed = Annotated[
     int,
@@ -78,6 +76,7 @@ def explain(
     """
     if not prompt:
         raise ConfigError("the prompt is empty: give a few words to continue")
+    settings.sampling({"temperature": temperature, "seed": seed})  # refused before anything is loaded
     config = settings.speculation(ctx)
     if config["method"] == "none":
         raise ConfigError(

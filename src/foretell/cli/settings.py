@@ -195,7 +195,10 @@ def read_text(file: str, option: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{option}: {file!r} is not UTF-8 text (byte {error.start})") from None
+        what = "standard input" if file == "-" else repr(file)
+        raise ConfigError(
+            f"{option}: {what} is not UTF-8 text (byte {error.start}); convert it, e.g. by iconv"
+        ) from None
 
 
 def one_text(text: str | None, file: str | None, name: str) -> str | None:

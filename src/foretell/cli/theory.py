@@ -10,7 +10,7 @@ from foretell.cli import settings
 from foretell.cli.bench import Categories, Limit, Suite, Threads, _progress
 from foretell.cli.errors import OneLineGroup
 from foretell.cli.layout import print_table
-from foretell.cli.output import as_json, check_writable, has_color, write
+from foretell.cli.output import as_json, check_plot, check_writable, has_color, write
 from foretell.core.errors import ConfigError
 from foretell.core.spec import parse_numbers
 
@@ -122,15 +122,13 @@ def optimum(
     (Hu et al. 2502.18779); coupled drafts depend on the target's noise, so no such bound is printed for them.
     """
     check_writable(csv)
-    check_writable(plot)
+    check_plot(plot)
     settings.quiet()
     from foretell.analysis.optimum import optimum_table
     from foretell.cli.figures_theory import csv_of, draw_plot, optimum_rows
 
     at = settings.temperatures(temperature, (0.0, 0.3, 0.6, 0.8, 1.0, 1.2))
     counts = [int(count) for count in parse_numbers(drafts, "--drafts", whole=True)]
-    if plot is not None and not plot.endswith((".png", ".svg", ".pdf")):
-        raise ConfigError(f"--plot {plot!r} must end in .png, .svg or .pdf")
     engine = _engine(ctx, threads)
     with _progress(no_color) as progress:
         pairs = {t: _pairs(engine, prompts, categories, limit, t, max_new_tokens, contexts, seed) for t in at}
