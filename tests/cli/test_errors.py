@@ -121,9 +121,16 @@ def test_damaged_config(invoke: Invoke, models: dict[str, Path], tmp_path: Path)
         assert result.exit_code == FAILURE
 
 
-def test_prompt_that_is_not_text(generate: Invoke) -> None:
+def test_prompt_that_is_not_text(generate: Invoke, invoke: Invoke) -> None:
     result = generate("a\udcffb")  # how Python hands over a byte that is not UTF-8
     assert one_line(result.stderr) == r"prompt: 'a\udcffb' is not UTF-8 text"
+    for command in (
+        ("explain", "a\udcffb"),
+        ("generate", "a", "--system", "a\udcffb"),
+        ("chat", "--system", "a\udcffb"),
+    ):
+        told = one_line(invoke(*command, "--target", "bundled").stderr)
+        assert told.endswith(r"'a\udcffb' is not UTF-8 text"), command  # an internal error
     result = generate("-", input=b"\xff\xfe\x00")
     assert one_line(result.stderr).startswith("prompt: standard input is not UTF-8 text (byte 0)")  # it said '-'
     assert result.exit_code == USAGE

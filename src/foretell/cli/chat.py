@@ -59,6 +59,7 @@ def chat(
 
     Answer number i has the seed SEED + i. Earlier turns are not read again.
     """
+    settings.check_text(system, "--system")
     speculative = settings.speculation(ctx)
     params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
     engine = settings.load_engine(ctx.params, speculative, prefix_memory_gib=PREFIX_MEMORY_GIB, speculation=speculation)

@@ -76,6 +76,7 @@ def explain(
     """
     if not prompt:
         raise ConfigError("the prompt is empty: give a few words to continue")
+    settings.check_text(prompt, "prompt")
     settings.sampling({"temperature": temperature, "seed": seed})  # refused before anything is loaded
     config = settings.speculation(ctx)
     if config["method"] == "none":

@@ -79,6 +79,7 @@ def generate(
     text = settings.one_text(prompt, prompt_file, "prompt")
     if text is None:
         raise ConfigError("no prompt: give it as an argument, '-' for standard input, or --prompt-file FILE")
+    settings.check_text(system, "--system")
     guess = settings.one_text(prediction, prediction_file, "prediction")
     speculative = settings.speculation(ctx, has_prediction=guess is not None)
     options = ctx.params

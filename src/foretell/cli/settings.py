@@ -209,9 +209,14 @@ def one_text(text: str | None, file: str | None, name: str) -> str | None:
         return read_text(file, f"--{name}-file")
     if text == "-":
         return read_text("-", name)
+    check_text(text, name)
+    return text
+
+
+def check_text(text: str | None, name: str) -> None:
+    """Refuse bytes that are no UTF-8, which Python hands over as lone surrogates."""
     if text is not None and any("\ud800" <= letter <= "\udfff" for letter in text):
         raise ConfigError(f"{name}: {text!a} is not UTF-8 text")
-    return text
 
 
 def draft_name(draft: str | None) -> str | None:
