@@ -1,11 +1,13 @@
 """A step taken apart: what is shown is what happened."""
 
 import pytest
+import torch
 
 from foretell import Engine
 from foretell.analysis.explain import ExplainedStep, Watch, explain, number_game
 from foretell.analysis.words import words
 from foretell.core.errors import ConfigError
+from foretell.core.noise import int64_seed
 
 PROMPT = "def add(a, b):\n    return"
 
@@ -29,6 +31,13 @@ def test_the_number_game_agrees_always_by_one_noise_and_in_a_tenth_by_two() -> N
     assert abs(game.independent - 0.1) < 4 * 0.00095
     assert game.times[game.winner - 1] == min(game.times)
     assert number_game(seed=1).times != game.times
+
+
+@pytest.mark.parametrize("seed", [-1, 2**63 - 1, 10**24])
+def test_a_seed_of_any_size_is_taken(seed: int) -> None:
+    """generate took them; the game, doctor, certify, train and theory ended in an internal error."""
+    assert number_game(10, seed=seed).shared == 1.0
+    assert torch.Generator().manual_seed(int64_seed(seed)).initial_seed() & (2**64 - 1) == seed & (2**64 - 1)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.7])

@@ -88,6 +88,11 @@ def test_wrong_tables_are_refused() -> None:
             optimum_table(pairs(), **options)
 
 
+def test_a_seed_of_any_size_is_taken() -> None:
+    for seed in (-1, 10**24):
+        assert optimum_table(pairs(), temperatures=(1.0,), num_drafts=(1,), seed=seed).cells
+
+
 def test_text_and_csv_have_every_cell() -> None:
     table = optimum_table(pairs(), temperatures=(0.0, 1.0), num_drafts=(1, 2))
     rows = list(csv.DictReader(io.StringIO(csv_of(table))))

@@ -125,6 +125,7 @@ def test_messages_samples_and_right_answers(bench: Invoke, tmp_path: Path) -> No
     ("args", "said"),
     [
         (["--methods", "ngrm"], "did you mean 'ngram'?"),
+        (["--methods", ","], "--methods ',' names none"),
         (["--methods", "draft_model"], "needs --draft NAME_OR_DIR"),
         (["--draft", "x", "--methods", "ngram"], "add it to --methods or drop --draft"),
         (["--categories", "code,cpoy"], "unknown category 'cpoy'; did you mean 'copy'?"),

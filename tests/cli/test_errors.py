@@ -2,6 +2,7 @@
 
 import errno
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -20,6 +21,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["hi", "--top-k", "many"], "--top-k"),
     (["hi", "more"], "(more)"),
     (["hi", "--temperature", "-1"], "temperature = -1.0 must be at least 0"),
+    (["hi", "--temperature", "inf"], "temperature = inf must be finite and at least 0"),
     (["hi", "--top-p", "0"], "top_p = 0.0 must be in (0, 1]"),
     (["hi", "--max-new-tokens", "0"], "max_new_tokens = 0 must be at least 1"),
     (["hi", "--method", "ngrams"], "method = 'ngrams' is not a method; did you mean 'ngram'?"),
@@ -119,12 +121,33 @@ def test_damaged_config(invoke: Invoke, models: dict[str, Path], tmp_path: Path)
         assert result.exit_code == FAILURE
 
 
-def test_prompt_that_is_not_text(generate: Invoke) -> None:
+def test_prompt_that_is_not_text(generate: Invoke, invoke: Invoke) -> None:
     result = generate("a\udcffb")  # how Python hands over a byte that is not UTF-8
     assert one_line(result.stderr) == r"prompt: 'a\udcffb' is not UTF-8 text"
+    for command in (
+        ("explain", "a\udcffb"),
+        ("generate", "a", "--system", "a\udcffb"),
+        ("chat", "--system", "a\udcffb"),
+    ):
+        told = one_line(invoke(*command, "--target", "bundled").stderr)
+        assert told.endswith(r"'a\udcffb' is not UTF-8 text"), command  # an internal error
     result = generate("-", input=b"\xff\xfe\x00")
-    assert "is not UTF-8 text" in one_line(result.stderr)
+    assert one_line(result.stderr).startswith("prompt: standard input is not UTF-8 text (byte 0)")  # it said '-'
     assert result.exit_code == USAGE
+
+
+def test_a_misspelled_model_is_told_the_nearest_name(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the network was named, which a user of short names does not ask for."""
+    from huggingface_hub.errors import LocalEntryNotFoundError
+
+    def absent(*args: object, **options: object) -> None:
+        raise LocalEntryNotFoundError("no")
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", absent)
+    told = one_line(invoke("generate", "a", "--target", "smolm2-135m", "--method", "ngram").stderr)
+    assert told.endswith("did you mean 'smollm2-135m'?")
+    other = one_line(invoke("generate", "a", "--target", "owner/other", "--method", "ngram").stderr)
+    assert "did you mean" not in other
 
 
 def test_a_full_disk_is_one_line(generate: Invoke) -> None:
@@ -133,6 +156,22 @@ def test_a_full_disk_is_one_line(generate: Invoke) -> None:
     result = generate("hi", "--max-new-tokens", 3, "--output", "/dev/full")
     assert "'/dev/full': No space left on device" in result.stderr.splitlines()[-1]
     assert result.exit_code == FAILURE
+
+
+def test_a_standard_output_that_is_full_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It said "cannot read or write", and not what."""
+    if not Path("/dev/full").exists():
+        pytest.skip("no /dev/full on this system")
+    full = open("/dev/full", "w")  # noqa: SIM115 - closing it fails
+    monkeypatch.setattr("sys.stdout", full)
+    full.write("x")
+    with pytest.raises(OSError, match="No space left") as caught:
+        full.flush()
+    assert errors.explain(caught.value) == ("cannot read or write standard output: No space left on device", 1)
+    monkeypatch.undo()
+    assert raised(lambda: OSError(errno.ENOSPC, "No space"))[0] == "cannot read or write: No space"
+    os.dup2(os.open(os.devnull, os.O_WRONLY), full.fileno())
+    full.close()
 
 
 def test_checking_an_output_leaves_it_as_it_was(generate: Invoke, tmp_path: Path) -> None:

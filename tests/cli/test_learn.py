@@ -61,3 +61,36 @@ def test_the_plot_draws_what_happened_and_refuses_other_files(tmp_path: Path) ->
     assert made.read_bytes().startswith(b"\x89PNG")
     with pytest.raises(ConfigError, match=r"\.png, \.svg or \.pdf"):
         draw_history({"history": history, "events": events}, tmp_path / "a.jpeg")
+
+
+def test_a_plot_that_cannot_be_drawn_is_refused_before_anything_is_loaded(
+    invoke: Invoke, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It was said after all the learning, and nothing of the summary came."""
+    loaded: list[object] = []
+    monkeypatch.setattr("foretell.Engine.load", lambda *args, **options: loaded.append(args))
+    data = tmp_path / "a.txt"
+    data.write_text("a\n")
+    for command in (("learn", "--target", "bundled", "--data", data), ("theory", "optimum")):
+        assert "must end in .png, .svg or .pdf" in invoke(*command, "--plot", "a.gif").stderr
+        assert "cannot be written" in invoke(*command, "--plot", tmp_path / "none" / "a.png").stderr
+        with monkeypatch.context() as patch:
+            patch.setattr("foretell.cli.output.find_spec", lambda name: None)
+            refused = invoke(*command, "--plot", tmp_path / "a.png")
+        assert (refused.exit_code, "needs matplotlib: pip install" in refused.stderr) == (2, True)
+    assert loaded == []
+
+
+def test_prompts_that_do_not_fit_are_counted(tmp_path: Path) -> None:
+    """They were left out without a word."""
+    from foretell import Engine, SamplingParams
+    from foretell.learn.files import learn_from
+
+    data = tmp_path / "prompts.jsonl"
+    data.write_text(json.dumps({"prompt": "a " * 6000}) + "\n" + json.dumps({"prompt": "def f(a):"}) + "\n")
+    said: list[str] = []
+    engine = Engine.load("bundled", speculative="draft_model")
+    state = learn_from(engine, data, LearnOptions(where="inline"), SamplingParams(max_new_tokens=2, temperature=0.0),
+                       notice=said.append)  # fmt: skip
+    assert len(state["history"]) == 1
+    assert said == [f"1 of 2 prompts of {data} are left out: more than 2046 tokens"]

@@ -192,6 +192,15 @@ def test_chat_refuses_what_it_cannot_do(invoke: Invoke, models: dict[str, Path])
     assert "/new starts again" in full.stderr
 
 
+def test_chat_refuses_bytes_that_are_no_text(invoke: Invoke, models: dict[str, Path]) -> None:
+    """An internal error: UnicodeDecodeError."""
+    options = ("--target", models["target"], "--implementation", "lean", "--max-new-tokens", "4")
+    refused = invoke("chat", *options, input=b"the\ncaf\xe9\nthe\n")
+    assert refused.exit_code == 1
+    assert "the message is not UTF-8 text: 'caf\\udce9'" in refused.stderr
+    assert refused.stderr.count("tokens/s") == 1
+
+
 @pytest.mark.slow
 def test_python_m_and_completion() -> None:
     env = {**os.environ, "_FORETELL_COMPLETE": "complete_bash", "COMP_WORDS": "foretell ge", "COMP_CWORD": "1"}

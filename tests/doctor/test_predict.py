@@ -112,3 +112,10 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 def test_nothing_timed_predicts_nothing() -> None:
     assert predictions(texts(0.5, 3, 10, 0), [], [1, 2], fixed=True, num_tokens=20) == []
+
+
+def test_any_seed_is_taken() -> None:
+    """A negative one ended the command in an internal error, after all that it had measured."""
+    for seed in (-1, 10**24):
+        (found,) = predictions(texts(0.6, 12, 30, 0), times(4, 1.2), [2], fixed=True, num_tokens=60, seed=seed)
+        assert found.speedup.low <= found.speedup.value <= found.speedup.high

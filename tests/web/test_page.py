@@ -434,6 +434,13 @@ def test_a_place_shows_laws_races_and_what_won(visit: Callable[..., Visit]) -> N
     for _ in range(4):
         page.locator("#apart-next").click()
     table = page.locator("#apart-stage table")
+    assert table.locator("thead th").all_text_contents() == [
+        "token",
+        "p, target",
+        "q, drafter",
+        "time, target",
+        "time, drafter",
+    ]
     assert table.locator("tbody .piece").all_text_contents() == ["↵", "<b>", "·+"]
     assert table.locator("tr.won .piece").all_text_contents() == ["↵"]
     widths = table.locator("td.target .fill").evaluate_all("bars => bars.map((bar) => bar.style.width)")

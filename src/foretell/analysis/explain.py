@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.core.noise import Stream, exponentials, stream_keys
+from foretell.core.noise import Stream, exponentials, int64_seed, stream_keys
 from foretell.core.tree import DrawnBy, TokenTree, depths
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
@@ -106,7 +106,9 @@ def number_game(rounds: int = 100_000, seed: int = 0) -> Game:
     positions, index = torch.arange(rounds), torch.tensor(0)
 
     def noise(person: int) -> Tensor:
-        return exponentials(stream_keys(torch.tensor(seed + 1 + person), positions, Stream.COUPLED, index), 10)
+        return exponentials(
+            stream_keys(torch.tensor(int64_seed(seed + 1 + person)), positions, Stream.COUPLED, index), 10
+        )
 
     first, second = noise(0), noise(1)
     times = first / law
@@ -215,7 +217,7 @@ def _explained(event: StepEvent, index: int, tokenizer: Any, temperature: float,
     for number_of, (node, taken) in enumerate(zip(path, commit.tokens[index], strict=False), start=1):
         children = [child for child in range(len(parents)) if child and parents[child] == node]
         law, target = laws.get(node), p[node].double()
-        likely = torch.topk(target, min(SHOWN, len(target))).indices.tolist()
+        likely = [token for token in torch.topk(target, min(SHOWN, len(target))).indices.tolist() if target[token] > 0]
         asked = list(dict.fromkeys([*likely, taken, *(tokens[child] for child in children)]))
         times = exponentials(keys[depth[node]], len(target)).double() if rule in RACES else None
         runners = [

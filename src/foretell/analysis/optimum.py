@@ -16,7 +16,7 @@ from foretell.analysis.pairs import Pairs
 from foretell.analysis.theory import acceptance as one_step
 from foretell.analysis.theory import coupling, optimum, recursive
 from foretell.core.errors import ConfigError
-from foretell.core.noise import Stream, exponentials, race, race_top, stream_keys
+from foretell.core.noise import Stream, exponentials, int64_seed, race, race_top, stream_keys
 from foretell.core.tree import DrawMode
 from foretell.verify.selection import Importance, Transport
 
@@ -134,7 +134,7 @@ def optimum_table(
         raise ConfigError(
             f"temperatures = {list(temperatures)} must be at least 0 and num_drafts = {list(num_drafts)} between 1 and 16"
         )
-    generator = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(int64_seed(seed))
     cells: list[RuleAcceptance] = []
     given = {t: pairs if isinstance(pairs, Pairs) else pairs[t] for t in temperatures}
     jobs = [(t, n) for t in given for n in sorted(set(num_drafts))]

@@ -51,12 +51,15 @@ def words(step: ExplainedStep) -> StepWords:
 
 
 def _before(step: ExplainedStep) -> str:
+    text = "This is the prompt." if step.number == 1 else "This is the prompt, and behind it what was written since."
+    sharp = "" if step.temperature > 0 else ", so the most probable token has 100%"
     return (
-        "A language model writes a token at a time: a word, or a piece of one. Before each it gives every token that it "
-        "knows a probability. These probabilities together are called a law here. A setting, the temperature, makes the "
-        f"law sharper (low) or flatter (high); here it is {step.temperature:g}. To compute a law, all the numbers that the "
-        "model has learned, its weights, are read once: a pass. Passes are what takes the time. Guessing ahead, so that "
-        "one pass writes several tokens, is called speculative decoding. This is one step of it."
+        f"{text} A language model writes a token at a time: a word, or a piece of one. Before each it gives every token "
+        "that it knows a probability: how likely it is to come next. These probabilities together are called a law here. A "
+        f"setting, the temperature, makes the law sharper (low) or flatter (high); here it is {step.temperature:g}{sharp}. "
+        "To compute a law, all the numbers that the model has learned, its weights, are read once: a pass. Passes are what "
+        "takes the time. Guessing ahead, so that one pass writes several tokens, is called speculative decoding. This is "
+        "one step of it: guess, check, write."
     )
 
 
@@ -69,11 +72,14 @@ def _guess(step: ExplainedStep) -> list[str]:
     )
     if not step.guesses:
         return [said, "In this step it found nothing to guess."]
+    by_chance = step.temperature > 0 and any(guess.q is not None and guess.how != "fixed" for guess in step.guesses)
     tree = " Several guesses after the same token are alternatives: together the guesses form a tree."
+    chance = " The drafter guesses by chance, so a guess may be one that it finds unlikely itself."
     return [
         said,
         "Its guesses, each after the one before; ✓ marks those that were kept in the end."
-        + (tree if _branches(step) else ""),
+        + (tree if _branches(step) else "")
+        + (chance if by_chance else ""),
     ]
 
 
@@ -83,13 +89,25 @@ def _branches(step: ExplainedStep) -> bool:
 
 
 def _check(step: ExplainedStep) -> list[str]:
-    has_q = any(runner.q is not None for place in step.places for runner in place.runners)
+    shares = [runner.q for place in step.places for runner in place.runners if runner.q is not None]
+    # At temperature 0 a draft model's guess is its most probable token, and its law is still told.
+    flat = " (as at temperature 1)" if step.temperature == 0 and any(0.001 < q < 0.999 for q in shares) else ""
     first = (
         "The target reads all guesses in one pass. That takes hardly longer than a pass for one token, because its weights "
         "are read once either way. So it has its own law, p, after every guess."
-        + (" The drafter's law is q." if has_q else "")
+        + (f" The drafter's law is q{flat}." if shares else "")
     )
-    return [first, _rule(step)]
+    return [first, _rule(step), _legend(step)]
+
+
+def _legend(step: ExplainedStep) -> str:
+    """What stands in the tables of the places."""
+    told = "The tables show the most probable tokens, the guesses, and the token that was written."
+    if step.is_race and step.temperature > 0:
+        told += " Times have no unit: it only counts which is the first."
+        if any(runner.time_p is None for place in step.places for runner in place.runners):
+            told += " A token of probability 0 never arrives."
+    return told
 
 
 def _rule(step: ExplainedStep) -> str:
@@ -102,8 +120,10 @@ def _rule(step: ExplainedStep) -> str:
             "seed, a number that makes chance repeatable; they do not depend on who draws."
         )
         if any(guess.how == "coupled" for guess in step.guesses):
+            few = ", or the first few as alternatives" if _branches(step) else ""
             return told + (
-                " The drafter ran its own race with the same delays, so where the laws are alike the same token won."
+                " The drafter ran its own race with the same delays and guessed the token that came first"
+                f"{few}. So where the laws are alike, both take the same one."
             )
         return told + (
             " The drafter ran no race: it names a token, and that is kept if the target picks the same one."
@@ -132,14 +152,20 @@ def _rule(step: ExplainedStep) -> str:
                 else ""
             )
         )
-    return f"The rule {step.verifier} says with which probability each guess is kept; one random draw decides."
+    return (
+        f"The rule {step.verifier} says with which probability each guess is kept; one random draw decides. A guess that "
+        "is not kept is rejected, and another token is drawn in its place."
+    )
 
 
 def verdict(step: ExplainedStep, place: Place) -> str:
     """What happened at a place, in a sentence or two."""
     winner = quoted(place.winner)
     if not place.guesses:
-        return f"There is no guess here. The target writes {winner}: this token is the bonus of the pass."
+        return (
+            f"There is no guess here, but the pass gave a law all the same. The target writes {winner}: this token is the "
+            "bonus of the pass."
+        )
     guessed = " or ".join(map(quoted, place.guesses))
     if step.is_race:
         if place.was_guessed:
@@ -153,21 +179,28 @@ def verdict(step: ExplainedStep, place: Place) -> str:
         is_first = bool(chance) and place.winner == place.guesses[0]
         return f"The guess {winner}{chance}, is kept." if is_first else f"The guess {winner} is kept."
     tried = chance if len(place.guesses) == 1 else ""
-    return f"Rejected: {guessed}{tried}. {winner} is drawn from what is left, and further guesses are dropped."
+    source = "from what is left" if step.verifier == "rejection" else "in its place"
+    return f"Rejected: {guessed}{tried}. {winner} is drawn {source}, and further guesses are dropped."
 
 
 def _kept(step: ExplainedStep) -> str:
     total = len(step.emitted)
     own = "; with the target's own token" if total > step.num_kept else "; with them"
-    plural = "s" if total > 1 else ""
-    return f"{step.num_kept} of {len(step.guesses)} guesses were kept{own}, one pass wrote {total} token{plural}:"
+    guesses = len(step.guesses)
+    were = f"guess{'es' if guesses != 1 else ''} {'was' if step.num_kept == 1 else 'were'}"
+    return f"{step.num_kept} of {guesses} {were} kept{own}, one pass wrote {_tokens(total)}:"
+
+
+def _tokens(count: int) -> str:
+    return f"{count} token{'s' if count != 1 else ''}"
 
 
 def _result(step: ExplainedStep) -> list[str]:
     if step.is_race:
+        seed = ", with the same seed" if step.temperature > 0 else ""
         told = (
             "Every token that was written is the one that the target itself took. Guesses change how fast a text comes, "
-            "never the text: without a drafter, with the same seed, it is the same, token by token."
+            f"never the text: without a drafter{seed}, it is the same, token by token."
         )
     elif step.exact:
         told = (
@@ -179,7 +212,8 @@ def _result(step: ExplainedStep) -> list[str]:
     return [
         told,
         f"Time: guessing {1e3 * step.seconds_draft:.1f} ms, the target's pass {1e3 * step.seconds_target:.1f} ms, the rest "
-        f"{1e3 * step.seconds_rest:.1f} ms.",
+        f"(choosing, keeping count) {1e3 * step.seconds_rest:.1f} ms."
+        + (f" Without guesses, {_tokens(len(step.emitted))} take {len(step.emitted)} passes." if step.num_kept else ""),
     ]
 
 
@@ -189,7 +223,8 @@ def game_words(game: Game) -> tuple[str, str]:
         f"You and a friend each think of a number from 1 to 10, all equally likely. You agree in {game.independent:.0%} "
         f"of {game.rounds:,} rounds. Now both look at one list of ten random arrival times, and each takes the number "
         f"that arrives first. Each of you still has every number equally often, but you agree in {game.shared:.0%} of the "
-        "rounds. The first round:",
-        "Drafter and target are these two, and the list is the noise that they share. Where their laws differ they agree "
-        "less often. How often they agree is called the acceptance rate. Nothing about the target's own choice changes.",
+        "rounds. The first round, each number with its time:",
+        "You are the target, a drafter with a law of its own is your friend, and the list is the noise that both share. "
+        "Where the laws differ you agree less often. How often drafter and target agree is called the acceptance rate. "
+        "Nothing about the target's own choice changes.",
     )

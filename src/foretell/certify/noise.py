@@ -14,7 +14,7 @@ from foretell.certify.distribution import VisitedContext
 from foretell.certify.draws import freedman_bound
 from foretell.certify.joint import SIZE, ContextTables, projected
 from foretell.certify.report import DEFECT, Check, Finding, few, verdict_of
-from foretell.core.noise import Noise, exponentials, mix
+from foretell.core.noise import Noise, exponentials, int64_seed, mix
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.verify.base import Evidence, Verifier, draw
 
@@ -74,7 +74,7 @@ def check_noise(
     for number, distributions in enumerate(chosen):
         target = (distributions.p[0].flatten()[:, None] * distributions.p[1]).flatten()  # [SIZE * SIZE]
         for name, parent in trees.items():
-            key = mix(torch.tensor(seed + 1) ^ mix(torch.tensor(number * len(TREES) + len(parent))))
+            key = mix(torch.tensor(int64_seed(seed + 1)) ^ mix(torch.tensor(number * len(TREES) + len(parent))))
             noise = Noise(mix(torch.arange(num_seeds) ^ key), torch.full((num_seeds,), 7))
             gaps = (counts(verifier, parent, distributions, noise) / num_seeds - target).abs()
             bounds = torch.tensor([freedman_bound(num_seeds * float(x * (1 - x)), each) / num_seeds for x in target])

@@ -214,6 +214,8 @@ def _methods(
         ]
     else:
         names = [name for name in text.split(",") if name.strip()]
+        if not names:
+            raise ConfigError(f"--methods {text!r} names none: give names such as ngram,suffix, or drop it")
     methods = [parse_method(name, draft=draft, verify=verify) for name in names]
     for method in methods:
         settings.check_method(method.config.resolved(), target)

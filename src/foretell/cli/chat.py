@@ -1,5 +1,6 @@
 """``foretell chat``: a conversation on the command line."""
 
+import io
 import secrets
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
@@ -46,6 +47,7 @@ def chat(
 
     Answer number i has the seed SEED + i. Earlier turns are not read again.
     """
+    settings.check_text(system, "--system")
     speculative = settings.speculation(ctx, models, guessing)
     params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
     engine = settings.load_engine(
@@ -63,6 +65,8 @@ def _talk(engine: "Engine", begin: list[Message], params: SamplingParams, *, qui
     from foretell.cli.figures import figures
 
     asks = sys.stdin.isatty()
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")  # other bytes are a message that is refused, not an error here
     if asks and not quiet:
         say(HINT)
     messages, turn = list(begin), 0
@@ -77,6 +81,11 @@ def _talk(engine: "Engine", begin: list[Message], params: SamplingParams, *, qui
             messages = list(begin)
             continue
         if not line.strip():
+            continue
+        if any("\ud800" <= letter <= "\udfff" for letter in line):
+            say(f"the message is not UTF-8 text: {line!a}")
+            if not asks:
+                raise typer.Exit(1)
             continue
         seed = None if params.seed is None else params.seed + turn
         try:

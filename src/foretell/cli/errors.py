@@ -64,7 +64,7 @@ def explain(error: BaseException) -> tuple[str | None, int]:
     if isinstance(error, SystemExit):
         return None, error.code if isinstance(error.code, int) else 1
     if isinstance(error, OSError):
-        where = f" {error.filename!r}" if error.filename else ""
+        where = f" {error.filename!r}" if error.filename else " standard output" if _is_stuck(sys.stdout) else ""
         return f"cannot read or write{where}: {error.strerror or error}", 1
     if os.environ.get("FORETELL_TRACEBACK"):
         traceback.print_exception(error)
@@ -97,6 +97,17 @@ def _usage(error: Any) -> str:
 def _first_line(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     return lines[0] if lines else "no message"
+
+
+def _is_stuck(stream: Any) -> bool:
+    """Whether what was printed cannot be written: an error of a full disk does not say whose it is."""
+    try:
+        stream.flush()
+    except OSError:
+        return True
+    except ValueError:
+        pass  # it is closed
+    return False
 
 
 def _drop_unwritten(stream: Any) -> None:

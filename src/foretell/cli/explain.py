@@ -21,14 +21,22 @@ if TYPE_CHECKING:
 
 PROMPT = "def add(a, b):\n    return"
 BAR = 24
+WIDE, NARROW = 100, 70
+"""Columns of a terminal: below WIDE bars are shorter, below NARROW there are none."""
 Prompt = Annotated[str, typer.Argument(metavar="[PROMPT]", help="The text to be continued.")]
 Temperature = Annotated[
     float,
+    typer.Option("--temperature", rich_help_panel=o.SAMPLING, help="0: the most probable token, without chance."),
+]
+Seed = Annotated[
+    int,
     typer.Option(
-        "--temperature", min=0.0, rich_help_panel=o.SAMPLING, help="0: the most probable token, without chance."
+        "--seed",
+        envvar="FORETELL_SEED",
+        rich_help_panel=o.SAMPLING,
+        help="The same number, the same chance: the same text.",
     ),
 ]
-Seed = Annotated[int, typer.Option("--seed", envvar="FORETELL_SEED", rich_help_panel=o.SAMPLING, help="Of the chance.")]
 Step = Annotated[
     int | None,
     typer.Option("--step", metavar="N", min=1, rich_help_panel=o.OUTPUT,
@@ -50,13 +58,15 @@ def explain(
     json_: o.Json = False,
     no_color: o.NoColor = False,
 ) -> None:
-    """Look at one step of speculative decoding: the guesses, what both models think, the race, what is kept and why.
+    """Look at one step of speculative decoding: the guesses, what both models think, what is kept and why.
 
-    The figures are those of a real step. Every term is explained where it first stands; a game of two people and ten
-    numbers shows why the text stays the same.
+    The figures are those of a real step. Every term is explained where it first stands. Above temperature 0 a game of two
+    people and ten numbers ends it: it shows why guesses are often right though both sides choose by chance.
     """
     if not prompt:
         raise ConfigError("the prompt is empty: give a few words to continue")
+    settings.check_text(prompt, "prompt")
+    settings.sampling({"temperature": temperature, "seed": seed})  # refused before anything is loaded
     config = settings.speculation(ctx, models, guessing)
     if config["method"] == "none":
         raise ConfigError(
@@ -103,6 +113,7 @@ def _before(console: "Console", found: "ExplainedStep", told: "StepWords") -> No
     _rule(console, "1 The text so far")
     shown = found.text[-300:]
     _say(console, ("..." if len(shown) < len(found.text) else "") + quoted(shown), style="bold")
+    _say(console, "(Quotes show which blanks belong to a text; \\n is a line break.)", style="dim")
     for paragraph in told.before:
         _say(console, paragraph)
 
@@ -121,7 +132,8 @@ def _guesses(console: "Console", found: "ExplainedStep", told: "StepWords") -> N
     for guess in found.guesses:
         label = Text(quoted(guess.text) + (" ✓" if guess.kept else ""), style="bold green" if guess.kept else "dim")
         if guess.q is not None:
-            label.append(f"  the drafter gives it {guess.q:.0%}", style="dim")
+            share = f"{guess.q:.0%}" if guess.q >= 0.005 else "less than 1%"
+            label.append(f"  the drafter gives it {share}", style="dim")
         branches[guess.node] = branches[guess.parent].add(label)
     console.print(tree)
 
@@ -143,23 +155,24 @@ def _place(console: "Console", found: "ExplainedStep", place: "Place", verdict: 
     _say(console, where, style="bold")
     has_q = any(runner.q is not None for runner in place.runners)
     has_time = found.is_race and found.temperature > 0
+    width = BAR if console.width >= WIDE else BAR // 2 if console.width >= NARROW else 0
     table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    table.add_column("token")
-    table.add_column("p, the target's law", no_wrap=True)
+    table.add_column("token", overflow="fold", min_width=5)
+    table.add_column("p, target", min_width=6)
     if has_q:
-        table.add_column("q, the drafter's", no_wrap=True)
+        table.add_column("q, drafter", min_width=6)
     if has_time:
-        table.add_column("target's race", justify="right")
+        table.add_column("time, target", min_width=6)
         if has_q:
-            table.add_column("drafter's", justify="right")
+            table.add_column("time, drafter", min_width=6)
     from rich.text import Text
 
     # The winner of the drafter's race may be a token that is not shown only if it was not guessed either.
     for runner in place.runners:
         won = runner.text == place.winner
-        cells = [Text(quoted(runner.text)), Text(bar(runner.p))]
+        cells = [Text(quoted(runner.text)), Text(bar(runner.p, width))]
         if has_q:
-            cells.append(Text("" if runner.q is None else bar(runner.q, 12)))
+            cells.append(Text("" if runner.q is None else bar(runner.q, width // 2)))
         if has_time:
             cells.append(Text(_time(runner.time_p, first=won)))
             if has_q:
@@ -170,12 +183,15 @@ def _place(console: "Console", found: "ExplainedStep", place: "Place", verdict: 
 
 
 def bar(share: float, width: int = BAR) -> str:
-    """A probability as a bar and in percent."""
-    return f"{'█' * round(share * width):<{width}} {share:5.1%}"
+    """A probability as a bar and in percent; width 0: in percent alone."""
+    blocks = f"{'█' * round(share * width):<{width}} " if width else ""
+    return f"{blocks}{share:5.1%}"
 
 
 def _time(time: float | None, *, first: bool) -> str:
-    return "never" if time is None else f"{time:.2f}{' first' if first else '      '}"
+    """Three figures and "first": how late a late one comes says nothing."""
+    words = "never" if time is None else f"{time:.2f}" if time < 10 else f"{time:.0f}" if time < 1000 else "> 1000"
+    return f"{words:>6}{' first' if first else ''}"
 
 
 def _result(console: "Console", found: "ExplainedStep", told: "StepWords") -> None:
@@ -184,7 +200,7 @@ def _result(console: "Console", found: "ExplainedStep", told: "StepWords") -> No
     _say(console, quoted("".join(found.emitted)), style="bold green")
     for paragraph in told.result:
         _say(console, paragraph)
-    _say(console, f"This was step {found.number} of the text; --step shows another.")
+    _say(console, f"This was step {found.number} of the text; --step N shows another.")
 
 
 def _game(console: "Console", game: "Game") -> None:

@@ -67,6 +67,7 @@ def generate(
     text = settings.one_text(prompt, prompt_file, "prompt")
     if text is None:
         raise ConfigError("no prompt: give it as an argument, '-' for standard input, or --prompt-file FILE")
+    settings.check_text(system, "--system")
     guess = settings.one_text(prediction, prediction_file, "prediction")
     speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
     params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})

@@ -7,6 +7,7 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
+from foretell.cli.errors import say
 from foretell.cli.fields import with_fields, with_group
 from foretell.cli.output import as_json, check_plot, check_writable, write
 from foretell.core.params import SamplingParams
@@ -61,7 +62,7 @@ def learn(
         if sys.stderr.isatty():
             print(f"\r{done} of {total}: {acceptance:.2f} of the guesses kept ", end="", file=sys.stderr)
 
-    state = learn_from(engine, data, options, params, epochs=epochs, progress=progress)
+    state = learn_from(engine, data, options, params, epochs=epochs, progress=progress, notice=say)
     if plot is not None:
         draw_history(state, plot)
     write(as_json(state, pretty=True) if json_ else summary(state), output)

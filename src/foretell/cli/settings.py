@@ -208,7 +208,10 @@ def read_text(file: str, option: str) -> str:
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:
-        raise ConfigError(f"{option}: {file!r} is not UTF-8 text (byte {error.start})") from None
+        what = "standard input" if file == "-" else repr(file)
+        raise ConfigError(
+            f"{option}: {what} is not UTF-8 text (byte {error.start}); convert it, e.g. by iconv"
+        ) from None
 
 
 def one_text(text: str | None, file: str | None, name: str) -> str | None:
@@ -219,9 +222,14 @@ def one_text(text: str | None, file: str | None, name: str) -> str | None:
         return read_text(file, f"--{name}-file")
     if text == "-":
         return read_text("-", name)
+    check_text(text, name)
+    return text
+
+
+def check_text(text: str | None, name: str) -> None:
+    """Refuse bytes that are no UTF-8, which Python hands over as lone surrogates."""
     if text is not None and any("\ud800" <= letter <= "\udfff" for letter in text):
         raise ConfigError(f"{name}: {text!a} is not UTF-8 text")
-    return text
 
 
 def draft_name(draft: str | None) -> str | None:

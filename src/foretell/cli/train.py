@@ -103,7 +103,9 @@ def train(
         given[key] = value
     check_out(out, resume=resume)
     if not Path(data).is_file():
-        raise ConfigError(f"--data {data!r} cannot be read: no such file; expected prompts or responses")
+        raise ConfigError(
+            f"--data {data!r} cannot be read: no such file, or a folder; expected a file of prompts or responses"
+        )
     settings.quiet()
     settings.use_threads(threads)
     from foretell.train import methods

@@ -57,6 +57,11 @@ def _signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
+def int64_seed(seed: int) -> int:
+    """A user's seed of any size and sign as torch takes it: itself where it fits 64 bits, else its low ones."""
+    return _signed(seed)
+
+
 def mix(x: Tensor) -> Tensor:
     """A bijection of int64 that flips each output bit with probability one half (splitmix64's finaliser)."""
     # >> is arithmetic on int64: the mask makes it logical.

@@ -94,4 +94,5 @@ class SamplingParams:
 
 def _require(good: bool, name: str, value: object, expected: str) -> None:
     if not good:
-        raise ConfigError(f"{name} = {value!r} must be {expected}")
+        finite = isinstance(value, float) and not math.isfinite(value) and expected != "finite"
+        raise ConfigError(f"{name} = {value!r} must be {'finite and ' if finite else ''}{expected}")

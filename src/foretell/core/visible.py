@@ -6,5 +6,6 @@ VISIBLE |= {0x7F: 0x2421, **dict.fromkeys(range(0x80, 0xA0), 0xFFFD)}
 
 
 def quoted(text: str) -> str:
-    """A token as it is seen: in quotes, line breaks and control characters visible."""
-    return "'" + text.replace("\n", "\\n").translate(VISIBLE) + "'"
+    """A token as it is seen: in quotes (double ones around an apostrophe), line breaks and control characters visible."""
+    mark = '"' if "'" in text and '"' not in text else "'"
+    return mark + text.replace("\n", "\\n").translate(VISIBLE) + mark

@@ -141,7 +141,7 @@ def predictions(
     whole = pool(texts, times, split=split)
     values = {length: predicted(whole, length, num_tokens, fixed=fixed) for length in lengths}
     drawn: dict[int, list[float]] = {length: [] for length in lengths}
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(seed & (1 << 64) - 1)  # it takes no negative one
     for _ in range(RESAMPLES if len(texts) > 1 else 0):
         some = [texts[i] for i in generator.integers(len(texts), size=len(texts))]
         timed = [times[i] for i in generator.integers(len(times), size=len(times))] if times else []

@@ -36,18 +36,25 @@ def learn_from(
     epochs: int = 1,
     max_rows: int = 4,
     progress: Callable[[int, int, float], None] = lambda done, total, acceptance: None,
+    notice: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Answer the file's prompts ``epochs`` times and learn from the answers; the learner's state at the end.
 
     progress is called after each answer with how many there are, of how many, and the share of its guesses that was
-    kept. Where options name a folder, checkpoints are saved there at the end. Raises ConfigError, PromptError."""
+    kept; notice with a line where prompts are left out. Where options name a folder, checkpoints are saved there at the
+    end. Raises ConfigError, PromptError."""
     prompts = read_prompts(file, engine)
     options = replace(options, learn_share=1.0)  # nobody waits for these answers
     session = Session(engine, options, max_rows=max_rows)
     longest = session.longest - 2
-    prompts = [ids for ids in prompts if len(ids) <= longest]
-    if not prompts:
+    fit = [ids for ids in prompts if len(ids) <= longest]
+    if not fit:
         raise ConfigError(f"data {str(file)!r}: no prompt is shorter than {longest} tokens: shorten them")
+    if len(fit) < len(prompts):
+        notice(
+            f"{len(prompts) - len(fit)} of {len(prompts)} prompts of {file} are left out: more than {longest} tokens"
+        )
+    prompts = fit
     total = epochs * len(prompts)
     learner = session.learner
     assert learner is not None

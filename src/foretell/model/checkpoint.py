@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from foretell.core.errors import ModelError
-from foretell.model.catalogue import CATALOGUE, pulled
+from foretell.core.errors import ModelError, nearest
+from foretell.model.catalogue import BUNDLED, CATALOGUE, pulled
 from foretell.model.gguf.file import is_gguf, open_gguf
 from foretell.model.packed import BLOCK_KINDS
 
@@ -96,15 +96,23 @@ def _from_hub(name: str, *, code: bool) -> Path:
     except RevisionNotFoundError as error:
         raise ModelError(f"{model_id} has no revision {revision!r} on the Hugging Face hub") from error
     except RepositoryNotFoundError as error:
-        raise ModelError(f"there is no directory {name} here and no model {name} on the Hugging Face hub") from error
+        raise ModelError(
+            f"there is no directory {name} here and no model {name} on the Hugging Face hub{_meant(name)}"
+        ) from error
     except LocalEntryNotFoundError as error:
         raise ModelError(
             f"there is no directory {name} here, it is not in the Hugging Face cache, and the hub cannot be reached: "
-            "check the network, or give the directory of a downloaded model"
+            f"check the network, or give the directory of a downloaded model{_meant(name)}"
         ) from error
     except Exception as error:  # network libraries raise many kinds of errors
         raise ModelError(f"{name} could not be fetched from the Hugging Face hub: {error}") from error
     return path
+
+
+def _meant(name: str) -> str:
+    """A hint where a name is nearly one of the catalogue's; empty else."""
+    hint = nearest(name, [*CATALOGUE, *BUNDLED])
+    return hint if "did you mean" in hint else ""
 
 
 def check_files(path: Path, *, name: str) -> Weights:

@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.core.noise import int64_seed
 from foretell.methods.common.load import AnyHead, load_head
 from foretell.methods.common.objective import Objective
 from foretell.methods.common.teacher import Teacher
@@ -31,7 +32,7 @@ class Making:
     @property
     def generator(self) -> torch.Generator:
         """Of the head's first weights."""
-        return torch.Generator().manual_seed(self.seed)
+        return torch.Generator().manual_seed(int64_seed(self.seed))
 
     def head(self, kind: type[AnyHead], fresh: Callable[[], AnyHead]) -> AnyHead:
         """The head to be trained, in float32: a fresh one, or that of ``init`` with all its weights and sizes. Raises

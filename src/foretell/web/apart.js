@@ -42,7 +42,8 @@ class Step {
   #before() {
     const { text, words } = this.step;
     const cut = text.length >= 400 ? "…" : "";
-    return { title: "The text so far", nodes: [made("pre", "quote", cut + text), ...paragraphs(words.before)] };
+    const nodes = [made("pre", "quote", cut + text), ...paragraphs(words.before)];
+    return { title: "The text so far", nodes: [...nodes, made("p", "note", "In the boxes of tokens · is a blank and ↵ a line break.")] };
   }
 
   /** The tree of guesses as `drawTree` reads it; `note(guess)` stands below a token. */
@@ -79,8 +80,8 @@ class Step {
     const { is_race: isRace, temperature } = this.step;
     const hasQ = place.runners.some((one) => one.q !== null);
     const hasTime = isRace && temperature > 0;
-    const heads = ["token", "p, the target’s law", ...(hasQ ? ["q, the drafter’s"] : []),
-      ...(hasTime ? ["target’s race"] : []), ...(hasTime && hasQ ? ["drafter’s"] : [])];
+    const heads = ["token", "p, target", ...(hasQ ? ["q, drafter"] : []),
+      ...(hasTime ? ["time, target"] : []), ...(hasTime && hasQ ? ["time, drafter"] : [])];
     const head = made("tr", "", ...heads.map((text) => {
       const cell = made("th", "", text);
       cell.scope = "col";

@@ -3,6 +3,7 @@
 import torch
 
 from foretell.core.errors import ConfigError
+from foretell.core.noise import int64_seed
 from foretell.methods.acceptance.head import LAW_DRAFTER, AcceptanceHead, AcceptanceHeadConfig, law_refused
 from foretell.methods.acceptance.objective import AcceptanceObjective, calibrate
 from foretell.methods.acceptance.reading import open_reader
@@ -28,7 +29,7 @@ def build(making: Making, options: Options) -> Objective:
         drafter=reader.drafter, reads_law=options["reads_law"],
     )  # fmt: skip
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(making.seed)
+        torch.manual_seed(int64_seed(making.seed))
         head = AcceptanceHead(config)
     own = (
         "rule", "temperatures", "prefix", "target_share", "everywhere", "weight_accepted", "weight_rejected",

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ConfigError
+from foretell.core.noise import int64_seed
 from foretell.methods.common.head import Head, HeadConfig
 from foretell.methods.common.layers import MLP, Attention, AttentionShape, RMSNorm, rotary, turn
 from foretell.model.cache import KVCache
@@ -157,7 +158,7 @@ class DFlashHead(Head):
         Linear layers keep the scale of what they read (what is added to the residual stream less, by depth), and the
         Markov head starts without effect. With ``model`` the final norm starts as the target's own: what its head reads.
         """
-        head, generator = cls(config), torch.Generator().manual_seed(seed)
+        head, generator = cls(config), torch.Generator().manual_seed(int64_seed(seed))
         for name, parameter in head.named_parameters():
             if parameter.dim() == 2:
                 deviation = parameter.shape[1] ** -0.5

@@ -2,6 +2,7 @@
 
 import torch
 
+from foretell.core.noise import int64_seed
 from foretell.methods.common.objective import Objective
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.methods.kangaroo.objective import KangarooObjective
@@ -12,7 +13,7 @@ def build(making: Making, options: Options) -> Objective:
     """An adapter after the exit layer."""
     given = shaped(making, options, "num_heads", "num_kv_heads", "head_dim", "rope_theta", "rms_norm_eps")
     with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(making.seed)
+        torch.manual_seed(int64_seed(making.seed))
         head = making.head(
             KangarooHead, lambda: KangarooHead.fresh(making.model, exit_layer=options["exit_layer"], **given)
         )
