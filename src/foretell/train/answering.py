@@ -14,7 +14,7 @@ from foretell.model.target import CausalModel
 from foretell.train import responses as r
 
 Bar = Callable[[Path], AbstractContextManager[Callable[[int, int, int], None]]]
-"""From the journal's path to a bar, which is told (prompts done, prompts, tokens written)."""
+"""From the journal's path to a bar that takes (prompts done, prompts, tokens written)."""
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""Fields that every route that writes texts has: how tokens are drawn and guessed, and what is told of them."""
+"""Fields that every route that writes texts has: how tokens are drawn and guessed, and what replies say of them."""
 
 from typing import Annotated
 
