@@ -81,19 +81,23 @@ def answering(layers: Mapping[str, nn.Linear], outputs: LinearOutputs | None) ->
     if outputs is None:
         yield
         return
-    saved: list[tuple[nn.Module, Any]] = []
-    absent = object()
+    with forwards({layer: _forward(name, layer.forward, outputs) for name, layer in layers.items()}):
+        yield
+
+
+@contextmanager
+def forwards(replaced: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
+    """Modules (keys) with another forward while the context is open; what an instance had of its own comes back."""
+    own = {module: module.__dict__["forward"] for module in replaced if "forward" in module.__dict__}
     try:
-        for name, layer in layers.items():
-            saved.append((layer, layer.__dict__.get("forward", absent)))
-            layer.__dict__["forward"] = _forward(name, layer.forward, outputs)
+        for module, forward in replaced.items():
+            module.__dict__["forward"] = forward
         yield
     finally:
-        for module, before in saved:
-            if before is absent:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = before
+        for module in replaced:
+            module.__dict__.pop("forward", None)
+            if module in own:
+                module.__dict__["forward"] = own[module]
 
 
 def _forward(name: str, run: Callable[[Tensor], Tensor], outputs: LinearOutputs) -> Callable[[Tensor], Tensor]:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
 from foretell.model.hf.attention import RecordingCache, SlotCache
-from foretell.model.hf.held import LinearOutputs, Places, answering, linear_layers
+from foretell.model.hf.held import LinearOutputs, Places, answering, forwards, linear_layers
 from foretell.model.hf.keepers import Keeper, keeper_of
 from foretell.model.hf.scans import short_scan
 from foretell.model.recurrent import BASE, LIVE, READ, SIDE, WHOLE, Key, MixerLayout, RecurrentCache
@@ -112,21 +112,9 @@ class StateCache(SlotCache):
 def mixing(mixers: Sequence[Mixer], cache: StateCache, *, tokenwise: bool) -> Iterator[None]:
     """Let the mixers go on from the states of a cache while the context is open: one pass. tokenwise: they read token by
     token. Changes the modules while it is open, as ``split.layer_range`` does."""
-    saved: list[tuple[nn.Module, Any]] = []
-    absent = object()
-    try:
-        for index, mixer in enumerate(mixers):
-            attributes = mixer.module.__dict__
-            before = attributes.get("forward", absent)
-            saved.append((mixer.module, before))
-            attributes["forward"] = _forward(_Call(index, mixer, mixer.module.forward, cache, tokenwise))
+    calls = (_Call(index, mixer, mixer.module.forward, cache, tokenwise) for index, mixer in enumerate(mixers))
+    with forwards({call.mixer.module: _forward(call) for call in calls}):
         yield
-    finally:
-        for module, before in saved:
-            if before is absent:
-                del module.__dict__["forward"]
-            else:
-                module.__dict__["forward"] = before
 
 
 def _forward(call: "_Call") -> Callable[..., Any]:
