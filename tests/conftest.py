@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 from tests.cputime import known
+from tests.stress import MINUTES
 from tests.tiers import EXHAUSTIVE, SLOW, THINNED, kept, long, numbered
 
 torch.set_num_threads(1)
@@ -63,7 +64,27 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     longest: dict[Path, float] = defaultdict(float)
     for item in items:
         longest[item.path] = max(longest[item.path], long(item.nodeid, costs.of(item.nodeid)))
+    for item in items:
+        if MINUTES or item.path.parent.name == "mutants":  # they are long, and limit what they start themselves
+            item.add_marker(pytest.mark.timeout(0))
     items.sort(key=lambda item: -longest[item.path])  # files stay whole, for the sake of their fixtures
+
+
+class SaidAtOnce:
+    """A failed test is said when it fails: a run that is ended from outside never comes to its summary."""
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        terminal = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and terminal is not None:
+            terminal.write_line(f"\nFAILED at {report.when}: {report.nodeid}\n{report.longreprtext[-2000:]}")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):  # the process that others report to
+        config.pluginmanager.register(SaidAtOnce(config), "foretell-said-at-once")
 
 
 @pytest.fixture(autouse=True)

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 from tests.cli.test_process import environment
 from tests.cli.test_train import CONFIG
+from tests.processes import run_group
 
 
 def free_port() -> int:
@@ -31,9 +32,9 @@ def test_two_processes_are_one_with_two_passes_a_step(models: dict[str, Path], t
         config.write_text(json.dumps({**given, "accumulate": accumulate}))
         command = ["train", "eagle3", "--target", models["target"], "--data", data, "--out", tmp_path / name]
         command += ["--config", config, "--steps", 4, "--max-new-tokens", 8, "--json", "--threads", 1]
-        return subprocess.run(
+        return run_group(
             [sys.executable, *launcher, "-m", "foretell.cli.main", *map(str, command)],
-            env={**environment(), "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
+            env={**environment(), "OMP_NUM_THREADS": "1"}, timeout_s=240,
         )  # fmt: skip
 
     one = run("one", accumulate=2)

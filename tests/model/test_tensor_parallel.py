@@ -8,7 +8,6 @@ import json
 import os
 import queue
 import socket
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from foretell.model.load import load_model
 from foretell.model.parallel import Launch, ShardedModel, check_divides
 from foretell.model.target import CausalModel
 from tests.model.tiny import ACCEPTED, BUSHY, VOCAB, Rows, tiny_config, tiny_module
+from tests.processes import run_group
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("llama", "qwen3")
@@ -160,9 +160,9 @@ class Made:
             one.bind(("127.0.0.1", 0))
             port = one.getsockname()[1]
         command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", PROCESSES, "--master-port", port]
-        done = subprocess.run(
+        done = run_group(
             [*map(str, command), "-m", "tests.model.test_tensor_parallel", str(folder)],
-            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True, timeout=240,
+            cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout_s=240,
         )  # fmt: skip
         files = [folder / f"{rank}.{suffix}" for rank in range(PROCESSES) for suffix in ("json", "pt")]
         assert all(file.is_file() for file in files), done.stderr[-6000:]

@@ -1,0 +1,30 @@
+"""Processes that tests start, ended with all that they started themselves."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+
+def run_group(
+    command: Sequence[str], *, timeout_s: float, env: Mapping[str, str] | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
+    """Like ``subprocess.run`` with captured text, but at ``timeout_s`` the whole group of processes is killed.
+
+    ``subprocess.run`` kills the one process that it started and then waits for the end of its output, which the others
+    hold open: a launcher whose ranks hang would never end. What was written until then is returned, with the signal's
+    status, and the caller judges.
+    """
+    with subprocess.Popen(
+        command, env=env, cwd=cwd, text=True, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            out, err = process.communicate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGKILL)
+            raise
+        return subprocess.CompletedProcess(list(command), process.returncode, out, err)
