@@ -27,10 +27,10 @@ import argparse
 import hashlib
 import json
 import sys
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -155,10 +155,10 @@ def measure(
     """The cells of these methods, plain decoding among them."""
 
     def watch(done: int, total: int) -> None:
-        if time.monotonic() > until:
+        if monotonic() > until:
             raise OutOfTime
 
-    begun = time.monotonic()
+    begun = monotonic()
     named = {method.label: method for method in (PLAIN, *methods)}
     report = run_bench(
         engine, items, methods, temperatures=[group.temperature], max_new_tokens=group.tokens, rounds=group.rounds,
@@ -174,7 +174,7 @@ def measure(
             "revisions": report.settings["runs_by_revision"][method.label],
             "weight_bytes": report.settings["weight_bytes"], "too_long": report.settings["num_prompts_too_long"],
             "dram_read_bytes_per_second": report.dram_read_bytes_per_second, "flags": flags(),
-            "seconds": time.monotonic() - begun, "provenance": report.provenance,
+            "seconds": monotonic() - begun, "provenance": report.provenance,
         }  # fmt: skip
 
 
@@ -336,7 +336,7 @@ def main() -> None:
     if args.show:
         show(list(cells.values()))
         return
-    until = time.monotonic() + 60 * args.minutes
+    until = monotonic() + 60 * args.minutes
     torch.set_num_threads(args.threads)
     suite = read_suite(args.suite)
     suite = sample(suite, args.sample) if args.sample else suite
@@ -379,7 +379,7 @@ def run(
         methods = [method for method in methods if group.key(method) not in done]
         if not methods and (group.key(PLAIN) in done or asked != ["none"]):
             continue
-        if time.monotonic() > until:
+        if monotonic() > until:
             raise OutOfTime
         engine = engine or load(model, weights)
         labels = ", ".join(method.label for method in methods)

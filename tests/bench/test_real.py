@@ -64,7 +64,7 @@ def test_other_questions_are_other_cells(call: Any, tmp_path: Path) -> None:
 
 def test_it_stops_in_time_and_goes_on(call: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1e6])
-    monkeypatch.setattr(real.time, "monotonic", lambda: next(clock, 1e6))
+    monkeypatch.setattr(real, "monotonic", lambda: next(clock, 1e6))
     _, said = call("--model", "tiny=x", "--methods", "ngram:2", "--temperatures", "0", "--minutes", 1)
     assert "stopped: the same command goes on" in said
     assert cells(tmp_path) == []
@@ -125,7 +125,7 @@ def test_a_commit_between_two_parts_starts_nothing_again(
     given = ["--model", "tiny=x", "--methods", "ngram:2", "--temperatures", "0"]
     clock = iter([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 1.0, 1.0])
     with monkeypatch.context() as patch:
-        patch.setattr(real.time, "monotonic", lambda: next(clock, 1e6))
+        patch.setattr(real, "monotonic", lambda: next(clock, 1e6))
         at("a" * 40)
         call(*given, "--minutes", 1)
     (runs,) = tmp_path.glob("*.runs.jsonl")
