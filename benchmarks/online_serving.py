@@ -1,8 +1,11 @@
 """What learning costs those who are served: ``python -m benchmarks.online --serving``.
 
-Paired rounds of the same requests through two services in one process, one of which learns, in turn: tokens/s and the 99th
-percentile of the time between two tokens. Before a round without learning the trainer process is paused and waited for,
-so that its work is on the clock of its own service alone.
+Rounds of the same requests through two services in one process: one without a learner (off), and one with it, the
+learner paused or at work (on). Each in turn, in an order that changes: tokens/s and the 99th percentile of the time
+between two tokens. Two services of the same model differ by some per cent on their own, by where their memory lies, and
+that difference lasts: so what learning costs is on : paused, one service with itself, and paused : off shows the rest.
+Before a round without learning the trainer process is paused and waited for, so that its work is on the clock of its own
+rounds alone.
 """
 
 import argparse
@@ -25,6 +28,7 @@ from foretell.engine.submission import Submission, Update
 from foretell.learn.options import LearnOptions
 
 WAIT_S = 60.0
+ARMS = ("on", "paused", "off")
 
 
 @dataclass(frozen=True)
@@ -32,9 +36,9 @@ class Cost:
     """Of one concurrency."""
 
     concurrency: int
-    ratios: list[float]  # tokens/s with learning over tokens/s without, of each pair of rounds
-    p99_on_ms: float
-    p99_off_ms: float
+    ratios: list[float]  # tokens/s, learner at work over paused, of each group of rounds
+    ratios_paused: list[float]  # learner paused over no learner
+    p99_ms: dict[str, float]
     seconds_learning: float
     seconds_serving: float  # of the engine's thread
     num_updates: int
@@ -44,17 +48,20 @@ class Cost:
     @property
     def row(self) -> str:
         """Of the table."""
-        low, high = interval(self.ratios)
+        parts = []
+        for ratios in (self.ratios, self.ratios_paused):
+            low, high = interval(ratios)
+            parts.append(f"{statistics.mean(ratios):.3f} [{low:.3f}, {high:.3f}]")
+        on, paused, off = (self.p99_ms[name] for name in ARMS)
         return (
-            f"| {self.concurrency} | {statistics.mean(self.ratios):.3f} | {low:.3f} to {high:.3f} | "
-            f"{self.p99_on_ms:.1f} : {self.p99_off_ms:.1f} | {self.p99_on_ms / self.p99_off_ms:.2f} | "
+            f"| {self.concurrency} | {parts[0]} | {parts[1]} | {on:.1f} : {paused:.1f} : {off:.1f} | {on / paused:.2f} | "
             f"{self.seconds_learning:.1f} | {self.num_updates} | {self.num_swaps} |"
         )
 
 
 HEADER = (
-    "| at once | tokens/s, learning : not | 95 % | p99 between tokens, ms | ratio | trainer's seconds | updates | swaps |\n"
-    "|--|--|--|--|--|--|--|--|"
+    "| at once | tokens/s, on : paused | paused : off | p99 between tokens, ms, on : paused : off | on : paused | "
+    "trainer's seconds | updates | swaps |\n|--|--|--|--|--|--|--|--|"
 )
 
 
@@ -81,25 +88,28 @@ def _costs(
         limits = ServiceOptions(max_num_seqs=concurrency, speculation="on")
         services[name] = Service(load(), limits, learn=learn)
         services[name].start()
-    ratios, gaps, beside = list[float](), {"off": list[float](), "on": list[float]()}, 0
+    ratios, paused, beside = list[float](), list[float](), 0
+    gaps = {arm: list[float]() for arm in ARMS}
     for number in range(args.rounds + 1):
         speeds = {}
-        for name in ("off", "on") if number % 2 else ("on", "off"):
-            services["on"].tell_learner("resume" if name == "on" else "pause")
-            if name == "off" and number:
+        for place in range(len(ARMS)):
+            arm = ARMS[(place + number) % len(ARMS)] if number % 2 else ARMS[(number - place) % len(ARMS)]
+            services["on"].tell_learner("resume" if arm == "on" else "pause")
+            if arm != "on" and number:
                 beside += not _is_idle(services["on"])
-            speeds[name], between = _round(services[name], given, concurrency, args, number)
+            speeds[arm], between = _round(services["off" if arm == "off" else "on"], given, concurrency, args, number)
             if number:  # the first warms up
-                gaps[name] += between
+                gaps[arm] += between
         if number:
-            ratios.append(speeds["on"] / speeds["off"])
-    p99 = {name: 1000 * sorted(values)[int(0.99 * len(values))] for name, values in gaps.items()}
+            ratios.append(speeds["on"] / speeds["paused"])
+            paused.append(speeds["paused"] / speeds["off"])
+    p99 = {arm: 1000 * sorted(values)[int(0.99 * len(values))] for arm, values in gaps.items()}
     figures = services["on"].snapshot().learn
     assert figures is not None
     for service in services.values():
         service.close()
     return Cost(
-        concurrency, ratios, p99["on"], p99["off"], figures.seconds_learning, figures.seconds_serving,
+        concurrency, ratios, paused, p99, figures.seconds_learning, figures.seconds_serving,
         figures.num_updates, figures.num_swaps, beside,
     )  # fmt: skip
 
