@@ -76,6 +76,9 @@ def test_the_gate() -> None:
     assert judge(up, same, **rules).passes
     assert judge(up, ([], []), **rules).passes
     assert "old texts" in judge(up, ([0.5, 0.5], [0.48, 0.47]), **rules).reason
+    less = ([0.5, 0.4, 0.6, 0.5], [0.507, 0.406, 0.606, 0.506])  # gains .006
+    assert judge(less, ([0.5, 0.5], [0.495, 0.494]), **rules).passes
+    assert "more than recent ones gain" in judge(less, ([0.5, 0.5], [0.493, 0.492]), **rules).reason
     assert "is asked" in judge((up[1], up[0]), same, **rules).reason
     assert "standard error" in judge(([0.5] * 4, [0.9, 0.2, 0.9, 0.2]), same, **rules).reason
     assert "too few" in judge(([0.5], [0.9]), same, **rules).reason
