@@ -32,8 +32,8 @@ def judge(
     max_loss: float,
 ) -> Verdict:
     """The scores of the same texts (before, after). It passes where recent ones gain at least ``min_gain``, and more than
-    their spread explains, and old ones lose at most ``max_loss`` and no more than recent ones gain: requests come back, and a
-    drafter that gives a hundredth here for two there has not learned but changed its mind."""
+    their spread explains, and old ones lose at most ``max_loss`` and no more than recent ones gain: requests come back,
+    and a drafter that gives a hundredth here for two there has not learned but changed its mind."""
     gains = [after - before for before, after in zip(*recent, strict=True)]
     losses = [before - after for before, after in zip(*old, strict=True)]
     before, after = _mean(recent[0]), _mean(recent[1])
