@@ -231,6 +231,7 @@ def parser_of() -> argparse.ArgumentParser:
     add("--timed", action="store_true", help="tokens/s of both arms, one request at a time")
     add("--serving", action="store_true", help="what learning costs those who are served")
     add("--exported", action="store_true", help="learn --requests of the second domain, export, evaluate on all")
+    add("--before", type=int, default=0, help="with --exported: requests of the first domain that are served first")
     add("--concurrency", type=int, nargs="+", default=[1, 4, 16])
     add("--rounds", type=int, default=5)
     add("--json", type=Path)

@@ -1,7 +1,8 @@
 """A drafter that ``foretell train`` made learns from requests, is exported, loaded anew, and evaluated:
-``python -m benchmarks.online --exported --method eagle3 --requests 500``.
+``python -m benchmarks.online --exported --method eagle3 --draft HEAD --before 120 --requests 500``.
 
-It learns ``--requests`` of the second domain. Before and after, ``--probes`` fresh requests of every domain: acceptance is
+It learns ``--requests`` of the second domain, after ``--before`` of the first one, which stand for what it served until
+then: a learner knows no other old traffic. Before and after, ``--probes`` fresh requests of every domain: acceptance is
 the share of first guesses kept, and the difference is over the same requests with the same seeds.
 """
 
@@ -46,7 +47,8 @@ def measure(
         session = Session(load(args.draft), replace(options, learn_dir=folder), max_rows=args.rows)
         learner = session.learner
         assert learner is not None
-        traffic = prompts(engine, learned, args.requests, args.first_seed)
+        traffic = prompts(engine, args.domains[0], args.before, 500 + args.first_seed)
+        traffic += prompts(engine, learned, args.requests, args.first_seed)
         for _ in session.run(traffic, replace(params, seed=1000 * args.first_seed)):
             pass
         learner.act("save")
@@ -58,7 +60,7 @@ def measure(
         figures = learner.figures()
         session.close()
     lines = [
-        f"{args.method}, {args.requests} requests of {learned}: {figures.num_updates} updates, {figures.num_swaps} swaps",
+        f"{args.method}, {args.before} requests of {args.domains[0]}, {args.requests} of {learned}: {figures.num_updates} updates, {figures.num_swaps} swaps",
         "", "| domain | as it was trained | exported | difference, over requests | 95 % |", "|--|--|--|--|--|",
     ]  # fmt: skip
     rows: dict[str, Any] = {}
@@ -74,5 +76,8 @@ def measure(
     print("\n".join(lines))
     if args.json is not None:
         args.json.write_text(
-            json.dumps({"method": args.method, "requests": args.requests, "domains": rows}, indent=1) + "\n"
+            json.dumps(
+                {"method": args.method, "requests": args.requests, "before": args.before, "domains": rows}, indent=1
+            )
+            + "\n"
         )
