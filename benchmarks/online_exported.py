@@ -60,7 +60,8 @@ def measure(
         figures = learner.figures()
         session.close()
     lines = [
-        f"{args.method}, {args.before} requests of {args.domains[0]}, {args.requests} of {learned}: {figures.num_updates} updates, {figures.num_swaps} swaps",
+        f"{args.method}, {args.before} requests of {args.domains[0]}, {args.requests} of {learned}: "
+        f"{figures.num_updates} updates, {figures.num_swaps} swaps",
         "", "| domain | as it was trained | exported | difference, over requests | 95 % |", "|--|--|--|--|--|",
     ]  # fmt: skip
     rows: dict[str, Any] = {}
