@@ -311,7 +311,7 @@ def test_blocks_without_mass_are_passed_over_and_no_others(first: int) -> None:
     """Mass begins at ``first`` and comes back two blocks later."""
     distribution = torch.zeros(200, 3100)
     distribution[:, first : first + 3] = 0.2
-    distribution[:, first + 1030] = 0.4
+    distribution[:, first + 1030] = 0.25
     keys = stream_keys(torch.tensor(4), torch.arange(200), Stream.COUPLED)
     winner = race(distribution, keys)
     assert torch.equal(winner, (distribution / exponentials(keys, 3100)).argmax(-1))

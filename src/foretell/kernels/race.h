@@ -25,9 +25,11 @@ static inline int64_t race_row(const float *p, int64_t count, uint64_t key, cons
     for (int64_t from = 0; from < count; from += RACE_BLOCK) {
         const int64_t size = count - from < RACE_BLOCK ? count - from : RACE_BLOCK;
         int any = 0;
-        for (int64_t i = 0; i < size; ++i) any |= p[from + i] > 0.0f;
-        if (!any && best >= 0.0f) continue; /* nothing beats a score of 0 without mass */
-        any = 0;
+        if (best >= 0.0f && !(p[from] > 0.0f)) {
+            for (int64_t i = 0; i < size; ++i) any |= p[from + i] > 0.0f;
+            if (!any) continue; /* nothing without mass beats a score of 0 */
+            any = 0;
+        }
         for (int64_t i = 0; i < size; ++i) {
             const uint32_t bits = (uint32_t)(mix_bits(key + table[from + i]) >> 32);
             w[i] = ((float)bits + 0.5f) * 0x1p-32f;
