@@ -306,6 +306,18 @@ def test_race_at_temperature_0_is_the_token_itself_and_degenerate_rows_are_harml
     assert not bool((distribution[[3, 4]].gather(1, winner[3:, None]) > 0).any())
 
 
+@pytest.mark.parametrize("first", [0, 600, 2040])
+def test_blocks_without_mass_are_passed_over_and_no_others(first: int) -> None:
+    """Mass begins at ``first`` and comes back two blocks later."""
+    distribution = torch.zeros(200, 3100)
+    distribution[:, first : first + 3] = 0.2
+    distribution[:, first + 1030] = 0.25
+    keys = stream_keys(torch.tensor(4), torch.arange(200), Stream.COUPLED)
+    winner = race(distribution, keys)
+    assert torch.equal(winner, (distribution / exponentials(keys, 3100)).argmax(-1))
+    assert len(set(winner.tolist())) == 4
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 def test_the_race_draws_from_the_law(dtype: torch.dtype) -> None:
     """Chi-square at a false-alarm rate of 1e-6, with a control that must fail."""

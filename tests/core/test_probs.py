@@ -23,7 +23,15 @@ from transformers.generation.logits_process import (
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
 from foretell.core.params import SamplingParams
-from foretell.core.probs import History, Paths, Processors, _top_p, logits_to_probs, one_hot_argmax
+from foretell.core.probs import (
+    History,
+    Paths,
+    Processors,
+    _top_p,
+    logits_to_probs,
+    one_hot_argmax,
+    one_hot_argmax_reference,
+)
 from foretell.core.tree import chain_tree, layout
 from foretell.kernels.cdf import invert_cdf
 from foretell.verify import Coupled, Evidence, Exact, Rejection, draw
@@ -278,6 +286,20 @@ def test_a_greedy_choice_passes_over_nan_in_its_own_row_alone() -> None:
     chosen = [[0.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0], [0.0, 0.0, 1.0], [0.0, 0.0, 0.0]]
     assert one_hot_argmax(rows).tolist() == chosen
     assert [one_hot_argmax(row).tolist() for row in rows] == chosen
+
+
+@pytest.mark.parametrize("vocab_size", [1, 7, 512, 513, 1500])
+def test_the_greedy_choice_in_c_is_that_of_torch(vocab_size: int) -> None:
+    """Ties within blocks and between them, NaN and infinities, views, and rows without any choice."""
+    generator = torch.Generator().manual_seed(vocab_size)
+    logits = torch.randint(-3, 4, (40, 3, vocab_size + 2), generator=generator).float()
+    for value in (math.nan, -math.inf, math.inf):
+        logits[torch.rand(logits.shape, generator=generator) < 2 / (3 * vocab_size)] = value
+    logits[0], logits[1], logits[2] = math.nan, -math.inf, -1e38
+    for rows in (logits, logits[..., 1 : vocab_size + 1], logits[7, 1], logits.transpose(0, 1)):
+        assert torch.equal(one_hot_argmax(rows), one_hot_argmax_reference(rows))
+    assert one_hot_argmax(logits[:2]).sum() == 0
+    assert (one_hot_argmax(logits[2])[:, 0] == 1).all()
 
 
 def test_temperature_0_is_one_hot_after_all_other_processors() -> None:

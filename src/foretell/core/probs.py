@@ -15,6 +15,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
+from foretell.kernels.race import race_library
 
 
 @dataclass
@@ -154,7 +155,19 @@ def logits_to_probs(logits: Tensor, processors: Processors, history: History, pa
 
 
 def one_hot_argmax(logits: Tensor) -> Tensor:
-    """[..., V] the distribution of a greedy choice; a row whose largest logit is NaN or -inf has no mass."""
+    """[..., V] the distribution of a greedy choice, ties to the lowest id; NaN is passed over, and a row of nothing but
+    NaN and -inf has no mass. float32 on the CPU goes through ``race.c`` where it was built."""
+    library = race_library() if logits.device.type == "cpu" and logits.dtype == torch.float32 else None
+    if library is None or logits.numel() == 0:
+        return one_hot_argmax_reference(logits)
+    logits = logits.detach().contiguous()
+    probs, vocab_size = torch.empty_like(logits), logits.shape[-1]
+    library.foretell_one_hot(logits.numel() // vocab_size, vocab_size, logits.data_ptr(), probs.data_ptr())
+    return probs
+
+
+def one_hot_argmax_reference(logits: Tensor) -> Tensor:
+    """``one_hot_argmax`` by torch: every device and dtype."""
     best, token = logits.max(-1, keepdim=True)
     if logits.device.type != "cpu" or bool(torch.isnan(best).any()):  # a NaN is the largest; a host read is free here
         best, token = torch.nan_to_num(logits, nan=-math.inf, posinf=math.inf, neginf=-math.inf).max(-1, keepdim=True)

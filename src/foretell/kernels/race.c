@@ -5,6 +5,8 @@
  */
 #include "race.h"
 
+#include <string.h>
+
 /* The keys of noise.stream_keys: parts hashed one into the next. */
 void foretell_stream_keys(int64_t count, const uint64_t *seeds, const uint64_t *positions, const uint64_t *indices,
                            int64_t stream, uint64_t *keys) {
@@ -19,6 +21,25 @@ void foretell_race(int64_t num_rows, int64_t vocab_size, const float *probs, con
                     int64_t *winners) {
     for (int64_t row = 0; row < num_rows; ++row)
         winners[row] = race_row(probs + row * vocab_size, vocab_size, keys[row], table);
+}
+
+/* out [num_rows, vocab_size]: 1 at the largest of each row's logits, the first of equal ones, and 0 elsewhere; a NaN is
+ * passed over, and where nothing is above -inf all is 0. A block without anything larger is compared and no more. */
+void foretell_one_hot(int64_t num_rows, int64_t vocab_size, const float *logits, float *out) {
+    for (int64_t row = 0; row < num_rows; ++row) {
+        const float *z = logits + row * vocab_size;
+        float best = -INFINITY, *to = out + row * vocab_size;
+        int64_t winner = 0;
+        for (int64_t from = 0; from < vocab_size; from += RACE_BLOCK) {
+            const int64_t stop = vocab_size - from < RACE_BLOCK ? vocab_size : from + RACE_BLOCK;
+            int any = 0;
+            for (int64_t i = from; i < stop; ++i) any |= z[i] > best;
+            for (int64_t i = from; any && i < stop; ++i)
+                if (z[i] > best) { best = z[i]; winner = i; }
+        }
+        memset(to, 0, (size_t)vocab_size * sizeof(float));
+        if (best > -INFINITY) to[winner] = 1.0f;
+    }
 }
 
 /* Put token x with this score behind all that score at least as much; the last of count falls out. */

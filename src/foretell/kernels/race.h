@@ -1,7 +1,8 @@
 /* The race of keyed exponentials over one row: what ``noise.exponentials`` and an argmax compute.
  *
  * Most tokens never need their logarithm: E = -log1p(-w) >= w, so p / w bounds the score from above, and only tokens
- * whose bound beats the best score so far can win. What remains is one hash a token, which vectorises.
+ * whose bound beats the best score so far can win. What remains is one hash a token, which vectorises, and which a block
+ * without any mass is spared: that is all but one at temperature 0, and most behind top-k or top-p.
  */
 #ifndef FORETELL_RACE_H
 #define FORETELL_RACE_H
@@ -24,6 +25,11 @@ static inline int64_t race_row(const float *p, int64_t count, uint64_t key, cons
     for (int64_t from = 0; from < count; from += RACE_BLOCK) {
         const int64_t size = count - from < RACE_BLOCK ? count - from : RACE_BLOCK;
         int any = 0;
+        if (best >= 0.0f && !(p[from] > 0.0f)) {
+            for (int64_t i = 0; i < size; ++i) any |= p[from + i] > 0.0f;
+            if (!any) continue; /* nothing without mass beats a score of 0 */
+            any = 0;
+        }
         for (int64_t i = 0; i < size; ++i) {
             const uint32_t bits = (uint32_t)(mix_bits(key + table[from + i]) >> 32);
             w[i] = ((float)bits + 0.5f) * 0x1p-32f;

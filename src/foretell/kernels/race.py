@@ -1,4 +1,4 @@
-"""The library of ``race.c``: noise keys, and the race that draws a token by them."""
+"""The library of ``race.c``: noise keys, the race that draws a token by them, and the greedy choice."""
 
 import ctypes
 from functools import lru_cache
@@ -18,6 +18,8 @@ def race_library() -> ctypes.CDLL | None:
     library.foretell_race_top.argtypes = (
         [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 3 + [ctypes.c_int64] + [ctypes.c_void_p] * 2
     )
+    library.foretell_one_hot.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 2
+    library.foretell_one_hot.restype = None
     library.foretell_race.restype = library.foretell_stream_keys.restype = None
     library.foretell_race_top.restype = None
     return library
