@@ -5,16 +5,19 @@ computes their new places and moves as few rows as possible.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from foretell.core.errors import ForetellError
 from foretell.core.probs import Processors
 from foretell.draft.base import Drafter, PromptChunk
+from foretell.draft.none import NoDrafter
 from foretell.engine.event import Part, StepEvent
+from foretell.engine.failures import DrafterFailures
 from foretell.engine.groups import Choice, Group, GroupedDrafter
 from foretell.engine.guarded import GuardedDrafter
 from foretell.engine.lazy import open_drafter
@@ -69,15 +72,16 @@ class Batch:
         prefixes: PrefixStore | None = None,
         width: int = 0,
         draft_logits: bool = False,
-        guard: bool = False,
+        failures: DrafterFailures | None = None,
     ) -> None:
         """Room for max_rows rows of capacity slots each.
 
         width: see ``step``; then prompts are read one by one, in chunks that begin at multiples of ``PREFILL_CHUNK``,
         so that a request's passes do not depend on the other requests. draft_logits: events carry the draft's logits.
-        guard: a drafter that raises is closed (``GuardedDrafter``), and its rows go on without guesses.
+        failures: given, a drafter that raises is counted there and closed (``GuardedDrafter``), its rows go on without
+        guesses, and none is opened while its method rests. None: its error is the caller's.
         """
-        self._guard = guard
+        self._failures = failures
         self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
         self._draft_logits = draft_logits
         self.pool: KVCache = model.new_cache(max_rows, capacity)
@@ -124,9 +128,7 @@ class Batch:
             self._bind()
         target = Target.of(self.model, self.pool.rows(place, place + 1))
         try:
-            drafter = open_drafter(choice.method, state, self.capacity, target)
-            if self._guard:
-                drafter = GuardedDrafter(drafter, choice.method.name)
+            choice, drafter = self._open_drafter(row, choice, state, target)
         except BaseException:  # the pool's rows are those of members and arrivals
             self.pool.keep(torch.arange(place))
             raise
@@ -134,6 +136,23 @@ class Batch:
         self.arrivals.append(arrival)
         self._reuse(arrival)
         return arrival
+
+    def _open_drafter(self, row: Row, choice: Choice, state: State, target: Target) -> tuple[Choice, Drafter]:
+        """A row's drafter, and its choice, which says where it rests."""
+        failures, name = self._failures, choice.method.name
+        if failures is None:
+            return choice, open_drafter(choice.method, state, self.capacity, target)
+        row.draft_error = failures.why_rests(name)
+        if not row.draft_error:
+            try:
+                drafter = open_drafter(choice.method, state, self.capacity, target)
+                return choice, GuardedDrafter(drafter, name, failures)
+            except ForetellError:  # the request's own mistake
+                raise
+            except Exception as error:
+                failures.failed(name, error)
+                row.draft_error = _failed(name, type(error).__name__)
+        return replace(choice, rests=True), NoDrafter()
 
     def _reuse(self, arrival: Arrival) -> None:
         if self.prefixes is None:
@@ -258,6 +277,9 @@ class Batch:
     def leave(self, rows: Sequence[Row], *, remember: bool) -> None:
         """Free the rows of requests that ended or must wait. remember: the prefix store may keep their text's KV."""
         gone = {id(row) for row in rows}
+        for row in rows:
+            if self._failures is not None and row.num_draft_tokens and not row.draft_error:
+                self._failures.worked(row.draft_name)
         for index, member in enumerate(self.members):
             # At a fixed width a store holds what prompts' chunks computed alone: a decode pass may round otherwise.
             if remember and not self.width and id(member.row) in gone and not member.choice.method.prompt_taps:
@@ -390,11 +412,11 @@ class Batch:
             first.shape_of(state.depth_limit) if one else first.shape, first.draws,
             width=self.width, pack=self._pack, tapping=grouped.tapping,
         )  # fmt: skip
-        if self._guard:
+        if self._failures is not None:
             for group in self.groups:
                 if isinstance(group.drafter, GuardedDrafter) and group.drafter.failure:
                     for member in self.members[group.start : group.stop]:
-                        member.row.draft_error = group.drafter.failure
+                        member.row.draft_error = _failed(group.method.name, group.drafter.failure)
         return event
 
     @property
@@ -453,6 +475,10 @@ class Batch:
         rows = [id(member.row) for member in self.members] + [id(arrival.row) for arrival in self.arrivals]
         if len(set(rows)) != len(rows):
             raise RuntimeError("a request has two rows")
+
+
+def _failed(method: str, error: str) -> str:
+    return f"{method} failed ({error})"
 
 
 def places(start: int, old: Sequence[int]) -> list[int]:
