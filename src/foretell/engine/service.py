@@ -145,7 +145,7 @@ class Service:
         if self._learn is not None:
             self._learning = self._learn.open(self.engine, self._choices.guessing)
             self._loop.observers.append(self._learning.observe)
-            self._loop.batch.on_prompt = self._learning.prompt
+            self._loop.batch.prompts.on_prompt = self._learning.prompt
         release_workers()  # costs were measured here
         if not self.engine.model.is_leader:
             return
