@@ -3,8 +3,18 @@
 import os
 import signal
 import subprocess
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+
+
+def torchrun(processes: int) -> list[str]:
+    """The command of torch's launcher on this machine alone. It takes a port and keeps it: one that a test had found free
+    and let go could be another test's by the time the launcher asks for it."""
+    return [
+        sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
+        "--nproc-per-node", str(processes),
+    ]  # fmt: skip
 
 
 def run_group(

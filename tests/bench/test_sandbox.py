@@ -35,7 +35,7 @@ def test_what_never_ends_is_ended() -> None:
     begun = time.monotonic()
     assert run("while True:\n    pass", timeout_s=0.5) == TIMED_OUT
     assert run("import time\ntime.sleep(60)", timeout_s=0.5) == TIMED_OUT
-    assert time.monotonic() - begun < 20
+    assert time.monotonic() - begun < 50  # far from what a busy machine takes, and less than the program asks for
 
 
 def test_its_children_end_with_it(tmp_path: Path) -> None:

@@ -150,6 +150,19 @@ def test_a_misspelled_model_is_told_the_nearest_name(invoke: Invoke, monkeypatch
     assert "did you mean" not in other
 
 
+def test_a_method_that_the_user_did_not_name_is_told_as_the_targets(invoke: Invoke) -> None:
+    """It was named as if it had been asked for."""
+    mine = ("explain", "--shape", "static", "--target", "smollm2-135m")
+    told = one_line(invoke(*mine).stderr)
+    assert "hybrid is what smollm2-135m uses then; --method eagle3 or recycling can" in told
+    for method in ("eagle3", "recycling"):  # what is advised gets past this check, to a model that is not here
+        assert "smollm2-135m is not here yet" in one_line(invoke(*mine, "--method", method).stderr)
+    for named in (("--method", "hybrid"), ("--num-speculative-tokens", "99")):  # his own, or none of the method's
+        assert "is what" not in one_line(
+            invoke(*mine, *named, "--shape", "chain" if "99" in named else "static").stderr
+        )
+
+
 def test_a_full_disk_is_one_line(generate: Invoke) -> None:
     if not Path("/dev/full").exists():
         pytest.skip("no /dev/full on this system")

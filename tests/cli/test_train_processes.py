@@ -1,7 +1,6 @@
 """Training on several processes is training on one: the same batches, the same losses."""
 
 import json
-import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,13 +11,7 @@ from safetensors.torch import load_file
 
 from tests.cli.test_process import environment
 from tests.cli.test_train import CONFIG
-from tests.processes import run_group
-
-
-def free_port() -> int:
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return int(one.getsockname()[1])
+from tests.processes import run_group, torchrun
 
 
 def test_two_processes_are_one_with_two_passes_a_step(models: dict[str, Path], tmp_path: Path) -> None:
@@ -27,22 +20,20 @@ def test_two_processes_are_one_with_two_passes_a_step(models: dict[str, Path], t
     data.write_text("".join(f"the class {n}\n\nreturn self {n}\n\n" for n in range(8)))
     given = {**CONFIG, "num_slots": 2, "lr": 0.01, "checkpoint_every": 100, "eval_every": 0}
 
-    def run(name: str, *launcher: str, accumulate: int) -> subprocess.CompletedProcess[str]:
+    def run(name: str, launcher: list[str], accumulate: int) -> subprocess.CompletedProcess[str]:
         config = tmp_path / f"{name}.json"
         config.write_text(json.dumps({**given, "accumulate": accumulate}))
         command = ["train", "eagle3", "--target", models["target"], "--data", data, "--out", tmp_path / name]
         command += ["--config", config, "--steps", 4, "--max-new-tokens", 8, "--json", "--threads", 1]
         return run_group(
-            [sys.executable, *launcher, "-m", "foretell.cli.main", *map(str, command)],
+            [*launcher, "-m", "foretell.cli.main", *map(str, command)],
             env={**environment(), "OMP_NUM_THREADS": "1"}, timeout_s=240,
         )  # fmt: skip
 
-    one = run("one", accumulate=2)
+    one = run("one", [sys.executable], accumulate=2)
     assert one.returncode == 0, one.stderr
     # torch's own launcher; accelerate's sets the same variables.
-    two = run(
-        "two", "-m", "torch.distributed.run", "--nproc-per-node", "2", "--master-port", str(free_port()), accumulate=1
-    )
+    two = run("two", torchrun(2), accumulate=1)
     assert two.returncode == 0, two.stderr
     assert len(two.stdout.strip().splitlines()) == len(one.stdout.strip().splitlines())  # one of the two speaks
     found = [

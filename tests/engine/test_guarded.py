@@ -1,5 +1,7 @@
 """A drafter that fails in a service: its requests go on without guesses, the text stays right, others notice nothing."""
 
+import logging
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,7 +13,9 @@ from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Commit, Context, Drafter, Method
 from foretell.draft.ngram import Ngram, NgramDrafter
 from foretell.draft.shapes import Shape
+from foretell.engine import failures as policy
 from foretell.engine.batch import Batch
+from foretell.engine.failures import DrafterFailures
 from foretell.engine.guarded import GuardedDrafter
 from foretell.model.target import Target
 from tests.engine.harness import ToyTokenizer, outcome, plain, table
@@ -122,7 +126,7 @@ def test_who_has_failed_is_not_joined() -> None:
     row = engine.make_row(0, Request([1, 2, 1], SamplingParams(seed=1)))
 
     context = Batch(table(1), max_rows=1, capacity=64)._open_state([row])
-    one, other = (GuardedDrafter(Failing(context, "observe"), "broken") for _ in range(2))
+    one, other = (GuardedDrafter(Failing(context, "observe"), "broken", DrafterFailures()) for _ in range(2))
     assert one.can_join
     other.inner, other.failure = None, "MemoryError"
     one.join(other, context)
@@ -138,7 +142,7 @@ def noise() -> Noise:
 def test_a_request_after_a_failure_is_guessed_for() -> None:
     """Beside one that is still being decoded without guesses."""
     engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=Broken("propose"))
-    batch = Batch(table(1), max_rows=2, capacity=200, guard=True)
+    batch = Batch(table(1), max_rows=2, capacity=200, failures=DrafterFailures())
     params = SamplingParams(max_new_tokens=60, seed=1, ignore_eos=True, temperature=0.0)
     first, second = (engine.make_row(k, Request([1, 2, 3], params)) for k in range(2))
     with torch.inference_mode():
@@ -146,7 +150,7 @@ def test_a_request_after_a_failure_is_guessed_for() -> None:
         batch.read(64, catch_up=True, whole=True)
         for _ in range(14):
             batch.step()
-        assert first.draft_error == "RuntimeError"
+        assert first.draft_error == "broken failed (RuntimeError)"
         batch.arrive(second, engine.choice())
         batch.read(64, catch_up=True, whole=True)
         batch.check_integrity()
@@ -156,3 +160,126 @@ def test_a_request_after_a_failure_is_guessed_for() -> None:
     assert second.draft_error == ""
     assert second.num_steps == 3
     assert first.token_ids[: len(second.token_ids)] == second.token_ids
+
+
+# -- a method that keeps failing ---------------------------------------------------------------------------------------
+
+
+class Clock:
+    def __init__(self) -> None:
+        self.now = 1000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def fail(failures: DrafterFailures, times: int = 1) -> None:
+    for _ in range(times):
+        failures.failed("broken", RuntimeError("a secret of the machine"))
+
+
+def test_rests_begin_after_failures_in_a_row_and_grow(caplog: pytest.LogCaptureFixture) -> None:
+    clock = Clock()
+    failures = DrafterFailures(["broken", "other"], clock=clock)
+    fail(failures, policy.MOST_IN_A_ROW - 1)
+    failures.worked("broken")
+    fail(failures, policy.MOST_IN_A_ROW - 1)
+    assert failures.rests() == {"broken": 0, "other": 0}, "a request that ended well stood between them"
+    fail(failures)
+    assert failures.rests() == {"broken": policy.FIRST_REST_S, "other": 0}
+    assert failures.why_rests("broken") == "broken rests after 3 failures in a row (RuntimeError)"
+    fail(failures, 5)  # of drafters that were opened before the rest
+    failures.worked("broken")
+    assert failures.rests()["broken"] == policy.FIRST_REST_S
+    lengths = []
+    for _ in range(8):
+        clock.now += failures.rests()["broken"]
+        assert failures.why_rests("broken") == ""
+        fail(failures)
+        lengths.append(failures.rests()["broken"])
+    assert lengths == [20, 40, 80, 160, 320, 640, 640, 640]
+    assert failures.totals() == {"broken": 2 * policy.MOST_IN_A_ROW - 1 + 5 + 8, "other": 0}
+    told = [record for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(told) == 9, "one line a rest"
+    clock.now += 640
+    failures.worked("broken")
+    fail(failures, policy.MOST_IN_A_ROW)
+    assert failures.rests()["broken"] == policy.FIRST_REST_S, "it had worked: all begins anew"
+
+
+class Opening(Broken):
+    """Cannot even be opened; counts how often that was tried."""
+
+    num_opened = 0
+    capabilities = replace(Ngram.capabilities, opens_late=False)
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        self.num_opened += 1
+        if self.call == "open":
+            raise MemoryError("a secret of the machine")
+        return super().open(context, capacity, target)
+
+
+def test_a_resting_method_is_not_opened_and_its_rows_share_a_group() -> None:
+    clock, method = Clock(), Opening("open")
+    failures = DrafterFailures(clock=clock)
+    engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=method)
+    batch = Batch(table(1), max_rows=6, capacity=200, failures=failures)
+    params = [SamplingParams(max_new_tokens=20, seed=k, ignore_eos=True) for k in range(6)]
+    rows = [engine.make_row(k, Request([1, 2, 3, 1, 2], params[k])) for k in range(6)]
+    for row in rows:
+        row.draft_name = method.name  # as the loop sets it
+    with torch.inference_mode():
+        for row in rows[:5]:
+            batch.arrive(row, engine.choice())
+        assert method.num_opened == policy.MOST_IN_A_ROW
+        clock.now += policy.FIRST_REST_S
+        method.call = ""
+        batch.arrive(rows[5], engine.choice())
+        assert method.num_opened == policy.MOST_IN_A_ROW + 1
+        batch.read(64, catch_up=True, whole=True)
+        batch.check_integrity()
+        assert [group.stop - group.start for group in batch.groups] == [5, 1]
+        while all(row.finish_reason is None for row in rows):
+            event = batch.step()
+            assert event.depth_limit[:5] == [0] * 5
+        assert rows[5].num_draft_tokens > 0
+        batch.leave([row for row in rows if row.finish_reason is not None], remember=True)
+    fail(failures, policy.MOST_IN_A_ROW - 1)
+    assert failures.rests()["broken"] == 0, "the last row has worked"
+    for row in rows:
+        (right,) = plain(table(1), [Request(row.prompt_ids, row.params)])
+        assert row.token_ids == right.token_ids[: len(row.token_ids)]
+    assert [row.draft_error.split(" ")[1] for row in rows[:5]] == ["failed"] * 3 + ["rests"] * 2
+
+
+@pytest.mark.parametrize("call", ["open", "propose", "observe"])
+def test_a_service_whose_method_always_fails_loses_no_token(call: str) -> None:
+    method = Opening(call)
+    made = Service(
+        Engine(table(1), ToyTokenizer(), speculative="ngram", method=method),
+        ServiceOptions(speculation="on", max_num_seqs=2, max_model_len=96),
+    )
+    made.start()
+    box = Mailbox()
+    asked = {
+        f"r{seed}": Submission(
+            f"r{seed}", [1, 2, 3, 1, 2], SamplingParams(max_new_tokens=25, seed=seed, ignore_eos=True)
+        )
+        for seed in range(10)
+    }
+    for submission in asked.values():
+        made.submit(submission, box.hear)
+    ends = {name: box.last(name).completion for name in asked}
+    made.check_integrity()
+    now, resting = made.snapshot(), made.resting
+    made.close()
+    for name, submission in asked.items():
+        (right,) = plain(table(1), [Request(submission.prompt_ids, submission.params)])
+        found = ends[name]
+        assert found is not None
+        assert outcome(found) == outcome(right)
+        assert "secret" not in (found.plain_reason or "")
+    assert policy.MOST_IN_A_ROW <= now.drafter_failures["broken"] <= method.num_opened < len(asked)
+    assert 0 < resting["broken"] <= policy.FIRST_REST_S
+    assert any("broken rests after 3 failures" in (end.plain_reason or "") for end in ends.values() if end is not None)

@@ -11,6 +11,7 @@ import torch
 
 from foretell import Engine, LearnOptions, Request, SamplingParams, bundled
 from foretell.core.errors import ConfigError
+from foretell.engine.request import token_ids
 from foretell.learn.ends import TargetEnds, matrices_of
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.session import Session
@@ -30,7 +31,7 @@ def served(engine: Engine, options: LearnOptions = OPTIONS, *, count: int = 3, t
     session = Session(engine, options, max_rows=2)
     suite = [json.loads(line) for line in bundled.path("suite").read_text(encoding="utf-8").splitlines()]
     texts = random.Random(seed).sample([one["turns"][0] for one in suite if one["category"] == "prose"], count)
-    prompts = [engine._encode(text)[:40] for text in texts]
+    prompts = [token_ids(text, engine.tokenizer)[:40] for text in texts]
     params = SamplingParams(max_new_tokens=tokens, seed=seed, ignore_eos=True)
     return session, prompts, list(session.run(prompts, params))
 

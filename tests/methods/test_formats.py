@@ -485,7 +485,9 @@ def test_keys_that_change_nothing_are_read_over(tmp_path: Path, extra: dict[str,
     plain = formats.load(lay(tmp_path / "x", native(**{IDS: [2, 4, 5]}), eagle3_files()))
     same(plain, formats.load(lay(tmp_path / "y", {**native(**{IDS: [2, 4, 5]}), **extra}, eagle3_files())))
     inside = {"transformer_layer_config": {**LLAMA, **{key: extra[key] for key in extra if key != "eagle_config"}}}
-    formats.load(lay(tmp_path / "z", speculators(**inside), eagle3_files("layers.0.")))
+    files = eagle3_files("layers.0.")
+    outer = formats.load(lay(tmp_path / "u", speculators(), files))
+    same(outer, formats.load(lay(tmp_path / "z", speculators(**inside), files)))
 
 
 @pytest.mark.parametrize(
@@ -518,7 +520,9 @@ def test_a_reduced_vocabulary_by_its_other_name(tmp_path: Path) -> None:
 
 def test_frozen_copies_of_the_target_are_left_out(tmp_path: Path) -> None:
     extra = random({"verifier_lm_head.weight": [DV, H], "verifier_norm.weight": [H]})
-    formats.load(lay(tmp_path / "x", speculators(), {**eagle3_files("layers.0."), **extra}))
+    files = eagle3_files("layers.0.")
+    plain = formats.load(lay(tmp_path / "x", speculators(), files))
+    same(plain, formats.load(lay(tmp_path / "y", speculators(), {**files, **extra})))
 
 
 def test_speculators_without_norm_before_residual_is_refused(tmp_path: Path) -> None:

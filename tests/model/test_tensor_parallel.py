@@ -7,7 +7,6 @@ This file is also what those processes run: see ``main``.
 import json
 import os
 import queue
-import socket
 import sys
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from foretell.model.load import load_model
 from foretell.model.parallel import Launch, ShardedModel, check_divides
 from foretell.model.target import CausalModel
 from tests.model.tiny import ACCEPTED, BUSHY, VOCAB, Rows, tiny_config, tiny_module
-from tests.processes import run_group
+from tests.processes import run_group, torchrun
 
 ROOT = Path(__file__).resolve().parents[2]
 KINDS = ("llama", "qwen3")
@@ -156,12 +155,8 @@ class Made:
             module.save_pretrained(folder / f"{kind}-draft")
             for name in (kind, f"{kind}-draft"):
                 tokenizer.save_pretrained(folder / name)
-        with socket.socket() as one:
-            one.bind(("127.0.0.1", 0))
-            port = one.getsockname()[1]
-        command = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", PROCESSES, "--master-port", port]
         done = run_group(
-            [*map(str, command), "-m", "tests.model.test_tensor_parallel", str(folder)],
+            [*torchrun(PROCESSES), "-m", "tests.model.test_tensor_parallel", str(folder)],
             cwd=ROOT, env={**os.environ, "OMP_NUM_THREADS": "1"}, timeout_s=240,
         )  # fmt: skip
         files = [folder / f"{rank}.{suffix}" for rank in range(PROCESSES) for suffix in ("json", "pt")]

@@ -1,7 +1,8 @@
 """Runs named tests against changed copies of the package, each in a forked child: imports are paid for once.
 
 ``python runner.py`` reads a JSON list of jobs from stdin, ``{"src": directory, "tests": [node ids], "timeout_s": 60}``,
-and writes one JSON line a job to stdout: pytest's exit code (124 where the time was up) and the end of what it printed.
+and writes one JSON line a job to stdout: pytest's exit code (124 where the time was up first) and the end of what it
+printed.
 The package must not be imported before the fork: each child imports its own copy.
 """
 
@@ -19,7 +20,7 @@ from contextlib import suppress
 from typing import Any
 
 IMPORTED_BEFORE = (
-    "torch", "numpy", "scipy.stats", "pytest", "hypothesis", "hypothesis.strategies",
+    "torch", "numpy", "scipy.stats", "pytest", "pytest_timeout", "hypothesis", "hypothesis.strategies",
     "transformers", "transformers.generation", "transformers.modeling_utils", "transformers.tokenization_utils_tokenizers",
     "transformers.models.auto.modeling_auto", "transformers.models.auto.tokenization_auto",
     "transformers.models.llama.modeling_llama", "accelerate", "safetensors.torch", "tokenizers", "gguf", "httpx", "jinja2",
@@ -28,6 +29,7 @@ IMPORTED_BEFORE = (
 )  # fmt: skip
 """What many tests import and no bug is planted in. One that is not there is left to the tests that need it."""
 OPTIONS = ["-x", "-q", "-m", "", "-p", "no:cacheprovider", "--tb=short"]
+OPTIONS += ["-p", "pytest_timeout"]  # of a setting in pyproject.toml, which pytest refuses where it is not known
 OPTIONS += ["-W", "ignore::pytest.PytestAssertRewriteWarning"]  # for what was imported before pytest began
 OUTPUT_END = 4000  # characters
 
@@ -63,7 +65,7 @@ def _test(source: str, tests: list[str]) -> None:
 
     sys.path.insert(0, source)
     os.environ["PYTHONPATH"] = source + os.pathsep + os.environ.get("PYTHONPATH", "")
-    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none is needed here, and some import for seconds
+    os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none other is needed here, and some import for seconds
     code = 99
     try:
         code = int(pytest.main([*OPTIONS, *tests]))

@@ -93,6 +93,7 @@ class FakeService:
         )
         self.options = ServiceOptions()
         self.methods = sorted(LIGHT)
+        self.resting: dict[str, float] = {}
         self.ready = self.healthy = True
         self.submitted: list[Submission] = []
         self.cancelled: list[str] = []

@@ -10,6 +10,7 @@ import torch
 from llguidance import LLMatcher, LLParserLimits
 
 from foretell import ConfigError, Engine, ForetellError
+from foretell.engine.request import token_ids
 from foretell.server.constraint import Constraint, ConstraintProcessor, Constraints, json_grammar
 from tests.engine.harness import TreeMethod
 from tests.stress.schemas import is_valid, random_schema
@@ -52,7 +53,7 @@ def constraints(engine: Engine) -> Constraints:
 
 
 def encode(engine: Engine, text: str) -> list[int]:
-    return engine._encode(text, add_special_tokens=False)
+    return token_ids(text, engine.tokenizer, add_special_tokens=False)
 
 
 def allowed(

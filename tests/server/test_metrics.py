@@ -37,6 +37,8 @@ BUSY = Snapshot(
         "draft_model": MethodFigures(60, 240, 150, (60, 60, 60, 60), (60, 50, 30, 10)),
         "ngram": MethodFigures(7, 9, 4, (7, 2), (3, 1)),
     },
+    drafter_failures={"draft_model": 4, "ngram": 0},
+    drafter_rests={"draft_model": 7.5, "ngram": 0.0},
 )
 RECORD = RequestRecord(
     request_id="r1",
@@ -111,6 +113,12 @@ def test_speculation_is_told_by_method_and_position() -> None:
             key = f"spec_decode_num_{name}_tokens_per_pos_total"
             assert [value(told, key, method=method, position=str(k)) for k in range(len(counts))] == list(counts)
             assert (PREFIX + key, frozenset({"method": method, "position": str(len(counts))}.items())) not in told
+
+
+def test_failures_and_rests_are_told_by_method() -> None:
+    told = scrape(Metrics(FakeService(BUSY), NAME))
+    assert {m: value(told, "drafter_failures_total", method=m) for m in BUSY.drafter_failures} == BUSY.drafter_failures
+    assert {m: value(told, "drafter_rest_seconds", method=m) for m in BUSY.drafter_rests} == BUSY.drafter_rests
 
 
 def test_reasons_nobody_met_yet_stand_at_zero_and_unknown_ones_are_told() -> None:

@@ -17,6 +17,7 @@ import time
 import psutil
 
 from foretell import Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission, Update
+from foretell.engine.request import token_ids
 from foretell.learn.learner import Learner
 
 
@@ -57,7 +58,7 @@ def main() -> None:
         number += 1
         honest = r.random() < 0.7
         text = f"def function_{r.randrange(50)}(value):\n    return"
-        ids = engine._encode(text) if honest else [r.randrange(5, 8000) for _ in range(r.randrange(2, 60))]
+        ids = token_ids(text, engine.tokenizer) if honest else [r.randrange(5, 8000) for _ in range(r.randrange(2, 60))]
         params = SamplingParams(max_new_tokens=r.randrange(4, 96), temperature=r.choice((0.0, 0.7, 1.0)), seed=number)
         tenant = r.choice((None, "key-0", "key-1", "key-2"))
         submission = Submission(f"s{number}", ids, params, tenant=tenant, store=r.random() < 0.9)

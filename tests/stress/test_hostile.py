@@ -18,8 +18,9 @@ from starlette.routing import Route
 
 from foretell.engine.snapshot import Snapshot
 from foretell.server.metrics import Metrics
+from foretell.server.run import bind
 from tests.stress import MINUTES, hostile
-from tests.stress.served import Served, free_port, served
+from tests.stress.served import Served, served
 
 SMALL = 0.01
 SCALE = 1.0 if MINUTES else 0.02
@@ -105,16 +106,16 @@ def refusal(status: int) -> Response:
 @contextmanager
 def listening(app: Any) -> Iterator[Served]:
     """The app on a loopback port, in a thread."""
-    port = free_port()
+    made = bind("127.0.0.1", 0)
     # h11, as httptools reads headers without end.
-    server = uvicorn.Server(uvicorn.Config(app, "127.0.0.1", port, http="h11", log_config=None, access_log=False))
-    thread = threading.Thread(target=server.run)
+    server = uvicorn.Server(uvicorn.Config(app, http="h11", log_config=None, access_log=False))
+    thread = threading.Thread(target=server.run, kwargs={"sockets": [made]})
     thread.start()
     try:
         while not server.started:
             assert thread.is_alive()
             time.sleep(0.01)
-        yield Served(f"http://127.0.0.1:{port}")
+        yield Served(f"http://127.0.0.1:{made.getsockname()[1]}")
     finally:
         server.should_exit = True
         thread.join(30)

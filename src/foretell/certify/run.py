@@ -25,6 +25,7 @@ from foretell.draft.config import MethodConfig
 from foretell.draft.legality import parse_draws, refusal
 from foretell.draft.shapes import parse_shape
 from foretell.engine.engine import Engine, Prompt, Request
+from foretell.engine.request import token_ids
 from foretell.engine.result import Completion
 from foretell.model.target import CausalModel
 from foretell.verify import VERIFIERS, Verifier, parse_verifier
@@ -94,7 +95,7 @@ def certify(
     longest = engine.model.spec.max_positions - max_new_tokens
     if longest < 1:
         raise ConfigError(f"max_new_tokens = {max_new_tokens} leaves no room for a prompt in the model's context")
-    ids = [engine._encode(prompt)[-longest:] for prompt in prompts]
+    ids = [token_ids(prompt, engine.tokenizer)[-longest:] for prompt in prompts]
     asked = [
         request
         for temperature in dict.fromkeys(temperatures)

@@ -3,7 +3,8 @@
 import json
 import os
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -105,9 +106,15 @@ def speculation(
         wants = "prediction" if has_prediction else None  # what is named is not changed by the environment
         if not takes_draft(merged.get("method", wants)):
             merged.pop("model", None)
-    if "method" not in merged:
-        merged = {**default_config(models.target, merged.get("model"), has_prediction=has_prediction), **merged}
-    check_method(merged, models.target)
+    asked = merged
+    if "method" not in asked:
+        merged = {**default_config(models.target, asked.get("model"), has_prediction=has_prediction), **asked}
+    try:
+        check_method(merged, models.target)
+    except ConfigError as error:
+        if "method" in asked or repr(merged["method"]) not in str(error):
+            raise
+        raise ConfigError(f"{error} ({unnamed_method(asked, merged['method'], models.target)})") from None
     if reads_prediction(merged["method"]) and not has_prediction:
         raise ConfigError(
             f"--method {merged['method']} needs the guess: give --prediction TEXT or --prediction-file FILE"
@@ -122,6 +129,22 @@ def default_config(target: str, draft: str | None, *, has_prediction: bool = Fal
     if has_prediction and draft is None:
         return {"method": "prediction"}
     return {"method": "draft_model"} if draft is not None else dict(default_speculation(target))
+
+
+def unnamed_method(asked: Mapping[str, Any], default: str, target: str) -> str:
+    """For an error that names a method which the user did not: where it comes from, and the methods of this target that
+    take what was asked for."""
+    from foretell import METHODS
+
+    fit = []
+    for name, kind in METHODS.items():
+        if kind.capabilities.needs_prediction or not (kind.capabilities.by_request or default_draft(target, name)):
+            continue
+        with suppress(ConfigError):
+            check_method({**asked, "method": name}, target)
+            fit += [name] if kind.guesses else []
+    others = f"; --method {' or '.join(fit)} can" if fit else ""
+    return f"none was named, and {default} is what {target} uses then{others}"
 
 
 def takes_draft(method: object) -> bool:

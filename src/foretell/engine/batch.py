@@ -4,48 +4,30 @@ The pool's rows are ``[decoding, group by group | arriving]``. Rows are added an
 computes their new places and moves as few rows as possible.
 """
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from foretell.core.errors import ForetellError
 from foretell.core.probs import Processors
-from foretell.draft.base import Drafter, PromptChunk
+from foretell.draft.base import Drafter
+from foretell.draft.none import NoDrafter
 from foretell.engine.event import Part, StepEvent
+from foretell.engine.failures import DrafterFailures
 from foretell.engine.groups import Choice, Group, GroupedDrafter
 from foretell.engine.guarded import GuardedDrafter
 from foretell.engine.lazy import open_drafter
 from foretell.engine.prefix import PrefixStore
+from foretell.engine.prompts import Arrival, PromptReader
 from foretell.engine.state import Row, State
 from foretell.engine.step import step
-from foretell.engine.tapping import Tapping
 from foretell.model.cache import KVCache
-from foretell.model.prefill import PREFILL_CHUNK, feed
-from foretell.model.recurrent import RecurrentCache, Saved
+from foretell.model.recurrent import RecurrentCache
 from foretell.model.target import CausalModel, Target
-
-
-@dataclass
-class Arrival:
-    """A request that has a row of the pool and whose prompt is being read."""
-
-    row: Row
-    choice: Choice
-    target: Target  # its own row
-    state: State  # of this row alone: the context that its drafter is opened with
-    drafter: Drafter
-    filled: int = 0  # of ``state.lengths[0]`` tokens
-    unread: int = 0  # known tokens that its drafter would read in its next proposal
-    taps: list[Tensor] = field(default_factory=list)  # of what has been read, for the prefix store ...
-    states: dict[int, Saved] = field(default_factory=dict)  # ... and recurrent states at some positions of it
-
-    @property
-    def missing(self) -> int:
-        """Tokens that the target has not read yet."""
-        return self.state.lengths[0] - self.filled
 
 
 @dataclass
@@ -69,15 +51,16 @@ class Batch:
         prefixes: PrefixStore | None = None,
         width: int = 0,
         draft_logits: bool = False,
-        guard: bool = False,
+        failures: DrafterFailures | None = None,
     ) -> None:
         """Room for max_rows rows of capacity slots each.
 
         width: see ``step``; then prompts are read one by one, in chunks that begin at multiples of ``PREFILL_CHUNK``,
         so that a request's passes do not depend on the other requests. draft_logits: events carry the draft's logits.
-        guard: a drafter that raises is closed (``GuardedDrafter``), and its rows go on without guesses.
+        failures: given, a drafter that raises is counted there and closed (``GuardedDrafter``), its rows go on without
+        guesses, and none is opened while its method rests. None: its error is the caller's.
         """
-        self._guard = guard
+        self._failures = failures
         self.model, self.capacity, self.prefixes, self.width = model, capacity, prefixes, width
         self._draft_logits = draft_logits
         self.pool: KVCache = model.new_cache(max_rows, capacity)
@@ -88,12 +71,9 @@ class Batch:
         self.groups: list[Group] = []
         self.state: State | None = None
         self.grouped = GroupedDrafter([])
+        self.prompts = PromptReader(model, self.pool, capacity, prefixes, width)
         self._max_depths: list[int] = []  # of the members, where nobody plans
-        # Tokens between two recurrent states that are kept for the prefix store; 0: there are none.
-        self._spacing = self.pool.spacing if prefixes is not None and isinstance(self.pool, RecurrentCache) else 0
         self._pack = model.spec.device.type == "cpu" and not width
-        # (row, position of the first, taps [n, T * H] of its method's prompt_taps), while a prompt is read.
-        self.on_prompt: Callable[[Row, int, Tensor], None] | None = None
 
     # -- membership ------------------------------------------------------------------------------------------------
 
@@ -124,65 +104,45 @@ class Batch:
             self._bind()
         target = Target.of(self.model, self.pool.rows(place, place + 1))
         try:
-            drafter = open_drafter(choice.method, state, self.capacity, target)
-            if self._guard:
-                drafter = GuardedDrafter(drafter, choice.method.name)
+            choice, drafter = self._open_drafter(row, choice, state, target)
         except BaseException:  # the pool's rows are those of members and arrivals
             self.pool.keep(torch.arange(place))
             raise
         arrival = Arrival(row, choice, target, state, drafter)
         self.arrivals.append(arrival)
-        self._reuse(arrival)
+        self.prompts.reuse(arrival)
         return arrival
 
-    def _reuse(self, arrival: Arrival) -> None:
-        if self.prefixes is None:
-            return
-        layers = arrival.choice.method.prompt_taps
-        found = self.prefixes.find(arrival.row.known[:-1], layers, arrival.row.tenant)
-        if found is None:
-            return
-        prefix, count = found
-        if self.width:  # whole chunks alone: the rest must be read in the same pass as without the store
-            count = prefix.reach(count, PREFILL_CHUNK)
-        if not count:
-            return
-        prefix.copy_into(arrival.target.cache, count)
-        arrival.filled = count
-        if not arrival.row.num_preemptions:  # a resumed text may be found beyond its prompt, by itself
-            arrival.row.num_cached_tokens = count
-        arrival.states = {at: saved for at, saved in (prefix.states or {}).items() if at <= count}
-        if prefix.taps is not None and layers:
-            taps = prefix.taps[:, :count]
-            self._tell(arrival, 0, count, taps)
-            arrival.taps.append(taps)
-
-    def _tell(self, arrival: Arrival, start: int, count: int, taps: Tensor) -> None:
-        """Hidden states of known text, for its drafter and whoever learns from them."""
-        arrival.drafter.read_prompt(PromptChunk([start], [count], taps))
-        if self.on_prompt is not None:
-            self.on_prompt(arrival.row, start, taps[0])
+    def _open_drafter(self, row: Row, choice: Choice, state: State, target: Target) -> tuple[Choice, Drafter]:
+        """A row's drafter, and its choice, which says where it rests."""
+        failures, name = self._failures, choice.method.name
+        if failures is None:
+            return choice, open_drafter(choice.method, state, self.capacity, target)
+        row.draft_error = failures.why_rests(name)
+        if not row.draft_error:
+            try:
+                drafter = open_drafter(choice.method, state, self.capacity, target)
+                return choice, GuardedDrafter(drafter, name, failures)
+            except ForetellError:  # the request's own mistake
+                raise
+            except Exception as error:
+                failures.failed(name, error)
+                row.draft_error = _failed(name, type(error).__name__)
+        return replace(choice, rests=True), NoDrafter()
 
     def read(self, most: int, *, catch_up: bool, whole: bool = False) -> tuple[int, float]:
         """Read at most ``most`` tokens of the arrivals' texts in one pass; (tokens, seconds). Requests whose text is
         complete decode from the next step on. catch_up: drafters read the text too, where they can. whole: read all texts,
         in several passes if needed."""
         begun = perf_counter()
-        total, seen, ready = 0, [], []
+        total, ready = 0, list[Arrival]()
+        seen: dict[int, Row] = {}
         waiting = list(self.arrivals)
         while waiting:
-            chosen, counts = self._next(waiting, most)
-            if any(counts):
-                counts = self._read(chosen, counts)
-            total += sum(counts)
-            for arrival, count in zip(chosen, counts, strict=True):
-                arrival.filled += count
-                if self._spacing and count:
-                    self._keep_state(arrival)
-                arrival.unread = arrival.drafter.catch_up(arrival.state, 0, most) if catch_up else 0
-            done = [arrival for arrival in chosen if not arrival.missing and not arrival.unread]
+            count, chosen, done = self.prompts.read(self.arrivals, waiting, len(self.members), most, catch_up=catch_up)
+            total += count
+            seen |= {id(arrival): arrival.row for arrival in chosen}
             ready += done
-            seen += chosen
             if not whole:
                 break
             read = {id(arrival) for arrival in done}
@@ -190,74 +150,16 @@ class Batch:
         if ready:
             self._settle(range(len(self.members)), ready)
         seconds = perf_counter() - begun
-        for row in {id(arrival): arrival.row for arrival in seen}.values():
+        for row in seen.values():
             row.seconds_prefill += seconds
         return total, seconds
-
-    def _keep_state(self, arrival: Arrival) -> None:
-        """Keep the recurrent states after what has been read, every ``_spacing`` tokens and at the end."""
-        if arrival.missing and arrival.filled % self._spacing:
-            return
-        assert isinstance(arrival.target.cache, RecurrentCache)
-        saved = arrival.target.cache.save(arrival.filled)
-        if saved is not None:
-            arrival.states.setdefault(saved.position, saved)
-
-    def _next(self, waiting: Sequence[Arrival], most: int) -> tuple[list[Arrival], list[int]]:
-        """The arrivals that the next pass reads, and how many tokens of each: the first ones with adjacent rows of the
-        pool, ``most`` tokens in all."""
-        chosen: list[Arrival] = []
-        counts: list[int] = []
-        left, first = most, self.arrivals.index(waiting[0])
-        for arrival, place in zip(waiting, self.arrivals[first:], strict=False):
-            if arrival is not place:
-                break
-            count = min(arrival.missing, left)
-            if self._spacing:  # a state is kept where a pass ends
-                count = min(count, self._spacing - arrival.filled % self._spacing)
-            if self.width and count:
-                count = min(arrival.missing, PREFILL_CHUNK)
-                if any(counts):
-                    break
-            if not count and arrival.missing:
-                break
-            chosen.append(arrival)
-            counts.append(count)
-            left -= count
-        return chosen, counts
-
-    def _read(self, chosen: Sequence[Arrival], counts: Sequence[int]) -> list[int]:
-        """One pass over the next counts[k] tokens of each arrival, fewer where the pool has no room for the padding of
-        shorter ones; how many were read."""
-        start = [arrival.filled for arrival in chosen]
-        width = min(max(counts), self.capacity - max(start))
-        counts = [min(count, width) for count in counts]
-        pieces = [
-            arrival.state.history.ids[0][at : at + count]
-            for arrival, at, count in zip(chosen, start, counts, strict=True)
-        ]
-        target = chosen[0].target
-        if len(chosen) > 1:
-            place = len(self.members) + self.arrivals.index(chosen[0])  # chosen ones are adjacent
-            target = Target.of(self.model, self.pool.rows(place, place + len(chosen)))
-        layers = tuple(dict.fromkeys(layer for arrival in chosen for layer in arrival.choice.method.prompt_taps))
-
-        def tapped(starts: list[int], lengths: list[int], taps: Tensor) -> None:
-            for index, (arrival, at, count) in enumerate(zip(chosen, starts, lengths, strict=True)):
-                wanted = arrival.choice.method.prompt_taps
-                if not wanted or not count:
-                    continue
-                own = Tapping(layers).pick(taps[index : index + 1, :count], wanted)
-                self._tell(arrival, at, count, own)
-                if self.prefixes is not None:
-                    arrival.taps.append(own.clone())
-
-        feed(target, pieces, start, head=False, span_multiple=512 if self.width else 64, taps=layers, on_chunk=tapped)
-        return counts
 
     def leave(self, rows: Sequence[Row], *, remember: bool) -> None:
         """Free the rows of requests that ended or must wait. remember: the prefix store may keep their text's KV."""
         gone = {id(row) for row in rows}
+        for row in rows:
+            if self._failures is not None and row.num_draft_tokens and not row.draft_error:
+                self._failures.worked(row.draft_name)
         for index, member in enumerate(self.members):
             # At a fixed width a store holds what prompts' chunks computed alone: a decode pass may round otherwise.
             if remember and not self.width and id(member.row) in gone and not member.choice.method.prompt_taps:
@@ -266,30 +168,17 @@ class Batch:
                 taken = self.pool.rows(index, index + 1)
                 saved = taken.save(len(known) - 1) if isinstance(taken, RecurrentCache) else None
                 states = {} if saved is None else {saved.position: saved}
-                self._remember(known[:-1], taken, (), [], member.row.tenant, states)
+                self.prompts.remember(known[:-1], taken, (), [], member.row.tenant, states)
         staying = [index for index, member in enumerate(self.members) if id(member.row) not in gone]
         self._settle(staying, [], gone)
-
-    def _remember(
-        self, ids: list[int], row: KVCache, layers: tuple[int, ...], taps: list[Tensor], tenant: str | None,
-        states: Mapping[int, Saved],
-    ) -> None:  # fmt: skip
-        if self.prefixes is not None:
-            known = states if isinstance(row, RecurrentCache) else None
-            self.prefixes.add(ids, row, layers, torch.cat(taps, 1) if taps else None, tenant, known)
 
     def _settle(self, staying: Sequence[int], ready: Sequence[Arrival], gone: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """Set the members and arrivals: move their rows to their places and update every drafter."""
         first = len(self.members)
         where = {id(arrival): first + index for index, arrival in enumerate(self.arrivals)}
         for arrival in ready:
-            if self.prefixes is not None:
-                place = where[id(arrival)]
-                layers = arrival.choice.method.prompt_taps
-                known = arrival.row.known[:-1]
-                if not layers or sum(taps.shape[1] for taps in arrival.taps) == len(known):
-                    taken = self.pool.rows(place, place + 1)
-                    self._remember(known, taken, layers, arrival.taps, arrival.row.tenant, arrival.states)
+            place = where[id(arrival)]
+            self.prompts.keep(arrival, self.pool.rows(place, place + 1))
         rows_of: dict[int, list[tuple[int, Member]]] = {id(group): [] for group in self.groups}
         for group in self.groups:  # remove rows, drafters first: a drafter has its group's rows, in the same order
             kept = [index for index in staying if group.start <= index < group.stop]
@@ -390,11 +279,11 @@ class Batch:
             first.shape_of(state.depth_limit) if one else first.shape, first.draws,
             width=self.width, pack=self._pack, tapping=grouped.tapping,
         )  # fmt: skip
-        if self._guard:
+        if self._failures is not None:
             for group in self.groups:
                 if isinstance(group.drafter, GuardedDrafter) and group.drafter.failure:
                     for member in self.members[group.start : group.stop]:
-                        member.row.draft_error = group.drafter.failure
+                        member.row.draft_error = _failed(group.method.name, group.drafter.failure)
         return event
 
     @property
@@ -453,6 +342,10 @@ class Batch:
         rows = [id(member.row) for member in self.members] + [id(arrival.row) for arrival in self.arrivals]
         if len(set(rows)) != len(rows):
             raise RuntimeError("a request has two rows")
+
+
+def _failed(method: str, error: str) -> str:
+    return f"{method} failed ({error})"
 
 
 def places(start: int, old: Sequence[int]) -> list[int]:

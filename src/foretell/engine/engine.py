@@ -1,14 +1,13 @@
-"""The engine: requests in, completions out. ``step.py`` decodes; this file prepares requests and collects results."""
+"""The engine: requests in, completions out. ``request.py`` prepares them, ``step.py`` decodes."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from os import PathLike, fspath
 from typing import Any
 
 import torch
 
 from foretell.core.errors import ConfigError, PromptError
-from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
@@ -21,30 +20,19 @@ from foretell.engine.loop import Limits, Loop
 from foretell.engine.planning import Planning
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
+from foretell.engine.request import Prompt as Prompt
+from foretell.engine.request import Request as Request
+from foretell.engine.request import conversation_ids, row_of
 from foretell.engine.result import Completion
 from foretell.engine.scoring import Scoring
 from foretell.engine.state import Piece, Row
 from foretell.engine.stream import Stream
 from foretell.engine.submission import Submission
-from foretell.engine.text import TextStream, Tokenizer
-from foretell.engine.vocabulary import checked_ids
+from foretell.engine.text import Tokenizer
 from foretell.methods.acceptance.stopping import can_stop, check_stop
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretell.model.prefill import round_up
 from foretell.planner.planner import Planner
-
-Prompt = str | Sequence[int]
-"""A text, or its token ids."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """One thing to complete."""
-
-    prompt: Prompt
-    params: SamplingParams = field(default_factory=SamplingParams)
-    prediction: Prompt | None = None  # the caller's guess of the output, for the method ``prediction``
-    speculative: MethodConfig | Mapping[str, Any] | str | None = None  # None: the engine's method
 
 
 class Engine:
@@ -294,62 +282,11 @@ class Engine:
     def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
         """Token ids of a conversation by the model's chat template. Raises ConfigError where it has none, PromptError
         where it refuses the messages."""
-        template = getattr(self.tokenizer, "apply_chat_template", None)
-        if template is None or getattr(self.tokenizer, "chat_template", None) is None:
-            raise ConfigError(f"{self.model.spec.name!r} has no chat template: give the prompt as plain text")
-        if isinstance(messages, str | Mapping):
-            raise PromptError(f"messages = {messages!r:.80} must be a list of objects with 'role' and 'content'")
-        try:
-            text = template(list(messages), tokenize=False, add_generation_prompt=True)
-        except Exception as error:  # templates raise their own errors, and any other by what they read
-            raise PromptError(
-                f"the chat template of {self.model.spec.name!r} refuses these messages "
-                f"({str(error) or type(error).__name__}): mend them"
-            ) from error
-        return self._encode(text, add_special_tokens=False)
-
-    def _encode(self, prompt: Prompt, *, add_special_tokens: bool = True) -> list[int]:
-        if not isinstance(prompt, str):
-            return checked_ids(prompt)
-        if self.tokenizer is None:
-            raise ConfigError(
-                "a text was given to an engine without a tokenizer: give token ids, or load it with tokenizer=..."
-            )
-        return list(self.tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+        return conversation_ids(messages, self.tokenizer, self.model.spec.name)
 
     def make_row(self, index: int, request: Request, *, write: bool = True) -> Row:
-        """A request as it is decoded: tokens, end tokens, seed, limits. write: False where the prompt is only scored, so
-        that it may fill the context and have one token more, which is never read. Raises PromptError, ConfigError."""
-        spec, params = self.model.spec, request.params
-        if not isinstance(params, SamplingParams):
-            raise ConfigError(f"params = {params!r} must be a SamplingParams, e.g. SamplingParams(temperature=0.7)")
-        ids = self._encode(request.prompt)
-        guess = [] if request.prediction is None else self._encode(request.prediction, add_special_tokens=False)
-        if not ids:
-            raise PromptError("the prompt is empty: at least one token is needed")
-        for token in (*ids, *guess):
-            if not 0 <= token < spec.vocab_size:
-                raise PromptError(
-                    f"token id {token} is not in the vocabulary of {spec.name!r}: 0 to {spec.vocab_size - 1}"
-                )
-        if len(ids) > spec.max_positions + (-1 if write else 1):
-            room = ", and at least one token of it must be left for the output" if write else ""
-            raise PromptError(
-                f"the prompt has {len(ids)} tokens; {spec.name!r} has a context of {spec.max_positions}{room}: "
-                "shorten the prompt"
-            )
-        seed = self.model.fresh_seed() if params.seed is None else params.seed
-        end_ids = {*params.stop_token_ids, *(() if params.ignore_eos else spec.eos_token_ids)}
-        return Row(
-            index=index,
-            prompt_ids=ids,
-            params=replace(params, seed=seed),  # reported, so that a run with a fresh seed can be repeated
-            seed=derive_seed(seed),
-            end_ids=frozenset(end_ids),
-            max_tokens=min(params.max_new_tokens, spec.max_positions - len(ids)),
-            text=TextStream(self.tokenizer, params.stop),
-            prediction=guess,
-        )
+        """See ``row_of``."""
+        return row_of(index, request, self.model, self.tokenizer, write=write)
 
     def measure(self) -> None:
         """With speculation="auto": measure now (seconds, remembered) what the first call would; else do nothing."""

@@ -32,6 +32,7 @@ class Choice:
     config: MethodConfig
     method: Method
     verifier: Verifier
+    rests: bool = False  # no drafter is opened: those of its method have failed (``DrafterFailures``)
 
     @property
     def depth(self) -> int:
@@ -52,7 +53,7 @@ class Choice:
     def key(self) -> tuple[Any, ...]:
         """Grouping key: equal for rows that one drafter can serve in one call. Chains may differ in depth."""
         shape = replace(self.shape, depth=0) if self.shape.is_chain else self.shape
-        return id(self.method), shape, self.config.proposal_draws, self.verifier
+        return id(self.method), shape, self.config.proposal_draws, self.verifier, self.rests
 
     @property
     def num_nodes(self) -> int:

@@ -4,7 +4,6 @@ Guesses change a text's speed alone, so a drafter that raises (no memory, a thir
 point between two passes of the target. It is closed for good: what it remembers of its rows may be half written.
 """
 
-import logging
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -14,9 +13,9 @@ from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, root_tree
 from foretell.draft.base import Commit, Context, Drafter, LightStep, PromptChunk
 from foretell.draft.shapes import Shape
+from foretell.engine.failures import DrafterFailures
 from foretell.kernels.bounds import check_tree
 
-logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
 _E = TypeVar("_E")
 
@@ -26,10 +25,10 @@ class GuardedDrafter(Drafter):
 
     can_join = True
 
-    def __init__(self, inner: Drafter, name: str) -> None:
-        """name: the method's, for the log."""
+    def __init__(self, inner: Drafter, name: str, failures: DrafterFailures) -> None:
+        """name: the method's, by which a failure is counted."""
         self.inner: Drafter | None = inner
-        self.name = name
+        self.name, self._failures = name, failures
         self.failure = ""  # the error's name; "" while it works. (Its text may tell what clients need not know.)
         self.num_candidates = inner.num_candidates
         self._seconds = 0.0
@@ -45,7 +44,7 @@ class GuardedDrafter(Drafter):
             self.inner = None
             self.failure = type(error).__name__
             vars(self)["can_join"] = False  # rows of a drafter that works are not given to it
-            logger.exception("the drafter of method %s failed; its requests go on without guesses", self.name)
+            self._failures.failed(self.name, error)
             return instead
 
     @property

@@ -13,6 +13,7 @@ from typing import Any
 from foretell.core.errors import ForetellError, QueueFullError
 from foretell.engine.batch import Batch
 from foretell.engine.event import Observer, StepEvent
+from foretell.engine.failures import DrafterFailures
 from foretell.engine.groups import Choice
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
@@ -83,13 +84,13 @@ class Loop:
         observers: Sequence[Observer] = (),
         draft_logits: bool = False,
         recorder: Recorder | None = None,
-        guard: bool = False,
+        failures: DrafterFailures | None = None,
         describe: Callable[[Choice], dict[str, Any]] = lambda choice: choice.config.resolved(),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes
-        that share a model run the same steps. width, draft_logits, guard: see ``Batch``. observers are called after every
-        step; recorder sums the steps up. describe returns ``Completion.config``; clock returns seconds."""
+        that share a model run the same steps. width, draft_logits, failures: see ``Batch``. observers are called after
+        every step; recorder sums the steps up. describe returns ``Completion.config``; clock returns seconds."""
         self.limits, self.planner, self.prefixes = limits, planner, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers = list(observers)
@@ -101,7 +102,7 @@ class Loop:
             prefixes=prefixes,
             width=width,
             draft_logits=draft_logits,
-            guard=guard,
+            failures=failures,
         )
         self.jobs: dict[str, Job] = {}  # all that have not ended
         self._timed: dict[str, float] = {}  # deadlines of those that have one
@@ -395,8 +396,7 @@ class Loop:
     def _plain_reason(self, job: Job) -> str | None:
         """Why a request made no guess, where it might have made some; or no more of them, where its drafter failed."""
         if job.row.draft_error:
-            name = job.choice.method.name
-            return f"{name} failed ({job.row.draft_error}), and the text went on without guesses"
+            return f"{job.row.draft_error}, and the text went on without guesses"
         if job.row.num_draft_tokens or not (job.submission.note or job.choice.config.guesses):
             return None
         if job.submission.note:

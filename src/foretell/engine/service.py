@@ -17,6 +17,7 @@ from foretell.engine.admission import check_submission
 from foretell.engine.choices import MARGIN, Choices
 from foretell.engine.drift import Drifts
 from foretell.engine.engine import Engine, Request
+from foretell.engine.failures import DrafterFailures
 from foretell.engine.groups import Choice
 from foretell.engine.guard import GuardedProcessor, StepBudget
 from foretell.engine.heap import IDLE_S, HeapKeeper
@@ -65,6 +66,7 @@ class Service:
         self._tenants = Tenants(options.shared_drafts)
         self._learn, self._learning = learn, cast(Learning | None, None)
         self._drifts = Drifts()
+        self._failures = DrafterFailures(name for name in self._choices.names if name != NoMethod.name)
         self._loop: Loop | None = None
         self._costs: ServicePlanning | None = None
         self._inbox: deque[_Command | Callable[[], None]] = deque()
@@ -93,6 +95,11 @@ class Service:
     def methods(self) -> list[str]:
         """Names of the methods that a request may ask for."""
         return self._choices.names
+
+    @property
+    def resting(self) -> dict[str, float]:
+        """Methods that are not tried now because their drafters failed several times in a row: for how many seconds."""
+        return {name: left for name, left in self._failures.rests().items() if left}
 
     # -- start and stop --------------------------------------------------------------------------------------------
 
@@ -130,13 +137,15 @@ class Service:
         limits = Limits(rows, options.max_queue, self.kv_tokens, capacity, options.stall_target_s)
         self._loop = Loop(
             self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
-            observers=self.engine.observers, guard=not self.engine.model.is_shared,
+            observers=self.engine.observers,
+            # Processes that share a model draft the same guesses: one of them cannot go on without.
+            failures=None if self.engine.model.is_shared else self._failures,
         )  # fmt: skip
         self._loop.observers.append(self._drifts)
         if self._learn is not None:
             self._learning = self._learn.open(self.engine, self._choices.guessing)
             self._loop.observers.append(self._learning.observe)
-            self._loop.batch.on_prompt = self._learning.prompt
+            self._loop.batch.prompts.on_prompt = self._learning.prompt
         release_workers()  # costs were measured here
         if not self.engine.model.is_leader:
             return
@@ -253,7 +262,7 @@ class Service:
             return Snapshot()
         return snapshot_of(
             self._loop, self._costs.planner, kv_tokens=self.kv_tokens, num_inbox=len(self._inbox), drifts=self._drifts,
-            learning=self._learning,
+            failures=self._failures, learning=self._learning,
         )  # fmt: skip
 
     def check_integrity(self) -> None:

@@ -7,6 +7,7 @@ from foretell.engine.learning import LearnFigures
 
 if TYPE_CHECKING:
     from foretell.engine.drift import Drifts
+    from foretell.engine.failures import DrafterFailures
     from foretell.engine.learning import Learning
     from foretell.engine.loop import Loop
     from foretell.planner.planner import Planner
@@ -54,6 +55,10 @@ class Snapshot:
     methods: dict[str, MethodFigures] = field(default_factory=dict)
     drifts: dict[str, int] = field(default_factory=dict)  # falls of acceptance against its own history, by method
     recent_acceptance: dict[str, float | None] = field(default_factory=dict)  # of first guesses, last steps, by method
+    drafter_failures: dict[str, int] = field(default_factory=dict)  # drafters that raised, by method
+    drafter_rests: dict[str, float] = field(
+        default_factory=dict
+    )  # gauge: seconds for which it rests for that; 0: it works
     learn: LearnFigures | None = None  # None: nothing learns
 
 
@@ -64,6 +69,7 @@ def snapshot_of(
     kv_tokens: int,
     num_inbox: int,
     drifts: "Drifts",
+    failures: "DrafterFailures",
     learning: "Learning | None",
 ) -> Snapshot:
     """The counters and gauges of a loop as they stand. num_inbox: requests that have not reached it."""
@@ -92,5 +98,7 @@ def snapshot_of(
         methods={name: sums.figures() for name, sums in list(recorder.methods.items())},
         drifts=drifts.num_drifts(),
         recent_acceptance=drifts.recent_acceptance(),
+        drafter_failures=failures.totals(),
+        drafter_rests=failures.rests(),
         learn=None if learning is None else learning.figures(),
     )

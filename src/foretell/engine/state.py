@@ -48,7 +48,7 @@ class Row:
     prompt_pieces: list[Piece] = field(default_factory=list)  # where the prompt was scored
     finish_reason: str | None = None  # "stop" or "length"; of a service also "cancelled", "timeout" and "error"
     error: ModelError | None = None  # set where the row ended with an error
-    draft_error: str = ""  # the name of the error that its drafter failed with: it is no longer guessed for
+    draft_error: str = ""  # why it is no longer guessed for: its drafter failed, or its method rests
     draft_name: str = ""  # of its own method, where rows of one batch have several
     steps: list[tuple[int, int]] = field(default_factory=list)  # (depth of the proposal, accepted) of every step
     num_steps: int = 0
@@ -74,8 +74,10 @@ class Row:
     def depth_limit(self) -> int:
         """How many guesses the next step can use: one token of the remaining output is kept for the bonus.
 
-        max_tokens ends with the context, so no guess within room lies beyond it either.
+        max_tokens ends with the context, so no guess within room lies beyond it either. 0 without a drafter.
         """
+        if self.draft_error:
+            return 0
         return self.max_tokens - len(self.token_ids) - 1
 
     def emit(self, tokens: Sequence[int], source: Sequence[str]) -> int:

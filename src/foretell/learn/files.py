@@ -9,6 +9,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.core.prompts import conversation, entries, read_text
 from foretell.engine.engine import Engine
+from foretell.engine.request import token_ids
 from foretell.learn.options import LearnOptions
 from foretell.learn.session import Session
 from foretell.train.prompts import chat_ids
@@ -23,7 +24,9 @@ def read_prompts(file: Path | str, engine: Engine) -> list[list[int]]:
         messages: list[Any] = list(asked.messages)
         if not messages and asked.format == "chat":
             messages = [{"role": "user", "content": asked.texts[0]}]
-        made.append(chat_ids(messages, engine, entry.where) if messages else engine._encode(asked.texts[0]))
+        made.append(
+            chat_ids(messages, engine, entry.where) if messages else token_ids(asked.texts[0], engine.tokenizer)
+        )
     return made
 
 

@@ -43,7 +43,7 @@ class Session:
         self.loop = Loop(engine.model, limits, planner)
         if self.learner is not None:
             self.loop.observers.append(self.learner.observe)
-            self.loop.batch.on_prompt = self.learner.prompt
+            self.loop.batch.prompts.on_prompt = self.learner.prompt
         self._number = 0
 
     def run(

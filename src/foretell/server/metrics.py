@@ -197,6 +197,7 @@ class _Figures(Collector):
         yield from self._gauges(now)
         yield from self._counters(now)
         yield from self._speculation(now.methods)
+        yield from self._failures(now)
         yield from self._learning(now)
         for histogram in self.histograms.values():
             for family in histogram.collect():
@@ -274,6 +275,18 @@ class _Figures(Collector):
                 for position, count in enumerate(getattr(figures, field))
             }
             yield self._counter(f"spec_decode_{name}", text, counts, "method", "position")
+
+    def _failures(self, now: Snapshot) -> Iterator[Metric]:
+        """Drafters that raised: their requests went on without guesses."""
+        values: Values = {(method,): count for method, count in now.drafter_failures.items()}
+        yield self._counter(
+            "drafter_failures", "Drafters that raised; their requests lost guesses alone.", values, "method"
+        )
+        text = "Seconds for which a method is not tried after failures in a row; 0 where it is."
+        rests = GaugeMetricFamily(PREFIX + "drafter_rest_seconds", text, labels=["model_name", "method"])
+        for method, seconds in now.drafter_rests.items():
+            rests.add_metric([self.model_name, method], seconds)
+        yield rests
 
     def _learning(self, now: Snapshot) -> Iterator[Metric]:
         """Drift is reported by every service, the others by those that learn."""

@@ -26,6 +26,7 @@ def _model(backend: Backend) -> dict[str, Any]:
             key: value for key, value in speculative.items() if key not in ("model", "judge", "acceptance")
         },
         "methods": backend.service.methods,
+        "resting": backend.service.resting,
     }
 
 

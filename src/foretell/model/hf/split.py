@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from foretell.core.errors import ModelError
+from foretell.model.hf.held import forwards
 
 
 def find_layers(module: PreTrainedModel, *, name: str) -> tuple[PreTrainedModel, nn.ModuleList]:
@@ -78,22 +79,8 @@ def layer_range(layers: nn.ModuleList, first: int, stop: int, hidden: Tensor | N
     and the final norm reads hidden. Changes the module while it is open: two threads must not run the same module at once.
     """
     skipped = [i for i in range(len(layers)) if not first <= i < stop]
-    saved: dict[int, Any] = {}
-    absent = object()
-    try:
-        for index in skipped:
-            # An attribute of the instance, which ``nn.Module.__call__`` finds before the class's. Accelerate's
-            # dispatch hooks live in the same place, hence saved and put back rather than deleted.
-            attributes = layers[index].__dict__
-            saved[index] = attributes.get("forward", absent)
-            attributes["forward"] = _answer(hidden if index == first - 1 else None, tuples)
+    with forwards({layers[i]: _answer(hidden if i == first - 1 else None, tuples) for i in skipped}):
         yield
-    finally:
-        for index, forward in saved.items():
-            if forward is absent:
-                del layers[index].__dict__["forward"]
-            else:
-                layers[index].__dict__["forward"] = forward
 
 
 @contextmanager

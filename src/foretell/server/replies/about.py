@@ -18,6 +18,9 @@ class Model(Reply):
     max_model_len: int = Field(description="Tokens of prompt and output together.")
     speculative: dict[str, Any] = Field(description="The speculation of requests that choose none.")
     methods: list[str] = Field(description="Values for `speculative.method` in a request.")
+    resting: dict[str, float] = Field(
+        description="Those not tried now because their drafters failed several times in a row: for how many seconds."
+    )
 
 
 class ModelList(Reply):
