@@ -2,10 +2,13 @@
 
 from typing import Any
 
+import pytest
 import torch
 import transformers
 from transformers import AutoModelForCausalLM, PreTrainedModel
 
+import foretell.model.hf.recurrent as recurrent
+from foretell.model.hf.adapter import TransformersModel
 from tests.model.tiny import COMMON, EXPERTS, VOCAB, WINDOW
 
 MAMBA2: dict[str, Any] = {
@@ -68,8 +71,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         {"only": {"vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 3, "context_length": 128, **IDS}},
     ),
 }  # fmt: skip
-TOKENWISE = frozenset(("mamba", "jamba", "recurrent_gemma"))
+AGAIN = ("qwen3_5/again", "mamba2/again", "jamba/again")
+"""Families as a mixer of unknown scan is run: its accepted inputs are read again."""
+UNKNOWN = frozenset(("recurrent_gemma", "rwkv", *AGAIN))
+"""Those whose inputs are read again."""
+TOKENWISE = frozenset(("jamba/again", "recurrent_gemma"))
 """Of them, those whose scan or convolution in transformers begins at nothing wherever a pass has several tokens."""
+
+
+def family_model(name: str) -> TransformersModel:
+    """A random model of a family, or of ``AGAIN``."""
+    if not name.endswith("/again"):
+        return TransformersModel(family_module(name), name=name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(recurrent, "rewind_of", lambda *_: None)
+        return TransformersModel(family_module(name.removesuffix("/again")), name=name)
 
 
 def family_module(name: str, *, dtype: torch.dtype = torch.float32, **changes: Any) -> PreTrainedModel:

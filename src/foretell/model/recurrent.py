@@ -6,25 +6,34 @@ sum of a whole text and cannot be taken apart. So each row keeps the state of a 
 rejected, the state at any later position is the first one and a few inputs read again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from foretell.model.cache import KVCache
 
 Key = tuple[str, int]
 """("conv" or "recurrent", number): one state of a mixer, as transformers names it."""
-BASE, LIVE, READ, SIDE, WHOLE = range(5)
+BASE, LIVE, READ, SIDE = range(4)
 """Columns of ``States.meta``: position of the committed state; position of the state after the last pass, -1 where that is
-not known; position up to which inputs are held; which of the two places (0, 1) holds the committed state; 1 where of every
-input that is held the outputs of the linear layers are held too."""
+not known; position up to which inputs are held; which of the two places (0, 1) holds the committed state."""
 _FIRST_INPUTS = 32  # of a row; more are allocated when a pass needs them
 MIN_SPACING, MAX_SPACING = 256, 2048
 """Bounds of ``RecurrentCache.spacing``, tokens."""
+
+
+class Rewindable(Protocol):
+    """Of a mixer of which more than its inputs is known: states at any position of which something is held."""
+
+    def after(
+        self, states: Mapping[Key, Tensor], held: Mapping[str, Tensor], count: NDArray[Any]
+    ) -> Mapping[Key, Tensor]:
+        """States [b, ...] after count [b] of the tokens of which held [b, m, size] is known, from states."""
 
 
 @dataclass(frozen=True)
@@ -34,18 +43,10 @@ class MixerLayout:
     layer: int  # of the decoder
     shapes: dict[Key, tuple[int, ...]]
     dtypes: dict[Key, torch.dtype]
-    width: int  # size of the input it reads for a token
-    dtype: torch.dtype  # of that input
+    held: dict[str, tuple[int, torch.dtype]]  # sizes of what is held of a token, by name
     device: torch.device
     fill: dict[Key, float] = field(default_factory=dict)  # what a state holds before any token, where that is not zero
-    linear: dict[str, int] = field(
-        default_factory=dict
-    )  # sizes of the outputs held of its linear layers, by their names
-
-    @property
-    def held(self) -> dict[str, int]:
-        """Sizes of what is held of a token: the input, by no name, and outputs of linear layers."""
-        return {"": self.width, **self.linear}
+    rewind: "Rewindable | None" = None
 
     @property
     def num_bytes(self) -> int:
@@ -72,7 +73,7 @@ class States:
     def __init__(self, layouts: Sequence[MixerLayout], reserve: int) -> None:
         self.layouts = list(layouts)
         self.reserve = reserve
-        self.meta = np.zeros((len(self.layouts), reserve, WHOLE + 1), dtype=np.int64)
+        self.meta = np.zeros((len(self.layouts), reserve, SIDE + 1), dtype=np.int64)
         self.tensors: list[dict[Key, Tensor]] = [
             {
                 key: torch.zeros(2, reserve, *shape, dtype=one.dtypes[key], device=one.device)
@@ -82,8 +83,8 @@ class States:
         ]
         self.held: list[dict[str, Tensor]] = [
             {
-                name: torch.zeros(reserve, _FIRST_INPUTS, width, dtype=one.dtype, device=one.device)
-                for name, width in one.held.items()
+                name: torch.zeros(reserve, _FIRST_INPUTS, width, dtype=dtype, device=one.device)
+                for name, (width, dtype) in one.held.items()
             }
             for one in self.layouts
         ]
@@ -94,7 +95,7 @@ class States:
         if more <= 0:
             return
         self.reserve = reserve
-        self.meta = np.concatenate([self.meta, np.zeros((len(self.layouts), more, WHOLE + 1), dtype=np.int64)], 1)
+        self.meta = np.concatenate([self.meta, np.zeros((len(self.layouts), more, SIDE + 1), dtype=np.int64)], 1)
         for one, tensors in enumerate(self.tensors):
             for key, old in tensors.items():
                 tensors[key] = torch.cat([old, old.new_zeros(2, more, *old.shape[2:])], 1)
@@ -105,7 +106,6 @@ class States:
         """Rows [start, stop) have read nothing."""
         self.meta[:, start:stop] = 0
         self.meta[:, start:stop, LIVE] = -1
-        self.meta[:, start:stop, WHOLE] = 1
         for one, tensors in zip(self.layouts, self.tensors, strict=True):
             for key, memory in tensors.items():
                 memory[:, start:stop] = one.fill.get(key, 0.0)
@@ -151,6 +151,8 @@ class States:
             return None
         live = meta[:, LIVE]
         is_live = bool((live == live[0]).all()) and 0 < live[0] <= most
+        if not is_live and all(one.rewind is not None for one in self.layouts):
+            return self._saved_at(row, min(most, int(meta[:, READ].min())))
         position = int(live[0] if is_live else meta[0, BASE])
         if not is_live and not ((meta[:, BASE] == position).all() and 0 < position <= most):
             return None
@@ -162,9 +164,23 @@ class States:
             ],
         )
 
+    def _saved_at(self, row: int, position: int) -> Saved | None:
+        """A copy of a row's states after its first ``position`` tokens; None where they cannot be made."""
+        if position <= 0 or (self.meta[:, row, BASE] > position).any():
+            return None
+        found = []
+        for one, tensors in enumerate(self.tensors):
+            side, base = self.meta[one, row, SIDE], self.meta[one, row, BASE]
+            states = {key: memory[side, row : row + 1] for key, memory in tensors.items()}
+            held, rewind = {name: x[row : row + 1] for name, x in self.held[one].items()}, self.layouts[one].rewind
+            assert rewind is not None
+            after = rewind.after(states, held, np.array([position - base]))
+            found.append({key: x[0].clone() for key, x in after.items()})
+        return Saved(position, found)
+
     def load(self, row: int, saved: Saved) -> None:
         """Put a row back to what ``save`` has copied."""
-        self.meta[:, row] = (saved.position, -1, saved.position, 0, 1)
+        self.meta[:, row] = (saved.position, -1, saved.position, 0)
         for mine, theirs in zip(self.tensors, saved.tensors, strict=True):
             for key, memory in mine.items():
                 memory[0, row] = theirs[key]
@@ -183,7 +199,9 @@ class RecurrentCache(KVCache):
     @property
     def bytes_per_row(self) -> int:
         """Bytes of a row that do not depend on its length: two states of every mixer, and the inputs held."""
-        held = sum(_FIRST_INPUTS * sum(one.held.values()) * one.dtype.itemsize for one in self.states.layouts)
+        held = sum(
+            _FIRST_INPUTS * width * dtype.itemsize for one in self.states.layouts for width, dtype in one.held.values()
+        )
         return 2 * self._state_bytes + held
 
     @property

@@ -6,7 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-import foretell.model.hf.recurrent as recurrent
+import foretell.model.hf.again as again
+import foretell.model.hf.rewind as rewind
+import foretell.model.hf.scans as scans
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import chain_tree, layout
 from foretell.model.hf.adapter import TransformersModel
@@ -14,7 +16,7 @@ from foretell.model.hf.probe import chain_error
 from foretell.model.hf.support import support
 from foretell.model.recurrent import BASE, LIVE, RecurrentCache
 from foretell.model.target import Target
-from tests.model.recurrent import FAMILIES, TOKENWISE, family_module
+from tests.model.recurrent import AGAIN, FAMILIES, TOKENWISE, UNKNOWN, family_model, family_module
 from tests.model.tiny import VOCAB, plain_logits, tiny_module
 
 CAPACITY = 96
@@ -24,9 +26,9 @@ WARNINGS = pytest.mark.filterwarnings("ignore")  # transformers tells which kern
 pytestmark = WARNINGS
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+@pytest.fixture(scope="module", params=(*FAMILIES, *AGAIN))
 def model(request: pytest.FixtureRequest) -> TransformersModel:
-    return TransformersModel(family_module(request.param), name=request.param)
+    return family_model(request.param)
 
 
 class Walk:
@@ -77,6 +79,7 @@ class Walk:
 def test_every_family_reads_lines_alone(model: TransformersModel) -> None:
     assert "recurrent state" in model.spec.chains_only
     assert model._tokenwise == (model.spec.name in TOKENWISE)
+    assert all((mixer.rewind is None) == (model.spec.name in UNKNOWN) for mixer in model._mixers)
     assert chain_error(model, model.module) < 1e-4
     found = support(model.module)
     assert (found.trees, found.chains) == (False, True)
@@ -106,8 +109,13 @@ def test_random_walks(model: TransformersModel) -> None:
 
 def test_one_row_and_wide_passes(model: TransformersModel, monkeypatch: pytest.MonkeyPatch) -> None:
     """A prompt of unequal rows is read in groups, and longer passes than are held leave nothing to read again."""
-    monkeypatch.setattr(recurrent, "PAD_LIMIT", 6)
-    monkeypatch.setattr(recurrent, "HELD_LIMIT", 8)
+    monkeypatch.setattr(again, "PAD_LIMIT", 6)
+    monkeypatch.setattr(scans, "CHUNK", 20)
+    for mixer in model._mixers:
+        if mixer.rewind is not None and hasattr(mixer.rewind.scan, "chunk"):
+            monkeypatch.setattr(mixer.rewind.scan, "chunk", 5)
+    for module in (again, rewind):
+        monkeypatch.setattr(module, "HELD_LIMIT", 8)
     for lengths in ((30,), (30, 4, 30, 11)):
         walk = Walk(model, lengths)
         walk.prefill(12)
@@ -161,7 +169,9 @@ def test_saved_states_are_taken_up(family: str) -> None:
     walk.prefill()
     cache = walk.target.cache
     assert isinstance(cache, RecurrentCache)
-    assert cache.save(18) is None, "nothing is known of a position before the first committed one"
+    between = cache.save(18)
+    assert between is not None
+    assert between.position == 18, "every position of the last pass is known"
     saved = cache.save(19)
     assert saved is not None
     assert saved.position == 19
@@ -180,24 +190,24 @@ def test_saved_states_are_taken_up(family: str) -> None:
 
 def test_long_lags_are_read_in_calls_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     moved: list[int] = []
-    advance = recurrent._Call._advance
+    advance = again.ReadingAgain._advance
 
     def spy(self: Any, counts: Any, meta: Any) -> None:
         moved.append(int(counts.max()))
         advance(self, counts, meta)
 
-    monkeypatch.setattr(recurrent._Call, "_advance", spy)
-    walk = Walk(TransformersModel(family_module("qwen3_5")), (5, 9))
+    monkeypatch.setattr(again.ReadingAgain, "_advance", spy)
+    walk = Walk(family_model("qwen3_5/again"), (5, 9))
     walk.prefill()
     moved.clear()
     for _ in range(12):
         walk.step(most=4)
-    assert max(moved) > recurrent.LAG_LIMIT
+    assert max(moved) > again.LAG_LIMIT
     assert walk.worst < TOLERANCE
 
 
 def test_full_acceptance_reads_nothing_again() -> None:
-    walk = Walk(TransformersModel(family_module("mamba2")), (5,))
+    walk = Walk(family_model("mamba2/again"), (5,))
     walk.prefill()
     for _ in range(3):
         line = walk.draw(3)
@@ -211,15 +221,71 @@ def test_full_acceptance_reads_nothing_again() -> None:
 
 def test_a_lag_that_is_not_read_again_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
     """Negative control: the states after rejected guesses are taken for committed ones."""
-    held = recurrent._Call._held
+    held = again.ReadingAgain._held
 
     def forget(self: Any, rows: Any, count: int) -> Any:
-        return {name: torch.zeros_like(given) for name, given in held(self, rows, count).items()}
+        return torch.zeros_like(held(self, rows, count))
 
-    monkeypatch.setattr(recurrent._Call, "_held", forget)
-    module = family_module("qwen3_next")
+    monkeypatch.setattr(again.ReadingAgain, "_held", forget)
     with pytest.raises(ModelError, match="lines of guesses differ"):
-        TransformersModel(module)
+        family_model("qwen3_next/again")
+
+
+def test_a_scan_of_another_law_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where what is known of a scan proves wrong at loading, accepted inputs are read again."""
+    after = scans.OuterScan.after
+    monkeypatch.setattr(
+        scans.OuterScan, "after", lambda self, state, terms, count: 0.5 * after(self, state, terms, count)
+    )
+    model = TransformersModel(family_module("qwen3_next"))
+    assert all(mixer.rewind is None for mixer in model._mixers)
+    walk = Walk(model, (6, 2))
+    walk.prefill()
+    for _ in range(3):
+        walk.step()
+    assert walk.worst < TOLERANCE
+
+
+@pytest.mark.parametrize("family", ["qwen3_5", "mamba2", "mamba", "lfm2"])
+def test_every_position_is_a_slice_of_the_slow_twin(family: str) -> None:
+    """States taken up at any position are those that the module itself has left there, reading token by token."""
+    walk, twin = Walk(TransformersModel(family_module(family)), (3,)), Walk(family_model(family + "/again"), (3,))
+    text = walk.texts[0] + walk.draw(6)
+    twin.texts = [list(text)]
+    walk.texts = [list(text)]
+    walk.run([text], [0])
+    cache, other = walk.target.cache, twin.target.cache
+    assert isinstance(cache, RecurrentCache)
+    assert isinstance(other, RecurrentCache)
+    for count in range(1, len(text) + 1):
+        twin.run([[text[count - 1]]], [count - 1])
+        mine, theirs = cache.save(count), other.save(count)
+        assert mine is not None
+        assert theirs is not None
+        assert mine.position == theirs.position == count
+        for one, expected in zip(mine.tensors, theirs.tensors, strict=True):
+            for key, state in one.items():
+                wanted = expected[key].T if key[0] == "conv" else expected[key]
+                torch.testing.assert_close(state, wanted, rtol=1e-4, atol=1e-5)
+
+
+def test_known_mixers_read_nothing_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each token goes through a mixer once, whatever is rejected, in rows of unequal length too."""
+    model = family_model("qwen3_5")
+    read: list[tuple[int, ...]] = []
+    call = model._mixers[0].rewind
+    assert call is not None
+    walk, run = Walk(model, (6, 3)), call.run
+    monkeypatch.setattr(
+        call, "run", lambda x, *args, **kwargs: (read.append(tuple(x.shape[:2])), run(x, *args, **kwargs))[1]
+    )
+    walk.prefill()
+    for _ in range(8):
+        before = len(read)
+        walk.step(most=4)
+        assert len(read) == before + 1
+        assert read[-1][1] <= 5
+    assert walk.worst < TOLERANCE
 
 
 def test_trees_are_refused() -> None:

@@ -28,7 +28,8 @@ from foretell.model.cache import KVCache
 from foretell.model.hf.attention import LayerMemory, SlotCache, mask_recipe
 from foretell.model.hf.own import own_arguments, replaced
 from foretell.model.hf.probe import check_chain, check_tree, first_line, first_position, inspect_layers
-from foretell.model.hf.recurrent import StateCache, mixing
+from foretell.model.hf.reading import StateCache
+from foretell.model.hf.recurrent import mixing
 from foretell.model.hf.refusals import check_config, context_length, needs_tower
 from foretell.model.hf.runner import Runner
 from foretell.model.hf.split import answering, drop_towers, find_layers, layer_range, towers
@@ -83,6 +84,12 @@ class TransformersModel(CausalModel):
         if not self._mixers:
             check_tree(self, module)
             return
+        if self._mixers[0].rewind is not None:
+            try:
+                check_chain(self, module)
+                return
+            except ModelError:  # its scan is another than that of this name
+                self._mixers = [mixer.reading_again() for mixer in self._mixers]
         try:
             check_chain(self, module)
         except ModelError:  # some models take up a state again for one token at a time only

@@ -1,9 +1,4 @@
-"""Inputs of a mixer that are read again, and what its linear layers return for them.
-
-A linear layer reads each token alone: what it returned for a token when that was a guess, it would return again. So on the
-CPU, where its products are most of what reading again costs, its outputs are held beside the mixer's inputs, and it
-computes new tokens alone. What mixes tokens (a convolution, the recurrence) runs over old and new ones.
-"""
+"""Inputs of a mixer that are read again, in front of new ones; and modules with another forward for a while."""
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -11,7 +6,7 @@ from typing import Any
 
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 
 class Places:
@@ -46,45 +41,6 @@ def _pick(x: Tensor, index: Tensor) -> Tensor:
     return flat.view(*index.shape, x.shape[-1])
 
 
-class LinearOutputs:
-    """What the linear layers of a mixer return in one call of it, whose inputs are [b, width, H]."""
-
-    def __init__(self, places: Places, held: Mapping[str, Tensor] | None, *, again: bool = False) -> None:
-        """held: by layer its outputs [b, behind, out] for the held inputs, None where they are not known. again: the call
-        has no new inputs."""
-        self.places, self.held, self.again = places, held, again
-        self.new: dict[str, Tensor] = {}  # by layer: [b, num_new, out], of the call's new inputs
-        self._seen: set[str] = set()
-
-    def of(self, name: str, run: Callable[[Tensor], Tensor], given: Tensor) -> Tensor:
-        """What layer ``name`` returns for given; run computes it. An input that is not of the call's shape is no line of
-        its tokens, and a second call of a layer is another thing than the first: both are computed."""
-        places = self.places
-        if given.dim() != 3 or given.shape[:2] != (places.num_rows, places.width) or name in self._seen:
-            return run(given)
-        self._seen.add(name)
-        known = None if self.held is None else self.held.get(name)
-        if self.again:
-            return run(given) if known is None else known
-        if places.behind and known is not None:
-            new = self.new[name] = run(places.new(given))
-            return places.join(known, new)
-        whole = run(given)
-        self.new[name] = places.new(whole)
-        return whole
-
-
-@contextmanager
-def answering(layers: Mapping[str, nn.Linear], outputs: LinearOutputs | None) -> Iterator[None]:
-    """Let the linear layers of a mixer answer by ``outputs`` while the context is open: changes them meanwhile. None:
-    they compute."""
-    if outputs is None:
-        yield
-        return
-    with forwards({layer: _forward(name, layer.forward, outputs) for name, layer in layers.items()}):
-        yield
-
-
 @contextmanager
 def forwards(replaced: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
     """Modules (keys) with another forward while the context is open; what an instance had of its own comes back."""
@@ -98,19 +54,3 @@ def forwards(replaced: Mapping[Any, Callable[..., Any]]) -> Iterator[None]:
             module.__dict__.pop("forward", None)
             if module in own:
                 module.__dict__["forward"] = own[module]
-
-
-def _forward(name: str, run: Callable[[Tensor], Tensor], outputs: LinearOutputs) -> Callable[[Tensor], Tensor]:
-    def forward(given: Tensor) -> Tensor:
-        return outputs.of(name, run, given)
-
-    return forward
-
-
-def linear_layers(module: nn.Module, dtype: torch.dtype) -> dict[str, nn.Linear]:
-    """The linear layers of a mixer on the CPU whose outputs have a dtype, by name; quantised ones are not among them."""
-    return {
-        name: layer
-        for name, layer in module.named_modules()
-        if isinstance(layer, nn.Linear) and layer.weight.dtype == dtype and layer.weight.device.type == "cpu"
-    }

@@ -1,54 +1,321 @@
-"""Chunked scans over few tokens.
+"""Scans of recurrent mixers over a few tokens, from a given state, of which every position can be taken up afterwards.
 
-transformers computes a recurrence over several tokens in chunks of 64 (gated delta nets, Kimi's) or 256 (Mamba-2), and
-fills a shorter text up with zeros: a pass over five tokens costs as much as one over a whole chunk, on a CPU more than the
-rest of the layer. A chunk of any size gives the same result up to rounding, so a short text is made one chunk of its own
-length. Only on the CPU, where the functions are transformers' own: kernels for accelerators know some sizes alone.
+After token i a state is S[i] = decay[i] * S[i - 1] + left[i] (x) right[i], in every family here. Nothing in a token's own
+*terms* (decay, left, right) depends on the tokens behind it. So a pass keeps the terms of its tokens instead of the state
+after the last: whatever is accepted of them, ``after`` adds up that many, for all rows of a batch at once, in the one
+product that the state after the last would have taken.
+
+Sources: gated delta rule, 2412.06464 (chunks by the WY form, 2406.06484); Kimi's, 2510.26692 (a decay for each channel of
+the keys); Mamba-2, 2405.21060; Mamba, 2312.00752. All in float32. transformers' own functions are the slow twins.
 """
 
-import inspect
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Any, ClassVar
 
-from torch import Tensor, nn
+import torch
+from torch import Tensor
+from torch.nn import functional as F
 
-_FUNCTIONS = ("torch_chunk_gated_delta_rule", "chunk_kimi_delta_attention")
-"""Functions of a model's own file that take ``chunk_size``, and to which its mixer hands what else it is given."""
-
-
-@contextmanager
-def short_scan(module: nn.Module, inputs: Tensor) -> Iterator[dict[str, Any]]:
-    """Let a mixer on the CPU scan inputs [b, n, H] as one chunk, where its own chunks are longer. Yields what is to be
-    given to its forward besides; changes the module while it is open."""
-    width = inputs.shape[1]
-    if inputs.device.type != "cpu" or width == 1:
-        yield {}
-        return
-    own = getattr(module, "chunk_size", None)
-    if isinstance(own, int):
-        module.chunk_size = min(own, width)  # type: ignore[assignment]
-        try:
-            yield {}
-        finally:
-            module.chunk_size = own  # type: ignore[assignment]
-        return
-    default = _default(type(module))
-    yield {"chunk_size": width} if width < default else {}
+CHUNK = 64
+"""Tokens read at once; with a decay for each channel a quarter of it, since that takes [n, n, channels] numbers."""
 
 
-def _default(kind: type[nn.Module]) -> int:
-    """Tokens of a chunk of the function that a class of mixers calls; 0 where there is none, or none of its business."""
-    if kind not in _DEFAULTS:
-        source = sys.modules[kind.__module__]
-        found = [getattr(source, name) for name in _FUNCTIONS if hasattr(source, name)]
-        sizes = [inspect.signature(one).parameters["chunk_size"].default for one in found]
-        hands_on = any(
-            one.kind is inspect.Parameter.VAR_KEYWORD for one in inspect.signature(kind.forward).parameters.values()
-        )
-        _DEFAULTS[kind] = sizes[0] if sizes and hands_on else 0
-    return _DEFAULTS[kind]
+class Scan(ABC):
+    """One mixer's scan, called by the mixer in the place of transformers' function."""
+
+    function: ClassVar[str]
+    """The name of that function."""
+    terms: dict[str, int]
+    """Sizes of what is kept of a token, float32."""
+
+    def __init__(self) -> None:
+        self.state: Tensor = torch.empty(0)  # before the call [b, ...]; after it, where ``count`` is given, behind it
+        self.count: Tensor | None = None  # [b] the tokens of each row that are real; None: the state stays as it is
+        self.kept: dict[str, Tensor] = {}  # terms of the call's tokens, each [b, n, size]
+
+    @classmethod
+    @abstractmethod
+    def made(cls, shape: tuple[int, ...], conv_width: int) -> "Scan | None":
+        """Of a mixer with states of a shape, behind a convolution of conv_width channels; None for shapes of others."""
+
+    @abstractmethod
+    def __call__(self, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        """What transformers' function of that name returns, arguments as it has them; the second is any tensor."""
+
+    @abstractmethod
+    def after(self, state: Tensor, terms: Mapping[str, Tensor], count: Tensor | None) -> Tensor:
+        """[b, ...] the state after count [b] tokens (None: all) of terms [b, m, size], from state. A copy."""
 
 
-_DEFAULTS: dict[type[nn.Module], int] = {}
+class OuterScan(Scan):
+    """States are [h, d, e], of left [h, d] and right [g, e], each right shared by h/g heads."""
+
+    def __init__(self, shape: tuple[int, ...], groups: int, channels: int) -> None:
+        """channels: decays of each head, 1 or d."""
+        super().__init__()
+        self.heads, self.rows, self.columns = shape
+        self.groups, self.channels = groups, channels
+        self.terms = {
+            "left": self.heads * self.rows,
+            "right": groups * self.columns,
+            "decay": self.heads * channels,
+        }
+        self.chunk = CHUNK if channels == 1 else CHUNK // 4
+
+    def after(self, state: Tensor, terms: Mapping[str, Tensor], count: Tensor | None) -> Tensor:
+        """See ``Scan``."""
+        batch, width = terms["left"].shape[:2]
+        decay = terms["decay"].view(batch, width, self.heads, self.channels)
+        left = terms["left"].view(batch, width, self.heads, self.rows)
+        right = terms["right"].view(batch, width, self.groups, self.columns)
+        if count is not None:
+            out = (torch.arange(width, device=state.device) >= count.to(state.device)[:, None])[..., None, None]
+            decay, left = decay.masked_fill(out, 0.0), left.masked_fill(out, 0.0)
+            right = right.masked_fill(out, 0.0)  # what lies behind a row's last token may be anything
+        summed = decay.cumsum(1)  # logarithms
+        whole = summed[:, -1]
+        left = left * (whole[:, None] - summed).exp()
+        left = left.view(batch, width, self.groups, -1).permute(0, 2, 3, 1)
+        added = (left @ right.transpose(1, 2)).view(state.shape)
+        return torch.addcmul(added, state, whole.exp()[..., None])
+
+    def _keep(self, left: Tensor, right: Tensor, decay: Tensor) -> None:
+        self.kept = {"left": left.flatten(2), "right": right.flatten(2), "decay": decay.flatten(2)}
+
+    def _move(self, at: int, width: int, of: int, left: Tensor, right: Tensor, decay: Tensor) -> None:
+        """Go on behind tokens [at, at + width) of a call over ``of``, whose terms are given, [b, width, ...] each."""
+        if self.count is None and at + width == of:
+            return
+        terms = {"left": left.flatten(2), "right": right.flatten(2), "decay": decay.flatten(2)}
+        count = None if self.count is None else (self.count - at).clamp(0, width)
+        self.state = self.after(self.state, terms, count)
+
+
+class DeltaScan(OuterScan):
+    """Gated delta nets: S = exp(g) S + k (x) beta (v - exp(g) k S)."""
+
+    function = "torch_chunk_gated_delta_rule"
+
+    @classmethod
+    def made(cls, shape: tuple[int, ...], conv_width: int) -> "Scan | None":
+        """See ``Scan``."""
+        return cls(shape, shape[0], 1) if len(shape) == 3 else None
+
+    def __call__(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        g: Tensor,
+        beta: Tensor,
+        *args: Any,
+        use_qk_l2norm_in_kernel: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """query and key [b, n, k, d], value [b, n, h, e], g [b, n, h] or, with channels, [b, n, h, d], beta [b, n, h]."""
+        num_new, dtype = query.shape[1], query.dtype
+        asked, key = query.float(), key.float()
+        if use_qk_l2norm_in_kernel:
+            asked, key = (x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6) for x in (asked, key))
+        # Keys and queries are read together: [b, h, 2, n, d].
+        pair = torch.stack([key, asked * self.rows**-0.5], 2).permute(0, 3, 2, 1, 4)
+        if pair.shape[1] != self.heads:
+            pair = pair.repeat_interleave(self.heads // pair.shape[1], dim=1)
+        value, g, beta = (x.float().transpose(1, 2) for x in (value, g.view(*g.shape[:3], self.channels), beta))
+        outputs, news = [], []
+        for at in range(0, num_new, self.chunk):
+            part = slice(at, at + self.chunk)
+            keys = pair[:, :, 0, part]
+            output, new = self._read(pair[:, :, :, part], value[:, :, part], g[:, :, part], beta[:, :, part])
+            terms = (x.transpose(1, 2) for x in (keys, new, g[:, :, part]))
+            self._move(at, keys.shape[2], num_new, *terms)
+            outputs.append(output)
+            news.append(new)
+        right, whole = (torch.cat(x, 2) if len(x) > 1 else x[0] for x in (news, outputs))
+        self._keep(pair[:, :, 0].transpose(1, 2), right.transpose(1, 2), g.transpose(1, 2))
+        return whole.transpose(1, 2).to(dtype), self.state
+
+    def _read(self, pair: Tensor, value: Tensor, g: Tensor, beta: Tensor) -> tuple[Tensor, Tensor]:
+        """Output and new values [b, h, n, e] of one chunk."""
+        count = pair.shape[3]
+        summed = g.cumsum(2)  # [b, h, n, channels]
+        faded = summed.exp()[:, :, None]
+        apart = (summed[:, :, :, None] - summed[:, :, None]).masked_fill(_later(count, g.device)[..., None], -torch.inf)
+        if self.channels == 1:
+            scores = (pair.flatten(2, 3) @ pair[:, :, 0].transpose(2, 3)).view(*pair.shape[:4], count)
+            scores = scores * apart.exp()[:, :, None, ..., 0]
+        else:
+            keyed = apart.exp() * pair[:, :, 0, None]  # [b, h, n, n, d]
+            scores = (keyed @ pair.permute(0, 1, 3, 4, 2)).permute(0, 1, 4, 2, 3)
+        told = ((pair * faded).flatten(2, 3) @ self.state).view(*pair.shape[:4], -1)
+        new = beta[..., None] * (value - told[:, :, 0])
+        if count > 1:
+            system = beta[..., None] * scores[:, :, 0]
+            new = torch.linalg.solve_triangular(system, new, upper=False, unitriangular=True)
+        return told[:, :, 1] + scores[:, :, 1] @ new, new
+
+
+class KimiScan(DeltaScan):
+    """Kimi's delta attention: a decay for each channel of a key."""
+
+    function = "chunk_kimi_delta_attention"
+
+    @classmethod
+    def made(cls, shape: tuple[int, ...], conv_width: int) -> "Scan | None":
+        """See ``Scan``."""
+        return cls(shape, shape[0], shape[1]) if len(shape) == 3 else None
+
+
+class Mamba2Scan(OuterScan):
+    """S = exp(dt A) S + dt x (x) B, output C S + D x."""
+
+    function = "mamba2_chunk_scan"
+
+    @classmethod
+    def made(cls, shape: tuple[int, ...], conv_width: int) -> "Scan | None":
+        """See ``Scan``. The convolution reads x, B and C."""
+        if len(shape) != 3:
+            return None
+        groups, rest = divmod(conv_width - shape[0] * shape[1], 2 * shape[2])
+        return cls(shape, groups, 1) if groups > 0 and not rest and not shape[0] % groups else None
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        *args: Any,
+        D: Tensor | None = None,
+        dt_bias: Tensor | None = None,
+        dt_softplus: bool = False,
+        dt_limit: tuple[float, float] = (0.0, float("inf")),
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """hidden_states [b, n, h, d], dt [b, n, h], A [h], B and C [b, n, g, e]."""
+        num_new = dt.shape[1]
+        dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
+        dt = (F.softplus(dt) if dt_softplus else dt).clamp(*dt_limit).float()
+        given, B, C = hidden_states.float(), B.float(), C.float()
+        stepped, decay = given * dt[..., None], A.float() * dt
+        outputs = []
+        for at in range(0, num_new, self.chunk):
+            part = slice(at, at + self.chunk)
+            outputs.append(self._read(stepped[:, part], decay[:, part], B[:, part], C[:, part]))
+            width = outputs[-1].shape[1]
+            self._move(at, width, num_new, stepped[:, part], B[:, part], decay[:, part, :, None])
+        output = torch.cat(outputs, 1) if len(outputs) > 1 else outputs[0]
+        self._keep(stepped, B, decay[..., None])
+        return output if D is None else torch.addcmul(output, given, D.float()[:, None]), self.state
+
+    def _read(self, stepped: Tensor, decay: Tensor, B: Tensor, C: Tensor) -> Tensor:
+        """[b, n, h, d] of one chunk."""
+        batch, count = decay.shape[:2]
+        summed = decay.cumsum(1)  # [b, n, h]
+        asked = C.transpose(1, 2)  # [b, g, n, e]
+        told = asked @ self.state.view(batch, self.groups, -1, self.columns).transpose(2, 3)  # [b, g, n, h/g * d]
+        told = told.transpose(1, 2).reshape(stepped.shape) * summed.exp()[..., None]
+        scores = (asked @ B.permute(0, 2, 3, 1))[:, :, None]  # [b, g, 1, n, n]
+        lines = summed.transpose(1, 2).view(batch, self.groups, -1, count)
+        apart = (lines[..., None] - lines[..., None, :]).masked_fill(_later(count, decay.device), -torch.inf).exp()
+        mixed = (scores * apart).view(batch, self.heads, count, count) @ stepped.transpose(1, 2)
+        return told + mixed.transpose(1, 2)
+
+
+class MambaScan(Scan):
+    """Mamba's first form: states [d, e], S = exp(dt A) S + dt x (x) B with decays A [d, e], output C S + D x, gated."""
+
+    function = "mamba_selective_scan"
+
+    @classmethod
+    def made(cls, shape: tuple[int, ...], conv_width: int) -> "Scan | None":
+        """See ``Scan``."""
+        return cls(shape) if len(shape) == 2 else None
+
+    def __init__(self, shape: tuple[int, ...]) -> None:
+        super().__init__()
+        self.terms = {"step": shape[0], "left": shape[0], "right": shape[1]}
+        self.rates = torch.empty(0)  # A, as the last call was given it
+
+    def __call__(
+        self,
+        hidden_states: Tensor,
+        dt: Tensor,
+        A: Tensor,
+        B: Tensor,
+        C: Tensor,
+        D: Tensor | None = None,
+        z: Tensor | None = None,
+        delta_bias: Tensor | None = None,
+        delta_softplus: bool = False,
+        **kwargs: Any,
+    ) -> tuple[Tensor, Tensor]:
+        """hidden_states, dt and z [b, d, n], A [d, e], B and C [b, e, n]."""
+        dt = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
+        step = (F.softplus(dt) if delta_softplus else dt).float().transpose(1, 2)  # [b, n, d]
+        given = hidden_states.float().transpose(1, 2)
+        left, right, asked = step * given, B.float().transpose(1, 2), C.float().transpose(1, 2)
+        self.rates = A.float()
+        state, outputs = self.state, []
+        ends = None if self.count is None else self.count.to(state.device)
+        for at in range(step.shape[1]):
+            before = state
+            state = state * (step[:, at, :, None] * self.rates).exp() + left[:, at, :, None] * right[:, at, None]
+            outputs.append((state @ asked[:, at, :, None])[..., 0])
+            if ends is not None:
+                state = torch.where((at < ends)[:, None, None], state, before)
+        self.kept = {"step": step, "left": left, "right": right}
+        if ends is not None:
+            self.state = state
+        output = torch.stack(outputs, 2)
+        if D is not None:
+            output = output + hidden_states.float() * D[:, None]
+        if z is not None:
+            output = output * F.silu(z.float())
+        return output.to(hidden_states.dtype), state
+
+    def after(self, state: Tensor, terms: Mapping[str, Tensor], count: Tensor | None) -> Tensor:
+        """See ``Scan``."""
+        width = terms["step"].shape[1]
+        for at in range(0, width, CHUNK // 4):  # [b, m, d, e] numbers at once
+            step, left, right = (terms[name][:, at : at + CHUNK // 4] for name in ("step", "left", "right"))
+            if count is not None:
+                places = torch.arange(at, at + step.shape[1], device=state.device)
+                out = (places >= count.to(state.device)[:, None])[..., None]
+                step, left, right = (x.masked_fill(out, 0.0) for x in (step, left, right))
+            summed = step.cumsum(1)
+            whole = summed[:, -1]
+            faded = ((whole[:, None] - summed)[..., None] * self.rates).exp()
+            added = (faded * left[..., None] * right[:, :, None]).sum(1)
+            state = torch.addcmul(added, state, (whole[..., None] * self.rates).exp())
+        return state
+
+
+SCANS: tuple[type[Scan], ...] = (DeltaScan, KimiScan, Mamba2Scan, MambaScan)
+
+
+def narrow_conv(inputs: Tensor, weight: Tensor, bias: Tensor | None, activation: str | None, count: int) -> Tensor:
+    """[b, n, C] the last count outputs of a causal convolution of each channel over inputs [b, m, C], m >= count + K - 1;
+    weight [C, K]. A few tokens: K products of lines, where a convolution routine reads across them."""
+    from transformers.activations import ACT2FN
+
+    size = weight.shape[-1]
+    first = inputs.shape[1] - count - size + 1
+    wide = inputs.float() if inputs.dtype in (torch.bfloat16, torch.float16) else inputs
+    weights = weight.to(wide.dtype).t().contiguous()  # [K, C]
+    whole = wide[:, first : first + count] * weights[0]
+    for at in range(1, size):
+        whole = torch.addcmul(whole, wide[:, first + at : first + at + count], weights[at])
+    if bias is not None:
+        whole = whole + bias.to(wide.dtype)
+    whole = whole.to(weight.dtype)
+    if activation is not None:
+        whole = ACT2FN[activation](whole)
+    return whole.to(inputs.dtype)
+
+
+def _later(count: int, device: torch.device) -> Tensor:
+    """[n, n] True where the second index is behind the first."""
+    return torch.ones(count, count, dtype=torch.bool, device=device).triu(1)

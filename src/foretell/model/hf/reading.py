@@ -1,0 +1,153 @@
+"""What a pass is to the recurrent mixers of a model: which positions of each row it reads, and the cache object through
+which transformers' modules ask for their states."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from foretell.core.errors import ConfigError
+from foretell.core.tree import Plan
+from foretell.model.hf.attention import SlotCache
+from foretell.model.hf.keepers import Keeper
+from foretell.model.hf.known import Rewind
+from foretell.model.recurrent import BASE, READ, Key, MixerLayout, RecurrentCache
+
+Ints = NDArray[Any]
+HELD_LIMIT = 128
+"""Tokens of a pass of which inputs or terms are held. Longer passes are prompts, of which nothing is ever rejected."""
+
+
+@dataclass(frozen=True)
+class Mixer:
+    """A recurrent module of a model, and how it is called."""
+
+    module: nn.Module
+    layout: MixerLayout
+    argument: str  # the name of its input
+    width: int  # size of that input
+    dtype: torch.dtype  # of that input
+    keeper: Keeper | None = None  # where it does not keep its states in transformers' cache
+    rewind: Rewind | None = None  # where what it keeps of a token is known
+
+    def reading_again(self) -> "Mixer":
+        """The same, as any recurrent module is run: from its inputs, which are held and read again."""
+        states = self.layout if self.rewind is None else self.rewind.plain
+        return replace(self, layout=replace(states, held={"": (self.width, self.dtype)}, rewind=None), rewind=None)
+
+
+class Reading:
+    """Where a pass begins and ends in each row, on the host."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Raises ConfigError for a plan that branches."""
+        slots, positions, length = plan.slots, plan.positions, plan.length
+        real = positions == slots  # in a line slot is position; padding has the root's position
+        branches = ~real & (positions != length[:, None])
+        counts = real.sum(1)
+        start, count, committed, bad = torch.stack(
+            [slots[:, 0], counts, length, branches.any(1).to(torch.int64)]
+        ).tolist()  # one transfer
+        if any(bad):
+            raise ConfigError("a tree of guesses was given to a model with recurrent states: choose shape 'chain'")
+        self.start, self.count = np.array(start), np.array(count)
+        self.committed = np.array(committed)
+        self.num_nodes = slots.shape[1]
+
+
+class Opened(ABC):
+    """The states of one mixer while it is called."""
+
+    @abstractmethod
+    def before(self, key: Key) -> Tensor | None:
+        """A state that it goes on from; None: it is to read as if from nothing."""
+
+    @abstractmethod
+    def extend(self, key: Key, given: Tensor) -> Tensor:
+        """[b, C, K + n] the last inputs of a convolution, then the new ones given [b, C, n]."""
+
+    @abstractmethod
+    def replace(self, key: Key, state: Tensor) -> None:
+        """Take a state after the call."""
+
+
+class StateCache(SlotCache):
+    """``SlotCache`` that also hands out states: what each mixer reads and writes during one call of it."""
+
+    def __init__(self, memory: RecurrentCache, plan: Plan) -> None:
+        super().__init__(memory, plan)
+        self.memory = memory
+        self.reading = Reading(plan)
+        self.open: dict[int, Opened] = {}
+        """By layer index: what the mixer that is running now goes on from."""
+        self.decided: dict[Any, Any] = {}
+        """What mixers of this pass have found out that others will find out again."""
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """[b, C, K] the last inputs of the convolution; zeros before any token."""
+        return self.open[layer_idx].before(("conv", state_idx))
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
+    ) -> Tensor:
+        """[b, C, K + n]: the last inputs, then the new ones; the last K are kept."""
+        return self.open[layer_idx].extend(("conv", state_idx), conv_states)
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> Tensor | None:
+        """[b, ...] the recurrent state; zeros before any token."""
+        return self.open[layer_idx].before(("recurrent", state_idx))
+
+    def update_recurrent_state(self, recurrent_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+        """Take the state after the tokens of this call."""
+        self.open[layer_idx].replace(("recurrent", state_idx), recurrent_states)
+        return recurrent_states
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = None) -> bool:
+        """True: the state before any token is zero."""
+        return True
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """True: the convolution's inputs come through ``update_conv_state`` even where a pass has one token."""
+        return True
+
+
+class Call(ABC):
+    """One mixer in one pass. Rows that have nothing to read in it (all of theirs is padding) are left as they are;
+    ``places`` are the others, and all arrays below are of these."""
+
+    def __init__(self, index: int, mixer: Mixer, run: Callable[..., Any], cache: StateCache) -> None:
+        self.index, self.mixer, self.run, self.cache = index, mixer, run, cache
+        memory, reading = cache.memory, cache.reading
+        self.states = memory.states
+        self.tensors = self.states.tensors[index]
+        self.places = np.nonzero(reading.count)[0]
+        self.rows = self.places + memory.first
+        self.start, self.count = reading.start[self.places], reading.count[self.places]
+        self.committed = reading.committed[self.places]
+        self.num_rows = len(reading.count)
+
+    def __call__(self, hidden: Tensor, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        """What the mixer returns for the n new inputs hidden [B, n, H]."""
+        self.args, self.kwargs = args, kwargs
+        if len(self.places) == self.num_rows:
+            return self._go_on(hidden)
+        result = self._go_on(hidden[torch.from_numpy(self.places).to(hidden.device)])
+        first = result[0] if isinstance(result, tuple) else result
+        output = first.new_zeros(self.num_rows, *first.shape[1:])
+        output[torch.from_numpy(self.places).to(first.device)] = first
+        return (output, *result[1:]) if isinstance(result, tuple) else output
+
+    @abstractmethod
+    def _go_on(self, hidden: Tensor) -> Any:
+        """The same of rows that all have something to read."""
+
+    def _lost(self, meta: Ints) -> RuntimeError:
+        return RuntimeError(
+            f"a pass begins at {self.start.tolist()}; states are held from {meta[:, BASE].tolist()}, inputs up to "
+            f"{meta[:, READ].tolist()}"
+        )
