@@ -9,6 +9,7 @@ from pathlib import Path
 from recipes.problems import problem
 
 from foretell import Engine
+from foretell.engine.request import token_ids
 
 DOMAINS = ("code", "mathematics", "prose", "copy")
 
@@ -37,9 +38,9 @@ def prompts(engine: Engine, domain: str, count: int, seed: int) -> list[list[int
         elif domain == "code":
             lines = r.choice(files).splitlines()
             begin = r.randrange(max(1, len(lines) - 30))
-            made.append(engine._encode("\n".join(lines[begin : begin + 12]))[:96])
+            made.append(token_ids("\n".join(lines[begin : begin + 12]), engine.tokenizer)[:96])
         elif domain == "prose":
-            made.append(engine._encode(r.choice(paragraphs))[:48])
+            made.append(token_ids(r.choice(paragraphs), engine.tokenizer)[:48])
         elif domain == "copy":
             text = r.choice(paragraphs)[:400]
             made.append(engine.chat_prompt([{"role": "user", "content": f"Repeat this text exactly.\n{text}"}])[:192])

@@ -1,11 +1,12 @@
 """Whether what was learned may serve: held-out texts decide, recent and old ones."""
 
 import math
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
-from foretell.learn.texts import Text
+from foretell.learn.clusters import Clusters
+from foretell.learn.texts import Text, kinds_of
 
 CONFIDENCE = 1.0
 """Standard errors by which the gain on recent texts must exceed ``min_gain``'s zero: one of six lucky updates that gain
@@ -66,10 +67,12 @@ def _standard_error(values: Sequence[float]) -> float:
 
 @dataclass
 class HeldOut:
-    """Held-out texts: the last ``size`` ones, and as many of all before them, each with the same chance. At most two of
-    one prompt: a client who repeats one request decides nothing alone."""
+    """Held-out texts: the last ``size`` ones, and as many of all before them, of each kind about the same number, and of a
+    kind each with about the same chance. At most two of one prompt: a client who repeats one request decides nothing
+    alone, and one who sends very many of a kind takes no place from the others."""
 
     size: int = 12
+    kinds: Clusters | None = None
     recent: deque[Text] = field(default_factory=deque)
     old: list[Text] = field(default_factory=list)
     num_aged: int = 0  # texts that left ``recent``
@@ -86,5 +89,12 @@ class HeldOut:
         self.num_aged += 1
         if len(self.old) < self.size:
             self.old.append(aged)
-        elif (place := pick(self.num_aged)) < self.size:
-            self.old[place] = aged
+            return
+        kinds = kinds_of([*self.old, aged], self.kinds)
+        mine, counts = kinds.pop(), Counter(kinds)
+        most, have = max(counts.values()), counts[mine]
+        if have == 0 or have + 1 < most:  # another kind has more than its share
+            crowd = [place for place, kind in enumerate(kinds) if counts[kind] == most]
+            self.old[crowd[pick(len(crowd))]] = aged
+        elif (place := pick(max(have, self.num_aged * have // self.size))) < have:
+            self.old[[place for place, kind in enumerate(kinds) if kind == mine][place]] = aged

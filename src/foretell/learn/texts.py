@@ -8,12 +8,14 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from foretell.core.errors import ConfigError
+from foretell.learn.clusters import Clusters, Sketch, sketch
 from foretell.methods.common.teacher import Batch, ComputedBatch
 
 LEAST_TAIL = 1e-7
@@ -39,6 +41,11 @@ class Text:
         """Bytes held."""
         held = (self.tokens, self.ids, self.logs, self.tail, *(() if self.taps is None else (self.taps,)))
         return sum(each.nbytes for each in held)
+
+    @cached_property
+    def sketch(self) -> Sketch:
+        """Of its prompt, by which kinds of requests are told apart."""
+        return sketch(self.prompt)
 
     @property
     def prompt(self) -> tuple[int, ...]:
@@ -124,10 +131,24 @@ class ReplayBuffer:
         del self._texts[index]
         self.num_bytes -= text.num_bytes
 
-    def sample(self, count: int, pick: Callable[[int], int]) -> list[Text]:
-        """At most ``count`` different texts; pick(n) is a random number below n."""
-        left = list(self._texts)
-        return [left.pop(pick(len(left))) for _ in range(min(count, len(left)))]
+    def sample(self, count: int, pick: Callable[[int], int], kinds: Clusters | None = None) -> list[Text]:
+        """At most ``count`` different texts, of every kind with the same chance: what has become rare is not forgotten for
+        that. pick(n) is a random number below n."""
+        texts, left = list(self._texts), dict[int, list[Text]]()
+        for text, kind in zip(texts, kinds_of(texts, kinds), strict=True):
+            left.setdefault(kind, []).append(text)
+        found: list[Text] = []
+        while left and len(found) < count:
+            kind = list(left)[pick(len(left))]
+            found.append(left[kind].pop(pick(len(left[kind]))))
+            if not left[kind]:
+                del left[kind]
+        return found
+
+
+def kinds_of(texts: Sequence[Text], kinds: Clusters | None) -> list[int]:
+    """The kind of each text's request; all one where none are given."""
+    return [0] * len(texts) if kinds is None else kinds.of([text.sketch for text in texts])
 
 
 def check_vocabulary(sizes: Sequence[int]) -> None:

@@ -12,11 +12,14 @@ from typing import Any
 
 from torch import Tensor
 
+from foretell.learn.clusters import Clusters
 from foretell.learn.gate import HeldOut, Verdict, judge
 from foretell.learn.options import LearnOptions
 from foretell.learn.student import Student
 from foretell.learn.texts import ReplayBuffer, Text
 
+NUM_KINDS = 6
+"""Kinds of requests among which what is kept of old texts is shared."""
 MIN_HELD_OUT = 4
 """Fewest held-out texts with which the gate decides anything."""
 
@@ -42,7 +45,8 @@ class AdapterTrainer:
         """max_bytes: of all texts that are held."""
         self.student, self.options = student, options
         self.replay = ReplayBuffer(max_bytes)
-        self.held_out = HeldOut()
+        self.kinds = Clusters(NUM_KINDS)
+        self.held_out = HeldOut(kinds=self.kinds)
         self.fresh: list[Text] = []  # not learned from yet
         self.num_texts = self.num_updates = self.num_refused = self.number = 0
         self.refusals = 0  # in a row
@@ -63,6 +67,7 @@ class AdapterTrainer:
     def add(self, text: Text) -> None:
         """A served text: to learn from, or, one in ``held_out`` by the hash of its prompt, for the gate."""
         self.num_texts += 1
+        self.kinds.add(text.sketch)
         if self.resting:
             self.resting -= 1
         if is_held_out(text, self.options.held_out):
@@ -88,7 +93,7 @@ class AdapterTrainer:
         options = self.options
         count = options.learn_every
         new, self.fresh = self.fresh[:count], self.fresh[count:]
-        replayed = self.replay.sample(options.replay, self._random.randrange)
+        replayed = self.replay.sample(options.replay, self._random.randrange, self.kinds)
         texts = [*new, *replayed]
         self._random.shuffle(texts)
         lost = 0.0
