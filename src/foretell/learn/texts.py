@@ -44,7 +44,7 @@ class Text:
 
     @cached_property
     def sketch(self) -> Sketch:
-        """Of its prompt, by which kinds of requests are told apart."""
+        """Of its prompt, by which its kind of request is found."""
         return sketch(self.prompt)
 
     @property
