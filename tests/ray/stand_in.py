@@ -28,6 +28,11 @@ class Diary:
         lines = [line.split() for line in self.path.read_text().splitlines()]
         return [words[1:] for words in lines if words[0] == event]
 
+    def num_open(self, process: int) -> int:
+        """Requests that a process has begun and not ended."""
+        begun, ended = (sum(words[-1] == str(process) for words in self.read(event)) for event in ("begin", "end"))
+        return begun - ended
+
 
 class StandIn:
     """In place of a Service."""

@@ -104,11 +104,12 @@ def test_a_session_stays_with_its_replica_and_sessions_use_all(served: Served) -
 
 def test_one_of_two_replicas_killed_under_load(served: Served) -> None:
     victim = min(served.processes())
-    names = [f"load-{i}" for i in range(60)]
+    names = [f"load-{i}" for i in range(240)]  # some seconds: a busy machine may look late
     before = served.client.retries
     with ThreadPoolExecutor(12) as pool:
         answers = [pool.submit(served.client.ask, name, 0.15) for name in names]
-        until(lambda: sum(answer.done() for answer in answers) >= 12, "a fifth is answered")
+        until(lambda: sum(answer.done() for answer in answers) >= 12, "some are answered")
+            until(lambda: served.diary.num_open(victim) >= 2, "the victim is at work")
         os.kill(victim, signal.SIGKILL)
         told = [answer.result() for answer in answers]
     assert Counter(row["id"] for row in told) == Counter(names)
