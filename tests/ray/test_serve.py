@@ -109,7 +109,7 @@ def test_one_of_two_replicas_killed_under_load(served: Served) -> None:
     with ThreadPoolExecutor(12) as pool:
         answers = [pool.submit(served.client.ask, name, 0.15) for name in names]
         until(lambda: sum(answer.done() for answer in answers) >= 12, "some are answered")
-            until(lambda: served.diary.num_open(victim) >= 2, "the victim is at work")
+        until(lambda: served.diary.num_open(victim) >= 2, "the victim is at work")
         os.kill(victim, signal.SIGKILL)
         told = [answer.result() for answer in answers]
     assert Counter(row["id"] for row in told) == Counter(names)
