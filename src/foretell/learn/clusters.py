@@ -59,9 +59,9 @@ class Clusters:
         return gone, into
 
     def of(self, sketches: Sequence[Sketch]) -> list[int]:
-        """The nearest cluster of each sketch now."""
-        if not sketches:
-            return []
+        """The nearest cluster of each sketch now; 0 where there is none yet."""
+        if not sketches or not self.centres:
+            return [0] * len(sketches)
         unit = np.stack([centre / max(float(np.linalg.norm(centre)), 1e-9) for centre in self.centres])
         found: list[int] = (np.stack(sketches) @ unit.T).argmax(1).tolist()
         return found
