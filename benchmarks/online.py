@@ -4,7 +4,7 @@
     python -m benchmarks.online --requests 40 --seeds 1 --domains code mathematics          # two minutes
     python -m benchmarks.online --method eagle3 --requests 80 --seeds 2                     # a head, as it is bundled
     python -m benchmarks.online --timed --target build/inflated --requests 96 --seeds 1     # live tokens/s as well
-    python -m benchmarks.online --serving --requests 64 --concurrency 1 4 16 --rounds 5     # see online_serving.py
+    python -m benchmarks.online --serving --requests 64 --concurrency 1 4 16    # see online_serving.py
     python -m benchmarks.online --exported --method eagle3 --requests 500                   # see online_exported.py
 
 Online Speculative Decoding (2310.07177, section 5.3) changes the domain of the requests and watches acceptance. The draft
@@ -233,7 +233,8 @@ def parser_of() -> argparse.ArgumentParser:
     add("--exported", action="store_true", help="learn --requests of the second domain, export, evaluate on all")
     add("--before", type=int, default=0, help="with --exported: requests of the first domain that are served first")
     add("--concurrency", type=int, nargs="+", default=[1, 4, 16])
-    add("--rounds", type=int, default=5)
+    add("--rounds", type=int, default=40, help="with --serving: pairs of windows")
+    add("--seconds", type=float, default=2.0, help="with --serving: of a window")
     add("--json", type=Path)
     return parser
 

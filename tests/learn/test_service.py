@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 from foretell import ConfigError, Engine, LearnOptions, SamplingParams, Service, ServiceOptions, Submission
 from foretell.learn.learner import Learner
 from foretell.learn.session import Session
+from foretell.learn.texts import RawText
 from foretell.server.app import build_app
 from foretell.server.options import ServerOptions
 from foretell.server.security import tenant_of
@@ -43,6 +44,13 @@ def until(done: Callable[[], bool], seconds: float = 300.0) -> None:
         time.sleep(0.05)
 
 
+def give(learner: Learner, text: RawText) -> None:
+    process = learner._process
+    assert process is not None
+    until(lambda: process.has_room or bool(process.failure))
+    learner.add("/draft_model/0", text)
+
+
 def ask(made: Service, number: int, *, store: bool = True) -> list[int]:
     box, name = Mailbox(), f"{number}-{store}-{time.monotonic_ns()}"
     params = SamplingParams(max_new_tokens=24, seed=number, ignore_eos=True)
@@ -68,7 +76,7 @@ def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
     assert [ask(learning, number) for number in range(6)] == expected
     learner = learner_of(learning)
     for number in range(72):
-        learner.add("/draft_model/0", secret(SECRET, number))
+        give(learner, secret(SECRET, number))
     until(lambda: learner.figures().num_swaps >= 1 or bool(learning._call(learner.swap)))
     assert [ask(learning, number) for number in range(6)] == expected
     version = learner.figures().version
@@ -77,7 +85,7 @@ def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
     pid = learner._process.pid
     assert pid is not None
     for number in range(72, 100):
-        learner.add("/draft_model/0", secret(SECRET, number))
+        give(learner, secret(SECRET, number))
     os.kill(pid, signal.SIGKILL)
     until(lambda: learner.figures().num_failures == 1)
     assert [ask(learning, number) for number in range(6)] == expected

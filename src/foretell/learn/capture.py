@@ -5,6 +5,7 @@ probable tokens) is left to the learner. What this takes of the engine's thread 
 that capturing all requests, some, or none is decided by what it costs here.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -46,9 +47,11 @@ class CaptureState:
 class Capture:
     """Used on the engine's thread alone."""
 
-    def __init__(self, allowance: Allowance, *, max_length: int, max_bytes: int) -> None:
-        """max_bytes: of requests in flight; what comes beyond it is not captured."""
-        self.allowance, self.max_length, self.max_bytes = allowance, max_length, max_bytes
+    def __init__(
+        self, allowance: Allowance, *, max_length: int, max_bytes: int, wants: Callable[[], bool] = lambda: True
+    ) -> None:
+        """max_bytes: of requests in flight; what comes beyond it is not captured. wants: whether one more will do."""
+        self.allowance, self.max_length, self.max_bytes, self._wants = allowance, max_length, max_bytes, wants
         self.held_bytes = self.num_skipped = 0
         self.seconds = 0.0
         self._seconds_a_place = 20e-6  # of capturing, running mean
@@ -70,7 +73,7 @@ class Capture:
         state.begun = True
         places = min(row.max_tokens, self.max_length - len(row.prompt_ids))
         fits = len(row.prompt_ids) + 1 < self.max_length and self.held_bytes < self.max_bytes and is_new
-        if fits and self.allowance.covers(self._seconds_a_place * max(1, places)):
+        if fits and self._wants() and self.allowance.covers(self._seconds_a_place * max(1, places)):
             self._open[id(row)] = row
             return True
         state.drop()

@@ -26,6 +26,7 @@ from foretell.engine.submission import Submission
 from foretell.learn.adapters import Adapters, ServedAdapter, able_to_learn
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
+from foretell.learn.pace import spare_cores
 from foretell.learn.pool import Result, TrainerPool
 from foretell.learn.process import TrainerProcess
 from foretell.learn.texts import RawText
@@ -81,8 +82,6 @@ class Learner:
         able_to_learn(choices)  # before a process is started
         self.options = options
         self.allowance = Allowance(options.learn_share)
-        half = int(options.learn_memory_mib * 2**20) // 2
-        self.capture = Capture(self.allowance, max_length=options.max_length, max_bytes=half)
         self.events: deque[Event] = deque(maxlen=500)
         self.history: deque[RequestRecord] = deque(maxlen=HISTORY)
         self.paused, self.failure = False, ""
@@ -90,11 +89,18 @@ class Learner:
         self._dropped = self._num_requests = self._steps = 0
         self._ready: deque[tuple[str, Version, Method]] = deque()  # built, to be swapped in between steps
         self._inline = TrainerPool(options) if options.where == "inline" else None
-        self._process = None if self._inline is not None else TrainerProcess(options, self._result)
+        on_host = engine.model.spec.device.type == "cpu"
+        has_core = spare_cores(torch.get_num_threads() if on_host else 1) > 0
+        self._process = None if self._inline is not None else TrainerProcess(options, self._result, has_core=has_core)
         self.seconds_inline = 0.0
         trainers = self._inline or self._process
         assert trainers is not None
         self._trainers: TrainerPool | TrainerProcess = trainers
+        half = int(options.learn_memory_mib * 2**20) // 2
+        self.capture = Capture(
+            self.allowance, max_length=options.max_length, max_bytes=half,
+            wants=lambda: self._process is None or self._process.has_room,
+        )  # fmt: skip
         restored: list[str] = []
         try:
             self.adapters = Adapters(engine, choices, options, trainers, restored.append)
@@ -113,6 +119,8 @@ class Learner:
 
     def assign(self, choice: Choice, submission: Submission) -> tuple[Choice, object | None]:
         """See ``Learning``."""
+        if self._process is not None:
+            self._process.serves(busy=True)  # its prompt is read before the first step
         if id(choice.method) not in self.adapters.able:
             return choice, None
         tenant = submission.tenant or ""
@@ -133,6 +141,8 @@ class Learner:
     @harmless
     def observe(self, event: StepEvent) -> None:
         """See ``Learning``."""
+        if self._process is not None:
+            self._process.serves(busy=True)
         for row in event.rows:
             state = row.capture
             if isinstance(state, CaptureState):
@@ -205,6 +215,8 @@ class Learner:
     def train_idle(self) -> bool | None:
         """See ``Learning``."""
         pool = self._inline
+        if self._process is not None:
+            self._process.serves(busy=False)
         if pool is None or not pool.has_work or self.paused or self.failure:
             return False
         begun = perf_counter()

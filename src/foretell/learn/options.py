@@ -31,6 +31,10 @@ class LearnOptions:
         LEARN_SHARE, "Share of the serving time that capturing texts and swapping weights may take; with the planner's "
         "trials it stays below 2 %.", metavar="SHARE",
     )  # fmt: skip
+    learn_busy_share: float = setting(
+        0.01, "Processor time, as a share of one core, that learning may take while the service decodes on all cores; "
+        "between requests, and where a core is free, it takes what it needs. 1: no limit.", metavar="SHARE",
+    )  # fmt: skip
     learn_adapters: int = setting(1, "Versions of the drafter that learn side by side, for different kinds of texts.")
     learn_lora: int = setting(
         0,
@@ -79,8 +83,9 @@ class LearnOptions:
         for name in ("learn_memory_mib", "clip", "quantum_s"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be positive")
-        if not 0 < self.learn_share <= 1:
-            raise ConfigError(f"learn_share = {self.learn_share} must be in (0, 1]")
+        for name in ("learn_share", "learn_busy_share"):
+            if not 0 < getattr(self, name) <= 1:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be in (0, 1]")
         if self.learn_lr is not None and not self.learn_lr > 0:
             raise ConfigError(f"learn_lr = {self.learn_lr} must be positive")
         if self.where not in WHERE:

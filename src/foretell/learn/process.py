@@ -1,48 +1,62 @@
-"""A trainer pool in a process of its own, at idle priority: it runs where nothing else wants the core.
+"""A trainer pool in a process of its own, at idle priority and at the pace of ``pace.py``.
 
 The child holds what was captured, and the learner's weights and optimiser; nothing of it is needed to serve. Where it is
 killed the drafter goes on as it is, and what is lost is the update that was being made.
 """
 
 import contextlib
+import ctypes
 import logging
 import multiprocessing
 import os
 import pickle
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
-from time import perf_counter
+from time import perf_counter, process_time
 from typing import Any
 
 import torch
 
 from foretell.learn.options import LearnOptions
+from foretell.learn.pace import POLL_S, Pace
 from foretell.learn.pool import Result, TrainerPool
 from foretell.learn.student import Origin
 from foretell.learn.texts import RawText
 
 logger = logging.getLogger(__name__)
-MOST_WAITING = 64
-"""Messages to the child that wait; a text beyond them is dropped: the machine has no time to learn."""
+MOST_WAITING = 16
+"""Texts that wait until the child has time for one; while so many do, or a quarter of the memory is full of them, none is
+taken: what a busy machine has no time to learn from need not be captured."""
 REPORT_S = 1.0
 
 
 class TrainerProcess:
     """The interface of ``TrainerPool`` to a child process. Methods may be called from any thread."""
 
-    def __init__(self, options: LearnOptions, on_result: Callable[[Result], None]) -> None:
-        """on_result is called on a thread of its own."""
+    def __init__(self, options: LearnOptions, on_result: Callable[[Result], None], *, has_core: bool = False) -> None:
+        """on_result is called on a thread of its own. has_core: decoding leaves one free."""
         self.options, self._on_result = options, on_result
         self.num_bytes, self.seconds, self.has_work = 0, 0.0, False
         self.failure = ""
+        self._texts: deque[tuple[str, RawText]] = deque()
+        self._texts_bytes, self._is_asked = 0, False
+        self._lock = threading.Lock()  # of the three
         self._outbox: queue.Queue[tuple[Any, ...] | None] = queue.Queue()
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         self._pipe, theirs = context.Pipe()
-        self._child = context.Process(target=run, args=(theirs, options), name="foretell-learn", daemon=True)
+        # One byte that one side writes and the other reads: nothing to lock.
+        self._busy = context.RawValue("b", 0)
+        self._share = 1.0 if has_core or options.learn_device is not None else options.learn_busy_share
+        arguments = (theirs, options, self._busy, self._share)
+        self._child = context.Process(target=run, args=arguments, name="foretell-learn", daemon=True)
         self._child.start()
+        lower_priority(
+            self._child.pid
+        )  # from here: importing PyTorch alone takes seconds, which those who are served would feel
         theirs.close()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -56,20 +70,46 @@ class TrainerProcess:
         """Of the child."""
         return self._child.pid
 
+    def serves(self, busy: bool) -> None:
+        """Whether the service decodes now."""
+        self._busy.value = int(busy)
+
     def open(self, adapter: str, origin: Origin) -> None:
         """See ``TrainerPool``."""
         self._outbox.put(("open", adapter, origin))
 
     def close(self, adapter: str) -> None:
-        """See ``TrainerPool``."""
+        """See ``TrainerPool``. Its texts that wait are forgotten."""
+        with self._lock:
+            self._texts = deque(one for one in self._texts if one[0] != adapter)
+            self._texts_bytes = sum(text.num_bytes for _, text in self._texts)
         self._outbox.put(("close", adapter))
 
     def add(self, adapter: str, text: RawText) -> bool:
         """See ``TrainerPool``; False where the text was dropped."""
-        if self.failure or self._outbox.qsize() >= MOST_WAITING:
+        if self.failure or not self.has_room:
             return False
-        self._outbox.put(("add", adapter, text))
+        with self._lock:
+            self._texts.append((adapter, text))
+            self._texts_bytes += text.num_bytes
+        self._hand(asked=False)
         return True
+
+    @property
+    def has_room(self) -> bool:
+        """Whether a text more would be taken."""
+        most = self.options.learn_memory_mib * 2**20 / 4
+        return len(self._texts) < MOST_WAITING and self._texts_bytes < most
+
+    def _hand(self, *, asked: bool) -> None:
+        """A text for each time that the child has asked, which it does when it has time."""
+        with self._lock:
+            self._is_asked = self._is_asked or asked
+            if self._is_asked and self._texts:
+                adapter, text = self._texts.popleft()
+                self._texts_bytes -= text.num_bytes
+                self._is_asked = False
+                self._outbox.put(("add", adapter, text))
 
     def act(self, adapter: str, action: str, number: int = 0, folder: str = "") -> None:
         """See ``TrainerPool``."""
@@ -115,6 +155,9 @@ class TrainerProcess:
             if kind == "report":
                 self.num_bytes, self.seconds, self.has_work = rest
                 continue
+            if kind == "next":
+                self._hand(asked=True)
+                continue
             try:
                 self._on_result(rest[0])
             except Exception:
@@ -123,47 +166,73 @@ class TrainerProcess:
     def _end(self, reason: str) -> None:
         if not self.failure:
             self.failure = reason
+            with self._lock:
+                self._texts.clear()
+                self._texts_bytes = 0
             with contextlib.suppress(Exception):
                 self._on_result(("", {"event": "failed", "reason": reason}))
 
 
-def lower_priority() -> None:
-    """Run this process where nothing else wants the core: SCHED_IDLE where there is one, else the lowest niceness."""
+def lower_priority(pid: int | None) -> None:
+    """Run a process where nothing else wants the core: SCHED_IDLE where there is one, else the lowest niceness."""
+    if pid is None:
+        return
     if hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):
-            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
-    if hasattr(os, "nice"):
+            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
+    if hasattr(os, "setpriority"):
         with contextlib.suppress(OSError):
-            os.nice(19)
+            os.setpriority(os.PRIO_PROCESS, pid, 19)
 
 
-def run(pipe: Connection, options: LearnOptions) -> None:
-    """The child: messages in, pieces of work, results out. It ends with its parent."""
+def run(pipe: Connection, options: LearnOptions, busy: ctypes.c_byte, share: float) -> None:
+    """The child: messages in, pieces of work, results out. It ends with its parent. busy: whether the service decodes."""
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when it is over
-    lower_priority()
+    lower_priority(os.getpid())
     if options.learn_device is None:
         torch.set_num_threads(1)
     pool = TrainerPool(options)
     seconds = reported = 0.0
+    pace = Pace(share, lambda: bool(busy.value))
+    wait: float | None = None
+    asked = False  # for a text
 
     def tell(*message: Any) -> None:
         pipe.send_bytes(pickle.dumps(message, protocol=5))
 
+    def paid(work: Callable[..., object], *given: Any) -> None:
+        nonlocal seconds
+        begun = process_time()
+        work(*given)
+        took = process_time() - begun
+        seconds += took
+        pace.computed(took)
+
     try:
         while True:
-            while pipe.poll(None if not pool.has_work else 0):
+            while pipe.poll(wait):
                 message = pickle.loads(pipe.recv_bytes())
                 if message is None:
                     return
                 kind, *rest = message
-                getattr(pool, kind)(*rest)
+                asked = asked and kind != "add"
+                paid(getattr(pool, kind), *rest)  # a text is cut down to its likeliest tokens here
                 _forward(pool, tell)
                 tell("report", pool.num_bytes, seconds, pool.has_work)
-            begun = perf_counter()
-            pool.piece()
-            seconds += perf_counter() - begun
+                wait = 0.0
+            if not pace.may_compute():
+                wait = POLL_S
+                continue
+            if not asked:
+                asked = True
+                tell("next")
+            if not pool.has_work:
+                wait = None
+                continue
+            wait = 0.0
+            paid(pool.piece)
             _forward(pool, tell)
             if perf_counter() - reported > REPORT_S or not pool.has_work:
                 reported = perf_counter()

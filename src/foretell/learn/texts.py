@@ -84,6 +84,11 @@ class RawText:
     logits: list[Tensor]  # blocks [*, V] half precision, n rows in all
     taps: Tensor | None = None  # [T, layers * H] float16
 
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+        return sum(block.nbytes for block in self.logits) + (0 if self.taps is None else self.taps.nbytes)
+
     def reduced(self, num_laws: int) -> Text:
         """The text as it is kept."""
         ids, logs, tail = reduce_laws(torch.cat(self.logits), self.temperature or 1.0, num_laws)
