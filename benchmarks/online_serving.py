@@ -35,8 +35,8 @@ from foretell.engine.service import Service
 from foretell.engine.submission import Submission, Update
 from foretell.learn.options import LearnOptions
 
-START_S = 20.0
-"""Until the trainer process has started and has learned from its first texts."""
+START_S = 10.0
+"""Until costs are known, and the first texts have come."""
 SETTLE_S = 0.1
 """After the signal: gaps that begin earlier belong to neither half."""
 

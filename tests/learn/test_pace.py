@@ -1,7 +1,9 @@
 """How much of the processor the trainer takes of a service that decodes."""
 
 import os
+import pickle
 from collections.abc import Iterator
+from multiprocessing.connection import Connection
 
 import pytest
 import torch
@@ -80,14 +82,11 @@ def test_cores_left_free() -> None:
 
 @pytest.mark.parametrize(("device", "has_core", "share"), [(None, False, 0.25), (None, True, 1.0), ("cpu", False, 1.0)])
 def test_the_process_is_told(monkeypatch: pytest.MonkeyPatch, device: str | None, has_core: bool, share: float) -> None:
-    """Its share, and from then on whether the service decodes; and it is idle to the scheduler from its first moment."""
-    lowered = list[int | None]()
-    monkeypatch.setattr(trainer_process, "lower_priority", lowered.append)
+    """Its share, and from then on whether the service decodes."""
     monkeypatch.setattr(trainer_process, "run", _idle)
     made = TrainerProcess(LearnOptions(learn_busy_share=0.25, learn_device=device), print, has_core=has_core)
     try:
         assert made._share == share
-        assert lowered == [made.pid]
         made.serves(busy=True)
         assert made._busy.value == 1
         made.serves(busy=False)
@@ -146,5 +145,32 @@ def test_large_texts_wait_in_a_quarter_of_the_memory(trainer: TrainerProcess) ->
     assert trainer._texts_bytes == 0
 
 
-def _idle(pipe: object, *_: object) -> None:
-    pipe.recv_bytes()  # type: ignore[attr-defined]
+def test_it_is_up_before_anybody_is_served() -> None:
+    """Imports and all, and at the lowest priority from then on."""
+    made = TrainerProcess(LearnOptions(), print)
+    try:
+        assert made._is_up.is_set()
+        assert not made.failure
+        if hasattr(os, "sched_getscheduler"):
+            assert made.pid is not None
+            assert os.sched_getscheduler(made.pid) == os.SCHED_IDLE
+    finally:
+        made.stop()
+
+
+def test_a_child_that_dies_at_once_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(trainer_process, "run", _die)
+    failures = list[object]()
+    made = TrainerProcess(LearnOptions(), failures.append)
+    made.stop()
+    assert len(failures) == 1
+    assert "has ended" in str(failures[0])
+
+
+def _idle(pipe: Connection, *_: object) -> None:
+    pipe.send_bytes(pickle.dumps(("up",)))
+    pipe.recv_bytes()
+
+
+def _die(*_: object) -> None:
+    """As a child that cannot import."""

@@ -32,6 +32,7 @@ MOST_WAITING = 16
 """Texts that wait until the child has time for one; while so many do, or a quarter of the memory is full of them, none is
 taken: what a busy machine has no time to learn from need not be captured."""
 REPORT_S = 1.0
+START_S = 60.0
 
 
 class TrainerProcess:
@@ -45,6 +46,7 @@ class TrainerProcess:
         self._texts: deque[tuple[str, RawText]] = deque()
         self._texts_bytes, self._is_asked = 0, False
         self._lock = threading.Lock()  # of the three
+        self._is_up = threading.Event()
         self._outbox: queue.Queue[tuple[Any, ...] | None] = queue.Queue()
         context = multiprocessing.get_context("spawn")  # a fork of a process with threads may hang
         self._pipe, theirs = context.Pipe()
@@ -54,9 +56,6 @@ class TrainerProcess:
         arguments = (theirs, options, self._busy, self._share)
         self._child = context.Process(target=run, args=arguments, name="foretell-learn", daemon=True)
         self._child.start()
-        lower_priority(
-            self._child.pid
-        )  # from here: importing PyTorch alone takes seconds, which those who are served would feel
         theirs.close()
         self._threads = [
             threading.Thread(target=target, name=name, daemon=True)
@@ -64,6 +63,9 @@ class TrainerProcess:
         ]
         for thread in self._threads:
             thread.start()
+        # Importing PyTorch takes seconds of a core, which nobody should feel who is already served.
+        if not self._is_up.wait(START_S):
+            logger.warning("learn: the process that learns has not started within %.0f s; it may yet", START_S)
 
     @property
     def pid(self) -> int | None:
@@ -155,6 +157,9 @@ class TrainerProcess:
             if kind == "report":
                 self.num_bytes, self.seconds, self.has_work = rest
                 continue
+            if kind == "up":
+                self._is_up.set()
+                continue
             if kind == "next":
                 self._hand(asked=True)
                 continue
@@ -164,6 +169,7 @@ class TrainerProcess:
                 logger.exception("what was learned could not be taken over")
 
     def _end(self, reason: str) -> None:
+        self._is_up.set()
         if not self.failure:
             self.failure = reason
             with self._lock:
@@ -173,16 +179,14 @@ class TrainerProcess:
                 self._on_result(("", {"event": "failed", "reason": reason}))
 
 
-def lower_priority(pid: int | None) -> None:
-    """Run a process where nothing else wants the core: SCHED_IDLE where there is one, else the lowest niceness."""
-    if pid is None:
-        return
+def lower_priority() -> None:
+    """Run this process where nothing else wants the core: SCHED_IDLE where there is one, else the lowest niceness."""
     if hasattr(os, "SCHED_IDLE"):
         with contextlib.suppress(OSError):
-            os.sched_setscheduler(pid, os.SCHED_IDLE, os.sched_param(0))
-    if hasattr(os, "setpriority"):
+            os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))
+    if hasattr(os, "nice"):
         with contextlib.suppress(OSError):
-            os.setpriority(os.PRIO_PROCESS, pid, 19)
+            os.nice(19)
 
 
 def run(pipe: Connection, options: LearnOptions, busy: ctypes.c_byte, share: float) -> None:
@@ -190,7 +194,7 @@ def run(pipe: Connection, options: LearnOptions, busy: ctypes.c_byte, share: flo
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when it is over
-    lower_priority(os.getpid())
+    lower_priority()
     if options.learn_device is None:
         torch.set_num_threads(1)
     pool = TrainerPool(options)
@@ -211,6 +215,7 @@ def run(pipe: Connection, options: LearnOptions, busy: ctypes.c_byte, share: flo
         pace.computed(took)
 
     try:
+        tell("up")
         while True:
             while pipe.poll(wait):
                 message = pickle.loads(pipe.recv_bytes())
