@@ -78,7 +78,7 @@ def test_an_idle_service_holds_no_workers(tmp_path: Path, monkeypatch: pytest.Mo
     release_workers()
     before = settled()
     engine = Engine.load("bundled", speculative="draft_model", implementation="lean")
-    service = Service(engine, ServiceOptions(cost_time_limit_s=0.5))
+    service = Service(engine, ServiceOptions(max_num_seqs=2, max_model_len=64, cost_time_limit_s=0.5))
     service.start()
     assert settled() == before + 1  # its own
     seen: list[int] = []
