@@ -18,9 +18,10 @@ $(STAMP): pyproject.toml constraints.txt
 demo: $(STAMP)
 	$(BIN)/python examples/demo.py
 
-# Each of two processes takes half of the tests in their order, and then from what is left of the other's.
+# Each of PROCESSES takes its share of the tests in their order, and then from what is left of another's.
 # At the end it is said which tests took most.
-PYTEST := $(BIN)/python -m pytest -n 2 --dist worksteal -p tests.cputime
+PROCESSES ?= 2
+PYTEST = $(BIN)/python -m pytest -n $(PROCESSES) --dist worksteal -p tests.cputime
 
 # Under five minutes on two idle cores.
 test: $(STAMP)

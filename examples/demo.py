@@ -104,19 +104,19 @@ def real() -> int:
     )
 
 
-def tiny() -> int:
-    """The demo with the bundled pair."""
+def tiny(*, sizes: Sequence[str] = (), rounds: int = 3) -> int:
+    """The demo with the bundled pair. sizes: options of recipes/inflate.py, whose own come to 350M parameters."""
     print(CODE[1], end="")
     engine = foretell.Engine.load("bundled", speculative="draft_model")
     show(engine, CODE[1], temperature=0.9, seed=1, max_new_tokens=120)
     with tempfile.TemporaryDirectory() as directory:
         print("making the same target as costly as a 350M model ...", flush=True)
         # recipes/ is part of the checkout, not of the package.
-        command = [sys.executable, "-m", "recipes.inflate", "--target", "bundled", "--out", directory]
+        command = [sys.executable, "-m", "recipes.inflate", "--target", "bundled", "--out", directory, *sizes]
         subprocess.run(command, cwd=ROOT, check=True, capture_output=True)
         draft = {"method": "draft_model", "model": "bundled/draft", "num_speculative_tokens": 5}
         engine = foretell.Engine.load(directory, speculative=draft)
-        return race(engine, CODE, "at the cost of a 350M model", temperature=0.7)
+        return race(engine, CODE, "at the cost of a 350M model", temperature=0.7, rounds=rounds)
 
 
 def main() -> int:

@@ -7,6 +7,8 @@ import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from foretell.kernels import build
+
 
 def torchrun(processes: int) -> list[str]:
     """The command of torch's launcher on this machine alone. It takes a port and keeps it: one that a test had found free
@@ -15,6 +17,15 @@ def torchrun(processes: int) -> list[str]:
         sys.executable, "-m", "torch.distributed.run", "--standalone", "--local-addr", "127.0.0.1",
         "--nproc-per-node", str(processes),
     ]  # fmt: skip
+
+
+def quick_compiler(directory: Path) -> Path:
+    """A C compiler that takes a fourth of the time, as it does not optimise: of several -O the last one counts. The names
+    of AMX tiles must be constants, which they are after a little of it."""
+    script = directory / "quick-cc"
+    script.write_text(f'#!/bin/sh\ncase "$*" in *-mamx*) o=-O1 ;; *) o=-O0 ;; esac\nexec {build._compiler()} "$@" $o\n')
+    script.chmod(0o755)
+    return script
 
 
 def run_group(

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.pairwise import covering
-from tests.tiers import SLOW, THINNED, kept, numbered
+from tests.tiers import EXHAUSTIVE, SLOW, THINNED, kept, numbered
 
 ROOT = Path(__file__).parents[1]
 
@@ -51,6 +51,8 @@ def test_what_a_thinned_test_keeps() -> None:
     assert kept(rows, "pairs") == rows, "two axes have no fewer"
     assert kept(rows, "first") == rows[:1]
     assert kept(rows, "third") == rows[::3]
+    assert kept(rows, "fourth") == rows[::4]
+    assert kept(rows, "none") == kept([], "first") == []
 
 
 def test_equal_values_have_one_number() -> None:
@@ -66,8 +68,8 @@ def test_equal_values_have_one_number() -> None:
     assert [row[1] for row in numbered(cases)] == [0, 1, 0, 2, 3]
 
 
-@pytest.mark.parametrize("node", [*THINNED, *sorted(SLOW)])
+@pytest.mark.parametrize("node", [*THINNED, *sorted(SLOW), *EXHAUSTIVE])
 def test_what_is_thinned_exists(node: str) -> None:
-    path, name = node.split("::")
+    path, name = node.split("[")[0].split("::")
     tree = ast.parse((ROOT / path).read_text())
     assert name in {item.name for item in tree.body if isinstance(item, ast.FunctionDef)}, node

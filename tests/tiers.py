@@ -2,9 +2,10 @@
 exhaustive, ``make test-exhaustive`` runs the rest. ``make test-all`` runs everything, continuous integration the first two.
 
 Some tests have many cases that cost much and differ little. They are listed here, in one place, with what the default
-run keeps of them and what the slow one does; ``conftest.py`` marks the other cases. A single test may say
-``@pytest.mark.slow`` itself, and one is slow that took more than a limit of CPU time when ``make costs`` was run last
-(``cputime.py``).
+run keeps of them (``THINNED``) and what the slow one does of the rest (``EXHAUSTIVE``); ``conftest.py`` marks the other
+cases. Products of several parameters become coverings there: every value of each parameter still runs. A single test
+may say ``@pytest.mark.slow`` itself, and one is slow that took more than a limit of CPU time when ``make costs`` was run
+last (``cputime.py``).
 """
 
 from collections import defaultdict
@@ -13,8 +14,8 @@ from typing import Literal, TypeVar
 
 from tests.pairwise import covering
 
-Keep = Literal["pairs", "values", "third", "first"]
-"""Every pair of values of two parameters; every value of each parameter; every third case; the first case."""
+Keep = Literal["pairs", "values", "third", "fourth", "first", "none"]
+"""Every pair of values of two parameters; every value of each parameter; every so many cases, beginning with the first."""
 Row = TypeVar("Row", bound=Sequence[object])
 
 THINNED: dict[str, Keep] = {
@@ -60,13 +61,37 @@ SLOW = frozenset({
 })  # fmt: skip
 """Left out whole: several processes, thousands of texts of a real model, or seconds of waiting."""
 
-EXHAUSTIVE: dict[str, int] = {
-    "tests/certify/test_endpoint.py::test_every_fault_is_found_by_name_among_all_checks": 3,
-    "tests/doctor/test_head.py::test_another_template_is_found": 2,
-    "tests/engine/test_matrix.py::test_draws_without_replacement_at_length": 2,
-    "tests/model/test_types.py::test_the_line_is_what_a_run_says": 4,
+EXHAUSTIVE: dict[str, Keep] = {
+    "tests/certify/test_endpoint.py::test_every_fault_is_found_by_name_among_all_checks": "first",
+    "tests/doctor/test_head.py::test_another_template_is_found": "first",
+    "tests/draft/test_join.py::test_a_joined_row_is_guessed_as_alone": "values",
+    "tests/engine/test_equality.py::test_draft_model": "values",
+    "tests/engine/test_hybrid.py::test_the_text_is_that_of_plain_decoding": "values",
+    "tests/engine/test_matrix.py::test_draws_without_replacement_at_length": "first",
+    "tests/engine/test_matrix.py::test_legal_ones_run_and_the_others_are_refused[draft_model-whole]": "none",
+    "tests/engine/test_matrix.py::test_rules_that_read_q_keep_the_joint_law": "values",
+    "tests/engine/test_recurrent.py::test_every_drafter_gives_plain_tokens": "values",
+    "tests/engine/test_shapes.py::test_the_same_text": "values",
+    "tests/engine/test_suffix.py::test_a_table_a_row_guesses_what_a_matrix_of_its_own_does": "values",
+    "tests/engine/test_suffix.py::test_the_text_is_that_of_plain_decoding": "values",
+    "tests/engine/test_vocabulary.py::test_draft_logits_of_another_width": "values",
+    "tests/learn/test_student.py::test_learning_a_few_texts_raises_their_score_and_serves": "values",
+    "tests/methods/acceptance/test_specdec_heads.py::test_the_head_reads_what_it_was_trained_on": "values",
+    "tests/methods/draft_model/test_crossing.py::test_every_shape_over_shared_tokens": "values",
+    "tests/methods/draft_model/test_crossing.py::test_the_drafts_cache_is_its_text": "values",
+    "tests/methods/draft_model/test_crossing.py::test_the_text_is_the_targets_own": "values",
+    "tests/model/llama/test_native.py::test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads": "values",
+    "tests/model/test_types.py::test_the_line_is_what_a_run_says": "fourth",
+    "tests/planner/test_layered.py::test_a_cheap_second_method_is_used_where_the_light_part_has_nothing": "first",
+    "tests/planner/test_layered.py::test_where_neither_pays_both_try_within_their_budgets": "first",
+    "tests/server/test_constraint.py::test_forbidden_guesses_are_never_emitted": "values",
+    "tests/stress/test_equality.py::test_equality": "values",
+    "tests/verify/test_exact.py::test_joint_law_and_text_by_exact_enumeration": "values",
+    "tests/verify/test_matrix.py::test_every_shape": "values",
+    "tests/verify/test_matrix.py::test_every_shape_at_v_4": "values",
+    "tests/verify/test_statistics.py::test_joint_law_of_three_tokens": "values",
 }
-"""Of the cases that the default run leaves out the slow run keeps every so many, beginning with the first."""
+"""What the slow run keeps of the cases that the default run leaves out, of a test or of one named case."""
 
 LONG = ("tests/mutants/", "tests/stress/", "tests/extend/test_package.py")
 LONG_S = 15.0
@@ -94,9 +119,11 @@ def numbered(cases: Sequence[Mapping[str, object]]) -> list[tuple[int, ...]]:
 
 
 def kept(rows: Sequence[Row], keep: Keep) -> list[Row]:
-    """The cases, by their parameters, that the default run keeps."""
+    """The cases, by their parameters, that a run keeps."""
     if keep == "pairs":
         return covering(rows, 2)
     if keep == "values":
         return covering(rows, 1)
-    return list(rows[:1] if keep == "first" else rows[::3])
+    if keep == "none":
+        return []
+    return list(rows[:: {"third": 3, "fourth": 4, "first": len(rows) or 1}[keep]])

@@ -122,8 +122,11 @@ def test_rejection_shows_its_coin(engines: dict[str, Engine]) -> None:
 def test_mistakes(engines: dict[str, Engine]) -> None:
     with pytest.raises(ConfigError, match="guesses nothing"):
         explain(engines["coupled"].with_method("none"), PROMPT)
+    tokenizer = engines["coupled"].tokenizer
+    assert tokenizer is not None
+    long = PROMPT * (4000 // len(tokenizer.encode(PROMPT)))  # so that the context ends soon
     with pytest.raises(ConfigError, match="ended after"):
-        explain(engines["coupled"], PROMPT, step=2000, temperature=0.0)
+        explain(engines["coupled"], long, step=2000, temperature=0.0)
 
 
 def test_words_of_a_rejected_tree_name_the_chance_of_the_first_guess_alone(engines: dict[str, Engine]) -> None:

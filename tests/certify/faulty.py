@@ -7,7 +7,9 @@ false`` in a request decodes plainly, which no fault but those of ``EVERYWHERE``
 import json
 import secrets
 import threading
+import time
 import zlib
+from bisect import bisect_right
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
@@ -46,26 +48,48 @@ FAULTS = {
     "crash_under_load": "requests fail",
 }
 """Each fault, and the name that it must be found by."""
+UNDER_LOAD = ("rows_mixed", "crash_under_load")
+"""Those of requests that are answered beside others."""
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:
-    weights = np.exp(logits - logits.max())
-    return weights / weights.sum()
+    """Of each row."""
+    weights = np.exp(logits - logits.max(-1, keepdims=True))
+    return weights / weights.sum(-1, keepdims=True)
+
+
+class Law:
+    """What a token is drawn from: weights, made once for many draws."""
+
+    def __init__(self, p: np.ndarray) -> None:
+        self.p, self.total = p, float(p.sum())
+        self.chances: list[float] = p.tolist()
+        self.cumulative: list[float] = np.cumsum(p).tolist()
+
+    def at(self, uniform: float) -> int:
+        return min(bisect_right(self.cumulative, uniform * self.total), VOCAB - 1)
 
 
 @lru_cache(maxsize=20_000)
-def distribution(logits: bytes, temperature: float, top_p: float) -> np.ndarray:
+def distribution(logits: bytes, temperature: float, top_p: float) -> Law:
     """What a sampler draws from."""
     given = np.frombuffer(logits)
     if temperature == 0:
-        return np.eye(VOCAB)[int(given.argmax())]
+        return Law(np.eye(VOCAB)[int(given.argmax())])
     p = softmax(given / temperature)
     if top_p < 1.0:
         order = np.argsort(-p)
         kept = order[: int((np.cumsum(p[order]) < top_p).sum()) + 1]
         p = np.where(np.isin(np.arange(VOCAB), kept), p, 0.0)
         p /= p.sum()
-    return p
+    return Law(p)
+
+
+@lru_cache(maxsize=20_000)
+def residual(p: Law, q: Law) -> Law:
+    """What is drawn from where a guess from q is rejected."""
+    left = Law(np.maximum(p.p - q.p, 0.0))
+    return left if left.total > 0 else p
 
 
 class Model:
@@ -98,12 +122,12 @@ class Request:
         number = zlib.crc32(body["prompt"].encode())
         self.begin = [number % VOCAB, number // VOCAB % VOCAB]
         self.tokens: list[int] = []
-        self.scores: list[np.ndarray] = []  # log probabilities of each token's position
+        self.scores: list[np.ndarray] = []  # logits of each token's position
         self.reason = "length"
 
     def law(
         self, logits: np.ndarray, written: list[int], *, checks: bool = False, temperature: float | None = None
-    ) -> np.ndarray:
+    ) -> Law:
         """What a token is drawn from after these; checks: whether this is the target at a guessed position."""
         body, fault = self.body, self.fault if checks else None
         frequency, presence = body.get("frequency_penalty", 0.0), body.get("presence_penalty", 0.0)
@@ -117,13 +141,13 @@ class Request:
         top_p = 1.0 if fault == "filter_dropped" else body.get("top_p", 1.0)
         return distribution(logits.tobytes(), t, top_p)
 
-    def pick(self, p: np.ndarray) -> int:
-        return min(int(np.searchsorted(np.cumsum(p), self.draw.random() * p.sum(), side="right")), VOCAB - 1)
+    def pick(self, law: Law) -> int:
+        return law.at(self.draw.random())
 
     def write(self, token: int, target: np.ndarray, draft: np.ndarray, guessed: bool = True) -> None:
         shown = draft if self.fault == "scores_of_draft" and guessed else target
         self.tokens.append(token)
-        self.scores.append(np.log(softmax(shown)))
+        self.scores.append(shown)
 
     def run(self) -> None:
         most = self.body["max_tokens"]
@@ -159,11 +183,11 @@ class Request:
                 kept.append((guess, target, draft))
                 continue
             favour = 2.0 if self.fault == "accepts_too_often" else 1.0
-            if self.draw.random() < favour * p[guess] / max(compared[guess], 1e-12):
+            if self.draw.random() < favour * p.chances[guess] / max(compared.chances[guess], 1e-12):
                 kept.append((guess, target, draft))
                 continue
-            left = p if self.fault == "no_residual" else np.maximum(p - compared, 0.0)
-            kept.append((self.pick(left if left.sum() > 0 else p), target, draft))
+            left = p if self.fault == "no_residual" else residual(p, compared)
+            kept.append((self.pick(left), target, draft))
             break
         else:
             written = begin + [token for token, _, _ in kept]
@@ -207,13 +231,15 @@ class Request:
         out: dict[str, Any] = {"index": index, "text": text, "finish_reason": finish, "logprobs": None}
         count = self.body.get("logprobs")
         if count is not None:
-            top = [{WORDS[at]: float(row[at]) for at in np.argsort(-row)[:count]} for row in self.scores]
+            logprobs = np.log(softmax(np.stack(self.scores)))
+            order = np.argsort(-logprobs)[:, :count].tolist()
+            scores = logprobs.tolist()
             out["logprobs"] = {
                 "tokens": [WORDS[token] for token in self.tokens],
-                "token_logprobs": [float(row[token]) for row, token in zip(self.scores, self.tokens, strict=True)],
+                "token_logprobs": [row[token] for row, token in zip(scores, self.tokens, strict=True)],
                 "top_logprobs": [
-                    {**best, WORDS[token]: float(row[token])}
-                    for best, row, token in zip(top, self.scores, self.tokens, strict=True)
+                    {**{WORDS[at]: row[at] for at in best}, WORDS[token]: row[token]}
+                    for best, row, token in zip(order, scores, self.tokens, strict=True)
                 ],
             }
         return out
@@ -233,6 +259,8 @@ class Server(ThreadingHTTPServer):
 
 class Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    wbufsize = -1  # headers and body in one piece: between two the client's delayed acknowledgement costs 40 ms
+    disable_nagle_algorithm = True
     server: Server
 
     def log_message(self, format: str, *args: object) -> None:
@@ -259,6 +287,8 @@ class Handler(BaseHTTPRequestHandler):
         with server.lock:
             server.active += 1
             busy = server.active > 1
+        if server.fault in UNDER_LOAD:
+            time.sleep(0.005)  # requests that are sent together overlap, however fast the machine answers
         try:
             if busy and server.fault == "crash_under_load" and body.get("speculative") is not False:
                 return self.reply(500, {"error": {"message": "out of slots"}})

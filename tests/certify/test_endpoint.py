@@ -70,8 +70,10 @@ def test_a_fault_of_texts_is_found_by_name(fault: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", sorted(FAULTS if MINUTES else SAMPLED))
 def test_every_fault_is_found_by_name_among_all_checks(fault: str) -> None:
-    """At length (``tests.stress``) all of them; the others are found by text checks alone in the test above."""
-    found = certified(fault, budget=SUBTLE if fault in SAMPLED else {})
+    """At length (``tests.stress``) all of them; the others are found by text checks alone in the test above. At both
+    temperatures then, else at the one at which every fault of samples shows."""
+    budget, temperatures = SUBTLE if fault in SAMPLED else {}, {} if MINUTES else {"temperatures": [0.7]}
+    found = certified(fault, budget=budget, **temperatures)
     assert names(found) == [FAULTS[fault]], (found.verdict, [check.name for check in found.defects])
 
 
@@ -84,8 +86,8 @@ def test_a_sampled_fault_is_found_by_its_law() -> None:
 
 @pytest.mark.slow
 def test_no_false_alarm_in_clean_runs() -> None:
-    """At length (``tests.stress``) twenty, else four."""
-    for seed in range(20 if MINUTES else 4):
+    """At length (``tests.stress``) twenty, else two."""
+    for seed in range(20 if MINUTES else 2):
         found = certified(seed=seed, budget={"samples": 200})
         assert found.verdict == "certified", (seed, found.defects)
 

@@ -93,52 +93,61 @@ def hub() -> Iterator[str]:
     server.server_close()
 
 
-def ask(hub: str, home: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """``foretell generate`` with that hub, in a process of its own: the hub's address is read when it is imported."""
-    program = [
-        sys.executable,
-        "-m",
-        "foretell",
-        "generate",
-        "def f(x):",
-        "--temperature",
-        "0",
-        "--max-new-tokens",
-        "12",
-    ]
+PROGRAM = """
+import json, sys
+from typer.testing import CliRunner
+from foretell.cli.app import app
+given = ["generate", "def f(x):", "--temperature", "0", "--max-new-tokens", "12", "--method", "none", "--json"]
+for arguments in json.load(sys.stdin):
+    done = CliRunner().invoke(app, [*given, *arguments])
+    print(json.dumps([done.exit_code, done.stdout, done.stderr]), flush=True)
+"""
+ASKED: dict[str, list[str]] = {
+    "newest": ["--target", REPO],
+    "old": ["--target", REPO, "--revision", "v1"],
+    "same": ["--target", f"{REPO}@{SHA['v1']}"],
+    "main": ["--target", "bundled/target"],
+    "v1": ["--target", "bundled/draft"],
+    "no revision": ["--target", REPO, "--revision", "v9"],
+    "no model": ["--target", "owner/absent"],
+}
+
+
+@pytest.fixture(scope="module")
+def told(hub: str, tmp_path_factory: pytest.TempPathFactory) -> dict[str, tuple[int, str, str]]:
+    """What ``foretell generate`` says with that hub: (exit status, output, errors). In a process of its own, as the hub's
+    address is read when it is imported; one for all, as importing takes longer than all that is asked."""
     proxies = {name: "" for name in os.environ if name.lower().endswith("_proxy")}
-    settings = {"HF_ENDPOINT": hub, "HF_HOME": str(home), "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", **proxies}
-    return subprocess.run(
-        [*program, "--method", "none", "--json", *arguments], env=os.environ | settings, capture_output=True, text=True,
-        timeout=300,
+    home = str(tmp_path_factory.mktemp("home"))
+    settings = {"HF_ENDPOINT": hub, "HF_HOME": home, "HF_HUB_OFFLINE": "0", "HF_HUB_DISABLE_XET": "1", **proxies}
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=os.environ | settings, input=json.dumps(list(ASKED.values())),
+        capture_output=True, text=True, timeout=300, check=False,
     )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    return {name: tuple(json.loads(line)) for name, line in zip(ASKED, done.stdout.splitlines(), strict=True)}
 
 
 @pytest.mark.slow
-def test_an_id_and_a_revision_give_the_weights_of_that_revision(hub: str, tmp_path: Path) -> None:
-    newest = ask(hub, tmp_path, "--target", REPO)
-    assert newest.returncode == 0, newest.stderr
-    old = ask(hub, tmp_path, "--target", REPO, "--revision", "v1")
-    assert old.returncode == 0, old.stderr
-    same = ask(hub, tmp_path, "--target", f"{REPO}@{SHA['v1']}")
-    assert same.returncode == 0, same.stderr
-    wanted = [ask(hub, tmp_path, "--target", name) for name in ("bundled/target", "bundled/draft")]
-    texts = [json.loads(one.stdout)["token_ids"] for one in (newest, old, same, *wanted)]
-    assert texts[0] == texts[3]
-    assert texts[1] == texts[2] == texts[4]
-    assert texts[0] != texts[1]
+def test_an_id_and_a_revision_give_the_weights_of_that_revision(told: dict[str, tuple[int, str, str]]) -> None:
+    good = [name for name in ASKED if not name.startswith("no ")]
+    assert all(told[name][0] == 0 for name in good), told
+    texts = {name: json.loads(told[name][1])["token_ids"] for name in good}
+    assert texts["newest"] == texts["main"]
+    assert texts["old"] == texts["same"] == texts["v1"]
+    assert texts["newest"] != texts["old"]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("name", "said"),
     [
-        (("--target", REPO, "--revision", "v9"), f"{REPO} has no revision 'v9' on the Hugging Face hub"),
-        (("--target", "owner/absent"), "no model owner/absent on the Hugging Face hub"),
+        ("no revision", f"{REPO} has no revision 'v9' on the Hugging Face hub"),
+        ("no model", "no model owner/absent on the Hugging Face hub"),
     ],
 )
-def test_what_the_hub_has_not_is_one_line(hub: str, tmp_path: Path, arguments: tuple[str, ...], said: str) -> None:
-    result = ask(hub, tmp_path, *arguments)
-    assert result.returncode == 1
-    assert said in result.stderr
-    assert len(result.stderr.strip().splitlines()) == 1
+def test_what_the_hub_has_not_is_one_line(told: dict[str, tuple[int, str, str]], name: str, said: str) -> None:
+    status, _, errors = told[name]
+    assert status == 1
+    assert said in errors
+    assert len(errors.strip().splitlines()) == 1

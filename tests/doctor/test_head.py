@@ -5,7 +5,7 @@ variant is named at 3.5 standard errors over texts, in a direction in which a co
 false-alarm rate of a clean head is far below 1e-3 a variant.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -13,12 +13,14 @@ import pytest
 from foretell import Engine
 from foretell.bench import Item, load_suite
 from foretell.core.errors import ModelError
-from foretell.doctor.contexts import TextScore
+from foretell.doctor import head
+from foretell.doctor.contexts import TextScore, answers
 from foretell.doctor.diagnosis import HeadDiagnosis
 from foretell.doctor.findings import paired
 from foretell.doctor.head import diagnose
 from foretell.doctor.templates import GIVEN, TEMPLATES, formats_of
 from foretell.doctor.variants import FAULTS
+from foretell.train.responses import Responses
 from tests.doctor import plants
 from tests.stress import MINUTES
 
@@ -36,6 +38,28 @@ def questions(start: int, count: int) -> list[Item]:
 @pytest.fixture(scope="module")
 def engine() -> Engine:
     return Engine.load("bundled")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def written_once() -> Iterator[None]:
+    """Most of a diagnosis is the target's answers, and most tests ask the same of the same target."""
+    made: dict[tuple[object, ...], Responses] = {}
+
+    def remembered(engine: Engine, prompts: Sequence[Sequence[int]], **options: int) -> Responses:
+        key = (engine, str(prompts), *options.items())
+        if key not in made:
+            made[key] = answers(engine, prompts, **options)
+        return made[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(head, "answers", remembered)
+        yield
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory: pytest.TempPathFactory) -> Engine:
+    """Another target that writes the same texts."""
+    return Engine.load(str(plants.other_basis(tmp_path_factory.mktemp("other"))))
 
 
 def examine(engine: Engine, name: str | Path, *, start: int = 0, count: int = 15, seed: int = 0) -> HeadDiagnosis:
@@ -65,7 +89,7 @@ QUICK = ("exit", "offsets", "half", "joined")
 )
 def test_a_planted_mistake_is_found_and_named(engine: Engine, tmp_path: Path, plant: str) -> None:
     fault, make, remedy = PLANTS[plant]
-    found = examine(engine, make(tmp_path))
+    found = examine(engine, make(tmp_path), count=10)
     assert faults(found) == [fault]
     assert found.findings[0].remedy.startswith(remedy)
     assert not found.is_healthy
@@ -105,14 +129,13 @@ def test_another_template_is_found(template: str, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("recorded", [True, False])
-def test_another_target_is_found_by_its_record_and_without_one(tmp_path: Path, recorded: bool) -> None:
+def test_another_target_is_found_by_its_record_and_without_one(
+    engine: Engine, others: Engine, tmp_path: Path, recorded: bool
+) -> None:
     """The target writes the same texts, so that nothing but its hidden states says so."""
-    engine = Engine.load(str(plants.other_basis(tmp_path)))
-    plain = Engine.load("bundled")
-    texts = [one.generate("The river", temperature=0.0, max_new_tokens=12).token_ids for one in (engine, plain)]
+    texts = [one.generate("The river", temperature=0.0, max_new_tokens=12).token_ids for one in (others, engine)]
     assert texts[0] == texts[1]
-    head = plants.copy("eagle1", tmp_path, record=recorded)
-    found = examine(engine, head)
+    found = examine(others, plants.copy("eagle1", tmp_path, record=recorded))
     assert faults(found)[:1] == ["other_target"]
 
 

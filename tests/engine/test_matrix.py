@@ -126,7 +126,7 @@ def test_rules_that_read_q_keep_the_joint_law(verify: str, shape: str, draws: Dr
 def test_draws_without_replacement_at_length(verify: str) -> None:
     """Races cannot be enumerated by intervals as other draws are (tests/verify/test_two_steps.py), so production keys over
     several steps are tested at length: power 0.99 against a distribution that differs by 7 % in every one of 27 cells."""
-    many, size, wanted = 30_000, 27, 0.07
+    many, size, wanted = 20_000, 27, 0.07
     critical = chi2.isf(ALPHA, size - 1)
     assert ncx2.sf(critical, size - 1, many * wanted**2) > 0.99
     target, draft = toy(3, seed=3), DraftModel(toy(3, seed=8))

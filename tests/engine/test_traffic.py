@@ -37,8 +37,8 @@ def test_preempted_requests_go_on_where_they_were() -> None:
 
 @pytest.mark.slow
 def test_ten_thousand_steps() -> None:
-    """All of them at length (``tests.stress``), else two thousand."""
-    traffic, num_steps = Traffic(77), size(2_000, 10_000)
+    """All of them at length (``tests.stress``), else one thousand."""
+    traffic, num_steps = Traffic(77), size(1_000, 10_000)
     while traffic.loop.recorder.num_steps < num_steps:
         traffic.round()
     traffic.finish()

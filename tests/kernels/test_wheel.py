@@ -12,6 +12,7 @@ import pytest
 import setuptools
 
 from foretell.kernels import build
+from tests.processes import quick_compiler
 
 ROOT = Path(__file__).parents[2]
 USE = """
@@ -44,10 +45,8 @@ def test_a_wheel_with_kernels_needs_no_compiler(tmp_path: Path) -> None:
         str(tmp_path),
         str(tree),
     ]
-    quick = tmp_path / "cc"  # what is built, packed and loaded is asked here, not how fast it is; the last -O counts
-    quick.write_text(f'#!/bin/sh\nexec {build._compiler()} "$@" -O1\n')
-    quick.chmod(0o755)
-    environment = {**os.environ, "FORETELL_PREBUILD": "1", "CC": str(quick)}
+    # What is built, packed and loaded is asked here, not how fast it is.
+    environment = {**os.environ, "FORETELL_PREBUILD": "1", "CC": str(quick_compiler(tmp_path))}
     subprocess.run(command, env=environment, check=True, capture_output=True, timeout=500)
     (wheel,) = tmp_path.glob("*.whl")
     assert "-py3-none-linux_" in wheel.name

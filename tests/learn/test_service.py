@@ -67,6 +67,14 @@ def learning() -> Iterator[Service]:
     made.close()
 
 
+@pytest.fixture
+def inline() -> Iterator[Service]:
+    """For what does not depend on where it learns: a process imports for seconds."""
+    made = service(LearnOptions(learn_share=1.0, learn_lr=3e-3, where="inline"))
+    yield made
+    made.close()
+
+
 def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
     """Texts are those of a service without learning before, between and after a swap and the death of the process;
     after it the learned version serves on, and nothing else is lost."""
@@ -95,13 +103,13 @@ def test_the_process_learns_swaps_and_can_be_killed(learning: Service) -> None:
     assert "has ended" in learning.learner()["failure"]
 
 
-def test_nothing_is_kept_of_requests_that_ask_for_it(learning: Service) -> None:
-    learner = learner_of(learning)
+def test_nothing_is_kept_of_requests_that_ask_for_it(inline: Service) -> None:
+    learner = learner_of(inline)
     for number in range(3):
-        ask(learning, number, store=False)
+        ask(inline, number, store=False)
     assert learner.figures().num_texts == 0
     assert learner.figures().num_skipped == 3
-    ask(learning, 9)
+    ask(inline, 9)
     assert learner.figures().num_texts == 1
     assert learner.capture.held_bytes == 0
 
@@ -140,8 +148,8 @@ def test_methods_that_cannot_learn_are_refused_at_the_start() -> None:
     made.close()
 
 
-def test_http_state_commands_and_metrics_behind_the_key(learning: Service) -> None:
-    with TestClient(build_app(learning, ServerOptions(api_keys=("one", "two")))) as client:
+def test_http_state_commands_and_metrics_behind_the_key(inline: Service) -> None:
+    with TestClient(build_app(inline, ServerOptions(api_keys=("one", "two")))) as client:
         first, second = ({"authorization": f"Bearer {key}"} for key in ("one", "two"))
         assert client.get("/v1/foretell/learner").status_code == 401
         assert client.post("/v1/foretell/learner", json={"action": "pause"}).status_code == 401

@@ -1,8 +1,8 @@
 """Runs named tests against changed copies of the package, each in a forked child: imports are paid for once.
 
 ``python runner.py`` reads a JSON list of jobs from stdin, ``{"src": directory, "tests": [node ids], "timeout_s": 60}``,
-and writes one JSON line a job to stdout: pytest's exit code (124 where the time was up first) and the end of what it
-printed.
+with ``"environment": {name: value}`` where that differs, and writes one JSON line a job to stdout: pytest's exit code
+(124 where the time was up first) and the end of what it printed.
 The package must not be imported before the fork: each child imports its own copy.
 """
 
@@ -42,7 +42,7 @@ def run(job: dict[str, Any]) -> dict[str, Any]:
             os.setsid()
             os.dup2(output.fileno(), 1)
             os.dup2(output.fileno(), 2)
-            _test(job["src"], job["tests"])
+            _test(job["src"], job["tests"], job.get("environment", {}))
         code = _wait(child, time.monotonic() + job["timeout_s"])
         output.seek(0)
         return {"code": code, "output": output.read()[-OUTPUT_END:]}
@@ -60,10 +60,11 @@ def _wait(child: int, deadline: float) -> int:
         time.sleep(0.01)
 
 
-def _test(source: str, tests: list[str]) -> None:
+def _test(source: str, tests: list[str], environment: dict[str, str]) -> None:
     import pytest
 
     sys.path.insert(0, source)
+    os.environ.update(environment, FORETELL_PLANTED_BUG="1")
     os.environ["PYTHONPATH"] = source + os.pathsep + os.environ.get("PYTHONPATH", "")
     os.environ["PYTEST_DISABLE_PLUGIN_AUTOLOAD"] = "1"  # none other is needed here, and some import for seconds
     code = 99

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import sys
 import tomllib
+from collections import defaultdict
 from functools import cache
 from importlib.util import cache_from_source
 from pathlib import Path
@@ -23,6 +24,8 @@ import pytest
 
 import foretell
 from foretell.kernels.native import variant
+from tests.cputime import known
+from tests.processes import quick_compiler
 from tests.stress import MINUTES
 
 HERE = Path(__file__).parent
@@ -47,17 +50,18 @@ def homes(old: str, files: dict[Path, str]) -> list[Path]:
 
 
 def copy_of_package(directory: Path, files: dict[Path, str], bug: dict[str, Any] | None) -> Path:
-    """A directory for PYTHONPATH with a copy of the package, one bug in it. Weights are linked, not copied.
+    """A directory for PYTHONPATH with a copy of the package, one bug in it. All other files are links.
 
-    Compiled files are copied too (copies keep the times that they are checked by), but for the bug's: compiling the
-    package costs more than most of the tests.
+    Compiled files are linked too, but for the bug's: compiling the package costs more than most of the tests. Python puts
+    a new one in the place of such a link, and leaves the file alone.
     """
     package = directory / "foretell"
-    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("bundled"))
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("bundled"), copy_function=os.symlink)
     (package / "bundled").symlink_to(PACKAGE / "bundled", target_is_directory=True)
     if bug is not None:
         (home,) = homes(bug["old"], files)
         Path(cache_from_source(package / home)).unlink(missing_ok=True)
+        (package / home).unlink()  # the link: what is written next must not go to the package itself
         (package / home).write_text(files[home].replace(bug["old"], bug["new"]))
     return directory
 
@@ -132,19 +136,29 @@ def test_a_timeout_is_no_failure_unless_the_bug_says_so() -> None:
 # -- planted ---------------------------------------------------------------------------------------------------------
 
 
+def job(directory: Path, files: dict[Path, str], bug: dict[str, Any] | None, tests: list[str]) -> dict[str, Any]:
+    """For ``runner.py``. directory: of all jobs; where C is changed, kernels are built there, without optimising."""
+    source = directory / (bug["id"] if bug else "none")
+    made = {"src": str(copy_of_package(source, files, bug)), "tests": tests, "timeout_s": TIMEOUT_S}
+    return {**made, "environment": unoptimised(directory, bug)} if bug and is_c(bug, files) else made
+
+
+def is_c(bug: dict[str, Any], files: dict[Path, str]) -> bool:
+    return homes(bug["old"], files)[0].suffix != ".py"
+
+
+def unoptimised(directory: Path, bug: dict[str, Any]) -> dict[str, str]:
+    """Settings by which kernels are built quickly, and none is left in the user's cache."""
+    isa = {} if "needs" in bug else {"FORETELL_ISA": "avx512"}  # the quickest to build, where the CPU has it
+    return {"CC": str(quick_compiler(directory)), "FORETELL_CACHE": str(directory / "kernels"), **isa}
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("part", range(NUM_PARTS))
 def test_every_planted_bug_is_caught(part: int, tmp_path: Path) -> None:
     files = sources()
     mine = [bug for bug in BUGS[part::NUM_PARTS] if bug.get("needs") in (None, variant())]
-    jobs = [
-        {
-            "src": str(copy_of_package(tmp_path / bug["id"], files, bug)),
-            "tests": bug["tests"],
-            "timeout_s": bug.get("hangs", TIMEOUT_S),
-        }
-        for bug in mine
-    ]
+    jobs = [{**job(tmp_path, files, bug, bug["tests"]), "timeout_s": bug.get("hangs", TIMEOUT_S)} for bug in mine]
     escaped = []
     for bug, found in zip(mine, results(jobs), strict=True):
         if why := escape(bug, found["code"]):
@@ -152,32 +166,61 @@ def test_every_planted_bug_is_caught(part: int, tmp_path: Path) -> None:
     assert not escaped, "\n".join(escaped)
 
 
+def cheapest(tests: set[str]) -> list[str]:
+    """Of each file the test that costs least, with all its cases."""
+    seconds = known().seconds
+
+    def cost(node: str) -> float:
+        return sum(one for name, one in seconds.items() if name == node or name.startswith(f"{node}["))
+
+    by_file: dict[str, list[str]] = defaultdict(list)
+    for node in sorted(tests):
+        by_file[node.split("::")[0]].append(node)
+    return [min(nodes, key=cost) for nodes in by_file.values()]
+
+
+@pytest.fixture(scope="module")
+def controls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """What the runner says where no bug is planted. One run for all: it imports for seconds."""
+    directory, files = tmp_path_factory.mktemp("controls"), sources()
+    endless = directory / "test_endless.py"
+    endless.write_text("import time\n\n\ndef test_endless():\n    time.sleep(600)\n")
+    tests = {node for bug in BUGS for node in bug["tests"]}
+    in_c = [bug for bug in BUGS if is_c(bug, files) and bug.get("needs") in (None, variant())]
+    harmless = {**BUGS[0], "new": f"{BUGS[0]['old']}  # the same"}
+    none = job(directory, files, None, sorted(tests) if MINUTES else cheapest(tests))
+    jobs = {
+        "none": {**none, "timeout_s": 4 * TIMEOUT_S},
+        **{
+            f"{bug['id']} is not there": {**none, "tests": bug["tests"], "environment": unoptimised(directory, bug)}
+            for bug in in_c
+        },
+        "endless": {**none, "tests": [str(endless)], "timeout_s": 3.0},
+        "harmless": job(directory, files, harmless, harmless["tests"]),
+    }
+    return dict(zip(jobs, results(list(jobs.values())), strict=True))
+
+
 @pytest.mark.slow
-def test_control_without_a_bug_the_same_tests_pass(tmp_path: Path) -> None:
+def test_control_without_a_bug_the_same_tests_pass(controls: dict[str, dict[str, Any]]) -> None:
     """The copy, not a bug, could be what makes tests fail. One test of each file, or all where minutes are given."""
-    tests = sorted({node for bug in BUGS for node in bug["tests"]})
-    if not MINUTES:
-        tests = list({node.split("::")[0]: node for node in tests}.values())
-    source = str(copy_of_package(tmp_path / "src", sources(), None))
-    (found,) = results([{"src": source, "tests": tests, "timeout_s": 4 * TIMEOUT_S}])
-    assert found["code"] == 0, found["output"]
+    assert controls["none"]["code"] == 0, controls["none"]["output"]
 
 
 @pytest.mark.slow
-def test_control_tests_that_do_not_end_are_told_apart(tmp_path: Path) -> None:
+def test_control_kernels_that_are_not_optimised_pass_too(controls: dict[str, dict[str, Any]]) -> None:
+    found = {name: one["output"] for name, one in controls.items() if "is not there" in name and one["code"]}
+    assert not found, "\n".join(found.values())
+
+
+@pytest.mark.slow
+def test_control_tests_that_do_not_end_are_told_apart(controls: dict[str, dict[str, Any]]) -> None:
     """A bug that hangs, with a test that would else pass: the runner says that the time was up, not that a test failed."""
-    source = str(copy_of_package(tmp_path / "src", sources(), None))
-    (tmp_path / "test_endless.py").write_text("import time\n\n\ndef test_endless():\n    time.sleep(600)\n")
-    (found,) = results([{"src": source, "tests": [str(tmp_path / "test_endless.py")], "timeout_s": 3.0}])
-    assert found["code"] == TIME_WAS_UP
-    assert "say 'hangs'" in escape(BUGS[0], found["code"])
+    assert controls["endless"]["code"] == TIME_WAS_UP
+    assert "say 'hangs'" in escape(BUGS[0], controls["endless"]["code"])
 
 
 @pytest.mark.slow
-def test_control_a_change_that_is_no_bug_escapes(tmp_path: Path) -> None:
+def test_control_a_change_that_is_no_bug_escapes(controls: dict[str, dict[str, Any]]) -> None:
     """Negative control of the runner: a comment, planted like a bug, must not count as caught."""
-    bug = BUGS[0]
-    harmless = {**bug, "new": f"{bug['old']}  # the same"}
-    source = str(copy_of_package(tmp_path / "src", sources(), harmless))
-    (found,) = results([{"src": source, "tests": bug["tests"], "timeout_s": TIMEOUT_S}])
-    assert found["code"] == 0, found["output"]
+    assert controls["harmless"]["code"] == 0, controls["harmless"]["output"]

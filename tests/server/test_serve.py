@@ -72,7 +72,7 @@ def serving(*options: str) -> Iterator[Process]:
 def test_a_signal_lets_requests_finish() -> None:
     with serving() as server, httpx.Client(base_url=server.url, timeout=WAIT_S) as client:
         assert client.get("/ready").status_code == 200
-        body = {"model": "bundled", "prompt": "a", "max_tokens": 3000, "ignore_eos": True, "stream": True, "seed": 1}
+        body = {"model": "bundled", "prompt": "a", "max_tokens": 1200, "ignore_eos": True, "stream": True, "seed": 1}
         with client.stream("POST", "/v1/completions", json=body) as response:
             lines = (line for line in response.iter_lines() if line.startswith("data: "))  # no pings
             first = next(lines)

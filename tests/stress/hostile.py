@@ -427,7 +427,7 @@ async def freezes(scene: Scene, requests: list[tuple[str, dict[str, Any]]]) -> s
 
     async def attack() -> None:
         async with httpx.AsyncClient(base_url=scene.server.url, timeout=TIMEOUT) as client:
-            for _ in range(scene.count(4)):
+            for _ in range(max(1, round(4 * scene.scale))):
                 told = await asyncio.gather(*(client.post(path, json=body) for path, body in requests))
                 answers.update(answer.status_code for answer in told)
 

@@ -9,8 +9,8 @@ SERVE = "--speculation on --also ngram --max-num-seqs 8"
 
 @pytest.mark.slow
 def test_soak() -> None:
-    clients, pool = size(6, 16), size(12, 60)
-    arguments = ["--minutes", str(minutes(0.2)), "--clients", str(clients), "--pool", str(pool)]
+    clients, pool = size(6, 16), size(8, 60)
+    arguments = ["--minutes", str(minutes(0.1)), "--clients", str(clients), "--pool", str(pool)]
     assert soak.main([*arguments, "--serve-args", SERVE]) == 0
 
 

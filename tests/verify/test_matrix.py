@@ -108,9 +108,10 @@ def test_every_shape(verifier: Verifier, drafted: int) -> None:
 
 
 @named(ON_TREES)
-def test_every_shape_at_v_4(verifier: Verifier) -> None:
+@pytest.mark.parametrize("most", [5, 6])
+def test_every_shape_at_v_4(verifier: Verifier, most: int) -> None:
     probs = tables(4, 4, 5)
-    for parent in shapes(6):
+    for parent in shapes(most):
         for case in labelled(parent, 4, num_mixed=2, seed=1):
             assert error(verifier, case, probs) < TOLERANCE, case
 
