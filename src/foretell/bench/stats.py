@@ -158,7 +158,7 @@ def paired_difference(one: int, other: int, hits: int, count: int) -> Interval:
     mine, theirs = wilson(hits, count), wilson(second, count)
     neither = count - both - one - other
     spread = hits * (count - hits) * second * (count - second)
-    cross = both * neither - one * other
+    cross = float(both * neither - one * other)
     if cross > 0:
         cross = max(0.0, cross - count / 2)  # his correction for continuity
     phi = cross / math.sqrt(spread) if spread else 0.0
