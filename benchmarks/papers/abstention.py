@@ -81,10 +81,13 @@ def run(args: argparse.Namespace) -> Row:
         Line("easy questions: GPT-4 / plain decoding here", GPT4_EASY, *_shares(easy)),
     ]
     coupled = found.get("coupled")
-    kept = coupled is None or coupled["same"] == coupled["count"]
+    why = "coupled was not asked for"
+    if coupled is not None:
+        equal = coupled["same"] == coupled["count"]
+        why = "under coupled every answer is plain decoding's" if equal else "COUPLED DIFFERS FROM PLAIN"
     return Row(
         "abstention", f'"The Impossible Test", {PAPER}', "abstract", lines, "other questions, other models: no verdict",
-        "under coupled every answer is plain decoding's" if kept else "COUPLED DIFFERS FROM PLAIN",
+        why,
         {rule: {**entry, "parts": [vars(part) | {"share": vars(part.share)} for part in entry["parts"]]}
          for rule, entry in found.items()},
     )  # fmt: skip

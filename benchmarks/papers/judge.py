@@ -61,9 +61,12 @@ def run(args: argparse.Namespace) -> Row:
         lines.append(Line(f"`{rule}`: right", None, *_percent(share), " %"))
         lines.append(Line(f"`{rule}`: right, less exact", None, *_percent(lost), " points"))
     lines.append(Line("exact: right", None, *_percent(found[rules[0]]["right"]), " %"))
+    best = max((found[rule]["gain"].value for rule in rules[1:]), default=1.0)
+    most = (1 + args.gamma) / found[rules[0]]["length"]
     return Row(
-        "judge", "Judge decoding, Bachmann et al. 2025, 2501.19309", "abstract; table of accepted lengths", lines, "lost",
-        "the exact rule already keeps most of what this draft guesses right; no rule here trebles a step",
+        "judge", "Judge decoding, Bachmann et al. 2025, 2501.19309", "abstract; table of accepted lengths", lines,
+        "won" if best > JUDGE_GAIN else "lost",
+        f"with {args.gamma} guesses a step no rule could be more than {most:.2f} times as long as the exact one",
         {rule: {name: vars(x) if isinstance(x, Interval) else x for name, x in of.items()} for rule, of in found.items()},
     )  # fmt: skip
 

@@ -56,6 +56,9 @@ def test_answers_are_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     first = abstention.run(args)
     assert len(file.read_text(encoding="utf-8").splitlines()) == 3 * 9
     assert first.why == "under coupled every answer is plain decoding's"
+    args.rules = "typical"
+    assert abstention.run(args).why == "coupled was not asked for"
+    args.rules = "coupled,typical"
 
     def refuse(*_: Any, **__: Any) -> None:
         raise AssertionError("loaded again")
@@ -96,6 +99,8 @@ def test_a_judge_run_that_was_killed_goes_on_and_the_batch_changes_nothing(tmp_p
     assert len(file.read_text(encoding="utf-8").splitlines()) == 6 + 1 + 4
     assert first.details["coupled"]["same"] == first.details["coupled"]["kept"] == 5
     assert first.details["coupled"]["cut"] > 0
+    assert first.verdict == "lost"
+    assert first.why.endswith(f"{4 / first.details['coupled']['length']:.2f} times as long as the exact one")
 
 
 def _record(rule: str, at: int, text: str, steps: int, accepted: int) -> dict[str, Any]:
