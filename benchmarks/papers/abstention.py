@@ -10,22 +10,20 @@ decoding (McNemar's exact test); under ``coupled`` every answer must be plain de
 """
 
 import argparse
-import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.papers.answers import PLAIN, Answers, Engines, params
 from benchmarks.papers.row import Line, Row, dtype_of
 
-from foretell import Engine, Request, SamplingParams
-from foretell.bench import Item, encode_item, read_suite
+from foretell import Engine
+from foretell.bench import read_suite
 from foretell.bench.quality import Quality, quality
-from foretell.bench.script import answer_text
 from foretell.bench.stats import wilson
 from foretell.bench.unknown import says_unknown
-from foretell.engine.config import speculative_config
 
-PLAIN = "none"
 RULES = "coupled,rejection,typical,top_n,threshold,lenience,divergence,entropy_gated/window=3"
 BEST, GPT4_HARD, GPT4_EASY = 0.68, 0.358, 0.200
 PAPER = "Noever and McKee 2024, 2411.14486"
@@ -49,21 +47,22 @@ def options(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> Row:
     """Answer, judge, compare."""
     items = read_suite("abstention").items[: args.limit]
-    answers = Answers(args)
+    setting = [str(args.target), args.method, str(args.draft), args.gamma, args.temperature, args.tokens]
+    answers, engines = Answers(args.answers, setting, seeds=args.seeds), Engines(partial(engine, args))
     rules = [rule for rule in args.rules.split(",") if rule]
     for rule in [PLAIN, *rules]:
-        answers.complete(rule, items)
+        answers.complete(rule, items, partial(engines.of, rule), partial(params, args), batch_size=args.batch_size)
     groups = {at: item.category for at, item in enumerate(items)}
     levels = {at: f"level {item.level}" for at, item in enumerate(items)}
-    plain = answers.judged(PLAIN, items)
+    plain = judged(answers.of(PLAIN, items))
     found: dict[str, dict[str, Any]] = {}
     for rule in [PLAIN, *rules]:
-        mine = answers.judged(rule, items)
+        mine = judged(answers.of(rule, items))
         by = [
             *quality(_spread(groups, args.seeds), mine, plain),
             *quality(_spread(levels, args.seeds), mine, plain)[1:],
         ]
-        same = answers.same(rule, items)
+        same = answers.same(rule, PLAIN, items)
         found[rule] = {"parts": by, "same": same, "count": len(mine), "length": answers.length(rule, items)}
         whole = by[0]
         print(
@@ -82,13 +81,29 @@ def run(args: argparse.Namespace) -> Row:
         Line("easy questions: GPT-4 / plain decoding here", GPT4_EASY, *_shares(easy)),
     ]
     coupled = found.get("coupled")
-    kept = coupled is None or coupled["same"] == coupled["count"]
+    why = "coupled was not asked for"
+    if coupled is not None:
+        equal = coupled["same"] == coupled["count"]
+        why = "under coupled every answer is plain decoding's" if equal else "COUPLED DIFFERS FROM PLAIN"
     return Row(
         "abstention", f'"The Impossible Test", {PAPER}', "abstract", lines, "other questions, other models: no verdict",
-        "under coupled every answer is plain decoding's" if kept else "COUPLED DIFFERS FROM PLAIN",
+        why,
         {rule: {**entry, "parts": [vars(part) | {"share": vars(part.share)} for part in entry["parts"]]}
          for rule, entry in found.items()},
     )  # fmt: skip
+
+
+def engine(args: argparse.Namespace) -> Engine:
+    """The target with its drafter."""
+    keys: dict[str, Any] = {"method": args.method, "num_speculative_tokens": args.gamma}
+    if args.draft:
+        keys["model"] = args.draft
+    return Engine.load(args.target, speculative=keys, dtype=dtype_of(str(args.target)))
+
+
+def judged(records: Sequence[dict[str, Any]]) -> dict[int, bool]:
+    """Whether each answer says that nobody knows."""
+    return {at: says_unknown(record["text"]) for at, record in enumerate(records)}
 
 
 def _shares(part: Quality) -> tuple[float, float, float]:
@@ -98,94 +113,6 @@ def _shares(part: Quality) -> tuple[float, float, float]:
 def _spread(groups: dict[int, str], seeds: int) -> dict[int, str]:
     """The same for answers: question at with seed s is at * seeds + s."""
     return {at * seeds + s: name for at, name in groups.items() for s in range(seeds)}
-
-
-class Answers:
-    """Answers by rule, question and seed, in a file where one is given."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        self.args, self.known = args, dict[tuple[str, str, int], dict[str, Any]]()
-        self.engine: Engine | None = None
-        if args.answers is not None and args.answers.exists():
-            for line in args.answers.read_text(encoding="utf-8").splitlines():
-                record = json.loads(line)
-                if record["setting"] == self.setting():
-                    self.known[record["rule"], record["question_id"], record["seed"]] = record
-
-    def setting(self) -> list[Any]:
-        """What an answer depends on, beside rule, question and seed."""
-        a = self.args
-        return [str(a.target), a.method, str(a.draft), a.gamma, a.temperature, a.tokens]
-
-    def complete(self, rule: str, items: Sequence[Item]) -> None:
-        """Answer what is missing."""
-        missing = [
-            (item, seed) for item in items for seed in range(self.args.seeds)
-            if (rule, str(item.question_id), seed) not in self.known
-        ]  # fmt: skip
-        size = 8 * self.args.batch_size
-        for begin in range(0, len(missing), size):
-            part = missing[begin : begin + size]
-            engine = self._engine(rule)
-            requests = [
-                Request(
-                    encode_item(engine, item),
-                    SamplingParams(temperature=self.args.temperature, max_new_tokens=self.args.tokens, seed=seed),
-                )
-                for item, seed in part
-            ]
-            done = engine.generate_batch(requests, batch_size=self.args.batch_size)
-            with self.args.answers.open("a", encoding="utf-8") if self.args.answers else _nowhere() as stream:
-                for (item, seed), one in zip(part, done, strict=True):
-                    record = {
-                        "setting": self.setting(), "rule": rule, "question_id": str(item.question_id), "seed": seed,
-                        "category": item.category, "level": item.level, "ids": list(one.token_ids),
-                        "text": answer_text(engine, one.token_ids), "steps": one.num_steps,
-                        "accepted": one.num_accepted_tokens,
-                    }  # fmt: skip
-                    self.known[rule, record["question_id"], seed] = record
-                    stream.write(json.dumps(record) + "\n")
-            print(f"  {rule}: {begin + len(part)} of {len(missing)}", flush=True)
-
-    def _engine(self, rule: str) -> Engine:
-        a = self.args
-        keys: dict[str, Any] = {"method": a.method, "num_speculative_tokens": a.gamma}
-        if a.draft:
-            keys["model"] = a.draft
-        if self.engine is None:
-            self.engine = Engine.load(a.target, speculative=keys, dtype=dtype_of(str(a.target)))
-        if rule == PLAIN:
-            return self.engine.with_method("none")
-        return self.engine.with_method(speculative_config({**keys, "verify": rule}), method=self.engine.method)
-
-    def of(self, rule: str, items: Sequence[Item]) -> list[dict[str, Any]]:
-        """All records of a rule: question by question, seed by seed."""
-        return [self.known[rule, str(item.question_id), s] for item in items for s in range(self.args.seeds)]
-
-    def judged(self, rule: str, items: Sequence[Item]) -> dict[int, bool]:
-        """Whether each answer says that nobody knows."""
-        return {at: says_unknown(record["text"]) for at, record in enumerate(self.of(rule, items))}
-
-    def same(self, rule: str, items: Sequence[Item]) -> int:
-        """Answers whose tokens are plain decoding's."""
-        pairs = zip(self.of(rule, items), self.of(PLAIN, items), strict=True)
-        return sum(mine["ids"] == theirs["ids"] for mine, theirs in pairs)
-
-    def length(self, rule: str, items: Sequence[Item]) -> float:
-        """Mean acceptance length."""
-        records = self.of(rule, items)
-        return 1 + sum(one["accepted"] for one in records) / max(1, sum(one["steps"] for one in records))
-
-
-class _nowhere:
-    def __enter__(self) -> "_nowhere":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        pass
-
-    def write(self, text: str) -> None:
-        """Drop it."""
 
 
 def show_parts(found: dict[str, dict[str, Any]]) -> None:

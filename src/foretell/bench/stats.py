@@ -145,6 +145,33 @@ def wilson(hits: int, count: int, *, z: float = 1.959963984540054) -> Interval:
     return Interval(share, max(0.0, (middle - half) / scale), min(1.0, (middle + half) / scale))
 
 
+def paired_difference(one: int, other: int, hits: int, count: int) -> Interval:
+    """Share of one side less the other's on the same ``count`` questions, with its 95 % interval (Newcombe 1998, Statistics
+    in Medicine 17, 2635: method 10, from Wilson's two intervals and the correlation of the sides).
+
+    one, other: questions that only this side has right. hits: those that ``one``'s side has right in all. NaN, between -1
+    and 1, of nothing.
+    """
+    if not count:
+        return Interval(math.nan, -1.0, 1.0)
+    both, second = hits - one, hits - one + other
+    mine, theirs = wilson(hits, count), wilson(second, count)
+    neither = count - both - one - other
+    spread = hits * (count - hits) * second * (count - second)
+    cross = float(both * neither - one * other)
+    if cross > 0:
+        cross = max(0.0, cross - count / 2)  # his correction for continuity
+    phi = cross / math.sqrt(spread) if spread else 0.0
+
+    def reach(a: float, b: float) -> float:
+        return math.sqrt(max(0.0, a * a - 2 * phi * a * b + b * b))
+
+    value = mine.value - theirs.value
+    low = reach(mine.value - mine.low, theirs.high - theirs.value)
+    high = reach(mine.high - mine.value, theirs.value - theirs.low)
+    return Interval(value, max(-1.0, value - low), min(1.0, value + high))
+
+
 def mcnemar(one: int, other: int) -> float:
     """Two-sided p-value of discordant pairs, ``one`` on one side and ``other`` on the other, if each side were as likely
     (McNemar 1947, exact: binomial with 1/2). 1 without any."""
