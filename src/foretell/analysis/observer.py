@@ -49,6 +49,7 @@ class Step:
     num_guesses: int
     depth_limit: int  # guesses in a line that the shape and the row's limit allowed
     slots: list[GuessSlot]
+    is_light: bool = False  # see ``StepEvent``
 
 
 @dataclass
@@ -75,7 +76,9 @@ class Record:
             slots.append(GuessSlot(bool(children), kept, probs))
         position = len(event.rows[0].token_ids) - len(commit.tokens[0])
         num_guesses = sum(above >= 0 for above in parent)
-        self.steps.append(Step(self.text, position, len(commit.tokens[0]), num_guesses, depth_limit, slots))
+        self.steps.append(
+            Step(self.text, position, len(commit.tokens[0]), num_guesses, depth_limit, slots, event.is_light)
+        )
 
 
 def _agreement(evidence: Evidence, node: int, guess: int, logits: Sequence[Tensor]) -> Agreement | None:

@@ -369,6 +369,7 @@ class Engine:
             "exact": config.verifier.exact,
             "speculative": config.resolved(),
             **({} if head is None else {"head": head}),
+            **({"reads_again": spec.reads_again} if spec.reads_again else {}),
         }
 
 

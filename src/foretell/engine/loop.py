@@ -278,6 +278,8 @@ class Loop:
         watched = [index for index, job in enumerate(jobs) if job.submission.watch is not None]
         alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
         event = self.batch.step(caps, paid, draft_logits=alone)
+        if self.observers or watched or self.recorder.steps is not None:
+            event.light_steps = self.batch.grouped.light_steps
         if self.observers or watched:
             event.parts, event.draft_logits = self.batch.parts(), self.batch.draft_logits
             event.tap_layers = self.batch.grouped.tapping.drafter
