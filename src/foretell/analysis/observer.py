@@ -100,7 +100,9 @@ def _agreement(evidence: Evidence, node: int, guess: int, logits: Sequence[Tenso
 def observe(engine: Engine, config: MethodConfig, method: Method) -> tuple[Engine, Record]:
     """The engine's target decoding by config and method, and the record that its steps will fill."""
     record = Record()
-    made = Engine(engine.model, engine.tokenizer, speculative=config, method=method, width=engine.width)
+    made = Engine(
+        engine.model, engine.tokenizer, speculative=config, method=method, width=engine.width, drafter_errors="raise"
+    )
     made.observers.append(record)
     made.observes_draft_logits = True
     return made, record

@@ -118,7 +118,7 @@ def check_up(
         called = candidate.method if candidate.drafter is None else f"{candidate.method} ({candidate.drafter})"
         progress(called)
         try:
-            own = engine.with_method(candidate.config, speculation="on")
+            own = engine.with_method(candidate.config, speculation="on", drafter_errors="raise")
         except ForetellError as error:
             not_tried[called] = str(error)
             continue
