@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from foretell.doctor.predict import (
     predicted,
     predictions,
     step_cost_of,
+    tails,
 )
 from foretell.planner.observed import step_costs
 
@@ -60,7 +62,7 @@ def test_costs_between_and_beyond_the_timed_numbers_of_guesses() -> None:
     assert step_cost_of(costs, {3: 1.0}) == pytest.approx(1.75)
     assert step_cost_of(costs, {1: 0.5, 4: 0.5}) == pytest.approx((1.25 + 2.0) / 2)
     assert step_cost_of(costs, {6: 1.0}) == pytest.approx(2.5)
-    assert step_cost_of(costs, {}) is None
+    assert step_cost_of(costs, {}) == 0.0
 
 
 def texts(rate: float, count: int, steps: int, seed: int) -> list[TextAcceptance]:
@@ -82,18 +84,18 @@ def times(count: int, cost: float, first: float = 0.0) -> list[TextTimes]:
 
 def test_a_known_cost_and_rate_give_the_known_speedup() -> None:
     made = [TextAcceptance((10, 5), (5.0, 2.5), {2: 10}, 17)]
-    (found,) = predictions(made, times(1, 1.25), [2], fixed=True, num_tokens=100)
+    (found,) = predictions(made, times(1, 1.25), [2], num_tokens=100)
     assert found.cost == pytest.approx(1.25)
     assert found.tokens_per_step == pytest.approx(100 / num_steps([0.5, 0.5], 100))
     assert found.speedup.value == pytest.approx(found.tokens_per_step / 1.25)
-    late = predicted(pool(made, times(1, 1.25, first=8.0), split=True), 2, 100, fixed=True)
+    late = predicted(pool(made, times(1, 1.25, first=8.0), split=True), 2, 100)
     assert late is not None
     assert late[2] == pytest.approx(100 / (8.0 + 1.25 * num_steps([0.5, 0.5], 100)))
 
 
 def test_methods_that_find_few_guesses_cost_less() -> None:
     made = [TextAcceptance((10, 5), (5.0, 2.5), {0: 5, 2: 5}, 17)]
-    (found,) = predictions(made, times(1, 1.5), [2], fixed=False, num_tokens=50)
+    (found,) = predictions(made, times(1, 1.5), [2], num_tokens=50)
     assert found.cost == pytest.approx(1.25)
 
 
@@ -102,7 +104,7 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
     truth = 60 / num_steps([0.6, 0.6], 60) / 1.2
     hits = narrow = 0
     for seed in range(60):
-        (found,) = predictions(texts(0.6, 12, 30, seed), times(4, 1.2), [2], fixed=True, num_tokens=60, seed=seed)
+        (found,) = predictions(texts(0.6, 12, 30, seed), times(4, 1.2), [2], num_tokens=60, seed=seed)
         hits += found.speedup.low <= truth <= found.speedup.high
         middle = (found.speedup.low + found.speedup.high) / 2
         narrow += middle * 0.999 <= truth <= middle * 1.001
@@ -111,11 +113,61 @@ def test_the_interval_covers_the_truth_as_often_as_it_says() -> None:
 
 
 def test_nothing_timed_predicts_nothing() -> None:
-    assert predictions(texts(0.5, 3, 10, 0), [], [1, 2], fixed=True, num_tokens=20) == []
+    assert predictions(texts(0.5, 3, 10, 0), [], [1, 2], num_tokens=20) == []
 
 
 def test_any_seed_is_taken() -> None:
     """A negative one ended the command in an internal error, after all that it had measured."""
     for seed in (-1, 10**24):
-        (found,) = predictions(texts(0.6, 12, 30, 0), times(4, 1.2), [2], fixed=True, num_tokens=60, seed=seed)
+        (found,) = predictions(texts(0.6, 12, 30, 0), times(4, 1.2), [2], num_tokens=60, seed=seed)
         assert found.speedup.low <= found.speedup.value <= found.speedup.high
+
+
+def test_a_light_part_costs_what_its_own_steps_cost() -> None:
+    """Two steps of three are paid, with 4 guesses at 3 plain steps; the others find 8 for next to nothing. Were every step
+    one of 8 guesses, a step would cost 1.25."""
+    made = [TextAcceptance((9, 6), (6.0, 3.0), {4: 6}, 18, {8: 3})]
+    timed = [TextTimes([timing(0, 1.0)] * 5, [timing(4, 3.0)] * 5, 0.0, [timing(8, 1.25)] * 5)]
+    (found,) = predictions(made, timed, [8], num_tokens=60)
+    assert found.cost == pytest.approx((2 * 3.0 + 1.25) / 3)
+
+
+def test_kinds_of_steps_that_were_not_timed_cost_as_the_others() -> None:
+    made = [TextAcceptance((9, 6), (6.0, 3.0), {4: 6}, 18, {4: 3})]
+    for light in (False, True):
+        steps = [timing(4, 2.0)] * 5
+        timed = [TextTimes([timing(0, 1.0)] * 5, [] if light else steps, 0.0, steps if light else [])]
+        (found,) = predictions(made, timed, [4], num_tokens=60)
+        assert found.cost == pytest.approx(2.0)
+
+
+def test_a_step_that_had_no_more_guesses_costs_no_more() -> None:
+    """The second of a method's steps made 2 guesses of the 4 that it may make."""
+    made = [TextAcceptance((10, 5), (5.0, 2.5), {2: 5, 4: 5}, 17)]
+    timed = [TextTimes([timing(0, 1.0)] * 5, [timing(2, 1.5)] * 5 + [timing(4, 2.0)] * 5, 0.0)]
+    found = predictions(made, timed, [1, 2, 4], num_tokens=60)
+    assert [one.cost for one in found] == pytest.approx([1.25, 1.5, 1.75])
+
+
+def test_quantiles_of_few_texts_lie_further_out() -> None:
+    """Student's t at 0.975: 2.776 for 4 degrees of freedom, 2.262 for 9, 1.960 for very many."""
+    for count, t in ((5, 2.776445), (10, 2.262157), (10**6, 1.959966)):
+        low, high = tails(count)
+        assert low == pytest.approx(NormalDist().cdf(-t * (count / (count - 1)) ** 0.5), rel=1e-4)
+        assert high == pytest.approx(1.0 - low)
+    assert tails(5)[0] < tails(10)[0] < 0.01
+
+
+def test_few_texts_are_covered_as_often_as_it_says() -> None:
+    """300 means of 5 normal numbers: at 95 % fewer than 262 hits is next to impossible; plain percentiles have fewer."""
+    generator = np.random.default_rng(0)
+    hits = narrow = 0
+    for _ in range(300):
+        drawn = generator.normal(size=5)
+        means = drawn[generator.integers(5, size=(400, 5))].mean(1)
+        low, high = np.quantile(means, tails(5))
+        hits += low <= 0.0 <= high
+        low, high = np.quantile(means, [0.025, 0.975])
+        narrow += low <= 0.0 <= high
+    assert hits >= 262
+    assert narrow < 262

@@ -1,6 +1,7 @@
 """After every step of every test in this folder the invariants are checked: see ``harness.audit``."""
 
-from collections.abc import Callable
+import logging
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
@@ -9,6 +10,31 @@ import foretell.engine.batch as batch_module
 from foretell.engine.event import StepEvent
 from foretell.engine.step import step
 from tests.engine import harness
+
+
+class _Asserts(logging.Handler):
+    """What tests assert within a drafter: an engine logs it, and goes on without guesses."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.raised: list[BaseException] = []
+
+    def emit(self, record: logging.LogRecord) -> None:
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, AssertionError):
+            self.raised.append(error)
+
+
+@pytest.fixture(autouse=True)
+def asserted_in_drafters() -> Iterator[None]:
+    """An assertion that a drafter of a test raises ends the test."""
+    handler = _Asserts()
+    logger = logging.getLogger("foretell.engine.failures")
+    logger.addHandler(handler)
+    yield
+    logger.removeHandler(handler)
+    for error in handler.raised:
+        raise error
 
 
 @pytest.fixture(autouse=True)

@@ -143,6 +143,8 @@ def test_a_drafter_that_guesses_outside_the_vocabulary_is_named(verify: str, tok
     def guess(ids: list[int], depth: int) -> list[tuple[int, int]]:
         return [(0, 1), (0, token)] if depth else []
 
-    engine = Engine(table(), speculative={"method": "none", "verify": verify}, method=TreeMethod(guess))
+    engine = Engine(
+        table(), speculative={"method": "none", "verify": verify}, method=TreeMethod(guess), drafter_errors="raise"
+    )
     with pytest.raises(VocabularyMismatchError, match=rf"row 0, node 2 of a tree has token id {token}"):
         engine.generate([1, 2], seed=1)

@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
+from foretell.bench import run_bench
+from foretell.core.errors import ConfigError, DrafterError
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.base import Commit, Context, Drafter, Method
@@ -73,6 +75,8 @@ class Broken(Method):
         self.call = call
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        if self.call == "open":
+            raise RuntimeError("a secret of the machine")
         return Failing(context, self.call)
 
 
@@ -115,10 +119,52 @@ def test_the_text_is_right_and_the_service_goes_on(call: str) -> None:
     assert not any("secret" in reason for reason in reasons)
 
 
-def test_an_engine_of_ones_own_raises_as_ever() -> None:
-    engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=Broken("propose"))
-    with pytest.raises(RuntimeError, match="a secret of the machine"):
-        engine.generate([1, 2, 3], max_new_tokens=30, ignore_eos=True)
+@pytest.mark.parametrize("call", [*CALLS, "open"])
+def test_an_engine_of_ones_own_goes_on_too(call: str, caplog: pytest.LogCaptureFixture) -> None:
+    """No text is lost: neither the one that was half done, nor those of the same call."""
+    engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=Broken(call))
+    requests = [
+        Request([1, 2, 3, 1, 2, 3 + k], SamplingParams(max_new_tokens=14 + 9 * k, seed=k, ignore_eos=True))
+        for k in range(4)
+    ]
+    found = engine.generate_batch(requests, batch_size=2)
+    assert [outcome(one) for one in found] == [outcome(one) for one in plain(table(1), requests)]
+    if call == "num_unread":  # asked for by a planner alone
+        return
+    assert any("broken failed (" in (one.plain_reason or "") for one in found)
+    assert any("the drafter of method broken failed" in one.getMessage() for one in caplog.records)
+    stream = engine.stream([1, 2, 3], max_new_tokens=30, ignore_eos=True, seed=1)
+    assert len(list(stream)) == 30
+    assert call in ("keep", "join") or "broken" in (stream.completion.plain_reason or "")
+
+
+@pytest.mark.parametrize("call", ["propose", "observe", "open"])
+def test_who_measures_is_told(call: str) -> None:
+    """Plain decoding must not pass for a method that was to be measured or checked."""
+    engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=Broken(call), drafter_errors="raise")
+    with pytest.raises(
+        DrafterError, match=r"the drafter of method 'broken' failed .*drafter_errors = 'plain'"
+    ) as caught:
+        engine.generate([1, 2, 3, 1, 2, 3], max_new_tokens=30, ignore_eos=True, seed=1)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    own, text = Engine(table(1), ToyTokenizer()), ToyTokenizer().decode([1, 2, 3, 1, 2, 3])
+    with pytest.raises(DrafterError):
+        run_bench(own.with_method("ngram", method=Broken(call)), [text], ["ngram"], max_new_tokens=30)
+    with pytest.raises(ConfigError, match="'plain' or 'raise'"):
+        Engine(table(1), ToyTokenizer(), drafter_errors="ignore")
+
+
+def test_a_method_that_works_again_does_not_rest() -> None:
+    """Each call ends its loop and its batch with it: what has worked there counts all the same."""
+    method = Broken("propose")
+    engine = Engine(table(1), ToyTokenizer(), speculative="ngram", method=method)
+    for _ in range(3):
+        method.call = "propose"
+        failed = engine.generate([1, 2, 3, 1, 2, 3], max_new_tokens=30, ignore_eos=True, seed=1)
+        assert failed.plain_reason is not None
+        assert "rests" not in failed.plain_reason
+        method.call = "nothing"
+        assert engine.generate([1, 2, 3, 1, 2, 3], max_new_tokens=30, ignore_eos=True, seed=1).plain_reason is None
 
 
 def test_who_has_failed_is_not_joined() -> None:

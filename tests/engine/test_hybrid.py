@@ -11,6 +11,8 @@ from torch import Tensor
 
 from foretell import ConfigError, Engine, Request, SamplingParams, speculative_config
 from foretell.core.tree import DrawnBy, TokenTree
+from foretell.doctor.checkup import _measure
+from foretell.doctor.predict import predictions
 from foretell.draft.suffix import Suffix
 from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
@@ -147,14 +149,21 @@ def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> N
     batch.read(64, catch_up=True, whole=True)
     (group,) = batch.groups
     told: list[tuple[int, int, list[int], Any]] = []
+    proposed: set[bool] = set()
     while all(row.finish_reason is None for row in rows):
         starts = [len(row.token_ids) for row in rows]
         drafter: Any = group.drafter
         limits = [min(5, row.depth_limit) for row in rows]
         found = [rest._guess(one, made.choice().shape, most)[0] for rest in [drafter.suffix]
                  for one, most in zip(rest.rows, limits, strict=True)]  # fmt: skip
+        drafted = [row.num_draft_tokens for row in rows]
         batch.step([5] * len(rows))
         light = batch.grouped.light_steps
+        for row, before, guess, one in zip(rows, drafted, found, light, strict=True):
+            assert one is not None
+            if one.proposed:
+                assert row.num_draft_tokens - before == len(guess)
+            proposed.add(one.proposed)
         told += [(k, starts[k], [token for _, token in found[k]], light[k]) for k in range(len(rows))]
     sure = partly = 0
     for k, start, guess, light in told:
@@ -170,6 +179,22 @@ def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> N
             partly += 1
     assert sure > 5
     assert partly or discount < 2
+    assert proposed == ({False} if discount > 2 else {False, True})
+
+
+def test_the_doctor_tells_steps_of_both_methods_apart() -> None:
+    """Of a text that suffix follows, and of its times: no step that made suffix's guesses counts as one of the other."""
+    target = TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
+    own = engine(target, table(blur=0.3))
+    params = SamplingParams(temperature=0.0, max_new_tokens=36, seed=0, ignore_eos=True)
+    requests = [Request([5, 1, 9, *range(8), k], params) for k in (2, 20)]
+    texts, times, _, _ = _measure(own, requests, params, 2)
+    assert all(set(text.guesses) <= {0, 1, 2, 3} for text in texts)
+    assert max(count for text in texts for count in text.light) > 3
+    assert all(step.num_draft_tokens <= 3 for one in times for step in one.steps)
+    assert max(step.num_draft_tokens for one in times for step in one.light) > 3
+    (found,) = predictions(texts, times, [own.speculative.num_speculative_tokens], num_tokens=36)
+    assert found.speedup.low <= found.speedup.value <= found.speedup.high
 
 
 def test_costs_are_measured_where_the_second_method_guesses() -> None:

@@ -4,8 +4,8 @@ compared."""
 import argparse
 import asyncio
 import json
+import re
 import shlex
-import socket
 import subprocess
 import sys
 import tempfile
@@ -22,6 +22,8 @@ from prometheus_client.parser import text_string_to_metric_families
 
 GAUGES = ("num_requests_running", "num_requests_prefilling", "num_requests_waiting", "kv_cache_used_tokens")
 TIMEOUT = httpx.Timeout(120.0)
+LISTENS = re.compile(r"^serving .* at (http://\S+) \(API: ", re.MULTILINE)
+"""What a server says when it takes requests."""
 
 
 @dataclass
@@ -108,13 +110,12 @@ def served(args: argparse.Namespace) -> Iterator[Served]:
             raise SystemExit(f"nothing is ready at {args.url}")
         yield server
         return
-    port = free_port()
     program = Path(sys.executable).with_name("foretell")
-    options = ["--host", "127.0.0.1", "--port", str(port), "--debug", *shlex.split(args.serve_args)]
+    options = ["--host", "127.0.0.1", "--port", "0", "--debug", *shlex.split(args.serve_args)]
     command = [str(program), "serve", *options]
     with tempfile.NamedTemporaryFile("wb", prefix="foretell-serve-", suffix=".log", delete=False) as log:
         process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-    server = Served(f"http://127.0.0.1:{port}", process.pid, Path(log.name))
+    server = Served("", process.pid, Path(log.name))
     try:
         wait_up(server, process)
         yield server
@@ -132,20 +133,18 @@ def served(args: argparse.Namespace) -> Iterator[Served]:
 
 
 def wait_up(server: Served, process: "subprocess.Popen[bytes]", timeout_s: float = 180.0) -> None:
-    """Until it answers. Raises SystemExit with the end of its log where it does not."""
+    """Until it answers, at the address that its log tells: it takes a free port itself, so that nobody else can take it
+    before. Raises SystemExit with the end of its log where it does not."""
     end = time.monotonic() + timeout_s
-    while not server.is_up():
+    while not (server.url and server.is_up()):
+        told = None if server.url or server.log is None else LISTENS.search(server.log.read_text(errors="replace"))
+        if told is not None:
+            server.url = told[1]
+            continue
         if process.poll() is not None or time.monotonic() > end:
             tail = server.log.read_text(errors="replace")[-2000:] if server.log else ""
             raise SystemExit(f"the server did not come up (exit status {process.poll()}):\n{tail}")
         time.sleep(0.25)
-
-
-def free_port() -> int:
-    """A free loopback port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class RefusedError(Exception):

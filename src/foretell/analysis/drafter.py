@@ -208,7 +208,7 @@ def _costs(
     lanes = [engine.with_method(None)]
     for length in lengths:
         own = dataclasses.replace(config, num_speculative_tokens=length)
-        lanes.append(engine.with_method(own, method=method))
+        lanes.append(engine.with_method(own, method=method, drafter_errors="raise"))
     times: list[list[Any]] = [[] for _ in lanes]
     for index, request in enumerate(requests):
         short = dataclasses.replace(

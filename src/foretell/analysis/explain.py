@@ -142,7 +142,7 @@ def explain(
         )
     most = max(MOST_STEPS, step or 0)
     watch = Watch(engine.tokenizer, temperature, most=most)
-    observed = engine.with_method(engine.speculative, method=engine.method, speculation="on")
+    observed = engine.with_method(engine.speculative, method=engine.method, speculation="on", drafter_errors="raise")
     observed.observes_draft_logits = True
     observed.observers.append(lambda event: watch(event, 0))
     longest = most * (engine.speculative.num_speculative_tokens + 1)

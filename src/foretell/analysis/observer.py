@@ -49,6 +49,7 @@ class Step:
     num_guesses: int
     depth_limit: int  # guesses in a line that the shape and the row's limit allowed
     slots: list[GuessSlot]
+    is_light: bool = False  # see ``StepEvent``
 
 
 @dataclass
@@ -75,7 +76,9 @@ class Record:
             slots.append(GuessSlot(bool(children), kept, probs))
         position = len(event.rows[0].token_ids) - len(commit.tokens[0])
         num_guesses = sum(above >= 0 for above in parent)
-        self.steps.append(Step(self.text, position, len(commit.tokens[0]), num_guesses, depth_limit, slots))
+        self.steps.append(
+            Step(self.text, position, len(commit.tokens[0]), num_guesses, depth_limit, slots, event.is_light)
+        )
 
 
 def _agreement(evidence: Evidence, node: int, guess: int, logits: Sequence[Tensor]) -> Agreement | None:
@@ -97,7 +100,9 @@ def _agreement(evidence: Evidence, node: int, guess: int, logits: Sequence[Tenso
 def observe(engine: Engine, config: MethodConfig, method: Method) -> tuple[Engine, Record]:
     """The engine's target decoding by config and method, and the record that its steps will fill."""
     record = Record()
-    made = Engine(engine.model, engine.tokenizer, speculative=config, method=method, width=engine.width)
+    made = Engine(
+        engine.model, engine.tokenizer, speculative=config, method=method, width=engine.width, drafter_errors="raise"
+    )
     made.observers.append(record)
     made.observes_draft_logits = True
     return made, record

@@ -348,7 +348,12 @@ def _lanes(engine: Engine, methods: Sequence[BenchMethod]) -> list[_Lane]:
     for method in named:
         shares = [lane.engine for lane in lanes if lane.method.config.weights == method.config.weights]
         lanes.append(
-            _Lane(method, (shares[0] if shares else engine).with_method(method.config, speculation=method.speculation))
+            _Lane(
+                method,
+                (shares[0] if shares else engine).with_method(
+                    method.config, speculation=method.speculation, drafter_errors="raise"
+                ),
+            )
         )
     return lanes
 

@@ -138,6 +138,13 @@ class VisitRecorder:
 
     def engine(self, engine: Engine, config: MethodConfig) -> Engine:
         """engine's target and method under another configuration, watched."""
-        recorded = Engine(engine.model, engine.tokenizer, speculative=config, method=engine.method, width=engine.width)
+        recorded = Engine(
+            engine.model,
+            engine.tokenizer,
+            speculative=config,
+            method=engine.method,
+            width=engine.width,
+            drafter_errors="raise",
+        )
         recorded.observers.append(self)
         return recorded

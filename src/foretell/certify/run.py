@@ -196,8 +196,9 @@ def certify_pair(
     same = [run for run in runs if run.request.params.temperature == 0 or follows_noise(verifier)]
     if same:
         unrecorded = Engine(
-            engine.model, engine.tokenizer, speculative=config, method=engine.method, width=engine.width
-        )
+            engine.model, engine.tokenizer, speculative=config, method=engine.method, width=engine.width,
+            drafter_errors="raise",
+        )  # fmt: skip
         checks.append(check_tokens(same, unrecorded, last, judge, verifier, shape))
     return checks
 

@@ -125,7 +125,14 @@ def gaps(text: Text, judge: RoundingJudge, a: int, b: int) -> tuple[float, bool]
 def equal_at_width(run: ObservedRun, engine: Engine) -> bool:
     """Whether both texts agree when every pass of either, plain ones too, has as many nodes as the widest."""
     width = max(engine.width, engine.speculative.max_nodes)
-    wide = Engine(engine.model, engine.tokenizer, speculative=engine.speculative, method=engine.method, width=width)
+    wide = Engine(
+        engine.model,
+        engine.tokenizer,
+        speculative=engine.speculative,
+        method=engine.method,
+        width=width,
+        drafter_errors="raise",
+    )
     request = Request(run.prompt_ids, run.request.params)
     alone = Engine(engine.model, engine.tokenizer, speculative={"method": "none"}, width=width)
     plain = alone.generate(request.prompt, request.params)

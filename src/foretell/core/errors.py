@@ -7,6 +7,7 @@
     ├── ModelError                     a model that cannot be loaded or cannot be decoded by this engine
     │   └── VocabularyMismatchError    target and drafter have different vocabularies
     ├── PromptError                    a prompt that is empty or does not fit the context (also a ValueError)
+    ├── DrafterError                   a drafter that failed, where that is to end the request ("drafter_errors")
     ├── CapacityError                  more slots or rows requested than allocated
     │   └── QueueFullError             a service whose queue is full: try again later
     ├── ServiceClosedError             a service that drains or has stopped
@@ -37,6 +38,10 @@ class VocabularyMismatchError(ModelError):
 
 class PromptError(ForetellError, ValueError):
     """A prompt that is empty, or longer than the model's context."""
+
+
+class DrafterError(ForetellError):
+    """A drafter that failed, of an engine that is not to go on without its guesses. Its cause: the drafter's own error."""
 
 
 class CapacityError(ForetellError):

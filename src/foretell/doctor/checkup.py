@@ -118,21 +118,20 @@ def check_up(
         called = candidate.method if candidate.drafter is None else f"{candidate.method} ({candidate.drafter})"
         progress(called)
         try:
-            own = engine.with_method(candidate.config, speculation="on")
+            own = engine.with_method(candidate.config, speculation="on", drafter_errors="raise")
         except ForetellError as error:
             not_tried[called] = str(error)
             continue
         texts, times, agreement, ended = _measure(own, requests, params, num_timed)
         split = engine.model.spec.device.type == "cpu"
         whole = pool(texts, times, split=split)
-        draws = own.method.capabilities.draws
         longest = own.speculative.num_speculative_tokens
         mean = sum(text.num_tokens for text in texts) / len(texts)
-        made = list(range(1, min(longest, len(whole.rates)) + 1)) if draws else [longest]
+        made = list(range(1, min(longest, len(whole.rates)) + 1)) if _nested(own.method) else [longest]
         if whole.costs is not None:
             passes.append(whole.costs)
         looped, lengths = ended, mean
-        steps = sum(sum(text.guesses.values()) for text in texts)
+        steps = sum(sum(text.guesses.values()) + sum(text.light.values()) for text in texts)
         one = Examined(
             method=candidate.method,
             drafter=candidate.drafter,
@@ -141,10 +140,8 @@ def check_up(
             agreement=agreement,
             mean_acceptance_length=sum(text.num_tokens for text in texts) / max(1, steps),
             guess_cost=whole.costs.per_guess if whole.costs is not None else None,
-            best_case=_best_case(whole.costs),
-            predictions=predictions(
-                texts, times, made, fixed=draws, num_tokens=max(1, round(mean)), split=split, seed=seed
-            ),
+            best_case=_best_case(whole.costs, whole.light_costs),
+            predictions=predictions(texts, times, made, num_tokens=max(1, round(mean)), split=split, seed=seed),
         )
         found.append(one)
         warned += about_method(engine, own, one)
@@ -243,8 +240,15 @@ def _acceptance(record: Record, text: int, count: int, rule: str, longest: int) 
             reached[slot] += 1
             kept[slot] += _chance(guess, rule)
     whole = [one for one in steps if one.depth_limit >= longest] or steps
-    guesses = Counter(one.num_guesses for one in whole)
-    return TextAcceptance(tuple(reached), tuple(kept), guesses, sum(one.num_tokens for one in steps))
+    guesses = Counter(one.num_guesses for one in whole if not one.is_light)
+    light = Counter(one.num_guesses for one in whole if one.is_light)
+    return TextAcceptance(tuple(reached), tuple(kept), guesses, sum(one.num_tokens for one in steps), light)
+
+
+def _nested(method: Method) -> bool:
+    """Whether shorter proposals are the beginnings of longer ones, so that one run tells of all lengths. A method with a
+    light part decides by the whole proposal which part guesses."""
+    return method.capabilities.draws and method.light is None
 
 
 def _chance(guess: GuessSlot, rule: str) -> float:
@@ -262,7 +266,7 @@ def _times(
     """Short runs of plain decoding and of each length in turn, prompt by prompt, so that a slower machine slows all."""
     longest = config.num_speculative_tokens
     lengths = sorted({*(length for length in TIMED_LENGTHS if length < longest), longest})
-    lengths = lengths if method.capabilities.draws else [longest]
+    lengths = lengths if _nested(method) else [longest]
     lanes = [own.with_method(speculative_config("none"))]
     for length in lengths:
         made = dataclasses.replace(config, num_speculative_tokens=length)
@@ -278,7 +282,9 @@ def _times(
         found = [_steps(lane, request, short) for lane in lanes]
         plain, *guessed = found
         first = max(0.0, _extra(guessed[-1]) - _extra(plain))
-        out.append(TextTimes(plain[1:] or plain, [step for one in guessed for step in (one[1:] or one)], first))
+        steps = [step for one in guessed for step in (one[1:] or one)]
+        light = [step for step in steps if step.is_light]
+        out.append(TextTimes(plain[1:] or plain, [step for step in steps if not step.is_light], first, light))
     return out
 
 
@@ -293,8 +299,7 @@ def _extra(steps: Sequence[StepTime]) -> float:
     return steps[0].seconds - median(step.seconds for step in steps[1:]) if len(steps) > 1 else 0.0
 
 
-def _best_case(costs: StepCosts | None) -> float | None:
+def _best_case(*costs: StepCosts | None) -> float | None:
     """Speedup if every guess were accepted, at the best number of guesses that was timed."""
-    if costs is None:
-        return None
-    return max(((count + 1) / cost for count, cost in costs.step.items() if count), default=None)
+    found = [(count + 1) / cost for one in costs if one for count, cost in one.step.items() if count]
+    return max(found, default=None)

@@ -31,6 +31,7 @@ class Machine:
     implementation: str
     kernels: str | None  # what native passes are compiled for, as FORETELL_ISA names it; None where they do not run
     why_not: dict[str, str]  # faster implementation -> why it does not run this target
+    reads_again: str  # see ``ModelSpec``
     dtype: str
     weights: str
     weight_bytes: int  # that a pass reads
@@ -62,6 +63,7 @@ def look(engine: Engine, *, bandwidth: bool = True) -> Machine:
         implementation=spec.implementation,
         kernels=variant() if spec.implementation == "native" else None,
         why_not=_why_not(engine),
+        reads_again=spec.reads_again,
         dtype=dtype,
         weights=spec.weights or dtype,
         weight_bytes=spec.weight_bytes,

@@ -1,17 +1,20 @@
 """Speedup before it is timed: from acceptance by slot and the costs of a few short runs, with an interval.
 
 ``steps(L)`` of a text of L tokens, each step emitting 1 + accepted tokens and the last cut at the end, is exact by
-recursion. The interval draws whole texts anew (bootstrap), those of the acceptance and those of the costs alike, so that
-it shows what other prompts of the same kind and other passes would give; a machine that changes is beyond it.
+recursion. Where a method has a light part (``Method.light``), steps in which that part guessed are timed apart: all texts
+say how often each part guesses, the timed ones what its steps cost. The interval draws
+whole texts anew (bootstrap), those of the acceptance and those of the costs alike, so that it shows what other prompts of
+the same kind and other passes would give; a machine that changes is beyond it.
 """
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from statistics import NormalDist
 
 import numpy as np
 
-from foretell.bench.stats import Interval
+from foretell.bench.stats import Interval, f_quantile
 from foretell.planner.observed import StepCosts, StepTiming, step_costs
 
 RESAMPLES = 200
@@ -25,6 +28,7 @@ class TextAcceptance:
     kept: tuple[float, ...]  # of each slot: sum of the chances that its guess is kept, 0 where none was made
     guesses: Mapping[int, int]  # number of guesses -> steps that made so many
     num_tokens: int
+    light: Mapping[int, int] = field(default_factory=dict)  # the same of steps in which the light part guessed
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class TextTimes:
     plain: Sequence[StepTiming]
     steps: Sequence[StepTiming]  # of all numbers of guesses
     first: float  # seconds by which a first step is longer than the others: the drafter reads the prompt
+    light: Sequence[StepTiming] = ()  # steps in which the light part guessed, which are not among ``steps``
 
 
 @dataclass(frozen=True)
@@ -51,9 +56,11 @@ class Pooled:
     """Texts put together: what a prediction reads."""
 
     rates: list[float]
-    shares: Mapping[int, float]
+    shares: Mapping[int, float]  # of all steps: those with so many guesses
     costs: StepCosts | None
     first: float = 0.0  # by which the first step is longer, in plain steps
+    light_shares: Mapping[int, float] = field(default_factory=dict)  # of all steps: those by the light part
+    light_costs: StepCosts | None = None
 
 
 def pool(texts: Sequence[TextAcceptance], times: Sequence[TextTimes], *, split: bool) -> Pooled:
@@ -66,16 +73,27 @@ def pool(texts: Sequence[TextAcceptance], times: Sequence[TextTimes], *, split: 
         if not reached:
             break
         rates.append(min(1.0, sum(text.kept[slot] for text in there) / reached))
-    counted: Counter[int] = Counter()
+    counted, lightly = Counter[int](), Counter[int]()
     for text in texts:
         counted.update(text.guesses)
-    total = sum(counted.values())
+        lightly.update(text.light)
+    total = counted.total() + lightly.total()
     plain = [step for one in times for step in one.plain]
-    guessed = [step for one in times for step in one.steps]
+    light = [step for one in times for step in one.light]
+    # Where one of both kinds was not timed, it costs as the other does.
+    guessed = [step for one in times for step in one.steps] or light
     costs = step_costs(plain, guessed, split=split) if plain and guessed else None
+    light_costs = step_costs(plain, light, split=split) if plain and light else costs
     firsts = [one.first for one in times]
     first = float(np.median(firsts)) / costs.seconds_plain_step if costs is not None and firsts else 0.0
-    return Pooled(rates, {count: steps / total for count, steps in counted.items()}, costs, first)
+    return Pooled(
+        rates,
+        {count: steps / total for count, steps in counted.items()},
+        costs,
+        first,
+        {count: steps / total for count, steps in lightly.items()},
+        light_costs,
+    )
 
 
 def num_steps(rates: Sequence[float], num_tokens: int) -> float:
@@ -93,11 +111,9 @@ def num_steps(rates: Sequence[float], num_tokens: int) -> float:
     return steps[num_tokens]
 
 
-def step_cost_of(costs: StepCosts, shares: Mapping[int, float]) -> float | None:
+def step_cost_of(costs: StepCosts, shares: Mapping[int, float]) -> float:
     """Cost of steps that make each number of guesses with this share, in plain steps: linear between the numbers that were
-    timed, and beyond them with the slope of the last two. None where nothing was timed."""
-    if not costs.step or not shares:
-        return None
+    timed, and beyond them with the slope of the last two."""
     known = {0: 1.0, **costs.step}
     xs = np.array(sorted(known), dtype=float)
     ys = np.maximum.accumulate([known[int(x)] for x in xs])
@@ -109,22 +125,33 @@ def step_cost_of(costs: StepCosts, shares: Mapping[int, float]) -> float | None:
     return total
 
 
-def predicted(pooled: Pooled, length: int, num_tokens: int, *, fixed: bool) -> tuple[float, float, float] | None:
+def predicted(pooled: Pooled, length: int, num_tokens: int) -> tuple[float, float, float] | None:
     """(tokens a step, cost of a step in plain steps, speedup) of texts of num_tokens; None without costs.
 
-    fixed: whether a step always makes ``length`` guesses, where it has room; else as many as were found.
+    A step makes as many guesses as were counted, at most ``length``.
     """
-    if pooled.costs is None:
+    if pooled.costs is None or pooled.light_costs is None or not (pooled.shares or pooled.light_shares):
         return None
-    shares: dict[int, float] = {}
-    for count, share in pooled.shares.items():
-        cut = length if fixed else min(count, length)
-        shares[cut] = shares.get(cut, 0.0) + share
-    cost = step_cost_of(pooled.costs, shares)
-    if cost is None:
-        return None
+    cost = step_cost_of(pooled.costs, _cut(pooled.shares, length))
+    cost += step_cost_of(pooled.light_costs, _cut(pooled.light_shares, length))
     steps = num_steps(pooled.rates[:length], num_tokens)
     return num_tokens / steps, cost, num_tokens / (pooled.first + steps * cost)
+
+
+def _cut(shares: Mapping[int, float], length: int) -> dict[int, float]:
+    found: dict[int, float] = {}
+    for count, share in shares.items():
+        found[min(count, length)] = found.get(min(count, length), 0.0) + share
+    return found
+
+
+def tails(count: int, level: float = 0.95) -> tuple[float, float]:
+    """Which quantiles of ``count`` texts drawn anew bound an interval of this level: those of the plain percentile interval
+    for many texts, further out for few, where it is too narrow (Hesterberg 2015, "What teachers should know about the
+    bootstrap": the expanded percentile interval)."""
+    t = f_quantile(level, 1, count - 1) ** 0.5
+    tail = NormalDist().cdf(-t * (count / (count - 1)) ** 0.5)
+    return tail, 1.0 - tail
 
 
 def predictions(
@@ -132,14 +159,13 @@ def predictions(
     times: Sequence[TextTimes],
     lengths: Sequence[int],
     *,
-    fixed: bool,
     num_tokens: int,
     split: bool = True,
     seed: int = 0,
 ) -> list[Prediction]:
     """The speedup at each length of proposal, with a 95 % interval. num_tokens: of a text, on average."""
     whole = pool(texts, times, split=split)
-    values = {length: predicted(whole, length, num_tokens, fixed=fixed) for length in lengths}
+    values = {length: predicted(whole, length, num_tokens) for length in lengths}
     drawn: dict[int, list[float]] = {length: [] for length in lengths}
     generator = np.random.default_rng(seed & (1 << 64) - 1)  # it takes no negative one
     for _ in range(RESAMPLES if len(texts) > 1 else 0):
@@ -147,13 +173,13 @@ def predictions(
         timed = [times[i] for i in generator.integers(len(times), size=len(times))] if times else []
         resampled = pool(some, timed, split=split)
         for length in lengths:
-            found = predicted(resampled, length, num_tokens, fixed=fixed)
+            found = predicted(resampled, length, num_tokens)
             if found is not None:
                 drawn[length].append(found[2])
     out = []
     for length, found in values.items():
         if found is None:
             continue
-        low, high = np.quantile(drawn[length], [0.025, 0.975]) if drawn[length] else (found[2], found[2])
+        low, high = np.quantile(drawn[length], tails(len(texts))) if drawn[length] else (found[2], found[2])
         out.append(Prediction(length, found[0], found[1], Interval(found[2], float(low), float(high))))
     return out

@@ -59,6 +59,12 @@ def about_run(
         )
     for kind, reason in machine.why_not.items():
         out.append(Warned("implementation", f"the target runs as {machine.implementation}, not {kind}: {reason}"))
+    if machine.reads_again:
+        out.append(
+            Warned(
+                "reads_again", f"recurrent layers read accepted guesses again, which costs time: {machine.reads_again}"
+            )
+        )
     least = machine.least_pass_seconds
     if least and plain_pass and machine.weight_bytes > CACHE_BYTES and least / plain_pass < FAR_FROM_LIMIT:
         out.append(

@@ -103,9 +103,10 @@ class LightStep:
     allowed: int  # how deep it might have guessed, as far as that is known
     drafted: int  # as far as the tokens that came reach: later guesses are not known to be right or wrong
     accepted: int
+    proposed: bool = False  # whether it was this guess that the step made
 
     @classmethod
-    def of(cls, allowed: int, guess: Sequence[int], emitted: Sequence[int]) -> "LightStep":
+    def of(cls, allowed: int, guess: Sequence[int], emitted: Sequence[int], *, proposed: bool = False) -> "LightStep":
         """guess: its tokens, in a line. emitted: tokens of the step, drawn from the target's distribution."""
         kept = 0
         for mine, right in zip(guess, emitted, strict=False):
@@ -113,8 +114,8 @@ class LightStep:
                 break
             kept += 1
         if kept == len(emitted) < len(guess):  # nobody knows how it would have gone on
-            return cls(min(allowed, kept), kept, kept)
-        return cls(allowed, len(guess), kept)
+            return cls(min(allowed, kept), kept, kept, proposed)
+        return cls(allowed, len(guess), kept, proposed)
 
 
 class Drafter(ABC):

@@ -157,9 +157,7 @@ class Batch:
     def leave(self, rows: Sequence[Row], *, remember: bool) -> None:
         """Free the rows of requests that ended or must wait. remember: the prefix store may keep their text's KV."""
         gone = {id(row) for row in rows}
-        for row in rows:
-            if self._failures is not None and row.num_draft_tokens and not row.draft_error:
-                self._failures.worked(row.draft_name)
+        self.tell_worked(rows)
         for index, member in enumerate(self.members):
             # At a fixed width a store holds what prompts' chunks computed alone: a decode pass may round otherwise.
             if remember and not self.width and id(member.row) in gone and not member.choice.method.prompt_taps:
@@ -171,6 +169,12 @@ class Batch:
                 self.prompts.remember(known[:-1], taken, (), [], member.row.tenant, states)
         staying = [index for index, member in enumerate(self.members) if id(member.row) not in gone]
         self._settle(staying, [], gone)
+
+    def tell_worked(self, rows: Sequence[Row]) -> None:
+        """Rows have ended: the methods whose drafters have guessed for them, and not failed, work."""
+        for row in rows:
+            if self._failures is not None and row.num_draft_tokens and not row.draft_error:
+                self._failures.worked(row.draft_name)
 
     def _settle(self, staying: Sequence[int], ready: Sequence[Arrival], gone: set[int] = frozenset()) -> None:  # type: ignore[assignment]
         """Set the members and arrivals: move their rows to their places and update every drafter."""

@@ -15,6 +15,7 @@ from foretell.draft.config import Loader, MethodConfig
 from foretell.engine.config import speculative_config, with_draft
 from foretell.engine.drafts import Drafts, with_named_draft
 from foretell.engine.event import Observer
+from foretell.engine.failures import DrafterFailures, RaisedFailures
 from foretell.engine.groups import Choice, check_branching, check_together
 from foretell.engine.loop import Limits, Loop
 from foretell.engine.planning import Planning
@@ -33,6 +34,8 @@ from foretell.methods.acceptance.stopping import can_stop, check_stop
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretell.model.prefill import round_up
 from foretell.planner.planner import Planner
+
+DRAFTER_ERRORS: dict[str, type[DrafterFailures]] = {"plain": DrafterFailures, "raise": RaisedFailures}
 
 
 class Engine:
@@ -54,6 +57,7 @@ class Engine:
         width: int = 0,
         prefix_memory_gib: float = 0.0,
         speculation: str = "on",
+        drafter_errors: str = "plain",
         trust_remote_code: bool = False,
     ) -> None:
         """model: a loaded model, of foretell or of transformers. draft: a loaded draft model, which the configuration
@@ -64,7 +68,10 @@ class Engine:
         width > 0 runs every decode pass with that many nodes a row (see ``step``). prefix_memory_gib: how much KV of
         texts is kept for prompts that begin alike: a known prefix is not read again. speculation: "on" guesses as deep as
         the configuration says; "auto" measures costs at the first call (seconds, remembered) and then decides before
-        every step how deep guessing pays, or not at all. trust_remote_code: draft models may run the Python code
+        every step how deep guessing pays, or not at all. drafter_errors: where a drafter fails, "plain" warns in the log
+        and goes on without guesses, with the same text (``Completion.plain_reason``; after several failures in a row the
+        method rests, as in a service); "raise" raises DrafterError, for whoever measures or checks a method. Processes that
+        share a model always raise. trust_remote_code: draft models may run the Python code
         that they come with. Raises ConfigError, ModelError.
         """
         width = value_of(width, int, "width")
@@ -77,6 +84,8 @@ class Engine:
             raise ConfigError(
                 f"speculation = {speculation!r} must be 'on' or 'auto'; for plain decoding give method 'none'"
             )
+        if drafter_errors not in DRAFTER_ERRORS:
+            raise ConfigError(f"drafter_errors = {drafter_errors!r} must be 'plain' or 'raise'")
         if speculation == "auto" and model.is_shared:
             raise ConfigError(
                 "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
@@ -98,7 +107,9 @@ class Engine:
         if prefix_memory_gib < 0:
             raise ConfigError(f"prefix_memory_gib = {prefix_memory_gib} must not be negative; 0 keeps nothing")
         self._prefixes = PrefixStore(int(prefix_memory_gib * 2**30)) if prefix_memory_gib else None
-        self.speculation = speculation
+        self.speculation, self.drafter_errors = speculation, drafter_errors
+        # Processes that share a model draft the same guesses: one of them cannot go on without.
+        self._failures = DRAFTER_ERRORS["raise" if model.is_shared else drafter_errors]()
         self._planning = Planning(model) if speculation == "auto" else None
         self._choices: dict[MethodConfig, Choice] = {}  # of requests with another configuration than the engine's
 
@@ -119,6 +130,7 @@ class Engine:
         width: int = 0,
         prefix_memory_gib: float = 0.0,
         speculation: str = "on",
+        drafter_errors: str = "plain",
         weights: str = "auto",
         trust_remote_code: bool = False,
     ) -> "Engine":
@@ -162,7 +174,8 @@ class Engine:
             model = as_model(target)
         return cls(
             model, tokenizer, speculative=config, draft=given, draft_tokenizer=draft_tokenizer, width=width,
-            prefix_memory_gib=prefix_memory_gib, speculation=speculation, trust_remote_code=trust_remote_code,
+            prefix_memory_gib=prefix_memory_gib, speculation=speculation, drafter_errors=drafter_errors,
+            trust_remote_code=trust_remote_code,
         )  # fmt: skip
 
     def with_method(
@@ -171,9 +184,10 @@ class Engine:
         *,
         method: Method | None = None,
         speculation: str | None = None,
+        drafter_errors: str | None = None,
     ) -> "Engine":
         """An engine with the same target and tokenizer and another method. A draft model of the same name is shared.
-        speculation: None keeps this engine's."""
+        speculation, drafter_errors: None keeps this engine's."""
         config = with_draft(speculative_config(speculative), self.model.spec.name)
         mine = self.speculative
         if (
@@ -185,7 +199,8 @@ class Engine:
         return Engine(
             self.model, self.tokenizer, speculative=config, draft=self._drafts.given,
             draft_tokenizer=self._drafts.given_tokenizer, method=method, width=self.width,
-            speculation=speculation or self.speculation, trust_remote_code=self._drafts.trusts_code,
+            speculation=speculation or self.speculation, drafter_errors=drafter_errors or self.drafter_errors,
+            trust_remote_code=self._drafts.trusts_code,
         )  # fmt: skip
 
     @property
@@ -328,6 +343,7 @@ class Engine:
             observers=self.observers,
             draft_logits=self.observes_draft_logits,
             recorder=self.recorder,
+            failures=self._failures,
         )
 
     def forget(self) -> None:
@@ -369,6 +385,7 @@ class Engine:
             "exact": config.verifier.exact,
             "speculative": config.resolved(),
             **({} if head is None else {"head": head}),
+            **({"reads_again": spec.reads_again} if spec.reads_again else {}),
         }
 
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from foretell.draft.base import Commit
+from foretell.draft.base import Commit, LightStep
 from foretell.draft.shapes import Shape
 from foretell.engine.state import Row
 from foretell.verify.base import Evidence, Verdict, Verifier
@@ -43,12 +43,18 @@ class StepEvent:
     # What the loop adds for observers.
     parts: Sequence[Part] = ()  # the drafter and verifier of each group of rows, in order
     tap_layers: tuple[int, ...] = ()  # of ``commit.taps``, in order
+    light_steps: Sequence[LightStep | None] = ()  # [B] see ``Drafter.light_steps``
     draft_logits: Sequence[Tensor] = ()  # if requested: [B, n, V] of the draft, after the root and the nodes it read
 
     @property
     def seconds(self) -> float:
         """The step's own time."""
         return self.seconds_draft + self.seconds_target + self.seconds_rest
+
+    @property
+    def is_light(self) -> bool:
+        """Whether the light parts of the rows' methods made all guesses of the step (``Method.light``)."""
+        return any(self.light_steps) and all(one is not None and one.proposed for one in self.light_steps)
 
     def text(self, row: int) -> list[int]:
         """Token ids of a row's text before the step: prompt and output, the pending token last."""

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 
+from foretell.core.errors import DrafterError, ForetellError
+
 logger = logging.getLogger(__name__)
 MOST_IN_A_ROW = 3
 FIRST_REST_S = 10.0
@@ -81,3 +83,16 @@ class DrafterFailures:
 
     def _left(self, mine: _Method) -> float:
         return max(0.0, mine.until - self._clock())
+
+
+class RaisedFailures(DrafterFailures):
+    """For those who measure or check a method: its failure ends the call. Plain decoding must not pass for it."""
+
+    def failed(self, name: str, error: Exception) -> None:
+        """Raise DrafterError; an error that the caller can mend as it is."""
+        if isinstance(error, ForetellError):
+            raise error
+        raise DrafterError(
+            f"the drafter of method {name!r} failed ({type(error).__name__}: {error}): choose another method, or "
+            "drafter_errors = 'plain' to go on without guesses"
+        ) from error

@@ -278,6 +278,8 @@ class Loop:
         watched = [index for index, job in enumerate(jobs) if job.submission.watch is not None]
         alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
         event = self.batch.step(caps, paid, draft_logits=alone)
+        if self.observers or watched or self.recorder.steps is not None:
+            event.light_steps = self.batch.grouped.light_steps
         if self.observers or watched:
             event.parts, event.draft_logits = self.batch.parts(), self.batch.draft_logits
             event.tap_layers = self.batch.grouped.tapping.drafter
@@ -298,6 +300,7 @@ class Loop:
             if job.row.finish_reason is not None:
                 ended.append(job)
         if self._is_single_use and len(ended) == len(self.jobs):  # the batch and its memory go with the loop
+            self.batch.tell_worked([job.row for job in ended])
             for job in ended:
                 self._end(job)
         elif ended:
@@ -394,9 +397,7 @@ class Loop:
             job.sink(Update(request_id, pieces, trace, completion, tail=job.tail))
 
     def _plain_reason(self, job: Job) -> str | None:
-        """Why a request made no guess, where it might have made some; or no more of them, where its drafter failed."""
-        if job.row.draft_error:
-            return f"{job.row.draft_error}, and the text went on without guesses"
+        """Why a request made no guess, where it might have made some."""
         if job.row.num_draft_tokens or not (job.submission.note or job.choice.config.guesses):
             return None
         if job.submission.note:

@@ -23,6 +23,7 @@ class StepTime:
     num_accepted_tokens: int  # before an end or limit cut the path
     num_tokens: int  # emitted
     seconds_draft_model: float = 0.0  # of seconds_draft: passes of a draft model
+    is_light: bool = False  # see ``StepEvent``
 
     @property
     def seconds(self) -> float:
@@ -41,6 +42,7 @@ class StepTime:
             num_accepted_tokens=int((event.verdict.count - 1).sum()),
             num_tokens=sum(map(len, event.commit.tokens)),
             seconds_draft_model=event.seconds_draft_model,
+            is_light=event.is_light,
         )
 
 

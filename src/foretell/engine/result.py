@@ -33,11 +33,13 @@ class Completion:
     num_cached_tokens: int = 0  # of the prompt, whose KV was reused
     prompt_pieces: list[Piece] = field(default_factory=list)  # of a service: the prompt's tokens, where asked for
     num_preemptions: int = 0  # how often the request lost its row to others and resumed later
-    plain_reason: str | None = None  # of a service: why no token, or no more, was guessed though guesses were asked for
+    plain_reason: str | None = None  # why no token, or no more, was guessed though guesses were asked for
 
     @classmethod
     def of(cls, row: Row, config: dict[str, Any], plain_reason: str | None = None) -> "Completion":
-        """The completion of a row."""
+        """The completion of a row. plain_reason: why nothing was guessed, where its drafter has not failed."""
+        if row.draft_error:
+            plain_reason = f"{row.draft_error}, and the text went on without guesses"
         return cls(
             text="".join(piece.text for piece in row.pieces),
             token_ids=list(row.token_ids),

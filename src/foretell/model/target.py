@@ -38,6 +38,7 @@ class ModelSpec:
     weight_bytes: int  # bytes that one decode pass must read
     eos_token_ids: tuple[int, ...] = ()
     chains_only: str = ""  # why it reads lines of guesses alone and no trees; "" where it reads both
+    reads_again: str = ""  # why its recurrent layers read accepted guesses again, which costs time; "" where none does
     weights: str = ""  # how the matrices are held where that is not in dtype: "int8", "Q4_K+Q6_K"
 
     @property

@@ -9,8 +9,11 @@ import torch
 import foretell.model.hf.again as again
 import foretell.model.hf.rewind as rewind
 import foretell.model.hf.scans as scans
+from foretell import Engine
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import chain_tree, layout
+from foretell.doctor.machine import look
+from foretell.doctor.warn import about_run
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.probe import chain_error
 from foretell.model.hf.support import support
@@ -80,6 +83,8 @@ def test_every_family_reads_lines_alone(model: TransformersModel) -> None:
     assert "recurrent state" in model.spec.chains_only
     assert model._tokenwise == (model.spec.name in TOKENWISE)
     assert all((mixer.rewind is None) == (model.spec.name in UNKNOWN) for mixer in model._mixers)
+    assert bool(model.spec.reads_again) == (model.spec.name in UNKNOWN)
+    assert ("reads token by token" in model.spec.reads_again) == model._tokenwise
     assert chain_error(model, model.module) < 1e-4
     found = support(model.module)
     assert (found.trees, found.chains) == (False, True)
@@ -141,6 +146,29 @@ def test_guesses_read_one_by_one(model: TransformersModel) -> None:
                 assert (out[row, 0] - expected).abs().max() < TOLERANCE * expected.std()
         for text, line, count in zip(walk.texts, guesses, kept, strict=True):
             text += [*line[:count], *walk.draw(1)]
+
+
+def test_a_pass_behind_a_root_that_was_read_as_a_guess(model: TransformersModel) -> None:
+    """A drafter may have read its next root as a guess: its pass begins behind what is committed by now, and the committed
+    state moves on in the same pass, under what is held of that root."""
+    walk = Walk(model, (6, 3, 9))
+    walk.prefill()
+    for kept in ((1, 3, 2), (3, 0, 1), (0, 0, 2)):
+        guesses = [walk.draw(4) for _ in walk.texts]
+        walk.run(
+            [[text[-1], *line] for text, line in zip(walk.texts, guesses, strict=True)],
+            [len(text) - 1 for text in walk.texts],
+        )
+        for text, line, count in zip(walk.texts, guesses, kept, strict=True):
+            text += line[: count + 1]  # the last of them is the root now
+        lines = [[text[-1], *walk.draw(2)] for text in walk.texts]
+        tokens = torch.tensor(lines)
+        plan = layout(chain_tree(tokens).parent, torch.tensor([len(text) - 1 for text in walk.texts]), CAPACITY)
+        out = walk.target.forward(tokens[:, 1:], plan.nodes(1, 3)).logits
+        assert out is not None
+        for row, (text, line) in enumerate(zip(walk.texts, lines, strict=True)):
+            expected = plain_logits(model.module, text[:-1] + line)[len(text) :]
+            assert (out[row] - expected).abs().max() < TOLERANCE * expected.std()
 
 
 def test_layers_in_two_ranges(model: TransformersModel) -> None:
@@ -231,14 +259,25 @@ def test_a_lag_that_is_not_read_again_is_caught(monkeypatch: pytest.MonkeyPatch)
         family_model("qwen3_next/again")
 
 
-def test_a_scan_of_another_law_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where what is known of a scan proves wrong at loading, accepted inputs are read again."""
+def test_a_scan_of_another_law_is_not_used(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+    """Where what is known of a scan proves wrong at loading, accepted inputs are read again, and that is said."""
     after = scans.OuterScan.after
     monkeypatch.setattr(
         scans.OuterScan, "after", lambda self, state, terms, count: 0.5 * after(self, state, terms, count)
     )
-    model = TransformersModel(family_module("qwen3_next"))
+    model = TransformersModel(family_module("qwen3_next"), name="odd")
     assert all(mixer.rewind is None for mixer in model._mixers)
+    assert "a check at loading failed: odd: logits of" in model.spec.reads_again
+    (told,) = [one for one in caplog.records if one.levelname == "WARNING"]
+    assert "odd: accepted guesses are read again" in told.getMessage()
+    assert model.spec.reads_again.partition("failed: ")[2] in told.getMessage()
+    engine = Engine(model)
+    assert engine.resolved()["reads_again"] == model.spec.reads_again
+    machine = look(engine, bandwidth=False)
+    (warned,) = [
+        one for one in about_run(machine, None, looped=0.0, tokens=50.0, prompts=9) if one.about == "reads_again"
+    ]
+    assert model.spec.reads_again in warned.text
     walk = Walk(model, (6, 2))
     walk.prefill()
     for _ in range(3):

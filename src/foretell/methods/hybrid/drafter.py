@@ -110,9 +110,9 @@ class HybridDrafter(Drafter):
         self.suffix.observe(commit)
         self.second.observe(commit)
         found, self._found = self._found, None
-        self._light = None if found is None else [
-            LightStep.of(allowed, guess, emitted)
-            for (allowed, guess), emitted in zip(found, commit.tokens, strict=True)
+        self._light = None if found is None or self._scores is None else [
+            LightStep.of(allowed, guess, emitted, proposed=score > 0.0)
+            for (allowed, guess), emitted, score in zip(found, commit.tokens, self._scores, strict=True)
         ]  # fmt: skip
         if self._scores is None:
             return

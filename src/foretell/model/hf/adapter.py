@@ -7,8 +7,10 @@ once over a small tree before it is used.
 """
 
 import copy
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Self
 
@@ -38,6 +40,8 @@ from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.recurrent import RecurrentCache
 from foretell.model.source import is_file, open_weights, read_config
 from foretell.model.target import CausalModel, ModelSpec, Output
+
+logger = logging.getLogger(__name__)
 
 
 class TransformersModel(CausalModel):
@@ -84,17 +88,22 @@ class TransformersModel(CausalModel):
         if not self._mixers:
             check_tree(self, module)
             return
+        reason = f"the recurrent layers of {type(module).__name__} are of no kind whose states can be taken up"
         if self._mixers[0].rewind is not None:
             try:
                 check_chain(self, module)
                 return
-            except ModelError:  # its scan is another than that of this name
+            except ModelError as error:  # its scan is another than that of this name
+                reason = f"a check at loading failed: {error}"
+                logger.warning("%s: accepted guesses are read again, which is slower: %s", name, reason)
                 self._mixers = [mixer.reading_again() for mixer in self._mixers]
         try:
             check_chain(self, module)
-        except ModelError:  # some models take up a state again for one token at a time only
+        except ModelError as error:  # some models take up a state again for one token at a time only
+            reason += f"; and it reads token by token, since otherwise {error}"
             self._tokenwise = True
             check_chain(self, module)
+        self.spec = replace(self.spec, reads_again=reason)
 
     @classmethod
     def load(

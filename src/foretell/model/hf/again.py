@@ -26,7 +26,7 @@ PAD_LIMIT = 32
 """Tokens of a call up to which rows are padded to one length."""
 
 
-class Handed(Opened):
+class HandedStates(Opened):
     """States handed to a mixer, and taken from it."""
 
     def __init__(self, states: dict[Key, Tensor]) -> None:
@@ -174,7 +174,7 @@ class ReadingAgain(Call):
             positions = torch.from_numpy(begin[:, None] + np.arange(inputs.shape[1])).to(inputs.device)
             return keeper.call(self.run, inputs, positions, states, self.kwargs)
         layer = self.mixer.layout.layer
-        opened = self.cache.open[layer] = Handed(dict(states))
+        opened = self.cache.open[layer] = HandedStates(dict(states))
         result = self.run(inputs, *self.args, **self.kwargs)
         del self.cache.open[layer]
         return result, opened.states

@@ -21,7 +21,7 @@ Rows = tuple[Any, Any]
 """Index of some rows of a memory [2, R, ...]: slices where they lie together, so that nothing is copied."""
 
 
-class Handed(Opened):
+class HandedInputs(Opened):
     """The last inputs of convolutions; scans have their states of their own."""
 
     def __init__(self, states: Mapping[Key, Tensor]) -> None:
@@ -110,7 +110,7 @@ class Rewinding(Call):
         """What the mixer returns, and what it has kept of the new tokens, by name."""
         layer, scan = self.mixer.layout.layer, rewind.scan
         rewind.width = hidden.shape[1]
-        opened = self.cache.open[layer] = Handed(states)
+        opened = self.cache.open[layer] = HandedInputs(states)
         if scan is not None:
             scan.state, scan.count = states[STATE], torch.from_numpy(now.count) if now.wide else None
         try:
