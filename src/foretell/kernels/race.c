@@ -35,18 +35,10 @@ void foretell_draw_logits(int64_t num, int64_t vocab_size, const float *logits, 
  * passed over, and where nothing is above -inf all is 0. A block without anything larger is compared and no more. */
 void foretell_one_hot(int64_t num_rows, int64_t vocab_size, const float *logits, float *out) {
     for (int64_t row = 0; row < num_rows; ++row) {
-        const float *z = logits + row * vocab_size;
-        float best = -INFINITY, *to = out + row * vocab_size;
-        int64_t winner = 0;
-        for (int64_t from = 0; from < vocab_size; from += RACE_BLOCK) {
-            const int64_t stop = vocab_size - from < RACE_BLOCK ? vocab_size : from + RACE_BLOCK;
-            int any = 0;
-            for (int64_t i = from; i < stop; ++i) any |= z[i] > best;
-            for (int64_t i = from; any && i < stop; ++i)
-                if (z[i] > best) { best = z[i]; winner = i; }
-        }
+        float *to = out + row * vocab_size;
+        const int64_t winner = largest_logit(logits + row * vocab_size, vocab_size);
         memset(to, 0, (size_t)vocab_size * sizeof(float));
-        if (best > -INFINITY) to[winner] = 1.0f;
+        if (winner >= 0) to[winner] = 1.0f;
     }
 }
 
