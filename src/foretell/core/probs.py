@@ -106,7 +106,7 @@ class Processors:
 
     @cached_property
     def warps(self) -> "ctypes.Array[Warp]":
-        """[B] what ``race_logits.h`` is told of each row's temperature and filters."""
+        """[B] each row's temperature and filters, as ``race_logits.h`` reads them."""
         made = (Warp * len(self.params))()
         inverse = self.inverse_temperature.flatten().tolist()
         for warp, params, scale, top_k in zip(made, self.params, inverse, self.top_k, strict=True):
