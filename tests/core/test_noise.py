@@ -63,6 +63,16 @@ def test_c_and_torch_keys_agree(seed: int, position: int) -> None:
     assert all(torch.equal(a, b) for a, b in zip(fast, slow, strict=True))
 
 
+@given(INT64, st.integers(0, 1 << 40))
+def test_a_key_on_the_host_is_that_of_the_tensor(seed: int, position: int) -> None:
+    given = torch.tensor([7, seed]), torch.tensor([3, position])
+    keys = Noise(*given).coupled_keys(4)
+    asked = Noise(*given)
+    assert [[asked.coupled_key(row, depth) for depth in range(4)] for row in range(2)] == keys.tolist()
+    asked.coupled_keys(2)  # from here on from memory, as far as that goes
+    assert [asked.coupled_key(1, depth) for depth in range(4)] == keys[1].tolist()
+
+
 def test_golden_values() -> None:
     """Pinned: a change here changes every text of every user's seed."""
     seeds, positions = torch.tensor([0, 1, -1, 2**62]), torch.tensor([0, 1, 5, 10**6])

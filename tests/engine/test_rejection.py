@@ -13,11 +13,11 @@ import torch
 from scipy.stats import chi2
 
 from foretell import Engine, Request, SamplingParams
+from foretell.core import deferred
 from foretell.core.noise import Noise
 from foretell.core.probs import logits_to_probs
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.draft.base import Context, Drafter, Method
-from foretell.draft.growing import grow
 from foretell.draft.shapes import Shape
 from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.model.table import TableLM
@@ -179,7 +179,7 @@ def test_reported_q_is_what_tokens_were_drawn_from(monkeypatch: pytest.MonkeyPat
         seen.append(probs[:, 0].clone())
         return probs
 
-    monkeypatch.setattr(grow, "logits_to_probs", spy)
+    monkeypatch.setattr(deferred, "logits_to_probs", spy)
     trees: list[TokenTree] = []
 
     class Watched(ModelDrafter):

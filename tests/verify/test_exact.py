@@ -301,6 +301,7 @@ def test_control_noise_keyed_by_depth_gives_another_text(monkeypatch: pytest.Mon
         return noise_module.stream_keys(self.seeds[:, None], depth[None], noise_module.Stream.COUPLED)
 
     monkeypatch.setattr(Noise, "coupled_keys", keys)
+    monkeypatch.setattr(Noise, "coupled_key", lambda self, row, depth: int(keys(self, depth + 1)[row, depth]))
     texts = {name: decode(Coupled(), propose, 0, 24) for name, propose in proposals().items()}
     assert len({tuple(text) for text in texts.values()}) > 1
 

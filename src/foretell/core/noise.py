@@ -109,6 +109,12 @@ def stream_keys(seeds: Tensor, positions: Tensor, stream: Stream, index: Tensor 
     return keys
 
 
+def _before_index(seed: int, position: int, stream: Stream) -> int:
+    """What ``stream_keys`` hashes with the index, in Python integers."""
+    key = mix_int(mix_int(seed + _GOLDEN) ^ (_MULTIPLIER_2 * int(stream) & _MASK64))
+    return mix_int(key ^ mix_int(position + _GOLDEN))
+
+
 @lru_cache(maxsize=256)
 def _index_tensor(index: int) -> Tensor:
     return torch.tensor(index)
@@ -266,6 +272,14 @@ class Noise:
             depth = _depth_offsets(num_depths, self.positions.device)
             self._memo[:] = [stream_keys(self.seeds[:, None], self.positions[:, None] + depth, Stream.COUPLED)]
         return self._memo[0][:, :num_depths]
+
+    def coupled_key(self, row: int, depth: int) -> int:
+        """Entry [row, depth] of ``coupled_keys``, on the host: a walk needs few of them, and behind a pass, with cold
+        caches, the tensors of one call take longer than the draw."""
+        if self._memo and depth < self._memo[0].shape[1]:
+            return int(self._memo[0][row, depth])
+        seed, position = int(self.seeds[row]), int(self.positions[row]) + depth + 1
+        return _signed(mix_int(_before_index(seed, position, Stream.COUPLED)))  # index 0
 
     def list_keys(self, depth: int, count: int) -> Tensor:
         """[B, count] int64 keys of ``count`` independent noises for the token after a node at this depth; the first is

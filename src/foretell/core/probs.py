@@ -5,6 +5,7 @@ temperature; top-k; top-p; min-p, the last three one after the other, each on wh
 does). Node i's distribution is that of the token *after* node i: its processors see the prefix and the path down to node i.
 """
 
+import ctypes
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
-from foretell.kernels.race import race_library
+from foretell.kernels.race import Warp, race_library
 
 
 @dataclass
@@ -74,6 +75,9 @@ class Processors:
         self.temperature, self.top_p, self.min_p = column("temperature"), column("top_p"), column("min_p")
         self.top_k = [row.top_k if 0 < row.top_k < vocab_size else 0 for row in params]
         self.greedy = torch.tensor([row.temperature == 0 for row in params], device=device)[:, None, None]
+        # Rows that top-p or min-p may cut, [B, 1, 1]: what is left of them is scaled to 1, the others are not touched.
+        cut = [row.top_p < 1 or row.min_p > 0 for row in params]
+        self.cut, self.cuts_all = torch.tensor(cut, device=device)[:, None, None], all(cut)
         # Greedy rows are overwritten later: any finite factor will do.
         inverse = [1.0 / max(row.temperature, 1e-30) if row.temperature else 1.0 for row in params]
         self.inverse_temperature = torch.tensor(inverse, dtype=torch.float32, device=device)[:, None, None]
@@ -90,6 +94,25 @@ class Processors:
             for row in params
         ]
         self.reads_history = any(row.reads_history for row in params)
+        self._parts: dict[tuple[int, int], Processors] = {}
+
+    def part(self, start: int, stop: int) -> "Processors":
+        """Those of rows [start, stop); made once."""
+        if (start, stop) == (0, len(self.params)):
+            return self
+        if (start, stop) not in self._parts:
+            self._parts[start, stop] = self.keep(range(start, stop))
+        return self._parts[start, stop]
+
+    @cached_property
+    def warps(self) -> "ctypes.Array[Warp]":
+        """[B] each row's temperature and filters, as ``race_logits.h`` reads them."""
+        made = (Warp * len(self.params))()
+        inverse = self.inverse_temperature.flatten().tolist()
+        for warp, params, scale, top_k in zip(made, self.params, inverse, self.top_k, strict=True):
+            warp.inverse = 0.0 if params.temperature == 0 else scale
+            warp.top_p, warp.min_p, warp.top_k = params.top_p, params.min_p, top_k
+        return made
 
     @cached_property
     def softened(self) -> "Processors":
@@ -131,8 +154,21 @@ def logits_to_probs(logits: Tensor, processors: Processors, history: History, pa
     logits [B, n, V'] of the same n nodes as paths. V' may be wider than the processors' vocabulary (a drafter's padding):
     the surplus is cut; where it is narrower the missing tokens have probability 0. NaN logits count as -inf; a row
     without any possible token becomes a row that is not finite or zero, which ``verify.draw`` reports as unsound.
-    At temperature 0 the distribution is one-hot at the largest processed logit, ties to the lowest id.
+    At temperature 0 the distribution is one-hot at the largest processed logit, ties to the lowest id. Every row is
+    computed by itself: the same bits whatever the other rows and nodes are.
     """
+    logits = process_logits(logits, processors, history, paths)
+    if processors.num_greedy == len(processors.params):
+        return one_hot_argmax(logits)
+    probs = _temper(logits, processors)
+    if processors.num_greedy:
+        probs = torch.where(processors.greedy, one_hot_argmax(logits), probs)
+    return probs
+
+
+def process_logits(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
+    """[B, n, V] what ``logits_to_probs`` does before the temperature: penalties, bias, bans, min_new_tokens, the user's
+    processor. The logits themselves, float and without surplus columns, where no request asks for any of them."""
     vocab_size = processors.vocab_size
     narrow = logits.shape[-1] < vocab_size
     if narrow:
@@ -146,12 +182,7 @@ def logits_to_probs(logits: Tensor, processors: Processors, history: History, pa
         logits = logits + processors.bias
     if processors.reads_history:
         logits = _restrict(logits, processors, history, paths)
-    if processors.num_greedy == len(processors.params):
-        return one_hot_argmax(logits)
-    probs = _temper(logits, processors)
-    if processors.num_greedy:
-        probs = torch.where(processors.greedy, one_hot_argmax(logits), probs)
-    return probs
+    return logits
 
 
 def one_hot_argmax(logits: Tensor) -> Tensor:
@@ -178,17 +209,19 @@ def _temper(logits: Tensor, processors: Processors) -> Tensor:
     """Temperature, then top-k, top-p and min-p in this order; rows at temperature 0 are overwritten by the caller."""
     on_cpu = logits.device.type == "cpu"
     probs = _soft_top_k(logits if on_cpu else _finite(logits), processors)
-    if on_cpu and bool(
-        torch.isnan(probs[..., 0]).any()
-    ):  # one bad logit makes its whole row NaN; a host read is free here
-        probs = _soft_top_k(_finite(logits), processors)
+    if on_cpu:
+        bad = torch.isnan(probs[..., :1])  # one bad logit makes its whole row NaN; a host read is free here
+        if bool(bad.any()):
+            probs = torch.where(bad, _soft_top_k(_finite(logits), processors), probs)
     if processors.top_p is None and processors.min_p is None:
         return probs
     if processors.top_p is not None:
         probs = _top_p(probs, processors.top_p)
     if processors.min_p is not None:
         probs = probs.masked_fill(probs < processors.min_p * probs.amax(-1, keepdim=True), 0.0)
-    return probs / probs.sum(-1, keepdim=True)
+    # In float64: the order in which torch adds depends on the number of rows, and its rounding must not.
+    mass = probs.sum(-1, keepdim=True, dtype=torch.float64).to(probs.dtype)
+    return probs / mass if processors.cuts_all else torch.where(processors.cut, probs / mass, probs)
 
 
 def _finite(logits: Tensor) -> Tensor:
@@ -236,9 +269,40 @@ def _top_p(probs: Tensor, top_p: Tensor, first: int = 64) -> Tensor:
 
 def _penalise(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
     """Repetition penalty over all text, presence and frequency penalties over the output, path included."""
-    repetition, presence, frequency = processors.repetition, processors.presence, processors.frequency
-    if repetition is None and presence is None and frequency is None:
+    if processors.repetition is None and processors.presence is None and processors.frequency is None:
         return logits
+    if logits.device.type == "cpu":
+        return _penalise_seen(logits, processors, history, paths)
+    return _penalise_all(logits, processors, history, paths)
+
+
+def _penalise_seen(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
+    """Node by node, only the tokens that its text has: the others do not change."""
+    repetition, presence, frequency = (
+        None if column is None else column[:, 0, 0].to(logits.dtype)
+        for column in (processors.repetition, processors.presence, processors.frequency)
+    )
+    logits = logits.clone()
+    for row, (ids, start) in enumerate(zip(history.ids, history.num_prompt, strict=True)):
+        text = torch.tensor(ids, dtype=torch.int64)
+        for node in range(logits.shape[1]):
+            path = paths.tokens[row, 1:][paths.ancestry[row, node, 1:]]  # the root is in the history
+            tokens, index = torch.unique(torch.cat([text, path]), return_inverse=True)
+            counts = torch.bincount(index[start:], minlength=len(tokens)).to(logits.dtype)  # in the output
+            values = logits[row, node, tokens]
+            if repetition is not None:
+                values = torch.where(values > 0, values / repetition[row], values * repetition[row])
+            if presence is not None:
+                values = values - presence[row] * (counts > 0)
+            if frequency is not None:
+                values = values - frequency[row] * counts
+            logits[row, node, tokens] = values
+    return logits
+
+
+def _penalise_all(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
+    """All tokens of all nodes at once, without a host read of the path: the slow twin, and for accelerators."""
+    repetition, presence, frequency = processors.repetition, processors.presence, processors.frequency
     num_rows, num_nodes, vocab_size = logits.shape
     prompt = torch.zeros(num_rows, vocab_size, dtype=torch.bool)
     output = torch.zeros(num_rows, vocab_size, dtype=logits.dtype)

@@ -6,9 +6,12 @@ and the oracle of every test.
 
 from time import perf_counter
 
+from torch import Tensor
+
+from foretell.core.deferred import Deferred
 from foretell.core.noise import Noise
 from foretell.core.probs import Paths, logits_to_probs
-from foretell.core.tree import DrawMode, layout, pad_tree
+from foretell.core.tree import DrawMode, Plan, TokenTree, layout, pad_tree
 from foretell.draft.base import Drafter
 from foretell.draft.shapes import Shape
 from foretell.engine.candidates import candidates
@@ -58,8 +61,7 @@ def step(
     forwarded = perf_counter()
     assert output.logits is not None
 
-    p = logits_to_probs(output.logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent))
-    evidence = Evidence(tree, p, noise, tapping.for_verifier(output.taps))
+    evidence = _evidence(output.logits, state, tree, plan, noise, tapping.for_verifier(output.taps))
     verdict = draw(verifier, evidence)
     likely = candidates(output.logits, drafter.num_candidates)
     commit, moves = state.advance(tree, verdict, tapping.for_drafter(output.taps), likely)
@@ -73,3 +75,11 @@ def step(
         seconds_target=forwarded - ready,
         seconds_rest=(ready - proposed) + (perf_counter() - forwarded),
     )  # fmt: skip
+
+
+def _evidence(logits: Tensor, state: State, tree: TokenTree, plan: Plan, noise: Noise, taps: Tensor | None) -> Evidence:
+    """On the CPU p is made where a verifier or an observer reads it; elsewhere at once, without a host read."""
+    given = logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent)
+    if logits.device.type == "cpu":
+        return Evidence.later(tree, Deferred(*given), noise, taps)
+    return Evidence(tree, logits_to_probs(*given), noise, taps)

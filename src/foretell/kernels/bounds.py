@@ -5,6 +5,7 @@ read on the CPU alone: on an accelerator the check would be a host read in every
 """
 
 import ctypes
+from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -71,14 +72,19 @@ def check_tree(tree: TokenTree, vocab_size: int) -> None:
 
 
 def check_distributions(tree: TokenTree, p: Tensor) -> None:
-    """Check that distributions p are [B, N, V] for the N nodes of a tree, and the tree itself by ``check_tree``.
+    """``check_shape`` of distributions p."""
+    check_shape(tree, p.shape)
+
+
+def check_shape(tree: TokenTree, shape: Sequence[int]) -> None:
+    """Check that this shape is [B, N, V] for the N nodes of a tree, and the tree itself by ``check_tree``.
 
     Raises VocabularyMismatchError for a token outside of V, ModelError for all else.
     """
-    if p.ndim != 3 or p.shape[:2] != tree.tokens.shape:
-        raise ModelError(f"p of a tree of {tuple(tree.tokens.shape)} nodes is [B, N, V]; given {tuple(p.shape)}")
+    if len(shape) != 3 or tuple(shape[:2]) != tuple(tree.tokens.shape):
+        raise ModelError(f"p of a tree of {tuple(tree.tokens.shape)} nodes is [B, N, V]; given {tuple(shape)}")
     if tree.num_nodes > 1:  # a root alone is no index into p
-        check_tree(tree, p.shape[2])
+        check_tree(tree, shape[2])
 
 
 def _parents(node: int) -> str:

@@ -3,7 +3,7 @@
  * The slow reference is noise.exponentials followed by an argmax in torch: same hash, same E up to the last bits of
  * log1p. How one row is run: race.h.
  */
-#include "race.h"
+#include "race_logits.h"
 
 #include <string.h>
 
@@ -23,22 +23,22 @@ void foretell_race(int64_t num_rows, int64_t vocab_size, const float *probs, con
         winners[row] = race_row(probs + row * vocab_size, vocab_size, keys[row], table);
 }
 
+/* A token from each of num rows of logits: places [num, 3] hold the index of the row's warp, where its logits begin (in
+ * floats) and its key; the first becomes the token, or UNDECIDED. */
+void foretell_draw_logits(int64_t num, int64_t vocab_size, const float *logits, const Warp *warps, const uint64_t *table,
+                           int64_t *places) {
+    for (int64_t *place = places; place < places + 3 * num; place += 3)
+        place[0] = draw_logits(logits + place[1], vocab_size, warps + place[0], (uint64_t)place[2], table);
+}
+
 /* out [num_rows, vocab_size]: 1 at the largest of each row's logits, the first of equal ones, and 0 elsewhere; a NaN is
  * passed over, and where nothing is above -inf all is 0. A block without anything larger is compared and no more. */
 void foretell_one_hot(int64_t num_rows, int64_t vocab_size, const float *logits, float *out) {
     for (int64_t row = 0; row < num_rows; ++row) {
-        const float *z = logits + row * vocab_size;
-        float best = -INFINITY, *to = out + row * vocab_size;
-        int64_t winner = 0;
-        for (int64_t from = 0; from < vocab_size; from += RACE_BLOCK) {
-            const int64_t stop = vocab_size - from < RACE_BLOCK ? vocab_size : from + RACE_BLOCK;
-            int any = 0;
-            for (int64_t i = from; i < stop; ++i) any |= z[i] > best;
-            for (int64_t i = from; any && i < stop; ++i)
-                if (z[i] > best) { best = z[i]; winner = i; }
-        }
+        float *to = out + row * vocab_size;
+        const int64_t winner = largest_logit(logits + row * vocab_size, vocab_size);
         memset(to, 0, (size_t)vocab_size * sizeof(float));
-        if (best > -INFINITY) to[winner] = 1.0f;
+        if (winner >= 0) to[winner] = 1.0f;
     }
 }
 

@@ -7,16 +7,17 @@ verifier can be enumerated exactly without drawing anything, and all draws happe
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
-from foretell.core.noise import Noise
+from foretell.core.deferred import Deferred
+from foretell.core.noise import Noise, race
 from foretell.core.tree import DrawMode, TokenTree, ancestors, chain_parent, is_chain
-from foretell.kernels.bounds import check_distributions
+from foretell.kernels.bounds import check_shape
 from foretell.kernels.cdf import invert_cdf
 
 
@@ -24,13 +25,53 @@ from foretell.kernels.cdf import invert_cdf
 class Evidence:
     """All that a verifier may read. It must not change or keep any of it: tensors are valid during a call.
 
-    p and q are converted to one dtype, the wider of the two.
+    p and q are converted to one dtype, the wider of the two. p may be made when it is first read (``Evidence.later``): a
+    rule that needs the draws of a few nodes alone asks ``draws`` for them.
     """
 
     tree: TokenTree
     p: Tensor  # [B, N, V] target distribution of the token after each node, all processors applied
     noise: Noise | None = None
     taps: Tensor | None = None  # [B, N, T * H] hidden states of the target
+    deferred: Deferred | None = field(default=None, repr=False, compare=False)
+
+    @classmethod
+    def later(cls, tree: TokenTree, deferred: Deferred, noise: Noise | None, taps: Tensor | None) -> "Evidence":
+        """With p as ``deferred`` makes it, when it is first read."""
+        if tree.q is not None and tree.q.dtype != deferred.dtype:
+            return cls(tree, deferred.probs, noise, taps)
+        evidence = object.__new__(cls)
+        vars(evidence).update(tree=tree, noise=noise, taps=taps, deferred=deferred)
+        return evidence
+
+    def __getattr__(self, name: str) -> Tensor:
+        """Only what has not been set comes here: p."""
+        if name != "p" or "deferred" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name!r}")
+        assert self.deferred is not None
+        return self.deferred.probs
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of p, which is not made for it: (B, N, V)."""
+        return tuple(self.p.shape) if self.deferred is None else self.deferred.shape
+
+    def draws(self, rows: Sequence[int], nodes: Sequence[int], keys: Sequence[int]) -> list[tuple[int, bool]]:
+        """The token that wins ``argmax p / E`` after node nodes[k] of row rows[k], E keyed by keys[k], and whether p gives
+        it a probability; for each k. Read on the host: for the CPU."""
+        if self.deferred is not None:
+            return self.deferred.draw(rows, nodes, keys)
+        probs = self.p[rows[0], nodes[0]][None] if len(rows) == 1 else self.p[rows, nodes]  # [R, V]
+        drawn = race(probs, torch.tensor(keys))
+        chance = probs.gather(1, drawn[:, None])[:, 0]
+        return list(zip(drawn.tolist(), (chance > 0).tolist(), strict=True))
+
+    def has_mass(self, at: Tensor, tokens: Tensor) -> Tensor:
+        """[B] bool: whether token tokens[b] has a positive probability at node at[b]."""
+        if self.deferred is None:
+            return has_mass(self.p, at, tokens)
+        places = enumerate(zip(at.tolist(), tokens.tolist(), strict=True))
+        return torch.tensor([self.deferred.has_mass(row, node, token) for row, (node, token) in places])
 
     def __post_init__(self) -> None:
         """Widen the narrower of p and q. No value changes, so q is still the distribution that was drawn from."""
@@ -47,6 +88,8 @@ class Evidence:
         if noise is not None:
             noise = replace(noise, seeds=noise.seeds[start:stop], positions=noise.positions[start:stop], _memo=[])
         taps = None if self.taps is None else self.taps[start:stop]
+        if self.deferred is not None:
+            return Evidence.later(self.tree.rows(start, stop), self.deferred.slice(start, stop), noise, taps)
         return Evidence(self.tree.rows(start, stop), self.p[start:stop], noise, taps)
 
 
@@ -213,7 +256,7 @@ def draw(verifier: Verifier | RowVerifiers, evidence: Evidence) -> Verdict:
     Raises VocabularyMismatchError for a guess outside the vocabulary of p, and ModelError for an invalid tree
     (``bounds.check_tree``; on an accelerator shapes alone are checked).
     """
-    check_distributions(evidence.tree, evidence.p)
+    check_shape(evidence.tree, evidence.shape)
     if isinstance(verifier, RowVerifiers):
         starts = (0, *verifier.stops)
         parts = [
@@ -225,7 +268,7 @@ def draw(verifier: Verifier | RowVerifiers, evidence: Evidence) -> Verdict:
 
 
 def _draw_rows(verifier: Verifier, evidence: Evidence) -> Verdict:
-    num_rows, num_nodes, vocab_size = evidence.p.shape
+    num_rows, num_nodes, vocab_size = evidence.shape
     at_once = max(1, MAX_ELEMENTS // (num_nodes * vocab_size))
     if num_rows <= at_once:
         return _draw(verifier, evidence)
@@ -249,7 +292,7 @@ def _draw(verifier: Verifier, evidence: Evidence) -> Verdict:
     decided = verifier.decide(evidence)
     if decided is not None:
         at, bonus = decided
-        return Verdict(*follow(evidence.tree.parent, at), bonus, has_mass(evidence.p, at, bonus))
+        return Verdict(*follow(evidence.tree.parent, at), bonus, evidence.has_mass(at, bonus))
     walk = verifier.stops(evidence)
     at = invert_cdf(walk.stops, noise.stop())
     probs = verifier.residual(evidence, walk, at)

@@ -36,23 +36,19 @@ def follow_draws(evidence: Evidence) -> tuple[Tensor, Tensor]:
     """(at [B], bonus [B]): where the target's draws lead, and the draw after it. Draws only on the path, for each depth
     all rows that still walk, and reads every draw on the host: for the CPU. Equivalent to ``stops`` and
     ``residual``."""
-    noise, tree, p = evidence.noise, evidence.tree, evidence.p
+    noise, tree = evidence.noise, evidence.tree
     assert noise is not None, "exact match reads the stream COUPLED"
-    keys = noise.coupled_keys(tree.num_nodes)
     parents, tokens = tree.parent.tolist(), tree.tokens.tolist()
     at, bonus = [0] * len(parents), [0] * len(parents)
     going, depth = list(range(len(parents))), 0
     while going:
-        alone = len(going) == 1
-        probs = p[going[0], at[going[0]]][None] if alone else p[going, [at[row] for row in going]]  # [R, V]
-        drawn = race(probs, keys[going[0] : going[0] + 1, depth] if alone else keys[going, depth])
-        chance = probs.gather(1, drawn[:, None])[:, 0]
+        drawn = evidence.draws(going, [at[row] for row in going], [noise.coupled_key(row, depth) for row in going])
         walking = []
-        for row, token, mass in zip(going, drawn.tolist(), chance.tolist(), strict=True):
+        for row, (token, possible) in zip(going, drawn, strict=True):
             bonus[row] = token
             above, guesses, here = parents[row], tokens[row], at[row]
             for node in range(here + 1, len(above)):  # of equal siblings the first counts
-                if mass > 0 and above[node] == here and guesses[node] == token:
+                if possible and above[node] == here and guesses[node] == token:
                     at[row] = node
                     walking.append(row)
                     break
@@ -101,7 +97,7 @@ class Exact(Verifier):
     def decide(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         """Follow the target's draws: deterministic given the noise."""
         tree = evidence.tree
-        if self.lazy and tree.num_nodes > 1 and tree.parent.device.type == "cpu":
+        if self.lazy and tree.parent.device.type == "cpu":
             return follow_draws(evidence)
         if tree.num_nodes > 1 and tree.max_children != 1 and not is_chain(tree.parent):
             walk = self.stops(evidence)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from foretell.core.deferred import Deferred
 from foretell.core.noise import Noise
 from foretell.core.probs import Paths, logits_to_probs
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, chain_parent, chain_tree, layout
@@ -119,8 +120,9 @@ def chain(
     where the rule ``stop`` says so. It is called before each guess but the first, which is always made. It reads q and the
     earlier guesses, so whether a guess is made never depends on its own token.
 
-    The drafter's distribution goes through the same ``logits_to_probs`` as the target's: same temperature, same
-    penalties, same path. For IID the tree carries q, the very tensors the tokens were drawn from.
+    The drafter's distribution goes through the same processing as the target's: same temperature, same penalties, same
+    path. Where a guess is drawn with the target's noise it is not made (``Deferred``). For IID the tree carries q, the
+    very tensors the tokens were drawn from.
     """
     num_rows, device, num_tokens = context.num_rows, context.device, max(limits)
     parent = chain_parent(num_tokens + 1, device).expand(num_rows, -1)
@@ -141,18 +143,23 @@ def chain(
         going, count = depth_limit > 0, depth_limit.clamp(max=1) + 1
     for node in range(1, num_tokens + 1):
         paths = Paths(tokens, plan.ancestry[:, node - 1 : node])
-        drawn_from = logits_to_probs(logits, context.processors, context.history, paths)[:, 0]  # [B, V]
+        drawn_from = Deferred(logits, context.processors, context.history, paths)
         if stop is not None and node > 1:
-            softened = partial(_softened, logits, context, paths, drawn_from)
+            softened = partial(_softened, drawn_from)
             going = going & (depth_limit >= node) & ~stop(node, softened)
             if device.type == "cpu" and not bool(going.any()):
                 tokens = tokens[:, :node]
                 break
             assert count is not None
             count = count + going
-        tokens[:, node] = choose(drawn_from, label, noise, depth=node - 1, node=node)
+        if label == DrawnBy.COUPLED and device.type == "cpu":
+            keys = noise.coupled_keys(node)[:, node - 1].tolist()
+            drawn = drawn_from.draw(range(num_rows), [0] * num_rows, keys)
+            tokens[:, node] = torch.tensor([token for token, _ in drawn])
+        else:
+            tokens[:, node] = choose(drawn_from.probs[:, 0], label, noise, depth=node - 1, node=node)
         if label == DrawnBy.IID:
-            distributions.append(drawn_from)
+            distributions.append(drawn_from.probs[:, 0])
         if node < num_tokens:
             here = plan.nodes(node, node + 1)
             if count is not None and device.type == "cpu":  # rows without this node are left out of the products
@@ -168,10 +175,12 @@ def chain(
     return chain_tree(tokens, count, drawn_by=label, q=q)
 
 
-def _softened(logits: Tensor, context: Context, paths: Paths, probs: Tensor) -> Tensor:
+def _softened(drawn_from: Deferred) -> Tensor:
     """[B, V] distribution, but for rows at temperature 0 as at temperature 1."""
-    softened = context.processors.softened
-    return probs if softened is context.processors else logits_to_probs(logits, softened, context.history, paths)[:, 0]
+    softened = drawn_from.processors.softened
+    if softened is drawn_from.processors:
+        return drawn_from.probs[:, 0]
+    return logits_to_probs(drawn_from.logits, softened, drawn_from.history, drawn_from.paths)[:, 0]
 
 
 _Grower = Callable[[Expander, Context, Sequence[int], Any, DrawMode, Noise], Grown]

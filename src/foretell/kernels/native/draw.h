@@ -5,7 +5,7 @@
  */
 #ifndef FORETELL_DRAW_H
 #define FORETELL_DRAW_H
-#include "../race.h"
+#include "../race_logits.h"
 #include "vectors.h"
 
 enum { DRAW_FIXED, DRAW_COUPLED, DRAW_IID };
@@ -144,6 +144,12 @@ static int64_t draw_token(const Draw *d, int64_t b, int64_t at, float *z, int64_
     column = largest_of(z, n);
     if (q) q[ids ? ids[column] : column] = z[column] > -INFINITY;
     return ids ? ids[column] : column;
+  }
+  if (d->how == DRAW_COUPLED && !q) { /* nobody reads the probabilities */
+    const Warp warp = {inverse, d->top_p ? d->top_p[b] : 1.0f, d->min_p ? d->min_p[b] : 0.0f,
+                       d->top_k ? (int32_t)d->top_k[b] : 0};
+    column = draw_logits(z, n, &warp, d->keys[b * d->depth + at], d->table);
+    if (column >= 0) return ids ? ids[column] : column;
   }
   temper(d, b, z, n, spare);
   if (d->how == DRAW_COUPLED) column = race_row(z, n, d->keys[b * d->depth + at], d->table);

@@ -1,0 +1,218 @@
+"""Draws from logits against the slow twin: distributions of all nodes by ``logits_to_probs``, and ``race``."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretell.core import deferred as module
+from foretell.core import probs as probs_module
+from foretell.core.deferred import Deferred
+from foretell.core.noise import Stream, exponentials, race, stream_keys
+from foretell.core.params import SamplingParams
+from foretell.core.probs import History, Paths, Processors, logits_to_probs
+from foretell.core.tree import layout
+from foretell.kernels.build import BuildError, load_library, variants_of
+from foretell.kernels.race import typed
+
+V, CPU, INF = 1311, torch.device("cpu"), math.inf  # two whole blocks of the kernel and a part
+PARENT = [-1, 0, 0, 1, 1, 3]
+PARAMS = {
+    "greedy": {"temperature": 0.0},
+    "plain": {},
+    "cold": {"temperature": 0.3},
+    "hot": {"temperature": 7.0},
+    "top_p": {"top_p": 0.6},
+    "narrow": {"top_p": 0.05},
+    "top_k": {"top_k": 5},
+    "many": {"top_k": 700},
+    "min_p": {"min_p": 0.1, "temperature": 1.5},
+    "all": {"temperature": 0.8, "top_k": 40, "top_p": 0.9, "min_p": 0.02},
+    "penalties": {"repetition_penalty": 1.5, "presence_penalty": 0.4, "frequency_penalty": 0.3, "min_new_tokens": 9},
+    "bias": {"logit_bias": {7: 6.0, 8: -INF}, "banned_token_ids": (3,), "top_p": 0.8},
+}
+
+
+def variants() -> list[str]:
+    try:
+        return variants_of("race")
+    except BuildError:
+        return []
+
+
+def use(monkeypatch: pytest.MonkeyPatch, variant: str) -> None:
+    library = typed(load_library("race", variant)) if variant else None
+    monkeypatch.setattr(module, "race_library", lambda: library)
+
+
+def made(
+    params: Sequence[dict[str, Any]], seed: int = 0, vocab_size: int = V
+) -> tuple[Deferred, Callable[[], Tensor], Tensor]:
+    """(what is tested, the slow twin, keys [B, N]) for one tree a row."""
+    torch.manual_seed(seed)
+    logits = torch.randn(len(params), len(PARENT), vocab_size) * 2
+    logits[..., : min(40, vocab_size)] += 5 * torch.rand(*logits.shape[:2], min(40, vocab_size))
+    parent = torch.tensor([PARENT] * len(params))
+    tokens = torch.randint(vocab_size, parent.shape)
+    length = torch.full((len(params),), 5)
+    paths = Paths(tokens, layout(parent, length, 64).ancestry, parent)
+    rows = [SamplingParams(**row) for row in params]
+    processors = Processors(rows, vocab_size=vocab_size, end_token_ids=[2], device=CPU)
+    ids = [torch.randint(vocab_size, (6,)).tolist() for _ in params]
+    history = History(ids, [3] * len(params))
+    keys = stream_keys(torch.arange(len(params))[:, None] + seed, torch.arange(len(PARENT))[None], Stream.COUPLED)
+    deferred = Deferred(logits, processors, history, paths)
+    frozen = History([list(text) for text in ids], [3] * len(params))
+    return deferred, lambda: logits_to_probs(logits, processors, frozen, paths), keys
+
+
+def all_draws(deferred: Deferred, keys: Tensor) -> list[tuple[int, bool]]:
+    num_rows, num_nodes = keys.shape
+    rows = [row for row in range(num_rows) for _ in range(num_nodes)]
+    return deferred.draw(rows, list(range(num_nodes)) * num_rows, keys.flatten().tolist())
+
+
+def assert_same(deferred: Deferred, twin: Callable[[], Tensor], keys: Tensor) -> None:
+    p = twin()
+    drawn = race(p, keys)
+    sound = p.gather(2, drawn[..., None])[..., 0] > 0
+    found = all_draws(deferred, keys)
+    assert [has for _, has in found] == sound.flatten().tolist()
+    for (token, has), expected in zip(found, drawn.flatten().tolist(), strict=True):
+        assert token == expected or not has
+
+
+@pytest.mark.parametrize("variant", [*variants(), ""])
+def test_the_tokens_of_the_slow_twin(variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every filter in one batch, each with 12 trees' worth of draws; alone a row draws the same."""
+    use(monkeypatch, variant)
+    for seed in range(12 if variant else 2):
+        deferred, twin, keys = made(list(PARAMS.values()), seed)
+        assert_same(deferred, twin, keys)
+        part = deferred.slice(seed % 10, seed % 10 + 2)
+        assert all_draws(part, keys[seed % 10 : seed % 10 + 2]) == [
+            deferred.draw([row], [node], [int(keys[row, node])])[0]
+            for row in (seed % 10, seed % 10 + 1)
+            for node in range(len(PARENT))
+        ]
+
+
+@pytest.mark.parametrize("name", PARAMS)
+def test_most_draws_need_no_probabilities(name: str) -> None:
+    if not variants():
+        pytest.skip("needs the C kernels")
+    if name == "many":
+        pytest.skip("more than 256 kept tokens are left to torch")
+    tokens = []
+    for seed in range(10):
+        deferred, _, keys = made([PARAMS[name]], seed)
+        nodes = list(range(len(PARENT)))
+        tokens += deferred._quick([0] * len(nodes), nodes, keys[0].tolist())
+    assert sum(token < 0 for token in tokens) <= 2
+
+
+def test_bits_of_p_do_not_depend_on_the_other_rows_and_nodes() -> None:
+    deferred, twin, _ = made(list(PARAMS.values()))
+    deferred.logits[1, 2, 9] = math.nan  # its row is computed in another way: the others must not be
+    p = twin()
+    for row in range(len(PARAMS)):
+        for node in range(len(PARENT)):
+            assert torch.equal(deferred.at(row, node), p[row, node])
+    assert torch.equal(deferred.probs, p)
+    assert torch.equal(deferred.slice(2, 5).probs, p[2:5])
+
+
+@pytest.mark.parametrize("variant", [*variants(), ""])
+@pytest.mark.parametrize("name", ["greedy", "plain", "top_k", "top_p", "min_p"])
+def test_logits_that_are_no_numbers(name: str, variant: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    use(monkeypatch, variant)
+    deferred, twin, keys = made([PARAMS[name]])
+    logits = deferred.logits[0]
+    logits[0, 3] = math.nan
+    logits[1, 700] = INF
+    logits[2] = -INF
+    logits[3] = math.nan
+    logits[4, 1:] = -INF
+    logits[5, 600:] = -INF
+    assert_same(deferred, twin, keys)
+    assert [has for _, has in all_draws(deferred, keys)] == [True, True, False, False, True, True]
+
+
+def test_scores_that_nearly_tie_are_decided_by_the_probabilities() -> None:
+    """Of two tokens each score is made equal but for the last bits: what wins depends on how p is rounded."""
+    if not variants():
+        pytest.skip("needs the C kernels")
+    agreed = 0
+    for seed in range(60):
+        deferred, twin, keys = made([{}], seed)
+        log_e = exponentials(keys, V).double().log()
+        best = (deferred.logits.double() - log_e).max(-1).values + 1.0
+        for token in (400 + seed, 1000 + seed):
+            deferred.logits[..., token] = (best + log_e[..., token]).float()
+        assert deferred._quick([0], [0], [int(keys[0, 0])]) == [-1]
+        assert_same(deferred, twin, keys)
+        agreed += int((deferred.logits.double() - log_e)[0, 0].argmax()) == all_draws(deferred, keys)[0][0]
+    assert 0 < agreed < 60, "the logits alone would have drawn other tokens"
+
+
+def test_the_edge_of_top_p_is_decided_by_the_probabilities() -> None:
+    """Two tokens of one half each, the second of them a rounding away from being cut."""
+    if not variants():
+        pytest.skip("needs the C kernels")
+    undecided = 0
+    for seed in range(30):
+        deferred, twin, keys = made([{"top_p": 0.5000001}, {"top_p": 0.4999999}], seed)
+        deferred.logits.fill_(-INF)
+        deferred.logits[..., 10] = 1.0
+        deferred.logits[..., 900] = 1.0 - 1e-6
+        assert_same(deferred, twin, keys)
+        undecided += sum(token < 0 for token in deferred._quick([0, 1], [0, 0], keys[:, 0].tolist()))
+    assert undecided > 15
+
+
+def test_a_text_that_grows_is_read_as_it_was() -> None:
+    deferred, twin, keys = made([PARAMS["penalties"]])
+    for ids in deferred.history.ids:
+        ids.extend([int(deferred.logits[0, 0].argmax())] * 3)
+    assert torch.equal(deferred.at(0, 0), twin()[0, 0])
+    assert torch.equal(deferred.probs, twin())
+    assert_same(deferred, twin, keys)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64, torch.float32])
+@pytest.mark.parametrize("surplus", [-7, 0, 9])
+def test_other_dtypes_and_widths(dtype: torch.dtype, surplus: int) -> None:
+    for name in ("plain", "greedy", "all", "penalties"):
+        deferred, _, keys = made([PARAMS[name]])
+        wide = torch.nn.functional.pad(deferred.logits, (0, surplus)).to(dtype)
+        given = Deferred(wide, deferred.processors, deferred.history, deferred.paths)
+        p = logits_to_probs(wide, given.processors, given.history, given.paths)
+        assert given.dtype == p.dtype
+        assert given.shape == p.shape
+        assert_same(given, lambda p=p: p, keys)  # type: ignore[misc]
+
+
+def test_mass_of_the_drawn_token_and_of_others() -> None:
+    deferred, twin, keys = made([PARAMS["top_k"]])
+    ((token, has),) = deferred.draw([0], [1], [int(keys[0, 1])])
+    assert has
+    assert deferred.has_mass(0, 1, token)
+    p = twin()[0, 1]
+    assert not deferred.has_mass(0, 1, int(p.argmin()))
+    assert deferred.has_mass(0, 1, int(p.argmax()))
+
+
+@pytest.mark.parametrize("columns", [("repetition_penalty",), ("presence_penalty", "frequency_penalty"), ()])
+def test_penalties_of_the_tokens_seen_are_those_of_all(columns: Sequence[str]) -> None:
+    settings = {"repetition_penalty": 1.7, "presence_penalty": 0.5, "frequency_penalty": 0.25}
+    chosen = {name: value for name, value in settings.items() if name in columns or not columns}
+    deferred, _, _ = made([chosen, {}, {**chosen, "temperature": 0.5}], vocab_size=30)
+    given = deferred.logits, deferred.processors, deferred.history, deferred.paths
+    before = deferred.logits.clone()
+    found = probs_module._penalise_seen(*given)
+    assert torch.equal(found, probs_module._penalise_all(*given))
+    assert not torch.equal(found, before)
+    assert torch.equal(deferred.logits, before)

@@ -1,0 +1,81 @@
+"""Steps whose probabilities are made when they are read: which are made, and what observers find."""
+
+from typing import Any
+
+import pytest
+import torch
+
+from foretell import Engine, SamplingParams
+from foretell.core import deferred as module
+from foretell.core.probs import History, Paths, logits_to_probs
+from foretell.core.tree import ancestors
+from foretell.engine import step as step_module
+from foretell.engine.event import StepEvent
+from foretell.verify import Evidence
+from tests.engine.harness import ToyTokenizer, draft_engine, mixed_requests, outcome, plain, prompts, table
+
+
+def eager(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The slow twin: the probabilities of all nodes, at once."""
+    later = step_module._evidence
+
+    def at_once(*given: Any) -> Evidence:
+        evidence = later(*given)
+        return Evidence(evidence.tree, evidence.p, evidence.noise, evidence.taps)
+
+    monkeypatch.setattr(step_module, "_evidence", at_once)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("verify", ["coupled", "exact", "typical", "rejection", "gumbel_list"])
+def test_the_slow_twin_writes_the_same(verify: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    target, draft = table(dtype=dtype), table(blur=0.3, dtype=dtype)
+    engine = draft_engine(target, draft, 4, verify=verify)
+    found = engine.generate_batch(mixed_requests()[:4])
+    eager(monkeypatch)
+    expected = engine.generate_batch(mixed_requests()[:4])
+    assert [outcome(one) for one in found] == [outcome(one) for one in expected]
+    assert sum(one.num_accepted_tokens for one in found) == sum(one.num_accepted_tokens for one in expected) > 0
+
+
+def test_only_visited_nodes_are_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    """In float64 every draw needs probabilities, so that they can be counted."""
+    made: list[int] = []
+
+    def count(logits: torch.Tensor, *given: Any) -> torch.Tensor:
+        made.append(logits.shape[1])
+        return logits_to_probs(logits, *given)
+
+    target = table()
+    engine = draft_engine(target, table(seed=99), 6)
+    monkeypatch.setattr(module, "logits_to_probs", count)
+    completions = engine.generate_batch(mixed_requests()[:4])
+    assert set(made) == {1}, "never all nodes of a tree"
+    drawn = sum(one.num_tokens + one.num_draft_tokens for one in completions)
+    assert len(made) <= drawn + sum(one.num_steps for one in completions)
+    assert [outcome(one) for one in completions] == [outcome(one) for one in plain(target, mixed_requests()[:4])]
+
+
+@pytest.mark.parametrize(
+    "settings", [{"temperature": 0.7, "top_p": 0.8}, {"repetition_penalty": 1.6, "presence_penalty": 0.5}]
+)
+def test_an_observer_finds_p_as_it_was_before_the_step(settings: dict[str, float]) -> None:
+    engine = Engine(table(), ToyTokenizer(), speculative={"method": "ngram", "num_speculative_tokens": 3})
+    num_steps = 0
+
+    def observe(event: StepEvent) -> None:
+        nonlocal num_steps
+        evidence = event.evidence
+        assert evidence.deferred is not None
+        ids = event.text(0)
+        history = History([ids], [len(event.rows[0].prompt_ids)])
+        paths = Paths(evidence.tree.tokens, ancestors(evidence.tree.parent))
+        expected = logits_to_probs(event.logits, evidence.deferred.processors, history, paths)
+        assert torch.equal(evidence.p, expected)
+        assert torch.equal(evidence.p, Evidence(evidence.tree, evidence.p).rows(0, 1).p)
+        num_steps += evidence.tree.num_nodes > 1
+
+    engine.observers.append(observe)
+    for ids in prompts():
+        engine.generate(ids, SamplingParams(seed=5, max_new_tokens=20, **settings))  # type: ignore[arg-type]
+    assert num_steps > 3
