@@ -11,7 +11,7 @@ import torch
 from foretell.learn import process as trainer_process
 from foretell.learn.options import LearnOptions
 from foretell.learn.pace import MOST_S, Pace, spare_cores
-from foretell.learn.process import MOST_WAITING, TrainerProcess
+from foretell.learn.process import MOST_WAITING, TrainerProcess, share_of
 from foretell.learn.texts import RawText
 
 
@@ -81,31 +81,36 @@ def test_cores_left_free() -> None:
 
 
 @pytest.mark.parametrize(("device", "has_core", "share"), [(None, False, 0.25), (None, True, 1.0), ("cpu", False, 1.0)])
-def test_the_process_is_told(monkeypatch: pytest.MonkeyPatch, device: str | None, has_core: bool, share: float) -> None:
-    """Its share, and from then on whether the service decodes."""
-    monkeypatch.setattr(trainer_process, "run", _idle)
-    made = TrainerProcess(LearnOptions(learn_busy_share=0.25, learn_device=device), print, has_core=has_core)
-    try:
-        assert made._share == share
-        made.serves(busy=True)
-        assert made._busy.value == 1
-        made.serves(busy=False)
-        assert made._busy.value == 0
-    finally:
-        made.stop()
+def test_its_share(device: str | None, has_core: bool, share: float) -> None:
+    """No limit where a core is free, or another device learns."""
+    assert share_of(LearnOptions(learn_busy_share=0.25, learn_device=device), has_core=has_core) == share
 
 
 def text(number: int, places: int = 4) -> RawText:
     return RawText([1, 2, number], 2, 1.0, [torch.zeros(places, 1000, dtype=torch.float16)])
 
 
-@pytest.fixture
-def trainer(monkeypatch: pytest.MonkeyPatch) -> Iterator[TrainerProcess]:
-    """With a child that never asks for anything."""
-    monkeypatch.setattr(trainer_process, "run", _idle)
-    made = TrainerProcess(LearnOptions(learn_memory_mib=1.0), print)
+@pytest.fixture(scope="module")
+def started() -> Iterator[TrainerProcess]:
+    """With a child that never asks for anything; starting one takes seconds."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(trainer_process, "run", _idle)
+        made = TrainerProcess(LearnOptions(learn_memory_mib=1.0), print)
     yield made
     made.stop()
+
+
+@pytest.fixture
+def trainer(started: TrainerProcess) -> TrainerProcess:
+    started._texts.clear()
+    started._texts_bytes, started._is_asked = 0, False
+    return started
+
+
+def test_it_is_told_whether_the_service_decodes(trainer: TrainerProcess) -> None:
+    for busy in (True, False):
+        trainer.serves(busy=busy)
+        assert trainer._busy.value == busy
 
 
 def test_texts_wait_until_they_are_asked_for(trainer: TrainerProcess, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -145,6 +150,7 @@ def test_large_texts_wait_in_a_quarter_of_the_memory(trainer: TrainerProcess) ->
     assert trainer._texts_bytes == 0
 
 
+@pytest.mark.slow
 def test_it_is_up_before_anybody_is_served() -> None:
     """Imports and all, and at the lowest priority from then on."""
     made = TrainerProcess(LearnOptions(), print)
@@ -158,6 +164,7 @@ def test_it_is_up_before_anybody_is_served() -> None:
         made.stop()
 
 
+@pytest.mark.slow
 def test_a_child_that_dies_at_once_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trainer_process, "run", _die)
     failures = list[object]()

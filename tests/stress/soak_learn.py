@@ -29,7 +29,9 @@ def main() -> None:
     args = parser.parse_args()
     engine = Engine.load("bundled", speculative={"method": args.method, "num_speculative_tokens": 3})
     plain = Engine.load("bundled", speculative="none")
-    options = LearnOptions(learn_adapters=2, learn_memory_mib=64, max_tenants=2, learn_busy_share=1.0)  # as much as it can
+    options = LearnOptions(
+        learn_adapters=2, learn_memory_mib=64, max_tenants=2, learn_busy_share=1.0
+    )  # as much as it can
     service = Service(engine, ServiceOptions(speculation="on", max_num_seqs=4, max_model_len=400), learn=options)
     service.start()
     learner = service._learning

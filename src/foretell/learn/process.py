@@ -52,8 +52,7 @@ class TrainerProcess:
         self._pipe, theirs = context.Pipe()
         # One byte that one side writes and the other reads: nothing to lock.
         self._busy = context.RawValue("b", 0)
-        self._share = 1.0 if has_core or options.learn_device is not None else options.learn_busy_share
-        arguments = (theirs, options, self._busy, self._share)
+        arguments = (theirs, options, self._busy, share_of(options, has_core=has_core))
         self._child = context.Process(target=run, args=arguments, name="foretell-learn", daemon=True)
         self._child.start()
         theirs.close()
@@ -177,6 +176,11 @@ class TrainerProcess:
                 self._texts_bytes = 0
             with contextlib.suppress(Exception):
                 self._on_result(("", {"event": "failed", "reason": reason}))
+
+
+def share_of(options: LearnOptions, *, has_core: bool) -> float:
+    """Of one core, what the child may take while the service decodes. has_core: it leaves one free."""
+    return 1.0 if has_core or options.learn_device is not None else options.learn_busy_share
 
 
 def lower_priority() -> None:
