@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import DynamicCache, PreTrainedModel
+from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from foretell import Engine, Request, SamplingParams
 from foretell.certify.plain import RoundingJudge
@@ -17,7 +17,9 @@ from foretell.certify.recorder import VisitRecorder
 from foretell.certify.report import NEAR_TIE
 from foretell.certify.tokens import ObservedRun, difference
 from foretell.core.tree import chain_tree, layout
+from foretell.model.hf import scans
 from foretell.model.hf.adapter import TransformersModel
+from foretell.model.hf.probe import chain_error
 from foretell.model.recurrent import Key, RecurrentCache
 from foretell.model.target import Target
 from tests.model.recurrent import family_module
@@ -155,3 +157,22 @@ def test_texts_part_at_near_ties_alone(family: str, temperature: float) -> None:
             run = ObservedRun(request, [int(token) for token in request.prompt], one, other)
             finding = difference(run, guessing, VisitRecorder(0, 0), judge)
             assert finding.verdict == NEAR_TIE, finding
+
+
+def test_a_token_that_goes_to_other_experts_is_no_wrong_state() -> None:
+    """These weights were refused: rounding sends one token of the check at loading to other experts."""
+    config = family_module("qwen3_next").config
+    with torch.random.fork_rng():
+        torch.manual_seed(24)
+        module = AutoModelForCausalLM.from_config(config, dtype=torch.bfloat16).eval()
+    model = TransformersModel(module, name="experts")
+    assert not model.spec.reads_again
+    assert 0 < chain_error(model, module) < 0.1
+
+
+def test_a_wrong_state_is_found_in_bfloat16_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    after = scans.OuterScan.after
+    monkeypatch.setattr(scans.OuterScan, "after", lambda *args: 0.5 * after(*args))
+    for family in ("qwen3_next", "qwen3_5"):
+        reason = TransformersModel(family_module(family, dtype=torch.bfloat16), name=family).spec.reads_again
+        assert "a check at loading failed" in reason
