@@ -12,19 +12,19 @@ from typing import Any
 
 from foretell.core.errors import ForetellError, QueueFullError
 from foretell.engine.batch import Batch
-from foretell.engine.event import Observer, StepEvent
+from foretell.engine.event import Observer
 from foretell.engine.failures import DrafterFailures
 from foretell.engine.groups import Choice
+from foretell.engine.job import Job, deliver, observation_of, plain_reason, view_of
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
 from foretell.engine.result import Completion
 from foretell.engine.scoring import Scoring
-from foretell.engine.state import Piece, Row
-from foretell.engine.submission import Sink, StepTrace, Submission, Update
-from foretell.engine.traces import trace_of, with_logprobs
+from foretell.engine.state import Row
+from foretell.engine.submission import Sink, Submission, Update
 from foretell.model.prefill import PREFILL_CHUNK
 from foretell.model.target import CausalModel
-from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.observations import RowView
 from foretell.planner.planner import Planner
 
 HEADROOM = 16
@@ -44,30 +44,6 @@ class Limits:
     kv_tokens: int  # whose keys and values may be held at once
     capacity: int  # slots of a row
     stall_target_s: float | None  # None: latency does not matter, so prompts are read before the next step
-
-
-@dataclass
-class Job:
-    """A request that has not ended, and its state."""
-
-    submission: Submission
-    row: Row
-    choice: Choice
-    sink: Sink | None  # None: the caller reads ``row``, and ``tick`` returns what has ended
-    arrived: float
-    since: float  # waiting, reading or decoding: since when
-    decoded_s: float = 0.0  # seconds of decoding before it was preempted
-    num_draft_tokens: int = 0  # of ``row`` before the last step
-    num_asked: int = 0  # steps in which it might guess
-    num_delivered: int = 0  # pieces that were sent to the sink, or are sent with the end
-    tail: str = ""  # see Update
-    scoring: Scoring | None = None  # of its prompt, while that is read for its own sake
-    undelivered: tuple[tuple[Piece, ...], StepTrace | None] = ((), None)  # of the last step, sent with the end
-
-    @property
-    def num_slots(self) -> int:
-        """Slots that its next step may use."""
-        return len(self.row.prompt_ids) + len(self.row.token_ids) + self.choice.num_nodes
 
 
 class Loop:
@@ -242,7 +218,7 @@ class Loop:
         # At the start drafters read all prompts in one pass of their first step; later on that would hold up others.
         catch_up = before > 0
         if self.planner is not None:
-            arriving = [self._view(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
+            arriving = [view_of(self.running[id(arrival.row)]) for arrival in self.batch.arrivals]
             catch_up = self.planner.will_guess([*self._views(), *arriving])
             chunk, catch_up = self.share((chunk, catch_up))
         count, seconds = self.batch.read(chunk, catch_up=catch_up, whole=stall is None)
@@ -288,7 +264,8 @@ class Loop:
             for index in watched:
                 jobs[index].submission.watch(event, index)  # type: ignore[misc]
         if self.planner is not None and not alone:  # such a step is slower than those that the planner predicts
-            self._tell_planner(jobs, caps or (), event)
+            lights = self.batch.grouped.light_steps
+            self.planner.observe(observation_of(jobs, caps or (), lights, event))
         self.recorder.add(event, [job.num_draft_tokens for job in jobs])
         now = self.clock()
         ended: list[Job] = []
@@ -296,7 +273,7 @@ class Loop:
             job.num_draft_tokens = job.row.num_draft_tokens
             job.row.seconds_decode = job.decoded_s + now - job.since
             if job.sink is not None:
-                self._deliver(job, index, event)
+                deliver(job, index, event)
             if job.row.finish_reason is not None:
                 ended.append(job)
         if self._is_single_use and len(ended) == len(self.jobs):  # the batch and its memory go with the loop
@@ -312,48 +289,12 @@ class Loop:
                 self._end(job)
         return [job.row for job in ended]
 
-    def _view(self, job: Job, num_unread: int = 0) -> RowView:
-        return RowView(
-            job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.depth_limit, num_unread,
-            job.submission.always,
-        )  # fmt: skip
-
     def _views(self) -> list[RowView]:
         """The planner's input: one entry per decoding row."""
         if not self.batch.members:
             return []
         lags = zip(self.batch.members, self.batch.num_unread(), strict=True)
-        return [self._view(self.running[id(member.row)], num_unread) for member, num_unread in lags]
-
-    def _tell_planner(self, jobs: Sequence[Job], caps: Sequence[int], event: StepEvent) -> None:
-        assert self.planner is not None
-        rows = []
-        lights = self.batch.grouped.light_steps
-        for job, cap, light in zip(jobs, caps, lights, strict=True):
-            job.num_asked += cap > 0
-            drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
-            nodes = job.row.num_draft_tokens - job.num_draft_tokens
-            known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
-            rows.append(
-                RowStep(job.submission.request_id, job.choice.method.name, cap, drafted, accepted, nodes, known)
-            )
-        self.planner.observe(
-            StepObservation(len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest)
-        )
-
-    def _deliver(self, job: Job, index: int, event: StepEvent) -> None:
-        """Send the updates of one step, but for the last one of a request, which is sent when its row is free."""
-        pieces = job.row.pieces[job.num_delivered :]
-        if job.submission.num_logprobs is not None and pieces:
-            path = event.commit.path[index]
-            pieces = with_logprobs(pieces, event.logits[index], path, job.submission.num_logprobs)
-            job.row.pieces[job.num_delivered :] = pieces
-        job.num_delivered = len(job.row.pieces)
-        trace = trace_of(event, index) if job.submission.trace and job.row.error is None else None
-        if job.sink is not None and job.row.finish_reason is None and (pieces or trace):
-            job.sink(Update(job.submission.request_id, tuple(pieces), trace))
-        else:
-            job.undelivered = (tuple(pieces), trace)
+        return [view_of(self.running[id(member.row)], num_unread) for member, num_unread in lags]
 
     # -- endings ---------------------------------------------------------------------------------------------------
 
@@ -393,19 +334,8 @@ class Loop:
         if job.row.error is not None:
             job.sink(Update(request_id, pieces, trace, error=job.row.error))
         else:
-            completion = Completion.of(job.row, self.describe(job.choice), self._plain_reason(job))
+            completion = Completion.of(job.row, self.describe(job.choice), plain_reason(job, self.planner))
             job.sink(Update(request_id, pieces, trace, completion, tail=job.tail))
-
-    def _plain_reason(self, job: Job) -> str | None:
-        """Why a request made no guess, where it might have made some."""
-        if job.row.num_draft_tokens or not (job.submission.note or job.choice.config.guesses):
-            return None
-        if job.submission.note:
-            return job.submission.note
-        method = job.choice.method.name
-        if job.num_asked or self.planner is None:
-            return f"{method} found nothing to guess"
-        return self.planner.why_not(method)
 
     def _fail(self, job: Job, error: ForetellError) -> None:
         job.row.finish_reason = "error"

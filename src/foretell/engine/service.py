@@ -5,7 +5,7 @@ import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, TypeVar, cast
 
 import torch
@@ -14,7 +14,8 @@ from foretell.core.errors import ConfigError, ModelError, ServiceClosedError
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
 from foretell.engine.admission import check_submission
-from foretell.engine.choices import MARGIN, Choices
+from foretell.engine.choices import Choices
+from foretell.engine.command import Command
 from foretell.engine.drift import Drifts
 from foretell.engine.engine import Engine, Request
 from foretell.engine.failures import DrafterFailures
@@ -23,16 +24,15 @@ from foretell.engine.guard import GuardedProcessor, StepBudget
 from foretell.engine.heap import IDLE_S, HeapKeeper
 from foretell.engine.learning import Learning, LearnOptions
 from foretell.engine.loop import Limits, Loop
-from foretell.engine.memory import SHARE, bytes_per_row, bytes_per_token, kv_budget
 from foretell.engine.options import ServiceOptions as ServiceOptions
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.scoring import Scoring
 from foretell.engine.service_planning import ServicePlanning
+from foretell.engine.sizes import sizes_of
 from foretell.engine.snapshot import Snapshot, snapshot_of
 from foretell.engine.state import Row
 from foretell.engine.submission import Sink, Submission, Update
 from foretell.engine.tenants import Tenants
-from foretell.model.prefill import round_up
 from foretell.model.workers import release_workers
 
 logger = logging.getLogger(__name__)
@@ -69,7 +69,7 @@ class Service:
         self._failures = DrafterFailures(name for name in self._choices.names if name != NoMethod.name)
         self._loop: Loop | None = None
         self._costs: ServicePlanning | None = None
-        self._inbox: deque[_Command | Callable[[], None]] = deque()
+        self._inbox: deque[Command | Callable[[], None]] = deque()
         self._news = threading.Condition()
         self._thread: threading.Thread | None = None
         self._number = 0
@@ -109,32 +109,15 @@ class Service:
         Where several processes share the model (torchrun), each starts a service; process 0 takes requests, and the others
         call ``follow``.
         """
-        spec, options = self.engine.model.spec, self.options
-        longest = min(options.max_model_len or spec.max_positions, spec.max_positions)
-        width = self.engine.width
-        capacity = round_up(longest + max(MARGIN, width), 512 if width else 64)
-        methods = [choice.method for choice in self._choices.guessing]
-        slot, states = bytes_per_token(self.engine.model, methods), bytes_per_row(self.engine.model, methods)
-        self.kv_tokens = kv_budget(
-            self.engine.model, slot, given_gib=options.kv_memory_gib, row_tokens=capacity,
-            max_rows=options.max_num_seqs, bytes_per_row=states,
-        )  # fmt: skip
-        self.kv_tokens = self.engine.model.share(self.kv_tokens)
-        rows = options.max_num_seqs
-        if spec.device.type != "cpu":  # a pool is allocated whole there
-            rows = max(1, min(rows, self.kv_tokens // capacity))
-        prefixes = PrefixStore(int((self.kv_tokens * slot + rows * states) * 0.25)) if options.prefix_reuse else None
-        logger.info(
-            "KV memory: %d tokens (%.2f GiB) for up to %d requests of up to %d tokens; %s of free memory",
-            self.kv_tokens, self.kv_tokens * slot / 2**30, rows, longest,
-            "as given" if options.kv_memory_gib is not None else f"{SHARE:.0%}",
-        )  # fmt: skip
-        self.max_model_len = longest
+        options, width = self.options, self.engine.width
+        sizes = sizes_of(self.engine, self._choices.guessing, options)
+        self.kv_tokens, self.max_model_len = sizes.kv_tokens, sizes.max_model_len
+        prefixes = PrefixStore(sizes.prefix_bytes) if options.prefix_reuse else None
         self._costs = ServicePlanning(
-            self.engine.model, self._choices, self._tenants, mode=options.speculation, max_rows=rows,
+            self.engine.model, self._choices, self._tenants, mode=options.speculation, max_rows=sizes.max_rows,
             time_limit_s=options.cost_time_limit_s,
         )  # fmt: skip
-        limits = Limits(rows, options.max_queue, self.kv_tokens, capacity, options.stall_target_s)
+        limits = Limits(sizes.max_rows, options.max_queue, sizes.kv_tokens, sizes.capacity, options.stall_target_s)
         self._loop = Loop(
             self.engine.model, limits, self._costs.planner, prefixes=prefixes, width=width, describe=self._describe,
             observers=self.engine.observers,
@@ -235,7 +218,7 @@ class Service:
                 self._loop.refuse()
             self._known.add(submission.request_id)
             wire = ("submit", number, submission)
-            self._inbox.append(_Command(lambda: self._enter(submission, row, choice, sink), wire))
+            self._inbox.append(Command(lambda: self._enter(submission, row, choice, sink), wire))
             self._news.notify_all()
 
     def _row(self, number: int, submission: Submission) -> Row:
@@ -249,7 +232,7 @@ class Service:
         """End a request at the next step. An unknown or ended request is ignored."""
         with self._news:
             if request_id in self._known:
-                self._inbox.append(_Command(lambda: self._cancel(request_id), ("cancel", request_id)))
+                self._inbox.append(Command(lambda: self._cancel(request_id), ("cancel", request_id)))
                 self._news.notify_all()
 
     def _cancel(self, request_id: str) -> None:
@@ -323,7 +306,7 @@ class Service:
     def _run(self) -> None:
         loop, model = self._loop, self.engine.model
         assert loop is not None
-        todo: deque[_Command | Callable[[], None]] = deque()
+        todo: deque[Command | Callable[[], None]] = deque()
         while True:
             try:
                 learned = False
@@ -342,7 +325,7 @@ class Service:
                     todo, closed = deque(self._inbox), self._closed
                     self._inbox.clear()
                 if model.is_shared:
-                    model.share([command.wire for command in todo if isinstance(command, _Command)] + [closed])
+                    model.share([command.wire for command in todo if isinstance(command, Command)] + [closed])
                 if closed:
                     break
                 with torch.inference_mode():
@@ -406,18 +389,6 @@ class Service:
 
     def _describe(self, choice: Choice) -> dict[str, Any]:
         return {**self.engine.resolved(), "speculative": choice.config.resolved(), "exact": choice.verifier.exact}
-
-
-@dataclass(frozen=True)
-class _Command:
-    """A command for the engine's thread, and its form as a message to the other processes that share the model."""
-
-    run: Callable[[], None]
-    wire: tuple[Any, ...]
-
-    def __call__(self) -> None:
-        """Do it."""
-        self.run()
 
 
 def _ignore(update: Update) -> None:

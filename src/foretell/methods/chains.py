@@ -13,8 +13,8 @@ from foretell.core.tree import DrawnBy, TokenTree, chain_tree
 from foretell.draft.base import Context
 from foretell.draft.shapes import Chain, Shape
 from foretell.kernels import heads
+from foretell.kernels.functions import check
 from foretell.methods.common.native import Memory, Vocabulary
-from foretell.model.llama.native import check
 
 _HOW = {DrawnBy.FIXED: 0, DrawnBy.COUPLED: 1, DrawnBy.IID: 2}
 

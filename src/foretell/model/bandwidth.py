@@ -4,17 +4,17 @@ from time import perf_counter
 
 import torch
 
+from foretell.kernels.functions import native_functions
 from foretell.kernels.native import library
+from foretell.kernels.pages import huge_pages
 
 
 def dram_read_bandwidth(num_bytes: int = 1 << 30, *, repeats: int = 10, huge: bool = False) -> float:
     """Bytes per second at which torch's threads read a buffer larger than any cache; the best of some repeats.
 
-    huge: request 2 MiB pages, in which ``native.py`` keeps weights. Without the native library torch does the reading,
-    and a summation's own cost may hide part of the bandwidth.
+    huge: request 2 MiB pages, in which ``llama/native.py`` keeps weights. Without the native library torch does the
+    reading, and a summation's own cost may hide part of the bandwidth.
     """
-    from foretell.model.llama.native import huge_pages, native_functions
-
     memory = huge_pages(num_bytes) if huge else torch.empty(num_bytes, dtype=torch.uint8)
     memory.fill_(1)  # untouched pages would all be one page of zeros
     threads = torch.get_num_threads()

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from foretell.core.tree import layout
 from foretell.kernels import structures
+from foretell.kernels.functions import native_functions
 from foretell.kernels.native import variant
 from foretell.model.llama import shape as llama
 from foretell.model.llama import twin
-from foretell.model.llama.native import NativeModel, native_functions
+from foretell.model.llama.native import NativeModel
 from foretell.model.llama.quantise import FORMAT_OF
 from tests.model.llama.family import BUSHY, make_model, prefill
 from tests.model.llama.test_quantise import KINDS, SIZES, Held, Requantised, columns_of, file_rows

@@ -18,6 +18,7 @@ from foretell.core.errors import ConfigError
 from foretell.core.tree import layout
 from foretell.kernels import build
 from foretell.kernels.native import library, openmp_runtime
+from foretell.kernels.pages import huge_pages
 from foretell.model.bandwidth import dram_read_bandwidth
 from foretell.model.llama import native
 from foretell.model.llama.lean import LeanModel
@@ -409,7 +410,7 @@ def test_weights_may_lie_in_huge_pages() -> None:
     """What is asked for, not what is granted: that depends on free memory. Shared mappings are asked for in vain."""
     if not hasattr(mmap, "MADV_HUGEPAGE") or "[never]" in THP.read_text():
         pytest.skip("this system has no huge pages to give")
-    memory = native.huge_pages(5 << 20)
+    memory = huge_pages(5 << 20)
     assert memory.shape == (5 << 20,)
     assert memory.data_ptr() % (2 << 20) == 0
     assert not memory.any()
@@ -428,7 +429,7 @@ def test_weights_may_lie_in_huge_pages() -> None:
 def test_memory_is_given_where_a_system_knows_no_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("MAP_PRIVATE", "MAP_ANONYMOUS", "MADV_HUGEPAGE"):
         monkeypatch.delattr(mmap, name, raising=False)
-    assert native.huge_pages(100).tolist() == [0] * 100
+    assert huge_pages(100).tolist() == [0] * 100
 
 
 def test_small_passes_take_the_measured_threads_and_large_ones_all(monkeypatch: pytest.MonkeyPatch) -> None:

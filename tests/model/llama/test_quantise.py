@@ -12,9 +12,10 @@ from torch import Tensor
 
 from foretell.core.tree import layout
 from foretell.kernels import structures
+from foretell.kernels.functions import native_functions
 from foretell.model.llama import native, quantise, twin
 from foretell.model.llama import shape as llama
-from foretell.model.llama.native import NativeModel, native_functions
+from foretell.model.llama.native import NativeModel
 from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, Blocks
 from foretell.model.llama.weights import ModuleWeights
 from foretell.model.packed import BLOCK_KINDS, Packed

@@ -14,9 +14,11 @@ from torch import Tensor, nn
 
 from foretell.core.noise import token_table
 from foretell.kernels import heads, structures
+from foretell.kernels.functions import check
+from foretell.kernels.pages import huge_pages
 from foretell.methods.common.head import Head
 from foretell.model.llama.matrices import read_matrices
-from foretell.model.llama.native import HEAD_DIMS, NativeModel, check, huge_pages
+from foretell.model.llama.native import HEAD_DIMS, NativeModel
 from foretell.model.llama.weights import TensorWeights
 from foretell.model.target import CausalModel
 

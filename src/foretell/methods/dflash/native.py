@@ -12,12 +12,13 @@ from foretell.core.noise import Noise
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.kernels import heads, structures
+from foretell.kernels.functions import check
 from foretell.methods.chains import draw_block
 from foretell.methods.common.layers import rotary
 from foretell.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
 from foretell.methods.dflash.head import DFlashHead
 from foretell.model.bound import BoundCache
-from foretell.model.llama.native import NativeModel, check
+from foretell.model.llama.native import NativeModel
 from foretell.model.target import CausalModel
 
 

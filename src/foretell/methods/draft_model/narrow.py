@@ -15,12 +15,14 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.tree import Plan
+from foretell.kernels.functions import check
+from foretell.kernels.pages import huge_pages
 from foretell.methods.common.kept import LinearHead
 from foretell.methods.medusa.head import head_weight
 from foretell.model.cache import KVCache
 from foretell.model.llama import shape as llama
 from foretell.model.llama.matrices import read_matrices
-from foretell.model.llama.native import NativeModel, check, huge_pages
+from foretell.model.llama.native import NativeModel
 from foretell.model.llama.weights import TensorWeights
 from foretell.model.target import CausalModel, Output
 

@@ -11,6 +11,7 @@ from foretell.core.noise import Noise
 from foretell.core.probs import Processors
 from foretell.core.tree import DrawnBy, Plan
 from foretell.kernels import heads, structures
+from foretell.kernels.functions import check
 from foretell.methods.chains import Draws
 from foretell.methods.common.layers import rotary
 from foretell.methods.common.native import Memory, Vocabulary, address, layer_of, refusal, rounding
@@ -19,7 +20,7 @@ from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.mtp.trained import MTPHead
 from foretell.model.bound import BoundCache
-from foretell.model.llama.native import NativeModel, check
+from foretell.model.llama.native import NativeModel
 from foretell.model.target import CausalModel
 
 

@@ -7,11 +7,12 @@ from torch import Tensor
 
 from foretell.core.tree import Plan
 from foretell.kernels import structures
+from foretell.kernels.functions import check
 from foretell.methods.common.layers import rotary
 from foretell.methods.common.native import Memory, layer_of, refusal, rounding
 from foretell.methods.kangaroo.head import KangarooHead
 from foretell.model.bound import BoundCache
-from foretell.model.llama.native import NativeModel, check
+from foretell.model.llama.native import NativeModel
 from foretell.model.target import CausalModel
 
 

@@ -20,9 +20,10 @@ from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import shape as llama
-from foretell.model.llama.experts import MIN_ROWS, Experts, GatedMLP
-from foretell.model.llama.mixture import ExpertWeights, expert_names, mixture_of, router_names
-from foretell.model.llama.pack import Linear, bucket, make_linear, packing_unsupported
+from foretell.model.llama.experts import MIN_ROWS, Experts
+from foretell.model.llama.layer import LayerReader
+from foretell.model.llama.mixture import ExpertWeights, mixture_of
+from foretell.model.llama.pack import bucket, make_linear, packing_unsupported
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.split import SplitWeights
 from foretell.model.llama.weights import ModuleWeights, TensorWeights, WeightSource
@@ -42,20 +43,6 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     if reason is None and device.type != "cpu" and mixture_of(config) is not None:
         return "experts are grouped on the host: transformers' kernels are faster on an accelerator"
     return reason
-
-
-@dataclass(frozen=True)
-class _Layer:
-    input_norm: Tensor | None  # [H]
-    qkv: Linear  # H -> (heads + 2 kv heads) * head_dim
-    qk_norm: Tensor | None  # [heads + kv heads, head_dim]; of all heads together the same, flat
-    out: Linear  # heads * head_dim -> H
-    attention_after: Tensor | None  # [H]
-    mlp_norm: Tensor | None  # [H]
-    mlp: GatedMLP | Experts
-    mlp_after: Tensor | None  # [H]
-    rope: int  # which of the model's rotations
-    window: int | None
 
 
 @dataclass(frozen=True)
@@ -96,7 +83,6 @@ class LeanModel(CausalModel):
         self.packed = packing_unsupported(dtype, device) is None if pack is None else pack
         self._group = shape.num_heads // shape.num_kv_heads
         ropes = list(dict.fromkeys(shape.ropes))
-        self._rope_of = [ropes.index(rope) for rope in shape.ropes]
         self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
         self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
         if shape.traits.is_fused:
@@ -104,8 +90,9 @@ class LeanModel(CausalModel):
         if shape.mixture is not None:
             source = ExpertWeights(source, shape.mixture)
         self._embedding = source.read(llama.EMBEDDING, dtype, device)
-        self._layers = [self._read_layer(source, layer) for layer in range(shape.num_layers)]
-        self._final_norm = self._read_norm(source, llama.FINAL_NORM)
+        reader = LayerReader(shape, source, dtype, device, self.packed)
+        self._layers = [reader.layer(index) for index in range(shape.num_layers)]
+        self._final_norm = reader.norm(llama.FINAL_NORM)
         # A tied head is packed too, beside the table that tokens are looked up in: the one weight held twice.
         tied = shape.tied or llama.HEAD not in source.names
         head = self._embedding if tied else source.read(llama.HEAD, dtype, device)
@@ -261,7 +248,7 @@ class LeanModel(CausalModel):
             positions = F.pad(plan.positions, (0, padding))
         dtype, half = self.spec.dtype, self.shape.head_dim // 2
         turns: dict[int, tuple[Tensor, Tensor]] = {}
-        for rope in set(self._rope_of[first:stop]):
+        for rope in {layer.rope for layer in self._layers[first:stop]}:
             angles = positions[..., None, None].float() * self._frequencies[rope]  # [B, n, 1, head_dim]
             sin = angles.sin() * self._rope_scales[rope]
             sin = torch.cat((-sin[..., :half], sin[..., half:]), -1)
@@ -346,76 +333,7 @@ class LeanModel(CausalModel):
         mixed = mixed.view(num_rows, kv_heads, self._group, num_nodes, dim).permute(0, 3, 1, 2, 4)
         return mixed.reshape(num_rows, num_nodes, heads * dim)
 
-    def _read_norm(self, source: WeightSource, name: str) -> Tensor:
-        """The factors of a norm; in float32 where an offset would be rounded."""
-        offset, dtype = self.shape.traits.norm_offset, self.spec.dtype
-        if not offset:
-            return source.read(name, dtype, self.spec.device)
-        wide = dtype if dtype == torch.float64 else torch.float32
-        return source.read(name, wide, self.spec.device) + offset
-
-    def _read_layer(self, source: WeightSource, index: int) -> _Layer:
-        shape, traits = self.shape, self.shape.traits
-        names = llama.layer_names(index, traits)
-        dtype, device = self.spec.dtype, self.spec.device
-
-        def norm(key: str, wanted: bool) -> Tensor | None:
-            return self._read_norm(source, names[key]) if wanted else None
-
-        def linear(*keys: str) -> Linear:
-            weight = _read_fused(source, [names[key] for key in keys], dtype, device)
-            biases = [found for key in keys if (found := llama.bias_name(names[key], source.names)) is not None]
-            bias = _read_fused(source, biases, dtype, device) if biases else None
-            return make_linear(weight, bias, packed=self.packed)
-
-        qk_norm = None
-        if traits.qk_norm:
-            query, key = self._read_norm(source, names["q_norm"]), self._read_norm(source, names["k_norm"])
-            if traits.qk_norm == "heads":
-                query, key = query.expand(shape.num_heads, -1), key.expand(shape.num_kv_heads, -1)
-            qk_norm = torch.cat((query, key))
-        if shape.is_sparse(index):
-            mlp: GatedMLP | Experts = self._read_experts(source, index)
-        else:
-            mlp = GatedMLP(linear("gate", "up"), linear("down"), self._activation)
-        return _Layer(
-            norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
-            norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), mlp,
-            norm("mlp_after", traits.norms_after), self._rope_of[index], shape.windows[index],
-        )  # fmt: skip
-
-    def _activation(self, x: Tensor) -> Tensor:
-        return F.silu(x) if self.shape.traits.activation == "silu" else F.gelu(x, approximate="tanh")
-
-    def _read_experts(self, source: WeightSource, index: int) -> Experts:
-        mixture, dtype, device = self.shape.mixture, self.spec.dtype, self.spec.device
-        assert mixture is not None
-
-        def expert(number: int | None) -> GatedMLP:
-            names = expert_names(index, number)
-            fused = _read_fused(source, [names["gate"], names["up"]], dtype, device)
-            down = source.read(names["down"], dtype, device)
-            gate_up, down_map = (make_linear(weight, None, packed=self.packed) for weight in (fused, down))
-            return GatedMLP(gate_up, down_map, self._activation)
-
-        router, *gate = (source.read(name, dtype, device) for name in router_names(index, mixture))
-        each = tuple(expert(number) for number in range(mixture.num_experts))
-        if not gate:
-            return Experts(mixture, router, each)
-        return Experts(mixture, router, each, expert(None), gate[0])
-
 
 def _capped(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap)."""
     return torch.tanh(x / cap) * cap
-
-
-def _read_fused(source: WeightSource, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Several tensors below each other, each read into its place."""
-    if len(names) == 1:
-        return source.read(names[0], dtype, device)
-    sizes = [source.shape(name)[0] for name in names]
-    out = torch.empty(sum(sizes), *source.shape(names[0])[1:], dtype=dtype, device=device)
-    for name, part in zip(names, torch.split(out, sizes), strict=True):
-        source.read_into(name, part)
-    return out

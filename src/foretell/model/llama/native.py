@@ -6,11 +6,9 @@ slots, so plain decoding, verification and prefill agree bit for bit, in float32
 another than without).
 """
 
-import contextlib
 import ctypes
-import mmap
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,14 +16,15 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from foretell.core.errors import ModelError
 from foretell.core.tree import Plan, layout
 from foretell.kernels import structures
+from foretell.kernels.functions import check, native_functions
 from foretell.kernels.native import library
-from foretell.model.bound import BoundCache
+from foretell.kernels.pages import huge_pages
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import shape as llama
+from foretell.model.llama.bound import NativeCache
 from foretell.model.llama.matrices import Matrices, read_matrices
 from foretell.model.llama.mixture import ExpertWeights, expert_names, router_names, view_of
 from foretell.model.llama.shape import LlamaShape
@@ -38,11 +37,6 @@ from foretell.model.target import CausalModel, Output
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 _SMALL_PASS = 8
 """Rows of a pass up to which reading the weights takes most of its time; with more, threads are worth more too."""
-_PROBLEMS = {
-    1: "a token is outside the vocabulary",
-    2: "a slot is outside the cache",
-    3: "a position is not the node's",
-}
 
 
 def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -58,30 +52,6 @@ def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | Non
     if shape.head_dim not in HEAD_DIMS:
         return f"head dimension {shape.head_dim}; implemented: {', '.join(map(str, HEAD_DIMS))}"
     return library()[1]
-
-
-class NativeCache(BoundCache):
-    """The cache of a native model."""
-
-    def __init__(self, model: "NativeModel", num_rows: int, capacity: int) -> None:
-        shape, spec = model.shape, model.spec
-        shapes = [(shape.num_kv_heads, shape.head_dim)] * shape.num_layers
-        self._model = model
-        super().__init__(num_rows, capacity, shapes, spec.dtype, model.rotations(capacity))
-
-    def move(self, src: Tensor, dst: Tensor) -> None:
-        """See ``KVCache.move``."""
-        src, dst = src.contiguous(), dst.contiguous()
-        assert src.shape == dst.shape
-        assert src.shape[0] == self.num_rows
-        check(self._model.native.move(self._model.address, self.address, src.shape[1], src.data_ptr(), dst.data_ptr()))
-
-    def rows(self, start: int, stop: int) -> "NativeCache":
-        """See ``KVCache.rows``."""
-        view = super().rows(start, stop)
-        assert isinstance(view, NativeCache)
-        view._model = self._model
-        return view
 
 
 class NativeModel(CausalModel):
@@ -407,60 +377,3 @@ class NativeModel(CausalModel):
     def _own_matrices(self, layer: int) -> tuple[str, ...]:
         """Names of a layer's matrices, without its experts'."""
         return structures.MATRICES[:4] if self.shape.is_sparse(layer) else structures.MATRICES
-
-
-def huge_pages(num_bytes: int) -> Tensor:
-    """[num_bytes] uint8 of zeros, in huge pages where the system grants them: weights stream up to a tenth faster."""
-    size = 2 << 20
-    if hasattr(mmap, "MAP_PRIVATE"):  # by default it would be shared memory, which most systems deny huge pages
-        memory = mmap.mmap(-1, num_bytes + size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    else:  # Windows
-        memory = mmap.mmap(-1, num_bytes + size)
-    if hasattr(memory, "madvise") and hasattr(mmap, "MADV_HUGEPAGE"):
-        with contextlib.suppress(OSError):  # a kernel without transparent huge pages
-            memory.madvise(mmap.MADV_HUGEPAGE)
-    whole = torch.frombuffer(memory, dtype=torch.uint8)  # keeps the mapping alive
-    start = -whole.data_ptr() % size
-    return whole[start : start + num_bytes]
-
-
-def check(problem: int) -> None:
-    """Raise RuntimeError for what a pass of ``kernels/native`` returned, if it is not 0."""
-    if problem:
-        raise RuntimeError(_PROBLEMS.get(problem, "out of memory"))
-
-
-class NativeFunctions:
-    """The library's functions, typed."""
-
-    def __init__(self, lib: ctypes.CDLL) -> None:
-        pointer, number = ctypes.c_void_p, ctypes.c_int64
-        self.forward: Callable[..., int] = lib.foretell_forward
-        lib.foretell_forward.argtypes = [
-            pointer, pointer, *[number] * 4, *[pointer] * 5, *[number] * 5, pointer, pointer, number, *[pointer] * 3,
-        ]  # fmt: skip
-        self.scratch: Callable[..., int] = lib.foretell_scratch
-        lib.foretell_scratch.argtypes = [pointer, pointer, number, number]
-        self.move: Callable[..., int] = lib.foretell_move
-        lib.foretell_move.argtypes = [pointer, pointer, number, pointer, pointer]
-        self.read: Callable[..., int] = lib.foretell_read
-        lib.foretell_read.argtypes = [pointer, number, number]
-        self.product: Callable[..., int] = lib.foretell_product
-        lib.foretell_product.argtypes = [pointer, number, pointer, number, pointer, number, number]
-        self.rows: Callable[..., int] = lib.foretell_rows
-        lib.foretell_rows.argtypes = [pointer, pointer, number, pointer]
-        self.finish: Callable[..., int] = lib.foretell_finish
-        lib.foretell_finish.argtypes = [pointer, pointer, number]
-        self.amx_rows: Callable[[int], int] = lib.foretell_amx_rows
-        lib.foretell_amx_rows.argtypes = [number]
-        lib.foretell_amx_rows.restype = number
-        for function in (self.forward, self.scratch, self.move, self.read, self.product, self.rows, self.finish):
-            function.restype = number
-
-
-def native_functions() -> NativeFunctions:
-    """The functions of ``native/native.c``. Raises ModelError with the reason where it is not available here."""
-    lib, reason = library()
-    if lib is None:
-        raise ModelError(f"the native decoder is not available: {reason}")
-    return NativeFunctions(lib)

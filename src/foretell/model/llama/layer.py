@@ -1,0 +1,115 @@
+"""The weights of one layer of the lean decoder, read as its products want them: fused and packed."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from foretell.model.llama import shape as llama
+from foretell.model.llama.experts import Experts, GatedMLP
+from foretell.model.llama.mixture import expert_names, router_names
+from foretell.model.llama.pack import Linear, make_linear
+from foretell.model.llama.shape import LlamaShape
+from foretell.model.llama.traits import Traits
+from foretell.model.llama.weights import WeightSource
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The weights of one layer; H is the width of the stream."""
+
+    input_norm: Tensor | None  # [H]
+    qkv: Linear  # H -> (heads + 2 kv heads) * head_dim
+    qk_norm: Tensor | None  # [heads + kv heads, head_dim]; of all heads together the same, flat
+    out: Linear  # heads * head_dim -> H
+    attention_after: Tensor | None  # [H]
+    mlp_norm: Tensor | None  # [H]
+    mlp: GatedMLP | Experts
+    mlp_after: Tensor | None  # [H]
+    rope: int  # which of the model's rotations
+    window: int | None
+
+
+@dataclass(frozen=True)
+class LayerReader:
+    """Reads layers from a source of weights."""
+
+    shape: LlamaShape
+    source: WeightSource
+    dtype: torch.dtype
+    device: torch.device
+    packed: bool
+
+    def norm(self, name: str) -> Tensor:
+        """The factors of a norm; in float32 where an offset would be rounded."""
+        offset, dtype = self.shape.traits.norm_offset, self.dtype
+        if not offset:
+            return self.source.read(name, dtype, self.device)
+        wide = dtype if dtype == torch.float64 else torch.float32
+        return self.source.read(name, wide, self.device) + offset
+
+    def layer(self, index: int) -> Layer:
+        """One layer of the model."""
+        shape, traits = self.shape, self.shape.traits
+        names, ropes = llama.layer_names(index, traits), list(dict.fromkeys(shape.ropes))
+        dtype, device = self.dtype, self.device
+
+        def norm(key: str, wanted: bool) -> Tensor | None:
+            return self.norm(names[key]) if wanted else None
+
+        def linear(*keys: str) -> Linear:
+            weight = _read_fused(self.source, [names[key] for key in keys], dtype, device)
+            biases = [found for key in keys if (found := llama.bias_name(names[key], self.source.names)) is not None]
+            bias = _read_fused(self.source, biases, dtype, device) if biases else None
+            return make_linear(weight, bias, packed=self.packed)
+
+        qk_norm = None
+        if traits.qk_norm:
+            query, key = self.norm(names["q_norm"]), self.norm(names["k_norm"])
+            if traits.qk_norm == "heads":
+                query, key = query.expand(shape.num_heads, -1), key.expand(shape.num_kv_heads, -1)
+            qk_norm = torch.cat((query, key))
+        if shape.is_sparse(index):
+            mlp: GatedMLP | Experts = self._experts(index)
+        else:
+            mlp = GatedMLP(linear("gate", "up"), linear("down"), _activation(traits))
+        return Layer(
+            norm("input_norm", traits.norms_before), linear("q", "k", "v"), qk_norm, linear("o"),
+            norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), mlp,
+            norm("mlp_after", traits.norms_after), ropes.index(shape.ropes[index]), shape.windows[index],
+        )  # fmt: skip
+
+    def _experts(self, index: int) -> Experts:
+        mixture, dtype, device = self.shape.mixture, self.dtype, self.device
+        assert mixture is not None
+
+        def expert(number: int | None) -> GatedMLP:
+            names = expert_names(index, number)
+            fused = _read_fused(self.source, [names["gate"], names["up"]], dtype, device)
+            down = self.source.read(names["down"], dtype, device)
+            gate_up, down_map = (make_linear(weight, None, packed=self.packed) for weight in (fused, down))
+            return GatedMLP(gate_up, down_map, _activation(self.shape.traits))
+
+        router, *gate = (self.source.read(name, dtype, device) for name in router_names(index, mixture))
+        each = tuple(expert(number) for number in range(mixture.num_experts))
+        if not gate:
+            return Experts(mixture, router, each)
+        return Experts(mixture, router, each, expert(None), gate[0])
+
+
+def _activation(traits: Traits) -> Callable[[Tensor], Tensor]:
+    return F.silu if traits.activation == "silu" else partial(F.gelu, approximate="tanh")
+
+
+def _read_fused(source: WeightSource, names: Sequence[str], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Several tensors below each other, each read into its place."""
+    if len(names) == 1:
+        return source.read(names[0], dtype, device)
+    sizes = [source.shape(name)[0] for name in names]
+    out = torch.empty(sum(sizes), *source.shape(names[0])[1:], dtype=dtype, device=device)
+    for name, part in zip(names, torch.split(out, sizes), strict=True):
+        source.read_into(name, part)
+    return out
