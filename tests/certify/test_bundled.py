@@ -28,4 +28,4 @@ def test_bundled(dtype: str) -> None:
     assert window.deviation is not None
     if dtype == "float32":
         assert {check.verdict for check in found.checks} == {"pass"}
-        assert 0 < window.deviation < 1e-4
+        assert window.deviation < 1e-4  # 0 where native passes run: the same bits at any width

@@ -11,6 +11,7 @@ from torch import Tensor
 import foretell.engine.step as step_module
 from foretell.certify import certify
 from foretell.cli.output import as_json
+from foretell.core import deferred
 from foretell.core.errors import ConfigError
 from foretell.core.probs import Paths
 from foretell.core.tree import DrawMode
@@ -212,7 +213,8 @@ def test_processors_that_do_not_see_the_path_are_caught(monkeypatch: pytest.Monk
         alone[..., 0] = True
         return right(logits, processors, history, Paths(paths.tokens, alone, paths.parent))
 
-    monkeypatch.setattr(step_module, "logits_to_probs", blind)
+    for module in (step_module, deferred):  # p of all nodes, and of those that are asked for
+        monkeypatch.setattr(module, "logits_to_probs", blind)
     found = h.certificate(verifiers=["coupled"], shapes=[h.CHAIN])
     assert "window" in h.failed(found)
     finding = h.check(found, "window").findings[0]
@@ -228,7 +230,8 @@ def test_processors_left_out_are_caught(monkeypatch: pytest.MonkeyPatch) -> None
             processors.repetition = None
         return right(logits, processors, history, paths)
 
-    monkeypatch.setattr(step_module, "logits_to_probs", careless)
+    for module in (step_module, deferred):  # p of all nodes, and of those that are asked for
+        monkeypatch.setattr(module, "logits_to_probs", careless)
     found = h.certificate(verifiers=["rejection"])
     assert "window" in h.failed(found)
 

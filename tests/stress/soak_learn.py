@@ -2,8 +2,8 @@
 
     python -m tests.stress.soak_learn --minutes 30
 
-Honest prompts, noise, cancelled requests, ``store: false`` and three tenants, four at once. Every minute: resident memory
-of the server and the trainer process, texts, swaps. Ends with status 1 where memory of the last quarter lies more than 10 %
+Honest prompts, noise, cancelled requests, ``store: false``, two tenants and rarely a third, four at once. Every minute:
+resident memory of the server and the trainer process, texts, swaps. Ends with status 1 where memory of the last quarter lies more than 10 %
 above that of the second, where the engine's invariants are violated, where captured bytes do not return to 0, or where a
 sampled text differs from the one that plain decoding writes.
 """
@@ -29,9 +29,8 @@ def main() -> None:
     args = parser.parse_args()
     engine = Engine.load("bundled", speculative={"method": args.method, "num_speculative_tokens": 3})
     plain = Engine.load("bundled", speculative="none")
-    options = LearnOptions(
-        learn_adapters=2, learn_memory_mib=64, max_tenants=2, learn_busy_share=1.0
-    )  # as much as it can
+    # As much learning as the machine can, and now and then a client too many, whose weights take another's place.
+    options = LearnOptions(learn_adapters=2, learn_memory_mib=64, max_tenants=2, learn_busy_share=1.0)
     service = Service(engine, ServiceOptions(speculation="on", max_num_seqs=4, max_model_len=400), learn=options)
     service.start()
     learner = service._learning
@@ -62,7 +61,7 @@ def main() -> None:
         text = f"def function_{r.randrange(50)}(value):\n    return"
         ids = token_ids(text, engine.tokenizer) if honest else [r.randrange(5, 8000) for _ in range(r.randrange(2, 60))]
         params = SamplingParams(max_new_tokens=r.randrange(4, 96), temperature=r.choice((0.0, 0.7, 1.0)), seed=number)
-        tenant = r.choice((None, "key-0", "key-1", "key-2"))
+        tenant = "key-2" if r.random() < 0.002 else r.choice((None, "key-0", "key-1"))
         submission = Submission(f"s{number}", ids, params, tenant=tenant, store=r.random() < 0.9)
         service.submit(submission, sink(ids, params, check=number % 40 == 0))  # type: ignore[arg-type]
         if r.random() < 0.05:
@@ -88,6 +87,8 @@ def main() -> None:
     if max(last) > 1.1 * max(second):
         wrong.append(f"memory grew from {max(second):.0f} to {max(last):.0f} MiB")
     figures = learner.figures()
+    if args.minutes >= 5 and not figures.num_updates:
+        wrong.append("nothing was learned, so this shows nothing")
     service.close()
     print(f"{number} requests, {len(checked)} texts compared, {figures}")
     for line in wrong:
