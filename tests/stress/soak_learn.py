@@ -3,9 +3,9 @@
     python -m tests.stress.soak_learn --minutes 30
 
 Honest prompts, noise, cancelled requests, ``store: false``, two tenants and rarely a third, four at once. Every minute:
-resident memory of the server and the trainer process, texts, swaps. Ends with status 1 where memory of the last quarter lies more than 10 %
-above that of the second, where the engine's invariants are violated, where captured bytes do not return to 0, or where a
-sampled text differs from the one that plain decoding writes.
+resident memory of the server and the trainer process, texts, swaps. Ends with status 1 where memory of the last quarter
+lies more than 10 % above that of the second, where the engine's invariants are violated, where captured bytes do not return
+to 0, where nothing was learned, or where a sampled text differs from the one that plain decoding writes.
 """
 
 import argparse
