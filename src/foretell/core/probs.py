@@ -13,6 +13,7 @@ from functools import cached_property
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
@@ -277,26 +278,28 @@ def _penalise(logits: Tensor, processors: Processors, history: History, paths: P
 
 
 def _penalise_seen(logits: Tensor, processors: Processors, history: History, paths: Paths) -> Tensor:
-    """Node by node, only the tokens that its text has: the others do not change."""
+    """Of each row only the tokens that the text or a guess has: the others do not change."""
     repetition, presence, frequency = (
         None if column is None else column[:, 0, 0].to(logits.dtype)
         for column in (processors.repetition, processors.presence, processors.frequency)
     )
     logits = logits.clone()
     for row, (ids, start) in enumerate(zip(history.ids, history.num_prompt, strict=True)):
-        text = torch.tensor(ids, dtype=torch.int64)
-        for node in range(logits.shape[1]):
-            path = paths.tokens[row, 1:][paths.ancestry[row, node, 1:]]  # the root is in the history
-            tokens, index = torch.unique(torch.cat([text, path]), return_inverse=True)
-            counts = torch.bincount(index[start:], minlength=len(tokens)).to(logits.dtype)  # in the output
-            values = logits[row, node, tokens]
-            if repetition is not None:
-                values = torch.where(values > 0, values / repetition[row], values * repetition[row])
-            if presence is not None:
-                values = values - presence[row] * (counts > 0)
-            if frequency is not None:
-                values = values - frequency[row] * counts
-            logits[row, node, tokens] = values
+        guesses = paths.tokens[row, 1:]  # the root is in the history
+        tokens, index = torch.unique(torch.cat([torch.tensor(ids, dtype=torch.int64), guesses]), return_inverse=True)
+        text, on_path = index[: len(ids)], functional.one_hot(index[len(ids) :], len(tokens)).to(logits.dtype)
+        on_path = paths.ancestry[row, :, 1:].to(logits.dtype) @ on_path  # [n, U] how often each node's path has a token
+        counts = torch.bincount(text[start:], minlength=len(tokens)) + on_path  # in the output
+        values = logits[row][:, tokens]
+        if repetition is not None:
+            seen = (torch.bincount(text, minlength=len(tokens)) > 0) | (on_path > 0)
+            less = torch.where(values > 0, values / repetition[row], values * repetition[row])
+            values = torch.where(seen, less, values)
+        if presence is not None:
+            values = values - presence[row] * (counts > 0)
+        if frequency is not None:
+            values = values - frequency[row] * counts
+        logits[row][:, tokens] = values
     return logits
 
 
