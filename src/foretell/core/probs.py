@@ -287,8 +287,8 @@ def _penalise_seen(logits: Tensor, processors: Processors, history: History, pat
     for row, (ids, start) in enumerate(zip(history.ids, history.num_prompt, strict=True)):
         guesses = paths.tokens[row, 1:]  # the root is in the history
         tokens, index = torch.unique(torch.cat([torch.tensor(ids, dtype=torch.int64), guesses]), return_inverse=True)
-        text, on_path = index[: len(ids)], functional.one_hot(index[len(ids) :], len(tokens)).to(logits.dtype)
-        on_path = paths.ancestry[row, :, 1:].to(logits.dtype) @ on_path  # [n, U] how often each node's path has a token
+        text, guessed = index[: len(ids)], functional.one_hot(index[len(ids) :], len(tokens)).to(logits.dtype)
+        on_path = paths.ancestry[row, :, 1:].to(logits.dtype) @ guessed  # [n, U] how often a node's path has a token
         counts = torch.bincount(text[start:], minlength=len(tokens)) + on_path  # in the output
         values = logits[row][:, tokens]
         if repetition is not None:
