@@ -1,7 +1,8 @@
 """Planted bugs: every one in ``bugs.toml`` must be caught by the tests that it names.
 
 A bug is a replacement of source text, found wherever in the package that text stands, so that the list outlives moves of
-files. ``needs`` names the variant of the native kernels in which it is, where that is not every one. ``hangs`` says that
+files. ``needs`` names the variant of the native kernels in which it is, where that is not every one; ``isa`` the one that
+its kernels are built for. ``hangs`` says that
 its tests never end, and after how many seconds that is certain; without it a bug whose tests are ended from outside is not
 caught, for a slow machine would catch it as well. The quick tests keep the list honest; the slow ones plant each bug in a
 copy of the package and run its tests.
@@ -149,7 +150,8 @@ def is_c(bug: dict[str, Any], files: dict[Path, str]) -> bool:
 
 def unoptimised(directory: Path, bug: dict[str, Any]) -> dict[str, str]:
     """Settings by which kernels are built quickly, and none is left in the user's cache."""
-    isa = {} if "needs" in bug else {"FORETELL_ISA": "avx512"}  # the quickest to build, where the CPU has it
+    # The quickest to build, where the CPU has it, but for bugs in what only a later one runs.
+    isa = {} if "needs" in bug else {"FORETELL_ISA": bug.get("isa", "avx512")}
     return {"CC": str(quick_compiler(directory)), "FORETELL_CACHE": str(directory / "kernels"), **isa}
 
 
