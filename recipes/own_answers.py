@@ -141,9 +141,16 @@ def laws(writer: Writer, texts: Sequence[Text]) -> tuple[Tensor, Tensor]:
 
 @torch.no_grad()
 def answer(
-    writer: Writer, prompts: Sequence[list[int]], temperatures: Tensor, most: int, generator: torch.Generator
+    writer: Writer,
+    prompts: Sequence[list[int]],
+    temperatures: Tensor,
+    most: int,
+    generator: torch.Generator,
+    *,
+    sharpness: float = 1.0,
 ) -> tuple[list[Text], Tensor, Tensor]:
-    """Texts with their answers, and ``laws`` of them. temperatures [B]: 0 or 1 each."""
+    """Texts with their answers, and ``laws`` of them (log-sums of the sharpened logits where sharpness is not 1).
+    temperatures [B]: 0 or 1 each; 1 means 1 / sharpness."""
     ends = torch.tensor(writer.config.eos_token_id).view(-1)
     lengths = [len(prompt) for prompt in prompts]
     cache = writer.new_cache(len(prompts), max(lengths) + most)
@@ -160,10 +167,10 @@ def answer(
         pieces = []
         for part, u in zip(logits.split(4), uniform.split(4), strict=True):
             peak, best = part.max(-1)
-            cumulated = (part.float() - peak[:, None]).exp_().cumsum(-1)
+            cumulated = (part.float() - peak[:, None]).mul_(sharpness).exp_().cumsum(-1)
             total = cumulated[:, -1:]
             drawn = torch.searchsorted(cumulated, u * total)[:, 0].clamp_max(logits.shape[-1] - 1)
-            pieces.append((best, drawn, peak + total[:, 0].log()))
+            pieces.append((best, drawn, sharpness * peak + total[:, 0].log()))
         best, drawn, sums = (torch.cat(x) for x in zip(*pieces, strict=True))
         token = torch.where(temperature > 0, drawn, best)
         steps.append((which[live], token[live], last[live], sums[live]))
