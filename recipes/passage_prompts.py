@@ -126,7 +126,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
-    prepare("recipes.passage_prompts", threads=args.threads, niceness=5)
+    prepare("recipes.passage_prompts", threads=args.threads, niceness=0)
     r = random.Random(f"passages/{args.seed}")
     pairs = written(args.target, args.out.with_suffix(".passages"), args.written, args.most, args.seed)
     told = tasks(r, pairs, found(r, args.found))

@@ -6,7 +6,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from foretell.engine.drift import DriftWatch
 from foretell.learn.options import LearnOptions
 from foretell.learn.route import Router
 from foretell.planner.account import BUDGET, LEARN_SHARE, PROMISE, Allowance, TrialAccount
@@ -49,17 +48,6 @@ def test_one_adapter_has_one_kind() -> None:
     r, router = random.Random(2), Router(1)
     assert {router.cluster(prompt(topic, r)) for topic in range(5)} == {0}
     assert router.adapter(0) == 0
-
-
-def test_a_fall_of_acceptance_is_reported_once_and_a_steady_one_never() -> None:
-    r = random.Random(3)
-    steady = DriftWatch()
-    assert not any(steady.add(r.random() < 0.6) for _ in range(20_000))
-    falling = DriftWatch()
-    reported = [falling.add(r.random() < (0.6 if step < 3000 else 0.35)) for step in range(4000)]
-    assert sum(reported) == 1
-    assert 3000 < reported.index(True) < 3500
-    assert falling.num_drifts == 1
 
 
 @given(st.integers(0, 2**32), st.floats(1e-3, 0.1))

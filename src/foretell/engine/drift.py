@@ -1,54 +1,85 @@
 """Whether acceptance falls against its own history, method by method. No learner is needed for it."""
 
 import logging
+import math
 from dataclasses import dataclass, field
 
 from foretell.engine.event import StepEvent
+from foretell.engine.state import Row
 
 logger = logging.getLogger(__name__)
+
+PIECE = 64
+"""Steps of a text that are one observation: a long text is not waited for."""
+
+
+def piece_of(row: Row) -> tuple[int, int] | None:
+    """Behind a step of a row: steps that guessed and first guesses kept, of the piece of the text that ends with it; None
+    where no piece does."""
+    count = len(row.steps)
+    if not count or (count % PIECE and row.finish_reason is None):
+        return None
+    piece = row.steps[(count - 1) // PIECE * PIECE :]
+    return sum(drafted > 0 for drafted, _ in piece), sum(drafted > 0 < accepted for drafted, accepted in piece)
 
 
 @dataclass
 class DriftWatch:
-    """Whether acceptance falls against its own history, told without any learner: two running means of the share of first
-    guesses that are kept, a slow one and a fast one.
+    """Two running means of the share of first guesses kept, a slow one and a fast one; a fall is told once, and again only
+    after half of it has been made up.
 
-    A fall is reported once, when the fast mean lies ``fall`` below the slow one after ``warm`` steps that guessed; then
-    again only after it has recovered half of it. With a steady acceptance a the fast mean's standard deviation is about
-    sqrt(a (1 - a) / (2 * fast)): 0.025 at most for 200 steps, so a fall of .1 is four of them.
+    Guesses of one text succeed and fail together (code beside noise), so what counts is how much *texts* differ: the
+    variance of a piece's sum is estimated over the slow window, and a fall is told where the fast mean lies at least
+    ``fall`` and ``sigmas`` of its standard errors below the slow one. A mean that forgets with a memory of n guesses
+    crosses z of its standard errors about once in n / (z phi(z)) guesses, phi the normal density: for the defaults once in
+    fourteen million, were it normal. (Counting guesses as if they were independent told some thirty falls in half an hour
+    of the same mixed traffic.)
     """
 
-    fast: float = 200.0  # steps
-    slow: float = 2000.0
+    fast: float = 1000.0  # guesses
+    slow: float = 10_000.0
     fall: float = 0.1
-    warm: int = 400
+    sigmas: float = 4.5
+    warm: int = 2000
     _seen: int = 0
     _quick: float = 0.0
     _steady: float = 0.0
+    _variance: float = 0.0  # of a piece's sum around its mean, per guess
     _told: bool = False
     num_drifts: int = field(default=0)
 
     @property
     def quick(self) -> float | None:
-        """Share of first guesses kept, over the last steps; None before any."""
+        """Share of first guesses kept, over the last guesses; None before any."""
         return self._quick if self._seen else None
 
     @property
     def steady(self) -> float | None:
-        """The same over many more steps."""
+        """The same over many more guesses."""
         return self._steady if self._seen else None
 
-    def add(self, kept: bool) -> bool:
-        """One row of one step that guessed: whether its first guess was kept. True where a fall is to be reported now."""
-        self._seen += 1
-        value = float(kept)
-        self._quick += (value - self._quick) / min(self._seen, self.fast)
-        self._steady += (value - self._steady) / min(self._seen, self.slow)
+    @property
+    def error(self) -> float:
+        """Standard error of ``quick`` where acceptance is what it was."""
+        return math.sqrt(self._variance / (2 * self.fast))
+
+    def add(self, made: int, kept: int) -> bool:
+        """A piece of a text: steps that guessed, and first guesses kept. True where a fall is to be told now."""
+        if not made:
+            return False
+        self._seen += made
+        short, long = (1 - math.exp(-made / min(self._seen, window)) for window in (self.fast, self.slow))
+        if self._seen == made:
+            short = long = 1.0
+        self._quick += (kept / made - self._quick) * short
+        self._steady += (kept / made - self._steady) * long
+        # Around the steady mean, but not more than it takes to see a fall: what fell must not excuse itself.
+        self._variance += ((kept - self._steady * made) ** 2 / made - self._variance) * long
         gap = self._steady - self._quick
         if self._told:
             self._told = gap > self.fall / 2
             return False
-        if self._seen < self.warm or gap < self.fall:
+        if self._seen < self.warm or gap < max(self.fall, self.sigmas * self.error):
             return False
         self._told = True
         self.num_drifts += 1
@@ -62,14 +93,15 @@ class Drifts:
         self._watches: dict[str, DriftWatch] = {}
 
     def __call__(self, event: StepEvent) -> None:
-        """Take the first guesses of a step's rows."""
+        """Take the pieces of texts that end with a step."""
         for row in event.rows:
-            if row.error is not None or not row.steps or not row.steps[-1][0]:
+            piece = None if row.error is not None else piece_of(row)
+            if piece is None or not piece[0]:
                 continue
             watch = self._watches.get(row.draft_name)
             if watch is None:
                 watch = self._watches[row.draft_name] = DriftWatch()
-            if watch.add(row.steps[-1][1] > 0):
+            if watch.add(*piece):
                 logger.warning(
                     "acceptance of %s fell: of the last first guesses %.2f were kept, and %.2f before",
                     row.draft_name, watch.quick, watch.steady,

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError, nearest
 from foretell.draft.base import Method
+from foretell.engine.drift import piece_of
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
 from foretell.engine.groups import Choice
@@ -162,7 +163,10 @@ class Learner:
             if drafted and one is not None:
                 made, kept = state.counts
                 state.counts = (made + 1, kept + (accepted > 0))
-                self._watch(one, kept=accepted > 0)
+                self._revert_if_fell(one, kept=accepted > 0)
+            piece = piece_of(row)
+            if piece is not None and one is not None and one.watch.add(*piece):
+                self._tell_drift(one)
         if row.finish_reason is None or not state.counts[0]:
             return
         made, kept = state.counts
@@ -172,14 +176,15 @@ class Learner:
         if one is not None and state.router is not None:
             self.adapters.observe(state.router, state.cluster, one.index, kept / made)
 
-    def _watch(self, one: ServedAdapter, *, kept: bool) -> None:
-        """Live acceptance: a fall after a swap is reverted, any fall is reported."""
-        if one.watch.add(kept):
-            self._counts["drifts"] += 1
-            quick, steady = one.watch.quick, one.watch.steady
-            self._log(one.name, {"event": "drift", "acceptance": quick, "before": steady})
-            logger.warning("learn: acceptance of %s fell from %.2f to %.2f", one.name, steady, quick)
-            self._trainers.act(one.name, "wake")
+    def _tell_drift(self, one: ServedAdapter) -> None:
+        self._counts["drifts"] += 1
+        quick, steady = one.watch.quick, one.watch.steady
+        self._log(one.name, {"event": "drift", "acceptance": quick, "before": steady})
+        logger.warning("learn: acceptance of %s fell from %.2f to %.2f", one.name, steady, quick)
+        self._trainers.act(one.name, "wake")
+
+    def _revert_if_fell(self, one: ServedAdapter, *, kept: bool) -> None:
+        """After a swap: where live acceptance is lower than before, the versions are compared."""
         rate = one.fell(kept=kept, steps=self.options.fall_steps, fall=self.options.fall)
         if rate is not None:
             self._log(one.name, {"event": "fell", "acceptance": rate, "before": one.before_swap})

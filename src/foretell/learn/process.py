@@ -20,6 +20,7 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
+from transformers.utils.logging import disable_progress_bar
 
 from foretell.learn.options import LearnOptions
 from foretell.learn.pace import POLL_S, Pace
@@ -198,6 +199,8 @@ def run(pipe: Connection, options: LearnOptions, busy: ctypes.c_byte, share: flo
     import signal
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when it is over
+    # A bar on the service's terminal would tell nobody anything, and leaves a semaphore behind where the child is killed.
+    disable_progress_bar()
     lower_priority()
     if options.learn_device is None:
         torch.set_num_threads(1)
