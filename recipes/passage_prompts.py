@@ -29,6 +29,7 @@ from recipes.process import prepare
 ROWS = 128  # of a batch of the writer
 WORDS = (60, 330)  # of a found passage
 FREE = re.compile(r"\b(MIT|BSD|Apache|Python Software Foundation|PSF|ISC)\b")
+LONG = 6  # passages for one task about four of them
 AGAIN = (
     "Summarize that in one sentence.",
     "Rewrite your answer for a child of ten years.",
@@ -106,6 +107,8 @@ def tasks(r: random.Random, pairs: list[tuple[str, str]], passages: list[str]) -
         for text in texts:
             task = r.choice((*ABOUT, *TASKS))
             made.append(task.format(*([text, r.choice(texts)][: task.count("{}")])))
+        number = len(texts) // LONG if len(texts) > 3 else 0
+        made += [r.choice(ABOUT[:3]).format("\n\n".join(r.sample(texts, 4))) for _ in range(number)]
     told = [[{"role": "user", "content": text}] for text in made]
     for order, text in pairs:
         if r.random() < 0.5:
