@@ -25,11 +25,11 @@ def piece_of(row: Row) -> tuple[int, int] | None:
 
 @dataclass
 class DriftWatch:
-    """Two running means of the share of first guesses kept, a slow one and a fast one; a fall is told once, and again only
+    """Two running means of the share of first guesses kept, a slow one and a fast one; a fall is reported once, and again only
     after half of it has been made up.
 
     Guesses of one text succeed and fail together (code beside noise), so what counts is how much *texts* differ: the
-    variance of a piece's sum is estimated over the slow window, and a fall is told where the fast mean lies at least
+    variance of a piece's sum is estimated over the slow window, and a fall is reported where the fast mean lies at least
     ``fall`` and ``sigmas`` of its standard errors below the slow one. A mean that forgets with a memory of n guesses
     crosses z of its standard errors about once in n / (z phi(z)) guesses, phi the normal density: for the defaults once in
     fourteen million, were it normal. (Counting guesses as if they were independent told some thirty falls in half an hour
@@ -64,7 +64,7 @@ class DriftWatch:
         return math.sqrt(self._variance / (2 * self.fast))
 
     def add(self, made: int, kept: int) -> bool:
-        """A piece of a text: steps that guessed, and first guesses kept. True where a fall is to be told now."""
+        """A piece of a text: steps that guessed, and first guesses kept. True where a fall is to be reported now."""
         if not made:
             return False
         self._seen += made
