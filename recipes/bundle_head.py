@@ -54,13 +54,21 @@ OWN = "bundled/target"
 def learned(record: dict[str, Any], target: str) -> str:
     """What it learned from."""
     source, seen, kept = record["responses"], record["learned"], record["held_out"]
+    fingerprint = f"Data fingerprint `{record['data'][:16]}`, target weights `{source['target_hash']}`."
+    if "num_answers" in source:  # of recipes.own_responses
+        begin = source["prompts_from"]
+        prompts = "" if begin is None else f", prompts from token {begin} on among them"
+        return (
+            f"{seen['num_texts'] + kept['num_texts']:,} texts, {source['num_answers']:,} of them with answers of {target} "
+            f"itself at temperatures 0 and 1 (`recipes.own_answers`);\n{seen['num_tokens']:,} tokens to learn from{prompts}; "
+            f"{kept['num_texts']} texts ({kept['num_tokens']:,} tokens) held out.\n{fingerprint}"
+        )
     temperatures = " and ".join(f"{t:g}" for t in source["temperatures"])
     whose = "the bundled target" if target == OWN else target
     return (
         f"{seen['num_texts']:,} answers of {whose} itself ({seen['num_tokens']:,} tokens) to prompts of "
         f"`{source['source']}`,\nat temperatures {temperatures} in turn, up to {source['max_new_tokens']} tokens each; "
-        f"{kept['num_texts']} further texts ({kept['num_tokens']:,} tokens) held out.\nData fingerprint "
-        f"`{record['data'][:16]}`, target weights `{source['target_hash']}`."
+        f"{kept['num_texts']} further texts ({kept['num_tokens']:,} tokens) held out.\n{fingerprint}"
     )
 
 
@@ -71,7 +79,11 @@ def trained(record: dict[str, Any], losses: str) -> str:
     epochs = f"{config['epochs']:g} epochs" if config["epochs"] else "as many as the clock allowed"
     epochs = f"{record['steps']} steps" if config["steps"] else epochs
     earlier = record.get("init")
-    before = f"{trained(earlier, '').rstrip()}\n\nThen, from there:\n" if isinstance(earlier, dict) else ""
+    before = ""
+    if isinstance(earlier, dict):
+        name = record.get("target", "")
+        first = f"First on other data: {learned(earlier, name)}\n\n" if earlier["data"] != record["data"] else ""
+        before = f"{first}{trained(earlier, '').rstrip()}\n\nThen, from there:\n"
     positions = config["batch_tokens"] * config["accumulate"] * record["num_processes"]
     return before + (
         f"{record['steps']:,} steps ({epochs}) of {positions:,} positions in {record['seconds'] / 60:.0f} minutes on "

@@ -42,6 +42,7 @@ def main() -> None:
         raise SystemExit(f"no answers of {args.shortest} tokens in {', '.join(map(str, args.laws))}")
     engine = Engine.load(args.target, speculative="none")
     model, answered = engine.model, {tuple(ids[:start]) for ids, start in texts}
+    num_answers = len(texts)
     if args.prompts_from is not None:
         texts = [(ids, min(start, args.prompts_from)) for ids, start in texts]
         lines = [] if args.unanswered is None else args.unanswered.read_text().splitlines()
@@ -49,7 +50,8 @@ def main() -> None:
             ids = engine.chat_prompt(json.loads(line)["messages"])
             if tuple(ids) not in answered and len(ids) > 2 * args.prompts_from:
                 texts.append((ids, args.prompts_from))
-    known = {"target": model.spec.name, "target_hash": target_hash(model), "source": "recipes.own_answers"}
+    known = {"target": model.spec.name, "target_hash": target_hash(model), "source": "recipes.own_responses",
+             "num_answers": num_answers, "prompts_from": args.prompts_from}  # fmt: skip
     made: Responses = pack(texts, known)
     made.save(args.out)
     print(f"{len(made)} texts, {made.num_tokens} tokens to learn from, the longest of {int(made.length.max())}")
