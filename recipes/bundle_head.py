@@ -60,8 +60,8 @@ def learned(record: dict[str, Any], target: str) -> str:
         prompts = "" if begin is None else f", prompts from token {begin} on among them"
         return (
             f"{seen['num_texts'] + kept['num_texts']:,} texts, {source['num_answers']:,} of them with answers of {target} "
-            f"itself at temperatures 0 and 1 (`recipes.own_answers`);\n{seen['num_tokens']:,} tokens to learn from{prompts}; "
-            f"{kept['num_texts']} texts ({kept['num_tokens']:,} tokens) held out.\n{fingerprint}"
+            f"itself at temperatures 0 and 1 (`recipes.own_answers`);\n{seen['num_tokens']:,} tokens to learn from{prompts}"
+            f"; {kept['num_texts']} texts ({kept['num_tokens']:,} tokens) held out.\n{fingerprint}"
         )
     temperatures = " and ".join(f"{t:g}" for t in source["temperatures"])
     whose = "the bundled target" if target == OWN else target
