@@ -123,12 +123,15 @@ def bootstrap(pairs: Sequence[PairedRuns], *, seed: int = 0, resamples: int = 20
 def tails(count: int, level: float = 0.95) -> tuple[float, float]:
     """Which quantiles of ``count`` prompts drawn anew bound an interval of this level: those of the plain percentile
     interval for many prompts, further out for few, where it is too narrow: of five it holds the truth 82 times in 100
-    (Hesterberg 2015, "What teachers should know about the bootstrap": the expanded percentile interval)."""
-    tail = NormalDist().cdf(-_student(count - 1, level) * math.sqrt(count / (count - 1)))
+    (Hesterberg 2015, "What teachers should know about the bootstrap": the expanded percentile interval). One prompt
+    has no spread to widen."""
+    if count < 2:
+        return (1 - level) / 2, (1 + level) / 2
+    tail = NormalDist().cdf(-student(count - 1, level) * math.sqrt(count / (count - 1)))
     return tail, 1.0 - tail
 
 
-def _student(freedom: float, level: float) -> float:
+def student(freedom: float, level: float = 0.95) -> float:
     """What Student's t lies within, on both sides, with this probability."""
     return math.sqrt(f_quantile(level, 1, freedom))
 
@@ -164,7 +167,7 @@ def macro(
         total += values
         variance = float(values.var())
         whole, parts = whole + variance, parts + variance * variance / freedom
-    tail = NormalDist().cdf(-_student(whole * whole / parts, level)) if parts else (1 - level) / 2
+    tail = NormalDist().cdf(-student(whole * whole / parts, level)) if parts else (1 - level) / 2
     low, high = np.quantile(total / len(kept), [tail, 1 - tail])
     return Interval(value, float(low), float(high))
 
