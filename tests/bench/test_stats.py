@@ -135,6 +135,18 @@ def test_few_prompts_are_covered_as_often_as_it_says() -> None:
     assert narrow < 262
 
 
+def test_the_mean_over_small_tasks_spreads_by_what_drawing_anew_lacks() -> None:
+    """40 tasks of two prompts: drawing two of two anew has half the variance of the mean over other prompts."""
+    random = np.random.default_rng(2)
+    tasks = [sample(random, 2) for _ in range(40)]
+    found = stats.macro(tasks)
+    widths = [abs(stats.speedup([one]) - stats.speedup([other])) for one, other in tasks]
+    error = math.sqrt(sum(width * width / 4 for width in widths)) / len(
+        tasks
+    )  # of a mean of two: half their difference
+    assert 1.0 < (found.high - found.low) / (2 * 2.02 * error) < 1.3  # Student's t adds; without making up for it: 0.8
+
+
 def test_a_figure_of_one_prompt_has_no_interval() -> None:
     assert stats.bootstrap([PairedRuns(10, 2.0, 10, 1.0)]).is_point
     assert str(stats.Interval(1.5, 1.5, 1.5)) == "1.50"
