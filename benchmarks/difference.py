@@ -5,7 +5,7 @@
     python benchmarks/difference.py r.json eagle1 eagle3
 
 Reads a report of ``foretell bench --output`` or ``drafters.py --json``. Length: 1 + accepted / steps, summed over prompts.
-The interval is 95 %, by a paired bootstrap over prompts: one that holds 0 shows no difference.
+The interval is 95 %, by a paired bootstrap over prompts, widened for few: one that holds 0 shows no difference.
 """
 
 import argparse
@@ -17,6 +17,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from foretell.bench.stats import tails
 
 RESAMPLES = 10_000
 
@@ -35,7 +37,7 @@ def difference(table: Table, *, seed: int = 0, resamples: int = RESAMPLES) -> tu
     first, second = lengths(table)
     drawn = np.random.default_rng(seed).integers(len(table), size=(resamples, len(table)))
     one, other = lengths(table[drawn])
-    low, high = np.quantile(other - one, [0.025, 0.975])
+    low, high = np.quantile(other - one, tails(len(table)))
     return float(second - first), float(low), float(high)
 
 

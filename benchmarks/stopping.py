@@ -33,7 +33,7 @@ from foretell import Engine, ForetellError, SamplingParams
 from foretell.analysis.theory.stopping import oracle_speed, policy_speed
 from foretell.bench import encode_item, load_suite, select
 from foretell.bench.run import measure
-from foretell.bench.stats import PairedRuns, bootstrap
+from foretell.bench.stats import PairedRuns, bootstrap, tails
 from foretell.bench.trace import Cut, cut
 from foretell.cli.output import as_json
 from foretell.engine.config import speculative_config
@@ -252,7 +252,7 @@ def modelled(
                 "guesses_per_step": float(drafted.double().mean()),
                 "modelled": speed,
                 "gain": None if name == "fixed" else speed / base - 1,
-                "interval": None if name == "fixed" else gains.quantile(torch.tensor([0.025, 0.975])).tolist(),
+                "interval": None if name == "fixed" else gains.quantile(torch.tensor(tails(len(prompts)))).tolist(),
             }
         )
     top = model.oracle(long, prompts)

@@ -4,6 +4,7 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -12,6 +13,7 @@ import pytest
 from foretell.bench.page import page
 from foretell.bench.record import COLUMNS, compare, csv_of, read_report
 from foretell.bench.report import BenchReport
+from foretell.bench.trace import DecodedRun
 from foretell.cli.output import as_json
 from foretell.core.errors import ConfigError
 from tests.bench.test_report import fast_run, plain_run, report
@@ -19,6 +21,11 @@ from tests.bench.test_report import fast_run, plain_run, report
 
 def made(fast_steps: int = 2) -> BenchReport:
     return report([plain_run(8), plain_run(16)], [fast_run(fast_steps), fast_run(4)])
+
+
+def slower(run: DecodedRun) -> DecodedRun:
+    """By a tenth."""
+    return replace(run, steps=[replace(one, ended=1.1 * one.ended, seconds_rest=0.2) for one in run.steps])
 
 
 def saved(found: BenchReport, file: Path) -> Path:
@@ -70,13 +77,23 @@ def test_a_report_against_itself_has_not_changed() -> None:
 
 
 def test_what_changed_and_what_differs() -> None:
-    slow = report([plain_run(8), plain_run(16)], [plain_run(8), plain_run(16)])
+    plain = [plain_run(8), plain_run(16)]
+    quick = report(plain, [fast_run(2), slower(fast_run(4))])
+    slow = report(plain, [plain_run(8), slower(plain_run(16))])
     object.__setattr__(slow, "settings", {"seed": 1})
-    found = compare(made(), slow)
+    found = compare(quick, slow)
     fast = next(one for one in found.changes if one.method == "fast")
     assert fast.is_clear
-    assert fast.ratio == pytest.approx(1.0 / made().temperatures[0].methods[1].overall.speedup.value)
+    assert fast.ratio == pytest.approx(fast.speedup[1].value / quick.temperatures[0].methods[1].overall.speedup.value)
     assert found.differing == {"seed": (None, 1)}
+
+
+def test_one_prompt_shows_no_change() -> None:
+    """Its figure has no interval: two runs of it differ by chance alone."""
+    one, other = report([plain_run(8)], [fast_run(2)]), report([plain_run(8)], [slower(fast_run(2))])
+    change = next(one for one in compare(one, other).changes if one.method == "fast")
+    assert change.speedup[0].value != change.speedup[1].value
+    assert not change.is_clear
 
 
 class Balanced(HTMLParser):

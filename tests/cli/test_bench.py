@@ -183,6 +183,7 @@ def test_a_narrow_terminal_gets_a_narrow_table(
         ({"a": (2.0, 1.8, 2.2), "b": (1.9, 1.7, 2.1)}, "[1.80, 2.20]; not certainly faster than b."),
         ({"a": (1.1, 0.9, 1.3)}, "no method is certainly faster than plain decoding: the best, a, has 1.10 times"),
         ({"a": (0.9, 0.8, 0.95), "b": (0.7, 0.6, 0.8)}, "guessing costs time here: the best, a, has 0.90 times"),
+        ({"a": (1.3, 1.3, 1.3)}, "1.30 times plain decoding's tokens per second; one prompt decides nothing: give more."),
         ({}, "only plain decoding was measured"),
     ],
 )  # fmt: skip

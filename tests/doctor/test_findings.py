@@ -1,5 +1,6 @@
 """Which mistake is named: the rules, on figures made by hand."""
 
+import random
 from types import SimpleNamespace
 from typing import Any
 
@@ -78,11 +79,26 @@ def test_numbers_that_are_not_finite_are_named_alone() -> None:
     ],
 )
 def test_what_is_little(first: Slot, accepted: float, expected: float | None, low: bool) -> None:
-    assert f.is_low([first], accepted, expected) is low
+    same = [text(1.0 + accepted, rates=(first.acceptance,))] * 4  # texts that are all alike leave nothing to chance
+    assert f.is_low([first], same, expected) is low
+
+
+def test_few_texts_prove_no_lack() -> None:
+    """Texts of a head that accepts what is expected: two are below three quarters of it by chance one time in five."""
+    generator, seems, said = random.Random(0), 0, 0
+    for _ in range(1000):
+        base = [text(1.0 + max(0.0, generator.gauss(1.0, 0.4)), rates=(0.5,)) for _ in range(2)]
+        seems += f.is_low([Slot(1, 0.5, 0.5, None)], base, 1.0, certain=False)
+        said += f.is_low([Slot(1, 0.5, 0.5, None)], base, 1.0)
+    assert seems > 150
+    assert said < 30
+    many = [text(1.0 + generator.gauss(0.4, 0.2), rates=(0.5,)) for _ in range(10)]
+    assert f.is_low([Slot(1, 0.5, 0.5, None)], many, 1.0)  # a head that lacks is still found
+    assert not f.is_low([Slot(1, 0.2, 0.2, None)], [text(1.1, rates=(0.1,))], 1.0)  # one text has no interval
 
 
 def test_a_head_without_a_slot_accepts_little() -> None:
-    assert f.is_low([], 1.0, 1.0)
+    assert f.is_low([], [], 1.0)
 
 
 @pytest.mark.parametrize(

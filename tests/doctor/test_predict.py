@@ -2,7 +2,6 @@
 
 import itertools
 from dataclasses import dataclass
-from statistics import NormalDist
 
 import numpy as np
 import pytest
@@ -15,7 +14,6 @@ from foretell.doctor.predict import (
     predicted,
     predictions,
     step_cost_of,
-    tails,
 )
 from foretell.planner.observed import step_costs
 
@@ -147,27 +145,3 @@ def test_a_step_that_had_no_more_guesses_costs_no_more() -> None:
     timed = [TextTimes([timing(0, 1.0)] * 5, [timing(2, 1.5)] * 5 + [timing(4, 2.0)] * 5, 0.0)]
     found = predictions(made, timed, [1, 2, 4], num_tokens=60)
     assert [one.cost for one in found] == pytest.approx([1.25, 1.5, 1.75])
-
-
-def test_quantiles_of_few_texts_lie_further_out() -> None:
-    """Student's t at 0.975: 2.776 for 4 degrees of freedom, 2.262 for 9, 1.960 for very many."""
-    for count, t in ((5, 2.776445), (10, 2.262157), (10**6, 1.959966)):
-        low, high = tails(count)
-        assert low == pytest.approx(NormalDist().cdf(-t * (count / (count - 1)) ** 0.5), rel=1e-4)
-        assert high == pytest.approx(1.0 - low)
-    assert tails(5)[0] < tails(10)[0] < 0.01
-
-
-def test_few_texts_are_covered_as_often_as_it_says() -> None:
-    """300 means of 5 normal numbers: at 95 % fewer than 262 hits is next to impossible; plain percentiles have fewer."""
-    generator = np.random.default_rng(0)
-    hits = narrow = 0
-    for _ in range(300):
-        drawn = generator.normal(size=5)
-        means = drawn[generator.integers(5, size=(400, 5))].mean(1)
-        low, high = np.quantile(means, tails(5))
-        hits += low <= 0.0 <= high
-        low, high = np.quantile(means, [0.025, 0.975])
-        narrow += low <= 0.0 <= high
-    assert hits >= 262
-    assert narrow < 262

@@ -82,7 +82,7 @@ def _table(methods: Sequence[MethodReport]) -> str:
         cells = [
             method.label + ("" if method.exact else " (lossy)"),
             "1" if plain else f"{value.value:.2f}",
-            "" if plain else f"{value.low:.2f} to {value.high:.2f}",
+            "" if plain or value.is_point else f"{value.low:.2f} to {value.high:.2f}",
             f"{whole.tokens_per_second:.1f}",
             f"{whole.mean_acceptance_length:.2f}",
             "" if plain else f"{whole.acceptance_rate:.0%}",

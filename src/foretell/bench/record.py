@@ -98,8 +98,10 @@ class Change:
 
     @property
     def is_clear(self) -> bool:
-        """Whether the intervals of the speedup have nothing in common."""
+        """Whether the intervals of the speedup have nothing in common; of one prompt alone there is none."""
         one, other = self.speedup
+        if one.is_point or other.is_point:
+            return False
         return one.high < other.low or other.high < one.low
 
     @property

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from statistics import NormalDist
 from typing import Any
 
 import numpy as np
@@ -83,6 +84,15 @@ class Interval:
     low: float
     high: float
 
+    @property
+    def is_point(self) -> bool:
+        """Whether nothing is known of its spread: a figure of one prompt. It then decides nothing."""
+        return self.low == self.high
+
+    def __str__(self) -> str:
+        bounds = "" if self.is_point else f" [{self.low:.2f}, {self.high:.2f}]"
+        return f"{self.value:.2f}{bounds}"
+
 
 def speedup(pairs: Sequence[PairedRuns]) -> float:
     """Tokens per second of the method over those of plain decoding, each summed over prompts first.
@@ -97,17 +107,33 @@ def speedup(pairs: Sequence[PairedRuns]) -> float:
 
 
 def bootstrap(pairs: Sequence[PairedRuns], *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
-    """The speedup with a percentile bootstrap interval: whole prompts are drawn anew, both sides of each together.
+    """The speedup with a bootstrap interval: whole prompts are drawn anew, both sides of each together (``tails``).
 
-    It shows how the figure varies with other prompts of the same kind, not with another machine. With fewer than
-    two prompts it is the value alone.
+    It shows how the figure varies with other prompts of the same kind, not with another machine. Below five prompts it
+    is still too narrow; with fewer than two it is the value alone (``Interval.is_point``).
     """
     value = speedup(pairs)
     if len(pairs) < 2:
         return Interval(value, value, value)
     values = _resampled(pairs, np.random.default_rng(seed), resamples)
-    low, high = np.quantile(values, [(1 - level) / 2, (1 + level) / 2])
+    low, high = np.quantile(values, tails(len(pairs), level))
     return Interval(value, float(low), float(high))
+
+
+def tails(count: int, level: float = 0.95) -> tuple[float, float]:
+    """Which quantiles of ``count`` prompts drawn anew bound an interval of this level: those of the plain percentile
+    interval for many prompts, further out for few, where it is too narrow: of five it holds the truth 82 times in 100
+    (Hesterberg 2015, "What teachers should know about the bootstrap": the expanded percentile interval). One prompt
+    has no spread to widen."""
+    if count < 2:
+        return (1 - level) / 2, (1 + level) / 2
+    tail = NormalDist().cdf(-student(count - 1, level) * math.sqrt(count / (count - 1)))
+    return tail, 1.0 - tail
+
+
+def student(freedom: float, level: float = 0.95) -> float:
+    """What Student's t lies within, on both sides, with this probability."""
+    return math.sqrt(f_quantile(level, 1, freedom))
 
 
 def _resampled(pairs: Sequence[PairedRuns], generator: np.random.Generator, resamples: int) -> np.ndarray[Any, Any]:
@@ -122,16 +148,27 @@ def _resampled(pairs: Sequence[PairedRuns], generator: np.random.Generator, resa
 def macro(
     groups: Sequence[Sequence[PairedRuns]], *, seed: int = 0, resamples: int = 2000, level: float = 0.95
 ) -> Interval:
-    """The mean of the groups' speedups, each counting alike, with a percentile interval: prompts are drawn anew within each
-    group. Groups without prompts are left out; NaN where there is none."""
+    """The mean of the groups' speedups, each counting alike, with an interval: prompts are drawn anew within each group.
+    Groups without prompts are left out; NaN where there is none. With a group of one prompt it is the value alone.
+
+    Drawing n prompts of n anew spreads less than n other ones would, by n / (n - 1) in variance, and with many small
+    groups nothing makes up for it (six of two prompts: the truth was held 63 times in 100). So each group's values are
+    spread by that (Rao and Wu 1988), as logarithms, and Student's t has Satterthwaite's degrees of freedom.
+    """
     kept = [group for group in groups if group]
     value = sum(map(speedup, kept)) / len(kept) if kept else math.nan
     if not kept or any(len(group) < 2 for group in kept):
         return Interval(value, value, value)
     generator, total = np.random.default_rng(seed), np.zeros(resamples)
+    whole = parts = 0.0
     for group in kept:
-        total += _resampled(group, generator, resamples)
-    low, high = np.quantile(total / len(kept), [(1 - level) / 2, (1 + level) / 2])
+        center, freedom = speedup(group), len(group) - 1
+        values = center * (_resampled(group, generator, resamples) / center) ** math.sqrt(len(group) / freedom)
+        total += values
+        variance = float(values.var())
+        whole, parts = whole + variance, parts + variance * variance / freedom
+    tail = NormalDist().cdf(-student(whole * whole / parts, level)) if parts else (1 - level) / 2
+    low, high = np.quantile(total / len(kept), [tail, 1 - tail])
     return Interval(value, float(low), float(high))
 
 

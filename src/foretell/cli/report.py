@@ -98,8 +98,8 @@ def show_comparison(found: "Comparison", file: str, other: str, *, no_color: boo
         change = "" if plain or math.isnan(one.ratio) else f"{one.ratio - 1:+.0%}"
         table.add_row(
             escape(one.method), f"{one.temperature:g}",
-            "1" if plain else f"{before.value:.2f} [{before.low:.2f}, {before.high:.2f}]",
-            "1" if plain else f"{after.value:.2f} [{after.low:.2f}, {after.high:.2f}]",
+            "1" if plain else str(before),
+            "1" if plain else str(after),
             change, "" if plain else ("yes" if one.is_clear else "no"),
             f"{one.tokens_per_second[0]:.1f} -> {one.tokens_per_second[1]:.1f}",
             f"{one.mean_acceptance_length[0]:.2f} -> {one.mean_acceptance_length[1]:.2f}",

@@ -89,7 +89,10 @@ def conclusion(at: "TemperatureReport") -> str:
         return f"{where} only plain decoding was measured."
     best = max(guessing, key=lambda method: method.overall.speedup.value)
     speedup = best.overall.speedup
-    figure = f"{speedup.value:.2f} times plain decoding's tokens per second [{speedup.low:.2f}, {speedup.high:.2f}]"
+    bounds = "" if speedup.is_point else f" [{speedup.low:.2f}, {speedup.high:.2f}]"
+    figure = f"{speedup.value:.2f} times plain decoding's tokens per second{bounds}"
+    if speedup.is_point:
+        return f"{where} {best.label} has {figure}; one prompt decides nothing: give more."
     if speedup.low > 1.0:
         others = [
             method.label for method in guessing if method is not best and method.overall.speedup.high >= speedup.low
@@ -161,7 +164,7 @@ def _cells(method: "MethodReport", f: "Figures") -> dict[str, str]:
         return {**cells, "speedup": "1"}
     return {
         **cells,
-        "speedup": f"{f.speedup.value:.2f} [{f.speedup.low:.2f}, {f.speedup.high:.2f}]",
+        "speedup": str(f.speedup),
         "length": f"{f.mean_acceptance_length:.2f}",
         "rate": f"{f.acceptance_rate:.0%}",
         "c": _number(f.draft_cost, "{:.3f}"),
@@ -174,11 +177,10 @@ def _cells(method: "MethodReport", f: "Figures") -> dict[str, str]:
 def _macro(method: "MethodReport") -> dict[str, str]:
     """Column to text of the row of means over tasks."""
     mean, plain = method.macro, method.config["method"] == "none"
-    interval = f"{mean.speedup.value:.2f} [{mean.speedup.low:.2f}, {mean.speedup.high:.2f}]"
     return {
         "method": f"  mean of {mean.num_tasks}",
         "tok/s": f"{mean.tokens_per_second:.1f}",
-        "speedup": "1" if plain else interval,
+        "speedup": "1" if plain else str(mean.speedup),
         "length": "" if plain else f"{mean.mean_acceptance_length:.2f}",
     }
 

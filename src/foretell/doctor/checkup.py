@@ -168,8 +168,13 @@ def check_up(
 
 
 def recommend(found: Sequence[Examined]) -> tuple[dict[str, Any], str]:
-    """(speculative configuration, why): the fastest by prediction among those whose interval is above plain decoding."""
-    paying = [(one, one.best) for one in found if one.best is not None and one.best.speedup.low > 1.0]
+    """(speculative configuration, why): the fastest by prediction among those whose interval is above plain decoding; a
+    single prompt gives no interval, and no recommendation."""
+    paying = [
+        (one, one.best)
+        for one in found
+        if one.best is not None and one.best.speedup.low > 1.0 and not one.best.speedup.is_point
+    ]
     if not paying:
         near = max((one.best.speedup.value for one in found if one.best), default=None)
         most = "nothing could be measured" if near is None else f"the best is predicted at {near:.2f} times"

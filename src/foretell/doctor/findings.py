@@ -1,8 +1,9 @@
 """From what was measured to what it means: which mistake is named, and when. Pure functions, and their thresholds."""
 
 from collections.abc import Sequence
-from math import sqrt
+from math import inf, sqrt
 
+from foretell.bench.stats import student
 from foretell.doctor.contexts import NUM_SLOTS, TextScore
 from foretell.doctor.diagnosis import Finding, Slot, Trial
 from foretell.doctor.record import Record
@@ -108,14 +109,33 @@ def slots_of(base: Sequence[TextScore], record: Record) -> list[Slot]:
     return out
 
 
-def is_low(slots: Sequence[Slot], accepted: float, expected: float | None) -> bool:
-    """Whether the head accepts clearly less than after training, in all slots or where they are not known in the first."""
+def margin(values: Sequence[tuple[float, int]]) -> float:
+    """By how much the mean of (value of a text, weight) may be too low by the choice of texts: half its 95 % interval, by
+    Student's t; infinite for one text."""
+    count, total = len(values), sum(weight for _, weight in values)
+    if count < 2 or not total:
+        return inf
+    mean = weighted(values)
+    squares = sum((weight * (value - mean)) ** 2 for value, weight in values)
+    return student(count - 1) * sqrt(squares * count / (count - 1)) / total
+
+
+def is_low(slots: Sequence[Slot], base: Sequence[TextScore], expected: float | None, *, certain: bool = True) -> bool:
+    """Whether the head accepts clearly less than after training, in all slots or where they are not known in the first.
+    certain: by more than the choice of texts explains."""
     if not slots:
         return True
     if expected is not None:
-        return accepted < LOW * expected
+        lengths = [(one.length - 1.0, one.num_places) for one in base]
+        return _highest(lengths, certain=certain) < LOW * expected
     first = slots[0]
-    return first.acceptance < (LOW * first.expected if first.expected is not None else LOW_UNKNOWN)
+    limit = LOW * first.expected if first.expected is not None else LOW_UNKNOWN
+    there = [one.slots[0] for one in base if one.slots]
+    return _highest([(slot.conditional, slot.num_places) for slot in there], certain=certain) < limit
+
+
+def _highest(values: Sequence[tuple[float, int]], *, certain: bool) -> float:
+    return weighted(values) + (margin(values) if certain else 0.0)
 
 
 def of_record(record: Record, spec: ModelSpec, mine: str | None) -> list[Finding]:

@@ -72,7 +72,7 @@ def diagnose(
     known = record.conditional[: len(slots)]
     expected = expected_length(known) - 1.0 if slots and len(known) == len(slots) else None
     notes = f.notes(model.spec, known=bool(record.conditional))
-    low = f.is_low(slots, f.accepted(base), expected)
+    low = f.is_low(slots, base, expected)
     if (low or not record.conditional) and not findings:
         more, left = in_other_formats(
             engine, head, {name: prompts[name] for name in others}, base, max_new_tokens=max_new_tokens, seed=seed,
@@ -84,6 +84,10 @@ def diagnose(
     stated, true = (f.weighted([(getattr(one, key), one.num_places) for one in base]) for key in ("stated", "true"))
     if low and not findings:
         findings.append(f.remaining(slots, stated, true, record, model.spec.name))
+    elif not findings and f.is_low(slots, base, expected, certain=False):
+        notes.append(
+            f"it accepts little on these texts, and {len(texts)} are too few to exclude chance: more prompts (--limit)"
+        )
     return HeadDiagnosis(
         head=name,
         method=head.method,

@@ -10,11 +10,10 @@ the same kind and other passes would give; a machine that changes is beyond it.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from statistics import NormalDist
 
 import numpy as np
 
-from foretell.bench.stats import Interval, f_quantile
+from foretell.bench.stats import Interval, tails
 from foretell.planner.observed import StepCosts, StepTiming, step_costs
 
 RESAMPLES = 200
@@ -143,15 +142,6 @@ def _cut(shares: Mapping[int, float], length: int) -> dict[int, float]:
     for count, share in shares.items():
         found[min(count, length)] = found.get(min(count, length), 0.0) + share
     return found
-
-
-def tails(count: int, level: float = 0.95) -> tuple[float, float]:
-    """Which quantiles of ``count`` texts drawn anew bound an interval of this level: those of the plain percentile interval
-    for many texts, further out for few, where it is too narrow (Hesterberg 2015, "What teachers should know about the
-    bootstrap": the expanded percentile interval)."""
-    t = f_quantile(level, 1, count - 1) ** 0.5
-    tail = NormalDist().cdf(-t * (count / (count - 1)) ** 0.5)
-    return tail, 1.0 - tail
 
 
 def predictions(

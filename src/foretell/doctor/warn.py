@@ -86,7 +86,8 @@ def about_run(
             Warned("short", f"a text has {tokens:.0f} tokens on average: too few for the drafter's start to pay")
         )
     if prompts < 5:
-        out.append(Warned("few_prompts", f"{prompts} prompts: the interval is wide; give ten or more of your own"))
+        said = f"{prompts} prompts: the interval is wide" if prompts > 1 else "one prompt: there is no interval"
+        out.append(Warned("few_prompts", f"{said}; give ten or more of your own"))
     return out
 
 

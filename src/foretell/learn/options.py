@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from foretell.core.errors import ConfigError
 from foretell.core.settings import setting, settle
@@ -102,14 +102,3 @@ class LearnOptions:
     def lr(self, hidden_size: int) -> float:
         """The learning rate in force."""
         return self.learn_lr or round(1e-3 * min(1.0, (256 / hidden_size) ** 0.5), 8)
-
-
-def as_options(given: Any) -> LearnOptions | None:
-    """True, a mapping of fields, or options. None and False: no learning. Raises ConfigError."""
-    if given is None or given is False:
-        return None
-    if given is True:
-        return LearnOptions()
-    if isinstance(given, LearnOptions):
-        return given
-    raise ConfigError(f"learn = {given!r} must be LearnOptions(...) or True")

@@ -119,7 +119,7 @@ def check_law(session: Session, temperature: float, num_checks: int) -> Endpoint
             if one.p_value < alpha_each:
                 findings.append(_found(session.where(at), what, one, again[at].variation))
     summary = f"smallest p {smallest:.2g}" + (", of fresh samples" if again else "")
-    summary += f"; finds a total variation of {power:.2f} over all prompts with power 0.9"
+    summary += f"; finds a total variation of {power:.2f} among frequent next tokens with power 0.9"
     return check_of(
         name, LAW, findings, whole.count, looked_at, summary, temperature=temperature, smallest_p=smallest, alpha=alpha,
         found_total_variation=power, screened_again=len(again),

@@ -27,8 +27,6 @@ from foretell.draft.growing.children import Children, Drawing, Nodes
 from foretell.draft.growing.frontier import Expander, Grown, note, span_for, with_q
 from foretell.draft.shapes import DySpec, Eagle2Shape, OptTree
 
-DynamicShape = DySpec | Eagle2Shape | OptTree
-
 
 def draw_children(drawing: Drawing, probs: Tensor, nodes: Nodes) -> Children:
     """``Drawing.children``: a separate function, so that a test can replace it and enumerate all outcomes."""

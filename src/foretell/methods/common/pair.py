@@ -124,6 +124,11 @@ class PairHead(Head):
         """The last layer's output [..., H] to (the feature that the next pair feeds on, what the head of the vocabulary
         reads), [..., H] each."""
 
+    @property
+    def bytes_per_token(self) -> int:
+        """Of a row's memory: keys and values of the layers, and a feature."""
+        return self.new_cache(0, 1).bytes_per_slot + self.config.hidden_size * self.dtype.itemsize
+
     def new_cache(self, num_rows: int, capacity: int) -> KVCache:
         """An empty cache of the layers: slot i holds pair i, tree nodes follow."""
         config, device = self.config, self.decoder[0].self_attn.q_proj.weight.device

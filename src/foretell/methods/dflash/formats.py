@@ -139,6 +139,16 @@ class DFlashLayout(Layout):
         return ids
 
 
+def _heads_of(config: DFlashHeadConfig) -> dict[str, Any]:
+    """DSpark's keys for the Markov and confidence heads."""
+    return {
+        "markov_head_type": "vanilla",
+        "markov_rank": config.markov_rank,
+        "enable_confidence_head": config.confidence,
+        "confidence_head_with_markov": config.confidence and config.markov_rank > 0,
+    }
+
+
 class DSparkLayout(DFlashLayout):
     """``DSparkDraftModel``: DFlashLayout with a Markov head, a confidence head, and an anchor that predicts.
 
@@ -162,12 +172,7 @@ class DSparkLayout(DFlashLayout):
         """See the class."""
         config: DFlashHeadConfig = head.config
         out = super().describe(head, target)
-        both = {
-            "markov_head_type": "vanilla",
-            "markov_rank": config.markov_rank,
-            "enable_confidence_head": config.confidence,
-            "confidence_head_with_markov": config.confidence and config.markov_rank > 0,
-        }
+        both = _heads_of(config)
         inner = {**out["dflash_config"], **both, "projector_type": "dspark", "attention_mode": "gqa"}
         outside = {key: inner[key] for key in ("mask_token_id", "target_layer_ids")}
         return {**out, **both, **outside, "dflash_config": inner}
@@ -330,12 +335,7 @@ class DSparkSpeculators(DFlashSpeculators, DSparkLayout):
         """See the class."""
         config: DFlashHeadConfig = head.config
         out = super().describe(head, target)
-        both = {
-            "markov_head_type": "vanilla",
-            "markov_rank": config.markov_rank,
-            "enable_confidence_head": config.confidence,
-            "confidence_head_with_markov": config.confidence and config.markov_rank > 0,
-        }
+        both = _heads_of(config)
         for key in (*both, "mask_token_id", "target_layer_ids"):
             out["transformer_layer_config"].pop(key, None)
         return {**out, **both}

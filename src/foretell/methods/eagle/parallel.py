@@ -140,7 +140,7 @@ class PEagle(Method):
     @property
     def bytes_per_token(self) -> int:
         """The head's keys and values, and a feature."""
-        return self.head.new_cache(0, 1).bytes_per_slot + self.head.config.hidden_size * self.head.dtype.itemsize
+        return self.head.bytes_per_token
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""
