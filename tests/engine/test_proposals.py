@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from foretell import Engine, Request, SamplingParams
+from foretell import Engine, Request, SamplingParams, Service, ServiceOptions, Submission
 from foretell.core.errors import ModelError
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, chain_tree, root_tree
@@ -14,6 +14,7 @@ from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import Shape
 from foretell.model.target import Target
 from tests.engine.harness import VOCAB, ToyTokenizer, outcome, plain, table
+from tests.engine.test_service import Mailbox
 
 GAMMA = 3
 
@@ -65,10 +66,17 @@ class WrongDrafter(Drafter):
     def __init__(self, kind: str) -> None:
         self.kind, self.steps = kind, 0
 
+    def num_unread(self, context: Context) -> list[int]:
+        return [0] * (context.num_rows + (self.kind == "num_unread"))
+
+    @property
+    def light_steps(self) -> list[None]:
+        return [None] * (1 + (self.kind == "light_steps"))
+
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         self.steps += 1
         count = max(0, min(shape.depth, *context.depth_limit))
-        return guesses(context, count) if self.steps < 3 else WRONG[self.kind](context)
+        return WRONG[self.kind](context) if self.kind in WRONG and self.steps > 2 else guesses(context, count)
 
 
 def asked() -> list[Request]:
@@ -104,3 +112,23 @@ def test_a_tree_that_does_not_fit_costs_its_guesses_alone(kind: str) -> None:
 def test_what_is_wrong_is_told(kind: str, told: str) -> None:
     with pytest.raises(ModelError, match=told):
         engine_of(kind, "raise").generate(asked()[0].prompt, asked()[0].params)
+
+
+@pytest.mark.parametrize(("kind", "fails"), [("num_unread", True), ("light_steps", False)])
+def test_figures_of_other_rows_cost_the_guesses_at_most(kind: str, fails: bool) -> None:
+    config = {"method": "ngram", "num_speculative_tokens": GAMMA}
+    made = Service(
+        Engine(table(1), ToyTokenizer(), speculative=config, method=Wrong(kind)),
+        ServiceOptions(speculation="on", max_num_seqs=2, max_model_len=100),
+    )
+    made.start()
+    box = Mailbox()
+    try:
+        for index, request in enumerate(asked()):
+            made.submit(Submission(str(index), request.prompt, replace(request.params, max_new_tokens=3)), box.hear)
+        ended = [box.last(str(index)).completion for index in range(2)]
+        assert made.healthy
+    finally:
+        made.close()
+    assert all(one is not None and one.num_tokens == 3 for one in ended)
+    assert made.snapshot().drafter_failures.get("wrong", 0) == 2 * fails

@@ -101,7 +101,16 @@ class GuardedDrafter(Drafter):
 
     def num_unread(self, context: Context) -> list[int]:
         """See ``Drafter``."""
-        return self._try(lambda inner: inner.num_unread(context), [0] * context.num_rows)
+
+        def checked(inner: Drafter) -> list[int]:
+            found = inner.num_unread(context)
+            if len(found) != context.num_rows:
+                raise ModelError(
+                    f"num_unread has {len(found)} numbers; expected one for each of {context.num_rows} rows"
+                )
+            return found
+
+        return self._try(checked, [0] * context.num_rows)
 
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """See ``Drafter``."""
