@@ -33,6 +33,12 @@ def a_row_more(context: Context) -> TokenTree:
     return chain_tree(torch.cat([tokens, tokens[:1]]))
 
 
+def wide(context: Context, count: int) -> TokenTree:
+    """Roots with so many children."""
+    tree = guesses(context, count)
+    return replace(tree, parent=tree.parent.clamp(max=0), max_children=None)
+
+
 def nodeless(context: Context) -> TokenTree:
     none = torch.zeros(context.num_rows, 0, dtype=torch.int64)
     return TokenTree(none, none, none)
@@ -43,6 +49,7 @@ WRONG: dict[str, Callable[[Context], TokenTree]] = {
     "rowless": lambda context: guesses(context, 1).rows(0, 0),
     "rows": a_row_more,
     "overlong": lambda context: guesses(context, 400),
+    "wide": lambda context: wide(context, 400),
     "deep": lambda context: guesses(context, GAMMA),  # where less is left to be written, too
     "root": other_roots,
     "lone_root": lambda context: root_tree((context.pending + 1) % VOCAB),
