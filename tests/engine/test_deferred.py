@@ -7,7 +7,9 @@ import torch
 
 from foretell import Engine, SamplingParams
 from foretell.core import deferred as module
-from foretell.core.probs import History, Paths, logits_to_probs
+from foretell.core.deferred import Deferred
+from foretell.core.noise import Stream, race, stream_keys
+from foretell.core.probs import History, Paths, Processors, logits_to_probs
 from foretell.core.tree import ancestors
 from foretell.engine import step as step_module
 from foretell.engine.event import StepEvent
@@ -79,3 +81,30 @@ def test_an_observer_finds_p_as_it_was_before_the_step(settings: dict[str, float
     for ids in prompts():
         engine.generate(ids, SamplingParams(seed=5, max_new_tokens=20, **settings))  # type: ignore[arg-type]
     assert num_steps > 3
+
+
+@pytest.mark.parametrize("temperature", [1e-30, 1e30, 1e46, 1e300])
+def test_a_temperature_beyond_floats_is_drawn_by_its_probabilities(temperature: float) -> None:
+    """As by the slow twin; at an endless one every possible token is as probable as another."""
+    logits = torch.tensor([[[3.0, 1.0, 0.0, -torch.inf]]])
+    processors = Processors(
+        [SamplingParams(temperature=temperature)], vocab_size=4, end_token_ids=(), device=logits.device
+    )
+    paths = Paths(torch.zeros(1, 1, dtype=torch.int64), torch.ones(1, 1, 1, dtype=torch.bool))
+    deferred = Deferred(logits, processors, History([[1]], [1]), paths)
+    keys = stream_keys(torch.arange(2000), torch.tensor(0), Stream.COUPLED)
+    drawn = [token for token, _ in deferred.draw([0] * 2000, [0] * 2000, keys.tolist())]
+    probs = deferred.probs[0, 0]
+    assert drawn == race(probs.expand(2000, 4), keys).tolist()
+    assert torch.allclose(probs, torch.tensor([1, 1, 1, 0.0]) / 3 if temperature > 1 else torch.eye(4)[0])
+
+
+@pytest.mark.parametrize("name", ["presence_penalty", "frequency_penalty"])
+@pytest.mark.parametrize("size", [1e39, -1e300])
+def test_a_penalty_beyond_floats_does_not_forbid_what_was_only_guessed(name: str, size: float) -> None:
+    ids = [1, 2, 3, 4] * 3
+    params = SamplingParams(max_new_tokens=10, seed=3, ignore_eos=True, **{name: size})
+    plainly = Engine(table(), ToyTokenizer()).generate(ids, params)
+    guessed = draft_engine(table(), table(2, blur=0.3), 4).generate(ids, params)
+    assert outcome(guessed) == outcome(plainly)
+    assert guessed.num_draft_tokens

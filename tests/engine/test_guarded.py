@@ -172,7 +172,7 @@ def test_who_has_failed_is_not_joined() -> None:
     row = engine.make_row(0, Request([1, 2, 1], SamplingParams(seed=1)))
 
     context = Batch(table(1), max_rows=1, capacity=64)._open_state([row])
-    one, other = (GuardedDrafter(Failing(context, "observe"), "broken", DrafterFailures()) for _ in range(2))
+    one, other = (GuardedDrafter(Failing(context, "observe"), "broken", DrafterFailures(), 4) for _ in range(2))
     assert one.can_join
     other.inner, other.failure = None, "MemoryError"
     one.join(other, context)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 import torch
 
+import foretell.engine.loop as loop_module
 from foretell import Engine, Request, SamplingParams, Submission, Update, speculative_config
 from foretell.engine.groups import Choice
 from foretell.engine.loop import HEADROOM, Limits, Loop
@@ -161,3 +162,22 @@ def test_the_figures_of_a_resumed_request_are_of_all_of_it() -> None:
         made = stage.completion(name)
         assert made.num_cached_tokens < made.num_prompt_tokens
         assert made.seconds_decode == made.num_steps - 1 - made.num_preemptions, "a step a second, the first at once"
+
+
+def test_the_only_one_that_decodes_may_lose_its_row(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows move as others end, so a long prompt may still be read while a later request decodes alone, and is preempted."""
+    monkeypatch.setattr(loop_module, "PREFILL_CHUNK", 4)
+    monkeypatch.setattr(loop_module, "MIN_CHUNK", 4)
+    stage = Stage(kv_tokens=215)
+    stage.submit("a", [1, 2, 3], max_new_tokens=8, ignore_eos=True)
+    stage.submit("b", [1, 2], max_new_tokens=2, ignore_eos=True)
+    stage.tick()
+    stage.submit("long", [1, 2] * 80, max_new_tokens=4, ignore_eos=True)
+    stage.submit("late", [1, 2] * 5, max_new_tokens=80, ignore_eos=True)
+    alone = False
+    while stage.loop.has_work:
+        before = stage.loop.recorder.num_preemptions
+        stage.tick()
+        alone |= stage.loop.recorder.num_preemptions > before and not stage.loop.batch.members
+    assert alone
+    assert [stage.completion(name).num_tokens for name in ("long", "late")] == [4, 80]

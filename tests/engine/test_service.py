@@ -235,6 +235,20 @@ def test_a_full_queue_refuses_and_says_when_to_come_back() -> None:
     assert box.last("1").is_last
 
 
+def test_who_drains_is_not_overtaken(running: Service, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A request that was being looked at while the last one ended is refused, not taken and then cut off."""
+    choice, box = running._tenants.choice, Mailbox()
+
+    def slow(*given: Any) -> Any:
+        assert running.drain(30), "nobody is left"
+        return choice(*given)
+
+    monkeypatch.setattr(running._tenants, "choice", slow)
+    with pytest.raises(ServiceClosedError):
+        running.submit(Submission("late", [1, 2], ENDLESS), box.hear)
+    assert not box.updates
+
+
 def test_draining_takes_nothing_new_and_finishes_the_rest() -> None:
     made, box = service(), Mailbox()
     made.submit(Submission("a", [1, 2], SamplingParams(max_new_tokens=20, seed=1, ignore_eos=True)), box.hear)

@@ -1,6 +1,7 @@
 """Streams of text: pieces add up to the tokenizer's own decoding, never split a character, never show a stop text."""
 
 import codecs
+from collections.abc import Sequence
 
 import pytest
 from hypothesis import given
@@ -9,7 +10,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 from foretell.engine.text import TextStream
-from tests.engine.harness import PIECES, ToyTokenizer
+from tests.engine.harness import EOS, PIECES, ToyTokenizer
 
 CORPUS = ["def add(a, b):\n    return a + b\n", "naïve café, 5 €, 日本語, 😀👍🏽", "  spaces   and\ttabs  "] * 3
 
@@ -138,3 +139,40 @@ def byte_symbols() -> dict[int, str]:
     for index, byte in enumerate(byte for byte in range(256) if byte not in symbols):
         symbols[byte] = chr(256 + index)
     return symbols
+
+
+class Counting(ToyTokenizer):
+    """Counts the tokens that it decodes."""
+
+    num_decoded = 0
+
+    def decode(self, token_ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        self.num_decoded += len(token_ids)
+        return super().decode(token_ids, skip_special_tokens=skip_special_tokens)
+
+
+@pytest.mark.parametrize(
+    "run", [[9], [EOS], [11, 11, 9], [EOS, 9], [7, EOS, EOS]], ids=["half", "special", "halves", "both", "mixed"]
+)
+def test_tokens_that_show_nothing_cost_no_more_the_more_there_are(run: list[int]) -> None:
+    """Halves of characters and special tokens: each is decoded with a few others, not with all before it."""
+    ids = [0, *run * 300, 9, 10, 1]  # a whole character at the end
+    tokenizer = Counting()
+    stream = TextStream(tokenizer)
+    pieces = []
+    for token in ids:
+        stream.push(token)
+        pieces.append(stream.take())
+    stream.finish()
+    pieces.append(stream.take())
+    assert tokenizer.num_decoded < 100 * len(ids)
+    assert "".join(pieces) == tokenizer.decode(ids, skip_special_tokens=True)
+    assert "".join(pieces).endswith("€b")
+
+
+def test_a_stop_text_is_found_behind_such_a_run() -> None:
+    stream = TextStream(ToyTokenizer(), ("\ufffdab",))
+    for token in [0, *[9] * 100, 2, 1]:
+        stream.push(token)
+    assert stream.stopped
+    assert stream.text == "a" + "\ufffd" * 99

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from foretell.planner.allocation import price
+from foretell.planner.observations import RowView
 from tests.planner.test_planner import Run, planner, problem
 
 
@@ -16,6 +17,17 @@ def test_room_is_never_exceeded_while_a_decision_stands(phase: int) -> None:
     assert max(run.step()) > 1
     for depth_limit in (1, 0, -1):
         assert max(run.step(depth_limit=depth_limit)) <= max(depth_limit, 0)
+
+
+def test_a_decision_does_not_stand_for_another_row_of_the_same_name() -> None:
+    """Whoever leaves a stream in the middle ends no request: the next one has its name."""
+    run = Run(planner(), [0.95]).steps(100)
+    while max(run.step()) < 4:
+        pass
+    assert run.planner.plan([RowView("0", "m", 2, 99)])[0] <= 2
+    while max(run.step()) < 4:
+        pass
+    assert run.planner.plan([RowView("0", "none", 0, 99)]) == [0]
 
 
 def test_what_a_row_lags_behind_is_part_of_its_price() -> None:

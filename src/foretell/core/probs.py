@@ -19,6 +19,8 @@ from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
 from foretell.kernels.race import Warp, race_library
 
+_LARGEST = torch.finfo(torch.float32).max
+
 
 @dataclass
 class History:
@@ -67,7 +69,8 @@ class Processors:
 
         def column(name: str) -> Tensor | None:
             """[B, 1, 1] float32, or None where every row has the neutral value."""
-            values = [float(getattr(row, name)) for row in params]
+            # An infinity times the 0 of a token that was not written would be NaN.
+            values = [min(max(float(getattr(row, name)), -_LARGEST), _LARGEST) for row in params]
             neutral = float(getattr(SamplingParams, name))
             if all(value == neutral for value in values):
                 return None
@@ -79,8 +82,8 @@ class Processors:
         # Rows that top-p or min-p may cut, [B, 1, 1]: what is left of them is scaled to 1, the others are not touched.
         cut = [row.top_p < 1 or row.min_p > 0 for row in params]
         self.cut, self.cuts_all = torch.tensor(cut, device=device)[:, None, None], all(cut)
-        # Greedy rows are overwritten later: any finite factor will do.
-        inverse = [1.0 / max(row.temperature, 1e-30) if row.temperature else 1.0 for row in params]
+        # Greedy rows are overwritten later: any finite factor will do. To race.c 0 means greedy: none may round to it.
+        inverse = [1.0 / min(max(row.temperature, 1e-30), 1e30) if row.temperature else 1.0 for row in params]
         self.inverse_temperature = torch.tensor(inverse, dtype=torch.float32, device=device)[:, None, None]
         self.num_greedy = sum(row.temperature == 0 for row in params)
         self.repetition, self.presence, self.frequency = (

@@ -122,7 +122,7 @@ class Batch:
         if not row.draft_error:
             try:
                 drafter = open_drafter(choice.method, state, self.capacity, target)
-                return choice, GuardedDrafter(drafter, name, failures)
+                return choice, GuardedDrafter(drafter, name, failures, choice.num_nodes)
             except ForetellError:  # the request's own mistake
                 raise
             except Exception as error:

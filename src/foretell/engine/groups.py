@@ -114,7 +114,8 @@ class GroupedDrafter(Drafter):
         """Of all rows; None for those of drafters that do not know."""
         found: list[LightStep | None] = []
         for group in self.groups:
-            found += group.drafter.light_steps or [None] * (group.stop - group.start)
+            given, count = group.drafter.light_steps, group.stop - group.start
+            found += given if given is not None and len(given) == count else [None] * count
         return found
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:

@@ -7,13 +7,16 @@ point between two passes of the target. It is closed for good: what it remembers
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
+import torch
 from torch import Tensor
 
+from foretell.core.errors import ModelError
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, root_tree
 from foretell.draft.base import Commit, Context, Drafter, LightStep, PromptChunk
 from foretell.draft.shapes import Shape
 from foretell.engine.failures import DrafterFailures
+from foretell.engine.state import depth_of
 from foretell.kernels.bounds import check_tree
 
 _T = TypeVar("_T")
@@ -25,9 +28,10 @@ class GuardedDrafter(Drafter):
 
     can_join = True
 
-    def __init__(self, inner: Drafter, name: str, failures: DrafterFailures) -> None:
-        """name: the method's, by which a failure is counted."""
+    def __init__(self, inner: Drafter, name: str, failures: DrafterFailures, num_nodes: int) -> None:
+        """name: the method's, by which a failure is counted. num_nodes: slots of a row that its trees may use."""
         self.inner: Drafter | None = inner
+        self._num_nodes = num_nodes
         self.name, self._failures = name, failures
         self.failure = ""  # the error's name; "" while it works. (Its text may tell what clients need not know.)
         self.num_candidates = inner.num_candidates
@@ -67,8 +71,7 @@ class GuardedDrafter(Drafter):
 
         def checked(inner: Drafter) -> TokenTree:
             tree = inner.propose(context, shape, draws, noise)
-            if tree.num_nodes > 1:
-                check_tree(tree, context.processors.vocab_size)
+            check_proposal(tree, context, self._num_nodes)
             return tree
 
         found = self._try(checked, None)
@@ -98,8 +101,46 @@ class GuardedDrafter(Drafter):
 
     def num_unread(self, context: Context) -> list[int]:
         """See ``Drafter``."""
-        return self._try(lambda inner: inner.num_unread(context), [0] * context.num_rows)
+
+        def checked(inner: Drafter) -> list[int]:
+            found = inner.num_unread(context)
+            if len(found) != context.num_rows:
+                raise ModelError(
+                    f"num_unread has {len(found)} numbers; expected one for each of {context.num_rows} rows"
+                )
+            return found
+
+        return self._try(checked, [0] * context.num_rows)
 
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """See ``Drafter``."""
         return self._try(lambda inner: inner.catch_up(context, row, most), 0)
+
+
+def check_proposal(tree: TokenTree, context: Context, num_nodes: int) -> None:
+    """Check that a tree continues the rows of context, within the room that they have: at most num_nodes nodes, none deeper
+    than its row's ``depth_limit``. Another root would be read as text; nodes beyond the room would be written over other
+    memory. Raises as ``check_tree`` does; on an accelerator values are not read."""
+    check_tree(tree, context.processors.vocab_size)
+    shape = tree.tokens.shape
+    if shape[0] != context.num_rows or shape[1] > num_nodes:
+        raise ModelError(
+            f"a proposal has {shape[0]} rows of {shape[1]} nodes; expected {context.num_rows} rows of at most {num_nodes}"
+        )
+    if (tree.hidden is None) != (tree.hidden_layer == 0):
+        raise ModelError(
+            f"a proposal's hidden_layer is {tree.hidden_layer}, and hidden is {type(tree.hidden).__name__}"
+        )
+    if context.device.type != "cpu":
+        return
+    if not torch.equal(tree.tokens[:, 0], context.pending):
+        raise ModelError(
+            f"the roots of a proposal are {tree.tokens[:, 0].tolist()}; expected the pending tokens, "
+            f"{context.pending.tolist()}"
+        )
+    if shape[1] - 1 <= min(context.depth_limit):
+        return
+    for row, (most, parent) in enumerate(zip(context.depth_limit, tree.parent.tolist(), strict=True)):
+        deepest = depth_of(parent)
+        if deepest > max(most, 0):
+            raise ModelError(f"row {row} of a proposal is {deepest} deep; its depth_limit is {most}")

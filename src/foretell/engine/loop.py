@@ -147,11 +147,9 @@ class Loop:
             self._admit()
         if self.batch.arrivals:
             self._read()
-        if not self.batch.members:
-            return []
-        if len(self.running) > 1:
+        if self.batch.members and len(self.running) > 1:
             self._make_room()
-        return self._step()
+        return self._step() if self.batch.members else []  # who lost its row may have been the only one that decoded
 
     def _expire(self) -> None:
         now = self.clock()

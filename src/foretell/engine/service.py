@@ -206,8 +206,8 @@ class Service:
         check_submission(submission, choice, self.engine, self.max_model_len)
         submission = replace(submission, params=params, speculative=choice.config)
         with self._news:
-            if self._closed:
-                raise ServiceClosedError("the service has stopped")
+            if self._draining:  # since it was looked at above; who drains was told that nobody is left
+                raise ServiceClosedError("the service takes no more requests: it is draining, or has stopped")
             self._number += 1
             number = self._number
             if submission.request_id in self._known:

@@ -151,7 +151,7 @@ class State(Context):
         emitted: list[list[int]] = []
         for row, count, bonus, sound, path, tokens, parent in zip(self.rows, *_read(tree, verdict), strict=True):
             path = path[:count]
-            drafted = _depth(parent)
+            drafted = depth_of(parent)
             if not sound:
                 known = len(row.prompt_ids) + len(row.token_ids) + count - 1
                 row.error = ModelError(
@@ -224,7 +224,7 @@ def _read(tree: TokenTree, verdict: Verdict) -> tuple[list[Any], ...]:
     return tuple([row[0] for row in part] if single else part for part, single in zip(parts, flat, strict=True))
 
 
-def _depth(parent: Sequence[int]) -> int:
+def depth_of(parent: Sequence[int]) -> int:
     """Depth of the deepest node of one row's tree."""
     depth = [0] * len(parent)
     for node in range(1, len(parent)):

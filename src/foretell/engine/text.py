@@ -3,6 +3,11 @@
 from collections.abc import Sequence
 from typing import Protocol
 
+LONGEST_CHARACTER = 4
+"""Bytes of a character, and so tokens, at most."""
+MOST_PENDING = 16
+"""Tokens without a whole character, after which most of them are settled: each new one is decoded with all that are not."""
+
 
 class Tokenizer(Protocol):
     """What the engine needs of a tokenizer; transformers' tokenizers have it."""
@@ -57,17 +62,35 @@ class TextStream:
         return piece
 
     def _decode(self, *, final: bool) -> None:
+        before, now = self._text_of(self._ids[self._window : self._decoded]), self._text_of(self._ids[self._window :])
+        if len(now) > len(before) and (final or not now.endswith("\ufffd")):
+            self._add(now[len(before) :], len(self._ids))
+        elif len(self._ids) - self._decoded >= MOST_PENDING:
+            self._let_go(before, now)
+
+    def _text_of(self, ids: list[int]) -> str:
         assert self.tokenizer is not None
-        before = self.tokenizer.decode(self._ids[self._window : self._decoded], skip_special_tokens=True)
-        now = self.tokenizer.decode(self._ids[self._window :], skip_special_tokens=True)
-        if len(now) <= len(before) or (now.endswith("\ufffd") and not final):
-            return
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _add(self, piece: str, decoded: int) -> None:
+        """Append the text of the tokens before ``decoded`` that is not in ``text`` yet."""
         searched = len(self.text)
-        self.text += now[len(before) :]
-        self._window, self._decoded = self._decoded, len(self._ids)
+        self.text += piece
+        self._window, self._decoded = self._decoded, decoded
         found = [self.text.find(stop, max(0, searched - len(stop) + 1)) for stop in self.stop]
         if any(at >= 0 for at in found):
             self.text, self.stopped = self.text[: min(at for at in found if at >= 0)], True
+
+    def _let_go(self, before: str, now: str) -> None:
+        """Many tokens have made no whole character: settle all but the last few, where that changes nothing of ``now``."""
+        cut = len(self._ids) - LONGEST_CHARACTER
+        if len(now) <= len(before):  # special tokens, which are not shown
+            if self._text_of(self._ids[self._window : self._decoded] + self._ids[cut:]) == now:
+                del self._ids[self._decoded : cut]
+            return
+        settled = self._text_of(self._ids[self._window : cut])
+        if len(settled) > len(before) and settled + self._text_of(self._ids[cut:]) == now:
+            self._add(settled[len(before) :], cut)
 
     def _held(self) -> int:
         """Length of the longest end of the text that may become a stop text."""

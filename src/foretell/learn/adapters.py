@@ -38,6 +38,7 @@ class ServedAdapter:
     before_swap: float = 0.0  # live acceptance when the version was swapped in
     since_swap: int = -1  # steps since; -1: nothing to watch
     kept_since: int = 0
+    num_reverts: int = 0  # versions made before the last one are not served
 
     def swap(self, number: int, method: Any) -> None:
         """Serve a new version, and watch what it does."""

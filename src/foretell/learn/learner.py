@@ -5,6 +5,7 @@ Called on the engine's thread, but for ``assign``, ``figures``, ``state`` and th
 
 import functools
 import logging
+import threading
 import time
 from collections import deque
 from collections.abc import Callable
@@ -89,6 +90,7 @@ class Learner:
         self._counts = dict.fromkeys(("texts", "updates", "swaps", "refused", "reverts", "drifts", "failures"), 0)
         self._dropped = self._num_requests = self._steps = 0
         self._ready: deque[tuple[str, Version, Method]] = deque()  # built, to be swapped in between steps
+        self._lock = threading.Lock()  # of what serves: reverts come on the trainers' thread too
         self._inline = TrainerPool(options) if options.where == "inline" else None
         on_host = engine.model.spec.device.type == "cpu"
         has_core = spare_cores(torch.get_num_threads() if on_host else 1) > 0
@@ -208,8 +210,13 @@ class Learner:
         begun = perf_counter()
         name, version, method = self._ready.popleft()
         one = self.adapters.by_name.get(name)
-        if one is not None:
-            one.swap(version.number, method)
+        with self._lock:
+            is_wanted = one is not None and version.num_reverts == one.num_reverts
+            if one is not None and is_wanted:
+                one.swap(version.number, method)
+        if is_wanted:
+            if self.adapters.store is not None:
+                self.adapters.store.serve(name, version.number)
             self._counts["swaps"] += 1
             about = {"version": version.number, "texts": version.num_texts, **asdict(version.verdict)}
             self._log(name, {"event": "swap", **about})
@@ -244,10 +251,10 @@ class Learner:
         name, found = result
         if isinstance(found, Version):
             one = self.adapters.by_name.get(name)
-            if one is not None:
+            if one is not None and found.num_reverts == one.num_reverts:
                 built = one.method.base.rebuilt(found.weights)  # here, not on the engine's thread
                 if self.adapters.store is not None:
-                    self.adapters.store.save(name, one.origin, found.weights)
+                    self.adapters.store.save(name, one.origin, found.weights, found.number)
                 self._ready.append((name, found, built))
             return
         kind = found["event"]
@@ -261,14 +268,23 @@ class Learner:
             self._counts["refused"] += 1
         elif kind == "chosen":
             one = self.adapters.by_name.get(name)
-            if one is not None and found["version"] != one.method.serving[0]:
+            if one is not None and found["version"] < found["instead"]:
                 self._revert(one, found["version"])
         self._log(name, found)
 
     def _revert(self, one: ServedAdapter, number: int | None = None) -> None:
-        one.revert(number)
+        """Serve an earlier version, also after the next start. Versions that are on their way are not served: they were
+        made of what is given up."""
+        with self._lock:
+            one.num_reverts += 1
+            if number == one.method.serving[0]:
+                return
+            one.revert(number)
+            serving = one.method.serving[0]
+        if self.adapters.store is not None:
+            self.adapters.store.serve(one.name, serving)
         self._counts["reverts"] += 1
-        self._log(one.name, {"event": "revert", "version": one.method.serving[0]})
+        self._log(one.name, {"event": "revert", "version": serving})
 
     def _log(self, name: str, event: Event) -> None:
         entry = {"time": round(time.time(), 3), "adapter": name, "request": self._num_requests, **event}

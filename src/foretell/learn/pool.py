@@ -60,6 +60,7 @@ class TrainerPool:
             trainer.wake()
         elif action == "revert":
             trainer.revert(number)
+            trainer.num_reverts += 1
         elif action == "fell":
             self._choose(adapter, trainer, number)
         elif action == "save":
@@ -81,6 +82,7 @@ class TrainerPool:
         )
         if best != serving:
             trainer.revert(best)
+        trainer.num_reverts += best < serving  # a later version is on its way to the serving side
         self.results.append((adapter, {"event": "chosen", "version": best, "instead": serving}))
 
     @property

@@ -1,8 +1,12 @@
 """Where a learner writes: the newest weights of each adapter, and the log of events. Never a text."""
 
 import json
+import logging
+import os
 import re
+import shutil
 from collections.abc import Mapping
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +18,10 @@ from foretell.core.errors import ConfigError
 from foretell.learn.student import Origin
 from foretell.train.checkpoint import write_bytes
 
+logger = logging.getLogger(__name__)
 WEIGHTS, LOG = "weights.safetensors", "events.jsonl"
+KEPT = 3
+"""Versions whose weights are kept to go back to: the one that serves, the one before, and one on its way."""
 
 
 class VersionStore:
@@ -30,21 +37,40 @@ class VersionStore:
             raise ConfigError(f"learn_dir = {self.root} cannot be written to: {error.strerror or error}") from None
 
     def folder(self, adapter: str) -> Path:
-        """Of one adapter."""
-        return self.root / re.sub(r"[^\w-]+", "-", adapter).strip("-")
+        """Of one adapter, "tenant/method/index". Tenants whose names differ never share one."""
+        name = re.sub(r"[^\w-]+", "-", adapter).strip("-")
+        if not re.fullmatch(r"(\w([\w-]*\w)?)?/[^/]+/[^/]+", adapter):  # other characters have become a "-"
+            name += "-" + sha256(adapter.encode("utf-8", "surrogatepass")).hexdigest()[:16]
+        return self.root / name
 
-    def save(self, adapter: str, origin: Origin, weights: Mapping[str, Tensor]) -> None:
-        """Replace the weights. Raises OSError."""
+    def save(self, adapter: str, origin: Origin, weights: Mapping[str, Tensor], number: int) -> None:
+        """Keep a version's weights; they are loaded at the next start once ``serve`` has named them. Raises OSError."""
         folder = self.folder(adapter)
         folder.mkdir(exist_ok=True)
         part = folder / f".{WEIGHTS}.part"
         write_bytes(part, save({name: value.contiguous().clone() for name, value in weights.items()}, _about(origin)))
-        part.replace(folder / WEIGHTS)
+        part.replace(folder / _version(number))
+        known = sorted(int(file.name.split(".")[1]) for file in folder.glob(_version("*")))
+        for old in [old for old in known if old][:-KEPT]:
+            (folder / _version(old)).unlink(missing_ok=True)
+
+    def serve(self, adapter: str, number: int) -> None:
+        """A version that was saved, or 0, what was there at the start, is what the next start begins with."""
+        folder = self.folder(adapter)
+        try:
+            if (folder / _version(number)).is_file():
+                _link(folder / _version(number), folder / WEIGHTS)
+            elif not number:
+                (folder / WEIGHTS).unlink(missing_ok=True)  # nothing was: the drafter as it was loaded
+        except OSError as error:
+            logger.warning("learn: the next start will not know that version %d serves: %s", number, error)
 
     def load(self, adapter: str, origin: Origin) -> dict[str, Tensor] | None:
         """The weights that were learned from the same beginning; None where there are none. Raises ConfigError where they
         are damaged or of another drafter."""
         file = self.folder(adapter) / WEIGHTS
+        for old in file.parent.glob(_version("*")):  # of the run before
+            old.unlink(missing_ok=True)
         if not file.is_file():
             return None
         try:
@@ -56,6 +82,7 @@ class VersionStore:
         about, expected = header.get("__metadata__", {}), _about(origin)
         if about != expected:
             raise ConfigError(f"{file} was learned by {about}, and this is {expected}: give another learn_dir")
+        _link(file, file.parent / _version(0))
         return {name: value.to(torch.float32) if value.is_floating_point() else value for name, value in found.items()}
 
     def log(self, event: Mapping[str, Any]) -> None:
@@ -70,3 +97,18 @@ class VersionStore:
 def _about(origin: Origin) -> dict[str, str]:
     return {"method": origin.method, "init": origin.init, "target": origin.target.name,
             "vocab_size": str(origin.target.vocab_size)}  # fmt: skip
+
+
+def _version(number: int | str) -> str:
+    return f"weights.{number}.safetensors"
+
+
+def _link(file: Path, name: Path) -> None:
+    """The same content by another name, put there at once. Raises OSError."""
+    part = name.with_name(f".{name.name}.part")
+    part.unlink(missing_ok=True)
+    try:
+        os.link(file, part)
+    except OSError:  # no such thing on this disk
+        shutil.copyfile(file, part)
+    part.replace(name)

@@ -32,6 +32,9 @@ class Version:
     weights: dict[str, Tensor]  # as ``Method.rebuilt`` takes them
     verdict: Verdict
     num_texts: int  # learned from until then
+    num_reverts: int = (
+        0  # after so many reverts it was made: the serving side refuses what was made before its last one
+    )
 
 
 Event = dict[str, Any]
@@ -49,6 +52,7 @@ class AdapterTrainer:
         self.held_out = HeldOut(kinds=self.kinds)
         self.fresh: list[Text] = []  # not learned from yet
         self.num_texts = self.num_updates = self.num_refused = self.number = 0
+        self.num_reverts = 0  # that the serving side knows of
         self.refusals = 0  # in a row
         self.resting = 0  # texts until it goes on
         self.paused = False
@@ -162,7 +166,7 @@ class AdapterTrainer:
         self.versions[self.number] = weights
         for number in sorted(self.versions)[1:-2]:
             del self.versions[number]
-        return Version(self.number, self.student.checkpoint(weights), verdict, self.num_texts)
+        return Version(self.number, self.student.checkpoint(weights), verdict, self.num_texts, self.num_reverts)
 
     def revert(self, number: int) -> None:
         """Go on from an earlier version, which serves again."""

@@ -61,7 +61,9 @@ class Planner:
         self._floor = 0.0  # tokens a second that can be had without any of these guesses, where plain decoding has less
         self.last = (0.0, 0.0)  # of the last step: seconds that plain decoding would have taken, and seconds
         self._account = TrialAccount()
-        self._ids: list[str] = []
+        self._ids: list[
+            tuple[str, str, int]
+        ] = []  # of the rows that ``standing`` was made for, and what they may guess
         self.standing = _Plan([])
         self._caps: list[int] = []
         self._age, self._patience = 0, 1
@@ -169,7 +171,7 @@ class Planner:
         if arriving > MAX_ARRIVING_SHARE * len(rows) and not self._guessing:
             self._ids, self._caps = [], [0] * len(rows)
             return list(self._caps)
-        ids = [row.request_id for row in rows]
+        ids = [(row.request_id, row.method, row.max_depth) for row in rows]
         self._age += 1
         due = self._age >= self._patience or (not self._guessing and self._account.is_due)
         if ids != self._ids or due:

@@ -1,0 +1,150 @@
+"""Going back to an earlier version: nothing that is on its way undoes it, and the next start remembers it."""
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from foretell import LearnOptions
+from foretell.learn.gate import Verdict
+from foretell.learn.session import Session
+from foretell.learn.store import VersionStore
+from foretell.learn.student import Origin
+from foretell.learn.trainer import Version
+from tests.engine.harness import table
+from tests.learn.test_student import engine_of
+
+VERDICT = Verdict(True, "", 0.5, 0.6, None, None)
+
+
+def session_of(folder: Path | None = None) -> tuple[Session, Any, Any, Any]:
+    """(session, learner, what serves, its trainer)."""
+    options = LearnOptions(where="inline", learn_share=1.0, learn_dir=None if folder is None else str(folder))
+    session = Session(engine_of("eagle1"), options)
+    learner: Any = session.learner
+    return (
+        session,
+        learner,
+        next(iter(learner.adapters.by_name.values())),
+        next(iter(learner._inline.trainers.values())),
+    )
+
+
+def publish(trainer: Any, scale: float) -> Version:
+    """A version that passed the gate, as far from the one before as scale says."""
+    made: Version = trainer._publish({name: value * scale for name, value in trainer.served.items()}, VERDICT)
+    return made
+
+
+def test_a_version_on_its_way_does_not_undo_a_revert() -> None:
+    session, learner, served, trainer = session_of()
+    learner._result((served.name, publish(trainer, 1.01)))
+    learner.swap()
+    learner._result((served.name, publish(trainer, 1.02)))  # built, and waits for the next step
+    on_its_way = publish(trainer, 1.03)  # sent before the trainer hears of it
+    assert served.method.serving[0] == 1
+    learner.act("revert")
+    learner._result((served.name, on_its_way))
+    learner.swap()
+    learner.swap()
+    assert served.method.serving[0] == 0
+    learner._result((served.name, publish(trainer, 1.04)))  # made after it
+    learner.swap()
+    assert served.method.serving[0] == 4
+    session.close()
+
+
+def test_what_a_fall_chose_is_not_undone_either() -> None:
+    session, learner, served, trainer = session_of()
+    for scale in (1.01, 1.02):
+        learner._result((served.name, publish(trainer, scale)))
+        learner.swap()
+    late = publish(trainer, 1.03)
+    trainer.best = lambda texts: 1
+    trainer.fresh = [None]
+    learner._inline.act(served.name, "fell", 2)
+    learner._result((served.name, late))  # it was sent first
+    learner._drain()
+    learner.swap()
+    assert served.method.serving[0] == 1
+    learner._result((served.name, publish(trainer, 1.04)))
+    learner.swap()
+    assert served.method.serving[0] == 4
+    session.close()
+
+
+def first(serves: Any) -> Tensor:
+    """A tensor by which versions are told apart."""
+    values = serves.method.serving[1].head.state_dict().values()
+    return next(value for value in values if value.is_floating_point() and value.abs().sum() > 0).float()
+
+
+def test_the_next_start_begins_with_what_was_gone_back_to(tmp_path: Path) -> None:
+    session, learner, served, trainer = session_of(tmp_path)
+    base = first(served)
+    learner._result((served.name, publish(trainer, 1.25)))
+    learner.swap()
+    kept = first(served)
+    learner._result((served.name, publish(trainer, 2.0)))
+    learner.swap()
+    assert not torch.equal(first(served), kept)
+    learner.act("revert")
+    session.close()
+
+    session, learner, served, trainer = session_of(tmp_path)
+    assert torch.allclose(first(served), kept), "the version before"
+    learner._result((served.name, publish(trainer, 2.0)))
+    learner.swap()
+    learner.act("revert")
+    session.close()
+
+    found, before = learner.adapters.store.load(served.name, served.origin), served.origin.weights
+    assert before.keys() == found.keys()
+    assert all(torch.equal(found[name], before[name]) for name in before), (
+        "what was there at the start is its version 0"
+    )
+    assert not torch.allclose(base, kept)
+
+
+def test_the_drafter_as_it_was_loaded_can_be_gone_back_to(tmp_path: Path) -> None:
+    session, learner, served, trainer = session_of(tmp_path)
+    base = first(served)
+    learner._result((served.name, publish(trainer, 2.0)))
+    learner.swap()
+    learner.act("revert")
+    session.close()
+    session, learner, served, _ = session_of(tmp_path)
+    assert torch.equal(first(served), base)
+    assert "restored" not in [event["event"] for event in learner.events]
+    session.close()
+
+
+@pytest.mark.parametrize(
+    ("one", "other"), [("team 1", "team-1"), ("team/1", "team-1"), ("-", ""), ("a.b", "a-b"), ("é", "-é")]
+)
+def test_tenants_do_not_share_a_folder(one: str, other: str, tmp_path: Path) -> None:
+    store, origin = VersionStore(tmp_path), Origin("eagle1", "bundled/eagle1", table(1).spec, None, 3)
+    mine, theirs = (f"{tenant}/eagle1/0" for tenant in (one, other))
+    assert store.folder(mine) != store.folder(theirs)
+    assert store.folder(mine).parent == store.folder(theirs).parent == tmp_path
+    store.save(mine, origin, {"w": torch.ones(1)}, 1)
+    store.serve(mine, 1)
+    assert store.load(theirs, origin) is None
+    found = store.load(mine, origin)
+    assert found is not None
+    assert found["w"].tolist() == [1.0]
+
+
+def test_few_versions_are_kept(tmp_path: Path) -> None:
+    store, origin = VersionStore(tmp_path), Origin("eagle1", "bundled/eagle1", table(1).spec, None, 3)
+    for number in range(1, 12):
+        store.save("/eagle1/0", origin, {"w": torch.full((1,), float(number))}, number)
+        store.serve("/eagle1/0", number)
+    assert len(list(store.folder("/eagle1/0").iterdir())) == 4
+    store.serve("/eagle1/0", 10)
+    found = store.load("/eagle1/0", replace(origin))
+    assert found is not None
+    assert found["w"].tolist() == [10.0]
