@@ -25,8 +25,8 @@ def piece_of(row: Row) -> tuple[int, int] | None:
 
 @dataclass
 class DriftWatch:
-    """Two running means of the share of first guesses kept, a slow one and a fast one; a fall is reported once, and again only
-    after half of it has been made up.
+    """Two running means of the share of first guesses kept, a slow one and a fast one; a fall is reported once, and
+    again only after half of it has been made up.
 
     Guesses of one text succeed and fail together (code beside noise), so what counts is how much *texts* differ: the
     variance of a piece's sum is estimated over the slow window, and a fall is reported where the fast mean lies at least
