@@ -43,7 +43,7 @@ class ServerOptions:
         20.0  # for a request's headers to arrive, from the connection's begin or the last answer on
     )
     body_timeout_s: float = 30.0  # for a request's body to arrive
-    write_timeout_s: float = 30.0  # a stream is closed when its client reads nothing for this long
+    write_timeout_s: float = 30.0  # an answer is cut off when its client reads nothing for this long
     keepalive_s: float = 15.0  # a comment line is sent when a stream was silent for this long
     include_metrics: bool = True  # ``metrics.speculative_decoding`` in responses, unless a request says otherwise
     log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
