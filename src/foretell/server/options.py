@@ -1,5 +1,6 @@
 """Options of the server's operator: limits, keys, and default fields of responses."""
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -61,6 +62,8 @@ class ServerOptions:
             "keepalive_s",
         ):
             _require_positive(name, getattr(self, name))
+        if self.max_body_mib == math.inf:
+            raise ConfigError("max_body_mib is infinite: give a number of MiB")
         for name in ("max_tokens_limit", "request_timeout_s"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
