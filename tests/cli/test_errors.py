@@ -46,6 +46,7 @@ MISTAKES: list[tuple[list[str], str]] = [
     (["hi", "--output", "/nonexistent/out.txt"], "--output '/nonexistent/out.txt' cannot be written: No such file"),
     (["hi", "--output", "/"], "Is a directory"),
     (["hi", "--prompt-file", "x"], "prompt is given twice"),
+    (["-", "--prediction", "-"], "standard input holds one text"),
     (["--prompt-file", "/nonexistent"], "--prompt-file: cannot read '/nonexistent'"),
     ([], "no prompt"),
 ]

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from foretell import ConfigError, LearnOptions
+from foretell.cli.learn import summary
 from foretell.learn.plot import draw_history, running
 from tests.cli.conftest import Invoke
 
@@ -94,3 +95,9 @@ def test_prompts_that_do_not_fit_are_counted(tmp_path: Path) -> None:
                        notice=said.append)  # fmt: skip
     assert len(state["history"]) == 1
     assert said == [f"1 of 2 prompts of {data} are left out: more than 2046 tokens"]
+
+
+def test_the_summary_ends_its_last_line() -> None:
+    names = ("num_updates", "num_swaps", "num_refused", "num_reverts", "seconds_learning")
+    said = summary({"history": [], "figures": dict.fromkeys(names, 0), "events": [{"event": "saved", "folder": "x"}]})
+    assert said.endswith("\nsaved: x\n")

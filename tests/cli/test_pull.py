@@ -64,6 +64,7 @@ def test_pull_list_and_remove(invoke: Invoke, root: Path) -> None:
     ("args", "status", "said"),
     [
         (["pull"], 2, "no model is named: give one of smollm2-135m"),
+        (["pull", "tiny", "--list"], 2, "--list shows the models and fetches none: drop it, or drop tiny"),
         (["pull", "smolm2-135m"], 2, "did you mean 'smollm2-135m'?"),
         (["rm", "tiny"], 1, "tiny is not here: there is nothing to remove"),
         (["rm"], 2, "missing argument 'NAME'"),

@@ -18,6 +18,12 @@ def test_the_command_is_printed_alone(invoke: Invoke, more: list[str]) -> None:
     assert "--command prints the command alone" in one_line(result.stderr)
 
 
+def test_standard_output_holds_one_thing(invoke: Invoke) -> None:
+    result = invoke("report", "absent.json", "--csv", "-", "--json")
+    assert result.exit_code == 2
+    assert "--csv - and --json both print to standard output" in one_line(result.stderr)
+
+
 def test_two_reports_are_compared_and_nothing_else(invoke: Invoke) -> None:
     result = invoke("report", "a.json", "b.json", "--command")
     assert result.exit_code == 2

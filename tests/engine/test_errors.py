@@ -10,7 +10,14 @@ from torch import Tensor
 from foretell import ConfigError, Engine, ModelError, PromptError, Request, SamplingParams
 from foretell.core.errors import VocabularyMismatchError
 from foretell.model.table import TableLM
-from tests.engine.harness import VOCAB, TreeMethod, draft_engine, outcome, table
+from tests.engine.harness import VOCAB, ToyTokenizer, TreeMethod, draft_engine, outcome, table
+
+
+def test_a_text_that_is_none() -> None:
+    """A tokenizer raises a TypeError for it, which ended a batch of other prompts, and was called an internal error."""
+    engine = Engine(table(), ToyTokenizer(), speculative="none")
+    with pytest.raises(PromptError, match="its character 1 is half a surrogate pair"):
+        engine.generate("a\ud83d")
 
 
 @pytest.mark.parametrize("method", ["none", "ngram", "prediction"])

@@ -1,6 +1,7 @@
 """Streams of text: pieces add up to the tokenizer's own decoding, never split a character, never show a stop text."""
 
 import codecs
+import time
 from collections.abc import Sequence
 
 import pytest
@@ -108,6 +109,33 @@ def test_stop_texts_anywhere(text: str, stop: list[str]) -> None:
     assert stream.stopped == any(s in text for s in stop)
     if not stream.stopped:
         assert said == text
+
+
+@given(
+    text=st.text(alphabet="ab", max_size=40), stop=st.lists(st.text(alphabet="ab", min_size=3, max_size=7), max_size=3)
+)
+def test_nothing_but_the_longest_possible_beginning_is_held_back(text: str, stop: list[str]) -> None:
+    stream = TextStream(ToyTokenizer([b"a", b"b"], special=()), tuple(stop))
+    said = ""
+    for letter in text:
+        stream.push("ab".index(letter))
+        if stream.stopped:
+            return
+        said += stream.take()
+        ends = (stream.text[at:] for at in range(len(stream.text)))
+        held = next((end for end in ends if any(one.startswith(end) for one in stop)), "")
+        assert said + held == stream.text
+
+
+def test_the_longest_stop_texts_cost_next_to_nothing() -> None:
+    """16 of 1024 characters are allowed: each token cost 5 ms, of the thread that decodes for everybody."""
+    stop = tuple("ab" * 500 + letter * 24 for letter in "cdefghijklmnopqr")
+    stream = TextStream(ToyTokenizer([b"a", b"b"], special=()), stop)
+    began = time.thread_time()
+    for place in range(600):
+        stream.push(place % 2)
+        stream.take()
+    assert time.thread_time() - began < 0.3
 
 
 def test_one_piece_a_whole_character(tokenizer: PreTrainedTokenizerFast) -> None:

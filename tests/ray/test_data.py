@@ -99,6 +99,7 @@ def test_a_finished_file_is_left_alone_and_another_seed_refused(generator: Any, 
         (["x"], {}, "in.jsonl:1 is not an object"),
         ([{"prompt": 3}], {}, "text, token ids or chat messages"),
         ([{"prompt": "x", "id": 1}, {"prompt": "y", "id": "1"}], {}, "in.jsonl:2 has the id '1' of .*in.jsonl:1"),
+        ([{"prompt": "x", "id": "a\ud800"}], {}, "in.jsonl:1: the id .* is no text"),
         ([{"prompt": "x"}], {"speculative": "oracle"}, "oracle"),
         ([{"prompt": "x"}], {"batch_size": 0}, "at least 1"),
     ],
@@ -155,3 +156,11 @@ def test_a_text_without_a_next_token_is_a_failed_row_and_no_failed_run(generator
     made = broken.complete([("a", "x"), ("b", "y")])
     assert [row["id"] for row in made] == ["a", "b"]
     assert all("no token is possible" in row["error"] for row in made)
+
+
+def test_half_a_surrogate_pair_is_a_failed_row_and_no_failed_run(generator: Any) -> None:
+    chat = [{"role": "user", "content": "\udc00"}]
+    first, second, third = generator.complete([("a", "x\ud83d"), ("b", "y"), ("c", chat)])
+    assert "its character 1 is half a surrogate pair" in first["error"]
+    assert second["token_ids"]
+    assert "surrogate" in third["error"]

@@ -9,6 +9,7 @@ from foretell import ConfigError, Engine
 from foretell.server import compiling
 from foretell.server.compiling import CompileCheck
 from foretell.server.constraint import Constraints, json_grammar
+from foretell.server.tools import ToolUse
 
 MULTIPLE = {"type": "integer", "multipleOf": 765432}
 PATTERNS = {"type": "object", "patternProperties": {f"^a{at:04d}x": {"type": "integer"} for at in range(2000)}}
@@ -61,3 +62,33 @@ def test_a_process_that_died_is_replaced(made: Constraints) -> None:
 def test_errors_of_a_grammar_are_left_to_the_compiler(made: Constraints) -> None:
     with pytest.raises(ConfigError, match="unclosed"):
         made.json_schema({"type": "string", "pattern": "(a"})
+
+
+def test_a_gbnf_grammar_is_converted_where_it_can_be_stopped(made: Constraints) -> None:
+    """The converter is Python: 48 kB of rules took 5 s of the interpreter's time, which everybody waited for."""
+    made.json_schema(SMALL)  # the process runs
+    chain = "\n".join(f'r{at} ::= "a" r{at + 1}' for at in range(2500))
+    began = time.thread_time()
+    with pytest.raises(ConfigError, match=r"the gbnf grammar takes more than 0\.3 s to compile"):
+        made.grammar(f'root ::= r0\n{chain}\nr2500 ::= "b"', kind="gbnf")
+    assert time.thread_time() - began < 1.0, "the work is another process's"
+    assert made.grammar('root ::= "a"+ "b"', kind="gbnf").warnings == ()
+    with pytest.raises(ConfigError, match=r"the gbnf grammar cannot be read: .*Expected"):
+        made.grammar("root ::= +", kind="gbnf")
+
+
+def test_finding_the_tool_at_fault_takes_a_while_at_most(made: Constraints, monkeypatch: pytest.MonkeyPatch) -> None:
+    """128 tools, each almost too slow: one request held up everybody's grammars for minutes."""
+    asked = []
+
+    def slow(self: Constraints, schema: object, *, strict: bool) -> None:
+        asked.append(schema)
+        time.sleep(0.02)
+
+    monkeypatch.setattr(Constraints, "json_schema", slow)
+    monkeypatch.setattr("foretell.server.constraint.CULPRIT_S", 0.1)
+    large = {"type": "object", "properties": {f"name {at}": {"type": "integer"} for at in range(100)}}
+    given = [{"type": "function", "function": {"name": f"f{at}", "parameters": large}} for at in range(128)]
+    with pytest.raises(ConfigError, match="this server takes 262144"):
+        ToolUse.of(given).constraint(made)
+    assert 0 < len(asked) < 20

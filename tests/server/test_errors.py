@@ -281,7 +281,7 @@ def test_a_request_whose_time_is_up_ends_with_what_it_has(serve: Serve, stream: 
     else:
         choices = response.json()["choices"]
         assert choices[0]["text"] == "aaa"
-    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("timeout", "timeout")
+    assert (choices[-1]["finish_reason"], choices[-1]["stop_reason"]) == ("length", "timeout")
 
 
 def test_a_request_whose_time_is_up_before_it_wrote_is_not_sent_again(serve: Serve) -> None:

@@ -217,3 +217,13 @@ def test_an_error_ends_the_stream_as_an_event(serve: Serve) -> None:
     assert kind == "event: error"
     told = json.loads(data.removeprefix("data: "))
     assert (told["type"], told["sequence_number"]) == ("error", 2)
+
+
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999"])
+def test_numbers_that_json_does_not_have_are_refused(fake: httpx.Client, number: str) -> None:
+    """Tools are given back with the answer, which was an internal error, or a stream that broke off."""
+    tool = {"type": "function", "name": "f", "parameters": {"properties": {"a": [{"maximum": 12345}]}}}
+    body = json.dumps({"input": "a", "tool_choice": "none", "tools": [tool]}).replace("12345", number)
+    refused = fake.post(PATH, content=body, headers={"content-type": "application/json"})
+    assert refused.status_code == 400
+    assert "is no number of JSON" in refused.json()["error"]["message"]

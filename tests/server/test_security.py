@@ -1,5 +1,6 @@
 """Keys, hosts, sizes, and the names of requests."""
 
+import json
 import socket
 import threading
 import time
@@ -242,7 +243,7 @@ def test_a_second_head_that_does_not_come(serve: Serve) -> None:
 def test_a_request_that_takes_longer_than_its_head_may(serve: Serve) -> None:
     service = FakeService(lambda _: [97] * 9, held=True)
     client = serve(service, header_timeout_s=0.2, request_timeout_s=0.6)
-    assert client.post(TEXT, json=BODY).json()["choices"][0]["finish_reason"] == "timeout"
+    assert client.post(TEXT, json=BODY).json()["choices"][0]["stop_reason"] == "timeout"
 
 
 def test_slow_connections_do_not_live_on(serve: Serve) -> None:
@@ -255,6 +256,17 @@ def test_slow_connections_do_not_live_on(serve: Serve) -> None:
             one.sendall(GET)
         assert client.get("/health").status_code == 200
         assert all(answer_of(one).startswith(b"HTTP/1.1 408 ") for one in made)
+
+
+@pytest.mark.parametrize("sent", [b"garbage\r\n\r\n", GET + b"x: " + b"y" * 70_000])
+def test_what_is_no_http_is_refused_in_the_form_of_all_errors(serve: Serve, sent: bytes) -> None:
+    client = serve()
+    with socket.create_connection((client.base_url.host, client.base_url.port or 0)) as made:
+        made.sendall(sent)
+        head, _, body = answer_of(made).partition(b"\r\n\r\n")
+    assert head.startswith(b"HTTP/1.1 400 ")
+    assert b"content-type: application/json" in head
+    assert json.loads(body)["error"]["type"] == "invalid_request_error"
 
 
 def test_names_of_requests(serve: Serve) -> None:

@@ -120,6 +120,8 @@ def test_a_second_signal_does_not_wait() -> None:
         (("--allowed-host", "http://a.example"), "without scheme, port and path"),
         (("--allowed-origin", "a.example"), "give scheme and name"),
         (("--max-body-mib", "-1"), "max_body_mib"),
+        (("--max-body-mib", "inf"), "max_body_mib"),
+        (("--drain-timeout", "inf"), "give a number of seconds"),
     ],
 )
 def test_what_is_refused_before_anything_is_loaded(

@@ -4,6 +4,7 @@ import asyncio
 import json
 import socket
 import threading
+import time
 from collections.abc import AsyncIterator, Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +151,25 @@ def test_who_stops_reading_is_cut(serve: Serve) -> None:
     made.close()
 
 
+def test_who_reads_nothing_of_an_answer_is_cut(serve: Serve) -> None:
+    """Closing would wait until all is read: a few such clients held as many answers as they liked, for ever."""
+    size = 8 << 20  # beyond what the system buffers
+    client = serve(FakeService(max_model_len=2 * size), write_timeout_s=0.3, max_body_mib=16)
+    data = json.dumps({"prompt": "x" * size, "echo": True, "max_tokens": 1}).encode()
+    head = f"POST {TEXT} HTTP/1.1\r\nhost: a\r\ncontent-type: application/json\r\ncontent-length: {len(data)}\r\n\r\n"
+    with socket.socket() as made:
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.connect((client.base_url.host, client.base_url.port or 0))
+        made.sendall(head.encode() + data)
+        assert made.recv(9, socket.MSG_PEEK)  # the answer has begun
+        time.sleep(1.5)
+        made.settimeout(WAIT_S)
+        got = 0
+        while got < size and (part := made.recv(1 << 20)):
+            got += len(part)
+    assert 0 < got < size
+
+
 def test_a_stream_without_news_says_that_it_lives(serve: Serve) -> None:
     service = FakeService(lambda _: [97, 97, 97, EOS], held=True)
     client = serve(service, keepalive_s=0.05, request_timeout_s=2.0)
@@ -211,8 +231,17 @@ def test_a_stream_outlives_the_signal_to_stop(monkeypatch: pytest.MonkeyPatch) -
 
 
 def test_an_event_is_one_line_of_json() -> None:
-    assert event({"a": "\r\n\u2028\ud800é"}) == 'data: {"a":"\\r\\n\u2028?é"}\n\n'.encode()
+    assert event({"a": "\r\n\ud800é"}) == 'data: {"a":"\\r\\n?é"}\n\n'.encode()
     assert (DONE, KEEP_ALIVE) == (b"data: [DONE]\n\n", b": keep-alive\n\n")
+
+
+def test_what_python_takes_for_the_end_of_a_line_cuts_no_event(serve: Serve) -> None:
+    """httpx's own reader of lines is one that does; the SSE standard and OpenAI's client do not."""
+    said = "a\u2028b\u2029c\x85d\x0b\x0c\x1c\x1d\x1ee"
+    client = serve(FakeService(lambda _: [*said.encode(), EOS]))
+    with client.stream("POST", TEXT, json={"model": "fake", "prompt": "a", "max_tokens": 99, "stream": True}) as got:
+        lines = [line.removeprefix("data: ") for line in got.iter_lines() if line not in ("", "data: [DONE]")]
+    assert "".join(json.loads(line)["choices"][0]["text"] for line in lines) == said
 
 
 def test_many_streams_at_once(serve: Serve) -> None:

@@ -46,6 +46,10 @@ def export(
             raise ConfigError(
                 f"--out {out} is given and no layout to write: add --to, one of {', '.join(formats.LAYOUTS)}"
             )
+        if json_:
+            layouts = {layout.name: layout.summary for layout in formats.LAYOUTS.values()}
+            typer.echo(as_json({"layouts": layouts}, pretty=sys.stdout.isatty()), nl=False)
+            return
         for layout in formats.LAYOUTS.values():
             typer.echo(f"{layout.name:12} {layout.summary}")
         return

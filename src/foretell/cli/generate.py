@@ -68,6 +68,8 @@ def generate(
     if text is None:
         raise ConfigError("no prompt: give it as an argument, '-' for standard input, or --prompt-file FILE")
     settings.check_text(system, "--system")
+    if "-" in (prompt, prompt_file) and "-" in (prediction, prediction_file):
+        raise ConfigError("standard input holds one text: give the prompt or the prediction by a file")
     guess = settings.one_text(prediction, prediction_file, "prediction")
     speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
     params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})

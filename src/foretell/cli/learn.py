@@ -83,4 +83,4 @@ def summary(state: dict[str, Any]) -> str:
         f"back {figures['num_reverts']}; {figures['seconds_learning']:.1f} s of learning",
     ]
     lines += [f"saved: {event['folder']}" for event in state["events"] if event["event"] == "saved"]
-    return "\n".join(lines)
+    return "".join(f"{line}\n" for line in lines)

@@ -26,6 +26,8 @@ def pull(name: Name = None, list_them: ListThem = False, json_: o.Json = False, 
     here. An interrupted fetch goes on where it stopped if it came from the hub. FORETELL_MODELS: where models are kept.
     """
     if list_them:
+        if name is not None:
+            raise ConfigError(f"--list shows the models and fetches none: drop it, or drop {name}")
         list_(json_=json_, no_color=no_color)
         return
     if name is None:

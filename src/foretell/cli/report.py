@@ -52,6 +52,8 @@ def report(
         raise ConfigError("two reports are compared; --html, --csv and --command are of one: drop one of them")
     if command and (html is not None or csv is not None or json_):
         raise ConfigError("--command prints the command alone: drop it, or drop --html, --csv and --json")
+    if json_ and csv == "-":
+        raise ConfigError("--csv - and --json both print to standard output: drop one, or give --csv FILE")
     from foretell.bench.page import page
     from foretell.bench.record import compare, csv_of, made_by, read_report
     from foretell.cli.tables import conclusion, show

@@ -1,5 +1,6 @@
 """``foretell serve``: OpenAI's API over HTTP."""
 
+import math
 import signal
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,6 +79,10 @@ def serve(
     """
     if guessing.method == "prediction":
         raise ConfigError("--method prediction: requests that bring a prediction use it anyway; choose another method")
+    if drain_timeout == math.inf:
+        raise ConfigError(
+            "--drain-timeout inf: give a number of seconds; requests end by --request-timeout in any case"
+        )
     models = replace(models, target=target)
     speculative = settings.speculation(ctx, models, guessing)
     try:

@@ -68,6 +68,10 @@ def token_ids(prompt: Prompt, tokenizer: Tokenizer | None, *, add_special_tokens
         raise ConfigError(
             "a text was given to an engine without a tokenizer: give token ids, or load it with tokenizer=..."
         )
+    try:
+        prompt.encode()
+    except UnicodeEncodeError as error:  # as JSON's "\\ud83d" alone gives it
+        raise PromptError(f"the prompt is no text: its character {error.start} is half a surrogate pair") from None
     return list(tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
 
 

@@ -1,6 +1,7 @@
 """Incremental detokenization: whole characters only, and stop texts across token boundaries."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import Protocol
 
 LONGEST_CHARACTER = 4
@@ -38,6 +39,8 @@ class TextStream:
         self._window = 0  # first token of the decoding window
         self._decoded = 0  # tokens whose text is in self.text
         self._given = 0  # characters already handed out by take
+        self._begun = [0] * len(self.stop)  # how many characters of each stop text the text ends with
+        self._followed = 0  # characters of the text that this holds for
         self._final = False
 
     def push(self, token: int) -> None:
@@ -94,8 +97,32 @@ class TextStream:
 
     def _held(self) -> int:
         """Length of the longest end of the text that may become a stop text."""
-        longest = max((len(stop) for stop in self.stop), default=1) - 1
-        for size in range(min(longest, len(self.text)), 0, -1):
-            if any(stop.startswith(self.text[-size:]) for stop in self.stop):
-                return size
-        return 0
+        text, self._followed = self.text[self._followed :], len(self.text)
+        for place, stop in enumerate(self.stop):
+            self._begun[place] = _follow(stop, self._begun[place], text)
+        return max(self._begun, default=0)
+
+
+def _follow(stop: str, begun: int, text: str) -> int:
+    """How many characters of stop a text ends with once ``text`` is appended, if it ended with ``begun`` before. A step
+    or two a character: comparing every end with every stop text took 5 ms a token for the longest ones allowed."""
+    borders = _borders(stop)
+    for letter in text:
+        while begun and (begun == len(stop) or stop[begun] != letter):
+            begun = borders[begun - 1]
+        begun += stop[begun] == letter
+    return begun
+
+
+@lru_cache(maxsize=256)
+def _borders(stop: str) -> tuple[int, ...]:
+    """[len(stop)] the longest proper beginning of stop that its first 1, 2, ... characters end with (Knuth, Morris and
+    Pratt 1977)."""
+    found = [0]
+    size = 0
+    for letter in stop[1:]:
+        while size and stop[size] != letter:
+            size = found[size - 1]
+        size += stop[size] == letter
+        found.append(size)
+    return tuple(found)

@@ -20,13 +20,13 @@ from time import perf_counter, process_time
 from typing import Any
 
 import torch
-from transformers.utils.logging import disable_progress_bar
 
 from foretell.learn.options import LearnOptions
 from foretell.learn.pace import POLL_S, Pace
 from foretell.learn.pool import Result, TrainerPool
 from foretell.learn.student import Origin
 from foretell.learn.texts import RawText
+from foretell.model.load import draw_no_bars
 
 logger = logging.getLogger(__name__)
 MOST_WAITING = 16
@@ -200,7 +200,7 @@ def run(pipe: Connection, options: LearnOptions, busy: ctypes.c_byte, share: flo
 
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent says when it is over
     # A bar on the service's terminal would tell nobody anything, and leaves a semaphore behind where the child is killed.
-    disable_progress_bar()
+    draw_no_bars()
     lower_priority()
     if options.learn_device is None:
         torch.set_num_threads(1)

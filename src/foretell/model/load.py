@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
+from transformers.utils.logging import disable_progress_bar
 
 from foretell.core.errors import ConfigError, ModelError, nearest
 from foretell.model.checkpoint import check_files, check_layers, resolve
@@ -234,3 +235,8 @@ def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, n
     options = {"weights": weights} if kind == "native" else {}
     model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)
     return model
+
+
+def draw_no_bars() -> None:
+    """No bars on the terminal while weights load: for a process that has none of its own."""
+    disable_progress_bar()

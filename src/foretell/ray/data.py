@@ -201,7 +201,10 @@ def read(path: Path, job: Job, offset: int = 0, line: int = 1) -> Iterator[tuple
                 prompt = row[job.prompt_key]
                 if not isinstance(prompt, str) and not _is_list_of(prompt, int) and not _is_list_of(prompt, dict):
                     raise ConfigError(f"{place}: {job.prompt_key!r} must be a text, token ids or chat messages")
-                yield number, offset, str(row.get(job.id_key, f"{path.name}:{number}")), prompt
+                key = str(row.get(job.id_key, f"{path.name}:{number}"))
+                if any("\ud800" <= letter <= "\udfff" for letter in key):
+                    raise ConfigError(f"{place}: the id {key!a} is no text: it has half a surrogate pair")
+                yield number, offset, key, prompt
             offset += len(text)
 
 

@@ -154,8 +154,8 @@ class Answer:
         """How a choice ended."""
         reason = completion.finish_reason
         why = {}
-        if reason == "timeout":
-            why = {"stop_reason": "timeout"}
+        if reason == "timeout":  # OpenAI has no word for it, and typed clients fail at words that it has not
+            reason, why = "length", {"stop_reason": "timeout"}
         elif reason == "length" and self._is_full(completion):
             why = {"stop_reason": "context"}
         elif reason == "stop" and num_calls:

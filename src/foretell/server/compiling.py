@@ -46,7 +46,9 @@ class CompileCheck:
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
-        self._refused: OrderedDict[str, str] = OrderedDict()  # grammars that were too much, and what was said of them
+        self._refused: OrderedDict[str, str] = (
+            OrderedDict()
+        )  # what was too much, as it was told, and what was said of it
 
     def check(self, grammar: str, what: str) -> None:
         """Raise ConfigError for a grammar that is too large or takes too long. Other errors are left to the compiler."""
@@ -54,33 +56,45 @@ class CompileCheck:
             raise ConfigError(
                 f"the {what} has {len(grammar)} characters as a grammar; this server takes {MAX_GRAMMAR}: make it smaller"
             )
+        self._asked(grammar, what)
+
+    def converted(self, text: str) -> str:
+        """A grammar of llama.cpp's as llguidance reads it. The converter is a slow one: a chain of 2,500 rules takes it
+        5 s. Raises ConfigError for one that cannot be read or takes too long."""
+        answer = self._asked({"gbnf": text}, "gbnf grammar")
+        if "error" in answer:
+            raise ConfigError(f"the gbnf grammar cannot be read: {answer['error']}")
+        return str(answer["grammar"])
+
+    def _asked(self, told: Any, what: str) -> Any:
+        """The process's answer. Raises ConfigError where there is none in time."""
+        line = json.dumps(told)
         with self._lock:
-            refused = self._refused.get(grammar)
-            if refused is None and not self._compiles(grammar):
-                refused = (
-                    f"the {what} takes more than {CPU_S:g} s to compile: make it, its numbers or repetitions smaller"
-                )
-                self._refused[grammar] = refused
-                while len(self._refused) > _REFUSED:
-                    self._refused.popitem(last=False)
+            refused, answer = self._refused.get(line), None
+            if refused is None:
+                try:
+                    answer = self._answer_to(line)
+                except (OSError, EOFError, TimeoutError):
+                    self._end()
+                    smaller = "make it, its numbers or repetitions smaller"
+                    refused = f"the {what} takes more than {CPU_S:g} s to compile: {smaller}"
+                    self._refused[line] = refused
+                    while len(self._refused) > _REFUSED:
+                        self._refused.popitem(last=False)
         if refused is not None:
             raise ConfigError(refused)
+        return answer
 
     def close(self) -> None:
         """End the process."""
         with self._lock:
             self._end()
 
-    def _compiles(self, grammar: str) -> bool:
+    def _answer_to(self, line: str) -> Any:
         if self._process is None or self._process.poll() is not None:
             self._start()
-        try:
-            self._tell(grammar)
-            self._answer(WAIT_S)
-        except (OSError, EOFError, TimeoutError):
-            self._end()
-            return False
-        return True
+        self._tell(line)
+        return self._answer(WAIT_S)
 
     def _start(self) -> None:
         self._end()
@@ -92,20 +106,20 @@ class CompileCheck:
             stderr=subprocess.DEVNULL,
         )
         try:
-            self._tell(self._given)
+            self._tell(json.dumps(self._given))
             self._answer(START_S)
         except (OSError, EOFError, TimeoutError) as error:
             self._end()
             raise ConfigError("grammars cannot be compiled here: the process that tries them does not start") from error
 
-    def _tell(self, value: Any) -> None:
+    def _tell(self, line: str) -> None:
         assert self._process is not None
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(value).encode() + b"\n")
+        self._process.stdin.write(line.encode() + b"\n")
         self._process.stdin.flush()
 
-    def _answer(self, timeout_s: float) -> str:
-        """The next line. Raises EOFError where the process has ended, TimeoutError."""
+    def _answer(self, timeout_s: float) -> Any:
+        """The next line, read. Raises EOFError where the process has ended, TimeoutError."""
         assert self._process is not None
         assert self._process.stdout is not None
         file, data, end = self._process.stdout.fileno(), b"", monotonic() + timeout_s
@@ -116,7 +130,7 @@ class CompileCheck:
             if not piece:
                 raise EOFError
             data += piece
-        return str(json.loads(data))
+        return json.loads(data)
 
     def _end(self) -> None:
         process, self._process = self._process, None

@@ -10,8 +10,9 @@ itself, as with OpenAI's API. Stop texts also cut the text where they are found.
 
 import json
 from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from threading import Lock
+from time import monotonic
 from typing import Any, Literal
 
 import numpy as np
@@ -31,6 +32,8 @@ _BLANK = r"( |\n[ \t]{0,32})"
 """White space between JSON's tokens: a space, or a new line and its indentation. Unbounded, as JSON permits it, an
 uncertain model may write blanks until its limit."""
 _TAIL, _MEMO = 64, 256  # a few steps of the largest trees
+CULPRIT_S = 2.0
+"""Seconds for finding which of the parts of a grammar is at fault."""
 _COMPILED = 64
 _COMPILED_CHARACTERS = 1 << 19
 """Of the grammars that are kept, together: compiled, a large one takes 45 bytes a character, 10 MiB for 226,000."""
@@ -99,11 +102,26 @@ class Constraints:
         """Texts that a grammar permits. Raises ConfigError with the reason where it is malformed."""
         if kind not in ("lark", "gbnf", "regex", "choice"):
             raise ConfigError(f"grammar kind {kind!r}: known are 'lark', 'gbnf', 'regex' and 'choice'")
+        if kind == "gbnf":
+            return self._compile(self._check.converted(text), "gbnf grammar")
         try:
             grammar = grammar_from(kind, text)
         except Exception as error:  # its converters raise various errors
             raise ConfigError(f"the {kind} grammar cannot be read: {error}") from error
         return self._compile(grammar, f"{kind} grammar")
+
+    def culprit(self, schemas: Iterable[tuple[str, Mapping[str, Any], bool]]) -> tuple[str, str] | None:
+        """Of schemas (name, schema, strict) the first that cannot be used, and why. None where each can, or where the
+        time for asking is over: of a hundred that each take almost as long as one may, it would take minutes."""
+        end = monotonic() + CULPRIT_S
+        for name, schema, strict in schemas:
+            if monotonic() > end:
+                break
+            try:
+                self.json_schema(schema, strict=strict)
+            except ConfigError as reason:
+                return name, str(reason)
+        return None
 
     def marker(self, text: str) -> str:
         """A Lark term for a text like ``<tool_call>``: its own token where it is one and can be read in the output.

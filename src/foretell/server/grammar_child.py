@@ -1,7 +1,8 @@
 """The process that compiles a grammar before the server does. It is run as a script: it imports nothing of foretell.
 
 Neither the compiler of schemas nor that of patterns has a limit on time, and a thread cannot be stopped. A process can.
-Lines of JSON: first the tokenizer and the limits, then a grammar each, answered with its error or "".
+Lines of JSON: first the tokenizer and the limits, then a grammar each, answered with its error or "". A line
+{"gbnf": a grammar of llama.cpp's} is answered with {"grammar": the same in llguidance's form} or {"error": why not}.
 """
 
 import json
@@ -10,7 +11,7 @@ import resource
 import signal
 import sys
 
-from llguidance import LLMatcher, LLParserLimits, LLTokenizer
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
 
 
 def main() -> None:
@@ -24,11 +25,23 @@ def main() -> None:
     for line in sys.stdin:
         # CPU seconds, not those of a clock: what else runs on the machine does not count. The signal ends the process.
         signal.setitimer(signal.ITIMER_PROF, given["cpu_seconds"])
-        matcher = LLMatcher(tokenizer, json.loads(line), log_level=0, limits=limits)
-        if not matcher.is_error():
-            matcher.compute_bitmask()
+        grammar = json.loads(line)
+        if isinstance(grammar, dict):
+            answer: object = _converted(grammar["gbnf"])
+        else:
+            matcher = LLMatcher(tokenizer, grammar, log_level=0, limits=limits)
+            if not matcher.is_error():
+                matcher.compute_bitmask()
+            answer = matcher.get_error() if matcher.is_error() else ""
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        print(json.dumps(matcher.get_error() if matcher.is_error() else ""), flush=True)
+        print(json.dumps(answer), flush=True)
+
+
+def _converted(text: str) -> dict[str, str]:
+    try:
+        return {"grammar": grammar_from("gbnf", text)}
+    except Exception as error:  # the converter raises various errors
+        return {"error": str(error)}
 
 
 if __name__ == "__main__":

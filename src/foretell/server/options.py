@@ -1,5 +1,6 @@
 """Options of the server's operator: limits, keys, and default fields of responses."""
 
+import math
 import re
 from dataclasses import dataclass
 
@@ -43,7 +44,7 @@ class ServerOptions:
         20.0  # for a request's headers to arrive, from the connection's begin or the last answer on
     )
     body_timeout_s: float = 30.0  # for a request's body to arrive
-    write_timeout_s: float = 30.0  # a stream is closed when its client reads nothing for this long
+    write_timeout_s: float = 30.0  # an answer is cut off when its client reads nothing for this long
     keepalive_s: float = 15.0  # a comment line is sent when a stream was silent for this long
     include_metrics: bool = True  # ``metrics.speculative_decoding`` in responses, unless a request says otherwise
     log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
@@ -61,6 +62,8 @@ class ServerOptions:
             "keepalive_s",
         ):
             _require_positive(name, getattr(self, name))
+        if self.max_body_mib == math.inf:
+            raise ConfigError("max_body_mib is infinite: give a number of MiB")
         for name in ("max_tokens_limit", "request_timeout_s"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))

@@ -85,7 +85,8 @@ def config_of(app: Any, options: ServerOptions, *, drain_s: float) -> uvicorn.Co
     return uvicorn.Config(
         app,
         log_config=None,
-        http=connections(options.header_timeout_s),  # of h11: httptools reads a header of any length
+        # of h11: httptools reads a header of any length
+        http=connections(options.header_timeout_s, options.write_timeout_s),
         h11_max_incomplete_event_size=65536,
         timeout_graceful_shutdown=round(drain_s) + 5,
         timeout_keep_alive=75,

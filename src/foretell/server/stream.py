@@ -16,6 +16,9 @@ from foretell.server.logs import log
 
 Result = TypeVar("Result")
 LINE_END = "\n"
+LINE_ENDS = ("\x85", "\u2028", "\u2029")
+"""What ``str.splitlines`` takes for the end of a line, beside those that JSON escapes itself: clients that read lines so
+(httpx's ``iter_lines``) would cut an event in two."""
 DONE = ServerSentEvent("[DONE]", sep=LINE_END).encode()
 KEEP_ALIVE = ServerSentEvent(comment="keep-alive", sep=LINE_END).encode()
 
@@ -30,8 +33,11 @@ def event(data: Mapping[str, Any]) -> bytes:
 
 
 def as_json(data: Mapping[str, Any]) -> bytes:
-    """Compact JSON in UTF-8."""
-    return json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode("utf-8", "replace")
+    """Compact JSON in UTF-8, on one line for every reader."""
+    text = json.dumps(data, ensure_ascii=False, allow_nan=False, separators=(",", ":"))
+    for letter in LINE_ENDS:
+        text = text.replace(letter, f"\\u{ord(letter):04x}")
+    return text.encode("utf-8", "replace")
 
 
 class JsonReply(Response):

@@ -125,11 +125,9 @@ class ToolUse:
         try:
             return constraints.grammar(self._lark(constraints, text))
         except ConfigError as error:
-            for tool in self.tools:
-                try:
-                    constraints.json_schema(tool.parameters, strict=tool.strict)
-                except ConfigError as reason:
-                    raise ConfigError(f"tool {tool.name!r}: {reason}") from error
+            found = constraints.culprit((tool.name, tool.parameters, tool.strict) for tool in self.tools)
+            if found is not None:
+                raise ConfigError(f"tool {found[0]!r}: {found[1]}") from error
             raise
 
     def _lark(self, constraints: Constraints, text: str | None) -> str:

@@ -1,5 +1,6 @@
 """Kinds of fields that requests share."""
 
+import math
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, WithJsonSchema
@@ -9,7 +10,20 @@ TokenId = Annotated[int, Field(ge=0, le=INT32)]
 Text = Annotated[str, Field(min_length=1, max_length=1024)]
 Grammar = Annotated[str, Field(min_length=1, max_length=65536)]
 Choices = Annotated[list[Text], Field(min_length=1, max_length=1024, fail_fast=True)]
-JsonObject = dict[str, Any]
+
+
+def _finite(given: dict[str, Any]) -> dict[str, Any]:
+    """NaN, Infinity and 1e999 are numbers to the reader of bodies. An answer that gives them back would not be JSON."""
+    inner: list[Any] = [given]
+    while inner:
+        one = inner.pop()
+        if isinstance(one, float) and not math.isfinite(one):
+            raise ValueError(f"{one} is no number of JSON")
+        inner += one.values() if isinstance(one, dict) else one if isinstance(one, list) else ()
+    return given
+
+
+JsonObject = Annotated[dict[str, Any], AfterValidator(_finite)]
 Ignored = Annotated[Any, Field(description="Ignored.", exclude=True)]
 
 
