@@ -2,15 +2,18 @@
 
 import json
 import math
+import os
+import time
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from foretell.core.errors import ConfigError
+from foretell.planner import files
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable, isotonic
-from foretell.planner.files import cache_file, identity, load, save
+from foretell.planner.files import MAX_AGE_S, cache_file, identity, load, save
 from foretell.planner.measure import PLAIN, StepSeconds, depths, grid, measure
 
 
@@ -141,6 +144,19 @@ def test_a_table_survives_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert cache_file(identity({"name": "t", "weight_bytes": 6}, {"m": {"depth": 4}})) != cache_file(key)
 
 
+def test_a_table_is_of_the_code_that_was_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FORETELL_CACHE", str(tmp_path))
+    key = identity({"name": "t"}, {})
+    assert save(table(), key)
+    monkeypatch.setattr(files, "source_digest", lambda: "another")
+    other = identity({"name": "t"}, {})
+    assert load(other) is None
+    stale = time.time() - MAX_AGE_S - 60.0
+    os.utime(cache_file(key), (stale, stale))
+    assert save(table(), other)
+    assert list((tmp_path / "costs").iterdir()) == [cache_file(other)], "and old ones do not pile up"
+
+
 @pytest.mark.parametrize(
     "text", ["", "{", "[]", "null", '{"key": 1}', '{"key": KEY}', '{"key": KEY, "verify": [[1, 1, "x"]], "draft": {}}']
 )
@@ -202,6 +218,36 @@ def test_corrections_shrug_at_outliers() -> None:
     assert found.plain == before
 
 
+@pytest.mark.parametrize("slower", [3.0, 6.0, 15.0])
+@pytest.mark.parametrize("burst", [4, 8, 20])
+@pytest.mark.parametrize("plain_first", [0, 10])
+def test_a_burst_of_slow_guessing_steps_is_forgotten(slower: float, burst: int, plain_first: int) -> None:
+    rng = np.random.default_rng(1)
+    found = Corrections(["m"])
+
+    def step(kind: str, factor: float, count: int) -> None:
+        for _ in range(count):
+            found.tick()
+            found.observe(kind, factor * math.exp(0.1 * rng.standard_normal()), 1.0)
+            if kind == "guess":
+                found.observe_draft("m", factor * math.exp(0.1 * rng.standard_normal()), 1.0)
+
+    step("guess", 1.0, 200)
+    step("plain", 1.0, plain_first)
+    step("guess", slower, burst)
+    step("plain", 1.0, 10)  # the machine was slow for both: plain steps say that this is over
+    assert found.guess / found.plain < 1.45
+    sure = found.doubt
+    step("plain", 1.0, 3000)
+    assert found.guess / found.plain < 1.1
+    assert found.draft["m"] / found.plain < 1.25
+    assert found.doubt > 1.3 * sure, "what was not seen for long is known less"
+    for _ in range(6):  # and what is slower for good is learned
+        step("guess", 3.0, 40)
+        step("plain", 1.0, 4)
+    assert found.guess / found.plain == pytest.approx(3.0, rel=0.2)
+
+
 def test_a_busy_machine_shows_in_the_figures() -> None:
     rng = np.random.default_rng(0)
 
@@ -251,7 +297,7 @@ def steps(plain: float, guess: float, draft: float, count: int = 200) -> Correct
     [
         (0.05, 0.05, 0.05, "passes take 0.05 of what was measured"),
         (0.02, 0.02, 1.2, "passes take 0.02 of what was measured"),
-        (1.0, 4.0, 1.0, "guessing passes take 3.9"),
+        (1.0, 4.0, 1.0, "guessing passes take 3."),
         (1.0, 1.0, 20.0, "guesses of m take"),
         (1.0, 1.0, 0.05, "guesses of m take 0.0"),
     ],

@@ -317,7 +317,7 @@ def test_a_table_that_flatters_guessing_is_seen_through() -> None:
     run = Run(planner(guess=0.02), [0.3], true=table(0.6)).steps(400)
     assert run.share(100) < 0.1
     assert run.tokens / run.seconds > 0.97 / run.true.verify(1, 1)
-    assert run.planner.corrections.draft["m"] == pytest.approx(30.0, rel=0.3)
+    assert 12.0 < run.planner.corrections.draft["m"] < 39.0, "30, less what 400 steps forget"
 
 
 def test_a_drafter_far_behind_is_not_tried_on_a_whim() -> None:

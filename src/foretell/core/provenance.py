@@ -1,5 +1,6 @@
 """The provenance of a figure: command, versions, machine, revision, time."""
 
+import hashlib
 import importlib.metadata
 import os
 import platform
@@ -7,6 +8,7 @@ import resource
 import subprocess
 import sys
 from datetime import UTC, datetime
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,15 @@ def provenance() -> dict[str, Any]:
         },
         "git_revision": git_revision(Path(__file__)),
     }
+
+
+@cache
+def source_digest() -> str:
+    """Of this package's code, Python and C: what was timed with other code may no longer hold. 16 hexadecimal digits."""
+    package, digest = Path(__file__).parents[1], hashlib.sha256()
+    for path in sorted(path for kind in ("*.py", "*.c", "*.h") for path in package.rglob(kind)):
+        digest.update(f"{path.relative_to(package).as_posix()}\0".encode() + path.read_bytes() + b"\0")
+    return digest.hexdigest()[:16]
 
 
 def peak_rss_bytes() -> int:

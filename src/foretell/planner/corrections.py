@@ -3,47 +3,52 @@
 import math
 from collections.abc import Sequence
 
+import numpy as np
+
 
 class Corrections:
     """Correction factors of the cost table: for plain passes, guessing passes and each method's drafting. Causes are
     longer contexts, a shared machine, or an inaccurate table.
 
-    Logs of the factors follow a random walk that is mostly common to all of them (a slower machine, longer contexts)
-    and a little of each one's own; a Kalman filter holds them, so that a factor without recent observations follows the
-    others with a larger variance. Outliers are clipped.
+    The log of a factor is a part that all have in common (a slower machine, longer contexts) and a part of its own (what
+    the table has wrong). Each part falls back towards 0, the table's word, with a memory of ``MEMORY`` steps; a Kalman
+    filter holds them. So a factor without recent observations follows the others, and what a few odd steps said of it is
+    forgotten. Outliers are clipped.
     """
 
-    _COMMON, _OWN = 0.2**2, 0.12**2  # variances at the start, of logs
+    MEMORY = 2000.0  # steps after which a part without observations has faded to 1 / e
+    _COMMON_START = 0.2**2  # variances, of logs: of the common part at the start ...
+    _COMMON, _OWN = 0.32**2, 0.12**2  # ... and of the parts where nothing was seen for long
     _OWN_DRAFT = 0.6**2  # large: an error in the costs of drafting says little about those of passes
-    _COMMON_STEP, _OWN_STEP = 0.01**2, 0.003**2  # ... added at each step
     _NOISE = 0.15**2  # of one step's time
     _CLIP = 2.5  # standard deviations
     _MAX_LOG = math.log(50.0)
-    _MAX_STREAK, _STREAK_VARIANCE = (
-        4,
-        0.4**2,
-    )  # so many clipped surprises of one sign in a row are no outliers: variance is added
+    _MAX_STREAK = 2  # so many clipped surprises of one sign in a row are no outliers: variance is added ...
+    _STREAK_VARIANCE = 0.8**2  # ... to the common part where passes differ: mostly the machine is slower for a while
     _PLAIN, _GUESS = 0, 1
     _ENOUGH = 48  # observations of a factor, before it speaks against the table
     _FASTER, _APART = 1.8, 2.5
 
     def __init__(self, methods: Sequence[str]) -> None:
         self._index = {method: 2 + place for place, method in enumerate(methods)}
-        size = 2 + len(methods)
-        self._mean = [0.0] * size
-        self._cov = [[self._COMMON] * size for _ in range(size)]
-        for place, row in enumerate(self._cov):
-            row[place] += self._OWN if place <= self._GUESS else self._OWN_DRAFT
-        self._streak = [0] * size
-        self._seen = [0] * size  # observations of each factor
+        count = 2 + len(methods)
+        own = np.full(count, self._OWN_DRAFT)
+        own[: self._GUESS + 1] = self._OWN
+        self._mean = np.zeros(1 + count)  # the common part, then each factor's own
+        self._cov = np.diag(np.append(self._COMMON_START, own))
+        keep = math.exp(-1.0 / self.MEMORY)
+        self._keep, self._keep_cov = keep, keep * keep
+        self._grow = np.diag(np.append(self._COMMON, own)) * (1.0 - keep * keep)
+        self._streak = [0] * count
+        self._seen = [0] * count  # observations of each factor
         self.plain, self.guess = 1.0, 1.0
         self.draft: dict[str, float] = dict.fromkeys(methods, 1.0)
 
     @property
     def doubt(self) -> float:
         """Standard deviation of log (guessing passes' factor / plain passes' factor)."""
-        (plain, both), guess = self._cov[0][:2], self._cov[1][1]
-        return math.sqrt(max(plain + guess - 2 * both, 0.0))
+        cov, plain, guess = self._cov, 1 + self._PLAIN, 1 + self._GUESS
+        return math.sqrt(max(float(cov[plain, plain] + cov[guess, guess] - 2.0 * cov[plain, guess]), 0.0))
 
     def contradiction(self) -> str | None:
         """What live steps say against the table, after enough of them; None where they agree with it.
@@ -71,21 +76,14 @@ class Corrections:
     @property
     def plain_spread(self) -> float:
         """Standard deviation of the log of the plain passes' factor."""
-        return math.sqrt(max(self._cov[self._PLAIN][self._PLAIN], 0.0))
+        cov, plain = self._cov, 1 + self._PLAIN
+        return math.sqrt(max(float(cov[0, 0] + 2.0 * cov[0, plain] + cov[plain, plain]), 0.0))
 
     def tick(self) -> None:
         """A step has passed."""
-        for place, row in enumerate(self._cov):
-            for other in range(len(row)):
-                row[other] += self._COMMON_STEP
-            row[place] += self._OWN_STEP
-            if row[place] > 2 * (self._COMMON + self._OWN_DRAFT):  # the variance of what is not observed stays bounded
-                self._shrink()
-
-    def _shrink(self) -> None:
-        for row in self._cov:
-            for other in range(len(row)):
-                row[other] *= 0.5
+        self._mean *= self._keep
+        self._cov *= self._keep_cov
+        self._cov += self._grow
 
     def observe(self, kind: str, measured: float, predicted: float) -> None:
         """kind: "plain" or "guess", for a pass. predicted: the table's figure, uncorrected."""
@@ -100,23 +98,24 @@ class Corrections:
         if measured <= 0.0 or predicted <= 0.0:
             return
         self._seen[place] += 1
-        spread = self._cov[place][place] + self._NOISE
+        own = 1 + place
+        with_factor = self._cov[0] + self._cov[own]  # covariances of the parts with this factor
+        spread = float(with_factor[0] + with_factor[own]) + self._NOISE
         most = self._CLIP * math.sqrt(spread)
-        surprise = math.log(measured / predicted) - self._mean[place]
+        surprise = math.log(measured / predicted) - float(self._mean[0] + self._mean[own])
         streak = self._streak[place]
         self._streak[place] = 0 if abs(surprise) < most else max(streak, 0) + 1 if surprise > 0 else min(streak, 0) - 1
         if abs(self._streak[place]) >= self._MAX_STREAK:
-            self._cov[place][place] += self._STREAK_VARIANCE
+            part = 0 if place <= self._GUESS else own
+            self._cov[part, part] += self._STREAK_VARIANCE
+            with_factor[part] += self._STREAK_VARIANCE
             spread += self._STREAK_VARIANCE
             most = self._CLIP * math.sqrt(spread)
         surprise = min(max(surprise, -most), most)
-        gains = [row[place] / spread for row in self._cov]
-        known = list(self._cov[place])
-        for other, gain in enumerate(gains):
-            self._mean[other] = min(max(self._mean[other] + gain * surprise, -self._MAX_LOG), self._MAX_LOG)
-            row = self._cov[other]
-            for column, value in enumerate(known):
-                row[column] -= gain * value
-        self.plain, self.guess = math.exp(self._mean[0]), math.exp(self._mean[1])
+        self._mean += with_factor * (surprise / spread)
+        self._cov -= np.outer(with_factor, with_factor / spread)
+        np.clip(self._mean, -self._MAX_LOG, self._MAX_LOG, out=self._mean)
+        common, *parts = self._mean.tolist()
+        self.plain, self.guess = math.exp(common + parts[self._PLAIN]), math.exp(common + parts[self._GUESS])
         for method, index in self._index.items():
-            self.draft[method] = math.exp(self._mean[index])
+            self.draft[method] = math.exp(common + parts[index])

@@ -1,5 +1,6 @@
 """Cost tables on disk: one for each machine, model and set of methods."""
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -14,7 +15,7 @@ import torch
 
 from foretell.core.cachedir import cache_directory
 from foretell.core.errors import ConfigError
-from foretell.core.provenance import accelerator, num_cores, package_version, processor
+from foretell.core.provenance import accelerator, num_cores, processor, source_digest
 from foretell.planner.costs import CostTable
 
 log = logging.getLogger(__name__)
@@ -24,7 +25,7 @@ MAX_AGE_S = 7 * 24 * 3600.0
 
 
 def identity(model: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, Any]:
-    """What a saved table is valid for: this machine and torch, and the model (its name, weight_bytes, dtype,
+    """What a saved table is valid for: this machine, torch and code, and the model (its name, weight_bytes, dtype,
     implementation) and the resolved methods' settings, as the caller names them."""
     machine = {
         "processor": processor(),
@@ -35,7 +36,7 @@ def identity(model: Mapping[str, Any], methods: Mapping[str, Any]) -> dict[str, 
     }
     known = {
         "format": FORMAT,
-        "version": package_version("foretell") or "source",
+        "code": source_digest(),
         "machine": machine,
         "model": model,
         "methods": methods,
@@ -59,12 +60,21 @@ def save(table: CostTable, key: Mapping[str, Any], path: Path | None = None) -> 
             scratch = file.name
             json.dump({"key": key, "time": time.time(), **table.to_json()}, file)
         os.replace(scratch, path)
+        _clear(path.parent)
     except OSError as error:
         log.warning("costs: not kept in %s (%s); they will be measured again at the next start", path, error)
         if scratch is not None:
             Path(scratch).unlink(missing_ok=True)
         return False
     return True
+
+
+def _clear(directory: Path) -> None:
+    """Remove tables that are too old to be used: each version of the code leaves its own."""
+    for path in directory.glob("*.json"):
+        with contextlib.suppress(OSError):  # another process may have removed it
+            if time.time() - path.stat().st_mtime > MAX_AGE_S:
+                path.unlink()
 
 
 def load(key: Mapping[str, Any], path: Path | None = None) -> CostTable | None:
