@@ -204,3 +204,21 @@ def test_a_stop_text_is_found_behind_such_a_run() -> None:
         stream.push(token)
     assert stream.stopped
     assert stream.text == "a" + "\ufffd" * 99
+
+
+def test_texts_of_tokens_are_their_own_tokenizers(tokenizer: PreTrainedTokenizerFast) -> None:
+    """The texts of single tokens are kept beyond a row, and of each tokenizer by itself."""
+    ids = tokenizer.encode("def add(a, b): 日本語 naïve", add_special_tokens=False)
+    for _ in range(2):
+        check(tokenizer, ids)
+        check(ToyTokenizer(), [token % len(PIECES) for token in ids if token % len(PIECES) != EOS])
+
+    class Slotted:
+        """No reference can be kept to it."""
+
+        __slots__ = ()
+
+        def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+            return "".join(chr(97 + token % 26) for token in ids)
+
+    check(Slotted(), ids)

@@ -12,8 +12,9 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from foretell.core.noise import race, token_table
+from foretell.core.noise import Noise, Stream, race, token_table
 from foretell.core.probs import History, Paths, Processors, logits_to_probs, process_logits
+from foretell.core.tree import TokenTree
 from foretell.kernels.race import race_library
 
 
@@ -63,6 +64,36 @@ class Deferred:
                 found = int(winner), bool(p[winner] > 0)
             self._drawn[row, node] = found
             out.append(found)
+        return out
+
+    def walk(self, tree: TokenTree, noise: Noise) -> list[tuple[list[int], int]] | None:
+        """For each row the nodes that the target's own draws of the stream COUPLED lead through, the root first, and the
+        draw after the last of them, which has a probability above 0: ``verify.exact.follow_draws`` in one call, where
+        float32 logits decide all of these draws; None elsewhere."""
+        library, processors, logits = race_library(), self.processors, self.logits
+        by_row, by_node, by_token = logits.stride()
+        if library is None or logits.dtype != torch.float32 or by_token != 1:
+            return None
+        if processors.reads_history or processors.bias is not None:
+            return None
+        tokens, parents = tree.tokens, tree.parent
+        num_rows, num_nodes = tokens.shape
+        if num_nodes > 1 and not tokens.stride(1) == parents.stride(1) == 1:
+            tokens, parents = tokens.contiguous(), parents.contiguous()
+        seeds, positions = noise.seeds.contiguous(), noise.positions.contiguous()
+        found = (ctypes.c_int64 * (num_rows * (2 + num_nodes)))()
+        library.foretell_walk(
+            num_rows, num_nodes, min(logits.shape[-1], processors.vocab_size), logits.data_ptr(), by_row, by_node,
+            processors.warps, token_table(processors.vocab_size, logits.device).data_ptr(),
+            tokens.data_ptr(), tokens.stride(0), parents.data_ptr(), parents.stride(0),
+            seeds.data_ptr(), positions.data_ptr(), int(Stream.COUPLED), found,
+        )  # fmt: skip
+        out = []
+        for start in range(0, len(found), 2 + num_nodes):
+            count = found[start]
+            if not count:
+                return None
+            out.append((found[start + 2 : start + 2 + count], found[start + 1]))
         return out
 
     def has_mass(self, row: int, node: int, token: int) -> bool:

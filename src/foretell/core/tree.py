@@ -122,9 +122,15 @@ class TokenTree:
 
 def root_tree(tokens: Tensor) -> TokenTree:
     """The tree of plain decoding: one node a row. tokens [B] are the pending ones."""
-    tokens = tokens[:, None]
-    parent = chain_parent(1, tokens.device).expand_as(tokens)
-    return TokenTree(tokens, parent, _chain_labels(1, DrawnBy.FIXED, tokens.device).expand_as(tokens), max_children=1)
+    # Calls are written for caches that a pass has emptied: indexing by None takes 40 us then, unsqueeze 10.
+    return TokenTree(tokens.unsqueeze(1), *_roots(len(tokens), tokens.device), max_children=1)
+
+
+@lru_cache(maxsize=256)
+def _roots(num_rows: int, device: torch.device) -> tuple[Tensor, Tensor]:
+    """(parent, drawn_by) [B, 1] of roots alone. Shared between calls: never write to it."""
+    shape = num_rows, 1
+    return chain_parent(1, device).expand(shape), _chain_labels(1, DrawnBy.FIXED, device).expand(shape)
 
 
 def chain_tree(
@@ -277,10 +283,13 @@ def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = 
     """
     num_nodes = parent.shape[1]
     ancestry = ancestors(parent)
-    slots = length[:, None] + (chain_parent(num_nodes, parent.device) + 1 if num_nodes > 1 else 0)
+    slots = length.unsqueeze(1)
+    if num_nodes == 1:  # in every plain step
+        return Plan(length, ancestry, slots, slots, slots, capacity if span is None else span)
+    slots = slots + (chain_parent(num_nodes, parent.device) + 1)
     # A chain's depth is its index: no sum over a prompt's N x N matrix.
     positions = slots if is_chain(parent) else length[:, None] + (ancestry.sum(-1) - 1)
-    real = _real_nodes(parent) if pack and parent.shape[0] > 1 and num_nodes > 1 else None
+    real = _real_nodes(parent) if pack and parent.shape[0] > 1 else None
     return Plan(length, ancestry, slots, positions, positions, capacity if span is None else span, real)
 
 

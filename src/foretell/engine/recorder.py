@@ -33,13 +33,14 @@ class StepTime:
     @classmethod
     def of(cls, event: StepEvent) -> "StepTime":
         """The times of a step that has just ended."""
+        tree = event.commit.tree
         return cls(
             ended=perf_counter(),
             seconds_draft=event.seconds_draft,
             seconds_target=event.seconds_target,
             seconds_rest=event.seconds_rest,
-            num_draft_tokens=int((event.commit.tree.parent >= 0).sum()),
-            num_accepted_tokens=int((event.verdict.count - 1).sum()),
+            num_draft_tokens=int((tree.parent >= 0).sum()) if tree.num_nodes > 1 else 0,
+            num_accepted_tokens=sum(event.verdict.counts) - len(event.rows),
             num_tokens=sum(map(len, event.commit.tokens)),
             seconds_draft_model=event.seconds_draft_model,
             is_light=event.is_light,

@@ -186,9 +186,10 @@ class State(Context):
         # A row that ended inside the path keeps no node after its last token: length is cut with the text.
         self.lengths = [len(ids) - 1 for ids in self.history.ids]
         self.depth_limit = [row.depth_limit for row in self.rows]
-        device = before.device
-        self.length = torch.tensor(self.lengths, device=device)
-        self.pending = torch.tensor([ids[-1] for ids in self.history.ids], device=device)
+        self.length = torch.tensor(self.lengths)
+        self.pending = torch.tensor([ids[-1] for ids in self.history.ids])
+        if not before.is_cpu:
+            self.length, self.pending = self.length.to(before.device), self.pending.to(before.device)
         ended = [row.finish_reason is not None for row in self.rows]
         return Commit(tree, before, paths, emitted, taps, candidates, ended), _moves(before, paths)
 
@@ -212,8 +213,11 @@ class State(Context):
 
 def _read(tree: TokenTree, verdict: Verdict) -> tuple[list[Any], ...]:
     """Columns (count, bonus, sound, path, tokens, parent), a value a row, on the host."""
+    if verdict.host is not None:
+        paths, bonus, sound = verdict.host
+        return list(map(len, paths)), bonus, sound, paths, tree.tokens.tolist(), tree.parent.tolist()
     columns = (verdict.count, verdict.bonus, verdict.sound, verdict.path, tree.tokens, tree.parent)
-    if tree.tokens.device.type == "cpu":
+    if tree.tokens.is_cpu:
         return tuple(column.tolist() for column in columns)
     # One transfer instead of six: each would wait for the device.
     widths = [1 if column.dim() == 1 else column.shape[1] for column in columns]

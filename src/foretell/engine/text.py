@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import Protocol
+from weakref import WeakKeyDictionary
 
 LONGEST_CHARACTER = 4
 """Bytes of a character, and so tokens, at most."""
@@ -42,6 +43,7 @@ class TextStream:
         self._begun = [0] * len(self.stop)  # how many characters of each stop text the text ends with
         self._followed = 0  # characters of the text that this holds for
         self._final = False
+        self._known = _texts(tokenizer)
 
     def push(self, token: int) -> None:
         """Append a token; afterwards ``stopped`` says whether a stop text is complete."""
@@ -65,7 +67,9 @@ class TextStream:
         return piece
 
     def _decode(self, *, final: bool) -> None:
-        before, now = self._text_of(self._ids[self._window : self._decoded]), self._text_of(self._ids[self._window :])
+        settled = self._ids[self._window : self._decoded]
+        before = self._text_of_one(settled[0]) if len(settled) == 1 else self._text_of(settled)
+        now = self._text_of(self._ids[self._window :])
         if len(now) > len(before) and (final or not now.endswith("\ufffd")):
             self._add(now[len(before) :], len(self._ids))
         elif len(self._ids) - self._decoded >= MOST_PENDING:
@@ -74,6 +78,13 @@ class TextStream:
     def _text_of(self, ids: list[int]) -> str:
         assert self.tokenizer is not None
         return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def _text_of_one(self, token: int) -> str:
+        """The same of one token, which is asked for in most steps: kept, as there are only so many."""
+        text = self._known.get(token)
+        if text is None:
+            text = self._known[token] = self._text_of([token])
+        return text
 
     def _add(self, piece: str, decoded: int) -> None:
         """Append the text of the tokens before ``decoded`` that is not in ``text`` yet."""
@@ -101,6 +112,17 @@ class TextStream:
         for place, stop in enumerate(self.stop):
             self._begun[place] = _follow(stop, self._begun[place], text)
         return max(self._begun, default=0)
+
+
+_TEXTS: WeakKeyDictionary[Tokenizer, dict[int, str]] = WeakKeyDictionary()
+
+
+def _texts(tokenizer: Tokenizer | None) -> dict[int, str]:
+    """The texts of single tokens that are known of a tokenizer: those of all rows, for as long as it lives."""
+    try:
+        return {} if tokenizer is None else _TEXTS.setdefault(tokenizer, {})
+    except TypeError:  # no reference to it can be kept
+        return {}
 
 
 def _follow(stop: str, begun: int, text: str) -> int:

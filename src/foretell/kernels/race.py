@@ -37,6 +37,11 @@ def typed(library: ctypes.CDLL) -> ctypes.CDLL:
     library.foretell_one_hot.restype = None
     library.foretell_draw_logits.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 4
     library.foretell_draw_logits.restype = None
+    library.foretell_walk.argtypes = (
+        [ctypes.c_int64] * 3 + [ctypes.c_void_p] + [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 3 + [ctypes.c_int64]
+        + [ctypes.c_void_p, ctypes.c_int64] + [ctypes.c_void_p] * 2 + [ctypes.c_int64, ctypes.c_void_p]
+    )  # fmt: skip
+    library.foretell_walk.restype = None
     library.foretell_race.restype = library.foretell_stream_keys.restype = None
     library.foretell_race_top.restype = None
     return library

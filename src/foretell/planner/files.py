@@ -83,7 +83,7 @@ def load(key: Mapping[str, Any], path: Path | None = None) -> CostTable | None:
     try:
         given = json.loads(path.read_text(encoding="utf-8"))
         if given["key"] != key:
-            raise ValueError("it is of another machine, model or version")
+            raise ValueError("it is of another machine, model or code")
         if not 0 <= time.time() - float(given["time"]) <= MAX_AGE_S:
             raise ValueError(f"it is older than {MAX_AGE_S / 86400:.0f} days")
         return CostTable.from_json(given)

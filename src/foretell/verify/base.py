@@ -101,14 +101,60 @@ class Walk:
     carry: Any = None  # what residual needs and would otherwise compute again
 
 
-@dataclass(frozen=True)
 class Verdict:
-    """One outcome, drawn: nodes path[b, :count[b]] are kept (the root first), then comes the token bonus[b]."""
+    """One outcome, drawn: nodes path[b, :count[b]] are kept (the root first), then comes the token bonus[b].
 
-    path: Tensor  # [B, N] int64 node indices, ascending along the path; after count, the rest in any order
-    count: Tensor  # [B] int64, at least 1
-    bonus: Tensor  # [B] int64
-    sound: Tensor  # [B] bool: False where the probabilities were not finite or all zero; bonus is then undefined
+    path: [B, N] int64 node indices, ascending along the path; after count, the rest in any order. count: [B] int64, at
+    least 1. bonus: [B] int64. sound: [B] bool: False where the probabilities were not finite or all zero; bonus is then
+    undefined. Of a walk on the host (``of``) these tensors are made when one is first read; the engine reads lists.
+    """
+
+    def __init__(self, path: Tensor, count: Tensor, bonus: Tensor, sound: Tensor) -> None:
+        self._tensors: tuple[Tensor, Tensor, Tensor, Tensor] | None = (path, count, bonus, sound)
+        self.host: tuple[list[list[int]], list[int], list[bool]] | None = None  # (kept nodes, bonus, sound) by row
+        self._num_nodes = path.shape[1]
+
+    @classmethod
+    def of(cls, paths: list[list[int]], bonus: list[int], sound: list[bool], num_nodes: int) -> "Verdict":
+        """That of rows whose kept nodes, the root first, are on the host, of trees with num_nodes nodes; on the CPU."""
+        verdict = cls.__new__(cls)
+        verdict._tensors, verdict.host, verdict._num_nodes = None, (paths, bonus, sound), num_nodes
+        return verdict
+
+    @property
+    def counts(self) -> list[int]:
+        """``count`` on the host."""
+        counts: list[int] = self.count.tolist() if self.host is None else list(map(len, self.host[0]))
+        return counts
+
+    def _made(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        if self._tensors is None:
+            assert self.host is not None
+            paths, bonus, sound = self.host
+            rest = [path + sorted(set(range(self._num_nodes)).difference(path)) for path in paths]
+            count = torch.tensor([len(path) for path in paths])
+            self._tensors = torch.tensor(rest), count, torch.tensor(bonus), torch.tensor(sound)
+        return self._tensors
+
+    @property
+    def path(self) -> Tensor:
+        """[B, N] int64."""
+        return self._made()[0]
+
+    @property
+    def count(self) -> Tensor:
+        """[B] int64."""
+        return self._made()[1]
+
+    @property
+    def bonus(self) -> Tensor:
+        """[B] int64."""
+        return self._made()[2]
+
+    @property
+    def sound(self) -> Tensor:
+        """[B] bool."""
+        return self._made()[3]
 
 
 class VerifierLoader(Protocol):
@@ -172,6 +218,11 @@ class Verifier(ABC):
     def decide(self, evidence: Evidence) -> tuple[Tensor, Tensor] | None:
         """(at [B], bonus [B]) for rules whose outcome the noise determines: what ``draw`` would get from
         one-hot stops and residuals, without building them. None (the default): draw from the distributions."""
+        return None
+
+    def walk(self, evidence: Evidence) -> Verdict | None:
+        """The outcome where the rule can tell it on the host without any tensor; None (the default): by ``decide``, which
+        says the same."""
         return None
 
     @abstractmethod
@@ -260,11 +311,16 @@ def draw(verifier: Verifier | RowVerifiers, evidence: Evidence) -> Verdict:
     if isinstance(verifier, RowVerifiers):
         starts = (0, *verifier.stops)
         parts = [
-            _draw_rows(one, evidence.rows(*rows))
+            _draw_one(one, evidence.rows(*rows))
             for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)
         ]
         return _joined(parts)
-    return _draw_rows(verifier, evidence)
+    return _draw_one(verifier, evidence)
+
+
+def _draw_one(verifier: Verifier, evidence: Evidence) -> Verdict:
+    walked = verifier.walk(evidence)  # no tensors are made for it, however many rows there are
+    return _draw_rows(verifier, evidence) if walked is None else walked
 
 
 def _draw_rows(verifier: Verifier, evidence: Evidence) -> Verdict:

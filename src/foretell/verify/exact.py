@@ -14,7 +14,7 @@ from torch import Tensor
 
 from foretell.core.noise import race
 from foretell.core.tree import DrawMode, depths, is_chain
-from foretell.verify.base import Evidence, Verifier, Walk, stops_from_edges
+from foretell.verify.base import Evidence, Verdict, Verifier, Walk, stops_from_edges
 
 
 def target_draws(evidence: Evidence) -> Tensor:
@@ -35,7 +35,7 @@ def target_draws(evidence: Evidence) -> Tensor:
 def follow_draws(evidence: Evidence) -> tuple[Tensor, Tensor]:
     """(at [B], bonus [B]): where the target's draws lead, and the draw after it. Draws only on the path, for each depth
     all rows that still walk, and reads every draw on the host: for the CPU. Equivalent to ``stops`` and
-    ``residual``."""
+    ``residual``; the slow twin of ``Deferred.walk``."""
     noise, tree = evidence.noise, evidence.tree
     assert noise is not None, "exact match reads the stream COUPLED"
     parents, tokens = tree.parent.tolist(), tree.tokens.tolist()
@@ -74,6 +74,12 @@ class Exact(Verifier):
     invariant: ClassVar[bool] = True
     lazy: ClassVar[bool] = True  # choices are target_draws: on the CPU only the nodes on the path are drawn
 
+    def __init_subclass__(cls) -> None:
+        """A subclass with choices, or a walk, of its own is not passed over."""
+        super().__init_subclass__()
+        if vars(cls).keys() & {"choices", "stops", "decide"}:
+            cls.lazy = False
+
     def choices(self, evidence: Evidence) -> Tensor:
         """[B, N] int64: the token that the target takes after each node."""
         return target_draws(evidence)
@@ -93,6 +99,16 @@ class Exact(Verifier):
             same = (tree.parent[:, :, None] == tree.parent[:, None, :]) & match[:, None, :] & match[:, :, None]
             match = match & ~same.tril(-1).any(-1)
         return Walk(stops_from_edges(tree.parent, match.to(evidence.p.dtype)), drawn)
+
+    def walk(self, evidence: Evidence) -> Verdict | None:
+        """In one call, where the logits decide every draw."""
+        if not self.lazy or evidence.deferred is None or evidence.noise is None:
+            return None
+        found = evidence.deferred.walk(evidence.tree, evidence.noise)
+        if found is None:
+            return None
+        paths, bonus = [path for path, _ in found], [token for _, token in found]
+        return Verdict.of(paths, bonus, [True] * len(found), evidence.tree.num_nodes)
 
     def decide(self, evidence: Evidence) -> tuple[Tensor, Tensor]:
         """Follow the target's draws: deterministic given the noise."""

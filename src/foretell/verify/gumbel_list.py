@@ -79,7 +79,6 @@ class GumbelList(Exact):
     draws = DrawMode.LIST
     summary = "exact match with an independent noise for each child; the target's distribution, another text per tree"
     invariant: ClassVar[bool] = False
-    lazy: ClassVar[bool] = False
     counts_children = frozenset({DrawMode.LIST, DrawMode.COUPLED})  # drawn from the very noises that are counted
 
     def choices(self, evidence: Evidence) -> Tensor:
