@@ -4,6 +4,10 @@ import numpy as np
 import pytest
 
 from foretell.planner.acceptance import PRIOR_FOUND, PRIOR_RATE, Acceptance
+from foretell.planner.corrections import Corrections
+from foretell.planner.costs import CostTable
+from foretell.planner.observations import RowView
+from foretell.planner.problems import Problems
 
 DEPTH = 4
 
@@ -140,3 +144,54 @@ def test_a_method_may_begin_with_a_better_prior() -> None:
     for _ in range(40):
         found.observe("a", "told", 4, 4, 0)
     assert found.curve("told", "c", 4)[0][0] < 0.2, "misses count as for any other"
+
+
+def test_one_row_is_reckoned_as_one_of_many() -> None:
+    """Rates and counts of a batch of one, in plain Python, against those of a larger one."""
+    rng, alone, beside = np.random.default_rng(0), Acceptance(5), Acceptance(5)
+    for _ in range(60):
+        name, method = str(rng.choice(["a", "b"])), str(rng.choice(["m", "n"]))
+        cap = int(rng.integers(1, 7))
+        drafted = int(rng.integers(0, cap + 1))
+        seen = cap, drafted, int(rng.integers(0, drafted + 1)), int(rng.integers(drafted, 2 * drafted + 1))
+        for each in (alone, beside):
+            each.tick()
+            each.observe(name, method, *seen)
+        queued = np.array(beside._queue)
+        beside._count_many(queued)
+        beside._queue.clear()
+        beside._pool_rates.clear()
+        alone._count()
+        assert np.allclose(alone._rows.table, beside._rows.table, rtol=1e-12)
+        assert np.allclose(alone._pools.table, beside._pools.table, rtol=1e-12)
+        one, two = alone.curves(["b"], ["n"]), beside.curves(["a", "b"], ["m", "n"])
+        for mine, theirs in zip(
+            (one.kept, one.drafted, one.optimistic), (two.kept, two.drafted, two.optimistic), strict=True
+        ):
+            assert np.allclose(mine[0], theirs[1], rtol=1e-12)
+        assert one.branching[0] == two.branching[1]
+
+
+@pytest.mark.parametrize("batch", [1, 3])
+def test_a_problem_of_one_row_is_a_row_of_a_problem_of_many(batch: int) -> None:
+    costs = CostTable(
+        {(b, b * n): 1.0 + 0.1 * b * n for b in (1, 2, 4) for n in (1, 2, 5)},
+        {"m": {(b, 4): 0.2 * b for b in (1, 2, 4)}},
+    )
+    acceptance = Acceptance(6)
+    for depth in (4, 2, 0):
+        acceptance.observe("a", "m", 4, depth, depth // 2)
+    problems = Problems(costs, acceptance, Corrections(["m"]))
+    row = RowView("a", "m", 9, 3, num_unread=7)
+    idle = RowView("x", "m", 0, 0)
+    found = problems.of([row] + [idle] * (batch - 1), 1.1)
+    assert found is not None
+    problem = found.problem
+    assert problem.kept.shape == (batch, 3), "no deeper than the row can use"
+    assert problem.kept[0] == pytest.approx(found.curves.kept[0, :3])
+    assert problem.drafted[0] == pytest.approx(found.curves.drafted[0, :3])
+    assert problem.entry[0] > 0.0
+    assert problem.entry[1:].sum() == 0.0
+    assert problem.draft.shape == (1, 3, batch + 1)
+    assert problem.method[0] == 0
+    assert problems.of([idle] * batch, 1.1) is None

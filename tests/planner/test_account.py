@@ -2,7 +2,14 @@
 
 import pytest
 
-from foretell.planner.account import BUDGET, MAX_CREDIT_PASSES, MAX_EXTRA_PASSES, START_CREDIT_PASSES, TrialAccount
+from foretell.planner.account import (
+    ASKED_AGAIN,
+    BUDGET,
+    MAX_CREDIT_PASSES,
+    MAX_EXTRA_PASSES,
+    START_CREDIT_PASSES,
+    TrialAccount,
+)
 
 
 def test_it_opens_with_a_pass_earns_its_share_and_is_bounded() -> None:
@@ -23,9 +30,22 @@ def test_a_trial_that_cannot_be_paid_is_due_once_it_can() -> None:
     account.ask(1.2)  # the cheapest counts
     assert not account.is_due
     account.earn(0.2 / BUDGET)
+    assert not account.is_due, "it will be weighed again, and its loss have grown"
+    account.earn((ASKED_AGAIN - 1.0) * 1.2 / BUDGET)
     assert account.is_due
     account.ask_nothing()
     assert not account.is_due
+
+
+def test_deciding_is_charged_and_reckoned_with() -> None:
+    account = TrialAccount()
+    account.credit(1.0)
+    account.charge_deciding(0.25)
+    assert (account.trials, account.seconds, account.credit(1.0)) == (0, 0.25, 0.75)
+    account.ask(0.5)
+    assert not account.is_due, "0.625 and another 0.25"
+    account.earn(0.13 / BUDGET)
+    assert account.is_due
 
 
 def test_charges_are_counted_and_extra_ones_limited() -> None:

@@ -6,6 +6,7 @@ none). Both are counts that fade. A request's rates are shrunk towards its metho
 towards the one before it, so that a depth never tried is neither assumed nor ruled out.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -63,7 +64,7 @@ class Acceptance:
         self._rows = _Counts(8, depth)
         self._methods: dict[str, int] = {}
         self._pools = _Counts(0, depth)
-        self._pool_rates: dict[int, tuple[Array, Array, float]] = {}
+        self._pool_rates: dict[int, tuple[list[list[float]], list[list[float]], float]] = {}
         self._queue: list[tuple[int, int, int, int, int, int]] = []
         self._step = 0
         # What a proposal adds to the counts, by (drafted, accepted) and by (allowed, drafted).
@@ -111,6 +112,8 @@ class Acceptance:
 
     def curves(self, request_ids: Sequence[str], methods: Sequence[str]) -> Curves:
         """What to expect of these requests, one row each."""
+        if len(request_ids) == 1:
+            return self._curves_of_one(request_ids[0], methods[0])
         pools = [self._method(method) for method in methods]
         slots = [self._slot(request_id) for request_id in request_ids]
         self._count()
@@ -127,6 +130,35 @@ class Acceptance:
         weight = tries * age + np.minimum(POOL_WEIGHT, PRIOR_WEIGHT + np.array(known) * pool_age)
         optimistic = np.cumprod(_upper(rate, weight), axis=2)
         return Curves(kept * drafted, drafted, optimistic[:, 0] * optimistic[:, 1], np.array(branching))
+
+    def _curves_of_one(self, request_id: str, method: str) -> Curves:
+        """The same for one row, in plain Python: on so few numbers, behind a pass, each call of numpy takes as long as all
+        of this."""
+        pool, slot = self._method(method), self._slot(request_id)
+        self._count()
+        if pool not in self._pool_rates:
+            self._pool_rates[pool] = self._pool(pool)
+        rates, known, branching = self._pool_rates[pool]
+        depth = self.max_depth
+        counts = self._rows.table[slot, :-3].tolist()
+        age = math.exp((self._rows.last[slot] - self._step) / STALE_STEPS)
+        pool_age = math.exp((self._pools.last[pool] - self._step) / STALE_STEPS)
+        by_kind, hopes = [], [1.0] * depth
+        for kind in (0, 1):
+            product = hope = 1.0
+            line = []
+            tried = counts[2 * kind * depth : (2 * kind + 1) * depth]
+            hits = counts[(2 * kind + 1) * depth : (2 * kind + 2) * depth]
+            for place, (tries, hit, mean, rests) in enumerate(zip(tried, hits, rates[kind], known[kind], strict=True)):
+                rate = (hit + POOL_WEIGHT * mean) / (tries + POOL_WEIGHT)
+                product *= rate
+                line.append(product)
+                z = QUANTILE * QUANTILE / (tries * age + min(POOL_WEIGHT, PRIOR_WEIGHT + rests * pool_age))
+                hope *= (rate + z / 2 + math.sqrt(z * (rate * (1 - rate) + z / 4))) / (1 + z)
+                hopes[place] *= hope
+            by_kind.append(line)
+        kept = [one * other for one, other in zip(*by_kind, strict=True)]
+        return Curves(np.array([kept]), np.array([by_kind[1]]), np.array([hopes]), np.array([branching]))
 
     def _slot(self, request_id: str) -> int:
         slot = self._slots.get(request_id)
@@ -152,9 +184,15 @@ class Acceptance:
         rows."""
         if not self._queue:
             return
-        queue = np.array(self._queue)
+        if len(self._queue) == 1:
+            self._count_one(*self._queue[0])
+        else:
+            self._count_many(np.array(self._queue))
         self._queue.clear()
         self._pool_rates.clear()
+
+    def _count_many(self, queue: NDArray[np.int64]) -> None:
+        """queue [Q, 6]: slot, pool, cap, drafted, accepted, nodes."""
         slots, pools, cap, drafted, accepted, _ = queue.T
         base, rows = self.max_depth + 1, self._rows
         own = np.ones((len(queue), 3))
@@ -173,7 +211,19 @@ class Acceptance:
             self._pools.table[pool] = faded + share @ new
             self._pools.last[pool] = self._step
 
-    def _pool(self, pool: int) -> tuple[Array, Array, float]:
+    def _count_one(self, slot: int, pool: int, cap: int, drafted: int, accepted: int, nodes: int) -> None:
+        """``_count_many`` of a queue of one, with a third of the calls."""
+        base, row, pools = self.max_depth + 1, self._rows.table[slot], self._pools.table
+        new = np.concatenate(
+            [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], (1.0, nodes, drafted)]
+        )
+        weight = max(1.0 / (1.0 + float(row[-3]) / HALF_WEIGHT_PROPOSALS), MIN_ROW_WEIGHT)
+        row *= math.exp(-1.0 / ROW_MEMORY)
+        row += new
+        pools[pool] = pools[pool] * math.exp(-weight / POOL_MEMORY) + weight * new
+        self._rows.last[slot] = self._pools.last[pool] = self._step
+
+    def _pool(self, pool: int) -> tuple[list[list[float]], list[list[float]], float]:
         """Rates of a method [2, L] (kept, found), how many tries they rest on [2, L], and its branching."""
         table = self._pools.table[pool]
         counts = table[:-3].reshape(2, 2, self.max_depth)
@@ -188,7 +238,7 @@ class Acceptance:
             rates.append(line)
         depth = float(table[-1])
         branching = max(float(table[-2]) / depth, 1.0) if depth > 0 else 1.0
-        return np.array(rates), counts[:, 0].copy(), branching
+        return rates, counts[:, 0].tolist(), branching
 
 
 def _upper(rate: Array, weight: Array) -> Array:

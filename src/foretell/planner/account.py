@@ -7,6 +7,7 @@ PROMISE = 0.02
 BUDGET = 0.005  # of it, what trials may lose
 LEARN_SHARE = PROMISE - BUDGET  # of it, what a learner may take of the engine's thread
 START_CREDIT_PASSES, MAX_CREDIT_PASSES = 1.0, 12.0  # plain passes that the account starts with, and holds at most
+ASKED_AGAIN = 1.25  # of the expected loss of a trial that was refused: the credit at which it is weighed again
 MAX_EXTRA_PASSES = 2.0  # plain passes that a trial may be charged afterwards, beyond what was foreseen
 
 
@@ -16,6 +17,7 @@ class TrialAccount:
     def __init__(self) -> None:
         self._credit: float | None = None
         self._needed = math.inf  # credit at which the cheapest trial that was refused can be paid
+        self._deciding = 0.0  # seconds that the last decision took
         self.trials = 0
         self.seconds = 0.0  # charged so far
 
@@ -27,8 +29,9 @@ class TrialAccount:
         return self._credit
 
     def ask(self, loss: float) -> None:
-        """Register a trial of this expected loss: ``is_due`` says when the credit covers it."""
-        self._needed = min(self._needed, max(loss, 0.0))
+        """Register a trial of this expected loss: ``is_due`` says when the credit covers it, and somewhat more, as it is
+        weighed again then: that costs time, and what its drafter lags behind grows."""
+        self._needed = min(self._needed, ASKED_AGAIN * max(loss, 0.0) + self._deciding)
 
     def ask_nothing(self) -> None:
         """Cancel the registered trial."""
@@ -45,6 +48,13 @@ class TrialAccount:
         self._credit -= max(loss, 0.0)
         self.trials += 1
         self.seconds += max(loss, 0.0)
+
+    def charge_deciding(self, seconds: float) -> None:
+        """Charge what it took to decide whether to try something. Call ``credit`` before."""
+        assert self._credit is not None
+        self._credit -= seconds
+        self.seconds += seconds
+        self._deciding = seconds
 
     def charge_extra(self, lost: float, charged: float, plain: float) -> None:
         """A trial that was charged ``charged`` lost ``lost`` seconds: the rest is charged, up to a limit.

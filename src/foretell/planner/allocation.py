@@ -1,7 +1,9 @@
 """Which rows guess how deep: the allocation that brings most tokens a second, for given chances and costs. Pure."""
 
-from collections.abc import Sequence
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +31,11 @@ class Problem:
     def batch(self) -> int:
         """B."""
         return len(self.kept)
+
+    @cached_property
+    def points(self) -> tuple[list[float], list[float]]:
+        """``curve`` as lists."""
+        return self.curve[0].tolist(), self.curve[1].tolist()
 
 
 @dataclass(frozen=True)
@@ -58,6 +65,8 @@ def _pass_seconds(problem: Problem, nodes: Array, none: Array | None) -> Array:
 def price(problem: Problem, caps: Sequence[int]) -> Allocation:
     """What one choice of depths brings and costs."""
     num_rows, depth = problem.kept.shape
+    if num_rows == 1:
+        return _price_row(problem, caps[0]) if caps[0] > 0 else Allocation(list(caps), 1.0, problem.plain)
     on = np.arange(depth)[None] < np.asarray(caps)[:, None]
     if not on.any():
         return Allocation(list(caps), float(num_rows), problem.plain)
@@ -130,17 +139,39 @@ def search(problem: Problem) -> Allocation | None:
 
 def _search_row(problem: Problem) -> Allocation | None:
     """The same for a batch of one: the prefixes are the depths."""
-    depth = int(np.count_nonzero(problem.kept[0] > 0.0))
-    if not depth:
-        return None
-    drafted = problem.drafted[0, :depth]
-    none = np.asarray(1.0 - drafted[0]) if drafted[0] < 0.999 else None
-    nodes = np.cumsum(drafted) * problem.branching[0]
-    draft = np.cumsum(problem.draft[problem.method[0], :depth, 1]) + problem.entry[0]
-    seconds = draft + _pass_seconds(problem, nodes, none)
-    tokens = 1.0 + np.cumsum(problem.kept[0, :depth])
-    best = int((tokens / seconds).argmax())
-    return Allocation([best + 1], float(tokens[best]), float(seconds[best]))
+    best: Allocation | None = None
+    for choice in _of_row(problem, problem.kept.shape[1]):
+        if best is None or choice.rate > best.rate:
+            best = choice
+    return best
+
+
+def _price_row(problem: Problem, cap: int) -> Allocation:
+    """``price`` of a batch of one."""
+    *_, last = _of_row(problem, cap, all_depths=True)
+    return Allocation([cap], last.tokens, last.seconds)
+
+
+def _of_row(problem: Problem, deepest: int, *, all_depths: bool = False) -> Iterator[Allocation]:
+    """The depths 1, 2, ... of a batch of one with what each brings and costs, up to the first that is not allowed. In plain
+    Python: on so few numbers, behind a pass, each call of numpy takes as long as all of this."""
+    kept, drafted = problem.kept[0].tolist(), problem.drafted[0].tolist()
+    costs, branching = problem.draft[problem.method[0], :, 1].tolist(), float(problem.branching[0])
+    xs, ys = problem.points
+    tokens, nodes, draft = 1.0, 0.0, float(problem.entry[0])
+    some = min(max(drafted[0], 1e-9), 1.0)  # P(anything is drafted)
+    for level in range(min(deepest, len(kept))):
+        if kept[level] <= 0.0 and not all_depths:
+            return
+        tokens += kept[level]
+        nodes += drafted[level] * branching
+        draft += costs[level]
+        width = nodes / some
+        after = min(max(bisect_left(xs, width), 1), len(xs) - 1)
+        low, high = xs[after - 1], xs[after]
+        seconds = ys[after - 1] + (width - low) / (high - low) * (ys[after] - ys[after - 1])
+        passed = (1.0 - some) * problem.plain + some * seconds * problem.guess_factor
+        yield Allocation([level + 1], tokens, draft + passed)
 
 
 def _limits(deepest: int) -> list[int]:

@@ -3,8 +3,6 @@
 import math
 from collections.abc import Sequence
 
-import numpy as np
-
 
 class Corrections:
     """Correction factors of the cost table: for plain passes, guessing passes and each method's drafting. Causes are
@@ -31,24 +29,26 @@ class Corrections:
 
     def __init__(self, methods: Sequence[str]) -> None:
         self._index = {method: 2 + place for place, method in enumerate(methods)}
-        count = 2 + len(methods)
-        own = np.full(count, self._OWN_DRAFT)
-        own[: self._GUESS + 1] = self._OWN
-        self._mean = np.zeros(1 + count)  # the common part, then each factor's own
-        self._cov = np.diag(np.append(self._COMMON_START, own))
-        keep = math.exp(-1.0 / self.MEMORY)
-        self._keep, self._keep_cov = keep, keep * keep
-        self._grow = np.diag(np.append(self._COMMON, own)) * (1.0 - keep * keep)
-        self._streak = [0] * count
-        self._seen = [0] * count  # observations of each factor
+        # Lists: the calls of numpy on a few numbers take longer than the sums, the more so behind a pass.
+        own = [self._OWN, self._OWN] + [self._OWN_DRAFT] * len(methods)
+        self._mean = [0.0] * (1 + len(own))  # the common part, then each factor's own
+        self._still = [self._COMMON, *own]  # variance of each part where nothing was seen for long
+        start = [self._COMMON_START, *own]
+        self._cov = [
+            [start[row] if row == column else 0.0 for column in range(len(start))] for row in range(len(start))
+        ]
+        self._ticks = 0  # steps that mean and covariance have not been told of
+        self._streak = [0] * len(own)
+        self._seen = [0] * len(own)  # observations of each factor
         self.plain, self.guess = 1.0, 1.0
         self.draft: dict[str, float] = dict.fromkeys(methods, 1.0)
 
     @property
     def doubt(self) -> float:
         """Standard deviation of log (guessing passes' factor / plain passes' factor)."""
-        cov, plain, guess = self._cov, 1 + self._PLAIN, 1 + self._GUESS
-        return math.sqrt(max(float(cov[plain, plain] + cov[guess, guess] - 2.0 * cov[plain, guess]), 0.0))
+        self._settle()
+        plain, guess = self._cov[1 + self._PLAIN], self._cov[1 + self._GUESS]
+        return math.sqrt(max(plain[1 + self._PLAIN] + guess[1 + self._GUESS] - 2.0 * plain[1 + self._GUESS], 0.0))
 
     def contradiction(self) -> str | None:
         """What live steps say against the table, after enough of them; None where they agree with it.
@@ -76,14 +76,25 @@ class Corrections:
     @property
     def plain_spread(self) -> float:
         """Standard deviation of the log of the plain passes' factor."""
-        cov, plain = self._cov, 1 + self._PLAIN
-        return math.sqrt(max(float(cov[0, 0] + 2.0 * cov[0, plain] + cov[plain, plain]), 0.0))
+        self._settle()
+        common, plain = self._cov[0], self._cov[1 + self._PLAIN]
+        return math.sqrt(max(common[0] + 2.0 * plain[0] + plain[1 + self._PLAIN], 0.0))
 
     def tick(self) -> None:
         """A step has passed."""
-        self._mean *= self._keep
-        self._cov *= self._keep_cov
-        self._cov += self._grow
+        self._ticks += 1
+
+    def _settle(self) -> None:
+        """The steps that have passed: each part falls back, and is known less."""
+        if not self._ticks:
+            return
+        keep = math.exp(-self._ticks / self.MEMORY)
+        self._ticks = 0
+        share = keep * keep
+        self._mean = [mean * keep for mean in self._mean]
+        for place, row in enumerate(self._cov):
+            self._cov[place] = row = [value * share for value in row]
+            row[place] += self._still[place] * (1.0 - share)
 
     def observe(self, kind: str, measured: float, predicted: float) -> None:
         """kind: "plain" or "guess", for a pass. predicted: the table's figure, uncorrected."""
@@ -97,25 +108,30 @@ class Corrections:
     def _learn(self, place: int, measured: float, predicted: float) -> None:
         if measured <= 0.0 or predicted <= 0.0:
             return
+        self._settle()
         self._seen[place] += 1
-        own = 1 + place
-        with_factor = self._cov[0] + self._cov[own]  # covariances of the parts with this factor
-        spread = float(with_factor[0] + with_factor[own]) + self._NOISE
+        own, cov = 1 + place, self._cov
+        with_factor = [common + mine for common, mine in zip(cov[0], cov[own], strict=True)]  # the parts' covariances
+        spread = with_factor[0] + with_factor[own] + self._NOISE
         most = self._CLIP * math.sqrt(spread)
-        surprise = math.log(measured / predicted) - float(self._mean[0] + self._mean[own])
+        surprise = math.log(measured / predicted) - self._mean[0] - self._mean[own]
         streak = self._streak[place]
         self._streak[place] = 0 if abs(surprise) < most else max(streak, 0) + 1 if surprise > 0 else min(streak, 0) - 1
         if abs(self._streak[place]) >= self._MAX_STREAK:
-            part = 0 if place <= self._GUESS else own
-            self._cov[part, part] += self._STREAK_VARIANCE
-            with_factor[part] += self._STREAK_VARIANCE
+            place_of = 0 if place <= self._GUESS else own
+            cov[place_of][place_of] += self._STREAK_VARIANCE
+            with_factor[place_of] += self._STREAK_VARIANCE
             spread += self._STREAK_VARIANCE
             most = self._CLIP * math.sqrt(spread)
-        surprise = min(max(surprise, -most), most)
-        self._mean += with_factor * (surprise / spread)
-        self._cov -= np.outer(with_factor, with_factor / spread)
-        np.clip(self._mean, -self._MAX_LOG, self._MAX_LOG, out=self._mean)
-        common, *parts = self._mean.tolist()
-        self.plain, self.guess = math.exp(common + parts[self._PLAIN]), math.exp(common + parts[self._GUESS])
-        for method, index in self._index.items():
-            self.draft[method] = math.exp(common + parts[index])
+        by = min(max(surprise, -most), most) / spread
+        limit = self._MAX_LOG
+        self._mean = mean = [
+            min(max(at + by * part, -limit), limit) for at, part in zip(self._mean, with_factor, strict=True)
+        ]
+        for index, part in enumerate(with_factor):
+            gain = part / spread
+            cov[index] = [value - gain * other for value, other in zip(cov[index], with_factor, strict=True)]
+        common = mean[0]
+        self.plain, self.guess = math.exp(common + mean[1 + self._PLAIN]), math.exp(common + mean[1 + self._GUESS])
+        for method, factor in self._index.items():
+            self.draft[method] = math.exp(common + mean[1 + factor])

@@ -7,6 +7,7 @@ its expected loss.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 
 import numpy as np
 
@@ -24,11 +25,15 @@ GAIN_TO_START = 0.05  # expected gain over plain decoding needed to start guessi
 GAIN_TO_CONTINUE = 0.02  # ... and to go on: costs are known no better
 MAX_ARRIVING_SHARE = 0.25  # of the decoding rows: where more join, guessing is not started
 MIN_CHARGE_PASSES = 0.05  # least charge of a plain trial step: bounds the trials at near ties
-PERIOD = 8  # steps between plans while nothing joins or leaves; every step while much is unknown
+PERIOD = 16  # steps between plans while nothing joins or leaves; every step while much is unknown
 PERIOD_PLAIN = 64  # ... and while nothing guesses
 PLAIN_TRIAL_PERIOD = 16  # guessing steps before a plain one is tried, to see what it costs now
 ENOUGH_PROPOSALS = 24.0  # of a method, after which its rates no longer change by the step
 SPEEDUP_DECAY = 1.0 / 200.0  # of the live speedup, per step
+WELL_KNOWN, PLAIN_SKIPPED = (
+    0.07,
+    3,
+)  # of that log: where it is known so well, so many plain steps of four say nothing new
 MAX_PLAIN_SPREAD = 0.12  # of the log of a plain step's seconds: where it is known no better, the speedup is not known
 
 
@@ -69,6 +74,7 @@ class Planner:
         self._age, self._patience = 0, 1
         self._lagging = False
         self._guessing = False
+        self._skip = self._skipped = 0  # plain steps that the corrections are not told of, and those of them so far
         self._plain_seconds = self._seconds = 0.0
         self._since_plain = PLAIN_TRIAL_PERIOD
         self.guessed_last = False
@@ -202,9 +208,15 @@ class Planner:
         best = search(question.problem)
         bar = off.plain_rate * (1.0 + (GAIN_TO_CONTINUE if self._guessing else GAIN_TO_START))
         self._guessing = best is not None and best.rate > bar
+        begun = perf_counter()
         if best is None or not self._guessing:
-            return self._try_guessing(rows, question, off)
-        return self._try_other(question, _Plan(best.caps, best, off.plain_rate))
+            plan = self._try_guessing(rows, question, off)
+        else:
+            plan = self._try_other(question, _Plan(best.caps, best, off.plain_rate))
+        self._account.charge_deciding(
+            perf_counter() - begun
+        )  # a trial that is weighed often must not cost more than trials
+        return plan
 
     # Trials: what the optimistic curve says would win, a few rows at a time, while the account has credit.
 
@@ -318,8 +330,12 @@ class Planner:
                 asked.setdefault(row.method, []).append(row.cap)
                 self.acceptance.observe(row.request_id, row.method, row.cap, row.drafted, row.accepted, row.nodes)
         if not asked:
-            self.corrections.observe("plain", step.seconds, self.costs.verify(step.batch, step.batch))
+            self._skipped += 1
+            if self._skipped > self._skip:  # where they are known well, one of a few plain steps says enough
+                self.corrections.observe("plain", step.seconds, self.costs.verify(step.batch, step.batch))
+                self._skipped, self._skip = 0, PLAIN_SKIPPED if self.corrections.plain_spread <= WELL_KNOWN else 0
             return accepted
+        self._skip = 0
         kind = "guess" if nodes else "plain"
         measured = step.seconds_target + step.seconds_rest
         self.corrections.observe(kind, measured, self.costs.verify(step.batch, step.batch + nodes))

@@ -14,6 +14,7 @@ from foretell.planner.observations import RowView
 
 Array = NDArray[np.float64]
 
+_FIRST = np.zeros(1, dtype=np.int64)  # the only method
 MIN_BEST_CASE_GAIN = 0.05  # least gain of perfect guesses over plain decoding for guessing to be tried
 CATCH_UP_STEPS = 32.0  # steps, at most, over which reading what a drafter lags behind is written off
 
@@ -52,6 +53,8 @@ class Problems:
         if not any(able):
             return None
         curves = self.acceptance.curves([row.request_id for row in rows], [row.method for row in rows])
+        if len(rows) == 1:
+            return self._of_one(rows[0], curves, plain)
         batch, depth = curves.kept.shape
         names = sorted({row.method for row, can in zip(rows, able, strict=True) if can})
         place = {name: index for index, name in enumerate(names)}
@@ -72,6 +75,22 @@ class Problems:
             curve=self.costs.verify_curve(batch),
             plain=plain,
             guess_factor=factors.guess,
+        )
+        return Question(problem, curves)
+
+    def _of_one(self, row: RowView, curves: Curves, plain: float) -> Question:
+        """The same for one row that may guess."""
+        depth = min(row.max_depth, row.depth_limit, curves.kept.shape[1])
+        problem = Problem(
+            kept=curves.kept[:, :depth],
+            drafted=curves.drafted[:, :depth],
+            branching=curves.branching,
+            method=_FIRST,
+            entry=np.array([self._entry(row) if row.num_unread > 1 else 0.0]),
+            draft=(self._grid(row.method, 1)[:depth] * self.corrections.draft[row.method])[None],
+            curve=self.costs.verify_curve(1),
+            plain=plain,
+            guess_factor=self.corrections.guess,
         )
         return Question(problem, curves)
 

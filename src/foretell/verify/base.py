@@ -311,8 +311,7 @@ def draw(verifier: Verifier | RowVerifiers, evidence: Evidence) -> Verdict:
     if isinstance(verifier, RowVerifiers):
         starts = (0, *verifier.stops)
         parts = [
-            _draw_one(one, evidence.rows(*rows))
-            for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)
+            _draw_one(one, evidence.rows(*rows)) for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)
         ]
         return _joined(parts)
     return _draw_one(verifier, evidence)
