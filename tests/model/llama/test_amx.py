@@ -121,7 +121,7 @@ def test_bf16_sums_are_in_the_order_that_is_written_down(rows: int, columns: int
     weight = torch.randn(rows, columns, generator=generator).bfloat16()
     x = torch.randn(37, columns, generator=generator)
     expected = in_order(weight, x)
-    for width in (1, 2, 15, 16, 17, 32, 33, 37):
+    for width in (1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17, 32, 33, 37):
         assert torch.equal(product(weight, x[:width], threads=1 + width % 2), expected[:width]), width
     for row in (3, 36):
         assert torch.equal(product(weight, x[row : row + 1])[0], expected[row])

@@ -41,14 +41,47 @@ INLINE void transpose16(__m512i *v) {
   }
 }
 
-/* Up to 16 rows of x, K of k: for each step 16 pairs of k, of each the 16 rows. One row stays as it is. */
-static void pack_activations(const bf16 *x, int64_t ldx, int64_t rows, int alone, int64_t K, char *to) {
+/* Lane i of part j becomes part i of vector j, in parts of 128 bits. */
+INLINE void transpose4(__m512i *v) {
+  const __m512i a = _mm512_shuffle_i32x4(v[0], v[1], 0x88), b = _mm512_shuffle_i32x4(v[0], v[1], 0xdd);
+  const __m512i c = _mm512_shuffle_i32x4(v[2], v[3], 0x88), d = _mm512_shuffle_i32x4(v[2], v[3], 0xdd);
+  v[0] = _mm512_shuffle_i32x4(a, c, 0x88), v[1] = _mm512_shuffle_i32x4(b, d, 0x88);
+  v[2] = _mm512_shuffle_i32x4(a, c, 0xdd), v[3] = _mm512_shuffle_i32x4(b, d, 0xdd);
+}
+
+/* Four pairs of k behind each other, of each four rows. */
+INLINE void four_rows(const bf16 *x, int64_t ldx, int64_t rows, int64_t left, __m512i *v) {
+  __m512i a[4];
+  UNROLL for (int m = 0; m < 4; m++) v[m] = m < rows ? v_load_bf16(x + m * ldx, left) : _mm512_setzero_si512();
+  UNROLL for (int m = 0; m < 4; m += 2)
+      a[m] = _mm512_unpacklo_epi32(v[m], v[m + 1]), a[m + 1] = _mm512_unpackhi_epi32(v[m], v[m + 1]);
+  v[0] = _mm512_unpacklo_epi64(a[0], a[2]), v[1] = _mm512_unpackhi_epi64(a[0], a[2]);
+  v[2] = _mm512_unpacklo_epi64(a[1], a[3]), v[3] = _mm512_unpackhi_epi64(a[1], a[3]);
+  transpose4(v);
+}
+
+/* Rows of x, K of k: for each step 16 pairs of k, of each `columns` rows: 1, 4, 8 or 16, as few as hold them. A narrow tile
+ * is less to pack and to read, and what stands for a long row stays in L1. */
+static void pack_activations(const bf16 *x, int64_t ldx, int64_t rows, int64_t columns, int64_t K, char *to) {
   for (int64_t k = 0; k < K; k += STEP_K) {
-    if (alone) {
+    if (columns == 1) {
       _mm512_store_si512(to + 2 * k, v_load_bf16(x + k, K - k));
       continue;
     }
     __m512i v[16];
+    if (columns == 4) {
+      four_rows(x + k, ldx, rows, K - k, v);
+      UNROLL for (int i = 0; i < 4; i++) _mm512_store_si512(to + 8 * k + 64 * i, v[i]);
+      continue;
+    }
+    if (columns == 8) {
+      four_rows(x + k, ldx, rows, K - k, v), four_rows(x + 4 * ldx + k, ldx, rows - 4, K - k, v + 4);
+      UNROLL for (int i = 0; i < 16; i++) {
+        _mm_store_si128((__m128i *)(to + 16 * k + 32 * i), ((const __m128i *)v)[i]);
+        _mm_store_si128((__m128i *)(to + 16 * k + 32 * i + 16), ((const __m128i *)(v + 4))[i]);
+      }
+      continue;
+    }
     UNROLL for (int m = 0; m < 16; m++) v[m] = m < rows ? v_load_bf16(x + m * ldx + k, K - k) : _mm512_setzero_si512();
     transpose16(v);
     UNROLL for (int i = 0; i < 16; i++) _mm512_store_si512(to + k / STEP_K * STEP_BYTES + 64 * i, v[i]);
@@ -138,15 +171,17 @@ static void linear_bf16_amx(const bf16 *w, int64_t K, int64_t a, int64_t b, cons
                             const float *bias, float *out, int64_t ldo, int add, const void *next) {
   float sums[4][256] __attribute__((aligned(64)));
   bf16 tail[32 * STEP_K] __attribute__((aligned(64)));
-  const int64_t steps = (K + STEP_K - 1) / STEP_K, size = steps * STEP_BYTES, rest = K % STEP_K;
-  const int alone = rows == 1 || size > PACKED_BYTES; /* what is too long for 16 rows goes one by one, up to 2^20 */
+  const int64_t steps = (K + STEP_K - 1) / STEP_K, rest = K % STEP_K;
+  /* What is too long for 16 rows goes one by one, up to 2^20. */
+  const int alone = rows == 1 || steps * STEP_BYTES > PACKED_BYTES;
+  const int64_t columns = alone ? 1 : rows <= 4 ? 4 : rows <= 8 ? 8 : 16, size = steps * 64 * columns;
   const int64_t block = alone ? 1 : MAX(1, PACKED_NEAR / size) * 16;
   const char *end = (const char *)(w + b * K);
   const int64_t half = (b - a) * K * (int64_t)sizeof(bf16) / 2;
   for (int64_t m0 = 0; m0 < rows; m0 += block) {
     const int64_t m1 = MIN(m0 + block, rows);
     for (int64_t m = m0; m < m1; m += 16)
-      pack_activations(x + m * ldx, ldx, m1 - m, alone, K, packed + (m - m0) / 16 * size);
+      pack_activations(x + m * ldx, ldx, m1 - m, columns, K, packed + (m - m0) / 16 * size);
     int64_t configured = 0;
     for (int64_t r = a, count; r < b; r += count) {
       count = MIN(32, b - r);
@@ -155,13 +190,13 @@ static void linear_bf16_amx(const bf16 *w, int64_t K, int64_t a, int64_t b, cons
         for (int i = 0; i < 2; i++) {
           const int64_t high = MAX(0, MIN(16, count - 16 * i));
           tile_shape(&config, WEIGHTS_BF16 + i, high, 64);
-          tile_shape(&config, X_BF16 + i, 16, alone ? 4 : 64);
-          for (int g = 0; g < 2; g++) tile_shape(&config, SUMS_BF16 + 2 * i + g, high, alone ? 4 : 64);
+          tile_shape(&config, X_BF16 + i, 16, 4 * columns);
+          for (int g = 0; g < 2; g++) tile_shape(&config, SUMS_BF16 + 2 * i + g, high, 4 * columns);
         }
         tiles_configure(&config);
         configured = count;
       }
-      Bf16Work work = {w + r * K, rest ? tail : 0, K, packed, alone ? 64 : STEP_BYTES, alone ? 4 : 64, size, 0, 0};
+      Bf16Work work = {w + r * K, rest ? tail : 0, K, packed, 64 * columns, 4 * columns, size, 0, 0};
       work.far = m1 - m0 > 64;
       for (int64_t i = 0; rest && i < count; i++)
         _mm512_store_si512(tail + i * STEP_K, v_load_bf16(w + (r + i + 1) * K - rest, rest));
