@@ -8,22 +8,32 @@ from torch.nn.utils.rnn import pad_sequence
 
 from foretell.draft.base import Commit, PromptChunk
 
+TOGETHER = 32
+"""Positions of a row whose features are made at once where nobody asks for them."""
+
 
 class FeatureBuffer:
     """Features of each row's committed positions, in order, until they are taken.
+
+    They are made of taps when they are asked for, or TOGETHER at a time: a fusion reads its matrix once for many positions
+    (in a step without guesses it would take as long as all else outside the target's pass), and is not made at all for a
+    row that ends before.
 
     Invariant: row b holds those of positions [start[b], start[b] + count[b]); earlier ones were taken. Features
     of positions [0, length) are known before a step, so start + count == length between steps, for every row.
     """
 
     def __init__(self, num_rows: int, prepare: Callable[[Tensor], Tensor] | None = None) -> None:
-        """prepare maps a block of taps [B, n, T * H] to features [B, n, F] as it comes in (a fusion keeps a third of it);
-        it must treat positions independently. Default: the taps themselves."""
+        """prepare maps a block of taps [B, n, T * H] to features [B, n, F]; it must treat positions independently.
+        Default: the taps themselves."""
         self.prepare = prepare
         self.start = [0] * num_rows
         self.count = [0] * num_rows
         self._pieces: list[list[Tensor]] = [[] for _ in range(num_rows)]  # each [n, F]
-        self._block: Tensor | None = None  # [B, n, F] whose rows are all that is held: the usual case, no copy at all
+        self._taps: list[list[Tensor]] = [[] for _ in range(num_rows)]  # each [n, T * H], of the positions after those
+        self._block: Tensor | None = (
+            None  # [B, n, T * H] whose rows are all that is held: the usual case, no copy at all
+        )
 
     @property
     def ends(self) -> list[int]:
@@ -52,8 +62,6 @@ class FeatureBuffer:
 
     def _add(self, block: Tensor, counts: Sequence[int], starts: Sequence[int] | None = None) -> None:
         """Row b's first counts[b] features of a block [B, n, T * H]."""
-        if self.prepare is not None:
-            block = self.prepare(block)
         self._block = None if any(self.count) else block
         for row, count in enumerate(counts):
             if not count:
@@ -61,8 +69,24 @@ class FeatureBuffer:
             end = self.start[row] + self.count[row]
             if starts is not None and starts[row] != end:
                 raise RuntimeError(f"row {row}: features from position {starts[row]} on, and {end} are known")
-            self._pieces[row].append(block[row, :count])
+            self._taps[row].append(block[row, :count])
             self.count[row] += count
+        if any(sum(map(len, taps)) >= TOGETHER for taps in self._taps):
+            self._make(range(len(self.count)))
+
+    def _make(self, rows: Sequence[int]) -> None:
+        """The features of these rows' taps."""
+        waiting = [piece for row in rows for piece in self._taps[row]]
+        if not waiting:
+            return
+        taps = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
+        made = taps if self.prepare is None else self.prepare(taps[None])[0]
+        self._block = None
+        for row in rows:
+            count = sum(map(len, self._taps[row]))
+            if count:
+                self._pieces[row].append(made[:count])
+                self._taps[row], made = [], made[count:]
 
     def take(self, wanted: Sequence[int] | None = None) -> tuple[Tensor | None, list[int], list[int]]:
         """All that is held of the rows where wanted[b] is not 0 (default: of all), which then hold nothing.
@@ -79,16 +103,19 @@ class FeatureBuffer:
             return None, starts, counts
         features: Tensor
         if self._block is not None and counts == self.count:
-            features = self._block
+            features = self._block if self.prepare is None else self.prepare(self._block)
         elif len(counts) == 1:
-            features = torch.cat(self._pieces[0])[None]
+            self._make([0])
+            pieces = self._pieces[0]
+            features = (pieces[0] if len(pieces) == 1 else torch.cat(pieces))[None]
         else:
+            self._make([row for row in rows if counts[row]])
             empty = next(pieces[0] for pieces in self._pieces if pieces)[:0]
             held = [torch.cat(pieces) if count else empty for pieces, count in zip(self._pieces, counts, strict=True)]
             features = pad_sequence(held, batch_first=True)
         for row in rows:
             if counts[row]:
-                self._pieces[row] = []
+                self._pieces[row], self._taps[row] = [], []
                 self.start[row] += counts[row]
                 self.count[row] = 0
         self._block = None
@@ -97,6 +124,7 @@ class FeatureBuffer:
     def take_first(self, row: int, most: int) -> Tensor | None:
         """[n, F] the first n = min(most, count) features that are held of one row, which then holds the others; None where
         n is 0."""
+        self._make([row])
         pieces, taken = self._pieces[row], []
         wanted = num_taken = min(most, self.count[row])
         if wanted <= 0:
@@ -115,7 +143,7 @@ class FeatureBuffer:
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop all rows but these, in this order."""
-        self._pieces = [self._pieces[row] for row in rows]
+        self._pieces, self._taps = [self._pieces[row] for row in rows], [self._taps[row] for row in rows]
         self.start = [self.start[row] for row in rows]
         self.count = [self.count[row] for row in rows]
         self._block = None
@@ -123,6 +151,7 @@ class FeatureBuffer:
     def join(self, other: "FeatureBuffer") -> None:
         """Append the rows of another buffer, whose ``prepare`` is the same; it is not used afterwards."""
         self._pieces += other._pieces
+        self._taps += other._taps
         self.start += other.start
         self.count += other.count
         self._block = None

@@ -26,7 +26,7 @@ from foretell.methods.eagle.drafter import Eagle1, Eagle2, Eagle3, EagleDrafter
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.methods.eagle.objective_eagle3 import unrolled
-from foretell.methods.features import FeatureBuffer
+from foretell.methods.features import TOGETHER, FeatureBuffer
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.lean import LeanModel
 from foretell.model.prefill import feed
@@ -358,6 +358,46 @@ def test_the_buffer_hands_out_every_feature_once_in_order() -> None:
     torch.testing.assert_close(features[1, :2], taps[1, [0, 0]])
     torch.testing.assert_close(features[2, :2], taps[2, [0, 1]])
     assert buffer.take() == (None, [9, 2, 2], [0, 0, 0])
+
+
+def test_features_are_made_late_and_together() -> None:
+    """Nothing is made of a step's taps until it is asked for, or until TOGETHER wait; and all are made once, in order."""
+    made: list[int] = []
+
+    def prepare(taps: Tensor) -> Tensor:
+        made.append(taps.shape[0] * taps.shape[1])
+        return taps[..., :1] * 10.0
+
+    buffer = FeatureBuffer(2, prepare)
+    tree = TokenTree(torch.zeros(2, 1).long(), torch.full((2, 1), -1), torch.zeros(2, 1).long())
+    buffer.read_prompt(PromptChunk([0, 0], [40, 3], torch.arange(160.0).view(2, 40, 2)))
+    assert made == [43], "a prompt's at once"
+    seen = torch.arange(160.0).view(2, 40, 2)[..., :1] * 10.0
+    rows = [seen[0], seen[1, :3]]
+    for step in range(2 * TOGETHER + 3):
+        taps = torch.full((2, 1, 2), 1000.0 + step)
+        taps[1] += 0.5
+        buffer.observe(Commit(tree, torch.tensor(buffer.ends), [[0], [0]], [[1], [1]], taps))
+        rows = [torch.cat([known, taps[row, :, :1] * 10.0]) for row, known in enumerate(rows)]
+    assert made == [43, 2 * TOGETHER, 2 * TOGETHER]
+    first = buffer.take_first(1, 5)
+    assert first is not None
+    assert torch.equal(first, rows[1][:5])
+    assert made[3:] == [3], "of this row alone"
+    buffer.keep([1, 0])
+    features, start, count = buffer.take()
+    assert features is not None
+    assert (start, count) == ([5, 0], [len(rows[1]) - 5, len(rows[0])])
+    assert torch.equal(features[0, : count[0]], rows[1][5:])
+    assert torch.equal(features[1, : count[1]], rows[0])
+    assert sum(made) == len(rows[0]) + len(rows[1]), "each once"
+    other = FeatureBuffer(1, prepare)
+    other.read_prompt(PromptChunk([0], [2], torch.ones(1, 2, 2)))
+    buffer.join(other)
+    features, _, count = buffer.take([0, 0, 1])
+    assert features is not None
+    assert features[2].tolist() == [[10.0], [10.0]]
+    assert count == [0, 0, 2]
 
 
 @pytest.mark.parametrize("path", [[0, 1], [0, 2]])
