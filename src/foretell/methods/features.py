@@ -15,9 +15,10 @@ TOGETHER = 32
 class FeatureBuffer:
     """Features of each row's committed positions, in order, until they are taken.
 
-    They are made of taps when they are asked for, or TOGETHER at a time: a fusion reads its matrix once for many positions
-    (in a step without guesses it would take as long as all else outside the target's pass), and is not made at all for a
-    row that ends before.
+    Those of a step without guesses are made of its taps when they are asked for, or TOGETHER at a time: a fusion then reads
+    its matrix once for many positions, which alone takes a percent of a small target's pass, and is not made at all for a
+    row that ends before. Behind a step with guesses the next one mostly asks for them: they are made at once, as long as
+    their taps are near.
 
     Invariant: row b holds those of positions [start[b], start[b] + count[b]); earlier ones were taken. Features
     of positions [0, length) are known before a step, so start + count == length between steps, for every row.
@@ -31,9 +32,7 @@ class FeatureBuffer:
         self.count = [0] * num_rows
         self._pieces: list[list[Tensor]] = [[] for _ in range(num_rows)]  # each [n, F]
         self._taps: list[list[Tensor]] = [[] for _ in range(num_rows)]  # each [n, T * H], of the positions after those
-        self._block: Tensor | None = (
-            None  # [B, n, T * H] whose rows are all that is held: the usual case, no copy at all
-        )
+        self._block: Tensor | None = None  # [B, n, F] whose rows are all that is held: the usual case, no copy at all
 
     @property
     def ends(self) -> list[int]:
@@ -42,7 +41,7 @@ class FeatureBuffer:
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Take in a chunk of each row's prompt. It must begin where the row's known features end."""
-        self._add(chunk.taps.clone(), chunk.count, chunk.start)
+        self._add(chunk.taps.clone(), chunk.count, chunk.start, late=False)
 
     def observe(self, commit: Commit) -> None:
         """Take in the features of the kept nodes: the root's, which was pending, and those of the accepted tokens."""
@@ -58,20 +57,24 @@ class FeatureBuffer:
         else:
             nodes = torch.tensor([path + [0] * (width - len(path)) for path in paths], device=taps.device)
             block = taps[torch.arange(len(paths), device=taps.device)[:, None], nodes]
-        self._add(block, counts)
+        self._add(block, counts, late=commit.tree.num_nodes == 1)
 
-    def _add(self, block: Tensor, counts: Sequence[int], starts: Sequence[int] | None = None) -> None:
-        """Row b's first counts[b] features of a block [B, n, T * H]."""
-        self._block = None if any(self.count) else block
+    def _add(self, block: Tensor, counts: Sequence[int], starts: Sequence[int] | None = None, *, late: bool) -> None:
+        """Row b's first counts[b] features of a block [B, n, T * H]. late: made when they are asked for."""
+        late = (late and self.prepare is not None) or any(self._taps)  # they are made in order
+        if not late and self.prepare is not None:
+            block = self.prepare(block)
+        self._block = None if late or any(self.count) else block
+        held = self._taps if late else self._pieces
         for row, count in enumerate(counts):
             if not count:
                 continue
             end = self.start[row] + self.count[row]
             if starts is not None and starts[row] != end:
                 raise RuntimeError(f"row {row}: features from position {starts[row]} on, and {end} are known")
-            self._taps[row].append(block[row, :count])
+            held[row].append(block[row, :count])
             self.count[row] += count
-        if any(sum(map(len, taps)) >= TOGETHER for taps in self._taps):
+        if late and any(sum(map(len, taps)) >= TOGETHER for taps in self._taps):
             self._make(range(len(self.count)))
 
     def _make(self, rows: Sequence[int]) -> None:
@@ -81,7 +84,6 @@ class FeatureBuffer:
             return
         taps = waiting[0] if len(waiting) == 1 else torch.cat(waiting)
         made = taps if self.prepare is None else self.prepare(taps[None])[0]
-        self._block = None
         for row in rows:
             count = sum(map(len, self._taps[row]))
             if count:
@@ -103,7 +105,7 @@ class FeatureBuffer:
             return None, starts, counts
         features: Tensor
         if self._block is not None and counts == self.count:
-            features = self._block if self.prepare is None else self.prepare(self._block)
+            features = self._block
         elif len(counts) == 1:
             self._make([0])
             pieces = self._pieces[0]
