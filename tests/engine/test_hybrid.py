@@ -222,6 +222,13 @@ def test_worth_is_learned() -> None:
         worth.second.add(3.0)
     assert not worth.prefers_suffix(3.0)
     assert worth.prefers_suffix(7.9), "other scores are judged by themselves"
+    worth = Worth(0.85)
+    for _ in range(100):
+        worth.of(0.3).add(0.0)
+        worth.of(0.8).add(0.9)
+        worth.second.add(0.5)
+    assert worth.prefers_suffix(0.8), "a likely guess of one token"
+    assert not worth.prefers_suffix(0.3), "and an unlikely one"
     mean = Mean(0.0)
     for value in [1.0] * 3000 + [5.0] * 3000:
         mean.add(value)

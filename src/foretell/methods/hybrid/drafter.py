@@ -22,8 +22,9 @@ from foretell.draft.shapes import Chain, Shape
 from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.model.target import Target
 
-BINS = 8
-"""Scores of suffix proposals have bins up to here: below 1, below 2, ..."""
+BINS, BIN = 16, 0.5
+"""Scores of suffix proposals have so many bins: below BIN, below 2 BIN, ... The lowest decide: a guess of one token that is
+likely and one that is not both score below 1, and only the first is worth more than a second method's."""
 PRIOR = 6.0
 """Proposals that the first estimates count as."""
 MEMORY = 256.0
@@ -49,11 +50,11 @@ class Worth:
 
     discount: float  # what a token by the second method is worth: its guesses cost time
     second: Mean = field(default_factory=lambda: Mean(1.0))
-    suffix: list[Mean] = field(default_factory=lambda: [Mean(k + 0.4) for k in range(BINS)])
+    suffix: list[Mean] = field(default_factory=lambda: [Mean((k + 0.4) * BIN) for k in range(BINS)])
 
     def of(self, score: float) -> Mean:
         """The mean of suffix proposals with scores like this one."""
-        return self.suffix[min(BINS - 1, int(score))]
+        return self.suffix[min(BINS - 1, int(score / BIN))]
 
     def prefers_suffix(self, score: float) -> bool:
         """Whether a suffix proposal of this score brings more tokens a step, the one of the target counted."""
