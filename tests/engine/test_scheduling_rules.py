@@ -15,6 +15,7 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import KVCache
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.costs import CostTable
+from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.planner import Planner
 from tests.engine.harness import ToyTokenizer, table
 
@@ -181,3 +182,39 @@ def test_the_only_one_that_decodes_may_lose_its_row(monkeypatch: pytest.MonkeyPa
         alone |= stage.loop.recorder.num_preemptions > before and not stage.loop.batch.members
     assert alone
     assert [stage.completion(name).num_tokens for name in ("long", "late")] == [4, 80]
+
+
+class Watched(Planner):
+    """A planner where no guess can pay, and which rows its last plan was for."""
+
+    def __init__(self) -> None:
+        costs = {(rows, rows * nodes): 1.0 + nodes for rows in (1, 2, 4) for nodes in (1, 4)}
+        super().__init__(CostTable(costs, {"draft_model": {(1, 3): 90.0}}), Acceptance(4), mode="auto")
+        self.rows: list[str] = []
+        self.steps: list[tuple[bool, list[str], int]] = []  # (whether it was planned, for which rows, how many stepped)
+
+    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
+        self.rows = [row.request_id for row in rows]
+        return super().plan(rows, arriving)
+
+    def observe(self, step: StepObservation) -> None:
+        self.steps.append((True, self.rows, step.batch))
+        super().observe(step)
+
+    def observe_rest(self, batch: int, seconds: float) -> None:
+        self.steps.append((False, self.rows, batch))
+        super().observe_rest(batch, seconds)
+
+
+def test_steps_are_not_planned_for_the_same_rows_alone() -> None:
+    """Where nothing guesses a plan stands; a row that joins or ends is planned for at once."""
+    stage = Stage()
+    planner = stage.loop.planner = Watched()
+    for name, length in (("a", 90), ("b", 30), ("c", 40)):
+        stage.submit(name, [1, 2, 3], max_new_tokens=length, ignore_eos=True)
+        for _ in range(20):
+            stage.tick()
+    stage.finish()
+    assert all(len(rows) == batch for _, rows, batch in planner.steps)
+    assert sum(not planned for planned, _, _ in planner.steps) > 60
+    assert sum(planned for planned, _, _ in planner.steps) >= 5, "three came, and two left the others behind"

@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from foretell.planner import planner as planner_module
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.account import BUDGET
 from foretell.planner.costs import CostTable
@@ -175,3 +176,34 @@ def test_another_table_forgets_what_the_whole_method_brought() -> None:
     text.planner.use(table(9.0))
     assert text.planner._rate == 0.0
     assert text.steps(600).share("whole", 300) < 0.05
+
+
+@pytest.mark.parametrize("found", [0.0, 0.3])
+@pytest.mark.parametrize("guess", [0.05, 2.0])
+def test_steps_that_are_not_planned_are_those_that_would_have_been(
+    found: float, guess: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner_module, "perf_counter", lambda: 0.0)
+
+    class Resting(Text):
+        rested = 0
+
+        def step(self, num_unread: int = 0) -> None:
+            if not self.planner.rest():
+                super().step(num_unread)
+                return
+            assert self.planner.paid == [0]
+            verify = self.costs.verify(1, 1)
+            self.rng.random()
+            self.planner.observe_rest(1, verify * 0.9 + verify * 0.1)
+            self.kinds.append("plain")
+            self.seconds.append(0.0 + verify)
+            self.tokens.append(1)
+            self.rested += 1
+
+    given = {"found": found, "light": 0.1, "second": 0.2}
+    planned, resting = Text(guess, **given).steps(800), Resting(guess, **given).steps(800)  # type: ignore[arg-type]
+    assert resting.kinds == planned.kinds
+    assert resting.planner.state == planned.planner.state
+    assert resting.planner.speedup == planned.planner.speedup
+    assert resting.rested > 0.9 * (planned.kinds.count("plain")) - 60  # type: ignore[attr-defined]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from foretell.core.errors import ConfigError
+from foretell.planner import planner as planner_module
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.account import BUDGET
 from foretell.planner.allocation import Problem, price, search
@@ -394,3 +395,39 @@ def test_another_table_is_planned_by_from_then_on() -> None:
     assert planner.contradiction is None
     planner.plan(rows)  # perhaps a plain step, whose cost is not known by the new table yet
     assert planner.will_guess(rows)
+
+
+@pytest.mark.parametrize("rates", [[0.0], [0.5], [0.9], [0.9, 0.1, 0.0]])
+@pytest.mark.parametrize("guess", [0.05, 0.4, 3.0])
+def test_steps_that_are_not_planned_are_those_that_would_have_been(
+    rates: list[float], guess: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(planner_module, "perf_counter", lambda: 0.0)  # what deciding takes is the machine's
+
+    class Resting(Run):
+        rested = 0
+
+        def step(self, depth_limit: int = 99, num_unread: int = 0, method: str = "m") -> list[int]:
+            if not self.planner.rest():
+                return super().step(depth_limit, num_unread, method)
+            batch = len(self.rates)
+            seconds = self.true.verify(batch, batch)
+            self.planner.observe_rest(batch, seconds * 0.9 + seconds * 0.1)
+            self.caps.append([0] * batch)
+            self.rested += 1
+            return self.caps[-1]
+
+    planned, resting = Run(planner(guess), rates), Resting(planner(guess), rates)
+    for step in range(600):
+        for run in (planned, resting):
+            run.rates = rates if step < 300 else [0.95] * len(rates)
+            run.step()
+    assert resting.caps == planned.caps
+    assert resting.planner.state == planned.planner.state
+    if planned.share(600) < 0.2:
+        assert resting.rested > 400
+    planner_of = planned.planner
+    planner_of.replan()
+    assert not planner_of.rest()
+    assert not planner(mode="on").rest()
+    assert not planner().rest(), "nothing was planned yet"

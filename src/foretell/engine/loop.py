@@ -11,7 +11,7 @@ from time import perf_counter
 from typing import Any
 
 from foretell.core.errors import ForetellError, QueueFullError
-from foretell.engine.batch import Batch
+from foretell.engine.batch import Batch, Member
 from foretell.engine.event import Observer
 from foretell.engine.failures import DrafterFailures
 from foretell.engine.groups import Choice
@@ -87,6 +87,7 @@ class Loop:
         self.running: dict[int, Job] = {}  # by id(row): those that have a row of the pool
         self.recorder = Recorder() if recorder is None else recorder
         self._seconds_per_token = 0.0  # of prefill, running mean
+        self._planned: list[Member] = []  # of the last plan
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -245,8 +246,16 @@ class Loop:
     def _step(self) -> list[Row]:
         jobs = [self.running[id(member.row)] for member in self.batch.members]
         caps = paid = None
-        if self.planner is not None:
-            coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
+        coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
+        # The batch's list of members is another one wherever they change.
+        rests = (
+            self.planner is not None and self._planned is self.batch.members and not self.batch.arrivals and not coming
+        )
+        rests = rests and self.planner is not None and self.planner.rest()
+        if rests:
+            caps = paid = [0] * len(jobs)
+        elif self.planner is not None:
+            self._planned = self.batch.members
             caps = self.share(self.planner.plan(self._views(), len(self.batch.arrivals) + coming))
             paid = self.planner.paid  # in mode "auto" alone, in which no model is shared
         watched = [index for index, job in enumerate(jobs) if job.submission.watch is not None]
@@ -262,8 +271,11 @@ class Loop:
             for index in watched:
                 jobs[index].submission.watch(event, index)  # type: ignore[misc]
         if self.planner is not None and not alone:  # such a step is slower than those that the planner predicts
-            lights = self.batch.grouped.light_steps
-            self.planner.observe(observation_of(jobs, caps or (), lights, event))
+            if rests:
+                self.planner.observe_rest(len(jobs), event.seconds)
+            else:
+                lights = self.batch.grouped.light_steps
+                self.planner.observe(observation_of(jobs, caps or (), lights, event))
         self.recorder.add(event, [job.num_draft_tokens for job in jobs])
         now = self.clock()
         ended: list[Job] = []

@@ -81,6 +81,23 @@ class LayeredPlanner(Planner):
         self.paid = [0] * len(rows)
         return light
 
+    def rest(self) -> bool:
+        """See ``Planner``: where both rest."""
+        if not (self._is_resting and self.light._is_resting):
+            return False
+        self._age += 1
+        self.light._age += 1
+        self.paid, self._lit = [0] * len(self._ids), True
+        return True
+
+    def observe_rest(self, batch: int, seconds: float) -> None:
+        """See ``Planner``."""
+        self.light.observe_rest(batch, seconds)
+        self.earn(seconds)
+        self.guessed_last = False
+        if seconds > 0.0:
+            self._count(seconds, seconds)
+
     def _plan_light(self, views: Sequence[RowView], arriving: int, rate: float) -> list[int]:
         """The light planner's plan where the whole method brings so many tokens a second (0: it does not guess). A trial of
         the light part takes the place of a whole step, and is charged what that would have brought."""

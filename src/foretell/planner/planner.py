@@ -191,6 +191,19 @@ class Planner:
         ]
         return list(self._caps)
 
+    def rest(self) -> bool:
+        """Whether the next step is a plain one and there is nothing to decide: for the same rows as the last ``plan``, and
+        where none arrives, what ``plan`` would have said. ``observe_rest`` follows such a step."""
+        if not self._is_resting:
+            return False
+        self._age += 1
+        return True
+
+    @property
+    def _is_resting(self) -> bool:
+        standing = bool(self._ids) and self.mode == "auto" and not self._guessing and not self.standing.trial
+        return standing and self._age + 1 < self._patience and not self._account.is_due
+
     def _period(self, rows: Sequence[RowView]) -> int:
         if not self._guessing:
             return PERIOD_PLAIN
@@ -311,6 +324,24 @@ class Planner:
         worth = min(served, seconds * (step.batch + accepted) / step.batch) if drafted else seconds
         self._count(worth, seconds)
 
+    def observe_rest(self, batch: int, seconds: float) -> None:
+        """``observe`` of a step after ``rest``."""
+        if batch < 1 or seconds <= 0.0:
+            return
+        self.acceptance.tick()
+        self.corrections.tick()
+        self._since_plain = 0
+        self._learn_plain(batch, seconds)
+        self._account.earn(seconds)
+        self.guessed_last = False
+        self._count(seconds, seconds)
+
+    def _learn_plain(self, batch: int, seconds: float) -> None:
+        self._skipped += 1
+        if self._skipped > self._skip:  # where they are known well, one of a few plain steps says enough
+            self.corrections.observe("plain", seconds, self.costs.verify(batch, batch))
+            self._skipped, self._skip = 0, PLAIN_SKIPPED if self.corrections.plain_spread <= WELL_KNOWN else 0
+
     def _count(self, worth: float, seconds: float) -> None:
         """A step for the live speedup."""
         self.last = (worth, seconds)
@@ -330,10 +361,7 @@ class Planner:
                 asked.setdefault(row.method, []).append(row.cap)
                 self.acceptance.observe(row.request_id, row.method, row.cap, row.drafted, row.accepted, row.nodes)
         if not asked:
-            self._skipped += 1
-            if self._skipped > self._skip:  # where they are known well, one of a few plain steps says enough
-                self.corrections.observe("plain", step.seconds, self.costs.verify(step.batch, step.batch))
-                self._skipped, self._skip = 0, PLAIN_SKIPPED if self.corrections.plain_spread <= WELL_KNOWN else 0
+            self._learn_plain(step.batch, step.seconds)
             return accepted
         self._skip = 0
         kind = "guess" if nodes else "plain"
