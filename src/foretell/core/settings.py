@@ -142,7 +142,9 @@ def _is_settled(value: object, kind: Any) -> bool:
         return kind is not _plain(kind)
     plain = _plain(kind)
     if plain in _LISTS:
-        return value == ()
+        return value == () or (
+            plain == tuple[int, ...] and type(value) is tuple and all(type(item) is int for item in value)
+        )
     return type(value) is plain or (type(value) is dict and not value)
 
 
