@@ -424,7 +424,7 @@ def test_same_tokens_crossed_all_the_same(plain: dict[tuple[str, str], list[Comp
 def test_rows_stop_at_the_draft_s_learned_positions(
     vocabulary: str, plain: dict[tuple[str, str], list[Completion]]
 ) -> None:
-    """GPT-2 has no position beyond its context: in a batch a row near it was given as many as the others, and all failed."""
+    """GPT-2 has no position beyond its context: in a batch a row near it was given as many as others, and all failed."""
     tokenizer = TOKENIZERS["halves"]
     draft = TransformersModel(tiny_module("gpt2", vocab_size=len(tokenizer), n_positions=48))
     config = {"method": "draft_model", "model": draft.spec.name, "vocabulary": vocabulary, "num_speculative_tokens": 6}
