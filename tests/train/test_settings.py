@@ -99,12 +99,16 @@ def saved(tmp_path: Path, kind: str = "gpt2", **changes: Any) -> str:
     return str(tmp_path / "draft")
 
 
-def test_a_draft_without_a_tokenizer_is_saved(tmp_path: Path) -> None:
-    """It was trained to the end, and then lost."""
-    init = saved(tmp_path)
-    prepared = methods.prepare("draft_model", from_module(tiny_module("qwen3")), answers(), {}, init=init)
-    prepared.save(tmp_path / "out")
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_draft_without_a_tokenizer_is_saved(tmp_path: Path, kind: str) -> None:
+    """It was trained to the end, and then lost; or saved beside a tokenizer of no words. The target's is right as well."""
+    init, model = saved(tmp_path, kind), from_module(tiny_module("qwen3"))
+    methods.prepare("draft_model", model, answers(), {}, init=init).save(tmp_path / "out")
     assert (tmp_path / "out/model.safetensors").is_file()
+    assert not (tmp_path / "out/tokenizer.json").exists()
+    prepared = methods.prepare("draft_model", model, answers(), {}, init=init, target_name="bundled")
+    prepared.save(tmp_path / "other")
+    assert (tmp_path / "other/tokenizer.json").is_file()
 
 
 @pytest.mark.parametrize("method", ["draft_model", "acceptance"])

@@ -60,8 +60,8 @@ def check_ids(ids: Tensor, size: int, vocab_size: int, *, name: str, of: str, hi
     if ids.shape != (size,) or ids.dtype not in _INTEGERS:
         kind = str(ids.dtype).removeprefix("torch.")
         raise ModelError(f"{name}: {of} is {list(ids.shape)} of {kind}, expected [{size}] whole numbers{hint}")
-    found = ids.long()
-    if not size or int(found.min()) < 0 or int(found.max()) >= vocab_size or len(found.unique()) != size:
+    found = ids.long().sort().values
+    if not size or int(found[0]) < 0 or int(found[-1]) >= vocab_size or not bool((found[1:] > found[:-1]).all()):
         raise ModelError(
             f"{name}: {of} does not lead to {size} different ids of a vocabulary of {vocab_size}{hint}; it is damaged, or "
             "of another target"
