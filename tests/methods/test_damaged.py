@@ -14,12 +14,14 @@ from foretell.core.errors import ModelError
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig
 from foretell.methods.common import formats
 from foretell.methods.common.head import Head, HeadConfig
+from foretell.methods.common.load import load_head
 from foretell.methods.common.native import Memory, Vocabulary
 from foretell.methods.common.rope import RopeScaling
 from foretell.methods.eagle.eagle3 import Eagle3HeadConfig
 from foretell.methods.eagle.parallel import PEagleHead, PEagleHeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
+from foretell.methods.medusa.head import MedusaHead
 from foretell.methods.mtp.trained import MTPHead, MTPHeadConfig
 from tests.methods.test_formats import ATTENTION, DSPARK, LAYERS, H, V, dflash, eagle1, eagle3, medusa, scrambled, spec
 
@@ -155,3 +157,26 @@ def test_sizes_in_memory_are_checked_as_those_of_files(change: dict[str, Any]) -
 def test_scalings_of_angles_are_finite(change: dict[str, Any]) -> None:
     with pytest.raises(ModelError, match=f"{next(iter(change))} = .* must be a finite number above 0"):
         RopeScaling(**{"kind": "yarn", "factor": 2.0, "original_max_positions": 64, **change})
+
+
+@pytest.mark.parametrize(
+    "index", ["[]", "{}", '{"weight_map": []}', '{"weight_map": {"a": 1}}', '{"weight_map": {"a": "../x.safetensors"}}']
+)
+def test_a_damaged_index(tmp_path: Path, index: str) -> None:
+    formats.save(eagle3(), tmp_path / "head")
+    (tmp_path / "head/model.safetensors").unlink()
+    (tmp_path / "head/model.safetensors.index.json").write_text(index)
+    with pytest.raises(ModelError, match="has no 'weight_map' of tensors and the names of files beside it"):
+        formats.load(tmp_path / "head", num_layers=LAYERS)
+
+
+def test_weights_that_the_target_s_numbers_have_no_room_for(tmp_path: Path) -> None:
+    """They became infinite beside a target in float16, and every guess a NaN."""
+    head = medusa()
+    with torch.no_grad():
+        next(head.parameters())[0, 0] = 1e6
+    formats.save(head, tmp_path / "head")
+    load_head(str(tmp_path / "head"), spec(), MedusaHead)
+    load_head(str(tmp_path / "head"), spec(dtype=torch.bfloat16), MedusaHead)
+    with pytest.raises(ModelError, match="float16 has no room for the largest of its weights"):
+        load_head(str(tmp_path / "head"), spec(dtype=torch.float16), MedusaHead)
