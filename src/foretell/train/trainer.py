@@ -7,8 +7,6 @@ not wrapped, so objectives may call any of its methods.
 
 import json
 import math
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,6 +29,7 @@ from foretell.methods.medusa.head import head_weight
 from foretell.train import checkpoint
 from foretell.train.config import TrainConfig
 from foretell.train.data import Batches
+from foretell.train.interrupt import patient
 from foretell.train.losses import parse_divergence
 from foretell.train.metrics import Evaluation, divergence_of, evaluate, loss_per_slot, slot_losses
 from foretell.train.responses import Responses
@@ -109,7 +108,7 @@ class Trainer:
         num_steps = self.config.budget.num_steps(self.steps_per_epoch)
         self._write_record(finished=False)
         self.objective.head.train()
-        with _patient() as interrupted, self._writing():
+        with patient() as interrupted, self._writing():
             while (share := self.config.budget.share(self.step, self.seconds, self.steps_per_epoch)) < 1.0:
                 begun = perf_counter()
                 row = self._step(share, interrupted.is_set())
@@ -393,24 +392,3 @@ def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
 def _trained(options: Any) -> Any:
     """A method's options but for those that say how the result is stored: they may change when a run goes on."""
     return {k: v for k, v in options.items() if k != "save_dtype"} if isinstance(options, Mapping) else options
-
-
-@contextmanager
-def _patient() -> Iterator[threading.Event]:
-    """While inside, the first Ctrl-C sets an event (the step is finished first), the second interrupts at once."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def on_interrupt(number: int, frame: Any) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)
