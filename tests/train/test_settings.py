@@ -146,3 +146,18 @@ def test_numbers_that_do_not_fit_what_is_saved(tmp_path: Path) -> None:
         prepared.save(tmp_path / "out")
     assert not isinstance(caught.value, ModelError)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "given", "said"),
+    [
+        ("eagle3", {"layer_ids": [2, 1]}, r"must be\s+distinct and ascend"),
+        ("dflash", {"layer_ids": [2, 1]}, r"must be\s+distinct and ascend"),
+        ("dflash", {"layer_ids": [99]}, "reads the output of target layer 99"),
+        ("medusa", {"own_lm_head": False, "num_layers": 0}, "has no weights to learn"),
+    ],
+)
+def test_a_head_that_could_not_be_written_is_not_trained(method: str, given: dict[str, Any], said: str) -> None:
+    """It was trained to the end, and then refused."""
+    with pytest.raises((ConfigError, ModelError), match=said):
+        methods.prepare(method, from_module(tiny_module("qwen3")), answers(), given)

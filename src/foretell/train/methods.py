@@ -19,6 +19,7 @@ from foretell.core.registry import load_reference
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.methods.common import formats
 from foretell.methods.common.head import Head
+from foretell.methods.common.layout import check_layer_ids
 from foretell.methods.common.objective import Objective
 from foretell.methods.common.teacher import Teacher
 from foretell.methods.draft_model.translated import differences
@@ -101,12 +102,25 @@ def prepare(
     learned, _ = texts.split(config.held_out)  # what is held out decides nothing: no vocabulary, no scale
     longest = int(texts.length.max())
     objective = recipe.build(Making(model, learned, config.seed, init, given, longest), options)
+    _check_savable(objective, model, method)
     dtype = parse_dtype(given.get("save_dtype")) or torch.float32
 
     def save(out: Path) -> None:
         _save(objective, out, dtype, init, model, target_name)
 
     return Prepared(method, objective, config, {**options, "save_dtype": str(dtype)[6:]}, save, recipe.finish)
+
+
+def _check_savable(objective: Objective, model: CausalModel, method: str) -> None:
+    """Raise ConfigError or ModelError for a head that could not be trained or, at the end of it, not be written."""
+    head = objective.head
+    if not any(parameter.requires_grad for parameter in head.parameters()):
+        raise ConfigError(f"this {method} head has no weights to learn: give it layers, or a linear layer of its own")
+    if isinstance(head, Head):
+        head.check_target(model.spec, name="the head to be trained")
+        formats.default_layout(head)
+        if head.taps:
+            check_layer_ids(head.taps, name="the head to be trained", source="its settings")
 
 
 def _save(
