@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretell import Request, SamplingParams
+from foretell import Engine, Request, SamplingParams
 from foretell.core.errors import ModelError, VocabularyMismatchError
 from foretell.engine.vocabulary import check_vocabulary
 from foretell.model.hf.adapter import TransformersModel
@@ -144,3 +144,12 @@ def test_a_processor_that_invents_a_token_for_the_draft() -> None:
     assert [outcome(c) for c in found] == [outcome(c) for c in plain(table(), requests)]
     assert all(c.acceptance_rate == 1.0 for c in found)
     assert any(VOCAB - 1 in c.token_ids for c in found)
+
+
+def test_a_draft_in_memory_that_the_configuration_does_not_name_is_used() -> None:
+    """It was ignored, and the bundled draft guessed in its place: tokens of another vocabulary."""
+    target, draft = tiny_module("llama"), tiny_module("qwen3")
+    for config in ("draft_model", {"method": "draft_model", "num_speculative_tokens": 2}):
+        assert Engine(target, None, speculative=config, draft=draft).method.model.spec.name == "Qwen3ForCausalLM"  # type: ignore[attr-defined]
+    with pytest.raises(VocabularyMismatchError, match="has 8192"):
+        Engine(target, None, speculative="draft_model")

@@ -77,6 +77,16 @@ def test_a_head_with_a_softcap_is_computed_by_the_model(monkeypatch: pytest.Monk
     torch.testing.assert_close(found, model.head(model.normed(hidden[None]))[0][:, vocab].float())
 
 
+def test_a_softcap_is_found_where_logits_are_small() -> None:
+    """Near 0 a cap is a line: what was kept of a capped target was then a product without it, at large logits too."""
+    model = from_module(tiny_module("gemma2", final_logit_softcapping=30.0))
+    head, vocab = LinearHead(model, head_weight(model)), torch.arange(10)
+    head.of_normed(torch.full((8, 32), 0.05), vocab)
+    large = torch.randn(4, 32, generator=torch.Generator().manual_seed(1)) * 8
+    assert float(model.head(large[None]).detach().abs().max()) > 15
+    torch.testing.assert_close(head.of_normed(large, vocab), model.head(large[None])[0][:, vocab].detach())
+
+
 def test_training_with_kept_outputs_learns_the_same(tmp_path: Path) -> None:
     vocab = torch.arange(3, VOCAB, 2)
     losses = []

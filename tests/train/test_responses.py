@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from foretell import Engine, Request
 from foretell.core.errors import ConfigError, PromptError
@@ -286,3 +287,22 @@ def test_unreadable(engine: Engine, tmp_path: Path) -> None:
     broken.write_text(broken.read_text() + "{")
     with pytest.raises(ConfigError, match="line 2: not JSON"):
         read_prompts(broken, engine)
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"tokens": torch.ones(3, 4)}, r"tokens is \[3, 4\] of float32"), ({"length": torch.tensor([9, 2, 2])}, "text 0"),
+        ({"start": torch.tensor([1, 3, 1])}, "text 1 has no place"), ({"start": torch.tensor([1, -1, 1])}, "text 1"),
+        ({"start": torch.tensor([1, 1])}, r"start is \[2\]"), ({"tokens": -torch.ones(3, 4).int()}, "negative"),
+    ],
+)  # fmt: skip
+def test_damaged_responses(tmp_path: Path, changes: dict[str, torch.Tensor], said: str) -> None:
+    whole = {
+        "tokens": torch.ones(3, 4, dtype=torch.int32), "length": torch.tensor([2, 2, 2]), "start": torch.tensor([1, 1, 1]),
+    }  # fmt: skip
+    save_file(whole, tmp_path / "whole.safetensors")
+    assert len(Responses.load(tmp_path / "whole.safetensors")) == 3
+    save_file({**whole, **changes}, tmp_path / "damaged.safetensors")
+    with pytest.raises(ConfigError, match=f"is damaged: .*{said}"):
+        Responses.load(tmp_path / "damaged.safetensors")

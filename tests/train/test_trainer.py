@@ -282,3 +282,91 @@ def test_rate() -> None:
     assert rate(1.0, warmup=0.1, final=0.2) == pytest.approx(0.2)
     assert TrainBudget(epochs=1.5).num_steps(10.0) == 15
     assert TrainBudget(minutes=2.0).share(0, 30.0, 10.0) == 0.25
+
+
+class Dropping(Linear):
+    """Draws from torch's own generator, as dropout in a draft model's layers does."""
+
+    def outcome(self, *args: Any, **more: Any) -> Any:
+        found = super().outcome(*args, **more)
+        if more["training"]:
+            for slot in found.slots:
+                object.__setattr__(slot, "logits", torch.nn.functional.dropout(slot.logits, 0.5))
+        return found
+
+
+def test_dropout_is_the_same_in_every_run_and_after_a_cut(tmp_path: Path) -> None:
+    """Whatever the process has drawn before."""
+    run(tmp_path / "a", Dropping())
+    torch.rand(7)
+    run(tmp_path / "b", Dropping())
+    assert rows(tmp_path / "a") == rows(tmp_path / "b")
+    assert rows(tmp_path / "a")[0]["loss"] != rows_of_plain(tmp_path / "c")[0]["loss"]
+    whole, cut = Dropping(), Dropping()
+    run(tmp_path / "whole", whole)
+
+    def stop(report: Report) -> None:
+        if report.step == 4:
+            raise RuntimeError("cut")
+
+    with pytest.raises(RuntimeError, match="cut"):
+        run(tmp_path / "cut", cut, progress=stop)
+    again = Dropping()
+    run(tmp_path / "cut", again, resume=True)
+    assert rows(tmp_path / "cut") == rows(tmp_path / "whole")
+    assert all(map(torch.equal, whole.head.parameters(), again.head.parameters()))
+
+
+def rows_of_plain(out: Path) -> list[dict[str, Any]]:
+    run(out)
+    return rows(out)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf")])
+@pytest.mark.parametrize(("at", "last"), [(6, "step-00000005"), (3, "step-00000002"), (1, "no checkpoint yet")])
+def test_weights_that_are_not_finite_are_not_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, last: str, number: float
+) -> None:
+    """The loss of a step is finite, and its step leaves none: also where it is the last one."""
+    step, count = torch.optim.AdamW.step, [0]
+
+    def broken(self: torch.optim.AdamW, *args: Any) -> None:
+        step(self, *args)
+        count[0] += 1
+        if count[0] == at:
+            self.param_groups[0]["params"][0].data[0, 0] = number
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", broken)
+    saved: list[Path] = []
+    with pytest.raises(TrainError, match=f"step {at}: 1 tensors of the head hold numbers that are not finite.*{last}"):
+        train(
+            Linear(), teacher(), texts(), tmp_path / "out", TrainConfig(**{**CONFIG, "checkpoint_every": 1}),
+            save=saved.append,
+        )  # fmt: skip
+    assert not saved
+    assert len(checkpoint.found(tmp_path / "out")) == min(2, at - 1)
+
+
+def test_a_calibration_that_is_not_finite_is_not_saved(tmp_path: Path) -> None:
+    saved: list[Path] = []
+
+    def finish(objective: Any, *rest: Any) -> None:
+        next(objective.head.parameters()).data.fill_(float("nan"))
+
+    with pytest.raises(TrainError, match="not finite"):
+        train(
+            Linear(), teacher(), texts(), tmp_path / "out", TrainConfig(**CONFIG), finish=finish, save=saved.append,
+        )  # fmt: skip
+    assert not saved
+
+
+def test_what_is_saved_may_change_when_a_run_goes_on(tmp_path: Path) -> None:
+    """Weights that float16 has no room for are saved by another dtype, without training again."""
+    config = TrainConfig(**CONFIG)
+    for dtype, resume in (("float16", False), ("float32", True)):
+        options = {"num_slots": 2, "save_dtype": dtype}
+        train(Linear(), teacher(), texts(), tmp_path / "out", config, identity={"options": options}, resume=resume)
+    with pytest.raises(ConfigError, match=r"options\.num_slots was 2"):
+        train(
+            Linear(), teacher(), texts(), tmp_path / "out", config, identity={"options": {"num_slots": 3}}, resume=True
+        )  # fmt: skip

@@ -24,6 +24,7 @@ _LISTS: dict[Any, tuple[str, tuple[str, ...]]] = {  # name of the items in messa
 }
 _LISTS |= {Sequence[int]: _LISTS[tuple[int, ...]], Sequence[str]: _LISTS[tuple[str, ...]]}
 _TEXTS = (tuple[str, ...], Sequence[str])
+_ITEMS: dict[Any, type] = {tuple[int, ...]: int, tuple[float, ...]: float, tuple[str, ...]: str}
 _AS_TUPLE = {Sequence[int]: tuple[int, ...], Sequence[str]: tuple[str, ...]}
 """Kinds that are declared as sequences, so that callers may give any, and held as tuples."""
 _KINDS: dict[Any, str] = {
@@ -142,8 +143,9 @@ def _is_settled(value: object, kind: Any) -> bool:
         return kind is not _plain(kind)
     plain = _plain(kind)
     if plain in _LISTS:
-        return value == ()
-    return type(value) is plain or (type(value) is dict and not value)
+        item = _ITEMS.get(plain)
+        return value == () or (type(value) is tuple and item is not None and all(type(one) is item for one in value))
+    return type(value) is plain or (plain == Mapping[int, float] and type(value) is dict and not value)
 
 
 @cache

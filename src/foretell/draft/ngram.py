@@ -10,6 +10,7 @@ import torch
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
+from foretell.core.settings import value_of
 from foretell.core.tree import DrawMode, TokenTree, chain_tree
 from foretell.draft.automaton import MAX_READ, Automaton
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
@@ -97,6 +98,8 @@ class Ngram(Method):
 
     def __init__(self, *, min_ngram: int = 1, max_ngram: int = 4) -> None:
         """Bounds of the suffix that is looked up, in tokens."""
+        min_ngram = value_of(min_ngram, int, "prompt_lookup_min")
+        max_ngram = value_of(max_ngram, int, "prompt_lookup_max")
         if not 1 <= min_ngram <= max_ngram <= MAX_NGRAM:
             raise ConfigError(
                 f"prompt_lookup_min = {min_ngram} and prompt_lookup_max = {max_ngram}: expected 1 <= min <= max <= "

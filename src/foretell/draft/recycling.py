@@ -15,6 +15,7 @@ from torch import Tensor
 from foretell.analysis.theory.shape import best_tree
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
+from foretell.core.settings import value_of
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, root_tree
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretell.draft.config import Loader, MethodConfig
@@ -230,6 +231,7 @@ class Recycling(Method):
 
     def __init__(self, *, num_candidates: int = 8, by_row: bool = False) -> None:
         """num_candidates: K, the most children of a node. by_row: nothing is shared between rows."""
+        num_candidates = value_of(num_candidates, int, "num_candidates")
         if not 1 <= num_candidates <= MAX_CANDIDATES:
             raise ConfigError(f"num_candidates = {num_candidates} must be between 1 and {MAX_CANDIDATES}")
         self.capabilities = replace(type(self).capabilities, candidates=num_candidates)

@@ -9,11 +9,13 @@ not need to). ``template``: the number of a node's children does not depend on t
 siblings jointly need.
 """
 
+import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 from foretell.core.errors import ConfigError
 from foretell.core.registry import Registry, UnusableError
+from foretell.core.settings import settle
 from foretell.core.spec import parse_spec, spec_of
 
 MAX_DEPTH, MAX_SIZE, MAX_WIDTH = 64, 512, 64
@@ -36,6 +38,7 @@ class Shape:
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
+        settle(self)
         require(0 <= self.depth <= MAX_DEPTH, "depth", self.depth, f"between 0 and {MAX_DEPTH}")
 
     @property
@@ -74,6 +77,10 @@ def _require_width(width: int) -> None:
     require(1 <= width <= MAX_WIDTH, "width", width, f"between 1 and {MAX_WIDTH}")
 
 
+def _require_threshold(threshold: float) -> None:
+    require(0 <= threshold < math.inf, "threshold", threshold, "a finite number of at least 0")
+
+
 @dataclass(frozen=True)
 class Chain(Shape):
     """One line of ``depth`` guesses."""
@@ -103,7 +110,7 @@ class Adaptive(Shape):
         """Refuse invalid values."""
         super().__post_init__()
         require(self.rule in ("probability", "svip", "adaedl"), "rule", self.rule, "probability, svip or adaedl")
-        require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
+        _require_threshold(self.threshold)
 
 
 @dataclass(frozen=True)
@@ -142,6 +149,7 @@ class Static(Shape):
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
+        settle(self)
         require(
             1 <= len(self.branching) <= MAX_DEPTH and all(1 <= count <= 64 for count in self.branching),
             "branching", self.branching, f"1 to {MAX_DEPTH} numbers between 1 and 64",
@@ -303,7 +311,7 @@ class OptTree(Sized):
     def __post_init__(self) -> None:
         """Refuse invalid values."""
         super().__post_init__()
-        require(self.threshold >= 0, "threshold", self.threshold, "at least 0")
+        _require_threshold(self.threshold)
         _require_width(self.width)
 
     @property

@@ -15,6 +15,7 @@ from heapq import heappop, heappush
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
+from foretell.core.settings import settle
 from foretell.core.tree import DrawMode, TokenTree
 from foretell.draft.automaton import MAX_READ, NOWHERE, Automaton, Place
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
@@ -26,6 +27,7 @@ from foretell.model.target import Target
 STATE_BYTES = 384
 """Of an automaton, a state, as Python holds it: 350 to 370 measured, a token taking 1.2 to 1.3 states."""
 
+MAX_CACHED = 2**32
 MAX_MATCH, MAX_SPEC = 128, 64
 """Largest max_match (a token of text costs at most so many operations), and largest factor and offset (no draft is deeper
 than 64)."""
@@ -44,13 +46,21 @@ class SuffixOptions:
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
+        try:
+            settle(self)
+        except ConfigError as error:
+            raise ConfigError(f"suffix_decoding_{error}") from None
         for good, name, expected in (
             (1 <= self.min_match <= self.max_match, "min_match", f"between 1 and max_match ({self.max_match})"),
             (self.max_match <= MAX_MATCH, "max_match", f"at most {MAX_MATCH}"),
             (0 <= self.max_spec_factor <= MAX_SPEC, "max_spec_factor", f"between 0 and {MAX_SPEC}"),
             (abs(self.max_spec_offset) <= MAX_SPEC, "max_spec_offset", f"between -{MAX_SPEC} and {MAX_SPEC}"),
             (0 <= self.min_token_prob <= 1, "min_token_prob", "between 0 and 1"),
-            (self.max_cached_tokens >= 0, "max_cached_tokens", "at least 0"),
+            (
+                self.max_cached_tokens == 0 or 2 <= self.max_cached_tokens <= MAX_CACHED,
+                "max_cached_tokens",
+                f"0 (nothing is remembered) or between 2 and {MAX_CACHED}",
+            ),
         ):
             if not good:
                 raise ConfigError(f"suffix_decoding_{name} = {getattr(self, name)!r} must be {expected}")

@@ -66,10 +66,13 @@ class Drafts:
             return self.given
         dtype = str(spec.dtype).removeprefix("torch.")
         implementation = "transformers" if spec.implementation == "transformers" else "auto"
-        return load_model(
+        found = load_model(
             name, dtype=dtype, device=str(spec.device), implementation=implementation, weights=weights,
             trust_remote_code=self.trusts_code,
         )  # fmt: skip
+        if checked and tokenizers is None:
+            check_sizes(spec, found.spec)
+        return found
 
 
 def with_named_draft(

@@ -91,7 +91,10 @@ class Engine:
                 "speculation = 'auto' measures what passes cost, each process by its own clock, so processes that share a "
                 "model would decode different steps: give 'on'"
             )
-        self.speculative = with_draft(speculative_config(speculative), model.spec.name)
+        config = speculative_config(speculative)
+        if given is not None and config.method == "draft_model" and getattr(config, "model", "") is None:
+            config = with_named_draft(config, given.spec.name)  # not the bundled one in its place
+        self.speculative = with_draft(config, model.spec.name)
         needed = self.speculative.max_nodes
         if width < 0 or 0 < width < needed:
             raise ConfigError(

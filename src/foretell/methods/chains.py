@@ -44,7 +44,9 @@ class Draws:
     @classmethod
     def of(cls, vocabulary: Vocabulary, processors: Processors, label: DrawnBy, noise: Noise, depth: int) -> "Draws":
         """The draws of a chain of up to depth guesses a row."""
-        inverse = torch.tensor([1.0 / row.temperature if row.temperature else 0.0 for row in processors.params])
+        scales = processors.inverse_temperature.flatten().tolist()  # neither 0, which is greedy, nor infinite
+        rows = zip(scales, processors.params, strict=True)
+        inverse = torch.tensor([scale if row.temperature else 0.0 for scale, row in rows])
         keys = uniforms = q = None
         if label == DrawnBy.COUPLED:  # the verifier's depths too: hashed once
             keys = noise.coupled_keys(depth + 1)[:, :depth].contiguous()

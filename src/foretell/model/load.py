@@ -166,6 +166,12 @@ def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False
         )  # fmt: skip
     except Exception as error:
         raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
+    if set(tokenizer.get_vocab()) <= set(
+        tokenizer.all_special_tokens
+    ):  # what some classes make of a folder without one
+        raise ModelError(
+            f"{name}: no tokenizer could be loaded from {path} (it has none, or one without a single word)"
+        )
     return tokenizer
 
 

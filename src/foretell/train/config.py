@@ -3,10 +3,27 @@
 from dataclasses import dataclass
 
 from foretell.core.errors import ConfigError
-from foretell.core.settings import setting
+from foretell.core.settings import setting, settle
 from foretell.train.schedule import TrainBudget
 
 PRECISIONS = ("float32", "bfloat16")
+TINY, BELOW_ONE = 1e-12, 1 - 1e-9
+"""Numbers that must be above 0, or below 1, are at least and at most these."""
+RANGES: dict[str, tuple[float, float]] = {
+    "lr": (TINY, 10.0), "warmup": (0.0, BELOW_ONE), "final_lr": (0.0, 1.0), "beta1": (0.0, BELOW_ONE),
+    "beta2": (0.0, BELOW_ONE), "weight_decay": (0.0, 10.0), "clip": (TINY, 1e9), "batch_tokens": (1, 10**9),
+    "accumulate": (1, 10**6), "max_length": (2, 10**7), "temperature": (1e-3, 1e3), "keep_gib": (0.0, 1e6),
+    "held_out": (TINY, BELOW_ONE), "eval_every": (0, 10**9), "eval_tokens": (1, 10**12), "checkpoint_every": (1, 10**9),
+}  # fmt: skip
+"""Least and largest value of each number."""
+
+
+def check_range(name: str, value: float, low: float, high: float) -> None:
+    """Raise ConfigError for a number outside, NaN among them; name: of the setting."""
+    if not low <= value <= high:
+        least = "above 0" if low == TINY else f"at least {low:.12g}"
+        most = "below 1" if high == BELOW_ONE else f"at most {high:.12g}"
+        raise ConfigError(f"{name} = {value!r} must be {least} and {most}")
 
 
 @dataclass(frozen=True)
@@ -52,29 +69,22 @@ class TrainConfig:
     seed: int = setting(0, "Of weights, answers and batches.", envvar="FORETELL_SEED")
 
     def __post_init__(self) -> None:
-        """Refuse invalid values."""
+        """Refuse invalid values: of other types, not finite, out of range."""
+        settle(self)
+        if self.steps is not None:
+            check_range("steps", self.steps, 1, 10**9)
+        for name, most in (("epochs", 1e6), ("minutes", 1e6)):
+            if getattr(self, name) is not None:
+                check_range(name, getattr(self, name), TINY, most)
         _ = self.budget
         if self.divergence is not None:
             from foretell.train.losses import parse_divergence  # imports torch, which ``train --help`` does without
 
             parse_divergence(self.divergence)
-        for good, name, expected in (
-            (self.lr > 0, "lr", "positive"),
-            (0 <= self.warmup < 1, "warmup", "in [0, 1)"),
-            (0 <= self.final_lr <= 1, "final_lr", "in [0, 1]"),
-            (self.clip > 0, "clip", "positive"),
-            (self.batch_tokens >= 1, "batch_tokens", "at least 1"),
-            (self.accumulate >= 1, "accumulate", "at least 1"),
-            (self.max_length >= 2, "max_length", "at least 2"),
-            (self.temperature > 0, "temperature", "positive"),
-            (self.keep_gib >= 0, "keep_gib", "0 (nothing is kept) or more"),
-            (0 < self.held_out < 1, "held_out", "in (0, 1)"),
-            (self.eval_every >= 0, "eval_every", "0 (at the end only) or more"),
-            (self.checkpoint_every >= 1, "checkpoint_every", "at least 1"),
-            (self.precision in PRECISIONS, "precision", " or ".join(PRECISIONS)),
-        ):
-            if not good:
-                raise ConfigError(f"{name} = {getattr(self, name)!r} must be {expected}")
+        for name, (low, high) in RANGES.items():
+            check_range(name, getattr(self, name), low, high)
+        if self.precision not in PRECISIONS:
+            raise ConfigError(f"precision = {self.precision!r} must be {' or '.join(PRECISIONS)}")
 
     @property
     def budget(self) -> TrainBudget:

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import derive_seed
+from foretell.core.settings import value_of
 from foretell.core.tree import TokenTree, layout
 from foretell.methods.common import formats
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights, features
@@ -187,6 +188,14 @@ def train_judge(
     the important held-out tokens, the share that the threshold 0.5 must refuse. Raises ConfigError.
     """
     spec = model.spec
+    given = {"layer": layer, "columns": columns, "seed": seed, "batch_size": batch_size}
+    for key, value in given.items():
+        value_of(value, int if key in ("seed", "batch_size") else int | None, key)
+    recall = value_of(recall, float, "recall")
+    if batch_size < 1 or (columns is not None and not 1 <= columns <= spec.hidden_size):
+        raise ConfigError(
+            f"batch_size = {batch_size} must be at least 1, and columns = {columns} between 1 and {spec.hidden_size}"
+        )
     layer = spec.num_layers - 1 if layer is None else layer
     if not 0 <= layer < spec.num_layers:
         raise ConfigError(f"layer = {layer} must be between 0 and {spec.num_layers - 1}: {spec.name!r} has no other")

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
+from foretell.methods.common import sizes
 from foretell.methods.common.load import AnyHead, load_head
 from foretell.methods.common.objective import Objective
 from foretell.methods.common.teacher import Teacher
 from foretell.methods.medusa.head import head_weight, norm_weight
 from foretell.model.target import CausalModel
+from foretell.train.config import TINY, check_range
 from foretell.train.responses import Responses
 
 Options = dict[str, Any]
@@ -24,10 +26,11 @@ class Making:
     """The inputs from which a head is made."""
 
     model: CausalModel  # the target
-    responses: Responses
+    responses: Responses  # to learn from: none of those that are held out
     seed: int
     init: str | None = None  # directory to start from, or to read
     given: Mapping[str, Any] = field(default_factory=dict)  # settings that are no defaults
+    longest: int = 0  # tokens of the longest text, held-out ones included
 
     @property
     def generator(self) -> torch.Generator:
@@ -92,6 +95,37 @@ class Making:
         batch = self.responses.batch(list(range(min(8, len(self.responses))))).to(self.model.spec.device)
         taps = Teacher(self.model).label(batch, layers).taps[batch.supervised]
         return [float(part.pow(2).mean().sqrt()) for part in taps.chunk(len(layers), -1)]
+
+
+NUMBERS: dict[str, tuple[Any, float, float]] = {
+    **{name: (int | None, *sizes.RANGES[name]) for name in ("intermediate_size", "num_kv_heads", "head_dim")},
+    **{name: (int | None, *sizes.RANGES[name]) for name in ("draft_vocab_size", "mask_token_id")},
+    **{name: (int, *sizes.RANGES[name]) for name in ("num_layers", "block_size", "markov_rank", "exit_layer")},
+    "num_heads": (int | None, *sizes.RANGES["num_heads"]),
+    "rope_theta": (float | None, *sizes.SHARES["rope_theta"]),
+    "rms_norm_eps": (float | None, *sizes.SHARES["rms_norm_eps"]),
+    "num_slots": (int, 1, 64), "num_features": (int, 1, 64), "num_anchors": (int, 1, 2**20),
+    "decay": (float, 0.0, 1.0), "alone": (float, 0.0, 1.0), "target_share": (float, 0.0, 1.0), "gamma": (float, TINY, 1e6),
+    **dict.fromkeys(("weight_feature", "weight_law", "weight_accepted", "weight_rejected", "noise"), (float, 0.0, 1e6)),
+}  # fmt: skip
+"""Kind, least and largest value of the methods' own settings that are numbers. None, where it is one: the target's own."""
+LISTS: dict[str, Any] = {"layer_ids": tuple[int, ...] | None, "temperatures": tuple[float, ...]}
+"""Kinds of settings that are lists."""
+
+
+def option_kind(name: str, default: Any) -> Any:
+    """The type of a method's own setting: by its name, else that of its default."""
+    if default is not None and name not in LISTS:
+        return type(default)
+    found: Any = NUMBERS[name][0] if name in NUMBERS else LISTS.get(name, Any)
+    return found
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise ConfigError for a method's own setting that is out of range."""
+    for name, value in options.items():
+        if name in NUMBERS and value is not None:
+            check_range(name, value, *NUMBERS[name][1:])
 
 
 Build = Callable[[Making, Options], Objective]

@@ -14,17 +14,19 @@ from typing import Any
 import torch
 
 from foretell.core import builtin
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import ConfigError, ModelError, TrainError, nearest
 from foretell.core.registry import load_reference
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.methods.common import formats
 from foretell.methods.common.head import Head
+from foretell.methods.common.layout import check_layer_ids
 from foretell.methods.common.objective import Objective
 from foretell.methods.common.teacher import Teacher
+from foretell.methods.draft_model.translated import differences
 from foretell.model.load import load_tokenizer, parse_dtype
 from foretell.model.target import CausalModel
 from foretell.train.config import TrainConfig
-from foretell.train.making import Making, Options, Recipe
+from foretell.train.making import Making, Options, Recipe, check_options, option_kind
 from foretell.train.responses import Responses
 
 
@@ -60,8 +62,7 @@ def check(method: str, given: Mapping[str, Any], *, init: str | None = None) -> 
     """(the method's settings, those of training), before anything is loaded. Raises ConfigError."""
     recipe = recipe_of(method)
     config = field_kinds(TrainConfig)
-    # A method's own settings are of the kind of their default; where that is None, the head's constructor checks them.
-    own = {key: type(default) if default is not None else Any for key, default in recipe.options.items()}
+    own = {key: option_kind(key, default) for key, default in recipe.options.items()}
     kinds = {**config, "save_dtype": str | None, **own}
     check_keys(given, kinds, f"for training {method!r}")
     given = {key: value_of(value, kinds[key], key) for key, value in given.items()}
@@ -69,6 +70,7 @@ def check(method: str, given: Mapping[str, Any], *, init: str | None = None) -> 
         raise ConfigError(f"{method} needs --init DIR: the model to begin from")
     parse_dtype(given.get("save_dtype"))
     options = {**recipe.options, **{key: value for key, value in given.items() if key in recipe.options}}
+    check_options(options)
     training = {**recipe.config, **{key: value for key, value in given.items() if key in config}}
     TrainConfig(**training)
     return options, training
@@ -91,16 +93,34 @@ def prepare(
     """
     given, recipe = dict(given or {}), recipe_of(method)
     options, training = check(method, given, init=init)
+    if recipe.needs_init:
+        check_vocabularies(init, target_name)
     if "lr" not in training:
         training["lr"] = round(2e-3 * min(1.0, (256 / model.spec.hidden_size) ** 0.5), 8)
     config = TrainConfig(**training)
-    objective = recipe.build(Making(model, responses.cut(config.max_length), config.seed, init, given), options)
+    texts = responses.cut(config.max_length)
+    learned, _ = texts.split(config.held_out)  # what is held out decides nothing: no vocabulary, no scale
+    longest = int(texts.length.max())
+    objective = recipe.build(Making(model, learned, config.seed, init, given, longest), options)
+    _check_savable(objective, model, method)
     dtype = parse_dtype(given.get("save_dtype")) or torch.float32
 
     def save(out: Path) -> None:
         _save(objective, out, dtype, init, model, target_name)
 
     return Prepared(method, objective, config, {**options, "save_dtype": str(dtype)[6:]}, save, recipe.finish)
+
+
+def _check_savable(objective: Objective, model: CausalModel, method: str) -> None:
+    """Raise ConfigError or ModelError for a head that could not be trained or, at the end of it, not be written."""
+    head = objective.head
+    if not any(parameter.requires_grad for parameter in head.parameters()):
+        raise ConfigError(f"this {method} head has no weights to learn: give it layers, or a linear layer of its own")
+    if isinstance(head, Head):
+        head.check_target(model.spec, name="the head to be trained")
+        formats.default_layout(head)
+        if head.taps:
+            check_layer_ids(head.taps, name="the head to be trained", source="its settings")
 
 
 def _save(
@@ -110,14 +130,41 @@ def _save(
     head = copy.deepcopy(objective.head)
     for parameter in head.parameters():
         parameter.data = parameter.data.to(dtype)
+        if not bool(parameter.data.isfinite().all()):
+            raise TrainError(
+                f"save_dtype = {str(dtype)[6:]!r} has no room for the largest weights, so nothing was saved; the "
+                "checkpoint has them: go on with --resume and save_dtype 'bfloat16' or 'float32'"
+            )
     if isinstance(head, Head):
         formats.save(head, out, target=model.spec, target_name=target_name)
         return
     module: Any = head
     module.config.dtype = dtype
     module.save_pretrained(str(out))
-    assert init is not None
-    load_tokenizer(init).save_pretrained(str(out))
+    for name in (init, target_name):  # a draft is trained on the target's tokens: either tokenizer is right
+        try:
+            if name is not None:
+                load_tokenizer(name).save_pretrained(str(out))
+                return
+        except ModelError:
+            continue  # weights without a tokenizer are of use for token ids, and lost otherwise
+
+
+def check_vocabularies(init: str | None, target_name: str | None) -> None:
+    """Raise ConfigError where a draft model to be trained has other tokens than the target at the same ids. Models without
+    a tokenizer are not compared."""
+    try:
+        if init is None or target_name is None:
+            return
+        ours, theirs = load_tokenizer(target_name).get_vocab(), load_tokenizer(init).get_vocab()
+    except ModelError:
+        return
+    found = differences(ours, theirs)
+    if found is not None:
+        raise ConfigError(
+            f"--init {init} has another vocabulary than target {target_name} (first differences: {'; '.join(found)}), and "
+            "it is trained on the target's tokens: give a model of the same vocabulary"
+        )
 
 
 def names() -> Sequence[str]:

@@ -96,6 +96,18 @@ class Responses:
         return self.take(learn or out), self.take(out)
 
     @property
+    def fault(self) -> str | None:
+        """What makes these no texts; None where nothing does."""
+        tensors = {"tokens": (self.tokens, 2), "length": (self.length, 1), "start": (self.start, 1)}
+        for name, (tensor, ndim) in tensors.items():
+            if tensor.ndim != ndim or tensor.is_floating_point() or len(tensor) != len(self.tokens):
+                return f"{name} is {list(tensor.shape)} of {str(tensor.dtype).removeprefix('torch.')}"
+        bounds = (self.start < 0) | (self.start > self.length) | (self.length > self.tokens.shape[1])
+        if bool(bounds.any()):
+            return f"text {int(bounds.nonzero()[0, 0])} has no place for its response"
+        return "there are negative tokens" if self.tokens.numel() and int(self.tokens.min()) < 0 else None
+
+    @property
     def fingerprint(self) -> str:
         """sha256 of the training texts."""
         digest = hashlib.sha256()
@@ -129,7 +141,11 @@ class Responses:
             raise ConfigError(
                 f"{file} is not a file of responses ({error}); 'foretell train' writes such files"
             ) from None
-        return cls(**found, metadata=metadata)
+        made = cls(**found, metadata=metadata)
+        fault = made.fault
+        if fault is not None:
+            raise ConfigError(f"{file} is damaged: {fault}; write the responses again")
+        return made
 
     def check_target(self, target: str, *, name: str) -> None:
         """Raise ConfigError where another target wrote these. target: ``target_hash`` of the one to be trained for."""

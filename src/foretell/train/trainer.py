@@ -7,8 +7,6 @@ not wrapped, so objectives may call any of its methods.
 
 import json
 import math
-import signal
-import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -31,6 +29,7 @@ from foretell.methods.medusa.head import head_weight
 from foretell.train import checkpoint
 from foretell.train.config import TrainConfig
 from foretell.train.data import Batches
+from foretell.train.interrupt import patient
 from foretell.train.losses import parse_divergence
 from foretell.train.metrics import Evaluation, divergence_of, evaluate, loss_per_slot, slot_losses
 from foretell.train.responses import Responses
@@ -109,7 +108,7 @@ class Trainer:
         num_steps = self.config.budget.num_steps(self.steps_per_epoch)
         self._write_record(finished=False)
         self.objective.head.train()
-        with _patient() as interrupted, self._writing():
+        with patient() as interrupted, self._writing():
             while (share := self.config.budget.share(self.step, self.seconds, self.steps_per_epoch)) < 1.0:
                 begun = perf_counter()
                 row = self._step(share, interrupted.is_set())
@@ -135,6 +134,7 @@ class Trainer:
                     raise KeyboardInterrupt
             if self._finish is not None:
                 self._finish(self.objective, self.teacher, self.held_out)
+            self._check_weights()
             final = self._evaluate()
             if self.state.is_main_process:
                 self._append_log()
@@ -164,7 +164,7 @@ class Trainer:
             batch = self.learned.batch(index).to(self.device)
             generator = torch.Generator().manual_seed(derive_seed(config.seed, number, 1) & (2**63 - 1))
             labeled = self._label(batch, index)
-            with self._autocast():
+            with self._autocast(), self._seeded(number):
                 outcome = self.objective.outcome(labeled, self.teacher, generator, training=True)
             losses = divergence_of(labeled, outcome, self.divergence, config.temperature)
             loss = losses.total / config.accumulate
@@ -211,6 +211,28 @@ class Trainer:
 
     def _autocast(self) -> torch.autocast:
         return torch.autocast(self.device.type, torch.bfloat16, enabled=self.config.precision == "bfloat16")
+
+    @contextmanager
+    def _seeded(self, number: int) -> Iterator[None]:
+        """While inside, what draws from torch's own generators (dropout in a draft model's layers) draws as it does for
+        this batch in every run."""
+        devices = [self.device] if self.device.type == "cuda" else []
+        with torch.random.fork_rng(devices=devices):
+            torch.manual_seed(derive_seed(self.config.seed, number, 2) & (2**63 - 1))
+            yield
+
+    def _check_weights(self) -> None:
+        """Raise TrainError where a step left numbers that are not finite: they must not be written."""
+        broken = [
+            name
+            for name, each in self.objective.head.state_dict().items()
+            if each.is_floating_point() and not bool(each.isfinite().all())
+        ]
+        if broken:
+            raise TrainError(
+                f"step {self.step}: {len(broken)} tensors of the head hold numbers that are not finite ({broken[0]}), so "
+                f"nothing was written; {self._last()}: try a smaller lr"
+            )
 
     def _evaluate(self) -> Evaluation:
         """On the held-out texts. Every process computes the same figures, without communication."""
@@ -271,7 +293,8 @@ class Trainer:
                 checkpoint.write_bytes(self.out / LOG, "".join(line + "\n" for line in kept).encode())
 
     def _checkpoint(self) -> None:
-        """Weights, optimizer and place; then the log up to there."""
+        """Weights, optimizer and place; then the log up to there. Raises TrainError for weights that are not finite."""
+        self._check_weights()
         if not self.state.is_main_process:
             return
         checkpoint.save(
@@ -356,6 +379,7 @@ def train(
 
 def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
     """Raise ConfigError where the run to resume had other settings, naming the first difference."""
+    was, now = ({**each, "options": _trained(each.get("options"))} for each in (was, now))
     difference = first_difference(was, json.loads(json.dumps(now, default=str)))
     if difference is not None:
         key, old, new = difference
@@ -365,22 +389,6 @@ def check_same(was: Mapping[str, Any], now: Mapping[str, Any]) -> None:
         )
 
 
-@contextmanager
-def _patient() -> Iterator[threading.Event]:
-    """While inside, the first Ctrl-C sets an event (the step is finished first), the second interrupts at once."""
-    event = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield event
-        return
-    before = signal.getsignal(signal.SIGINT)
-
-    def on_interrupt(number: int, frame: Any) -> None:
-        if event.is_set():
-            raise KeyboardInterrupt
-        event.set()
-
-    signal.signal(signal.SIGINT, on_interrupt)
-    try:
-        yield event
-    finally:
-        signal.signal(signal.SIGINT, before)
+def _trained(options: Any) -> Any:
+    """A method's options but for those that say how the result is stored: they may change when a run goes on."""
+    return {k: v for k, v in options.items() if k != "save_dtype"} if isinstance(options, Mapping) else options

@@ -1,6 +1,7 @@
 """The acceptance head: what it computes, by hand; blocks of its own; whom it fits."""
 
 import math
+from dataclasses import replace
 
 import pytest
 import torch
@@ -94,3 +95,12 @@ def test_whom_it_fits() -> None:
     other = AcceptanceHead(AcceptanceHeadConfig(H, 20, 1, True, "eagle3", reads_law=True))
     with pytest.raises(ModelError, match=r"reads the distribution .* is known for 'draft_model' alone"):
         other.check_drafter("eagle3", H, name="here")
+
+
+def test_padding_of_vocabularies_is_no_other_vocabulary() -> None:
+    """Trained on a target of 1,000 columns, a head was refused beside its own draft model of 995, for which it was made."""
+    head = AcceptanceHead(AcceptanceHeadConfig(H, 1000, 0, True, "draft_model"))
+    for size in (1000, 995):
+        head.check_target(replace(table(1).spec, vocab_size=size), name="head")
+    with pytest.raises(ModelError, match=r"trained for a target of vocabulary 1000, and .* has 900"):
+        head.check_target(replace(table(1).spec, vocab_size=900), name="head")

@@ -132,11 +132,20 @@ def test_another_target_is_refused(save: Save) -> None:
 
 def test_damage_is_named(save: Save, target: LlamaForCausalLM) -> None:
     model, file = from_module(target), save() / "model.safetensors"
-    whole = load_file(file)
+    whole, key = load_file(file), "model.layers.0.self_attn.q_proj.weight"
     for tensors, message in (
         ({k: v for k, v in whole.items() if k != "draft_tokens"}, "has no list 'draft_tokens'"),
-        ({**whole, "draft_tokens": torch.tensor([4, 3])}, "must be ascending and below the vocabulary's 96"),
-        ({**whole, "draft_tokens": torch.tensor([4, 96])}, "must be ascending and below the vocabulary's 96"),
+        ({**whole, "draft_tokens": torch.tensor([4, 3])}, "'draft_tokens' must be ascending"),
+        ({**whole, "draft_tokens": torch.tensor([4, 96])}, "does not lead to 2 different ids of a vocabulary of 96"),
+        ({**whole, "draft_tokens": torch.tensor([4.0, 5.0])}, r"'draft_tokens' is \[2\] of float32"),
+        ({**whole, key: whole[key][:, :-1].contiguous()}, r"q_proj.weight of .* is \[32, 31\] of .* says \[32, 32\]"),
+        ({**whole, key: whole[key][:16].contiguous()}, r"q_proj.weight of .* is \[16, 32\] of .* says \[32, 32\]"),
+        ({**whole, key: whole[key].int()}, r"q_proj.weight of .* is \[32, 32\] of int32"),
+        ({**whole, key: whole[key] * torch.nan}, r"q_proj.weight of .* finite numbers"),
+        (
+            {**whole, "model.layers.1.mlp.up_proj.weight": whole[key].clone()},
+            r"holds model\.layers\.1\.mlp\.up_proj\.weight, which",
+        ),
         ({k: v for k, v in whole.items() if "down_proj" not in k}, r"lacks 1 tensors, model.layers.0.mlp.down_proj"),
     ):
         save_file(tensors, file)
@@ -148,6 +157,21 @@ def test_damage_is_named(save: Save, target: LlamaForCausalLM) -> None:
     file.unlink()
     with pytest.raises(ModelError, match=r"no model.safetensors in"):
         load_borrowed(file.parent, model, name="draft")
+
+
+@pytest.mark.parametrize(
+    "about",
+    [None, "little", {}, {"target": "little"}, {"target": "little", "sample": []}, {"target": 3, "sample": [0.1] * 64},
+     {"target": "little", "sample": [0.1] * 63}, {"target": "little", "sample": ["x"] * 64},
+     {"target": "little", "sample": [float("nan")] * 64}],
+)  # fmt: skip
+def test_a_damaged_note_of_its_target(save: Save, target: LlamaForCausalLM, about: Any) -> None:
+    file = save() / "config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "borrows": about}))
+    with pytest.raises(
+        ModelError, match=r"borrows in config\.json must name the target and hold a sample of 64 numbers"
+    ):
+        load_borrowed(file.parent, from_module(target), name="draft")
 
 
 def test_what_does_not_go_together(save: Save, target: LlamaForCausalLM) -> None:

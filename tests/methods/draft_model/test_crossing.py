@@ -3,6 +3,7 @@ services; and the laws, enumerated."""
 
 import itertools
 import random
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -22,12 +23,14 @@ from foretell.engine.memory import bytes_per_token
 from foretell.methods.draft_model.slem import SLEMDrafter
 from foretell.methods.draft_model.tli import TLIDrafter, TranslatedDrafter
 from foretell.methods.draft_model.translation import Translation
+from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target
 from foretell.verify import parse_verifier
 from tests.engine.harness import mixed_params, outcome, own
 from tests.engine.test_service import Mailbox
 from tests.methods.draft_model.vocabularies import KINDS, TEXT, byte_level, speaker, spelling
+from tests.model.tiny import tiny_module
 from tests.verify.enumerate import Case, Drafts, Tables, emitted_joint, error, target_joint
 
 TOKENIZERS: dict[str, Any] = {name: kind() for name, kind in KINDS.items()}
@@ -415,3 +418,50 @@ def test_same_tokens_crossed_all_the_same(plain: dict[tuple[str, str], list[Comp
     crossed = engine("words", "words", "tli").generate_batch(requests("words"))
     assert [outcome(c) for c in crossed] == [outcome(c) for c in direct]
     assert sum(c.num_accepted_tokens for c in crossed) >= 0.8 * sum(c.num_accepted_tokens for c in direct) > 0
+
+
+@pytest.mark.parametrize("vocabulary", ["slem", "tli"])
+def test_rows_stop_at_the_draft_s_learned_positions(
+    vocabulary: str, plain: dict[tuple[str, str], list[Completion]]
+) -> None:
+    """GPT-2 has no position beyond its context: in a batch a row near it was given as many as others, and all failed."""
+    tokenizer = TOKENIZERS["halves"]
+    draft = TransformersModel(tiny_module("gpt2", vocab_size=len(tokenizer), n_positions=48))
+    config = {"method": "draft_model", "model": draft.spec.name, "vocabulary": vocabulary, "num_speculative_tokens": 6}
+    found = Engine(
+        TARGETS["words"], TOKENIZERS["words"], speculative=config, draft=draft, draft_tokenizer=tokenizer,
+        drafter_errors="raise",
+    ).generate_batch(requests("words"), batch_size=8)  # fmt: skip
+    assert [outcome(c) for c in found] == [outcome(c) for c in plain["words", "coupled"]]
+    assert sum(c.num_draft_tokens for c in found) > 15
+
+
+class Counted(list[int]):
+    """A list that counts the items that are read of it, one by one or as a part."""
+
+    num_read = 0
+
+    def __iter__(self) -> Iterator[int]:
+        self.num_read += len(self)
+        return super().__iter__()
+
+    def __getitem__(self, at: Any) -> Any:
+        found = super().__getitem__(at)
+        self.num_read += len(found) if isinstance(at, slice) else 1
+        return found
+
+
+def test_a_step_does_not_read_the_text_again() -> None:
+    """SLEM split the end anew in a copy of the whole text, and compared both from the beginning: every step."""
+    ids = TOKENIZERS["words"].encode(TEXT, add_special_tokens=False) * 200
+    between = Translation(spelling(TOKENIZERS["words"]), spelling(TOKENIZERS["halves"]))
+    drafter = SLEMDrafter.__new__(SLEMDrafter)
+    drafter.translation, drafter.num_known = between, [len(ids) - 40]
+    own = Counted(between.text(ids[:-40]))
+    drafter.own, drafter.filled = [own], [len(own) - 1]
+    for known in range(len(ids) - 39, len(ids) + 1):
+        drafter.follow(0, ids[:known])
+        drafter.num_known[0] = known
+    assert between.draft.encode(TEXT.encode() * 200) == list(drafter.own[0])
+    assert drafter.own[0] is own
+    assert own.num_read - len(own) < 40 * 4 * 24

@@ -166,6 +166,18 @@ def test_a_whole_chain_is_the_twins(
             torch.testing.assert_close(tree.q, twin.q, rtol=0, atol=1e-5)
 
 
+@pytest.mark.parametrize("draws", DRAWS)
+def test_temperatures_whose_inverse_float32_does_not_hold(draws: DrawMode) -> None:
+    """As the rows that are drawn level by level: cold ones took any token, hot ones the best alone."""
+    temperatures = (1e-39, 1e300, 1e-320, 1e46)
+    expected, _ = chains(Recorded, "eagle3", draws, temperatures, (5, 1, 12, 2))
+    trees, _ = chains(Whole, "eagle3", draws, temperatures, (5, 1, 12, 2))
+    for tree, twin in zip(trees, expected, strict=True):
+        assert torch.equal(tree.tokens[tree.valid], twin.tokens[twin.valid])
+        if tree.q is not None and twin.q is not None:
+            torch.testing.assert_close(tree.q, twin.q, rtol=0, atol=1e-5)
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_whole_chain_computes_the_bits_of_single_levels(dtype: torch.dtype) -> None:
     """q of each draw is the softmax of the logits that a call for each level returns."""

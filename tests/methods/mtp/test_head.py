@@ -201,6 +201,9 @@ def test_tensors_that_are_missing_unknown_or_of_another_shape(tmp_path: Path) ->
         ("qwen3_5", {"surplus__weight": torch.zeros(2)}, r"mtp\.surplus\.weight is unknown in an MTP head of kind Qwen"),
         ("mimo", {"mlp__up_proj__weight": torch.zeros(3, 32)}, r"is \(3, 32\), and config\.json says \(48, 32\)"),
         ("mimo", {"input_proj__weight": torch.zeros(16, 32)}, "needs .* directory of this target's own checkpoint"),
+        ("mimo", {"token_layernorm__weight": torch.ones(31)}, r"token_layernorm\.weight .* \[31\], expected \[32\]"),
+        ("mimo", {"final_layernorm__weight": torch.full((32,), torch.nan)}, r"final_layernorm\.weight .* finite numbers"),
+        ("mimo", {"mlp__up_proj__weight": torch.full((48, 32), torch.inf)}, r"mlp\.up_proj\.weight .* not finite"),
         ("qwen3_next", {"fc__weight": torch.zeros(32, 64, dtype=torch.int8)}, "stored as int8; expected bfloat16"),
     )):  # fmt: skip
         path = tmp_path / str(number)

@@ -78,8 +78,10 @@ class AcceptanceHead(Head):
         return ()
 
     def check_target(self, spec: ModelSpec, *, name: str) -> None:
-        """Raise ModelError where the target has another vocabulary: its hidden states are not read."""
-        if self.config.vocab_size != spec.vocab_size:
+        """Raise ModelError where the target, or the draft model beside it, has another vocabulary: hidden states are not
+        read. Sizes that padding alone tells apart are taken: a head is trained on the target's, and read beside a draft's.
+        """
+        if abs(self.config.vocab_size - spec.vocab_size) > 0.01 * spec.vocab_size:
             raise ModelError(
                 f"{name}: this acceptance head was trained for a target of vocabulary {self.config.vocab_size}, and "
                 f"{spec.name!r} has {spec.vocab_size}: train one for this target with 'foretell train acceptance'"

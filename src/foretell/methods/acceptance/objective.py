@@ -212,7 +212,7 @@ FIELDS = ("hidden", "distribution_inputs", "labels", "row", "at")
 
 def is_temperature(value: object) -> bool:
     """Whether it is a finite number, at least 0."""
-    return isinstance(value, int | float) and math.isfinite(value) and value >= 0
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
 
 
 CHUNK = 256

@@ -6,9 +6,10 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import int64_seed
 from foretell.methods.acceptance.head import LAW_DRAFTER, AcceptanceHead, AcceptanceHeadConfig, law_refused
 from foretell.methods.acceptance.objective import AcceptanceObjective, calibrate
-from foretell.methods.acceptance.reading import open_reader
+from foretell.methods.acceptance.reading import ModelReader, open_reader
 from foretell.methods.common.objective import Objective
 from foretell.methods.common.teacher import Teacher
+from foretell.methods.draft_model.objective import check_draft
 from foretell.train.data import sequential_batches
 from foretell.train.making import Making, Options, Recipe
 from foretell.train.responses import Responses
@@ -22,6 +23,8 @@ def build(making: Making, options: Options) -> Objective:
             "acceptance needs --init DIR: the draft model, or the head, whose hidden states are to be read"
         )
     reader = open_reader(making.init or "bundled/draft", making.model, num_slots=options["num_slots"])
+    if isinstance(reader, ModelReader):
+        check_draft(reader.draft.model.spec, spec, making.longest, name=making.init or "bundled/draft")
     if options["reads_law"] and reader.drafter != LAW_DRAFTER:
         raise ConfigError(law_refused(reader.drafter))
     config = AcceptanceHeadConfig(

@@ -45,7 +45,7 @@ def read_tensors(path: Path, *, name: str, prefer: str = WEIGHTS) -> dict[str, T
     files = [path / file for file in known if (path / file).is_file()][:1]
     index = path / f"{WEIGHTS}.index.json"
     if not files and index.is_file():
-        shards = sorted(set(read_json(index, name=name).get("weight_map", {}).values()))
+        shards = sorted(set(read_index(index, name=name).values()))
         files = [path / shard for shard in shards]
         absent = [file.name for file in files if not file.is_file()]
         if absent:
@@ -56,6 +56,17 @@ def read_tensors(path: Path, *, name: str, prefer: str = WEIGHTS) -> dict[str, T
     for file in files:
         tensors |= _read(file, name=name)
     return tensors
+
+
+def read_index(file: Path, *, name: str) -> dict[str, str]:
+    """The file of each tensor, by the index of a checkpoint in parts. Raises ModelError where it is no such index."""
+    found: Any = read_json(file, name=name)
+    files = found.get("weight_map") if isinstance(found, dict) else None
+    if not isinstance(files, dict) or not all(
+        isinstance(each, str) and Path(each).name == each for each in files.values()
+    ):
+        raise ModelError(f"{name}: {file.name} has no 'weight_map' of tensors and the names of files beside it")
+    return files
 
 
 def _read(file: Path, *, name: str) -> dict[str, Tensor]:
@@ -69,7 +80,7 @@ def _read(file: Path, *, name: str) -> dict[str, Tensor]:
         found = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # pickle, zip and torch raise many kinds of errors
         raise ModelError(f"{name}: {file.name} cannot be read ({str(error).splitlines()[0]})") from error
-    if not isinstance(found, dict) or not all(isinstance(tensor, Tensor) for tensor in found.values()):
+    if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(t, Tensor) for k, t in found.items()):
         raise ModelError(f"{name}: {file.name} holds no dictionary of tensors")
     return found
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from foretell.core.errors import ModelError
+from foretell.methods.common.sizes import check_sizes
 from foretell.model.target import ModelSpec
 
 
@@ -20,6 +21,10 @@ class HeadConfig:
 
     hidden_size: int  # H of the target whose hidden states are read
     vocab_size: int  # V of the target
+
+    def __post_init__(self) -> None:
+        """Refuse sizes of other types and out of range: see ``sizes``. A subclass that checks more calls this first."""
+        check_sizes(self)
 
     def as_dict(self) -> dict[str, Any]:
         """Field names and values; tuples as lists, as JSON has them."""

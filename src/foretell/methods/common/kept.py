@@ -42,6 +42,7 @@ class LinearHead:
     """
 
     TOLERANCE = 0.02  # of the largest logit: bfloat16 has 3 digits
+    LARGE = 100.0  # logits that no softcap in use lets through
 
     def __init__(self, model: CausalModel, weight: Tensor) -> None:
         """weight [V, H]: the linear part of the head (``head_weight``)."""
@@ -74,10 +75,17 @@ class LinearHead:
     def _is_linear(self, normed: Tensor) -> bool:
         if self._linear is None:
             few = normed[:8]
-            true = self.model.head(few[None])[0].float()
-            near = F.linear(few.float(), self._weight)
-            self._linear = bool((true - near).abs().max() <= self.TOLERANCE * true.abs().max())
+            largest = float(self._distance(few)[1])
+            large = few * max(1.0, self.LARGE / max(largest, 1e-6))  # a softcap is a line near 0
+            self._linear = all(
+                float(off) <= self.TOLERANCE * float(most) for off, most in map(self._distance, (few, large))
+            )
         return self._linear
+
+    def _distance(self, normed: Tensor) -> tuple[Tensor, Tensor]:
+        """(largest difference of the model's logits from the product's, largest of the model's) of states [n, H]."""
+        true = self.model.head(normed[None])[0].float()
+        return (true - F.linear(normed.float(), self._weight)).abs().max(), true.abs().max()
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,15 @@
 """Read a config.json of other tools key by key: errors name the key that is absent, wrong or unsupported."""
 
+import sys
 from collections.abc import Mapping
 from typing import Any
 
 from foretell.core.errors import ModelError
+from foretell.methods.common.sizes import RANGES
+
+MOST = 2**53
+"""Largest whole number that every reader of JSON takes for the same."""
+MOST_LAYERS = RANGES["num_layers"][1]
 
 
 class Keys:
@@ -22,7 +28,12 @@ class Keys:
     def integer(self, key: str, default: int | None = None) -> int:
         """A whole number."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)) or value != int(value):
+        if (
+            isinstance(value, bool)
+            or not isinstance(value, (int, float))
+            or not abs(value) <= MOST
+            or value != int(value)
+        ):
             raise self.wrong(key, "a whole number")
         return int(value)
 
@@ -33,11 +44,18 @@ class Keys:
             raise self.wrong(key, "at least 1")
         return value
 
+    def layers(self, key: str, default: int | None = None) -> int:
+        """A number of layers, of which lists and modules are made before the weights are compared with it."""
+        value = self.size(key, default)
+        if value > MOST_LAYERS:
+            raise self.wrong(key, f"at most {MOST_LAYERS}")
+        return value
+
     def number(self, key: str, default: float | None = None) -> float:
         """A number."""
         value = self._get(key, default)
-        if isinstance(value, bool) or not isinstance(value, (int, float)):
-            raise self.wrong(key, "a number")
+        if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
+            raise self.wrong(key, "a number")  # NaN, too
         return float(value)
 
     def flag(self, key: str, default: bool | None = None) -> bool:

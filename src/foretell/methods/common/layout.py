@@ -92,9 +92,11 @@ class Layout(ABC):
         """The head's configuration. Raises ModelError, naming the key, where it does not follow."""
 
     def build(self, config: HeadConfig, found: Found) -> Head:
-        """An empty head of a configuration, to be filled."""
+        """A head of a configuration to be filled, whose tensors have shapes and no memory: what the file holds is compared
+        with them before anything is allocated."""
         build: Any = self.head
-        head: Head = build(config)
+        with torch.device("meta"):
+            head: Head = build(config)
         return head
 
 

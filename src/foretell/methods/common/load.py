@@ -29,6 +29,8 @@ def load_head(name: str, spec: ModelSpec, kind: type[AnyHead], *, dtype: torch.d
     head.to(spec.device).eval().requires_grad_(requires_grad=False)
     for parameter in head.parameters():  # buffers keep what they are: maps, and calibration in float32
         parameter.data = parameter.data.to(dtype or spec.dtype)
+        if parameter.dtype == torch.float16 and not bool(parameter.data.isfinite().all()):
+            raise ModelError(f"{name}: float16 has no room for the largest of its weights: load the target in bfloat16")
     return head
 
 

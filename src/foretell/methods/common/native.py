@@ -17,6 +17,7 @@ from foretell.kernels import heads, structures
 from foretell.kernels.functions import check
 from foretell.kernels.pages import huge_pages
 from foretell.methods.common.head import Head
+from foretell.methods.common.sizes import check_ids
 from foretell.model.llama.matrices import read_matrices
 from foretell.model.llama.native import HEAD_DIMS, NativeModel
 from foretell.model.llama.weights import TensorWeights
@@ -144,9 +145,12 @@ def layer_of(
 
 
 class Vocabulary:
-    """The tokens of a head's outputs: all V of them, or those of ``ids`` [DV], ascending."""
+    """The tokens of a head's outputs: all V of them, or those of ``ids`` [DV]."""
 
     def __init__(self, ids: Tensor | None, size: int, memory: Memory) -> None:
+        """Raises ModelError for ids that are no tokens: C writes at these places."""
+        if ids is not None:
+            check_ids(ids, len(ids), size, name="the draft head", of="the map of its vocabulary")
         self.num_outputs = size if ids is None else len(ids)
         self.size = size
         self.ascending = ids is None or bool((ids[1:] > ids[:-1]).all())

@@ -18,6 +18,7 @@ from foretell.core.tree import Plan
 from foretell.methods.common.head import Head, HeadConfig
 from foretell.methods.common.layers import MLP, Attention, AttentionShape, RMSNorm
 from foretell.methods.common.rope import RopeScaling
+from foretell.methods.common.sizes import check_heads
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel
 
@@ -43,13 +44,10 @@ class PairConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         """Refuse invalid sizes."""
+        super().__post_init__()
         if self.num_layers < 1:
             raise ModelError(f"num_layers = {self.num_layers} must be at least 1")
-        if self.head_dim % 2 or self.num_heads % self.num_kv_heads:
-            raise ModelError(
-                f"num_heads = {self.num_heads} must be a multiple of num_kv_heads = {self.num_kv_heads}, and head_dim = "
-                f"{self.head_dim} even"
-            )
+        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
         if self.windows and (len(self.windows) != self.num_layers or min(self.windows) < 0):
             raise ModelError(f"windows = {list(self.windows)} must be one size of at least 0 for each layer")
         if len(set(self.windows) - {0}) > 1:

@@ -34,11 +34,13 @@ class RopeScaling:
         """Raise ModelError for invalid numbers."""
         if self.kind not in KINDS:
             raise ModelError(f"rotary scaling {self.kind!r} is unknown; expected one of {', '.join(KINDS)}")
-        if not self.factor > 0:
-            raise ModelError(f"factor = {self.factor} of the rotary scaling must be above 0")
+        for name in ("factor", "beta_fast", "beta_slow", "attention_factor"):
+            value = getattr(self, name)
+            if not 0 < value < math.inf:
+                raise ModelError(f"{name} = {value} of the rotary scaling must be a finite number above 0")
         if self.kind != "linear" and self.original_max_positions < 1:
             raise ModelError(f"rotary scaling {self.kind!r} needs original_max_position_embeddings of at least 1")
-        if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor:
+        if self.kind == "llama3" and not 0 < self.low_freq_factor < self.high_freq_factor < math.inf:
             raise ModelError(
                 f"low_freq_factor = {self.low_freq_factor} of the rotary scaling must be above 0 and below "
                 f"high_freq_factor = {self.high_freq_factor}"

@@ -81,7 +81,7 @@ class DFlashLayout(Layout):
         keys, inner = found.keys, found.keys.inner("dflash_config")
         keys.only("hidden_act", "silu")
         keys.only("attention_bias", False)
-        num_layers = keys.size("num_hidden_layers")
+        num_layers = keys.layers("num_hidden_layers")
         keys.only("layer_types", ["full_attention"] * num_layers)
         if windows(keys, num_layers, qwen=True):
             raise ModelError(
@@ -270,7 +270,7 @@ class DFlashSpeculators(DFlashLayout):
                 f"{found.name}: transformer_layer_config.model_type is {kind!r} in config.json; only layers of 'qwen3' are "
                 "supported"
             )
-        num_layers = layer.size("num_hidden_layers")
+        num_layers = layer.layers("num_hidden_layers")
         for place, key, allowed in (
             (layer, "hidden_act", "silu"), (layer, "attention_bias", False),
             (layer, "layer_types", ["full_attention"] * num_layers),
@@ -309,9 +309,13 @@ class DFlashSpeculators(DFlashLayout):
         return config
 
     def build(self, config: HeadConfig, found: Found) -> Head:
-        """Maps of a vocabulary that is the whole one say nothing."""
-        found.tensors.pop("d2t", None)
-        found.tensors.pop("t2d", None)
+        """Maps of a vocabulary that is the whole one say nothing, where they map each id to itself."""
+        offsets, known = found.tensors.pop("d2t", None), found.tensors.pop("t2d", None)
+        if (offsets is not None and bool(offsets.any())) or (known is not None and not bool(known.all())):
+            raise ModelError(
+                f"{found.name}: d2t and t2d do not map the whole vocabulary to itself, and draft_vocab_size says that they "
+                "do: only heads of the target's whole vocabulary are supported"
+            )
         return super().build(config, found)
 
 

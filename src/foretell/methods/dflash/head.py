@@ -47,7 +47,7 @@ class DFlashHeadConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         """Refuse invalid sizes."""
-        object.__setattr__(self, "layer_ids", tuple(self.layer_ids))
+        super().__post_init__()
         least = 1 if self.sample_from_anchor else 2
         for good, name, expected in (
             (self.block_size >= least, "block_size", f"at least {least}"),

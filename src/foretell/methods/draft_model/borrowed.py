@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
+from foretell.methods.common.sizes import check_ids
 from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.model.checkpoint import read_header, read_json, resolve
 from foretell.model.llama import shape as llama
@@ -50,9 +51,7 @@ def load_borrowed(path: Path, target: CausalModel, *, name: str, weights: str = 
     tensors = load_file(file)
     tokens = _tokens(tensors.pop(TOKENS, None), spec.vocab_size, name)
     shape = llama.read_shape(config)
-    missing = sorted({*_expected(shape)} - tensors.keys())
-    if missing:
-        raise ModelError(f"{name}: {file.name} lacks {len(missing)} tensors, {missing[0]} among them; fetch it again")
+    _check_tensors(tensors, shape, name, file.name)
     tensors[llama.EMBEDDING] = _embedding(target)
     return NarrowModel(_build(config, shape, tensors, target, name, weights), tokens)
 
@@ -70,14 +69,21 @@ def _check_weights(config: Any, weights: str, target: CausalModel) -> None:
 
 
 def _check_target(config: Any, about: dict[str, Any], target: CausalModel, name: str) -> None:
-    spec, made_for = target.spec, about["target"]
+    spec = target.spec
+    made_for, sample = (about.get(key) for key in ("target", "sample")) if isinstance(about, dict) else (None, None)
+    numbers = sample if isinstance(sample, list) and len(sample) == _SAMPLE else [None]
+    if not isinstance(made_for, str) or not all(isinstance(x, int | float) and abs(x) < 1e30 for x in numbers):
+        raise ModelError(
+            f"{name}: {BORROWS} in config.json must name the target and hold a sample of {_SAMPLE} numbers of its "
+            "embedding; fetch the draft again"
+        )
     sizes = (config.vocab_size, config.hidden_size)
     if sizes != (spec.vocab_size, spec.hidden_size):
         raise ModelError(
             f"{name} borrows the embedding of {made_for} (vocabulary and width {sizes}), and target {spec.name} has "
             f"{spec.vocab_size, spec.hidden_size}: it guesses for its own target alone"
         )
-    found = likeness(target, torch.tensor(about["sample"]))
+    found = likeness(target, torch.tensor(sample))
     if found < 0.9:  # rounding to four bits leaves 0.99, another model's is near 0
         raise ModelError(
             f"{name} borrows the embedding of {made_for}, and that of target {spec.name} is another (correlation "
@@ -103,16 +109,44 @@ def likeness(target: CausalModel, sample: Tensor) -> float:
 def _tokens(found: Tensor | None, vocab_size: int, name: str) -> Tensor:
     if found is None or found.ndim != 1 or not len(found):
         raise ModelError(f"{name}: model.safetensors has no list {TOKENS!r} of the tokens that it guesses")
+    check_ids(found, len(found), vocab_size, name=name, of=repr(TOKENS), hint=", ascending")
     tokens = found.long()
-    if int(tokens[0]) < 0 or int(tokens[-1]) >= vocab_size or not bool((tokens.diff() > 0).all()):
-        raise ModelError(f"{name}: {TOKENS!r} must be ascending and below the vocabulary's {vocab_size}")
+    if not bool((tokens.diff() > 0).all()):
+        raise ModelError(f"{name}: {TOKENS!r} must be ascending")
     return tokens
 
 
-def _expected(shape: llama.LlamaShape) -> list[str]:
-    kinds = ("input_norm", "mlp_norm", "q", "k", "v", "o", "gate", "up", "down")
+def _check_tensors(tensors: Mapping[str, Tensor], shape: llama.LlamaShape, name: str, file: str) -> None:
+    """Raise ModelError where a tensor is missing, or not what the configuration says: kernels read as many numbers."""
+    if shape.num_layers > len(tensors):  # before as many names are made
+        raise ModelError(f"{name}: num_hidden_layers is {shape.num_layers}, and {file} holds {len(tensors)} tensors")
+    expected = _shapes(shape)
+    missing = sorted(expected.keys() - tensors.keys())
+    if missing:
+        raise ModelError(f"{name}: {file} lacks {len(missing)} tensors, {missing[0]} among them; fetch it again")
+    for key, sizes in expected.items():
+        found = tensors[key]
+        if tuple(found.shape) != sizes or not found.is_floating_point() or not bool(found.isfinite().all()):
+            kind = str(found.dtype).removeprefix("torch.")
+            raise ModelError(
+                f"{name}: {key} of {file} is {list(found.shape)} of {kind}, and config.json says {list(sizes)} finite "
+                "numbers; fetch it again"
+            )
+    other = sorted(key for key in tensors.keys() - expected.keys() if not key.endswith((".bias", "_norm.weight")))
+    if other:
+        raise ModelError(f"{name}: {file} holds {other[0]}, which config.json has no place for; fetch it again")
+
+
+def _shapes(shape: llama.LlamaShape) -> dict[str, tuple[int, ...]]:
+    """Of every tensor that such a draft has."""
+    hidden, wide = shape.hidden_size, shape.intermediate_size
+    queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+    of_kind = {
+        "input_norm": (hidden,), "mlp_norm": (hidden,), "q": (queries, hidden), "k": (keys, hidden), "v": (keys, hidden),
+        "o": (hidden, queries), "gate": (wide, hidden), "up": (wide, hidden), "down": (hidden, wide),
+    }  # fmt: skip
     names = (llama.layer_names(layer, shape.traits) for layer in range(shape.num_layers))
-    return [llama.FINAL_NORM, *(found[kind] for found in names for kind in kinds)]
+    return {llama.FINAL_NORM: (hidden,)} | {found[kind]: of_kind[kind] for found in names for kind in of_kind}
 
 
 @torch.no_grad()

@@ -35,7 +35,9 @@ def frequent_tokens(model: CausalModel, size: int) -> Tensor:
             f"draft_vocab_size = {size} must be between 1 and {spec.vocab_size}, the vocabulary of draft model "
             f"{spec.name!r}"
         )
-    return torch.tensor(sorted({*range(size), *spec.eos_token_ids}), dtype=torch.int64)
+    return torch.tensor(
+        sorted({*range(size), *(id for id in spec.eos_token_ids if id < spec.vocab_size)}), dtype=torch.int64
+    )
 
 
 class NarrowModel(CausalModel):

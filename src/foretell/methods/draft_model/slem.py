@@ -2,6 +2,9 @@
 2502.05202). Its guesses are FIXED nodes, so they are checked exactly at any temperature and by every verifier."""
 
 from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawMode, TokenTree, chain_parent, layout, root_tree
@@ -10,6 +13,7 @@ from foretell.draft.growing.frontier import span_for
 from foretell.draft.ngram import chain_of
 from foretell.draft.shapes import Shape
 from foretell.methods.draft_model.tli import TranslatedDrafter
+from foretell.model.prefill import real_nodes
 
 BEYOND = 1
 """Tokens that the draft writes beyond the depth of a chain: the last one of the text is dropped."""
@@ -25,16 +29,22 @@ class SLEMDrafter(TranslatedDrafter):
     can_join = True
 
     def follow(self, row: int, ids: Sequence[int]) -> None:
-        """Split the text's last word again, with all that came after it."""
-        known, before = self.num_known[row], self.own[row]
-        self.own[row] = self.translation.extend(before, ids[known:]) if known else self.translation.text(ids)
-        same = 0
-        for old, new in zip(before[: self.filled[row]], self.own[row], strict=False):
-            if old != new:
-                break
-            same += 1
+        """Split the text's last word again, with all that came after it: the text before it is not looked at, so a step
+        takes the same time behind a long one."""
+        known, own = self.num_known[row], self.own[row]
+        if not known:
+            self.own[row] = own = self.translation.text(ids)
+            same = 0
+        else:
+            same, end = self.translation.respelled(own, ids[known:])
+            old = own[same : self.filled[row]]
+            own[same:] = end
+            for mine, new in zip(old, end, strict=False):
+                if mine != new:
+                    break
+                same += 1
         # The pending place's logits are needed: its token is always read again.
-        self.filled[row] = min(same, len(self.own[row]) - 1)
+        self.filled[row] = min(self.filled[row], same, len(own) - 1)
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains, of a row without room for it the root alone."""
@@ -61,6 +71,9 @@ class SLEMDrafter(TranslatedDrafter):
         num_rows, device, count = context.num_rows, context.device, max(limits)
         logits, base = self.begin(context, limits)
         parent = chain_parent(count + 1, device).expand(num_rows, -1)
+        if min(limits) < count:  # no node stands beyond its row's limit: a model with learned positions has none there
+            room = torch.tensor(limits, device=device)[:, None]
+            parent = parent.masked_fill(torch.arange(count + 1, device=device) > room, -1)
         plan = layout(parent, base, self.capacity, span=span_for(self, context, count + 1))
         special = self.translation.draft.special
         written = []
@@ -72,7 +85,10 @@ class SLEMDrafter(TranslatedDrafter):
             )
             if node == count or ended:
                 break
-            logits = self.logits(tokens[:, None], plan.nodes(node, node + 1))
+            here = plan.nodes(node, node + 1)
+            if device.type == "cpu":
+                here = replace(here, real=real_nodes([int(limit >= node) for limit in limits], 1))
+            logits = self.logits(tokens[:, None], here)
         return [[step[row] for step in written][:limit] for row, limit in enumerate(limits)]
 
     def observe(self, commit: Commit) -> None:

@@ -3,7 +3,7 @@
 from typing import Any
 
 from foretell.methods.common.objective import Objective
-from foretell.methods.draft_model.objective import DraftModelObjective
+from foretell.methods.draft_model.objective import DraftModelObjective, check_draft
 from foretell.model.load import load_model
 from foretell.train.making import Making, Options, Recipe
 
@@ -14,7 +14,8 @@ def build(making: Making, options: Options) -> Objective:
     draft: Any = load_model(
         making.init, dtype="float32", device=making.model.spec.device, implementation="transformers"
     )
-    return DraftModelObjective(draft.module)
+    check_draft(draft.spec, making.model.spec, making.longest, name=making.init)
+    return DraftModelObjective(draft.module, num_tokens=draft.spec.vocab_size)
 
 
 RECIPE = Recipe(build, {}, needs_init=True)

@@ -57,15 +57,17 @@ class Translation:
         out, rest = list(self.draft.start), list(ids)
         if rest[: len(self.target.start)] == self.target.start:
             rest = rest[len(self.target.start) :]
-        run, begins = b"", True
+        run: list[bytes] = []
+        begins = True
         for token in [*rest, -1]:
             if token >= 0 and self._own(token) < 0:
-                run += self.target.spell(token)
+                run.append(self.target.spell(token))
                 continue
-            if begins and run.startswith(b" ") and self.target.adds_space:
-                run = run[1:]
-            out += self.draft.encode(run, begins=begins)
-            run, begins = b"", False
+            said = b"".join(run)
+            if begins and said.startswith(b" ") and self.target.adds_space:
+                said = said[1:]
+            out += self.draft.encode(said, begins=begins)
+            run, begins = [], False
             if token >= 0:
                 out.append(self._own(token))
         return out or self.draft.encode(b"\n")  # a draft model needs something to read
@@ -76,23 +78,30 @@ class Translation:
         known = self.draft_of[token] if token < len(self.draft_of) else -1
         return [known] if known >= 0 else self.draft.encode(self.target.spell(token))
 
-    def extend(self, text: list[int], ids: Sequence[int]) -> list[int]:
+    def extend(self, text: Sequence[int], ids: Sequence[int]) -> list[int]:
         """A text of the draft's tokens with target tokens after it: its end is split again together with them, as far back
         as the last word, so that the draft reads what it would have written itself."""
-        out, at = list(text), 0
+        same, end = self.respelled(text, ids)
+        return [*text[:same], *end]
+
+    def respelled(self, text: Sequence[int], ids: Sequence[int]) -> tuple[int, list[int]]:
+        """(number of the text's first tokens that stay, the tokens after them) of ``extend``: of the text only the last
+        WINDOW tokens are read."""
+        base = max(0, len(text) - WINDOW)
+        out, at = list(text[base:]), 0
         while at < len(ids):
             if self._own(ids[at]) >= 0:
                 out.append(self._own(ids[at]))
                 at += 1
                 continue
-            run = b""
+            first = at
             while at < len(ids) and self._own(ids[at]) < 0:
-                run += self.target.spell(ids[at])
                 at += 1
+            run = b"".join(self.target.spell(token) for token in ids[first:at])
             begin = word_start(self.draft, out)
             head = b"".join(self.draft.spell(token) for token in out[begin:])
             out[begin:] = self.draft.encode(head + run)
-        return out
+        return base, out
 
     def guesses(self, ids: Sequence[int], guess: Sequence[int]) -> list[int]:
         """Target tokens of the draft's guess behind a text of target tokens: string-level exact match (SLEM, 2502.05202).

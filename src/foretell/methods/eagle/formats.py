@@ -24,6 +24,7 @@ from foretell.methods.common.layer import describe_rope, describe_windows, refus
 from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids
 from foretell.methods.common.marker import marker
 from foretell.methods.common.pair import PairConfig
+from foretell.methods.common.sizes import check_ids
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 
@@ -330,7 +331,7 @@ def llama_sizes(keys: Keys, tensors: Mapping[str, Tensor], *, qwen: bool) -> dic
 
     Raises ModelError, naming the key, for other layers.
     """
-    num_layers = keys.size("num_hidden_layers", 1)
+    num_layers = keys.layers("num_hidden_layers", 1)
     keys.only("hidden_act", "silu")
     for key, allowed in (
         ("mlp_bias", False), ("qkv_bias", False), ("is_causal", True), ("logit_scale", 1.0), ("use_qk_norm", qwen),
@@ -379,12 +380,10 @@ def complete_vocabulary(tensors: dict[str, Tensor], config: Eagle3HeadConfig, *,
         tensors["d2t"] = torch.zeros(size, dtype=torch.int64)
     if "d2t" not in tensors or tensors["d2t"].shape != (size,):
         return  # missing, or of a wrong shape: reported with all others
+    if tensors["d2t"].is_floating_point():
+        raise ModelError(f"{name}: d2t holds {str(tensors['d2t'].dtype)[6:]} numbers, expected whole ones")
     ids = tensors["d2t"].long() + torch.arange(size)
-    if int(ids.min()) < 0 or int(ids.max()) >= total or len(set(ids.tolist())) != size:
-        raise ModelError(
-            f"{name}: d2t does not lead to {size} different ids of a vocabulary of {total}; it must hold offsets: the "
-            "target's id is i + d2t[i]"
-        )
+    check_ids(ids, size, total, name=name, of="d2t", hint=": it must hold offsets, the target's id is i + d2t[i]")
     if "t2d" not in tensors:
         tensors["t2d"] = torch.zeros(total, dtype=torch.bool).index_fill_(0, ids, True)
     if tensors["t2d"].shape == (total,):

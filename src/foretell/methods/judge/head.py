@@ -22,6 +22,7 @@ class JudgeHeadConfig(HeadConfig):
 
     def __post_init__(self) -> None:
         """Refuse invalid sizes."""
+        super().__post_init__()
         if not 1 <= self.columns <= self.hidden_size:
             raise ModelError(f"a judge of hidden size {self.hidden_size} cannot read {self.columns} columns")
 

@@ -13,6 +13,7 @@ from foretell.core.errors import ModelError
 from foretell.core.tree import Plan
 from foretell.methods.common.head import Head, HeadConfig
 from foretell.methods.common.layers import Attention, AttentionShape, RMSNorm, rotary, turn
+from foretell.methods.common.sizes import check_heads
 from foretell.model.cache import KVCache
 from foretell.model.target import CausalModel, ModelSpec
 
@@ -27,6 +28,11 @@ class KangarooHeadConfig(HeadConfig):
     head_dim: int
     rope_theta: float = 10000.0
     rms_norm_eps: float = 1e-6
+
+    def __post_init__(self) -> None:
+        """Refuse invalid sizes."""
+        super().__post_init__()
+        check_heads(self.num_heads, self.num_kv_heads, self.head_dim)
 
 
 class AdapterLayer(nn.Module):

@@ -10,6 +10,7 @@ from foretell.core.errors import ModelError
 from foretell.methods.common.files import MEDUSA_WEIGHTS, WEIGHTS
 from foretell.methods.common.head import Head, HeadConfig
 from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, architecture
+from foretell.methods.common.sizes import check_ids
 from foretell.methods.eagle.formats import last_layer
 from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
 
@@ -45,16 +46,23 @@ class MedusaAuthors(Layout):
         """See the class."""
         num_layers = found.keys.integer("medusa_num_layers", 1)
         held = {int(key.split(".")[0]) for key in found.tensors if re.match(r"\d+\.\d+\.", key)}
-        said = found.keys.integer("medusa_num_heads", 1)
+        said = found.keys.size("medusa_num_heads", 1)
         if len(held) < said:
             raise ModelError(
                 f"{found.name}: medusa_num_heads is {said} in config.json, and the weights hold {len(held)} heads (tensors "
                 "0.0.linear.weight and so on)"
             )
-        return self.sizes(found, 1 + max(held), num_layers)
+        absent = sorted(set(range(max(held) + 1 if max(held) < 2 * len(held) else len(held))) - held)
+        if absent:
+            raise ModelError(f"{found.name}: the weights hold {len(held)} heads, and none of number {absent[0]}")
+        return self.sizes(found, len(held), num_layers)
 
     def sizes(self, found: Found, num_heads: int, num_layers: int) -> MedusaHeadConfig:
-        """The sizes of the tensors."""
+        """The sizes of the tensors. Every head, and every block of the first, must be there before a module is made."""
+        if num_layers < 0:
+            raise ModelError(f"{found.name}: {num_layers} blocks a head in config.json, expected 0 or more")
+        for layer in range(num_layers):
+            found.shape(f"0.{layer}.linear.weight")
         name = f"0.{num_layers}.weight"
         last = found.shape(name) if name in found.tensors else None
         hidden = found.shape("0.0.linear.weight" if num_layers else name)[1]
@@ -71,6 +79,14 @@ class MedusaAuthors(Layout):
             draft_vocab_size=columns,
             own_lm_head=last is not None,
         )
+
+    def build(self, config: HeadConfig, found: Found) -> Head:
+        """The ids of a reduced vocabulary's columns are checked: decoding writes to these places."""
+        assert isinstance(config, MedusaHeadConfig)
+        if "token_map" in found.tensors and config.draft_vocab_size < config.vocab_size:
+            ids = found.tensors["token_map"]
+            check_ids(ids, config.draft_vocab_size, config.vocab_size, name=found.name, of="token_map")
+        return super().build(config, found)
 
 
 class MedusaVLLM(MedusaAuthors):

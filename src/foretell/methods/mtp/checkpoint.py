@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from foretell.core.errors import ModelError
-from foretell.model.checkpoint import read_json
+from foretell.methods.common.files import read_index
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def _files(path: Path, *, name: str) -> dict[str, str]:
     """The file of each tensor. Raises ModelError."""
     index = path / "model.safetensors.index.json"
     if path.is_dir() and index.is_file():
-        return dict(read_json(index, name=name).get("weight_map", {}))
+        return read_index(index, name=name)
     file = path / "model.safetensors"
     if not file.is_file():
         raise ModelError(f"{name}: no model.safetensors in {path}; an MTP head is read from a directory of safetensors")

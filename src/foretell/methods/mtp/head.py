@@ -44,6 +44,16 @@ class CheckpointMTPHead(PairHead):
                 f"{name}: its MTP projection is {tuple(own[self.layout.projection].shape)}, and target {spec.name!r} of "
                 f"hidden size {width} needs {(width, 2 * width)}: give the directory of this target's own checkpoint"
             )
+        for key, tensor in own.items():
+            shape = (width, 2 * width) if key == self.layout.projection else (width,)
+            if tuple(tensor.shape) != shape or not bool(tensor.isfinite().all()):
+                raise ModelError(
+                    f"{name}: tensor {key}.weight of its MTP head is {list(tensor.shape)}, expected {list(shape)} finite "
+                    "numbers"
+                )
+        broken = [key for key, tensor in tensors.block.items() if not bool(tensor.isfinite().all())]
+        if broken:
+            raise ModelError(f"{name}: tensor {broken[0]} of its MTP head holds numbers that are not finite")
         decoder, layer = one_layer(config, tensors.block, spec, name=name)
         self.layer = layer
         self.rotary: Any = decoder.rotary_emb
