@@ -112,8 +112,8 @@ def _check(acceptance: Sequence[float], size: int, depth: int) -> list[float]:
     steps = depth * max(1, len(rates)) * size**2
     if depth > DEEPEST or steps > MOST_STEPS:
         raise ConfigError(
-            f"a tree of {size} nodes, {depth} levels and {len(rates)} children a node is too large to plan: expected at most "
-            f"{DEEPEST} levels, and levels * children * nodes^2 at most {MOST_STEPS:.0e}; given {steps:.0e}"
+            f"a tree of {size} nodes, {depth} levels and {len(rates)} children a node is too large to plan: expected "
+            f"{DEEPEST} levels at most, and levels * children * nodes^2 at most {MOST_STEPS:.0e}; given {steps:.0e}"
         )
     return rates
 
