@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import parse_json
 from foretell.learn.student import Origin
 from foretell.train.checkpoint import write_bytes
 
@@ -75,7 +76,7 @@ class VersionStore:
             return None
         try:
             content = file.read_bytes()
-            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
             found = load(content)
         except Exception as error:  # safetensors raises its own
             raise ConfigError(f"{file} cannot be read ({error}): delete it to begin anew") from None
