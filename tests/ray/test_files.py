@@ -1,4 +1,4 @@
-"""Batch generation over files without a cluster: what the driver reads, refuses and continues, one actor in this process."""
+"""Batch generation over files without a cluster: what the driver reads, refuses and continues; one actor, here."""
 
 import json
 from collections.abc import Iterator, Sequence
