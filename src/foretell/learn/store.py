@@ -49,8 +49,13 @@ class VersionStore:
         folder = self.folder(adapter)
         folder.mkdir(exist_ok=True)
         part = folder / f".{WEIGHTS}.part"
-        write_bytes(part, save({name: value.contiguous().clone() for name, value in weights.items()}, _about(origin)))
-        part.replace(folder / _version(number))
+        try:
+            write_bytes(
+                part, save({name: value.contiguous().clone() for name, value in weights.items()}, _about(origin))
+            )
+            part.replace(folder / _version(number))
+        finally:
+            part.unlink(missing_ok=True)
         known = sorted(int(file.name.split(".")[1]) for file in folder.glob(_version("*")))
         for old in [old for old in known if old][:-KEPT]:
             (folder / _version(old)).unlink(missing_ok=True)
@@ -109,7 +114,10 @@ def _link(file: Path, name: Path) -> None:
     part = name.with_name(f".{name.name}.part")
     part.unlink(missing_ok=True)
     try:
-        os.link(file, part)
-    except OSError:  # no such thing on this disk
-        shutil.copyfile(file, part)
-    part.replace(name)
+        try:
+            os.link(file, part)
+        except OSError:  # no such thing on this disk
+            shutil.copyfile(file, part)
+        part.replace(name)
+    finally:
+        part.unlink(missing_ok=True)
