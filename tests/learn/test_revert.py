@@ -161,10 +161,8 @@ def test_a_version_that_cannot_be_kept_leaves_nothing(tmp_path: Path, monkeypatc
 
     with monkeypatch.context() as patch:
         patch.setattr(Path, "replace", full)
-        for call in (
-            lambda: store.save("/eagle1/0", origin, {"w": torch.ones(1)}, 2),
-            lambda: store.serve("/eagle1/0", 1),
-        ):
-            with pytest.raises(OSError, match="No space"):
-                call()
+        with pytest.raises(OSError, match="No space"):
+            store.save("/eagle1/0", origin, {"w": torch.ones(1)}, 2)
+        store.serve("/eagle1/0", 1)  # tells the log
+    store.serve("/eagle1/0", 1)  # one file by two names is not renamed
     assert sorted(path.name for path in store.folder("/eagle1/0").iterdir()) == before
