@@ -94,6 +94,18 @@ class Interval:
         return f"{self.value:.2f}{bounds}"
 
 
+def best_of(found: Interval, count: int, prompts: int, level: float = 0.95) -> Interval:
+    """The interval of a speedup that was the largest of ``count``, each measured on so many prompts: wide enough for all of
+    them together to hold the truth as often as one would alone (Bonferroni). Of eight methods that are as fast as plain
+    decoding the best one's own interval is above 1 in 18 of 100 runs with five prompts and in 9 with ten; this one in 2.
+    """
+    if found.is_point or count < 2 or prompts < 2 or not 0 < found.low <= found.value:
+        return found
+    wider = student(prompts - 1, 1 - (1 - level) / count) / student(prompts - 1, level)
+    low, high = ((bound / found.value) ** wider * found.value for bound in (found.low, found.high))
+    return Interval(found.value, low, high)
+
+
 def speedup(pairs: Sequence[PairedRuns]) -> float:
     """Tokens per second of the method over those of plain decoding, each summed over prompts first.
 

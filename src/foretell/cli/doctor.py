@@ -281,7 +281,7 @@ def _row(one: "Examined") -> list[str]:
     value = best.speedup
     return [
         name, str(best.num_speculative_tokens), *slots, f"{best.tokens_per_step:.2f}", cost, f"{best.cost:.2f}",
-        f"{value.value:.2f}", f"{value.low:.2f} to {value.high:.2f}",
+        f"{value.value:.2f}", "-" if value.is_point else f"{value.low:.2f} to {value.high:.2f}",
     ]  # fmt: skip
 
 
