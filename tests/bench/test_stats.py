@@ -165,6 +165,18 @@ def test_the_best_of_several_that_bring_nothing_is_seldom_called_faster(prompts:
     assert together / 120 < 0.045
 
 
+@pytest.mark.parametrize("prompts", [2, 3, 4])
+def test_the_interval_of_very_few_prompts_holds_the_truth(prompts: int) -> None:
+    """200 reports each: between the speeds of two prompts the truth is in one report of two."""
+    random = np.random.default_rng(9)
+    held = 0
+    for _ in range(200):
+        pairs = [PairedRuns(100, 1.0, 100, math.exp(wait)) for wait in random.normal(0, 0.25, prompts)]
+        found = stats.bootstrap(pairs, resamples=300, seed=-5)
+        held += found.low <= math.exp(-(0.25**2) / 2) <= found.high
+    assert held >= 178
+
+
 def test_an_interval_of_one_method_is_left_as_it_is() -> None:
     one = stats.Interval(1.5, 1.25, 1.75)
     assert stats.best_of(one, 1, 10) == one

@@ -15,6 +15,7 @@ from foretell.cli.output import waiting
 from foretell.core.errors import ConfigError
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.params import SamplingParams
+from foretell.core.provenance import num_cores
 from foretell.core.settings import field_kinds, value_of_json
 from foretell.core.spec import parse_numbers
 from foretell.model.catalogue import BUNDLED, default_draft, default_speculation
@@ -46,11 +47,19 @@ def quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
+MOST_THREADS = 1024
+"""Of --threads: OpenMP ends the process where it has no memory for theirs."""
+
+
 def use_threads(threads: int | None) -> None:
     """The CPU threads of --threads; None: torch's own number."""
     if threads is not None:
         import torch
 
+        if threads > MOST_THREADS:
+            raise ConfigError(
+                f"--threads {threads} must be at most {MOST_THREADS}; this process has {num_cores()} cores"
+            )
         torch.set_num_threads(threads)
 
 
