@@ -96,3 +96,22 @@ def test_shape(invoke: Invoke) -> None:
     assert choice["num_guesses"] <= 4
     assert (choice["spec"] == "") == (choice["num_guesses"] == 0)
     assert choice["cost_target"]["1"] == 1.0
+
+
+@pytest.mark.parametrize("command", ["optimum", "shape"])
+def test_a_draft_of_another_vocabulary_is_refused(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Its token ids mean other tokens: the figures would be of nothing."""
+    from foretell import Engine
+    from foretell.methods.draft_model.translated import TranslatedDraft
+
+    engine = Engine.load("bundled", speculative="draft_model")
+    other = object.__new__(TranslatedDraft)
+    other.model = engine.method.model  # type: ignore[attr-defined]
+    engine.method = other
+    monkeypatch.setattr("foretell.cli.settings.load_engine", lambda *_, **__: engine)
+    result = invoke("theory", command, *SMALL)
+    assert result.exit_code == 2
+    assert "has another vocabulary than target" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -229,12 +229,21 @@ for command in (length, optimum, shape):
 
 
 def _engine(models: o.Models, threads: int | None, *, no_color: bool) -> "Engine":
-    """The engine of the options, with the draft model that they name."""
+    """The engine of the options, with the draft model that they name. Raises ConfigError for one of another vocabulary:
+    what the models say of a token would be compared by ids that mean different tokens."""
     draft = settings.draft_name(models.draft)
     config: dict[str, Any] = {"method": "draft_model", **({"model": draft} if draft is not None else {})}
     settings.check_method(config, models.target)
     settings.use_threads(threads)
-    return settings.load_engine(models, config, no_color=no_color)
+    engine = settings.load_engine(models, config, no_color=no_color)
+    from foretell.methods.draft_model.translated import TranslatedDraft
+
+    if isinstance(engine.method, TranslatedDraft):
+        raise ConfigError(
+            f"draft model {_draft_of(engine).spec.name} has another vocabulary than target {engine.model.spec.name}, so "
+            "their laws cannot be compared token by token: give a draft of the target's own; 'foretell bench' takes this one"
+        )
+    return engine
 
 
 def _draft_of(engine: "Engine") -> Any:
