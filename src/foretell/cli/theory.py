@@ -241,7 +241,7 @@ def _engine(models: o.Models, threads: int | None, *, no_color: bool) -> "Engine
     if isinstance(engine.method, TranslatedDraft):
         raise ConfigError(
             f"draft model {_draft_of(engine).spec.name} has another vocabulary than target {engine.model.spec.name}, so "
-            "their laws cannot be compared token by token: give a draft of the target's own; 'foretell bench' takes this one"
+            "their laws cannot be compared token by token: give a draft of the target's own, or use 'foretell bench'"
         )
     return engine
 
