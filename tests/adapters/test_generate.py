@@ -1,9 +1,14 @@
 """``generate(custom_generate=...)``: greedy as transformers is, and the same samples with and without guesses."""
 
+import copy
+import gc
+import pickle
+import weakref
 from typing import Any
 
 import pytest
 import torch
+from transformers import DynamicCache, SynthIDTextWatermarkingConfig, TopKLogitsWarper, WatermarkingConfig
 
 from foretell import Engine
 from foretell.adapters.generate import Speculative
@@ -105,11 +110,122 @@ def test_a_streamer_hears_every_token(loaded: Engine, batch: dict[str, Any]) -> 
         ({"output_scores": True, "return_dict_in_generate": True}, "output_scores"),
         ({"return_dict_in_generate": True}, "return_dict_in_generate"),
         ({"max_time": 1.0}, "MaxTimeCriteria"),
+        ({"guidance_scale": 1.5}, "guidance_scale needs a second pass"),
+        ({"watermarking_config": SynthIDTextWatermarkingConfig(keys=[1, 2], ngram_len=3)}, "SynthID watermark"),
+        ({"dola_layers": "high"}, "dola_layers"),
+        ({"penalty_alpha": 0.6, "top_k": 4, "do_sample": False}, "penalty_alpha"),
+        ({"prompt_lookup_num_tokens": 3}, r"Speculative\('ngram'\)"),
+        ({"assistant_early_exit": 2}, r"Speculative\('kangaroo'\)"),
+        ({"use_mtp": True}, r"Speculative\('mtp'\)"),
+        ({"force_words_ids": [[5]]}, "force_words_ids"),
+        ({"num_beam_groups": 2}, "num_beam_groups"),
+        ({"position_ids": torch.arange(9)[None].expand(3, 9) + 5}, "position_ids"),
+        ({"max_new_tokens": 9000}, r"9000 new ones are more than the context .* 4096: give max_new_tokens = 40\d\d"),
     ],
 )
 def test_what_would_be_lost_is_refused(loaded: Engine, batch: dict[str, Any], more: Any, match: str) -> None:
     with pytest.raises(ConfigError, match=match):
-        written(loaded, batch, Speculative("none"), **more)
+        written(loaded, {**batch, **more}, Speculative("none"))
+
+
+def test_a_models_other_inputs_are_refused(loaded: Engine, batch: dict[str, Any]) -> None:
+    config = copy.deepcopy(loaded.model.module.generation_config)  # type: ignore[attr-defined]
+    config.max_length = 20
+    given: dict[str, Any] = {"generation_config": config, "attention_mask": batch["attention_mask"]}
+    filled = DynamicCache()
+    filled.update(torch.zeros(3, 1, 2, 4), torch.zeros(3, 1, 2, 4), 0)
+    for name, value in (
+        ("pixel_values", torch.zeros(3, 4)),
+        ("adapter_names", ["a", "b", "c"]),
+        ("token_type_ids", torch.ones(3, 9)),
+        ("past_key_values", filled),
+    ):
+        with pytest.raises(ConfigError, match=name):
+            Speculative("none")(loaded.model.module, batch["input_ids"], **given, **{name: value})  # type: ignore[attr-defined]
+    plain = Speculative("none")(loaded.model.module, batch["input_ids"], **given)  # type: ignore[attr-defined]
+    kinds = {"token_type_ids": torch.zeros(3, 9, dtype=torch.int64)}
+    assert torch.equal(plain, Speculative("none")(loaded.model.module, batch["input_ids"], **given, **kinds))  # type: ignore[attr-defined]
+
+
+def test_every_row_has_its_own_constraint(loaded: Engine, batch: dict[str, Any]) -> None:
+    """``prefix_allowed_tokens_fn`` is told which text it is asked about, ``num_return_sequences`` counted."""
+    allowed = [range(100 * row, 100 * row + 50) for row in range(6)]
+
+    def of(row: int, text: torch.Tensor) -> list[int]:
+        return list(allowed[row])
+
+    more = {"prefix_allowed_tokens_fn": of, "do_sample": True, "num_return_sequences": 2}
+    found = written(loaded, batch, Speculative("suffix"), **more)
+    assert torch.equal(found, written(loaded, batch, Speculative("none"), **more))
+    for row, ids in enumerate(found[:, batch["input_ids"].shape[1] :].tolist()):
+        assert set(ids) <= {*allowed[row], 0}
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"encoder_repetition_penalty": 1.5},
+        {"encoder_no_repeat_ngram_size": 2},
+        {"watermarking_config": WatermarkingConfig(bias=2.5, seeding_scheme="selfhash")},
+        {"exponential_decay_length_penalty": (3, 1.5), "sequence_bias": [[[5], 3.0]], "bad_words_ids": [[7, 8]]},
+    ],
+)
+def test_what_is_made_for_a_batch_is_asked_for_each_row(
+    loaded: Engine, batch: dict[str, Any], more: dict[str, Any]
+) -> None:
+    wanted = loaded.model.module.generate(**batch, **more, do_sample=False)  # type: ignore[attr-defined]
+    found = written(loaded, batch, Speculative("suffix"), do_sample=False, **more)
+    assert found.shape == wanted.shape
+    assert torch.equal(found, wanted)
+
+
+def test_options_of_a_known_processor_are_kept(loaded: Engine, batch: dict[str, Any]) -> None:
+    """Top-k that keeps 50 tokens whatever k is, as transformers has it: k = 1 alone would be greedy."""
+    keeps = TopKLogitsWarper(top_k=1, min_tokens_to_keep=50)
+    greedy = written(loaded, batch, Speculative("none"), do_sample=False)
+    found = written(loaded, batch, Speculative("none"), do_sample=True, logits_processor=[keeps], top_k=0)
+    assert found.shape != greedy.shape or not torch.equal(found, greedy)
+
+
+def test_a_model_in_training_stays_so_and_decodes_without_dropout(loaded: Engine, batch: dict[str, Any]) -> None:
+    module = copy.deepcopy(loaded.model.module)  # type: ignore[attr-defined]
+    loop = Speculative("suffix")
+
+    def decoded() -> torch.Tensor:
+        torch.manual_seed(7)
+        made: torch.Tensor = module.generate(**batch, custom_generate=loop, do_sample=True)
+        return made
+
+    wanted = decoded()
+    module.train()
+    frozen = module.model.layers[1].eval()  # a part that its owner has put in eval mode
+    for layer in module.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    assert torch.equal(decoded(), wanted)
+    assert module.training
+    assert module.model.layers[0].mlp.training
+    assert not frozen.training
+    assert not frozen.mlp.training
+    assert torch.equal(module.generate(**batch, custom_generate=Speculative("none"), do_sample=False),
+                       module.eval().generate(**batch, do_sample=False))  # fmt: skip
+
+
+def test_a_model_that_is_let_go_of_is_gone(loaded: Engine, batch: dict[str, Any]) -> None:
+    module = copy.deepcopy(loaded.model.module)  # type: ignore[attr-defined]
+    loop = Speculative("suffix")
+    module.generate(**batch, custom_generate=loop)
+    engine = loop.engine
+    module.generate(**batch, custom_generate=loop)
+    assert engine is not None
+    assert loop.engine is engine
+    twin = pickle.loads(pickle.dumps(copy.deepcopy(module)))
+    twin.generate(**batch, custom_generate=loop)
+    assert loop.engine is not engine  # a copy has an engine of its own
+    gone = weakref.ref(module), weakref.ref(engine), weakref.ref(twin)
+    del module, engine, twin
+    gc.collect()
+    assert [one() for one in gone] == [None] * 3
+    assert loop.engine is None
 
 
 def test_padding_on_the_right_is_refused(loaded: Engine, batch: dict[str, Any]) -> None:

@@ -170,7 +170,7 @@ def test_a_text_as_prediction_is_read_by_the_models_tokenizer(monkeypatch: pytes
     assert runner.step(["a"])["a"] == [1, 2, 3, 4]
 
 
-@pytest.mark.parametrize("given", [5, [VOCAB], [-1], [1.5], ["a"], [True], {"a": 1}])
+@pytest.mark.parametrize("given", [5, [VOCAB], [-1], [1.5], ["a"], [True], {"a": 1}, "half a pair: \ud83d"])
 def test_what_is_no_prediction_is_left_out_with_a_warning(given: Any, caplog: pytest.LogCaptureFixture) -> None:
     runner = Runner(Proposer(config()), bound=True)
     runner.add("a", [1, 2], [3, 4, 5], given)

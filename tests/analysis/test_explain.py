@@ -139,3 +139,15 @@ def test_words_of_a_rejected_tree_name_the_chance_of_the_first_guess_alone(engin
         for place, said in zip(step.places, words(step).verdicts, strict=True):
             first = bool(place.guesses) and place.was_guessed and place.winner == place.guesses[0]
             assert ("which had a chance" in said) == first, said
+
+
+def test_tokens_of_one_text_are_told_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bytes that make no character are all "\ufffd": the one that was taken is known by its id."""
+    engine = Engine.load("bundled", speculative="draft_model")
+    monkeypatch.setattr(engine.tokenizer, "decode", lambda ids, **_: "\ufffd" * len(ids))
+    found = explain(engine, "x", temperature=0.7, seed=3)
+    for place in found.places:
+        assert place.winner_token in [runner.token for runner in place.runners]
+        times = {runner.token: runner.time_p for runner in place.runners if runner.time_p is not None}
+        assert min(times, key=lambda token: times[token]) == place.winner_token
+        assert place.was_guessed == (place.winner_token in place.guess_tokens)

@@ -179,8 +179,10 @@ def test_a_narrow_terminal_gets_a_narrow_table(
     ("speedups", "said"),
     [
         ({"a": (2.0, 1.8, 2.2), "b": (1.2, 1.1, 1.3)}, "At temperature 0 a is the fastest: 2.00 times plain decoding's "
-         "tokens per second [1.80, 2.20]. All texts are plain decoding's."),
-        ({"a": (2.0, 1.8, 2.2), "b": (1.9, 1.7, 2.1)}, "[1.80, 2.20]; not certainly faster than b."),
+         "tokens per second [1.72, 2.29, as the best of 2]. All texts are plain decoding's."),
+        ({"a": (2.0, 1.8, 2.2), "b": (1.9, 1.7, 2.1)}, "[1.72, 2.29, as the best of 2]; not certainly faster than b."),
+        ({"a": (2.0, 1.8, 2.2)}, "tokens per second [1.80, 2.20]. All texts"),
+        ({"a": (1.2, 1.05, 1.4), "b": (1.0, 0.9, 1.1), "c": (0.9, 0.8, 1.1)}, "no method is certainly faster"),
         ({"a": (1.1, 0.9, 1.3)}, "no method is certainly faster than plain decoding: the best, a, has 1.10 times"),
         ({"a": (0.9, 0.8, 0.95), "b": (0.7, 0.6, 0.8)}, "guessing costs time here: the best, a, has 0.90 times"),
         ({"a": (1.3, 1.3, 1.3)}, "1.30 times plain decoding's tokens per second; one prompt decides nothing: give more."),
@@ -323,3 +325,26 @@ def test_lossy_rules_are_named_so(bench: Invoke) -> None:
     assert "ngram:3:gumbel_list: another text of the same distribution" in result.stdout
     found = json.loads(bench("--methods", "ngram:4:typical", "--limit", 1, "--json").stdout)
     assert [method["exact"] for method in found["temperatures"][0]["methods"]] == [True, False]
+
+
+def test_half_a_surrogate_pair_is_one_line(invoke: Invoke, tmp_path: Path) -> None:
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "a"}\n{"prompt": "a\\ud83d"}\n')
+    for command in (("bench", "--methods", "ngram", "--suite"), ("doctor", "--methods", "ngram", "--prompts")):
+        result = invoke(*command, str(file), "--max-new-tokens", "8", "--no-bandwidth")
+        assert result.exit_code == 1
+        assert "question 2 of the suite: the prompt is no text: its character 1 is half a surrogate" in result.stderr
+        assert "internal error" not in result.stderr
+
+
+def test_more_threads_than_any_machine_has_are_refused(invoke: Invoke) -> None:
+    result = invoke("bench", "--threads", "999999999", "--methods", "ngram")
+    assert result.exit_code == 2
+    assert "--threads 999999999 must be at most 1024" in result.stderr
+
+
+def test_a_negative_seed_is_a_seed(invoke: Invoke) -> None:
+    result = invoke(
+        "bench", "--methods", "ngram", "--limit", "1", "--max-new-tokens", "2", "--seed", "-5", "--no-bandwidth"
+    )
+    assert result.exit_code == 0, result.stderr

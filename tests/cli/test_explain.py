@@ -1,5 +1,6 @@
 """``foretell explain``: what is drawn, on wide and narrow terminals, and each term introduced where it first stands."""
 
+import io
 import json
 import re
 from collections.abc import Callable
@@ -176,3 +177,22 @@ def test_mistakes(invoke: Invoke) -> None:
         refused = invoke("explain", "--target", "/nonexistent", "--method", "ngram", "--temperature", wrong)
         assert f"temperature = {wrong} must be finite and at least 0" in one_line(refused.stderr)
     assert "the prompt is empty" in one_line(invoke("explain", "", "--target", "bundled").stderr)
+
+
+def test_of_tokens_with_one_text_the_one_that_was_taken_is_marked(monkeypatch: pytest.MonkeyPatch) -> None:
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from foretell.cli.explain import _place
+
+    found = explain(Engine.load("bundled", speculative="draft_model"), PROMPT, temperature=0.7, seed=0)
+    place = found.places[0]
+    alike = replace(
+        place, runners=[replace(runner, text="\ufffd") for runner in place.runners], winner="\ufffd", guesses=["\ufffd"],
+    )  # fmt: skip
+    console = Console(width=120, record=True, file=io.StringIO())
+    _place(console, found, alike, "")
+    firsts = [line.count(" first") for line in console.export_text().splitlines()]
+    assert sum(count > 0 for count in firsts) <= 2  # in the target's race, and in the drafter's
+    assert sum(firsts) == 2

@@ -1,10 +1,13 @@
 """What ``foretell generate`` prints: text, figures and JSON, the same text by every way of guessing."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from foretell import Engine, SamplingParams
+from foretell.cli.figures import figures
 from tests.cli.conftest import Invoke
 
 PROMPT = "def total(values):\n    return the"
@@ -170,3 +173,14 @@ def test_interrupt_in_process_says_what_was_done(generate: Invoke, monkeypatch: 
     seen.clear()
     result = generate(PROMPT, *COMMON, "--json")
     assert (result.exit_code, result.stdout) == (130, "")
+
+
+def test_a_full_context_is_said() -> None:
+    engine = Engine.load("bundled")
+    params = SamplingParams(max_new_tokens=30, seed=1)
+    room = engine.model.spec.max_positions
+    done = engine.generate([40, 41] * (room // 2 - 4), params)
+    assert (done.finish_reason, done.num_tokens) == ("length", 8)
+    assert f"the model's context of {room} tokens is full" in figures(done, params, tint=False)
+    short = replace(params, max_new_tokens=8)
+    assert "context" not in figures(engine.generate([40, 41], short), short, tint=False)

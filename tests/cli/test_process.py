@@ -106,3 +106,22 @@ def test_interrupt_before_anything_began_is_silent() -> None:
     )
     process = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, timeout=60)
     assert (process.returncode, process.stderr) == (130, b"")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "says"),
+    [
+        ("methods >&-", 0, ""),
+        ("methods --no-such 2>&-", 2, ""),
+        ("methods <&- >&- 2>&-", 0, ""),
+        ("generate - --target nowhere <&-", 1, "nowhere"),
+    ],
+)
+def test_standard_streams_that_are_closed(arguments: str, status: int, says: str) -> None:
+    """The null device takes their place: no traceback, and no file that is opened later is standard output."""
+    shell = f"{sys.executable} -m foretell.cli.main {arguments}"
+    done = subprocess.run(["sh", "-c", shell], env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == status, done.stderr
+    assert "Traceback" not in done.stderr
+    assert "internal error" not in done.stderr
+    assert says in done.stderr

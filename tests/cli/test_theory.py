@@ -42,12 +42,28 @@ def test_alone_it_shows_its_help(invoke: Invoke) -> None:
         (("shape", "--verify", "rejectoin"), "did you mean 'rejection'"),
         (("shape", "--draws", "idd"), "did you mean 'iid'"),
         (("optimum", "--target", "some/model"), "needs --draft"),
+        (("length", "--max-length", "100000"), "less than or equal to 1000"),
+        (("length", "--acceptance", ",".join(["1"] * 1001)), "expected 1000 at most"),
+        (("optimum", "--drafts", "2,17", "--target", "no/model", "--draft", "bundled"), "from 1 to 16"),
+        (
+            ("optimum", "--prompts", "no.jsonl", "--target", "no/model", "--draft", "bundled"),
+            "'no.jsonl' cannot be read",
+        ),
+        (("shape", "--categories", "cod", "--target", "no/model", "--draft", "bundled"), "did you mean 'code'"),
     ],
 )
 def test_mistakes(invoke: Invoke, arguments: tuple[str, ...], said: str) -> None:
     result = invoke("theory", *arguments)
     assert result.exit_code == 2
     assert said in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1
+
+
+def test_contexts_that_no_machine_holds(invoke: Invoke, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("foretell.analysis.pairs.memory_bytes", lambda: 2**22)
+    result = invoke("theory", "optimum", "--limit", "1", "--contexts", "9999999999")
+    assert result.exit_code == 2
+    assert "contexts of 8192 tokens take" in result.stderr
     assert len(result.stderr.strip().splitlines()) == 1
 
 
@@ -80,3 +96,22 @@ def test_shape(invoke: Invoke) -> None:
     assert choice["num_guesses"] <= 4
     assert (choice["spec"] == "") == (choice["num_guesses"] == 0)
     assert choice["cost_target"]["1"] == 1.0
+
+
+@pytest.mark.parametrize("command", ["optimum", "shape"])
+def test_a_draft_of_another_vocabulary_is_refused(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, command: str
+) -> None:
+    """Its token ids mean other tokens: the figures would be of nothing."""
+    from foretell import Engine
+    from foretell.methods.draft_model.translated import TranslatedDraft
+
+    engine = Engine.load("bundled", speculative="draft_model")
+    other = object.__new__(TranslatedDraft)
+    other.model = engine.method.model  # type: ignore[attr-defined]
+    engine.method = other
+    monkeypatch.setattr("foretell.cli.settings.load_engine", lambda *_, **__: engine)
+    result = invoke("theory", command, *SMALL)
+    assert result.exit_code == 2
+    assert "has another vocabulary than target" in result.stderr
+    assert len(result.stderr.strip().splitlines()) == 1

@@ -406,6 +406,28 @@ def test_user_processors_get_exactly_prefix_and_path_of_every_valid_node() -> No
     assert sorted(calls) == sorted(wanted)
 
 
+def test_user_processors_are_asked_nothing_behind_a_token_that_they_forbid() -> None:
+    """A constraint may have no answer there, and plain decoding never asks."""
+    parent = torch.tensor([[-1, 0, 1, 2, 1, 0]])  # 5 and what follows 1, 5 may not be written
+    tokens = torch.tensor([[3, 1, 5, 2, 4, 5]])
+    ancestry = torch.zeros(1, 6, 6, dtype=torch.bool)
+    for node, above in enumerate(parent[0].tolist()):
+        ancestry[0, node] = ancestry[0, above] if node else False
+        ancestry[0, node, node] = True
+    calls: list[list[int]] = []
+
+    def no_five(ids: Tensor, logits: Tensor) -> Tensor:
+        assert 5 not in ids.tolist()
+        calls.append(ids.tolist())
+        return logits.index_fill(0, torch.tensor([5]), -math.inf)
+
+    processors = Processors([SamplingParams(logits_processor=no_five)], vocab_size=V, end_token_ids=(), device=CPU)
+    paths = Paths(tokens, ancestry, parent, is_tree=True)
+    probs = logits_to_probs(torch.zeros(1, 6, V), processors, History([[3]], [1]), paths)
+    assert calls == [[3], [3, 1], [3, 1, 4]]
+    assert float(probs[0, [0, 1, 4], 5].sum()) == 0
+
+
 def test_user_processors_that_write_do_not_leak() -> None:
     """Item 6.6: purity; what a processor does to its argument reaches no other node and not the model's logits."""
 

@@ -192,3 +192,46 @@ def test_a_failed_compilation_is_an_error_with_its_words() -> None:
         build._run(["sh", "-c", "echo 'one.c: error: no' >&2; exit 3"])
     assert build._last_line(caught.value) == "one.c: error: no"
     assert build._run(["sh", "-c", "echo yes"]) == "yes\n"
+
+
+@pytest.mark.parametrize("kept", [0, 10, 700, 0.9])
+def test_a_library_that_was_cut_short_is_built_again(kernel: Path, kept: float) -> None:
+    built = build._compile_once("two", "baseline")
+    whole = built.read_bytes()
+    built.write_bytes(whole[: int(kept if kept != 0.9 else kept * len(whole))])
+    assert not build.is_whole(built)
+    build._load.cache_clear()
+    assert build.load_library("two").two() == 2  # loading what was cut may end the process
+    build._load.cache_clear()
+    assert build.is_whole(built)
+
+
+def test_a_compiler_that_says_nothing_of_its_version(
+    kernel: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    silent = tmp_path / "cc"
+    silent.write_text(f'#!/bin/sh\n[ "$1" = --version ] || exec {build._compiler()} "$@"\n')
+    silent.chmod(0o755)
+    monkeypatch.setenv("CC", str(silent))
+    build._load.cache_clear()
+    assert build.load_library("two").two() == 2
+    build._load.cache_clear()
+
+
+def test_the_openmp_runtime_is_the_one_that_torchs_code_calls(tmp_path: Path) -> None:
+    """A process may have others too, and their paths may have blanks."""
+    maps = tmp_path / "maps"
+    maps.write_text(
+        "7f00-7f01 r-xp 00000000 08:01 12                         /opt/lib/libstdc++.so.6\n"
+        "7f01-7f02 rw-p 00000000 00:00 0 \n"
+        "7f02-7f03 r-xp 00000000 08:01 13                         /home/my name/site packages/libgomp-a34b3233.so.1.0.0\n"
+        "7f03-7f04 r-xp 00000000 08:01 14                         /opt/lib/libgomp.so.1\n"
+    )
+    assert native.loaded_openmp(maps) == Path("/home/my name/site packages/libgomp-a34b3233.so.1.0.0")
+    assert native.loaded_openmp(tmp_path / "none") is None
+    import torch
+
+    mine = ctypes.CDLL(str(Path(torch.__file__).parent / "lib" / "libtorch_cpu.so"))
+    found = native.openmp_runtime()
+    assert found is not None
+    assert found.samefile(native.home_of(mine.omp_get_max_threads) or "")

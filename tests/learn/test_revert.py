@@ -148,3 +148,21 @@ def test_few_versions_are_kept(tmp_path: Path) -> None:
     found = store.load("/eagle1/0", replace(origin))
     assert found is not None
     assert found["w"].tolist() == [10.0]
+
+
+def test_a_version_that_cannot_be_kept_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store, origin = VersionStore(tmp_path), Origin("eagle1", "bundled/eagle1", table(1).spec, None, 3)
+    store.save("/eagle1/0", origin, {"w": torch.ones(1)}, 1)
+    store.serve("/eagle1/0", 1)
+    before = sorted(path.name for path in store.folder("/eagle1/0").iterdir())
+
+    def full(self: Path, target: Path) -> Path:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space"):
+            store.save("/eagle1/0", origin, {"w": torch.ones(1)}, 2)
+        store.serve("/eagle1/0", 1)  # tells the log
+    store.serve("/eagle1/0", 1)  # one file by two names is not renamed
+    assert sorted(path.name for path in store.folder("/eagle1/0").iterdir()) == before

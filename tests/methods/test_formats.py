@@ -4,6 +4,8 @@ import errno
 import itertools
 import json
 import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
@@ -884,6 +886,23 @@ def test_saving_again_replaces_what_was_there_and_nothing_else(tmp_path: Path) -
     formats.save(medusa(num_heads=2), path, "medusa_vllm")
     assert sorted(file.name for file in path.iterdir()) == ["config.json", "model.safetensors", "run.json"]
     same(medusa(num_heads=2), formats.load(path))
+
+
+@pytest.mark.skipif(os.name != "posix", reason="asks for a process by its id")
+def test_what_a_killed_process_left_is_swept(tmp_path: Path) -> None:
+    process = subprocess.Popen([sys.executable, "-c", ""])
+    process.wait()
+    for name in (
+        f".head.{process.pid}.part",
+        f".head.{os.getppid()}.part",
+        ".head.notes.part",
+        f".other.{process.pid}.part",
+    ):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "model.safetensors").write_bytes(b"half")
+    files.replace(tmp_path / "head", {"a": b"1"})
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"head", f".head.{os.getppid()}.part", ".head.notes.part", f".other.{process.pid}.part"}
 
 
 @pytest.mark.parametrize("exists", [True, False])

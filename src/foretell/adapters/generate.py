@@ -11,12 +11,14 @@ that ``Speculative("none")`` after the same ``torch.manual_seed`` writes the sam
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from math import inf
 from typing import Any
-from weakref import WeakKeyDictionary
+from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
+from foretell.adapters.refusals import check_calls, check_inputs, check_settings
 from foretell.core.errors import ConfigError
 from foretell.core.params import LogitsProcessor, SamplingParams
 from foretell.draft.config import MethodConfig
@@ -30,19 +32,11 @@ KNOWN_PROCESSORS = {
     "MinPLogitsWarper": ("min_p", "min_p"),
 }
 """Processors of transformers that ``SamplingParams`` has too, in its order: their attribute, and its field."""
-STOPS = {"MaxLengthCriteria", "EosTokenCriteria"}
-"""Stopping criteria that are read from the generation configuration."""
-REFUSED = {
-    "output_scores": "scores are not kept",
-    "output_logits": "logits are not kept",
-    "output_attentions": "attention weights are not kept",
-    "output_hidden_states": "hidden states are not kept",
-    "return_dict_in_generate": "the sequences alone are returned",
-}
+_HELD = "_foretell_engines"
 
 
 class Speculative:
-    """A decoding loop for ``generate``. It keeps one engine for each model that calls it."""
+    """A decoding loop for ``generate``. Each model that calls it keeps one engine for it."""
 
     def __init__(
         self,
@@ -64,8 +58,12 @@ class Speculative:
             speculative = {"verify": "coupled", **method, **(speculative or {})}
         self.speculative, self.draft, self.batch_size = speculative, draft, batch_size
         self.streamer = streamer
-        self._engines: WeakKeyDictionary[Any, Engine] = WeakKeyDictionary()
-        self.engine: Engine | None = None  # of the last call: its recorder has the figures
+        self._last: ref[Engine] | None = None
+
+    @property
+    def engine(self) -> Engine | None:
+        """The engine of the last call, whose recorder has the figures; None where there is none, or its model is gone."""
+        return None if self._last is None else self._last()
 
     def __call__(
         self,
@@ -83,24 +81,28 @@ class Speculative:
         Returns [B, L + T] int64, padded on the right. Raises ConfigError for what cannot be kept.
         """
         streamer, mask = self.streamer, kwargs.get("attention_mask")
-        _check(generation_config, stopping_criteria, kwargs, input_ids, streamer)
         seen = torch.ones_like(input_ids) if mask is None else mask
+        check_settings(generation_config, input_ids.shape[0], streamer)
+        check_calls(logits_processor, stopping_criteria)
         if bool((seen[:, 1:] < seen[:, :-1]).any()):
             raise ConfigError("prompts must be padded on the left: give the tokenizer padding_side='left'")
-        engine = self.engine = self._engine(model)
+        check_inputs(kwargs, seen)
+        engine = self._engine(model)
         ends = _end_ids(generation_config)
         room = int(generation_config.max_length) - input_ids.shape[1]
         if room < 1:
             raise ConfigError(
                 f"max_length = {generation_config.max_length} leaves no token to write: give max_new_tokens"
             )
+        _check_context(engine, int(seen.sum(1).max()), room)
         shared = _sampling(logits_processor, does_sample=bool(generation_config.do_sample))
         # One draw from torch's generator a row, so that torch.manual_seed governs these texts as it does others.
         seeds = torch.randint(2**62, (input_ids.shape[0],)).tolist()
         requests = []
         for row, (ids, reals, seed) in enumerate(zip(input_ids.tolist(), seen.tolist(), seeds, strict=True)):
             prompt = [token for token, real in zip(ids, reals, strict=True) if real]
-            processor = _processor(logits_processor, row, len(ids) - len(prompt), ids) if shared is None else None
+            mine = [] if shared is not None else [_of_row(one, row, input_ids.shape[0]) for one in logits_processor]
+            processor = _processor(mine, ids[: len(ids) - len(prompt)]) if mine else None
             given: dict[str, Any] = {"temperature": 1.0 if generation_config.do_sample else 0.0, **(shared or {})}
             params = SamplingParams(
                 **given,
@@ -119,34 +121,35 @@ class Speculative:
         return _padded(input_ids, written, _pad_id(generation_config, ends))
 
     def _engine(self, model: Any) -> Engine:
-        if model not in self._engines:
-            self._engines[model] = Engine.load(model, speculative=self.speculative, draft=self.draft)
-        return self._engines[model]
+        """The engine of this loop for a model, which holds it: whoever lets go of the model lets go of both."""
+        held = vars(model).get(_HELD)
+        if not isinstance(held, _Engines):
+            held = _Engines()
+            vars(model)[_HELD] = held
+        if self not in held.of:
+            held.of[self] = Engine.load(model, speculative=self.speculative, draft=self.draft)
+        self._last = ref(held.of[self])
+        return held.of[self]
 
 
-def _check(config: Any, criteria: Sequence[Any], kwargs: Mapping[str, Any], ids: Tensor, streamer: Any) -> None:
-    """Refuse what would be lost."""
-    for name, reason in REFUSED.items():
-        if getattr(config, name, None):
-            raise ConfigError(f"{name} is not for this loop: {reason}")
-    if (getattr(config, "num_beams", 1) or 1) > 1:
-        raise ConfigError("num_beams is not for this loop: texts are sampled, or greedy")
-    for one in criteria:
-        if type(one).__name__ not in STOPS:
-            raise ConfigError(
-                f"the stopping criterion {type(one).__name__} is not for this loop: cut the text afterwards"
-            )
-    if kwargs.get("assistant_model") is not None:
-        raise ConfigError("give the draft model where the loop is made: Speculative(draft=model)")
-    if kwargs.get("synced_gpus"):
-        raise ConfigError("synced_gpus is not for this loop: the processes of a model would decode different steps")
-    cache = kwargs.get("past_key_values")
-    if cache is not None and cache.get_seq_length() > 0:
-        raise ConfigError("past_key_values is not for this loop: give the whole prompt")
-    if kwargs.get("inputs_embeds") is not None:
-        raise ConfigError("inputs_embeds is not for this loop: give input_ids")
-    if streamer is not None and ids.shape[0] > 1:
-        raise ConfigError(f"a streamer shows one text, and {ids.shape[0]} were given")
+class _Engines:
+    """The engines of a model, by the loop that made each. A copy of the model has none of them."""
+
+    def __init__(self) -> None:
+        self.of: WeakKeyDictionary[Speculative, Engine] = WeakKeyDictionary()
+
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        return dict, ()
+
+
+def _check_context(engine: Engine, longest: int, room: int) -> None:
+    """Raises ConfigError where the longest prompt and room for new tokens are more than the model's context."""
+    spec = engine.model.spec
+    if longest + room > spec.max_positions:
+        raise ConfigError(
+            f"{longest} tokens of the prompt and {room} new ones are more than the context of {spec.name!r}, "
+            f"{spec.max_positions}: give max_new_tokens = {max(0, spec.max_positions - longest)} at most, or shorten it"
+        )
 
 
 def _end_ids(config: Any) -> tuple[int, ...]:
@@ -171,7 +174,7 @@ def _sampling(processors: Sequence[Any], *, does_sample: bool) -> dict[str, Any]
     for one in processors:
         attribute, name = KNOWN_PROCESSORS[type(one).__name__]
         value = getattr(one, attribute, None)
-        if value is None or _ignores_prompt(one):
+        if value is None or _ignores_prompt(one) or _keeps_more(one):
             return None
         found[name] = value
     return found if does_sample else {**found, "temperature": 0.0}
@@ -184,21 +187,48 @@ def _ignores_prompt(penalty: Any) -> bool:
     return length is not None and not isinstance(length, Tensor) and length > 0
 
 
-def _processor(processors: Sequence[Any], row: int, num_padding: int, ids: Sequence[int]) -> LogitsProcessor:
-    """transformers' own processors, on the text with its padding, as ``generate`` calls them for one row."""
-    padding = torch.tensor(ids[:num_padding], dtype=torch.int64)
-    mine = []
-    for one in processors:
-        lengths = getattr(one, "prompt_ignore_length", None)
-        if isinstance(lengths, Tensor):
-            one = copy(one)
-            one.prompt_ignore_length = lengths[row : row + 1]
-        mine.append(one)
+def _keeps_more(cut: Any) -> bool:
+    """Whether a processor keeps several tokens whatever they are, or strikes none out."""
+    return getattr(cut, "min_tokens_to_keep", 1) > 1 or getattr(cut, "filter_value", -inf) != -inf
+
+
+def _of_row(one: Any, row: int, num_rows: int) -> Any:
+    """A processor as transformers makes it for a whole batch, for one row of it. Raises ConfigError where that is not
+    known how."""
+    mine, kinds = copy(one), {kind.__name__ for kind in type(one).__mro__}
+    lengths = getattr(one, "prompt_ignore_length", None)
+    if isinstance(lengths, Tensor):
+        mine.prompt_ignore_length = lengths[row : row + 1]
+    if "PrefixConstrainedLogitsProcessor" in kinds:
+        allowed = _made(one, "_prefix_allowed_tokens_fn")
+        mine._prefix_allowed_tokens_fn = lambda _, text: allowed(row, text)
+    if "EncoderRepetitionPenaltyLogitsProcessor" in kinds:
+        texts = _made(one, "encoder_input_ids")
+        text = row * len(texts) // num_rows  # there may be several rows for each
+        mine.encoder_input_ids = texts[text : text + 1]
+    if "EncoderNoRepeatNGramLogitsProcessor" in kinds:
+        ngrams = _made(one, "generated_ngrams")
+        mine.generated_ngrams, mine.batch_size = [ngrams[row * len(ngrams) // num_rows]], 1
+    return mine
+
+
+def _made(one: Any, name: str) -> Any:
+    value = getattr(one, name, None)
+    if value is None:
+        raise ConfigError(
+            f"{type(one).__name__} of this version of transformers is not for this loop: it has no {name}"
+        )
+    return value
+
+
+def _processor(processors: Sequence[Any], padding: Sequence[int]) -> LogitsProcessor:
+    """transformers' own processors of one row, on its text with its padding, as ``generate`` calls them."""
+    begin = torch.tensor(padding, dtype=torch.int64)
 
     def process(known: Tensor, logits: Tensor) -> Tensor:
-        text = torch.cat([padding.to(known.device), known])[None]
+        text = torch.cat([begin.to(known.device), known])[None]
         scores = logits[None].float()
-        for one in mine:
+        for one in processors:
             scores = one(text, scores)
         done: Tensor = scores[0].to(logits.dtype)
         return done

@@ -192,7 +192,11 @@ class Proposer:
         """The prediction's token ids; None, with a warning, for what cannot be one: an error here would end the server."""
         ids = given
         if isinstance(given, str):
-            ids = self._tokenizer().encode(given, add_special_tokens=False)
+            try:
+                given.encode()  # tokenizers raise a TypeError for half a surrogate pair
+                ids = self._tokenizer().encode(given, add_special_tokens=False)
+            except UnicodeEncodeError:
+                ids = None
         if not isinstance(ids, Sequence) or not all(type(one) is int and 0 <= one < self.vocab_size for one in ids):
             if name not in self._refused:
                 logger.warning("request %s: %s must be a text or its token ids: it is not used", name, PREDICTION)

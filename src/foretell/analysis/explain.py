@@ -59,7 +59,9 @@ class Place:
     after: str  # the text of the node
     runners: list[Runner]  # by p, the most probable first
     guesses: list[str]
+    guess_tokens: list[int]  # theirs: several tokens can have one text, such as the bytes of what is no character
     winner: str  # the token that the target took here
+    winner_token: int
     was_guessed: bool
     accept: float | None  # chance min(1, p / q) of the first guess, where that is the rule
 
@@ -229,7 +231,8 @@ def _explained(event: StepEvent, index: int, tokenizer: Any, temperature: float,
         ]  # fmt: skip
         places.append(
             Place(
-                node, text(tokens[node]), runners, [text(tokens[child]) for child in children], text(taken),
+                node, text(tokens[node]), runners, [text(tokens[child]) for child in children],
+                [tokens[child] for child in children], text(taken), taken,
                 number_of < len(kept),
                 _coin(tree, children[0], target, law) if rule == "rejection" and children else None,
             )

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.core.provenance import memory_bytes
 from foretell.core.tree import chain_parent, layout
 from foretell.model.prefill import PREFILL_CHUNK
 from foretell.model.target import CausalModel, Target
@@ -34,12 +35,24 @@ class Pairs:
         return self.target.shape[0]
 
 
+def check_room(num_contexts: int, vocab_size: int, *, copies: int = 1) -> None:
+    """Raises ConfigError where the logits of both models at so many contexts, held ``copies`` times, are more than the
+    machine's memory."""
+    needed, has = 8 * num_contexts * vocab_size * copies, memory_bytes()
+    if has is not None and needed > has:
+        raise ConfigError(
+            f"{num_contexts} contexts of {vocab_size} tokens take {needed / 2**30:.0f} GiB of logits, and this machine has "
+            f"{has / 2**30:.0f}: give fewer contexts of each text, or fewer texts"
+        )
+
+
 def collect(target: CausalModel, draft: CausalModel, texts: Sequence[PairText], *, per_text: int = 32) -> Pairs:
     """Logits at up to per_text contexts of each text's output, evenly spread, by teacher forcing.
 
     Raises ConfigError where no text has an output.
     """
     vocab_size = target.spec.vocab_size
+    check_room(sum(min(per_text, len(text.ids) - text.num_prompt) for text in texts), vocab_size)
     ours, theirs, owner = [], [], []
     for index, text in enumerate(texts):
         places = _places(text, per_text, min(target.spec.max_positions, draft.spec.max_positions))

@@ -176,7 +176,7 @@ def verdict(step: ExplainedStep, place: Place) -> str:
     # The chance that is known is the first guess's.
     chance = "" if place.accept is None else f", which had a chance of {place.accept:.0%} to be kept"
     if place.was_guessed:
-        is_first = bool(chance) and place.winner == place.guesses[0]
+        is_first = bool(chance) and place.winner_token == place.guess_tokens[0]
         return f"The guess {winner}{chance}, is kept." if is_first else f"The guess {winner} is kept."
     tried = chance if len(place.guesses) == 1 else ""
     source = "from what is left" if step.verifier == "rejection" else "in its place"

@@ -2,7 +2,6 @@
 
 import csv
 import io
-import json
 import math
 import types
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 from foretell.bench.report import BenchReport, Figures, MethodReport, TemperatureReport
 from foretell.bench.stats import Interval
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import parse_json
 
 COLUMNS = (
     "temperature", "method", "exact", "category", "num_prompts", "num_tokens", "num_steps", "seconds_decode",
@@ -26,7 +26,7 @@ COLUMNS = (
 def read_report(file: Path | str) -> BenchReport:
     """The report that ``foretell bench --output`` wrote. Raises ConfigError where the file is none."""
     try:
-        found = json.loads(Path(file).read_text(encoding="utf-8"))
+        found = parse_json(Path(file).read_text(encoding="utf-8"))
     except OSError as error:
         raise ConfigError(f"{file} cannot be read: {error.strerror}") from None
     except ValueError as error:

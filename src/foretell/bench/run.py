@@ -18,6 +18,7 @@ from foretell.bench.suite import Item
 from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError
 from foretell.core.journal import Journal
+from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.params import SamplingParams
 from foretell.core.provenance import peak_rss_bytes, provenance
 from foretell.core.tree import DrawMode
@@ -59,8 +60,8 @@ def parse_method(text: str, *, draft: str | None = None, verify: str | None = No
         elif "=" in part.split("/")[0]:
             key, _, value = part.partition("=")
             try:
-                options[key] = json.loads(value)
-            except json.JSONDecodeError:  # a word
+                options[key] = parse_json(value)
+            except JSONDecodeError:  # a word
                 options[key] = value
         elif part:
             word = part.split("/")[0]

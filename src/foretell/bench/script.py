@@ -5,8 +5,9 @@ from dataclasses import replace
 
 from foretell.bench.suite import Item
 from foretell.bench.trace import DecodedRun
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.engine import Engine
+from foretell.engine.request import token_ids
 
 
 class Script:
@@ -57,13 +58,16 @@ class Script:
 
 def encode_item(engine: Engine, item: Item) -> list[int]:
     """A first message's tokens: as a message where it is one and the tokenizer has a chat template, else as it is. A
-    function to be completed is then given as code alone."""
+    function to be completed is then given as code alone. Raises PromptError."""
     check = item.check
-    if check is not None and check.given and not _has_template(engine):
-        return encode_turns(engine, "text", [check.given], [])
-    if item.messages and _has_template(engine):
-        return engine.chat_prompt(item.messages)
-    return encode_turns(engine, item.format, [item.prompt], [])
+    try:
+        if check is not None and check.given and not _has_template(engine):
+            return encode_turns(engine, "text", [check.given], [])
+        if item.messages and _has_template(engine):
+            return engine.chat_prompt(item.messages)
+        return encode_turns(engine, item.format, [item.prompt], [])
+    except PromptError as error:
+        raise PromptError(f"question {item.question_id} of the suite: {error}") from None
 
 
 def encode_turns(engine: Engine, form: str, texts: Sequence[str], answers: Sequence[str]) -> list[int]:
@@ -77,7 +81,7 @@ def encode_turns(engine: Engine, form: str, texts: Sequence[str], answers: Seque
     if engine.tokenizer is None:
         raise ConfigError("a suite is text: the engine needs a tokenizer")
     parts = [part for pair in zip(texts, answers, strict=False) for part in pair]
-    return list(engine.tokenizer.encode("\n\n".join([*parts, texts[-1]]), add_special_tokens=True))
+    return token_ids("\n\n".join([*parts, texts[-1]]), engine.tokenizer)
 
 
 def answer_text(engine: Engine, token_ids: Sequence[int]) -> str:

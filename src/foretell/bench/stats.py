@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 LOOP_NGRAM, LOOP_TIMES = 16, 3
+FEW = 5
 
 
 def first_loop(token_ids: Sequence[int], *, ngram: int = LOOP_NGRAM, times: int = LOOP_TIMES) -> int | None:
@@ -94,6 +95,18 @@ class Interval:
         return f"{self.value:.2f}{bounds}"
 
 
+def best_of(found: Interval, count: int, prompts: int, level: float = 0.95) -> Interval:
+    """The interval of a speedup that was the largest of ``count``, each measured on so many prompts: wide enough for all of
+    them together to hold the truth as often as one would alone (Bonferroni). Of eight methods that are as fast as plain
+    decoding the best one's own interval is above 1 in 18 of 100 runs with five prompts and in 9 with ten; this one in 2.
+    """
+    if found.is_point or count < 2 or prompts < 2 or not 0 < found.low <= found.value:
+        return found
+    wider = student(prompts - 1, 1 - (1 - level) / count) / student(prompts - 1, level)
+    low, high = ((bound / found.value) ** wider * found.value for bound in (found.low, found.high))
+    return Interval(found.value, low, high)
+
+
 def speedup(pairs: Sequence[PairedRuns]) -> float:
     """Tokens per second of the method over those of plain decoding, each summed over prompts first.
 
@@ -109,15 +122,33 @@ def speedup(pairs: Sequence[PairedRuns]) -> float:
 def bootstrap(pairs: Sequence[PairedRuns], *, seed: int = 0, resamples: int = 2000, level: float = 0.95) -> Interval:
     """The speedup with a bootstrap interval: whole prompts are drawn anew, both sides of each together (``tails``).
 
-    It shows how the figure varies with other prompts of the same kind, not with another machine. Below five prompts it
-    is still too narrow; with fewer than two it is the value alone (``Interval.is_point``).
+    It shows how the figure varies with other prompts of the same kind, not with another machine. With fewer than two
+    prompts it is the value alone (``Interval.is_point``).
     """
     value = speedup(pairs)
     if len(pairs) < 2:
         return Interval(value, value, value)
-    values = _resampled(pairs, np.random.default_rng(seed), resamples)
-    low, high = np.quantile(values, tails(len(pairs), level))
-    return Interval(value, float(low), float(high))
+    return interval_of(value, _resampled(pairs, _generator(seed), resamples), len(pairs), level)
+
+
+def interval_of(
+    value: float, resampled: Sequence[float] | np.ndarray[Any, Any], count: int, level: float = 0.95
+) -> Interval:
+    """The interval of a speedup whose values for ``count`` texts drawn anew are these.
+
+    From FEW texts on their quantiles (``tails``). No quantile is beyond the texts that there are, so of two the interval
+    would be their two speeds, and one pair in two leaves the truth outside: for fewer, Student's t of the logarithms,
+    which are spread by what drawing anew lacks (Rao and Wu 1988)."""
+    values = np.asarray(resampled, dtype=np.float64)
+    if count >= FEW or not (values > 0).all() or not value > 0:
+        low, high = np.quantile(values, tails(count, level))
+        return Interval(value, float(low), float(high))
+    spread = float(np.log(values).std()) * math.sqrt(count / (count - 1)) * student(count - 1, level)
+    return Interval(value, value * math.exp(-spread), value * math.exp(min(spread, 700.0)))
+
+
+def _generator(seed: int) -> np.random.Generator:
+    return np.random.default_rng(seed & (1 << 64) - 1)  # it takes no negative one
 
 
 def tails(count: int, level: float = 0.95) -> tuple[float, float]:
@@ -159,7 +190,7 @@ def macro(
     value = sum(map(speedup, kept)) / len(kept) if kept else math.nan
     if not kept or any(len(group) < 2 for group in kept):
         return Interval(value, value, value)
-    generator, total = np.random.default_rng(seed), np.zeros(resamples)
+    generator, total = _generator(seed), np.zeros(resamples)
     whole = parts = 0.0
     for group in kept:
         center, freedom = speedup(group), len(group) - 1

@@ -161,8 +161,9 @@ def _check_up(
     from foretell.bench import encode_item
     from foretell.doctor.candidates import candidates
     from foretell.doctor.checkup import check_up
+    from foretell.engine.request import token_ids
 
-    guesses = [engine.tokenizer.encode(item.prediction) if item.prediction else None for item in items]  # type: ignore[union-attr]
+    guesses = [token_ids(item.prediction, engine.tokenizer) if item.prediction else None for item in items]
     tried, left = candidates(
         engine.model.spec, draft=settings.draft_name(models.draft), methods=only, predictions=all(guesses)
     )
@@ -281,7 +282,7 @@ def _row(one: "Examined") -> list[str]:
     value = best.speedup
     return [
         name, str(best.num_speculative_tokens), *slots, f"{best.tokens_per_step:.2f}", cost, f"{best.cost:.2f}",
-        f"{value.value:.2f}", f"{value.low:.2f} to {value.high:.2f}",
+        f"{value.value:.2f}", "-" if value.is_point else f"{value.low:.2f} to {value.high:.2f}",
     ]  # fmt: skip
 
 

@@ -169,14 +169,14 @@ def _place(console: "Console", found: "ExplainedStep", place: "Place", verdict: 
 
     # The winner of the drafter's race may be a token that is not shown only if it was not guessed either.
     for runner in place.runners:
-        won = runner.text == place.winner
+        won = runner.token == place.winner_token
         cells = [Text(quoted(runner.text)), Text(bar(runner.p, width))]
         if has_q:
             cells.append(Text("" if runner.q is None else bar(runner.q, width // 2)))
         if has_time:
             cells.append(Text(_time(runner.time_p, first=won)))
             if has_q:
-                cells.append(Text(_time(runner.time_q, first=runner.text in place.guesses)))
+                cells.append(Text(_time(runner.time_q, first=runner.token in place.guess_tokens)))
         table.add_row(*cells, style="bold green" if won else None)
     console.print(table)
     _say(console, verdict, style="bold")

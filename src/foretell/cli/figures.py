@@ -34,6 +34,9 @@ def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, i
             f"({completion.num_accepted_tokens} of {completion.num_draft_tokens} guesses)",
         ]
     parts.append(f"{completion.num_steps} steps")
+    if completion.finish_reason == "length" and completion.num_tokens < params.max_new_tokens:
+        context = completion.num_prompt_tokens + completion.num_tokens
+        parts.append(f"the model's context of {context} tokens is full")
     if not config["exact"]:
         parts.append(f"{speculative['verify']} is lossy")
     if params.temperature > 0:

@@ -15,6 +15,7 @@ from foretell.cli.output import as_json, has_color
 from foretell.core.errors import ConfigError
 from foretell.model.catalogue import CATALOGUE, DEFAULT, default_speculation, pulled
 
+WIDE = 120
 Name = Annotated[str | None, typer.Argument(metavar="NAME", help="A model of 'foretell list', e.g. smollm2-135m.")]
 ListThem = Annotated[bool, typer.Option("--list", help="Show the models there are instead, as 'foretell list' does.")]
 
@@ -86,7 +87,8 @@ def list_(json_: o.Json = False, no_color: o.NoColor = False) -> None:
         part = f"{row['partial'] / 1e6:.0f} MB" if row["partial"] else "no"
         here = "yes" if row["file"] else part
         table.add_row(row["name"], f"{row['size'] / 1e6:.0f}", here, row["licence"], row["title"])
-    Console(no_color=not has_color(sys.stdout, no_color), soft_wrap=not sys.stdout.isatty()).print(table)
+    width = None if sys.stdout.isatty() else WIDE  # a pipe is given all of it, whatever COLUMNS says
+    Console(no_color=not has_color(sys.stdout, no_color), width=width).print(table)
 
 
 def rm(name: Annotated[str, typer.Argument(metavar="NAME", help="A model that was pulled, or a part of one.")]) -> None:

@@ -1,6 +1,5 @@
 """Convert command-line options to API arguments. Mistakes raise ConfigError before anything is loaded."""
 
-import json
 import os
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +13,9 @@ import typer
 from foretell.cli.options import Guessing, Models
 from foretell.cli.output import waiting
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.params import SamplingParams
+from foretell.core.provenance import num_cores
 from foretell.core.settings import field_kinds, value_of_json
 from foretell.core.spec import parse_numbers
 from foretell.model.catalogue import BUNDLED, default_draft, default_speculation
@@ -46,11 +47,19 @@ def quiet() -> None:
     warnings.filterwarnings("ignore")
 
 
+MOST_THREADS = 1024
+"""Of --threads: OpenMP ends the process where it has no memory for theirs."""
+
+
 def use_threads(threads: int | None) -> None:
     """The CPU threads of --threads; None: torch's own number."""
     if threads is not None:
         import torch
 
+        if threads > MOST_THREADS:
+            raise ConfigError(
+                f"--threads {threads} must be at most {MOST_THREADS}; this process has {num_cores()} cores"
+            )
         torch.set_num_threads(threads)
 
 
@@ -214,9 +223,9 @@ def json_object(text: str | None, option: str) -> dict[str, Any]:
     if text is None:
         return {}
     try:
-        value = json.loads(text)
-    except json.JSONDecodeError as error:
-        raise ConfigError(f"{option} is not JSON ({error}): {text!r}") from None
+        value = parse_json(text)
+    except JSONDecodeError as error:
+        raise ConfigError(f"{option} is not JSON ({error}): {text!r:.60}") from None
     if not isinstance(value, dict):
         raise ConfigError(f"{option} must be a JSON object, e.g. '{{\"key\": 1}}', not {text!r}")
     return value

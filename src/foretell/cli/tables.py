@@ -87,16 +87,21 @@ def conclusion(at: "TemperatureReport") -> str:
     guessing = [method for method in at.methods if method.config["method"] != "none"]
     if not guessing:
         return f"{where} only plain decoding was measured."
+    from foretell.bench.stats import best_of
+
+    # Questions of several messages are fewer than prompts, so this is a little narrow for them.
+    wide = {
+        method.label: best_of(method.overall.speedup, len(guessing), method.overall.num_prompts) for method in guessing
+    }
     best = max(guessing, key=lambda method: method.overall.speedup.value)
-    speedup = best.overall.speedup
-    bounds = "" if speedup.is_point else f" [{speedup.low:.2f}, {speedup.high:.2f}]"
+    speedup = wide[best.label]
+    of = f", as the best of {len(guessing)}" if len(guessing) > 1 else ""
+    bounds = "" if speedup.is_point else f" [{speedup.low:.2f}, {speedup.high:.2f}{of}]"
     figure = f"{speedup.value:.2f} times plain decoding's tokens per second{bounds}"
     if speedup.is_point:
         return f"{where} {best.label} has {figure}; one prompt decides nothing: give more."
     if speedup.low > 1.0:
-        others = [
-            method.label for method in guessing if method is not best and method.overall.speedup.high >= speedup.low
-        ]
+        others = [method.label for method in guessing if method is not best and wide[method.label].high >= speedup.low]
         tie = f"; not certainly faster than {', '.join(others)}" if others else ""
         return f"{where} {best.label} is the fastest: {figure}{tie}.{_same_text(best)}"
     if max(method.overall.speedup.high for method in guessing) < 1.0:

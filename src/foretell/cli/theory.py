@@ -11,11 +11,13 @@ from foretell.cli.errors import OneLineGroup
 from foretell.cli.fields import with_group
 from foretell.cli.layout import progress_bar, show_table
 from foretell.cli.output import as_json, check_plot, check_writable, write
+from foretell.core.errors import ConfigError
 from foretell.core.spec import parse_numbers
 
 if TYPE_CHECKING:
     from foretell import Engine
     from foretell.analysis.pairs import Pairs
+    from foretell.bench.suite import Item
 
 theory = typer.Typer(
     name="theory",
@@ -51,7 +53,9 @@ def length(
     cost: Annotated[
         float, typer.Option("--cost", metavar="C", help="Time of one guess, in plain passes of the target.")
     ] = 0.05,
-    max_length: Annotated[int, typer.Option("--max-length", metavar="N", help="Longest chain considered.", min=1)] = 16,
+    max_length: Annotated[
+        int, typer.Option("--max-length", metavar="N", help="Longest chain considered.", min=1, max=1000)
+    ] = 16,
     json_: o.Json = False,
     no_color: o.NoColor = False,
 ) -> None:
@@ -61,10 +65,18 @@ def length(
     operations: arithmetic against plain decoding, if a guess's share of it is its share of time. Real streams of acceptance
     are not independent: measured rates by position ('foretell bench' prints them) predict better than one.
     """
-    from foretell.analysis.theory.length import best_length, expected_tokens, operations_factor, walltime_factor
+    from foretell.analysis.theory.length import (
+        LONGEST,
+        best_length,
+        expected_tokens,
+        operations_factor,
+        walltime_factor,
+    )
 
     rates = parse_numbers(acceptance, "--acceptance")
     given: Any = rates[0] if len(rates) == 1 else rates
+    if len(rates) > LONGEST:
+        raise ConfigError(f"--acceptance has {len(rates)} rates; expected {LONGEST} at most")
     longest = max_length if len(rates) == 1 else min(max_length, len(rates))
     rows = [
         {
@@ -122,9 +134,14 @@ def optimum(
 
     at = settings.temperatures(temperature, (0.0, 0.3, 0.6, 0.8, 1.0, 1.2))
     counts = [int(count) for count in parse_numbers(drafts, "--drafts", whole=True)]
+    if not 1 <= min(counts) <= max(counts) <= 16:
+        raise ConfigError(f"--drafts {drafts!r} must be numbers from 1 to 16")
+    items = _items(prompts, categories, limit)
     engine = _engine(models, threads, no_color=no_color)
+    # Kept for every temperature, and five times over in float64 while the rules are computed for one of them.
+    _check_room(engine, len(items), min(contexts, max_new_tokens), copies=len(at) + 10)
     with progress_bar(no_color) as progress:
-        pairs = {t: _pairs(engine, prompts, categories, limit, t, max_new_tokens, contexts, seed) for t in at}
+        pairs = {t: _pairs(engine, items, t, max_new_tokens, contexts, seed) for t in at}
         table = optimum_table(pairs, temperatures=at, num_drafts=counts, seed=seed, progress=progress)
     found = {"target": engine.model.spec.name, "draft": _draft_of(engine).spec.name, "seed": seed, **table.to_dict()}
     if csv is not None:
@@ -173,11 +190,13 @@ def shape(
     verifier = parse_verifier(verify or "coupled")
     asked = parse_draws(draws or "auto")
     at = settings.temperatures(temperature, (0.0, 0.6, 1.0))
+    items = _items(prompts, categories, limit)
     engine = _engine(models, threads, no_color=no_color)
+    _check_room(engine, len(items), min(contexts, max_new_tokens), copies=3)
     seconds_target, seconds_draft = pass_seconds(engine.model), pass_seconds(_draft_of(engine), (1, 4))
     choices = [
         choose_tree(
-            _pairs(engine, prompts, categories, limit, t, max_new_tokens, contexts, seed), t, verifier,
+            _pairs(engine, items, t, max_new_tokens, contexts, seed), t, verifier,
             draws=asked, max_size=max_size, seconds_target=seconds_target, seconds_draft=seconds_draft,
         )
         for t in at
@@ -210,28 +229,50 @@ for command in (length, optimum, shape):
 
 
 def _engine(models: o.Models, threads: int | None, *, no_color: bool) -> "Engine":
-    """The engine of the options, with the draft model that they name."""
+    """The engine of the options, with the draft model that they name. Raises ConfigError for one of another vocabulary:
+    what the models say of a token would be compared by ids that mean different tokens."""
     draft = settings.draft_name(models.draft)
     config: dict[str, Any] = {"method": "draft_model", **({"model": draft} if draft is not None else {})}
     settings.check_method(config, models.target)
     settings.use_threads(threads)
-    return settings.load_engine(models, config, no_color=no_color)
+    engine = settings.load_engine(models, config, no_color=no_color)
+    from foretell.methods.draft_model.translated import TranslatedDraft
+
+    if isinstance(engine.method, TranslatedDraft):
+        raise ConfigError(
+            f"draft model {_draft_of(engine).spec.name} has another vocabulary than target {engine.model.spec.name}, so "
+            "their laws cannot be compared token by token: give a draft of the target's own, or use 'foretell bench'"
+        )
+    return engine
 
 
 def _draft_of(engine: "Engine") -> Any:
     return engine.method.model  # type: ignore[attr-defined]
 
 
-def _pairs(
-    engine: "Engine", prompts: str, categories: str | None, limit: int | None, temperature: float, max_new_tokens: int,
-    contexts: int, seed: int,
-) -> "Pairs":  # fmt: skip
-    """Logits of both models at contexts of the target's own text at this temperature."""
-    from foretell.analysis.pairs import PairText, collect
-    from foretell.bench import encode_item, load_suite, select
+def _items(prompts: str, categories: str | None, limit: int | None) -> "list[Item]":
+    """The prompts that are asked for: read before any model is loaded."""
+    from foretell.bench import load_suite, select
 
     wanted = [name.strip() for name in categories.split(",")] if categories is not None else None
-    items = select(load_suite(prompts), categories=wanted, limit=limit)
+    return select(load_suite(prompts), categories=wanted, limit=limit)
+
+
+def _check_room(engine: "Engine", num_texts: int, per_text: int, *, copies: int) -> None:
+    """Raises ConfigError, before any text is written, where the logits of all contexts are more than the memory."""
+    from foretell.analysis.pairs import check_room
+
+    spec = engine.model.spec
+    check_room(num_texts * min(per_text, spec.max_positions), spec.vocab_size, copies=copies)
+
+
+def _pairs(
+    engine: "Engine", items: "list[Item]", temperature: float, max_new_tokens: int, contexts: int, seed: int
+) -> "Pairs":
+    """Logits of both models at contexts of the target's own text at this temperature."""
+    from foretell.analysis.pairs import PairText, collect
+    from foretell.bench import encode_item
+
     texts = []
     for index, item in enumerate(items):
         ids = encode_item(engine, item)

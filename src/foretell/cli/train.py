@@ -1,6 +1,5 @@
 """``foretell train``: trains a drafter for a target on the target's text."""
 
-import json
 import os
 import sys
 from collections.abc import Callable, Collection
@@ -17,6 +16,7 @@ from foretell.cli.output import as_json, waiting, write
 from foretell.cli.train_progress import answering_bar, plotting, speaks, training_bar
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
+from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.settings import check_keys
 from foretell.train.config import TrainConfig
 
@@ -138,8 +138,8 @@ def read_config(file: str | None) -> dict[str, Any]:
     if file is None:
         return {}
     try:
-        found = json.loads(settings.read_text(file, "--config"))
-    except json.JSONDecodeError as error:
+        found = parse_json(settings.read_text(file, "--config"))
+    except JSONDecodeError as error:
         raise ConfigError(f"--config {file!r} is not JSON ({error})") from None
     if not isinstance(found, dict):
         raise ConfigError(f"--config {file!r} must hold one JSON object, e.g. '{{\"lr\": 0.0005}}'")

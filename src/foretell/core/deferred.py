@@ -110,7 +110,7 @@ class Deferred:
             self.logits[start:stop],
             processors.part(start, stop),
             parts,
-            Paths(paths.tokens[start:stop], paths.ancestry[start:stop], parent),
+            Paths(paths.tokens[start:stop], paths.ancestry[start:stop], parent, paths.is_tree),
         )
 
     def _quick(self, rows: Sequence[int], nodes: Sequence[int], keys: Sequence[int]) -> list[int]:

@@ -14,6 +14,7 @@ from types import TracebackType
 from typing import Any, TextIO
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import parse_json
 
 VERSION = 1
 BEGIN = b'{"journal":'
@@ -118,7 +119,7 @@ def first_difference(was: Mapping[str, Any], now: Mapping[str, Any], at: str = "
 
 def _object(line: bytes) -> dict[str, Any] | None:
     try:
-        value = json.loads(line)
+        value = parse_json(line)
     except ValueError:  # of JSON, or of UTF-8
         return None
     return value if isinstance(value, dict) else None

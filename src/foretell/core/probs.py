@@ -44,6 +44,7 @@ class Paths:
     tokens: Tensor  # [B, N] int64
     ancestry: Tensor  # [B, n, N] bool, a node included in its own path
     parent: Tensor | None = None  # [B, n], where some nodes may be padding: no processor is called for those
+    is_tree: bool = False  # the n nodes are the N of a tree in its order, and parent is that tree's
 
     @property
     def valid(self) -> Tensor:
@@ -342,9 +343,13 @@ def _restrict(logits: Tensor, processors: Processors, history: History, paths: P
         if params.logits_processor is None:
             continue
         prefix = torch.tensor(history.ids[row], dtype=torch.int64, device=logits.device)
-        valid = paths.valid[row].tolist()
+        reached = paths.valid[row].tolist()
+        above = paths.parent[row].tolist() if paths.is_tree and paths.parent is not None else []
         for node in range(logits.shape[1]):
-            if not valid[node]:
+            if above and node and reached[node]:  # plain decoding asks nothing behind a token that it may not write
+                token = paths.tokens[row, node]
+                reached[node] = reached[above[node]] and bool(logits[row, above[node], token] != -math.inf)
+            if not reached[node]:
                 continue
             path = paths.tokens[row, 1:][paths.ancestry[row, node, 1:]]
             given = logits[row, node].clone()

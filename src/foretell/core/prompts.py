@@ -6,13 +6,13 @@ says where a text is a message ("chat") and where not ("text"). The content says
 whose first line is no JSON may begin with a brace, a bracket or a quote.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import JSONDecodeError, parse_json
 
 EXPECTED = "expected a text, or an object with 'prompt' (a text), 'messages' (a list) or 'turns' (a list of texts)"
 
@@ -43,8 +43,8 @@ def is_plain(text: str, suffix: str = "") -> bool:
     if suffix != ".txt":
         return False
     try:
-        return not isinstance(json.loads(first), dict | list | str)
-    except json.JSONDecodeError:
+        return not isinstance(parse_json(first), dict | list | str)
+    except JSONDecodeError:
         return True
 
 
@@ -60,8 +60,8 @@ def entries(text: str, name: str, *, suffix: str = "") -> list[Entry]:
         ]
     if text.lstrip().startswith("[") or suffix == ".json":
         try:
-            whole = json.loads(text)
-        except json.JSONDecodeError as error:
+            whole = parse_json(text)
+        except JSONDecodeError as error:
             if suffix == ".json" and not _begins_json_lines(lines):
                 raise ConfigError(f"{name}, line {error.lineno}: not JSON ({error.msg})") from None
         else:
@@ -72,8 +72,8 @@ def entries(text: str, name: str, *, suffix: str = "") -> list[Entry]:
 
 def _begins_json_lines(lines: list[tuple[int, str]]) -> bool:
     try:
-        json.loads(lines[0][1])
-    except json.JSONDecodeError:
+        parse_json(lines[0][1])
+    except JSONDecodeError:
         return False
     return len(lines) > 1
 
@@ -138,6 +138,6 @@ def _entry(item: Any, where: str, number: int) -> Entry:
 
 def _parsed(line: str, where: str) -> Any:
     try:
-        return json.loads(line)
-    except json.JSONDecodeError as error:
+        return parse_json(line)
+    except JSONDecodeError as error:
         raise ConfigError(f"{where}: not JSON ({error.msg})") from None

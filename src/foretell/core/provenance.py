@@ -4,7 +4,6 @@ import hashlib
 import importlib.metadata
 import os
 import platform
-import resource
 import subprocess
 import sys
 from datetime import UTC, datetime
@@ -27,7 +26,7 @@ def provenance() -> dict[str, Any]:
             "system": f"{platform.system()} {platform.release()}",
             "processor": processor(),
             "cores": num_cores(),
-            "memory_bytes": _memory(),
+            "memory_bytes": memory_bytes(),
             "load_average": list(os.getloadavg()) if hasattr(os, "getloadavg") else None,
             "accelerator": accelerator(),
             "torch_threads": torch.get_num_threads(),
@@ -46,7 +45,11 @@ def source_digest() -> str:
 
 
 def peak_rss_bytes() -> int:
-    """Peak memory of this process."""
+    """Peak memory of this process; 0 where the system does not tell (Windows)."""
+    try:
+        import resource
+    except ImportError:
+        return 0
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024
 
@@ -93,7 +96,8 @@ def processor() -> str:
         return platform.processor() or platform.machine()
 
 
-def _memory() -> int | None:
+def memory_bytes() -> int | None:
+    """Of the machine, all of it; None where that is not known."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):

@@ -10,7 +10,7 @@ from typing import Any
 
 from foretell.analysis.drafter import RULES
 from foretell.analysis.observer import GuessSlot, Record, observe
-from foretell.bench.stats import first_loop
+from foretell.bench.stats import best_of, first_loop
 from foretell.core.errors import ConfigError, ForetellError
 from foretell.core.params import SamplingParams
 from foretell.doctor.candidates import Candidate
@@ -148,7 +148,7 @@ def check_up(
     plain_step = median(one.seconds_plain_step for one in passes) if passes else None
     plain_pass = median(one.seconds_plain_pass for one in passes) if passes else None
     warned = [*about_run(machine, plain_pass, looped=looped, tokens=lengths, prompts=len(fitting)), *warned]
-    config, conclusion = recommend(found)
+    config, conclusion = recommend(found, len(fitting))
     warned += about_choice(found, config)
     return Checkup(
         target=target,
@@ -167,29 +167,29 @@ def check_up(
     )
 
 
-def recommend(found: Sequence[Examined]) -> tuple[dict[str, Any], str]:
-    """(speculative configuration, why): the fastest by prediction among those whose interval is above plain decoding; a
-    single prompt gives no interval, and no recommendation."""
+def recommend(found: Sequence[Examined], num_prompts: int) -> tuple[dict[str, Any], str]:
+    """(speculative configuration, why): the fastest by prediction among those whose interval, as the best of all that were
+    tried, is above plain decoding; a single prompt gives no interval, and no recommendation."""
+    known = [(one, one.best) for one in found if one.best is not None]
+    wide = [best_of(best.speedup, len(known), num_prompts) for _, best in known]
     paying = [
-        (one, one.best)
-        for one in found
-        if one.best is not None and one.best.speedup.low > 1.0 and not one.best.speedup.is_point
+        (one, best, value)
+        for (one, best), value in zip(known, wide, strict=True)
+        if value.low > 1.0 and not value.is_point
     ]
     if not paying:
-        near = max((one.best.speedup.value for one in found if one.best), default=None)
+        near = max((value.value for value in wide), default=None)
         most = "nothing could be measured" if near is None else f"the best is predicted at {near:.2f} times"
         return {"method": "none"}, f"no method is expected to beat plain decoding here with certainty: {most}"
-    one, best = max(paying, key=lambda pair: pair[1].speedup.value)
+    one, best, value = max(paying, key=lambda found: found[2].value)
     config: dict[str, Any] = {"method": one.method, **({"model": one.drafter} if one.drafter is not None else {})}
     config["num_speculative_tokens"] = best.num_speculative_tokens
-    value = best.speedup
-    others = [
-        other.method for other, its in paying if other is not one and its.speedup.high >= value.low
-    ]  # not certainly slower
+    others = [other.method for other, _, its in paying if other is not one and its.high >= value.low]
     near_by = f"; {', '.join(others)} may do as well" if others else ""
+    of = f", as the best of {len(known)}" if len(known) > 1 else ""
     return config, (
         f"{one.method} with {best.num_speculative_tokens} guesses is expected to be {value.value:.2f} times as fast as "
-        f"plain decoding [{value.low:.2f}, {value.high:.2f}]{near_by}"
+        f"plain decoding [{value.low:.2f}, {value.high:.2f}{of}]{near_by}"
     )
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from foretell.bench.stats import Interval, tails
+from foretell.bench.stats import Interval, interval_of
 from foretell.planner.observed import StepCosts, StepTiming, step_costs
 
 RESAMPLES = 200
@@ -170,6 +170,7 @@ def predictions(
     for length, found in values.items():
         if found is None:
             continue
-        low, high = np.quantile(drawn[length], tails(len(texts))) if drawn[length] else (found[2], found[2])
-        out.append(Prediction(length, found[0], found[1], Interval(found[2], float(low), float(high))))
+        point = Interval(found[2], found[2], found[2])
+        known = interval_of(found[2], drawn[length], len(texts)) if drawn[length] else point
+        out.append(Prediction(length, found[0], found[1], known))
     return out

@@ -1,11 +1,11 @@
 """What lies beside a head of its training."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from foretell.core.errors import ForetellError
+from foretell.core.jsontext import parse_json
 from foretell.methods.common import formats
 
 
@@ -25,7 +25,7 @@ def read_record(directory: Path) -> Record:
     except ForetellError:
         about = formats.TargetInfo()
     try:
-        found = json.loads((directory / "record.json").read_text(encoding="utf-8"))
+        found = parse_json((directory / "record.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return Record(about)
     if not isinstance(found, Mapping):

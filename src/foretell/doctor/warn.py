@@ -135,7 +135,7 @@ def about_choice(found: "Sequence[Examined]", config: Mapping[str, Any]) -> list
     """Of the recommended configuration."""
     for one in found:
         best = one.best
-        if one.method != config["method"] or best is None:
+        if (one.method, one.drafter) != (config["method"], config.get("model")) or best is None:
             continue
         value = best.speedup
         if value.high - value.low > WIDE * value.value:

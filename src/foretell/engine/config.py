@@ -3,12 +3,12 @@
 Key names are those that vLLM's users know. An unknown key is refused with the nearest known one.
 """
 
-import json
 from collections.abc import Mapping
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
+from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.registry import Registry, UnusableError
 from foretell.core.settings import read
 from foretell.draft.base import Capabilities
@@ -57,8 +57,8 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
         if not given.lstrip().startswith("{"):
             return _config_class(given)()
         try:
-            given = json.loads(given)
-        except json.JSONDecodeError as error:
+            given = parse_json(given)
+        except JSONDecodeError as error:
             raise ConfigError(f"speculative config is not JSON: {error}") from None
         assert isinstance(given, Mapping)
     options = dict(given)

@@ -79,7 +79,7 @@ def step(
 
 def _evidence(logits: Tensor, state: State, tree: TokenTree, plan: Plan, noise: Noise, taps: Tensor | None) -> Evidence:
     """On the CPU p is made where a verifier or an observer reads it; elsewhere at once, without a host read."""
-    given = logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent)
+    given = logits, state.processors, state.history, Paths(tree.tokens, plan.ancestry, tree.parent, is_tree=True)
     if logits.is_cpu:
         return Evidence.later(tree, Deferred(*given), noise, taps)
     return Evidence(tree, logits_to_probs(*given), noise, taps)

@@ -18,6 +18,7 @@ import platform
 import re
 import shutil
 import signal
+import struct
 import subprocess
 import sys
 import tempfile
@@ -162,7 +163,7 @@ def _cpu_flags_of_torch() -> frozenset[str]:
 def _load(name: str, variant: str) -> ctypes.CDLL:
     prebuilt = _PREBUILT / _file_name(name, variant)
     try:
-        return ctypes.CDLL(str(prebuilt if prebuilt.exists() else _compile_once(name, variant)))
+        return ctypes.CDLL(str(prebuilt if is_whole(prebuilt) else _compile_once(name, variant)))
     except (OSError, subprocess.SubprocessError) as error:
         raise BuildError(f"{KERNELS[name].source} could not be built: {_last_line(error)}") from error
 
@@ -180,10 +181,10 @@ def prebuild(directory: Path) -> list[Path]:
 
 def _compile_once(name: str, variant: str) -> Path:
     compiler = _compiler()
-    version = _run([compiler, "--version"]).splitlines()[0]
+    version = next(iter(_run([compiler, "--version"]).splitlines()), "")
     root = cache_directory()
     target = root / _file_name(name, variant, compiler, version, platform.machine())
-    if target.exists():
+    if is_whole(target):
         return target
     root = usable_directory(root)
     target = root / target.name
@@ -195,11 +196,30 @@ def _compile_once(name: str, variant: str) -> Path:
         with tempfile.TemporaryDirectory(dir=root) as scratch:
             built = Path(scratch, "code.so")
             _compile(compiler, name, variant, built)
-            built.rename(target)
+            with built.open("rb") as stream:
+                os.fsync(stream.fileno())  # else a power cut may leave the name and not the content
+            built.replace(target)
     finally:
         if shown:
             print(f"{perf_counter() - start:.1f} s", file=sys.stderr)
     return target
+
+
+def is_whole(library: Path) -> bool:
+    """Whether a file is there and not cut short, which the loader of the system would not survive. An ELF file ends with
+    its table of sections; of other kinds only an empty one is known."""
+    try:
+        with library.open("rb") as stream:
+            head, size = stream.read(64), os.fstat(stream.fileno()).st_size
+    except OSError:
+        return False
+    if head[:4] != b"\x7fELF":
+        return sys.platform != "linux" and size > 0
+    if head[4:6] != b"\x02\x01" or len(head) < 64:  # 64 bits, the lowest byte first: every machine that has kernels
+        return len(head) == 64
+    (table,) = struct.unpack_from("<Q", head, 0x28)
+    width, count = struct.unpack_from("<HH", head, 0x3A)
+    return bool(size >= table + width * count)
 
 
 def _compile(compiler: str, name: str, variant: str, target: Path) -> None:

@@ -1,11 +1,16 @@
 """``native/native.c`` as a library, where the CPU has the instructions and torch's OpenMP runtime can be shared."""
 
+import contextlib
 import ctypes
+import os
 import re
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from foretell.kernels.build import BuildError, load_library, variants_of
+
+_OPENMP = r"lib(?:gomp|iomp5|omp)\b[^/]*\.(?:so|dylib|dll)\S*"
 
 
 def library() -> tuple[ctypes.CDLL | None, str | None]:
@@ -47,15 +52,45 @@ def _library(variant: str) -> tuple[ctypes.CDLL | None, str | None]:
 
 
 def openmp_runtime() -> Path | None:
-    """The OpenMP library that torch has loaded. With two of them in one process, their threads compete."""
+    """The OpenMP library that torch has loaded. With two of them in one process, their threads compete: of several that
+    other packages have brought it is the one in which torch's own code finds its functions."""
     import torch
 
-    name = r"lib(?:gomp|iomp5|omp)\b[^/\s]*"
+    lib = Path(torch.__file__).parent / "lib"
+    for name in ("libtorch_cpu.so", "libtorch_cpu.dylib"):
+        with contextlib.suppress(OSError, AttributeError):  # no such file, or no such function
+            found = home_of(ctypes.CDLL(str(lib / name)).omp_get_max_threads)
+            if found is not None and re.fullmatch(_OPENMP, found.name) and found.exists():
+                return found
+    return loaded_openmp() or next(
+        (path for path in sorted(lib.glob("*omp*")) if re.fullmatch(_OPENMP, path.name)), None
+    )
+
+
+def loaded_openmp(maps: Path = Path("/proc/self/maps")) -> Path | None:
+    """The first OpenMP library among the files of a process's memory; None where there is none, or the system has no such
+    list."""
     try:
-        maps = Path("/proc/self/maps").read_text()
-    except OSError:  # not Linux: the library that torch was packed with
-        lib = Path(torch.__file__).parent / "lib"
-        found = sorted(str(path) for path in lib.glob("*omp*") if re.fullmatch(name, path.name))
-    else:
-        found = re.findall(rf"\S+/{name}\.so\S*", maps)
-    return Path(found[0]) if found else None
+        lines = os.fsdecode(maps.read_bytes()).splitlines()
+    except OSError:
+        return None
+    paths = [Path(line.split(maxsplit=5)[5]) for line in lines if line.count("/")]  # a path may have blanks
+    return next((path for path in paths if re.fullmatch(_OPENMP, path.name)), None)
+
+
+class _Symbol(ctypes.Structure):
+    _fields_ = (
+        ("file", ctypes.c_char_p),
+        ("base", ctypes.c_void_p),
+        ("name", ctypes.c_char_p),
+        ("at", ctypes.c_void_p),
+    )
+
+
+def home_of(function: Any) -> Path | None:
+    """The library in which a C function lies, by dladdr(3); None where that is not known. Raises AttributeError where the
+    system has no such call."""
+    found = _Symbol()
+    if not ctypes.CDLL(None).dladdr(ctypes.cast(function, ctypes.c_void_p), ctypes.byref(found)) or not found.file:
+        return None
+    return Path(os.fsdecode(found.file))

@@ -17,22 +17,30 @@ def export(student: Student, weights: Mapping[str, Tensor], folder: Path) -> Non
     """Write a version's weights whole or not at all: beside the folder first, then in its place. Raises OSError."""
     part = folder.with_name(f".{folder.name}.part")
     shutil.rmtree(part, ignore_errors=True)
-    part.mkdir(parents=True)
-    made: Any = student.module(weights)
-    if isinstance(made, Head):
-        formats.save(made, part, target=student.origin.target, target_name=student.origin.target.name)
-    else:
-        made.save_pretrained(str(part))
-        load_tokenizer(student.origin.init).save_pretrained(str(part))
-    if student.acceptance is not None:
-        student.acceptance.load(weights)
-        folder_of = part / "acceptance"
-        formats.save(
-            student.acceptance.head, folder_of, target=student.origin.target, target_name=student.origin.target.name
-        )
-    old = folder.with_name(f".{folder.name}.old")
-    shutil.rmtree(old, ignore_errors=True)
-    if folder.exists():
-        folder.rename(old)
-    part.rename(folder)
+    try:
+        part.mkdir(parents=True)
+        made: Any = student.module(weights)
+        if isinstance(made, Head):
+            formats.save(made, part, target=student.origin.target, target_name=student.origin.target.name)
+        else:
+            made.save_pretrained(str(part))
+            load_tokenizer(student.origin.init).save_pretrained(str(part))
+        if student.acceptance is not None:
+            student.acceptance.load(weights)
+            folder_of = part / "acceptance"
+            formats.save(
+                student.acceptance.head, folder_of, target=student.origin.target, target_name=student.origin.target.name
+            )
+        old = folder.with_name(f".{folder.name}.old")
+        shutil.rmtree(old, ignore_errors=True)
+        if folder.exists():
+            folder.rename(old)
+        try:
+            part.rename(folder)
+        except OSError:
+            if old.exists():
+                old.rename(folder)
+            raise
+    finally:
+        shutil.rmtree(part, ignore_errors=True)
     shutil.rmtree(old, ignore_errors=True)

@@ -15,6 +15,7 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import parse_json
 from foretell.learn.student import Origin
 from foretell.train.checkpoint import write_bytes
 
@@ -48,8 +49,13 @@ class VersionStore:
         folder = self.folder(adapter)
         folder.mkdir(exist_ok=True)
         part = folder / f".{WEIGHTS}.part"
-        write_bytes(part, save({name: value.contiguous().clone() for name, value in weights.items()}, _about(origin)))
-        part.replace(folder / _version(number))
+        try:
+            write_bytes(
+                part, save({name: value.contiguous().clone() for name, value in weights.items()}, _about(origin))
+            )
+            part.replace(folder / _version(number))
+        finally:
+            part.unlink(missing_ok=True)
         known = sorted(int(file.name.split(".")[1]) for file in folder.glob(_version("*")))
         for old in [old for old in known if old][:-KEPT]:
             (folder / _version(old)).unlink(missing_ok=True)
@@ -75,7 +81,7 @@ class VersionStore:
             return None
         try:
             content = file.read_bytes()
-            header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+            header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
             found = load(content)
         except Exception as error:  # safetensors raises its own
             raise ConfigError(f"{file} cannot be read ({error}): delete it to begin anew") from None
@@ -108,7 +114,10 @@ def _link(file: Path, name: Path) -> None:
     part = name.with_name(f".{name.name}.part")
     part.unlink(missing_ok=True)
     try:
-        os.link(file, part)
-    except OSError:  # no such thing on this disk
-        shutil.copyfile(file, part)
-    part.replace(name)
+        try:
+            os.link(file, part)
+        except OSError:  # no such thing on this disk
+            shutil.copyfile(file, part)
+        part.replace(name)
+    finally:
+        part.unlink(missing_ok=True)

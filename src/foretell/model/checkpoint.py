@@ -1,6 +1,5 @@
 """Checkpoint directories: resolve a name, and check that the files are complete before any library opens them."""
 
-import json
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from typing import Any
 import torch
 
 from foretell.core.errors import ModelError, nearest
+from foretell.core.jsontext import parse_json
 from foretell.model.catalogue import BUNDLED, CATALOGUE, pulled
 from foretell.model.gguf.file import is_gguf, open_gguf
 from foretell.model.packed import BLOCK_KINDS
@@ -199,7 +199,7 @@ def read_header(file: Path, *, name: str) -> dict[str, Any]:
                 f"{name}: {file.name} is cut short or no safetensors file ({size} bytes); download it again"
             )
         try:
-            header: dict[str, Any] = json.loads(stream.read(length))
+            header: dict[str, Any] = parse_json(stream.read(length))
         except ValueError as error:
             raise ModelError(f"{name}: {file.name} has no safetensors header; download it again") from error
     header.pop("__metadata__", None)
@@ -212,7 +212,7 @@ def read_header(file: Path, *, name: str) -> dict[str, Any]:
 def read_json(file: Path, *, name: str) -> dict[str, Any]:
     """A JSON file. Raises ModelError for anything else."""
     try:
-        content: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+        content: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{name}: {file.name} is not JSON ({error})") from error
     return content

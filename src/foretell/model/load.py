@@ -129,7 +129,8 @@ def load_model(
 
 
 def from_module(module: PreTrainedModel, *, name: str | None = None) -> CausalModel:
-    """Wrap a transformers model that is already in memory (it is put in eval mode). Raises ModelError as above."""
+    """Wrap a transformers model that is already in memory and stays as it is (one in training mode is in eval mode during
+    passes alone). Raises ModelError as above."""
     return TransformersModel(module, name=name)
 
 
@@ -140,7 +141,7 @@ def from_tensors(
     out."""
     module = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
     module.load_state_dict(tensors, strict=False)
-    return TransformersModel(module, name=name)
+    return TransformersModel(module.eval(), name=name)
 
 
 def as_model(given: Any) -> CausalModel:

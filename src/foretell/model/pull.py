@@ -21,7 +21,7 @@ from importlib.machinery import PathFinder
 from pathlib import Path
 from typing import IO
 
-from filelock import FileLock, Timeout
+from filelock import BaseFileLock, FileLock, SoftFileLock, Timeout
 
 from foretell.core.cachedir import models_directory
 from foretell.core.errors import ModelError
@@ -56,6 +56,26 @@ except Exception as error:
     sys.exit(f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}")
 part.replace(part.with_suffix(""))
 """
+_GUARD = """
+import os, signal, subprocess, sys, threading
+
+signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal, to all: the parent decides
+child = subprocess.Popen(sys.argv[1:], stdin=subprocess.DEVNULL)
+
+
+def watch():
+    while os.read(0, 4096):
+        pass
+    child.kill()
+
+
+threading.Thread(target=watch, daemon=True).start()
+status = child.wait()
+os._exit(status if status >= 0 else 128 - status)
+"""
+"""Runs a program until its own standard input ends: its parent holds the other end, however it dies."""
+_NO_LOCKS = (errno.ENOSYS, errno.ENOLCK, errno.EOPNOTSUPP, errno.EINVAL)
+"""What a file system says that has no locks."""
 _NO_SPACE = "No space left on device"
 find_spec = PathFinder.find_spec
 """The path's finder alone: setuptools' own finder warns when it is asked for pip."""
@@ -97,14 +117,16 @@ def pull(name: str, *, progress: Progress | None = None, patience_s: float = PAT
 
 
 def remove(name: str) -> int:
-    """Delete a model and any part of it. The bytes that were freed; raises ModelError where there is nothing."""
+    """Delete a model and any part of it. The bytes that were freed; raises ModelError where there is nothing, or while one
+    is fetched."""
     model, root = find(name), models_directory()
     paths = [path for path in (root / model.name, *_parts(model)) if path.exists()]
     if not paths:
         raise ModelError(f"{name} is not here: there is nothing to remove in {root}")
-    freed = sum(_size(path) for path in paths)
-    for path in paths:
-        shutil.rmtree(path)
+    with _only_one(root):
+        freed = sum(_size(path) for path in paths)
+        for path in paths:
+            shutil.rmtree(path)
     with suppress(OSError):
         root.rmdir()
     return freed
@@ -200,13 +222,14 @@ def _run(
 
 @contextmanager
 def _child(command: list[str], environment: dict[str, str], log: IO[str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A child process, ended when the context is left."""
-    child = subprocess.Popen(command, stdout=log, stderr=log, stdin=subprocess.DEVNULL, env=environment)
+    """A child process, ended when the context is left, or when this process is killed."""
+    guarded = [sys.executable, "-IS", "-c", _GUARD, *command]
+    child = subprocess.Popen(guarded, stdout=log, stderr=log, stdin=subprocess.PIPE, env=environment)
     try:
         yield child
     finally:
-        if child.poll() is None:
-            child.kill()
+        assert child.stdin is not None
+        child.stdin.close()
         child.wait()
 
 
@@ -277,17 +300,39 @@ def _copy(stream: IO[bytes], out: IO[bytes] | None) -> str:
 def _only_one(root: Path) -> Iterator[None]:
     """One fetch at a time for a directory of models. Raises ModelError where another one runs."""
     root.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(root / ".lock")
-    try:
-        lock.acquire(timeout=0)
-    except Timeout:
-        raise ModelError(f"another 'foretell pull' is running for {root}: wait until it has ended") from None
+    lock, hint = _lock(root / ".lock")
+    if lock is None:
+        raise ModelError(f"another 'foretell pull' is running for {root}: wait until it has ended{hint}")
     try:
         yield
     finally:
-        lock.release()
-        with suppress(OSError):
+        with suppress(OSError):  # before it is let go of: who opens it behind that holds a lock that nobody else sees
             (root / ".lock").unlink()
+        lock.release()
+
+
+def _lock(file: Path) -> tuple[BaseFileLock | None, str]:
+    """A lock that is held, or None and what to do. Where the file system has none, the file's being there is the lock."""
+    try:
+        lock: BaseFileLock = FileLock(file)
+        lock.acquire(timeout=0)
+        return lock, ""
+    except Timeout:
+        return None, ""
+    except NotImplementedError:
+        pass
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
+            raise
+    with suppress(OSError):
+        if not file.stat().st_size:  # what the attempt has left
+            file.unlink()
+    try:
+        lock = SoftFileLock(file)
+        lock.acquire(timeout=0)
+    except Timeout:
+        return None, f", or delete {file} where none is"
+    return lock, ""
 
 
 def _require_space(model: NamedModel, root: Path) -> None:

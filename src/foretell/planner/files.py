@@ -15,6 +15,7 @@ import torch
 
 from foretell.core.cachedir import cache_directory
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import parse_json
 from foretell.core.provenance import accelerator, num_cores, processor, source_digest
 from foretell.planner.costs import CostTable
 
@@ -81,7 +82,7 @@ def load(key: Mapping[str, Any], path: Path | None = None) -> CostTable | None:
     """The table kept for this identity; None where there is none or it cannot be used."""
     path = path or cache_file(key)
     try:
-        given = json.loads(path.read_text(encoding="utf-8"))
+        given = parse_json(path.read_text(encoding="utf-8"))
         if given["key"] != key:
             raise ValueError("it is of another machine, model or code")
         if not 0 <= time.time() - float(given["time"]) <= MAX_AGE_S:

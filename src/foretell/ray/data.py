@@ -11,12 +11,12 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import ray.data
+from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
 from foretell.core.errors import ConfigError, ModelError, PromptError
+from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.core.prompts import Entry, conversation
@@ -30,6 +30,12 @@ if TYPE_CHECKING:
 PathLike = str | os.PathLike[str]
 MAX_BLOCKS = 20_000
 """Batches of a Ray Data task: smaller tasks cost the driver memory, larger ones save nothing."""
+PARTS = ("target or engine_options", "speculative", "params")
+"""Of what a row says that it was written with."""
+KEEP_TEXT = {"width", "prefix_memory_gib", "speculation", "drafter_errors"}
+"""Options of an engine that change no token."""
+BEGIN = b'{"id": '
+"""Of every line that is written."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +70,16 @@ class Job:
     id_key: str
     engine_options: Mapping[str, Any] = field(default_factory=dict)
 
+    @cached_property
+    def run(self) -> str:
+        """What the tokens of a row depend on beside its prompt and seed, as short hashes of ``PARTS`` joined by "-"."""
+        sampling = {**asdict(replace(self.params, logits_processor=None)), "seed": None}
+        processor = getattr(self.params.logits_processor, "__qualname__", type(self.params.logits_processor).__name__)
+        options = {name: value for name, value in self.engine_options.items() if name not in KEEP_TEXT}
+        parts = [self.target, options], [repr(speculative_config(self.speculative))], [sampling, processor]
+        texts = [json.dumps(part, sort_keys=True, default=str) for part in parts]
+        return "-".join(hashlib.sha256(text.encode()).hexdigest()[:8] for text in texts)
+
 
 def generate_files(
     paths: PathLike | Sequence[PathLike],
@@ -83,12 +99,14 @@ def generate_files(
 
     A line is an object whose prompt_key is a text, token ids, or chat messages; its id is its id_key, else
     ``FILE NAME:LINE NUMBER``, and must be unique. Each line of ``out`` has id, text, token_ids, finish_reason and seed, or
-    id and error for a prompt that cannot be completed. Lines come in the order in which they are done.
+    id and error for a prompt that cannot be completed, and run, which stands for the settings. Lines come in the order in
+    which they are done.
 
     A row's seed is derived from (params.seed, its id), so its tokens depend neither on the number of actors nor on
     batch_size; without params.seed a fresh one is drawn. Ids that ``out`` has already are skipped: an interrupted run
-    continues where it stopped. engine_options are those of ``Engine.load``; ray_actor_options what one actor takes (by
-    default a GPU where the device is one, else one CPU).
+    continues where it stopped; with other settings it is refused, so that a file holds texts of one kind. engine_options
+    are those of ``Engine.load``; ray_actor_options what one actor takes (by default a GPU where the device is one, else
+    one CPU).
 
     Raises ConfigError, before any model is loaded, for input that cannot be read: all of it is checked first.
     """
@@ -100,7 +118,11 @@ def generate_files(
     if out.resolve() in {path.resolve() for path in files}:
         raise ConfigError(f"out = {str(out)!r} is one of the input files: name another one")
     params = params or SamplingParams()
-    done = finished(out)
+    if out.is_dir():
+        raise ConfigError(
+            f"out = {str(out)!r} is a directory: name a file in it, e.g. {str(out / 'completions.jsonl')!r}"
+        )
+    done, runs = finished(out)
     if params.seed is None:
         params = replace(params, seed=secrets.randbits(63))
     elif any(seed not in (None, row_seed(params.seed, key)) for key, seed in done.items()):
@@ -108,12 +130,12 @@ def generate_files(
             f"{str(out)!r} was written with another seed than {params.seed}: give that one, or another out"
         )
     job = Job(target, speculative, params, prompt_key, id_key, dict(engine_options or {}))
+    _check_runs(runs, job.run, out)
     spans, ids = plan(files, job, done, batch_size)
     todo = ids - done.keys()
     num_failed = 0
     if spans:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        with out.open("a", encoding="utf-8") as stream:
+        with _opened(out) as stream:
             for row in _completed(spans, job, concurrency, dict(ray_actor_options or {})):
                 key = row["id"]
                 if key not in todo:
@@ -134,19 +156,23 @@ def row_seed(seed: int, row_id: str) -> int:
     return derive_seed(seed, int.from_bytes(digest[:8], "big")) & (2**63 - 1)
 
 
-def finished(out: Path) -> dict[str, int | None]:
-    """Id to seed of the rows that an earlier run wrote (None: it failed). An incomplete last line is removed."""
+def finished(out: Path) -> tuple[dict[str, int | None], set[str]]:
+    """Id to seed of the rows that an earlier run wrote (None: it failed), and the runs that they are of ("": not said).
+    An incomplete last line is removed. Raises ConfigError where the file is something else."""
     rows: dict[str, int | None] = {}
+    runs: set[str] = set()
     if not out.exists():
-        return rows
+        return rows, runs
     whole = 0
-    with out.open("rb") as stream:
+    with _readable(out) as stream:
         for number, line in enumerate(stream, 1):
-            if not line.endswith(b"\n"):
+            cut = not line.endswith(b"\n")
+            if cut and line[: len(BEGIN)] == BEGIN[: len(line)]:
                 break  # the run died while it wrote this one
             try:
-                row = json.loads(line)
+                row = parse_json(b"" if cut else line)
                 rows[row["id"]] = row.get("seed")
+                runs.add(str(row.get("run", "")))
             except (ValueError, TypeError, KeyError, AttributeError):
                 raise ConfigError(
                     f"{out}:{number} is not a row of an earlier run: name another out, or remove the file"
@@ -154,7 +180,34 @@ def finished(out: Path) -> dict[str, int | None]:
             whole += len(line)
     if whole < out.stat().st_size:
         os.truncate(out, whole)
-    return rows
+    return rows, runs
+
+
+def _check_runs(runs: set[str], mine: str, out: Path) -> None:
+    """Raises ConfigError where a row is of a run with other settings than this one."""
+    for run in sorted(runs - {mine}):
+        parts = zip(PARTS, run.split("-"), mine.split("-"), strict=False)
+        other = [name for name, was, now in parts if was != now] if run.count("-") == mine.count("-") else ["settings"]
+        raise ConfigError(
+            f"{str(out)!r} has rows that were written with other {' and other '.join(other)}: give those, or another out"
+        )
+
+
+def _opened(out: Path) -> TextIO:
+    """The file to write rows to, behind those that it has. Raises ConfigError."""
+    try:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        return out.open("a", encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(f"out = {str(out)!r} cannot be written: {error.strerror}") from None
+
+
+def _readable(path: Path) -> BinaryIO:
+    """A file. Raises ConfigError."""
+    try:
+        return path.open("rb")
+    except OSError as error:
+        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
 
 
 def plan(files: Sequence[Path], job: Job, done: Mapping[str, object], batch_size: int) -> tuple[list[Span], set[str]]:
@@ -181,19 +234,15 @@ def plan(files: Sequence[Path], job: Job, done: Mapping[str, object], batch_size
 
 def read(path: Path, job: Job, offset: int = 0, line: int = 1) -> Iterator[tuple[int, int, str, Any]]:
     """(line number, offset in bytes, id, prompt) of a file's lines from one on. Raises ConfigError with FILE:LINE."""
-    try:
-        stream = path.open("rb")
-    except OSError as error:
-        raise ConfigError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    with stream:
+    with _readable(path) as stream:
         stream.seek(offset)
         for number, text in enumerate(stream, line):
             if text.strip():
                 place = f"{path}:{number}"
                 try:
-                    row = json.loads(text)
-                except ValueError as error:
-                    raise ConfigError(f"{place} is not JSON: {error}") from None
+                    row = parse_json(text)
+                except JSONDecodeError as error:
+                    raise ConfigError(f"{place} is not JSON: {error.msg} (character {error.pos})") from None
                 if job.prompt_key == "prompt" and isinstance(row, dict) and "prompt" not in row:
                     row |= _as_prompt(row, place)
                 if not isinstance(row, dict) or job.prompt_key not in row:
@@ -201,7 +250,10 @@ def read(path: Path, job: Job, offset: int = 0, line: int = 1) -> Iterator[tuple
                 prompt = row[job.prompt_key]
                 if not isinstance(prompt, str) and not _is_list_of(prompt, int) and not _is_list_of(prompt, dict):
                     raise ConfigError(f"{place}: {job.prompt_key!r} must be a text, token ids or chat messages")
-                key = str(row.get(job.id_key, f"{path.name}:{number}"))
+                given = row.get(job.id_key)
+                if isinstance(given, bool | list | dict):
+                    raise ConfigError(f"{place}: the id {given!r:.60} must be a text or a number")
+                key = f"{path.name}:{number}" if given is None else str(given)
                 if any("\ud800" <= letter <= "\udfff" for letter in key):
                     raise ConfigError(f"{place}: the id {key!a} is no text: it has half a surrogate pair")
                 yield number, offset, key, prompt
@@ -245,9 +297,9 @@ class Generator:
             completions = self.engine.generate_batch(requests, batch_size=max(1, len(requests)))
         except (PromptError, ModelError) as error:  # of one of them: a text that cannot be, or has no next token
             if len(pairs) == 1:
-                return [{"id": pairs[0][0], "error": str(error)}]
+                return [{"id": pairs[0][0], "error": str(error), "run": self.job.run}]
             return [row for pair in pairs for row in self.complete([pair])]  # batching does not change tokens
-        return [_row(key, completion) for (key, _), completion in zip(pairs, completions, strict=True)]
+        return [_row(key, completion, self.job.run) for (key, _), completion in zip(pairs, completions, strict=True)]
 
     def _request(self, key: str, prompt: Any) -> Request:
         if isinstance(prompt, list) and prompt and isinstance(prompt[0], dict):
@@ -257,13 +309,14 @@ class Generator:
         return Request(prompt, replace(self.job.params, seed=row_seed(seed, key)))
 
 
-def _row(key: str, completion: Completion) -> dict[str, Any]:
+def _row(key: str, completion: Completion, run: str) -> dict[str, Any]:
     return {
         "id": key,
         "text": completion.text,
         "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
         "seed": completion.seed,
+        "run": run,
     }
 
 
@@ -274,6 +327,8 @@ def _completed(
     if not ray_actor_options:
         on_cpu = str(job.engine_options.get("device", "cpu")).startswith("cpu")
         ray_actor_options = {"num_cpus": 1} if on_cpu else {"num_cpus": 1, "num_gpus": 1}
+    import ray.data  # here, so that files can be planned and read where there is no Ray
+
     # One block per batch, so that rows are written soon after they are done.
     data = ray.data.from_items([asdict(span) for span in spans], override_num_blocks=min(len(spans), MAX_BLOCKS))
     completed = data.map_batches(
@@ -286,7 +341,7 @@ def _completed(
     for batch in completed.iter_batches(batch_size=None, batch_format="pyarrow"):
         table: Any = batch
         for text in table.column("row").to_pylist():
-            yield json.loads(text)
+            yield parse_json(text)
 
 
 def _is_list_of(value: object, kind: type) -> bool:

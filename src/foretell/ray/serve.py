@@ -5,7 +5,6 @@ across machines: it places replicas, routes requests, scales, checks health, res
 here: one that needs several devices is loaded with a ``device_map`` inside one replica.
 """
 
-import json
 from collections.abc import Awaitable, Callable, Mapping, MutableMapping
 from dataclasses import dataclass, field
 from inspect import signature
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 from ray.serve import Application
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.settings import check_keys, read
 from ray import serve
 
@@ -187,8 +187,8 @@ def from_args(args: dict[str, Any]) -> Application:
     for key, value in given.items():
         if key != "target" and isinstance(value, str):
             try:
-                given[key] = json.loads(value)
-            except json.JSONDecodeError:
+                given[key] = parse_json(value)
+            except JSONDecodeError:
                 continue  # the name of a method
     return app(**given)
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from foretell.core.errors import TrainError
+from foretell.core.jsontext import parse_json
 
 FOLDER = "checkpoints"
 STATE, ABOUT = "state.pt", "checkpoint.json"
@@ -66,7 +67,7 @@ def save(out: Path, step: int, state: dict[str, Any], about: dict[str, Any], *, 
 def load(folder: Path, device: torch.device) -> tuple[dict[str, Any], dict[str, Any]]:
     """(state, about) of a checkpoint. Raises TrainError where it is damaged."""
     try:
-        about: dict[str, Any] = json.loads((folder / ABOUT).read_text(encoding="utf-8"))
+        about: dict[str, Any] = parse_json((folder / ABOUT).read_text(encoding="utf-8"))
         state: dict[str, Any] = torch.load(folder / STATE, map_location=device, weights_only=True)
     except Exception as error:  # torch, zip and JSON each raise their own kinds
         raise TrainError(

@@ -20,6 +20,7 @@ from pathlib import Path
 import torch
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import parse_json
 from foretell.core.params import SamplingParams
 from foretell.core.tree import chain_tree, layout
 from foretell.engine.engine import Engine, Request
@@ -59,7 +60,7 @@ class Mined:
     @classmethod
     def of(cls, line: str) -> "Mined":
         """What ``line`` wrote. Raises ValueError, KeyError or TypeError for anything else."""
-        packed = json.loads(line)
+        packed = parse_json(line)
         swaps = [Swap(int(position), int(token), bool(important)) for position, token, important in packed["swaps"]]
         return cls(int(packed["index"]), packed["prompt"], packed["answer"], packed["outcome"], swaps)
 

@@ -1,11 +1,11 @@
 """The loss plot beside the log: training and held-out loss, and the expected length, by step."""
 
 import io
-import json
 from pathlib import Path
 from typing import Any
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import parse_json
 from foretell.train import checkpoint
 from foretell.train.trainer import LOG, RECORD
 
@@ -79,9 +79,9 @@ def draw_losses(out: Path | str) -> Path | None:
 def read_log(out: Path) -> tuple[list[dict[str, Any]], list[tuple[int, dict[str, Any]]]]:
     """(a row a step, [(step, held-out figures)] with the final ones where the run has finished)."""
     log, record = out / LOG, out / RECORD
-    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
+    rows = [parse_json(line) for line in log.read_text(encoding="utf-8").splitlines()] if log.exists() else []
     held = [(row["step"], row["held_out"]) for row in rows if "held_out" in row]
-    about = json.loads(record.read_text(encoding="utf-8")) if record.exists() else {}
+    about = parse_json(record.read_text(encoding="utf-8")) if record.exists() else {}
     if about.get("finished") and about.get("result") and rows:
         held.append((about["steps"], about["result"]))
     return rows, held

@@ -22,6 +22,7 @@ from torch import Tensor
 from foretell import __version__
 from foretell.core.errors import ConfigError, PromptError
 from foretell.core.journal import Journal
+from foretell.core.jsontext import parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.core.prompts import Entry, conversation, entries, is_plain, read_text
@@ -160,7 +161,7 @@ class Responses:
 
 def _read(value: str) -> Any:
     try:
-        return json.loads(value)
+        return parse_json(value)
     except ValueError:
         return value  # a plain text
 

@@ -1,9 +1,10 @@
 """Slots of a drafter that do not learn: what is warned of at the end of a run."""
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from foretell.core.jsontext import parse_json
 
 LEAST_ACCEPTANCE = 0.1
 """Of a slot, given that those before it were kept: guesses of a slot below it are hardly ever worth a pass."""
@@ -46,7 +47,7 @@ def logged_losses(log: Path) -> list[Any]:
     """``slot_losses`` of each step of a run's log.jsonl; empty where there is none."""
     if not log.is_file():
         return []
-    rows = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    rows = [parse_json(line) for line in log.read_text(encoding="utf-8").splitlines()]
     return [row["slot_losses"] for row in rows if "slot_losses" in row]
 
 

@@ -20,6 +20,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError, TrainError
 from foretell.core.journal import first_difference
+from foretell.core.jsontext import parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.provenance import provenance
 from foretell.methods.common.kept import Keeper, LinearHead
@@ -289,7 +290,7 @@ class Trainer:
             self.step, self.seconds = about["step"], about["seconds"]
             if self.state.is_main_process and (self.out / LOG).exists():
                 lines = (self.out / LOG).read_text(encoding="utf-8").splitlines()
-                kept = [line for line in lines if json.loads(line).get("step", 0) <= self.step]
+                kept = [line for line in lines if parse_json(line).get("step", 0) <= self.step]
                 checkpoint.write_bytes(self.out / LOG, "".join(line + "\n" for line in kept).encode())
 
     def _checkpoint(self) -> None:

@@ -88,12 +88,12 @@ class Step {
       return cell;
     }));
     const rows = place.runners.map((one) => {
-      const won = one.text === place.winner;
+      const won = one.token === place.winner_token;
       const token = made("th", "", tokenBox(one.text));
       token.scope = "row";
       return made("tr", won ? "won" : "", token, bar(one.p, "target"), ...(hasQ ? [bar(one.q, "draft")] : []),
         ...(hasTime ? [arrival(one.time_p, won)] : []),
-        ...(hasTime && hasQ ? [arrival(one.time_q, place.guesses.includes(one.text))] : []));
+        ...(hasTime && hasQ ? [arrival(one.time_q, place.guess_tokens.includes(one.token))] : []));
     });
     const title = place.node === 0 ? ["What comes after the text so far?"] : ["What comes after the guess ", tokenBox(place.after), "?"];
     const kind = place.was_guessed ? "kept" : place.guesses.length ? "dropped" : "bonus";

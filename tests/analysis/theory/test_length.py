@@ -100,3 +100,9 @@ def test_bad_input() -> None:
     ):
         with pytest.raises(ConfigError, match="given"):
             call()
+
+
+def test_sizes_that_would_take_for_ever() -> None:
+    for compute in (lambda: best_length(0.5, 0.1, max_length=10**9), lambda: expected_tokens(0.5, 10**12)):
+        with pytest.raises(ConfigError, match="is 1000 at most"):
+            compute()

@@ -130,3 +130,9 @@ def test_bad_input() -> None:
             call()
     with pytest.raises(ConfigError, match="measure wider"):
         shape.choose_size([0.5], 0.1, {1: 1.0, 4: 1.0}, 8, 2)
+
+
+@pytest.mark.parametrize(("size", "depth"), [(10**6, 2), (600, 600), (10**9, 10**9)])
+def test_trees_that_would_take_for_ever(size: int, depth: int) -> None:
+    with pytest.raises(ConfigError, match="too large to plan"):
+        shape.best_tree([0.5, 0.2], size, depth)

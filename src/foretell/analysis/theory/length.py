@@ -14,6 +14,8 @@ from foretell.planner.model import speedup, step_cost
 
 Acceptance = float | Sequence[float]
 MAX_LENGTH = 32
+LONGEST = 1000
+"""Of a chain of guesses that is computed with: a scan takes the square of it, and no step guesses a tenth of it."""
 
 
 def check_rates(acceptance: Sequence[float], name: str = "acceptance") -> list[float]:
@@ -28,6 +30,8 @@ def conditional_rates(acceptance: Acceptance, num_speculative_tokens: int) -> li
     """The rate of each of the first num_speculative_tokens positions, given that all before it were accepted."""
     if num_speculative_tokens < 0:
         raise ConfigError(f"num_speculative_tokens is not negative; given {num_speculative_tokens}")
+    if num_speculative_tokens > LONGEST:
+        raise ConfigError(f"num_speculative_tokens is {LONGEST} at most; given {num_speculative_tokens}")
     if isinstance(acceptance, Sequence):
         rates = check_rates(acceptance)
         if len(rates) < num_speculative_tokens:
@@ -71,6 +75,8 @@ def best_length(
     """
     if max_length < 0:
         raise ConfigError(f"max_length is not negative; given {max_length}")
+    if max_length > LONGEST:
+        raise ConfigError(f"max_length is {LONGEST} at most; given {max_length}")
     longest = min(max_length, len(acceptance)) if isinstance(acceptance, Sequence) else max_length
     if cost_target:
         longest = min(longest, cost_target.max_nodes - 1)

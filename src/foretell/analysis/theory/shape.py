@@ -17,6 +17,9 @@ from foretell.planner.costs import PassCosts, check_cost
 from foretell.planner.model import speedup, step_cost
 
 Parent = tuple[int, ...]
+DEEPEST = 500
+MOST_STEPS = 4_000_000_000
+"""Of the dynamic program: some ten seconds."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +108,14 @@ def _check_acceptance(acceptance: Sequence[float]) -> list[float]:
 def _check(acceptance: Sequence[float], size: int, depth: int) -> list[float]:
     if size < 1 or depth < 0:
         raise ConfigError(f"a tree has at least one node and no negative depth; given size {size}, depth {depth}")
-    return _check_acceptance(acceptance)
+    rates = _check_acceptance(acceptance)
+    steps = depth * max(1, len(rates)) * size**2
+    if depth > DEEPEST or steps > MOST_STEPS:
+        raise ConfigError(
+            f"a tree of {size} nodes, {depth} levels and {len(rates)} children a node is too large to plan: expected "
+            f"{DEEPEST} levels at most, and levels * children * nodes^2 at most {MOST_STEPS:.0e}; given {steps:.0e}"
+        )
+    return rates
 
 
 def _plan(rates: Sequence[float], size: int, depth: int) -> _Plan:

@@ -1,6 +1,5 @@
 """An OpenAI-compatible endpoint, seen from outside: what it can be asked, and its answers in one form."""
 
-import json
 import math
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -12,6 +11,7 @@ from typing import Any
 import httpx
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import parse_json
 
 MAX_LOGPROBS = (20, 5, 1)
 NEUTRAL: tuple[Mapping[str, Any], ...] = (
@@ -289,7 +289,7 @@ class Endpoint:
                     done = True
                     continue
                 try:
-                    for choice in json.loads(data).get("choices") or ():
+                    for choice in parse_json(data).get("choices") or ():
                         pieces.append(choice.get("text") or (choice.get("delta") or {}).get("content") or "")
                         finish = choice.get("finish_reason") or finish
                 except (ValueError, AttributeError, TypeError):
@@ -302,7 +302,7 @@ class Endpoint:
 def _reason(text: str) -> str:
     """The message of an error's body."""
     try:
-        found = json.loads(text)
+        found = parse_json(text)
         error = found.get("error", found) if isinstance(found, dict) else found
         message = error.get("message", error) if isinstance(error, dict) else error
         return str(message)[:300]

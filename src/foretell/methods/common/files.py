@@ -5,6 +5,7 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
+from glob import escape
 from pathlib import Path
 from typing import Any
 
@@ -97,8 +98,11 @@ def replace(path: Path, files: Mapping[str, bytes], *, stale: Iterable[str] = ()
         raise ConfigError(f"{path} is a file; expected a directory, or a place where one can be made")
     fresh = not path.exists()
     path.parent.mkdir(parents=True, exist_ok=True)
-    part = (path.parent if fresh else path) / f".{path.name}.{os.getpid()}.part"
-    shutil.rmtree(part, ignore_errors=True)
+    beside = path.parent if fresh else path
+    part = beside / f".{path.name}.{os.getpid()}.part"
+    for left in beside.glob(f".{escape(path.name)}.*.part"):
+        if left == part or not _runs(left.name.split(".")[-2]):  # of a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
     part.mkdir()
     try:
         for name, content in files.items():
@@ -112,6 +116,19 @@ def replace(path: Path, files: Mapping[str, bytes], *, stale: Iterable[str] = ()
                 (path / name).unlink(missing_ok=True)
     finally:
         shutil.rmtree(part, ignore_errors=True)
+
+
+def _runs(process: str) -> bool:
+    """Whether there is a process of that number: where the system cannot be asked, and for what is no number, there is."""
+    if os.name != "posix" or not process.isdecimal():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, OverflowError):
+        return False
+    except OSError:
+        pass  # it is somebody else's
+    return True
 
 
 def _write(file: Path, content: bytes) -> None:

@@ -28,6 +28,7 @@ from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.hf.attention import LayerMemory, SlotCache, mask_recipe
+from foretell.model.hf.mode import evaluating
 from foretell.model.hf.own import own_arguments, replaced
 from foretell.model.hf.probe import check_chain, check_tree, first_line, first_position, inspect_layers
 from foretell.model.hf.reading import StateCache
@@ -48,15 +49,22 @@ class TransformersModel(CausalModel):
     """Any decoder-only transformers model. One pass at a time: layer ranges change the module while they run."""
 
     def __init__(self, module: PreTrainedModel, *, name: str | None = None) -> None:
-        """Wrap a model in memory; it is put in eval mode and otherwise unchanged.
+        """Wrap a model in memory, which stays as it is: one in training mode is in eval mode during passes alone.
 
         Runs it a few times over a handful of tokens. Raises ModelError where it cannot be decoded over trees: the
         message says what was found and what was expected.
         """
         name = name or getattr(module.config, "_name_or_path", "") or type(module).__name__
         check_config(module.config, name=name, model_class=type(module))
+        model: Any = module
+        self.module: PreTrainedModel = model if module.training else model.eval()  # with all of its parts
+        with evaluating(module):
+            self._examine(name)
+
+    def _examine(self, name: str) -> None:
+        """Find the module's layers and what they remember, and check them."""
+        module = self.module
         model: Any = module  # transformers leaves much of a model untyped
-        self.module: PreTrainedModel = model.eval()
         self._decoder, self._layers = find_layers(module, name=name)
         config: Any = self._decoder.config
         self._recipe = mask_recipe(self._decoder, config, module.dtype, name=name)
@@ -183,6 +191,7 @@ class TransformersModel(CausalModel):
         with_head = head and stop == self.spec.num_layers
         run = self._runners[0 if with_head else 1]
         with (
+            evaluating(self.module),
             replaced(self._owns, plan, self._recipe, cache),
             layer_range(self._layers, first, stop, hidden, tuples=self._tuples),
             capture(self._layers, {*taps, stop - 1}) as outputs,
@@ -219,7 +228,7 @@ class TransformersModel(CausalModel):
         """What runner (the model, or its decoder) makes of a residual stream, every layer skipped."""
         anything = _zeros(hidden)
         num_layers = self.spec.num_layers
-        with layer_range(self._layers, num_layers, num_layers, hidden, tuples=self._tuples):
+        with evaluating(self.module), layer_range(self._layers, num_layers, num_layers, hidden, tuples=self._tuples):
             return runner(anything, anything, None, self._any_mask(anything))
 
     def _masks(self, plan: Plan) -> Tensor | dict[str, Tensor | None] | None:

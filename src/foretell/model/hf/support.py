@@ -19,7 +19,7 @@ class Support:
 
 def support(module: PreTrainedModel, *, name: str | None = None) -> Support:
     """What a model in memory can do: it is probed over a few tokens, as at every load. A tiny random one tells as much as a
-    large one, save for windows longer than the probe. The module is put in eval mode."""
+    large one, save for windows longer than the probe. The module stays as it is."""
     try:
         model = TransformersModel(module, name=name)
     except ModelError as error:

@@ -38,7 +38,9 @@ class ExplainedPlace(Reply):
     after: str = Field(description="The text of the node.")
     runners: list[ExplainedRunner] = Field(description="The most probable first.")
     guesses: list[str]
+    guess_tokens: list[int] = Field(description="Theirs: several tokens can have one text.")
     winner: str = Field(description="The token that was written here.")
+    winner_token: int
     was_guessed: bool
     accept: float | None = Field(description="Where a weighted coin decides: the chance of the first guess.")
 
