@@ -221,6 +221,29 @@ def test_every_variant_gives_the_same_bits_at_any_width(
             assert torch.equal(torch.cat(seen, 1), wanted), (kind, width)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", variants())
+def test_every_variant_gives_the_same_bits_at_every_head_dimension(
+    variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype == torch.bfloat16:
+        monkeypatch.setenv("FORETELL_AMX", "0")
+    if build.variant_of("native") == variant:
+        pytest.skip("it is the best one without AMX")
+    for dim in native.HEAD_DIMS:
+        module, best = native_of("llama", dtype, head_dim=dim)
+        monkeypatch.setenv("FORETELL_ISA", variant)
+        other = NativeModel.from_hf(module)
+        monkeypatch.delenv("FORETELL_ISA")
+        text = tokens_of(2, 20, seed=3)
+        made = [
+            logits_of(model, text, chain(2, 20), torch.tensor([0, 5]), model.new_cache(2, CAPACITY))
+            for model in (best, other)
+        ]
+        assert torch.equal(*made), dim
+
+
 @pytest.mark.parametrize("kind", ["gemma2", "granite"])
 def test_drafters_get_scaled_embeddings_and_finished_logits(kind: str) -> None:
     module, model = native_of(kind)
@@ -277,6 +300,18 @@ def test_bfloat16_is_near_the_float32_module(kind: str) -> None:
     assert output.logits.dtype == torch.float32
     expected = oracle_logits(module.float(), prompts[0], tokens[0], BUSHY[0])
     assert (output.logits[0] - expected).abs().mean() / expected.abs().mean() < 0.03
+
+
+@pytest.mark.parametrize("dim", native.HEAD_DIMS)
+def test_every_head_dimension_in_bfloat16_is_near_the_float32_module(dim: int) -> None:
+    """Dimensions that no vector of 32 divides too: what is read behind their last whole one differs between variants."""
+    module, model = native_of("llama", torch.bfloat16, head_dim=dim)
+    cache = model.new_cache(1, CAPACITY)
+    tokens = tokens_of(1, 9)
+    logits = run_tree(model, cache, tokens, BUSHY[:1], prefill(model, cache, prompts_of((9,)), chunk=16))[0].logits
+    assert logits is not None
+    expected = oracle_logits(module.float(), prompts_of((9,))[0], tokens[0], BUSHY[0])
+    assert (logits[0] - expected).abs().mean() / expected.abs().mean() < 0.06
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
