@@ -477,3 +477,15 @@ def test_small_passes_take_the_measured_threads_and_large_ones_all(monkeypatch: 
     torch.set_num_threads(1)
     assert model._threads(1) == 1
     assert asked == [2]
+
+
+def test_the_scratch_is_enough_for_every_pass_whatever_came_before() -> None:
+    """Of 32 rows every thread keeps a copy, of 33 there is one: the pass over fewer rows needs more."""
+    _, model = native_of("llama")
+    for capacity in (CAPACITY, 16):
+        cache = model.new_cache(1, capacity)
+        for rows, threads in ((33, 1), (33, 8), (32, 8), (40, 2), (33, 64), (32, 64), (1, 256)):
+            start = model._scratch_address(rows, threads, cache)
+            end = model._scratch.data_ptr() + model._scratch.numel()
+            assert start % 64 == 0
+            assert start + model.native.scratch(model.address, cache.address, rows, threads) <= end, (rows, threads)

@@ -69,7 +69,6 @@ class NativeModel(CausalModel):
         self._experts: list[structures.Experts] = []  # the same
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._scratch_for = (0, 0, 0)
         self._threads_for: dict[int, int] = {}  # threads that torch has: threads of a small pass
         self.matrices = Matrices()
         self._view = self._read(source, dtype, weights)
@@ -295,13 +294,10 @@ class NativeModel(CausalModel):
         return self._threads_for[most]
 
     def _scratch_address(self, rows: int, threads: int, cache: NativeCache | None) -> int:
-        capacity = 0 if cache is None else cache.capacity
-        had = self._scratch_for
-        if rows > had[0] or threads > had[1] or capacity > had[2]:
-            need = self.native.scratch(self.address, None if cache is None else cache.address, rows, threads)
-            if need > self._scratch.numel():
-                self._scratch = huge_pages(need + 64)
-            self._scratch_for = (rows, threads, capacity)
+        # Asked for each pass: fewer rows may need more, for of few rows every thread keeps copies.
+        need = self.native.scratch(self.address, None if cache is None else cache.address, rows, threads) + 64
+        if need > self._scratch.numel():
+            self._scratch = huge_pages(need)
         address = self._scratch.data_ptr()
         return address + -address % 64
 
