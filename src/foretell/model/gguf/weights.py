@@ -87,6 +87,11 @@ class GGUFWeights(WeightSource):
         """See ``WeightSource.shape``."""
         return self._file.tensors[self._entries[name].theirs].shape
 
+    def called(self, name: str) -> str:
+        """See ``WeightSource.called``."""
+        entry = self._entries.get(name)
+        return name if entry is None else entry.theirs
+
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``. Raises ModelError where the configuration expects another shape."""
         theirs, order, shift = self._entries[name]

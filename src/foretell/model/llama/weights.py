@@ -32,6 +32,10 @@ class WeightSource(ABC):
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor, known without reading it."""
 
+    def called(self, name: str) -> str:
+        """What the file itself calls a tensor, for messages; the name where there is no such tensor."""
+        return name
+
     @abstractmethod
     def read_into(self, name: str, out: Tensor) -> None:
         """Fill out (contiguous, of the right shape, any float dtype) with one tensor, converted where dtypes differ."""
@@ -64,6 +68,19 @@ class WeightSource(ABC):
         out = torch.empty(self.shape(name), dtype=dtype, device=device)
         self.read_into(name, out)
         return out
+
+
+def expect_shape(source: WeightSource, name: str, expected: tuple[int | None, ...]) -> None:
+    """Raise ModelError where a tensor has another shape; None stands for any size."""
+    found = source.shape(name)
+    if len(found) != len(expected) or any(
+        size not in (None, given) for given, size in zip(found, expected, strict=True)
+    ):
+        sizes = ", ".join("any" if size is None else str(size) for size in expected)
+        raise ModelError(
+            f"tensor {source.called(name)} has shape {found}, where the configuration expects ({sizes}); expected both of "
+            "one checkpoint"
+        )
 
 
 class TensorWeights(WeightSource):
