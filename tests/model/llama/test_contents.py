@@ -56,7 +56,7 @@ def logits_of(path: str, implementation: str) -> Tensor:
 @pytest.mark.parametrize(
     ("kind", "config", "said"),
     [
-        ("llama", {"intermediate_size": 80}, r"9 tensors .*layers\.0.*gate_proj\.weight has shape \(72, 48\), e.* \(80, 48\)"),
+        ("llama", {"intermediate_size": 80}, r"9 tensors .*layers\.0.*gate_proj\.weight has shape \(72, 48\), e.*80"),
         ("llama", {"intermediate_size": 64}, r"gate_proj\.weight has shape \(72, 48\), expected \(64, 48\)"),
         ("llama", {"hidden_size": 64}, r"embed_tokens\.weight has shape \(61, 48\), expected \(61, 64\)"),
         ("llama", {"vocab_size": 64}, r"embed_tokens\.weight has shape \(61, 48\), expected \(64, 48\)"),
