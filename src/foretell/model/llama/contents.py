@@ -15,7 +15,7 @@ import torch
 from foretell.core.errors import ModelError
 from foretell.model.llama.mixture import expert_names, router_names
 from foretell.model.llama.shape import EMBEDDING, FINAL_NORM, HEAD, LlamaShape, bias_name, layer_names
-from foretell.model.llama.weights import WeightSource
+from foretell.model.llama.weights import ShapeError, WeightSource
 
 logger = logging.getLogger(__name__)
 _ATTENTION, _MLP = ("q", "k", "v", "o"), ("gate", "up", "down")
@@ -36,7 +36,8 @@ class Contents:
 def check_contents(source: WeightSource, shape: LlamaShape, *, name: str) -> Contents:
     """Compare the names and shapes of a source (each expert and each linear by itself) with those of a model.
 
-    Raises ModelError for tensors that are missing or of another shape; surplus ones are named in a warning.
+    Raises ModelError for tensors that are missing, ShapeError for those of another shape; surplus ones are named in a
+    warning.
     """
     names = set(source.names)
     biases = _biases_of_first_layer(names, shape) if shape.biases is None else shape.biases
@@ -47,7 +48,8 @@ def check_contents(source: WeightSource, shape: LlamaShape, *, name: str) -> Con
         said = [f"{source.called(each)} is missing, expected {wanted[each]}" for each in missing]
         said += [f"{source.called(each)} has shape {source.shape(each)}, expected {wanted[each]}" for each in other]
         more = f"; and {len(said) - _NAMED} more" if len(said) > _NAMED else ""
-        raise ModelError(
+        kind = ShapeError if other else ModelError
+        raise kind(
             f"{name}: the weights do not match the configuration: {len(said)} tensors are missing or of another shape "
             f"({'; '.join(said[:_NAMED])}{more}); expected both of one checkpoint"
         )
@@ -123,7 +125,7 @@ def _head(source: WeightSource, shape: LlamaShape, name: str) -> str:
             "holds another one (%s), which is read; expected tie_word_embeddings false", name, source.called(HEAD),
         )  # fmt: skip
         return HEAD
-    raise ModelError(
+    raise ShapeError(
         f"{name}: {source.called(HEAD)} has shape {source.shape(HEAD)}, expected {source.shape(EMBEDDING)}, that of the "
         "embedding, to which the configuration ties it"
     )

@@ -134,7 +134,7 @@ class ExpertWeights(WeightSource):
     by itself, or all of a layer in one stack [experts, rows, columns], gate and up together or apart."""
 
     def __init__(self, source: WeightSource, mixture: Mixture) -> None:
-        """Raises ModelError for a stack of another number or size of experts."""
+        """Raises ShapeError for a stack of another number or size of experts."""
         self._source = source
         self._places: dict[str, _Place] = {}
         for theirs in source.names:

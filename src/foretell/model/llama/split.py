@@ -22,7 +22,7 @@ class SplitWeights(WeightSource):
     """Another source's tensors, its fused ones as rows of several; rows of queries and keys in ``rotation_order``."""
 
     def __init__(self, source: WeightSource, shape: LlamaShape) -> None:
-        """Raises ModelError for a fused tensor that is not as long as its parts."""
+        """Raises ShapeError for a fused tensor that is not as long as its parts."""
         self._source = source
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         inner = shape.intermediate_size

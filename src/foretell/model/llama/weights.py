@@ -70,14 +70,18 @@ class WeightSource(ABC):
         return out
 
 
+class ShapeError(ModelError):
+    """Tensors of another size than the configuration's: no implementation can run such a model."""
+
+
 def expect_shape(source: WeightSource, name: str, expected: tuple[int | None, ...]) -> None:
-    """Raise ModelError where a tensor has another shape; None stands for any size."""
+    """Raise ShapeError where a tensor has another shape; None stands for any size."""
     found = source.shape(name)
     if len(found) != len(expected) or any(
         size not in (None, given) for given, size in zip(found, expected, strict=True)
     ):
         sizes = ", ".join("any" if size is None else str(size) for size in expected)
-        raise ModelError(
+        raise ShapeError(
             f"tensor {source.called(name)} has shape {found}, where the configuration expects ({sizes}); expected both of "
             "one checkpoint"
         )
