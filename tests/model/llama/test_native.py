@@ -314,6 +314,26 @@ def test_every_head_dimension_in_bfloat16_is_near_the_float32_module(dim: int) -
     assert (logits[0] - expected).abs().mean() / expected.abs().mean() < 0.06
 
 
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("llama", "layers.1.self_attn.q_proj"), ("gemma2", "layers.1.self_attn.k_proj"), ("gemma2", "layers.2.mlp.gate_p"),
+        ("gemma2", "model.norm"), ("olmo2", "q_norm"), ("qwen3moe", "layers.2.mlp.gate.weight"),
+        ("mixtral-window", "layers.2.mlp.gate.weight"), ("qwen2moe", "shared_expert_gate"),
+    ],
+)  # fmt: skip
+def test_not_a_number_is_not_made_one(kind: str, part: str) -> None:
+    """Limits, caps and softmax over what is NaN: every logit that is NaN in the module is here too."""
+    module = make_model(kind, hidden_size=64)
+    with torch.no_grad():
+        next(weight for name, weight in module.named_parameters() if part in name).view(-1)[-5] = float("nan")
+    tokens, model = tokens_of(1, 8), NativeModel.from_hf(module)
+    logits = logits_of(model, tokens, chain(1, 8), torch.tensor([0]), model.new_cache(1, CAPACITY))
+    expected = module(tokens, use_cache=False).logits.isnan()
+    assert expected.any()
+    assert torch.equal(logits.isnan(), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layer_ranges_taps_and_headless_passes_have_the_same_bits(dtype: torch.dtype) -> None:
     _, model = native_of("qwen3", dtype)
