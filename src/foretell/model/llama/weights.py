@@ -9,12 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
+from foretell.model.checkpoint import read_header
 from foretell.model.packed import Packed
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -134,15 +135,13 @@ class SafetensorsWeights(WeightSource):
             )
         self._entries: dict[str, tuple[Path, torch.dtype, tuple[int, ...], int]] = {}
         for file in files:
-            with (directory / file).open("rb") as stream:
-                self._read_header(directory / file, stream)
+            self._read_header(directory / file)
 
-    def _read_header(self, path: Path, stream: BinaryIO) -> None:
+    def _read_header(self, path: Path) -> None:
         # The format: 8 bytes little-endian header length, a JSON header, then the tensors' bytes.
-        header_bytes = int.from_bytes(stream.read(8), "little")
-        for name, entry in json.loads(stream.read(header_bytes)).items():
-            if name == "__metadata__":
-                continue
+        with path.open("rb") as stream:
+            header_bytes = int.from_bytes(stream.read(8), "little")
+        for name, entry in read_header(path, name=str(path.parent)).items():
             dtype = _DTYPES.get(entry["dtype"])
             if dtype is None:
                 raise ModelError(f"{path}: tensor {name} is {entry['dtype']}; expected one of {', '.join(_DTYPES)}")
