@@ -377,6 +377,17 @@ def test_what_is_out_of_range_is_refused(fault: str) -> None:
         model.forward(tokens, plan, cache)
 
 
+def test_tokens_and_states_are_those_of_the_plan() -> None:
+    """C takes the plan's number of them, wherever that leads."""
+    _, model = native_of("llama")
+    plan, cache = layout(chain(2, 3), torch.zeros(2, dtype=torch.int64), CAPACITY), model.new_cache(2, CAPACITY)
+    for tokens in (tokens_of(2, 0), tokens_of(2, 2), tokens_of(2, 3).int()):
+        with pytest.raises(AssertionError):
+            model.forward(tokens, plan, cache)
+    with pytest.raises(AssertionError):
+        model.forward(tokens_of(2, 3), plan, cache, layers=(1, 3), hidden=torch.zeros(2, 2, 48))
+
+
 @pytest.mark.parametrize("fault", ["position", "mask"])
 def test_control_a_wrong_plan_is_seen(fault: str) -> None:
     module, model = native_of("llama")

@@ -143,8 +143,10 @@ class NativeModel(CausalModel):
         assert num_rows == cache.num_rows
         size = self.shape.hidden_size
         if hidden is None:
+            assert (tokens.shape, tokens.dtype) == (slots.shape, torch.int64)
             residual = torch.empty(num_rows, num_nodes, size)
         else:
+            assert hidden.shape == (num_rows, num_nodes, size)
             residual = hidden.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         tapped = torch.empty(num_rows, num_nodes, len(taps) * size) if taps else None
         head = head and stop == self.shape.num_layers
