@@ -294,7 +294,7 @@ def _unpacked(path: Path, dtype: torch.dtype, name: str) -> tuple[Any, dict[str,
     config, source = read_config(path, name=name), open_weights(path, name=name)
     mixture = mixture_of(config)
     if mixture is not None:  # transformers stacks experts itself, of checkpoints that have them one by one
-        source = ExpertWeights(source, mixture)
+        source = ExpertWeights(source, mixture, name=name)
     tensors = {key: source.read(key, dtype, torch.device("cpu")) for key in source.names}
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], {"config": config, "state_dict": tensors}
 

@@ -87,9 +87,9 @@ class LeanModel(CausalModel):
         self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
         self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
         if shape.traits.is_fused:
-            source = SplitWeights(source, shape)
+            source = SplitWeights(source, shape, name=name)
         if shape.mixture is not None:
-            source = ExpertWeights(source, shape.mixture)
+            source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)
         self._embedding = source.read(llama.EMBEDDING, dtype, device)
         reader = LayerReader(shape, source, contents.biases, dtype, device, self.packed)

@@ -133,8 +133,8 @@ class ExpertWeights(WeightSource):
     """Another source's tensors under the names of ``expert_names`` and ``router_names``, whatever their layout: each expert
     by itself, or all of a layer in one stack [experts, rows, columns], gate and up together or apart."""
 
-    def __init__(self, source: WeightSource, mixture: Mixture) -> None:
-        """Raises ShapeError for a stack of another number or size of experts."""
+    def __init__(self, source: WeightSource, mixture: Mixture, *, name: str = "the checkpoint") -> None:
+        """Raises ShapeError, which names the model, for a stack of another number or size of experts."""
         self._source = source
         self._places: dict[str, _Place] = {}
         for theirs in source.names:
@@ -148,13 +148,12 @@ class ExpertWeights(WeightSource):
             part = part.removesuffix(".weight").removesuffix("_proj")  # gate_up, gate, up or down
             stacked = part.split("_")
             rows = None if stacked == ["down"] else len(stacked) * mixture.inner
-            expect_shape(source, theirs, (mixture.num_experts, rows, None))
+            expect_shape(source, theirs, (mixture.num_experts, rows, None), name)
             size = source.shape(theirs)[1] // len(stacked)
             for expert in range(mixture.num_experts):
                 for at, key in enumerate(stacked):
                     start = (expert * len(stacked) + at) * size
-                    name = f"{prefix}.experts.{expert}.{key}_proj.weight"
-                    self._places[name] = _Place(theirs, (start, start + size))
+                    self._places[f"{prefix}.experts.{expert}.{key}_proj.weight"] = _Place(theirs, (start, start + size))
 
     @property
     def names(self) -> Collection[str]:

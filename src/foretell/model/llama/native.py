@@ -315,9 +315,9 @@ class NativeModel(CausalModel):
     def _read(self, source: WeightSource, dtype: torch.dtype, weights: str, name: str) -> structures.Model:
         shape, cpu = self.shape, torch.device("cpu")
         if shape.traits.is_fused:
-            source = SplitWeights(source, shape)
+            source = SplitWeights(source, shape, name=name)
         if shape.mixture is not None:
-            source = ExpertWeights(source, shape.mixture)
+            source = ExpertWeights(source, shape.mixture, name=name)
         contents = check_contents(source, shape, name=name)
         matrices = list(dict.fromkeys((llama.EMBEDDING, contents.head)))
         routers: list[str] = []

@@ -21,8 +21,8 @@ _PARTS = {
 class SplitWeights(WeightSource):
     """Another source's tensors, its fused ones as rows of several; rows of queries and keys in ``rotation_order``."""
 
-    def __init__(self, source: WeightSource, shape: LlamaShape) -> None:
-        """Raises ShapeError for a fused tensor that is not as long as its parts."""
+    def __init__(self, source: WeightSource, shape: LlamaShape, *, name: str) -> None:
+        """Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts."""
         self._source = source
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         inner = shape.intermediate_size
@@ -34,10 +34,10 @@ class SplitWeights(WeightSource):
             "up_proj": (inner, 2 * inner),
         }
         lengths = {"qkv_proj": queries + 2 * keys, "gate_up_proj": 2 * inner}
-        for name in source.names:
+        for each in source.names:
             for whole, length in lengths.items():
-                if name.endswith(f".{whole}.weight"):
-                    expect_shape(source, name, (length, shape.hidden_size))
+                if each.endswith(f".{whole}.weight"):
+                    expect_shape(source, each, (length, shape.hidden_size), name)
         self._dim, self._rotated = shape.head_dim, shape.traits.rotated
 
     @property

@@ -75,16 +75,16 @@ class ShapeError(ModelError):
     """Tensors of another size than the configuration's: no implementation can run such a model."""
 
 
-def expect_shape(source: WeightSource, name: str, expected: tuple[int | None, ...]) -> None:
-    """Raise ShapeError where a tensor has another shape; None stands for any size."""
+def expect_shape(source: WeightSource, name: str, expected: tuple[int | None, ...], of: str) -> None:
+    """Raise ShapeError, which names model ``of``, where a tensor has another shape; None stands for any size."""
     found = source.shape(name)
     if len(found) != len(expected) or any(
         size not in (None, given) for given, size in zip(found, expected, strict=True)
     ):
         sizes = ", ".join("any" if size is None else str(size) for size in expected)
         raise ShapeError(
-            f"tensor {source.called(name)} has shape {found}, where the configuration expects ({sizes}); expected both of "
-            "one checkpoint"
+            f"{of}: the weights do not match the configuration ({source.called(name)} has shape {found}, expected "
+            f"({sizes})); expected both of one checkpoint"
         )
 
 
