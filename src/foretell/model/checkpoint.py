@@ -263,6 +263,6 @@ def read_json(file: Path, *, name: str) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ModelError(f"{name}: {file.name} is not JSON ({error})") from error
     if not isinstance(content, dict):
-        raise ModelError(f"{name}: {file.name} holds {str(content)[:40]!r}; expected a JSON object")
+        raise ModelError(f"{name}: {file.name} holds {type(content).__name__}, expected one JSON object")
     found: dict[str, Any] = content
     return found
