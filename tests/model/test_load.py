@@ -351,6 +351,50 @@ def test_truncated_weights(copy: Path, size: int) -> None:
         load_model(str(copy))
 
 
+def header_of(file: Path) -> tuple[dict[str, Any], bytes]:
+    data = file.read_bytes()
+    length = int.from_bytes(data[:8], "little")
+    return json.loads(data[8 : 8 + length]), data[8 + length :]
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"data_offsets": [8, 4]}, "takes .* bytes, not -4"),
+        ({"data_offsets": [None, 4]}, r"data_offsets are \[None, 4\]"),
+        ({"data_offsets": [0, 10**20]}, "data_offsets are"),
+        ({"dtype": "F64"}, r"shape \(32,\) in F64 takes 256 bytes, not 64"),
+        ({"dtype": None}, "without a dtype"),
+        ({"shape": [-1, 4]}, r"shape is \[-1, 4\]"),
+        ({"shape": [31]}, r"shape \(31,\) in BF16 takes 62 bytes, not 64"),
+        ("other data", r"begin at byte \d+, where \d+ is expected"),
+        (None, "'None', without a dtype"),
+    ],
+)
+def test_a_header_that_is_damaged(copy: Path, change: Any, said: str) -> None:
+    """What would be read from another place, or past the end, is said in one line."""
+    file = copy / "model.safetensors"
+    header, data = header_of(file)
+    entry = header["model.norm.weight"]
+    if change == "other data":
+        entry["data_offsets"] = header["model.layers.0.input_layernorm.weight"]["data_offsets"]
+    else:
+        header["model.norm.weight"] = entry | change if change else change
+    encoded = json.dumps(header).encode()
+    file.write_bytes(len(encoded).to_bytes(8, "little") + encoded + data)
+    with pytest.raises(ModelError, match=said) as raised:
+        load_model(str(copy))
+    assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("content", ["[]", "3", '{"weight_map": []}', '{"weight_map": {"a": 3}}', "{}", "[" * 9999])
+def test_an_index_that_is_none(copy: Path, content: str) -> None:
+    (copy / "model.safetensors").rename(copy / "part.safetensors")
+    (copy / "model.safetensors.index.json").write_text(content)
+    with pytest.raises(ModelError, match=r"model\.safetensors\.index\.json"):
+        load_model(str(copy))
+
+
 def test_git_lfs_pointer(copy: Path) -> None:
     """The commonest damage of all: a clone without git-lfs."""
     (copy / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n")

@@ -3,6 +3,7 @@
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,13 @@ from foretell.model.packed import BLOCK_KINDS
 
 WEIGHT_FILES = ("model.safetensors", "pytorch_model.bin")  # each also with ".index.json", naming shards
 DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+
+_BITS = {  # of a value, by the format's names of types
+    **dict.fromkeys(("BOOL", "U8", "I8", "F8_E4M3", "F8_E5M2", "F8_E8M0"), 8),
+    **dict.fromkeys(("I16", "U16", "F16", "BF16"), 16),
+    **dict.fromkeys(("I32", "U32", "F32"), 32),
+    **dict.fromkeys(("I64", "U64", "F64", "C64"), 64),
+}
 
 
 @dataclass(frozen=True)
@@ -131,7 +139,9 @@ def check_files(path: Path, *, name: str) -> Weights:
         raise ModelError(f"{name}: no weights in {path}; expected model.safetensors or model.safetensors.index.json")
     keys: list[str] = []
     if not files:
-        shard_of: dict[str, str] = read_json(indices[0], name=name).get("weight_map", {})
+        shard_of = read_json(indices[0], name=name).get("weight_map")
+        if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
+            raise ModelError(f"{name}: {indices[0].name} has no weight_map of tensors to files; download it again")
         keys = list(shard_of)
         shards = sorted(set(shard_of.values()))
         absent = [shard for shard in shards if not (path / shard).is_file()]
@@ -185,7 +195,10 @@ def _layer_counts(keys: Iterable[str]) -> frozenset[int]:
 
 
 def read_header(file: Path, *, name: str) -> dict[str, Any]:
-    """The tensors a safetensors file lists; its size is checked: 8 bytes of length, JSON, data to the last offset."""
+    """The tensors a safetensors file lists; sizes are checked: 8 bytes of length, JSON, data of one tensor after the other.
+
+    Raises ModelError for a file that is cut short, damaged, or a Git LFS pointer.
+    """
     size = file.stat().st_size
     with file.open("rb") as stream:
         start = stream.read(8)
@@ -199,20 +212,57 @@ def read_header(file: Path, *, name: str) -> dict[str, Any]:
                 f"{name}: {file.name} is cut short or no safetensors file ({size} bytes); download it again"
             )
         try:
-            header: dict[str, Any] = parse_json(stream.read(length))
+            header = parse_json(stream.read(length))
         except ValueError as error:
             raise ModelError(f"{name}: {file.name} has no safetensors header; download it again") from error
+    if not isinstance(header, dict):
+        raise ModelError(f"{name}: {file.name} has no safetensors header; download it again")
     header.pop("__metadata__", None)
-    expected = 8 + length + max((tensor["data_offsets"][1] for tensor in header.values()), default=0)
-    if size != expected:
-        raise ModelError(f"{name}: {file.name} has {size} bytes, its header says {expected}; download it again")
-    return header
+    for tensor, entry in header.items():
+        wrong = _wrong_entry(entry)
+        if wrong:
+            raise ModelError(f"{name}: {file.name} is damaged at tensor {tensor!r}: {wrong}; download it again")
+    at = 0
+    for tensor, (begin, end) in sorted(
+        ((tensor, entry["data_offsets"]) for tensor, entry in header.items()), key=lambda each: tuple(each[1])
+    ):
+        if begin != at:
+            raise ModelError(
+                f"{name}: {file.name} is damaged at tensor {tensor!r}: its data begin at byte {begin}, where {at} is "
+                "expected; download it again"
+            )
+        at = end
+    if size != 8 + length + at:
+        raise ModelError(f"{name}: {file.name} has {size} bytes, its header says {8 + length + at}; download it again")
+    tensors: dict[str, Any] = header
+    return tensors
+
+
+def _wrong_entry(entry: Any) -> str:
+    """What is wrong with a tensor's entry of a safetensors header; empty where nothing is."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("dtype"), str):
+        return f"its entry is {str(entry)[:80]!r}, without a dtype"
+    shape: Any = entry.get("shape")
+    offsets: Any = entry.get("data_offsets")
+    if not _are_sizes(shape) or not _are_sizes(offsets) or len(offsets) != 2:
+        return f"its shape is {str(shape)[:80]}, its data_offsets are {str(offsets)[:80]}"
+    expected, taken = prod(shape) * _BITS.get(entry["dtype"], 0) // 8, offsets[1] - offsets[0]
+    if entry["dtype"] in _BITS and taken != expected:
+        return f"shape {tuple(shape)} in {entry['dtype']} takes {expected} bytes, not {taken}"
+    return ""
+
+
+def _are_sizes(value: Any) -> bool:
+    return isinstance(value, list) and all(type(each) is int and 0 <= each < 1 << 63 for each in value)
 
 
 def read_json(file: Path, *, name: str) -> dict[str, Any]:
-    """A JSON file. Raises ModelError for anything else."""
+    """A JSON object in a file. Raises ModelError for anything else."""
     try:
-        content: dict[str, Any] = parse_json(file.read_text(encoding="utf-8"))
+        content = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise ModelError(f"{name}: {file.name} is not JSON ({error})") from error
-    return content
+    if not isinstance(content, dict):
+        raise ModelError(f"{name}: {file.name} holds {type(content).__name__}, expected one JSON object")
+    found: dict[str, Any] = content
+    return found

@@ -18,6 +18,7 @@ from foretell.model.hf.adapter import TransformersModel
 from foretell.model.hf.code import has_code, load_with_code
 from foretell.model.hf.probe import first_line
 from foretell.model.hf.refusals import check_config
+from foretell.model.llama.weights import ShapeError
 from foretell.model.packed import WEIGHTS
 from foretell.model.parallel import Launch, ShardedModel, check_divides
 from foretell.model.source import is_file, read_config
@@ -122,6 +123,8 @@ def load_model(
             if reason is None:
                 try:
                     return _load_fast(kind, path, wanted, where, name, weights)
+                except ShapeError:
+                    raise
                 except Exception as error:  # a failing fast implementation must not prevent loading by transformers
                     reason = first_line(error)
             logger.info("%s: not loaded as %s: %s", name, kind, reason)
@@ -183,7 +186,8 @@ def load_config(path: Any, *, name: str) -> Any:
     except ModelError:
         raise
     except Exception as error:
-        raise ModelError(f"{name}: config.json cannot be used ({first_line(error)})") from error
+        what = path.name if is_file(path) else "config.json"
+        raise ModelError(f"{name}: {what} cannot be used ({first_line(error)})") from error
 
 
 def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:

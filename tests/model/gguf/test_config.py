@@ -113,7 +113,11 @@ def test_wrong_number_of_factors(tmp_path: Path) -> None:
     [
         ({"llama.rope.scaling.type": "magic"}, "RoPE scaling 'magic' is unknown"),
         ({"llama.rope.dimension_count": 4}, "heads of 8 values of which 4 are rotated"),
-        ({"llama.attention.layer_norm_rms_epsilon": "small"}, "expected a number"),
+        ({"llama.attention.layer_norm_rms_epsilon": "small"}, "expected a positive number"),
+        ({"llama.attention.layer_norm_rms_epsilon": -1.0}, "= -1.0; expected a positive number"),
+        ({"llama.rope.freq_base": 0.0}, "= 0.0; expected a positive number"),
+        ({"llama.attention.key_length": "16"}, "key_length = '16'; expected a positive number"),
+        ({"llama.embedding_length": 1 << 30}, r"attn_q\.weight has shape \(32, 32\); .* a width of 1073741824"),
         ({"llama.embedding_length": 0}, "expected a positive number"),
         ({"llama.context_length": None}, "states llama.context_length = None"),
     ],

@@ -3,6 +3,7 @@
 import struct
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from gguf.constants import GGUFValueType
 from foretell.core.errors import ModelError
 from foretell.model.checkpoint import check_files, resolve
 from foretell.model.gguf.file import is_gguf, open_gguf
+from foretell.model.load import load_config
 from tests.model.gguf.make import write
 from tests.model.tiny import tiny_module
 
@@ -105,6 +107,24 @@ def retyped(name: bytes, number: int) -> Callable[[bytearray], None]:
     return change
 
 
+def resized(name: bytes, columns: int) -> Callable[[bytearray], None]:
+    """The length of a tensor's rows."""
+
+    def change(data: bytearray) -> None:
+        struct.pack_into("<Q", data, data.index(name) + len(name) + 4, columns)
+
+    return change
+
+
+def counted(key: bytes, value: int) -> Callable[[bytearray], None]:
+    """A number of 32 bits of the metadata."""
+
+    def change(data: bytearray) -> None:
+        struct.pack_into("<I", data, data.index(key) + len(key) + 4, value)
+
+    return change
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
@@ -122,6 +142,9 @@ def retyped(name: bytes, number: int) -> Callable[[bytearray], None]:
         ),
         (retyped(b"blk.0.ffn_gate.weight", 26), "is I32, which cannot be dequantised"),
         (renamed(b"blk.1.attn_q.weight", b"blk.1.attn_k.weight"), "named twice"),
+        (resized(b"blk.1.ffn_up.weight", 0), r"tensor 'blk\.1\.ffn_up\.weight' has shape \(48, 0\)"),
+        (resized(b"blk.1.ffn_up.weight", (1 << 64) - 1), "is cut short"),
+        (counted(b"llama.attention.head_count", 7), "has 32 rows, which are not 7 heads of an even size"),
         (
             renamed(b"blk.1.attn_q.weight", b"blk.1.attn_x.weight"),
             r"lacks 1 of its 38 tensors \(the first: blk.1.attn_q",
@@ -156,3 +179,26 @@ def test_what_the_library_writes_otherwise(tmp_path: Path, which: str) -> None:
     writer.close()
     with pytest.raises(ModelError, match={"big": "big-endian", "split": "part 2 of 3"}[which]):
         check_files(path, name="other")
+
+
+def test_flipped_bytes_are_said_in_one_line_or_change_no_shape(whole: Path, tmp_path: Path) -> None:
+    """Bits, bytes and extreme numbers anywhere in the header: each is a model, or one line."""
+    data, file = whole.read_bytes(), open_gguf(whole, name="x")
+    header = min(info.offset for info in file.tensors.values())
+    random, path = Random(5), tmp_path / "flipped.gguf"
+    extremes = [0, 1, 31, 255, 1 << 16, (1 << 32) - 1, 1 << 40, (1 << 63) - 1, 1 << 63, (1 << 64) - 1]
+    said = []
+    for _ in range(400):
+        damaged, at = bytearray(data), random.randrange(4, header)
+        if random.random() < 0.5:
+            damaged[at] ^= 1 << random.randrange(8)
+        else:
+            struct.pack_into("<Q", damaged, min(at, header - 8), random.choice(extremes))
+        path.write_bytes(damaged)
+        try:
+            check_files(path, name="flipped")
+            load_config(path, name="flipped")
+        except ModelError as error:
+            said.append(str(error))
+    assert len(said) > 100
+    assert all("\n" not in line and len(line) < 600 for line in said)

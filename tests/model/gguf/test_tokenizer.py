@@ -191,6 +191,10 @@ def test_gemma_keeps_runs_of_spaces(tmp_path: Path) -> None:
         ({"tokenizer.ggml.merges": ["q zz"]}, "tokenizer is damaged"),
         ({"tokenizer.ggml.token_type": [1, 2]}, "is damaged: it has"),
         ({"tokenizer.ggml.tokens": None}, "holds no tokenizer"),
+        ({"tokenizer.ggml.tokens": 7}, r"tokenizer\.ggml\.tokens is 7; expected a list of str"),
+        ({"tokenizer.ggml.token_type": 3.5}, "token_type is 3.5; expected a list of int"),
+        ({"tokenizer.ggml.merges": [1, 2]}, r"merges is \[1, 2\]; expected a list of str"),
+        ({"tokenizer.ggml.pre": [1]}, r"splits text by rule \[1\]"),
     ],
 )
 def test_what_cannot_be_read_is_said(tmp_path: Path, change: dict[str, Any], said: str) -> None:

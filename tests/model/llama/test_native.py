@@ -221,6 +221,29 @@ def test_every_variant_gives_the_same_bits_at_any_width(
             assert torch.equal(torch.cat(seen, 1), wanted), (kind, width)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("variant", variants())
+def test_every_variant_gives_the_same_bits_at_every_head_dimension(
+    variant: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if dtype == torch.bfloat16:
+        monkeypatch.setenv("FORETELL_AMX", "0")
+    if build.variant_of("native") == variant:
+        pytest.skip("it is the best one without AMX")
+    for dim in native.HEAD_DIMS:
+        module, best = native_of("llama", dtype, head_dim=dim)
+        monkeypatch.setenv("FORETELL_ISA", variant)
+        other = NativeModel.from_hf(module)
+        monkeypatch.delenv("FORETELL_ISA")
+        text = tokens_of(2, 20, seed=3)
+        made = [
+            logits_of(model, text, chain(2, 20), torch.tensor([0, 5]), model.new_cache(2, CAPACITY))
+            for model in (best, other)
+        ]
+        assert torch.equal(*made), dim
+
+
 @pytest.mark.parametrize("kind", ["gemma2", "granite"])
 def test_drafters_get_scaled_embeddings_and_finished_logits(kind: str) -> None:
     module, model = native_of(kind)
@@ -279,6 +302,38 @@ def test_bfloat16_is_near_the_float32_module(kind: str) -> None:
     assert (output.logits[0] - expected).abs().mean() / expected.abs().mean() < 0.03
 
 
+@pytest.mark.parametrize("dim", native.HEAD_DIMS)
+def test_every_head_dimension_in_bfloat16_is_near_the_float32_module(dim: int) -> None:
+    """Dimensions that no vector of 32 divides too: what is read behind their last whole one differs between variants."""
+    module, model = native_of("llama", torch.bfloat16, head_dim=dim)
+    cache = model.new_cache(1, CAPACITY)
+    tokens = tokens_of(1, 9)
+    logits = run_tree(model, cache, tokens, BUSHY[:1], prefill(model, cache, prompts_of((9,)), chunk=16))[0].logits
+    assert logits is not None
+    expected = oracle_logits(module.float(), prompts_of((9,))[0], tokens[0], BUSHY[0])
+    assert (logits[0] - expected).abs().mean() / expected.abs().mean() < 0.06
+
+
+@pytest.mark.parametrize(
+    ("kind", "part"),
+    [
+        ("llama", "layers.1.self_attn.q_proj"), ("gemma2", "layers.1.self_attn.k_proj"), ("gemma2", "layers.2.mlp.gate_p"),
+        ("gemma2", "model.norm"), ("olmo2", "q_norm"), ("qwen3moe", "layers.2.mlp.gate.weight"),
+        ("mixtral-window", "layers.2.mlp.gate.weight"), ("qwen2moe", "shared_expert_gate"),
+    ],
+)  # fmt: skip
+def test_not_a_number_is_not_made_one(kind: str, part: str) -> None:
+    """Limits, caps and softmax over what is NaN: every logit that is NaN in the module is here too."""
+    module = make_model(kind, hidden_size=64)
+    with torch.no_grad():
+        next(weight for name, weight in module.named_parameters() if part in name).view(-1)[-5] = float("nan")
+    tokens, model = tokens_of(1, 8), NativeModel.from_hf(module)
+    logits = logits_of(model, tokens, chain(1, 8), torch.tensor([0]), model.new_cache(1, CAPACITY))
+    expected = module(tokens, use_cache=False).logits.isnan()
+    assert expected.any()
+    assert torch.equal(logits.isnan(), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_layer_ranges_taps_and_headless_passes_have_the_same_bits(dtype: torch.dtype) -> None:
     _, model = native_of("qwen3", dtype)
@@ -320,6 +375,17 @@ def test_what_is_out_of_range_is_refused(fault: str) -> None:
         plan = replace(plan, positions=plan.positions + 9)
     with pytest.raises(RuntimeError, match=fault):
         model.forward(tokens, plan, cache)
+
+
+def test_tokens_and_states_are_those_of_the_plan() -> None:
+    """C takes the plan's number of them, wherever that leads."""
+    _, model = native_of("llama")
+    plan, cache = layout(chain(2, 3), torch.zeros(2, dtype=torch.int64), CAPACITY), model.new_cache(2, CAPACITY)
+    for tokens in (tokens_of(2, 0), tokens_of(2, 2), tokens_of(2, 3).int()):
+        with pytest.raises(AssertionError):
+            model.forward(tokens, plan, cache)
+    with pytest.raises(AssertionError):
+        model.forward(tokens_of(2, 3), plan, cache, layers=(1, 3), hidden=torch.zeros(2, 2, 48))
 
 
 @pytest.mark.parametrize("fault", ["position", "mask"])
@@ -442,3 +508,15 @@ def test_small_passes_take_the_measured_threads_and_large_ones_all(monkeypatch: 
     torch.set_num_threads(1)
     assert model._threads(1) == 1
     assert asked == [2]
+
+
+def test_the_scratch_is_enough_for_every_pass_whatever_came_before() -> None:
+    """Of 32 rows every thread keeps a copy, of 33 there is one: the pass over fewer rows needs more."""
+    _, model = native_of("llama")
+    for capacity in (CAPACITY, 16):
+        cache = model.new_cache(1, capacity)
+        for rows, threads in ((33, 1), (33, 8), (32, 8), (40, 2), (33, 64), (32, 64), (1, 256)):
+            start = model._scratch_address(rows, threads, cache)
+            end = model._scratch.data_ptr() + model._scratch.numel()
+            assert start % 64 == 0
+            assert start + model.native.scratch(model.address, cache.address, rows, threads) <= end, (rows, threads)

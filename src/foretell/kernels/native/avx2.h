@@ -118,7 +118,7 @@ INLINE void h_store_some(bf16 *p, Lanes lanes, bf16x16 x) {
 }
 
 INLINE bf16x32 v_load_bf16(const bf16 *p, int64_t n) {
-  const int64_t lo = MIN(n, 16), hi = n - lo;
+  const int64_t lo = MIN(n, 16), hi = MIN(n - lo, 16);
   return (bf16x32){h_load_some((Lanes)((1u << lo) - 1), p), h_load_some((Lanes)((1u << hi) - 1), p + lo)};
 }
 static const int32_t ODD[8] __attribute__((aligned(32))) = {-65536, -65536, -65536, -65536, -65536, -65536, -65536, -65536};

@@ -65,7 +65,7 @@ static void choose(const Experts *x, float *logits, int32_t *expert, float *weig
     sums = v_add(sums, y);
     v_store_some(logits + e, lanes, y);
   }
-  float total = x->over_chosen ? 0.0f : sum1(sums);
+  float total = x->over_chosen ? 0.0f * sum1(sums) : sum1(sums); /* NaN where any logit is, though none such is chosen */
   for (int64_t k = 0; k < x->top && x->over_chosen; k++) total += logits[expert[k]];
   for (int64_t k = 0; k < x->top; k++) weight[k] = logits[expert[k]] / total;
   if (!x->shared) return;

@@ -1,10 +1,11 @@
 /* Vectors of 16 floats (vec) and of 32 bf16 (bf16x32), as two headers implement them; only these name instructions.
  *
  *  v_load, v_store, v_zero, v_all        whole vectors; v_all has one value in all lanes
+ *  v_min, v_max                          b where a or b is NaN
  *  v_load_some, v_store_some, v_keep     lanes that take no part are zero, and their memory is neither read nor written
  *  v_add .. v_min, v_fma, v_fnma         a * b + c and c - a * b, rounded once
  *  v_max_some                            the larger of a and b; a in lanes that take no part
- *  v_less                                the lanes in which a < b
+ *  v_less                                the lanes in which a < b; no lane where one is NaN
  *  v_round, v_scale                      to the nearest integer, ties to even; x * 2^n for whole n in [-126, 127]
  *  sums16, sums8                         lane i is the sum of the lanes of v[i], by one tree: i + 8, then 4, 2, 1
  *  sum1, v_largest                       of the lanes of one vector; sum1 by the same tree
@@ -32,9 +33,9 @@ INLINE void pause_spin(void) { _mm_pause(); }
 
 INLINE Lanes first_lanes(int64_t n) { return n >= 16 ? 0xffff : (Lanes)((1u << n) - 1); }
 
-/* exp for x <= 0 or moderate; relative error about 2e-7. */
+/* exp for x <= 0 or moderate; relative error about 2e-7. NaN of NaN: of a NaN and a number, min and max take the second. */
 INLINE vec exp16(vec x) {
-  x = v_max(v_min(x, v_all(88.0f)), v_all(-87.0f));
+  x = v_max(v_all(-87.0f), v_min(v_all(88.0f), x));
   vec n = v_round(v_mul(x, v_all(1.44269504f)));
   vec r = v_fnma(n, v_all(0.693359375f), x);
   r = v_fnma(n, v_all(-2.12194440e-4f), r);

@@ -13,7 +13,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from foretell.core.errors import ModelError
 from foretell.kernels.dequantise import dequantise_into
-from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.file import GGUFFile, listed
 from foretell.model.gguf.weights import architecture_of
 
 MODEL_TYPES = {
@@ -44,13 +44,19 @@ def read_config(file: GGUFFile) -> Any:
     does not do."""
     architecture = architecture_of(file)
     hidden, heads = _whole(file, "embedding_length"), _whole(file, "attention.head_count")
-    head_dim = int(file.get("{arch}.attention.key_length", hidden // max(1, heads)))
-    values = int(file.get("{arch}.attention.value_length", head_dim))
-    turned = int(file.get("{arch}.rope.dimension_count", head_dim))
+    head_dim = _whole(file, "attention.key_length", hidden // heads)
+    values = _whole(file, "attention.value_length", head_dim)
+    turned = _whole(file, "rope.dimension_count", head_dim)
     if values != head_dim or turned != head_dim:
         raise ModelError(
             f"{file.name}: heads of {head_dim} values of which {turned} are rotated, beside {values} of v; {architecture} "
             "models have the same number of all three"
+        )
+    found = file.tensors["blk.0.attn_q.weight"].shape
+    if found != (heads * head_dim, hidden):
+        raise ModelError(
+            f"{file.name}: tensor blk.0.attn_q.weight has shape {found}; {file.path.name} states {heads} heads of "
+            f"{head_dim} values and a width of {hidden}, so expected {(heads * head_dim, hidden)}"
         )
     num_layers, context = _whole(file, "block_count"), _whole(file, "context_length")
     values_of: dict[str, Any] = {
@@ -59,15 +65,15 @@ def read_config(file: GGUFFile) -> Any:
         "hidden_size": hidden,
         "num_hidden_layers": num_layers,
         "num_attention_heads": heads,
-        "num_key_value_heads": int(file.get("{arch}.attention.head_count_kv", heads)),
+        "num_key_value_heads": _whole(file, "attention.head_count_kv", heads),
         "head_dim": head_dim,
         "max_position_embeddings": context,
         "rms_norm_eps": _decimal(file, "attention.layer_norm_rms_epsilon"),
         "rope_parameters": _rope(file, head_dim, context),
         "tie_word_embeddings": "output.weight" not in file.tensors,
-        "bos_token_id": file.get("tokenizer.ggml.bos_token_id"),
+        "bos_token_id": _token(file, "bos"),
         "eos_token_id": end_ids(file),
-        "pad_token_id": file.get("tokenizer.ggml.padding_token_id"),
+        "pad_token_id": _token(file, "padding"),
     }
     if architecture == "llama":
         values_of["attention_bias"] = "blk.0.attn_q.bias" in file.tensors
@@ -91,12 +97,17 @@ def read_generation(file: GGUFFile) -> GenerationConfig:
 def end_ids(file: GGUFFile) -> list[int] | None:
     """Tokens that end an answer: those that the file names, and its control tokens of a known name."""
     keys = ("eos", "eot", "eom")
-    found = {file.get(f"tokenizer.ggml.{key}_token_id") for key in keys} - {None}
-    tokens, types = file.get("tokenizer.ggml.tokens", []), file.get("tokenizer.ggml.token_type", [])
+    found = {value for key in keys if type(value := file.get(f"tokenizer.ggml.{key}_token_id")) is int}
+    tokens, types = listed(file, "tokens", str), listed(file, "token_type", int)
     if len(tokens) == len(types):
         wanted = set(END_OF_TURN)
         found |= {i for i, token in enumerate(tokens) if types[i] == _CONTROL and token in wanted}
-    return sorted(int(i) for i in found) or None
+    return sorted(found) or None
+
+
+def _token(file: GGUFFile, key: str) -> int | None:
+    value = file.get(f"tokenizer.ggml.{key}_token_id")
+    return value if type(value) is int else None
 
 
 def _rope(file: GGUFFile, head_dim: int, context: int) -> dict[str, Any]:
@@ -112,8 +123,8 @@ def _rope(file: GGUFFile, head_dim: int, context: int) -> dict[str, Any]:
     if kind == "linear":
         return base | {"rope_type": "linear", "factor": factor}
     if kind == "yarn":
-        original = file.get("{arch}.rope.scaling.original_context_length", context)
-        given = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": int(original)}
+        original = _whole(file, "rope.scaling.original_context_length", context)
+        given: dict[str, Any] = {"rope_type": "yarn", "factor": factor, "original_max_position_embeddings": original}
         more = {"yarn_beta_fast": "beta_fast", "yarn_beta_slow": "beta_slow"}
         for theirs, ours in more.items():
             if file.get(f"{{arch}}.rope.scaling.{theirs}") is not None:
@@ -153,13 +164,13 @@ def _llama3_factors(theta: float, head_dim: int, factor: float, original: int) -
 
 def _gemma3(file: GGUFFile, num_layers: int, head_dim: int, usual: int) -> dict[str, Any]:
     """What Gemma 3 has beside the Llama family."""
-    window = file.get("{arch}.attention.sliding_window")
+    window = _whole(file, "attention.sliding_window", 0) or None
     full = [window is None or (layer + 1) % _GEMMA_PATTERN == 0 for layer in range(num_layers)]
     local = {"rope_type": "default", "rope_theta": _decimal(file, "rope.freq_base_swa", 10000.0)}
     context = _whole(file, "context_length")
     return {
         "layer_types": ["full_attention" if whole else "sliding_attention" for whole in full],
-        "sliding_window": int(window or context),
+        "sliding_window": window or context,
         "query_pre_attn_scalar": usual if num_layers == _GEMMA_27B_LAYERS else head_dim,
         "final_logit_softcapping": file.get("{arch}.final_logit_softcapping"),
         "rope_parameters": {"full_attention": _rope(file, head_dim, context), "sliding_attention": local},
@@ -168,12 +179,12 @@ def _gemma3(file: GGUFFile, num_layers: int, head_dim: int, usual: int) -> dict[
 
 def _experts(file: GGUFFile, architecture: str) -> dict[str, Any]:
     """What mixtures of experts have beside the Llama family. Every layer has experts."""
-    inner = file.get("{arch}.expert_feed_forward_length") or file.tensors["blk.0.ffn_gate_exps.weight"].shape[1]
+    inner = _whole(file, "expert_feed_forward_length", 0) or file.tensors["blk.0.ffn_gate_exps.weight"].shape[-2]
     found = {
         "num_experts": _whole(file, "expert_count"),
         "num_experts_per_tok": _whole(file, "expert_used_count"),
-        "moe_intermediate_size": int(inner),
-        "intermediate_size": int(file.get("{arch}.feed_forward_length") or inner),  # read by no layer
+        "moe_intermediate_size": inner,
+        "intermediate_size": _whole(file, "feed_forward_length", 0) or inner,  # read by no layer
         # llama.cpp takes these where a file does not say
         "norm_topk_prob": bool(file.get("{arch}.expert_weights_norm", architecture == "qwen3moe")),
         "decoder_sparse_step": 1,
@@ -188,18 +199,19 @@ def _matrix_kind(file: GGUFFile) -> str:
     return next(file.tensors[name].kind for name in names if name in file.tensors)
 
 
-def _whole(file: GGUFFile, key: str) -> int:
-    value = file.get(f"{{arch}}.{key}")
-    if not isinstance(value, int) or value < 1:
+def _whole(file: GGUFFile, key: str, default: int | None = None) -> int:
+    """A positive number, or the default, which 0 stands for too where that is 0."""
+    value = file.get(f"{{arch}}.{key}", default)
+    if type(value) is not int or value < (0 if default == 0 else 1):
         arch = file.get("general.architecture")
         raise ModelError(f"{file.name}: {file.path.name} states {arch}.{key} = {value!r}; expected a positive number")
     return value
 
 
 def _decimal(file: GGUFFile, key: str, default: float | None = None) -> float:
-    """A float32 of the file as the shortest decimal that it stands for."""
+    """A float32 of the file, a base, a factor or an epsilon, as the shortest decimal that it stands for."""
     value = file.get(f"{{arch}}.{key}", default)
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
+    if type(value) not in (int, float) or not 0 < value < math.inf:
         arch = file.get("general.architecture")
-        raise ModelError(f"{file.name}: {file.path.name} states {arch}.{key} = {value!r}; expected a number")
+        raise ModelError(f"{file.name}: {file.path.name} states {arch}.{key} = {value!r}; expected a positive number")
     return float(str(np.float32(value)))

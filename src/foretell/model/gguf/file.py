@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple, NoReturn, TypeVar
 
 import numpy as np
 from gguf.constants import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFValueType
@@ -36,6 +36,9 @@ _FORMATS = {  # of values of fixed size
     GGUFValueType.INT64: "q",
     GGUFValueType.FLOAT64: "d",
 }
+
+
+Listed = TypeVar("Listed", str, int, float)
 
 
 class TensorInfo(NamedTuple):
@@ -71,6 +74,18 @@ class GGUFFile:
     def get(self, key: str, default: Any = None) -> Any:
         """A value of the metadata; in key, ``{arch}`` is the file's architecture."""
         return self.metadata.get(key.replace("{arch}", str(self.metadata.get("general.architecture"))), default)
+
+
+def listed(file: GGUFFile, key: str, kind: type[Listed]) -> list[Listed]:
+    """A list of the tokenizer's metadata, empty where there is none. Raises ModelError where it is anything else."""
+    value = file.get(f"tokenizer.ggml.{key}")
+    if value is None:
+        return []
+    if not isinstance(value, list) or not all(isinstance(each, kind) for each in value):
+        shown = repr(value) if len(repr(value)) < 40 else f"{repr(value)[:40]}..."
+        expected = f"expected a list of {kind.__name__}"
+        raise ModelError(f"{file.name}: {file.path.name} is damaged: tokenizer.ggml.{key} is {shown}; {expected}")
+    return value
 
 
 def is_gguf(path: Path) -> bool:
@@ -124,10 +139,13 @@ class _Reader:
         for _ in range(num_pairs):
             key = self.text()
             metadata[key] = self.value(self.number("I"))
-        parts = metadata.get("split.count", 0)
+        parts, part = metadata.get("split.count", 0), metadata.get("split.no", 0)
+        if type(parts) is not int or type(part) is not int:
+            self.fail(f"is damaged: it says that it is part {part!r} of {parts!r}; download it again")
         if parts > 1:
-            part = metadata.get("split.no", 0) + 1
-            self.fail(f"is part {part} of {parts}; expected one file: join them (llama-gguf-split --merge FIRST OUT)")
+            self.fail(
+                f"is part {part + 1} of {parts}; expected one file: join them (llama-gguf-split --merge FIRST OUT)"
+            )
         return GGUFFile(self.path, self.name, metadata, self.table(num_tensors, metadata), self.data)
 
     def table(self, count: int, metadata: dict[str, Any]) -> dict[str, TensorInfo]:
@@ -139,6 +157,8 @@ class _Reader:
             if not 1 <= rank <= MAX_DIMENSIONS:
                 self.fail(f"is damaged: tensor {name!r} has {rank} dimensions; download it again")
             shape = tuple(reversed([self.number("Q") for _ in range(rank)]))
+            if 0 in shape:
+                self.fail(f"is damaged: tensor {name!r} has shape {shape}; download it again")
             found.append((name, shape, self.number("I"), self.number("Q")))
         alignment = metadata.get("general.alignment", _ALIGNMENT)
         if not isinstance(alignment, int) or alignment < 8 or alignment & (alignment - 1):

@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from foretell.core.errors import ModelError
-from foretell.model.gguf.file import GGUFFile
+from foretell.model.gguf.file import GGUFFile, listed
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # token types (llama.cpp, ``llama_token_type``)
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -54,10 +54,10 @@ SPLITTINGS = {name: splitting for names, splitting in _SPLITTINGS.items() for na
 
 def read_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
     """The tokenizer. Raises ModelError where the file has none, or one of a kind that is not known."""
-    tokens = file.get("tokenizer.ggml.tokens")
-    if not isinstance(tokens, list) or not tokens:
+    tokens = listed(file, "tokens", str)
+    if not tokens:
         raise ModelError(f"{file.name}: {file.path.name} holds no tokenizer (tokenizer.ggml.tokens)")
-    types = file.get("tokenizer.ggml.token_type") or [1] * len(tokens)
+    types = listed(file, "token_type", int) or [1] * len(tokens)
     rows = file.tensors["token_embd.weight"].shape[0] if "token_embd.weight" in file.tensors else len(tokens)
     if len(types) != len(tokens) or len(tokens) > rows:
         counts = f"{len(tokens)} tokens, {len(types)} token types and {rows} rows of the embedding"
@@ -81,6 +81,7 @@ def read_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
         edges = [(token, vocab[token]) for token in (first, last) if token is not None]
         template = [*([first] if first else []), "$A", *([last] if last else [])]
         inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=edges)
+    context, chat = file.get("{arch}.context_length"), file.get("tokenizer.chat_template")
     outer = PreTrainedTokenizerFast(
         tokenizer_object=inner,
         bos_token=named["bos"],
@@ -88,18 +89,18 @@ def read_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
         unk_token=named["unknown"],
         pad_token=named["padding"],
         clean_up_tokenization_spaces=False,
-        model_max_length=int(file.get("{arch}.context_length", 1 << 20)),
+        model_max_length=context if type(context) is int else 1 << 20,
     )
-    outer.chat_template = file.get("tokenizer.chat_template")
+    outer.chat_template = chat if isinstance(chat, str) else None
     return outer
 
 
 def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:
     """Byte-level BPE, and whether texts begin with BOS by default."""
     pre = file.get("tokenizer.ggml.pre", "gpt-2")
-    splitting = SPLITTINGS.get(pre)
-    merges = file.get("tokenizer.ggml.merges")
-    if splitting is None or not isinstance(merges, list):
+    splitting = SPLITTINGS.get(str(pre))
+    merges = listed(file, "merges", str)
+    if splitting is None or not merges:
         what = f"splits text by rule {pre!r}; known: {', '.join(SPLITTINGS)}" if merges else "lists no merges"
         raise ModelError(f"{file.name}: its tokenizer {what}")
     vocab = {token: index for index, token in enumerate(tokens) if types[index] != UNUSED}
@@ -123,7 +124,7 @@ def _sentencepiece(file: GGUFFile, tokens: list[str], types: list[int]) -> Token
     if gemma:  # the order of pieces, not their scores, is that of merges
         scores = [-float(index) for index in range(len(tokens))]
     else:
-        scores = file.get("tokenizer.ggml.scores", [])
+        scores = listed(file, "scores", float)
     if len(scores) != len(tokens):
         raise ModelError(f"{file.name}: its tokenizer has {len(tokens)} tokens and {len(scores)} scores")
     vocab = {token: index for index, token in enumerate(tokens)}

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Collection
 from math import prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -64,11 +64,8 @@ class GGUFWeights(WeightSource):
         self._entries: dict[str, _Entry] = {}
         for theirs, ours in known.items():
             part = theirs.split(".")[-2]
-            order = (
-                _order(file.tensors[theirs].shape[0], heads[part])
-                if part in heads and architecture == "llama"
-                else None
-            )
+            is_turned = part in heads and architecture == "llama"
+            order = _order(file, theirs, heads[part]) if is_turned else None
             shift = 1.0 if architecture == "gemma3" and theirs.endswith("norm.weight") else 0.0
             self._entries[ours] = _Entry(theirs, order, shift)
 
@@ -86,6 +83,11 @@ class GGUFWeights(WeightSource):
     def shape(self, name: str) -> tuple[int, ...]:
         """See ``WeightSource.shape``."""
         return self._file.tensors[self._entries[name].theirs].shape
+
+    def called(self, name: str) -> str:
+        """See ``WeightSource.called``."""
+        entry = self._entries.get(name)
+        return name if entry is None else entry.theirs
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``. Raises ModelError where the configuration expects another shape."""
@@ -147,7 +149,12 @@ def architecture_of(file: GGUFFile) -> str:
     return architecture
 
 
-def _order(rows: int, num_heads: int) -> Tensor:
+def _order(file: GGUFFile, name: str, num_heads: Any) -> Tensor:
     """[rows] where each row of q or k is in the file: transformers rotates (i, i + half) of a head, llama.cpp
-    (2i, 2i + 1)."""
+    (2i, 2i + 1). Raises ModelError where rows cannot be divided among so many heads."""
+    rows = file.tensors[name].shape[0]
+    if type(num_heads) is not int or num_heads < 1 or rows % (2 * num_heads):
+        raise ModelError(
+            f"{file.name}: tensor {name} has {rows} rows, which are not {num_heads!r} heads of an even size"
+        )
     return torch.arange(rows).view(num_heads, -1, 2).transpose(1, 2).reshape(-1)

@@ -133,17 +133,19 @@ class TransformersModel(CausalModel):
         name = name or str(path)
         placed = {"device_map": device_map} if sharding is None else {"distributed_config": sharding}
         code = {"trust_remote_code": trust_remote_code}
+        # With "ignored" sizes the report names all tensors, which ``refuse_mismatch`` then does; else the error names none.
+        report: Any = {"output_loading_info": True, "ignore_mismatched_sizes": True}
         try:
             if is_file(Path(path)):
                 kind, given = _unpacked(Path(path), dtype, name)
-                module, info = kind.from_pretrained(None, dtype=dtype, output_loading_info=True, **given, **placed)
+                module, info = kind.from_pretrained(None, dtype=dtype, **report, **given, **placed)
             else:
                 reads_images = needs_tower(AutoConfig.from_pretrained(str(path), local_files_only=True, **code))
                 auto: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
                 module, info = auto.from_pretrained(
                     str(path),
                     dtype=dtype,
-                    output_loading_info=True,
+                    **report,
                     local_files_only=True,
                     **code,
                     **placed,
@@ -301,7 +303,7 @@ def _unpacked(path: Path, dtype: torch.dtype, name: str) -> tuple[Any, dict[str,
     config, source = read_config(path, name=name), open_weights(path, name=name)
     mixture = mixture_of(config)
     if mixture is not None:  # transformers stacks experts itself, of checkpoints that have them one by one
-        source = ExpertWeights(source, mixture)
+        source = ExpertWeights(source, mixture, name=name)
     tensors = {key: source.read(key, dtype, torch.device("cpu")) for key in source.names}
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], {"config": config, "state_dict": tensors}
 
@@ -312,9 +314,13 @@ def refuse_mismatch(info: dict[str, Any], *, name: str) -> None:
     transformers would fill missing weights with random numbers and go on. Surplus ones (a vision tower, old buffers)
     are common and harmless; surplus layers are found by ``checkpoint.check_layers``.
     """
-    absent = sorted(info["missing_keys"]) + sorted(str(key[0]) for key in info["mismatched_keys"])
+    absent = [f"{key} is missing" for key in sorted(info["missing_keys"])]
+    absent += [
+        f"{key} has shape {tuple(given)}, expected {tuple(expected)}"
+        for key, given, expected in sorted(info["mismatched_keys"])
+    ]
     if absent or info["error_msgs"]:
-        what = ", ".join(absent[:4] or info["error_msgs"][:1]) + (", ..." if len(absent) > 4 else "")
+        what = "; ".join(absent[:4] or info["error_msgs"][:1]) + ("; ..." if len(absent) > 4 else "")
         raise ModelError(
             f"{name}: the weights do not match config.json: {len(absent)} missing or of another shape ({what}); "
             "expected the weights and the config.json of one checkpoint"

@@ -1,6 +1,6 @@
 """The weights of one layer of the lean decoder, read as its products want them: fused and packed."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -39,6 +39,7 @@ class LayerReader:
 
     shape: LlamaShape
     source: WeightSource
+    biases: Collection[str]  # see ``contents.Contents``
     dtype: torch.dtype
     device: torch.device
     packed: bool
@@ -62,9 +63,7 @@ class LayerReader:
 
         def linear(*keys: str) -> Linear:
             weight = _read_fused(self.source, [names[key] for key in keys], dtype, device)
-            biases = [found for key in keys if (found := llama.bias_name(names[key], self.source.names)) is not None]
-            bias = _read_fused(self.source, biases, dtype, device) if biases else None
-            return make_linear(weight, bias, packed=self.packed)
+            return make_linear(weight, self._bias(keys, names), packed=self.packed)
 
         qk_norm = None
         if traits.qk_norm:
@@ -81,6 +80,18 @@ class LayerReader:
             norm("attention_after", traits.norms_after), norm("mlp_norm", traits.norms_before), mlp,
             norm("mlp_after", traits.norms_after), ropes.index(shape.ropes[index]), shape.windows[index],
         )  # fmt: skip
+
+    def _bias(self, keys: Sequence[str], names: Mapping[str, str]) -> Tensor | None:
+        """Of linears below each other; zero for those that have none, None where no one has."""
+        if not any(key in self.biases for key in keys):
+            return None
+        parts = []
+        for key in keys:
+            if key in self.biases:
+                parts.append(self.source.read(llama.bias_name(names[key]), self.dtype, self.device))
+            else:
+                parts.append(torch.zeros(self.source.shape(names[key])[0], dtype=self.dtype, device=self.device))
+        return torch.cat(parts) if len(parts) > 1 else parts[0]
 
     def _experts(self, index: int) -> Experts:
         mixture, dtype, device = self.shape.mixture, self.dtype, self.device

@@ -20,6 +20,7 @@ from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import shape as llama
+from foretell.model.llama.contents import check_contents
 from foretell.model.llama.experts import MIN_ROWS, Experts
 from foretell.model.llama.layer import LayerReader
 from foretell.model.llama.mixture import ExpertWeights, mixture_of
@@ -86,15 +87,16 @@ class LeanModel(CausalModel):
         self._frequencies = [torch.tensor(rope.frequencies, device=device).repeat(2) for rope in ropes]  # [head_dim]
         self._rope_scales = [torch.tensor(rope.scales, device=device).repeat(2) for rope in ropes]
         if shape.traits.is_fused:
-            source = SplitWeights(source, shape)
+            source = SplitWeights(source, shape, name=name)
         if shape.mixture is not None:
-            source = ExpertWeights(source, shape.mixture)
+            source = ExpertWeights(source, shape.mixture, name=name)
+        contents = check_contents(source, shape, name=name)
         self._embedding = source.read(llama.EMBEDDING, dtype, device)
-        reader = LayerReader(shape, source, dtype, device, self.packed)
+        reader = LayerReader(shape, source, contents.biases, dtype, device, self.packed)
         self._layers = [reader.layer(index) for index in range(shape.num_layers)]
         self._final_norm = reader.norm(llama.FINAL_NORM)
         # A tied head is packed too, beside the table that tokens are looked up in: the one weight held twice.
-        tied = shape.tied or llama.HEAD not in source.names
+        tied = contents.head == llama.EMBEDDING
         head = self._embedding if tied else source.read(llama.HEAD, dtype, device)
         self._head = make_linear(head, None, packed=self.packed)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from foretell.kernels import structures
-from foretell.model.llama.weights import WeightSource
+from foretell.model.llama.weights import WeightSource, expect_shape
 from foretell.model.packed import Packed
 
 MAX_EXPERTS = 1024  # of a layer: MAX_EXPERTS of kernels/native/common.h
@@ -133,7 +133,8 @@ class ExpertWeights(WeightSource):
     """Another source's tensors under the names of ``expert_names`` and ``router_names``, whatever their layout: each expert
     by itself, or all of a layer in one stack [experts, rows, columns], gate and up together or apart."""
 
-    def __init__(self, source: WeightSource, mixture: Mixture) -> None:
+    def __init__(self, source: WeightSource, mixture: Mixture, *, name: str = "the checkpoint") -> None:
+        """Raises ShapeError, which names the model, for a stack of another number or size of experts."""
         self._source = source
         self._places: dict[str, _Place] = {}
         for theirs in source.names:
@@ -146,12 +147,13 @@ class ExpertWeights(WeightSource):
                 continue
             part = part.removesuffix(".weight").removesuffix("_proj")  # gate_up, gate, up or down
             stacked = part.split("_")
+            rows = None if stacked == ["down"] else len(stacked) * mixture.inner
+            expect_shape(source, theirs, (mixture.num_experts, rows, None), name)
             size = source.shape(theirs)[1] // len(stacked)
             for expert in range(mixture.num_experts):
                 for at, key in enumerate(stacked):
                     start = (expert * len(stacked) + at) * size
-                    name = f"{prefix}.experts.{expert}.{key}_proj.weight"
-                    self._places[name] = _Place(theirs, (start, start + size))
+                    self._places[f"{prefix}.experts.{expert}.{key}_proj.weight"] = _Place(theirs, (start, start + size))
 
     @property
     def names(self) -> Collection[str]:
@@ -165,6 +167,11 @@ class ExpertWeights(WeightSource):
         if rows is None:  # llama.cpp keeps the shared expert's gate as a vector
             return (1, *shape) if name.endswith("shared_expert_gate.weight") and len(shape) == 1 else shape
         return rows[1] - rows[0], shape[-1]
+
+    def called(self, name: str) -> str:
+        """See ``WeightSource.called``."""
+        place = self._places.get(name)
+        return name if place is None else self._source.called(place.theirs)
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``."""

@@ -25,6 +25,7 @@ from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
 from foretell.model.llama import shape as llama
 from foretell.model.llama.bound import NativeCache
+from foretell.model.llama.contents import check_contents
 from foretell.model.llama.matrices import Matrices, read_matrices
 from foretell.model.llama.mixture import ExpertWeights, expert_names, router_names, view_of
 from foretell.model.llama.shape import LlamaShape
@@ -69,10 +70,9 @@ class NativeModel(CausalModel):
         self._experts: list[structures.Experts] = []  # the same
         self._lock = threading.Lock()  # one pass at a time: the scratch is shared
         self._scratch = torch.empty(0, dtype=torch.uint8)
-        self._scratch_for = (0, 0, 0)
         self._threads_for: dict[int, int] = {}  # threads that torch has: threads of a small pass
         self.matrices = Matrices()
-        self._view = self._read(source, dtype, weights)
+        self._view = self._read(source, dtype, weights, name)
         self.spec = shape.spec(
             name,
             "native",
@@ -143,8 +143,10 @@ class NativeModel(CausalModel):
         assert num_rows == cache.num_rows
         size = self.shape.hidden_size
         if hidden is None:
+            assert (tokens.shape, tokens.dtype) == (slots.shape, torch.int64)
             residual = torch.empty(num_rows, num_nodes, size)
         else:
+            assert hidden.shape == (num_rows, num_nodes, size)
             residual = hidden.detach().to(torch.float32, copy=True, memory_format=torch.contiguous_format)
         tapped = torch.empty(num_rows, num_nodes, len(taps) * size) if taps else None
         head = head and stop == self.shape.num_layers
@@ -295,13 +297,10 @@ class NativeModel(CausalModel):
         return self._threads_for[most]
 
     def _scratch_address(self, rows: int, threads: int, cache: NativeCache | None) -> int:
-        capacity = 0 if cache is None else cache.capacity
-        had = self._scratch_for
-        if rows > had[0] or threads > had[1] or capacity > had[2]:
-            need = self.native.scratch(self.address, None if cache is None else cache.address, rows, threads)
-            if need > self._scratch.numel():
-                self._scratch = huge_pages(need + 64)
-            self._scratch_for = (rows, threads, capacity)
+        # Asked for each pass: fewer rows may need more, for of few rows every thread keeps copies.
+        need = self.native.scratch(self.address, None if cache is None else cache.address, rows, threads) + 64
+        if need > self._scratch.numel():
+            self._scratch = huge_pages(need)
         address = self._scratch.data_ptr()
         return address + -address % 64
 
@@ -313,15 +312,14 @@ class NativeModel(CausalModel):
         chosen = experts * mixture.num_chosen // mixture.num_experts if mixture else 0
         return sum(read.values()) - experts + chosen
 
-    def _read(self, source: WeightSource, dtype: torch.dtype, weights: str) -> structures.Model:
+    def _read(self, source: WeightSource, dtype: torch.dtype, weights: str, name: str) -> structures.Model:
         shape, cpu = self.shape, torch.device("cpu")
         if shape.traits.is_fused:
-            source = SplitWeights(source, shape)
+            source = SplitWeights(source, shape, name=name)
         if shape.mixture is not None:
-            source = ExpertWeights(source, shape.mixture)
-        matrices = [llama.EMBEDDING]
-        tied = shape.tied or llama.HEAD not in source.names
-        matrices += [] if tied else [llama.HEAD]
+            source = ExpertWeights(source, shape.mixture, name=name)
+        contents = check_contents(source, shape, name=name)
+        matrices = list(dict.fromkeys((llama.EMBEDDING, contents.head)))
         routers: list[str] = []
         for index in range(shape.num_layers):
             names = llama.layer_names(index, shape.traits)
@@ -334,9 +332,7 @@ class NativeModel(CausalModel):
         )
         self.matrices, read = made, made.held
 
-        def vector(name: str | None, offset: float = 0.0) -> int | None:
-            if name is None:
-                return None
+        def vector(name: str, offset: float = 0.0) -> int:
             values = source.read(name, torch.float32, cpu)
             self._tensors.append(values + offset if offset else values)
             return self._tensors[-1].data_ptr()
@@ -352,7 +348,8 @@ class NativeModel(CausalModel):
             names = llama.layer_names(index, traits)
             for key in self._own_matrices(index):
                 setattr(layer, key, read[names[key]])
-                setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key], source.names)))
+                if key in contents.biases:
+                    setattr(layer, f"{key}_bias", vector(llama.bias_name(names[key])))
             if shape.mixture is not None and shape.is_sparse(index):
                 self._experts.append(view_of(shape.mixture, index, read))
                 layer.experts = ctypes.pointer(self._experts[-1])
@@ -364,7 +361,7 @@ class NativeModel(CausalModel):
         return structures.Model(
             dtype == torch.bfloat16, shape.num_layers, shape.vocab_size, shape.hidden_size, shape.intermediate_size,
             shape.num_heads, shape.num_kv_heads, shape.head_dim, shape.norm_eps,
-            read[llama.EMBEDDING], read[llama.EMBEDDING if tied else llama.HEAD], final_norm, layers,
+            read[llama.EMBEDDING], read[contents.head], final_norm, layers,
             traits.activation == "gelu", traits.qk_norm == "all",
             # The factor is rounded to the weights' type first, as the modules do.
             0.0 if traits.embedding_scale == 1.0 else torch.tensor(traits.embedding_scale, dtype=dtype).item(),

@@ -5,8 +5,8 @@ longrope. Not covered, and refused with the reason: rope that depends on the len
 activations than silu and gelu, other mixtures of experts than those of ``mixture.TYPES``.
 """
 
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,7 @@ from foretell.core.errors import ConfigError, ModelError
 from foretell.model.llama import traits as families
 from foretell.model.llama.mixture import Mixture, mixture_of
 from foretell.model.llama.traits import LLAMA, Rope, Traits
-from foretell.model.source import read_config, read_generation
+from foretell.model.source import is_file, read_config, read_generation
 from foretell.model.target import ModelSpec
 
 
@@ -41,6 +41,7 @@ class LlamaShape:
     eos_token_ids: tuple[int, ...]
     traits: Traits = LLAMA
     mixture: Mixture | None = None  # experts of some layers, or of all
+    biases: frozenset[str] | None = None  # keys of ``layer_names``: linears that have one; None: as the first layer's
 
     def is_sparse(self, layer: int) -> bool:
         """Whether a layer has experts in place of an MLP."""
@@ -112,12 +113,16 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
         eos_token_ids=_token_ids(eos),
         traits=families.traits_of(config),
         mixture=mixture_of(config),
+        biases=families.biases_of(config),
     )
 
 
 def read_local(path: Path, *, name: str) -> LlamaShape:
     """The shape of a local model: a directory, or a GGUF file."""
-    return read_shape(read_config(path, name=name), read_generation(path, name=name))
+    shape = read_shape(read_config(path, name=name), read_generation(path, name=name))
+    return (
+        replace(shape, biases=None) if is_file(path) else shape
+    )  # of biases a GGUF file's tensors are all that it says
 
 
 def check_layers(
@@ -166,10 +171,9 @@ def layer_names(layer: int, traits: Traits = LLAMA) -> dict[str, str]:
 EMBEDDING, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 
 
-def bias_name(name: str, names: Collection[str]) -> str | None:
-    """The name of the bias that goes with a linear's weight, None where the checkpoint has none."""
-    bias = name.removesuffix("weight") + "bias"
-    return bias if bias in names else None
+def bias_name(name: str) -> str:
+    """The name of the bias that goes with a linear's weight."""
+    return name.removesuffix("weight") + "bias"
 
 
 def rope_table(rope: Rope, num_positions: int, device: torch.device) -> tuple[Tensor, Tensor]:

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from foretell.model.llama.shape import LlamaShape
 from foretell.model.llama.traits import rotation_order
-from foretell.model.llama.weights import WeightSource
+from foretell.model.llama.weights import WeightSource, expect_shape
 
 _PARTS = {
     "q_proj": "qkv_proj",
@@ -21,7 +21,8 @@ _PARTS = {
 class SplitWeights(WeightSource):
     """Another source's tensors, its fused ones as rows of several; rows of queries and keys in ``rotation_order``."""
 
-    def __init__(self, source: WeightSource, shape: LlamaShape) -> None:
+    def __init__(self, source: WeightSource, shape: LlamaShape, *, name: str) -> None:
+        """Raises ShapeError, which names the model, for a fused tensor that is not as long as its parts."""
         self._source = source
         queries, keys = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         inner = shape.intermediate_size
@@ -32,16 +33,20 @@ class SplitWeights(WeightSource):
             "gate_proj": (0, inner),
             "up_proj": (inner, 2 * inner),
         }
+        lengths = {"qkv_proj": queries + 2 * keys, "gate_up_proj": 2 * inner}
+        for each in source.names:
+            for whole, length in lengths.items():
+                if each.endswith(f".{whole}.weight"):
+                    expect_shape(source, each, (length, shape.hidden_size), name)
         self._dim, self._rotated = shape.head_dim, shape.traits.rotated
 
     @property
     def names(self) -> Collection[str]:
         """See ``WeightSource.names``."""
-        found = set(self._source.names)
+        found: set[str] = set()
         for name in self._source.names:
-            for part, whole in _PARTS.items():
-                if f".{whole}." in name:
-                    found.add(name.replace(whole, part))
+            parts = [name.replace(whole, part) for part, whole in _PARTS.items() if f".{whole}." in name]
+            found |= set(parts or [name])
         return found
 
     def shape(self, name: str) -> tuple[int, ...]:
@@ -49,6 +54,10 @@ class SplitWeights(WeightSource):
         whole, rows = self._find(name)
         shape = self._source.shape(whole)
         return shape if rows is None else (rows[1] - rows[0], *shape[1:])
+
+    def called(self, name: str) -> str:
+        """See ``WeightSource.called``."""
+        return self._source.called(self._find(name)[0])
 
     def read_into(self, name: str, out: Tensor) -> None:
         """See ``WeightSource.read_into``."""

@@ -134,6 +134,18 @@ def traits_of(config: Any) -> Traits:
     return Traits(activation=activation, qk_norm=qk_norm)
 
 
+def biases_of(config: Any) -> frozenset[str]:
+    """Which linears have a bias, as transformers builds them: keys of ``shape.layer_names``."""
+    kind = config.model_type
+    if kind == "qwen2" or (kind == "qwen2_moe" and config.qkv_bias):
+        return frozenset(("q", "k", "v"))
+    if kind in ("mistral", "mixtral", "phi3", "qwen2_moe"):
+        return frozenset()
+    attention = ("q", "k", "v", "o") if config.attention_bias else ()
+    mlp = ("gate", "up", "down") if kind in ("llama", "granite", "smollm3") and config.mlp_bias else ()
+    return frozenset((*attention, *mlp))
+
+
 def ropes_of(config: Any) -> tuple[Rope, ...]:
     """The rotation of each layer, as transformers computes it."""
     num_layers: int = config.num_hidden_layers

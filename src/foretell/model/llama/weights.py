@@ -9,12 +9,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
+from foretell.model.checkpoint import read_header
 from foretell.model.packed import Packed
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -31,6 +32,10 @@ class WeightSource(ABC):
     @abstractmethod
     def shape(self, name: str) -> tuple[int, ...]:
         """The shape of one tensor, known without reading it."""
+
+    def called(self, name: str) -> str:
+        """What the file itself calls a tensor, for messages; the name where there is no such tensor."""
+        return name
 
     @abstractmethod
     def read_into(self, name: str, out: Tensor) -> None:
@@ -64,6 +69,23 @@ class WeightSource(ABC):
         out = torch.empty(self.shape(name), dtype=dtype, device=device)
         self.read_into(name, out)
         return out
+
+
+class ShapeError(ModelError):
+    """Tensors of another size than the configuration's: no implementation can run such a model."""
+
+
+def expect_shape(source: WeightSource, name: str, expected: tuple[int | None, ...], of: str) -> None:
+    """Raise ShapeError, which names model ``of``, where a tensor has another shape; None stands for any size."""
+    found = source.shape(name)
+    if len(found) != len(expected) or any(
+        size not in (None, given) for given, size in zip(found, expected, strict=True)
+    ):
+        sizes = ", ".join("any" if size is None else str(size) for size in expected)
+        raise ShapeError(
+            f"{of}: the weights do not match the configuration ({source.called(name)} has shape {found}, expected "
+            f"({sizes})); expected both of one checkpoint"
+        )
 
 
 class TensorWeights(WeightSource):
@@ -113,15 +135,13 @@ class SafetensorsWeights(WeightSource):
             )
         self._entries: dict[str, tuple[Path, torch.dtype, tuple[int, ...], int]] = {}
         for file in files:
-            with (directory / file).open("rb") as stream:
-                self._read_header(directory / file, stream)
+            self._read_header(directory / file)
 
-    def _read_header(self, path: Path, stream: BinaryIO) -> None:
+    def _read_header(self, path: Path) -> None:
         # The format: 8 bytes little-endian header length, a JSON header, then the tensors' bytes.
-        header_bytes = int.from_bytes(stream.read(8), "little")
-        for name, entry in json.loads(stream.read(header_bytes)).items():
-            if name == "__metadata__":
-                continue
+        with path.open("rb") as stream:
+            header_bytes = int.from_bytes(stream.read(8), "little")
+        for name, entry in read_header(path, name=str(path.parent)).items():
             dtype = _DTYPES.get(entry["dtype"])
             if dtype is None:
                 raise ModelError(f"{path}: tensor {name} is {entry['dtype']}; expected one of {', '.join(_DTYPES)}")
