@@ -77,9 +77,9 @@ def test_a_report_against_itself_has_not_changed() -> None:
 
 
 def test_what_changed_and_what_differs() -> None:
-    plain = [plain_run(8), plain_run(16)]
-    quick = report(plain, [fast_run(2), slower(fast_run(4))])
-    slow = report(plain, [plain_run(8), slower(plain_run(16))])
+    plain = [plain_run(8), plain_run(16)] * 3
+    quick = report(plain, [fast_run(2), slower(fast_run(4))] * 3)
+    slow = report(plain, [plain_run(8), slower(plain_run(16))] * 3)
     object.__setattr__(slow, "settings", {"seed": 1})
     found = compare(quick, slow)
     fast = next(one for one in found.changes if one.method == "fast")

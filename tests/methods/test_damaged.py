@@ -166,7 +166,9 @@ def test_a_damaged_index(tmp_path: Path, index: str) -> None:
     formats.save(eagle3(), tmp_path / "head")
     (tmp_path / "head/model.safetensors").unlink()
     (tmp_path / "head/model.safetensors.index.json").write_text(index)
-    with pytest.raises(ModelError, match="has no 'weight_map' of tensors and the names of files beside it"):
+    with pytest.raises(
+        ModelError, match=r"has no 'weight_map' of tensors and the names of files beside it|expected one JSON object"
+    ):
         formats.load(tmp_path / "head", num_layers=LAYERS)
 
 
