@@ -160,7 +160,7 @@ def test_settings_are_options(train: Invoke, tmp_path: Path) -> None:
         train("kangaroo", *other, "--loss-temperature", 2, temperature=1.0),
         "--loss-temperature 2.0 contradicts --config",
     )
-    mistake(train("kangaroo", *other, "--lr", -1), "lr = -1.0 must be positive")
+    mistake(train("kangaroo", *other, "--lr", -1), "lr = -1.0 must be above 0")
     mistake(train("kangaroo", *other, "--precision", "int8"), "precision = 'int8' must be float32 or bfloat16")
 
 
