@@ -147,14 +147,33 @@ static void product_bf16_1_2(const Bf16Work *t, float (*sums)[256], int64_t row)
 static void product_bf16_2_1(const Bf16Work *t, float (*sums)[256], int64_t row) { product_bf16(2, 1, t, sums, row); }
 static void product_bf16_2_2(const Bf16Work *t, float (*sums)[256], int64_t row) { product_bf16(2, 2, t, sums, row); }
 
-/* Rows [r, r + count) of the output, of `rows` rows of activations. */
-static void store_bf16(const float *sums, int alone, int64_t count, int64_t rows, const float *bias, float *out,
+/* Of 16 times four values behind each other the first ones, the second ones, ... */
+INLINE void apart4(__m512i *v) {
+  transpose4(v);
+  __m512i a[4];
+  UNROLL for (int i = 0; i < 2; i++)
+      a[i] = _mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]), a[2 + i] = _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]);
+  UNROLL for (int i = 0; i < 2; i++)
+      v[2 * i] = _mm512_unpacklo_epi64(a[2 * i], a[2 * i + 1]), v[2 * i + 1] = _mm512_unpackhi_epi64(a[2 * i], a[2 * i + 1]);
+}
+
+/* Rows [r, r + count) of the output, of `rows` rows of activations; sums [16][columns]. */
+static void store_bf16(const float *sums, int64_t columns, int64_t count, int64_t rows, const float *bias, float *out,
                        int64_t ldo, int add) {
   const Lanes lanes = first_lanes(count);
   __m512i v[16];
   const vec shift = bias ? v_load_some(lanes, bias) : v_zero();
-  if (alone) v[0] = _mm512_loadu_si512(sums);
-  else {
+  if (columns == 1) v[0] = _mm512_loadu_si512(sums);
+  else if (columns == 4) {
+    UNROLL for (int i = 0; i < 4; i++) v[i] = _mm512_loadu_si512(sums + 16 * i);
+    apart4(v);
+  } else if (columns == 8) {
+    UNROLL for (int i = 0; i < 4; i++) {
+      const __m512i a = _mm512_loadu_si512(sums + 32 * i), b = _mm512_loadu_si512(sums + 32 * i + 16);
+      v[i] = _mm512_shuffle_i32x4(a, b, 0x88), v[4 + i] = _mm512_shuffle_i32x4(a, b, 0xdd);
+    }
+    apart4(v), apart4(v + 4);
+  } else {
     UNROLL for (int i = 0; i < 16; i++) v[i] = _mm512_loadu_si512(sums + 16 * i);
     transpose16(v);
   }
@@ -206,12 +225,12 @@ static void linear_bf16_amx(const bf16 *w, int64_t K, int64_t a, int64_t b, cons
       }
       for (int64_t m = m0; m < m1; m += 32) {
         const int two = m1 - m > 16;
-        if (count > 16) (two ? product_bf16_2_2 : product_bf16_2_1)(&work, sums, alone ? 4 : 64);
-        else (two ? product_bf16_1_2 : product_bf16_1_1)(&work, sums, alone ? 4 : 64);
+        if (count > 16) (two ? product_bf16_2_2 : product_bf16_2_1)(&work, sums, 4 * columns);
+        else (two ? product_bf16_1_2 : product_bf16_1_1)(&work, sums, 4 * columns);
         for (int64_t i = 0; i < 4; i++) {
           const int64_t from = m + i % 2 * 16, row = r + i / 2 * 16;
           if (from < m1 && row < b)
-            store_bf16(sums[i], alone, MIN(16, b - row), MIN(16, m1 - from), bias ? bias + row : 0,
+            store_bf16(sums[i], columns, MIN(16, b - row), MIN(16, m1 - from), bias ? bias + row : 0,
                        out + from * ldo + row, ldo, add);
         }
         work.x += 2 * size, work.ahead = 0;
