@@ -18,7 +18,7 @@ from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
-from foretell.methods.hybrid.drafter import Hybrid, Mean, Worth, _by_row
+from foretell.methods.hybrid.drafter import PRIOR, Hybrid, Mean, Worth, _by_row
 from foretell.model.table import TableLM
 from foretell.planner.layered import LayeredPlanner
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
@@ -201,16 +201,16 @@ def test_costs_are_measured_where_the_second_method_guesses() -> None:
     method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=0.85)
     method.suffix.library.add(list(range(10)))
     timed = method.measured()
-    assert not timed.worth.prefers_suffix(60.0)
+    assert not timed.worth_at(1.0).prefers_suffix(60.0)
     assert timed.suffix.learned_bytes < method.suffix.learned_bytes
-    assert timed.worth is not method.worth
+    assert timed.worth_at(1.0) is not method.worth_at(1.0)
     assert method.isolated().measured().by_row is False
     asked = [Calibration(TARGET, choice, [replace(choice, method=method)], [], max_batch=1, time_limit_s=1.0)
              for choice in [engine().choice()]]  # fmt: skip
     held = asked[0].choices["hybrid"].method
     assert isinstance(held, Hybrid)
     assert held is not method
-    assert held.worth.discount == float("inf")
+    assert held.discount == float("inf")
 
 
 def test_worth_is_learned() -> None:
@@ -235,6 +235,20 @@ def test_worth_is_learned() -> None:
     assert mean.value == pytest.approx(5.0, abs=0.01), "old observations are forgotten"
 
 
+def test_what_is_kept_at_one_temperature_says_nothing_of_another() -> None:
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=0.85)
+    made = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method)
+    made.generate([1, 2, 3], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
+    assert method.worth_at(0.0).second.weight > PRIOR
+    for other in (0.01, 0.5, 1.0, 9.0):
+        assert method.worth_at(other).second.weight == PRIOR
+    made.generate([1, 2, 3], SamplingParams(temperature=1.0, max_new_tokens=60, ignore_eos=True))
+    assert method.worth_at(1.0).second.weight > PRIOR
+    assert method.worth_at(1.0) is method.worth_at(0.9)
+    assert method.worth_at(0.5).second.weight == PRIOR
+    assert method.worth_at(9.0) is method.worth_at(1.7e308), "however large"
+
+
 def test_rows_of_two_trees() -> None:
     none, label = torch.zeros(2, 2, dtype=torch.int64), int(DrawnBy.IID)
     fixed = TokenTree(torch.tensor([[7, 1], [8, 2]]), torch.tensor([[-1, 0], [-1, 0]]), none, max_children=1)
@@ -254,7 +268,7 @@ def test_fresh_shares_no_store() -> None:
     fresh = method.fresh()
     assert fresh.suffix is not method.suffix
     assert fresh.second is method.second
-    assert fresh.worth is not method.worth
+    assert fresh.worth_at(1.0) is not method.worth_at(1.0)
 
 
 def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
@@ -281,7 +295,7 @@ def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
     assert [outcome(one) for one in made.generate_batch(requests, batch_size=3)] == expected
     assert set(groups) == {1}
     assert len({id(worth) for worths in held for worth in worths}) == len(requests)
-    assert method.worth.second.value == 1.0, "nothing was learned for all"
+    assert method.worth_at(1.0).second.value == 1.0, "nothing was learned for all"
 
 
 @pytest.mark.parametrize(

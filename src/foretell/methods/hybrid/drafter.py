@@ -2,7 +2,7 @@
 
 In every step each row asks its suffix automata first. Where they promise more kept tokens than the second method has been
 keeping, their guess is proposed, free of cost; else the second method guesses. What either is worth is learned from what
-was kept: a suffix proposal by its score, the second method by the mean of its proposals.
+was kept at temperatures like the row's: a suffix proposal by its score, the second method by the mean of its proposals.
 """
 
 import copy
@@ -25,6 +25,8 @@ from foretell.model.target import Target
 BINS, BIN = 16, 0.5
 """Scores of suffix proposals have so many bins: below BIN, below 2 BIN, ... The lowest decide: a guess of one token that is
 likely and one that is not both score below 1, and only the first is worth more than a second method's."""
+LIKE, MOST_LIKE = 0.4, 4
+"""Temperatures above 0 that are alike: below LIKE, below 2 LIKE, ... up to all above MOST_LIKE of them."""
 PRIOR = 6.0
 """Proposals that the first estimates count as."""
 MEMORY = 256.0
@@ -184,7 +186,14 @@ class Hybrid(Method):
         """second: a method whose drafters can be joined, and that runs no layers of the target itself. by_row: what
         proposals are worth is learned by each row alone."""
         self.suffix, self.second, self.depth, self.by_row = suffix, second, depth, by_row
-        self.worth = Worth(discount)
+        self.discount = discount
+        self._worths: dict[int, Worth] = {}
+
+    def worth_at(self, temperature: float) -> Worth:
+        """What proposals are worth to rows of temperatures like this one: text that is drawn repeats itself far less than
+        the most probable text, and a second method's guesses are kept less, too."""
+        like = 0 if temperature == 0 else 1 + int(min(temperature / LIKE, MOST_LIKE))
+        return self._worths.setdefault(like, Worth(self.discount))
 
     @property
     def light(self) -> Method:
@@ -218,7 +227,7 @@ class Hybrid(Method):
 
     def fresh(self) -> "Hybrid":
         """With an empty store."""
-        return Hybrid(self.suffix.fresh(), self.second, depth=self.depth, discount=self.worth.discount)
+        return Hybrid(self.suffix.fresh(), self.second, depth=self.depth, discount=self.discount)
 
     def measured(self) -> "Hybrid":
         """Where the second method always guesses: steps of suffix's say nothing of the other's cost."""
@@ -231,11 +240,14 @@ class Hybrid(Method):
 
     @cached_property
     def _isolated(self) -> "Hybrid":
-        return Hybrid(self.suffix.isolated(), self.second, depth=self.depth, discount=self.worth.discount, by_row=True)
+        return Hybrid(self.suffix.isolated(), self.second, depth=self.depth, discount=self.discount, by_row=True)
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Both drafters."""
         suffix = self.suffix.open(context, capacity, target)
         assert isinstance(suffix, SuffixDrafter)
-        worths = [Worth(self.worth.discount) if self.by_row else self.worth for _ in range(context.num_rows)]
+        worths = [
+            Worth(self.discount) if self.by_row else self.worth_at(params.temperature)
+            for params in context.processors.params
+        ]
         return HybridDrafter(suffix, self.second.open(context, capacity, target), worths, self.depth)
