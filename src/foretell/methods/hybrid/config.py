@@ -24,11 +24,11 @@ class HybridConfig(MethodConfig):
 
     num_speculative_tokens: int = 15  # by suffix; few matches are long enough to use them all
     second: str = "eagle3"  # the method that guesses where suffix has nothing good
-    second_tokens: int = 4  # most guesses in a line of that method
+    second_tokens: int = 3  # most guesses in a line of that method
     model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
     draft_weights: str = "auto"  # of method draft_model: as there
     draft_vocab_size: int = 0  # of method draft_model: as there
-    discount: float = 0.85  # what a token by the second method is worth beside one by suffix, whose guesses are free
+    discount: float = 0.92  # what a token by the second method is worth beside one by suffix, whose guesses are free
 
     def __post_init__(self) -> None:
         """Refuse invalid values."""
