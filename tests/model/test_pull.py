@@ -239,6 +239,7 @@ def test_a_fetch_that_is_killed_leaves_no_child(tmp_path: Path) -> None:
     process.kill()
     process.wait()
     _until(lambda: not _runs(child))
+    assert not _runs(child)
 
 
 def _until(condition: Callable[[], Any]) -> None:

@@ -248,10 +248,8 @@ class Loop:
         caps = paid = None
         coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
         # The batch's list of members is another one wherever they change.
-        rests = (
-            self.planner is not None and self._planned is self.batch.members and not self.batch.arrivals and not coming
-        )
-        rests = rests and self.planner is not None and self.planner.rest()
+        same = self._planned is self.batch.members and not self.batch.arrivals and not coming
+        rests = self.planner is not None and same and self.planner.rest()
         if rests:
             caps = paid = [0] * len(jobs)
         elif self.planner is not None:

@@ -139,9 +139,7 @@ def check_files(path: Path, *, name: str) -> Weights:
         raise ModelError(f"{name}: no weights in {path}; expected model.safetensors or model.safetensors.index.json")
     keys: list[str] = []
     if not files:
-        shard_of = read_json(indices[0], name=name).get("weight_map")
-        if not isinstance(shard_of, dict) or not all(isinstance(shard, str) for shard in shard_of.values()):
-            raise ModelError(f"{name}: {indices[0].name} has no weight_map of tensors to files; download it again")
+        shard_of = read_index(indices[0], name=name)
         keys = list(shard_of)
         shards = sorted(set(shard_of.values()))
         absent = [shard for shard in shards if not (path / shard).is_file()]
@@ -254,6 +252,18 @@ def _wrong_entry(entry: Any) -> str:
 
 def _are_sizes(value: Any) -> bool:
     return isinstance(value, list) and all(type(each) is int and 0 <= each < 1 << 63 for each in value)
+
+
+def read_index(file: Path, *, name: str) -> dict[str, str]:
+    """The file of each tensor, by the index of a checkpoint in parts. Raises ModelError where it is no such index."""
+    files = read_json(file, name=name).get("weight_map")
+    if not isinstance(files, dict) or not all(
+        isinstance(each, str) and Path(each).name == each for each in files.values()
+    ):
+        raise ModelError(
+            f"{name}: {file.name} has no 'weight_map' of tensors and the names of files beside it; download it again"
+        )
+    return files
 
 
 def read_json(file: Path, *, name: str) -> dict[str, Any]:

@@ -30,10 +30,8 @@ PERIOD_PLAIN = 64  # ... and while nothing guesses
 PLAIN_TRIAL_PERIOD = 16  # guessing steps before a plain one is tried, to see what it costs now
 ENOUGH_PROPOSALS = 24.0  # of a method, after which its rates no longer change by the step
 SPEEDUP_DECAY = 1.0 / 200.0  # of the live speedup, per step
-WELL_KNOWN, PLAIN_SKIPPED = (
-    0.07,
-    3,
-)  # of that log: where it is known so well, so many plain steps of four say nothing new
+WELL_KNOWN = 0.07  # of that log: where it is known so well ...
+PLAIN_SKIPPED = 3  # ... so many of four plain steps say nothing new
 MAX_PLAIN_SPREAD = 0.12  # of the log of a plain step's seconds: where it is known no better, the speedup is not known
 
 
@@ -226,9 +224,8 @@ class Planner:
             plan = self._try_guessing(rows, question, off)
         else:
             plan = self._try_other(question, _Plan(best.caps, best, off.plain_rate))
-        self._account.charge_deciding(
-            perf_counter() - begun
-        )  # a trial that is weighed often must not cost more than trials
+        # A trial that is weighed often must not cost more than trials.
+        self._account.charge_deciding(perf_counter() - begun)
         return plan
 
     # Trials: what the optimistic curve says would win, a few rows at a time, while the account has credit.

@@ -143,4 +143,5 @@ def test_old_buffers_and_a_head_that_is_the_embedding_are_no_surplus(
 
 def test_a_module_s_own_weights_are_its_configuration_s() -> None:
     for kind in ("llama-mha-bias", "qwen2moe", "phi3-partial"):
-        LeanModel.from_hf(make_model(kind))
+        module = make_model(kind)
+        assert LeanModel.from_hf(module).spec.num_layers == module.config.num_hidden_layers

@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
-from foretell.model.checkpoint import read_header, read_json
+from foretell.model.checkpoint import read_header, read_index, read_json
 
 WEIGHTS = "model.safetensors"
 MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
@@ -57,17 +57,6 @@ def read_tensors(path: Path, *, name: str, prefer: str = WEIGHTS) -> dict[str, T
     for file in files:
         tensors |= _read(file, name=name)
     return tensors
-
-
-def read_index(file: Path, *, name: str) -> dict[str, str]:
-    """The file of each tensor, by the index of a checkpoint in parts. Raises ModelError where it is no such index."""
-    found: Any = read_json(file, name=name)
-    files = found.get("weight_map") if isinstance(found, dict) else None
-    if not isinstance(files, dict) or not all(
-        isinstance(each, str) and Path(each).name == each for each in files.values()
-    ):
-        raise ModelError(f"{name}: {file.name} has no 'weight_map' of tensors and the names of files beside it")
-    return files
 
 
 def _read(file: Path, *, name: str) -> dict[str, Tensor]:

@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from foretell.core.errors import ModelError
-from foretell.methods.common.files import read_index
+from foretell.model.checkpoint import read_index
 
 
 @dataclass(frozen=True)
