@@ -21,8 +21,14 @@ INLINE __m256 half_load(unsigned bits, const float *p) {
   return bits == 0xff ? _mm256_loadu_ps(p) : bits ? _mm256_maskload_ps(p, lane_mask(bits)) : _mm256_setzero_ps();
 }
 INLINE void half_store(float *p, unsigned bits, __m256 x) {
-  if (bits == 0xff) _mm256_storeu_ps(p, x);
-  else if (bits) _mm256_maskstore_ps(p, lane_mask(bits), x);
+  if (bits == 0xff) {
+    _mm256_storeu_ps(p, x);
+    return;
+  }
+  float held[8]; /* masked stores take dozens of cycles on some CPUs */
+  _mm256_storeu_ps(held, x);
+  for (int i = 0; i < 8; i++)
+    if (bits >> i & 1) p[i] = held[i];
 }
 INLINE vec v_load_some(Lanes lanes, const float *p) {
   return HALVES(half_load(lanes & 0xff, p), half_load(lanes >> 8, p + 8));
@@ -74,10 +80,15 @@ INLINE __m256 merge2(__m256 a, __m256 b) {
 INLINE __m256 merge1(__m256 a, __m256 b) {
   return _mm256_add_ps(_mm256_shuffle_ps(a, b, 0x88), _mm256_shuffle_ps(a, b, 0xdd));
 }
-INLINE __m256 half_sums(const vec *v) {
+INLINE __m256 tree8(const __m256 *v) { /* of vectors whose lanes i and i + 8 have been added */
   __m256 a[4];
-  UNROLL for (int i = 0; i < 4; i++) a[i] = merge4(merge8(v[i]), merge8(v[i + 4]));
+  UNROLL for (int i = 0; i < 4; i++) a[i] = merge4(v[i], v[i + 4]);
   return merge1(merge2(a[0], a[1]), merge2(a[2], a[3]));
+}
+INLINE __m256 half_sums(const vec *v) {
+  __m256 a[8];
+  UNROLL for (int i = 0; i < 8; i++) a[i] = merge8(v[i]);
+  return tree8(a);
 }
 INLINE vec sums16(const vec *v) { return HALVES(half_sums(v), half_sums(v + 8)); }
 INLINE vec sums8(const vec *v) { return HALVES(half_sums(v), _mm256_setzero_ps()); }
@@ -121,12 +132,7 @@ INLINE bf16x32 v_load_bf16(const bf16 *p, int64_t n) {
   const int64_t lo = MIN(n, 16), hi = MIN(n - lo, 16);
   return (bf16x32){h_load_some((Lanes)((1u << lo) - 1), p), h_load_some((Lanes)((1u << hi) - 1), p + lo)};
 }
-static const int32_t ODD[8] __attribute__((aligned(32))) = {-65536, -65536, -65536, -65536, -65536, -65536, -65536, -65536};
-INLINE __m256 half_odd(__m256i x) { /* the mask stays in memory: tiles need all registers */
-  __m256 y;
-  __asm__("vpand %2, %1, %0" : "=x"(y) : "x"(x), "m"(*(const __m256i *)ODD));
-  return y;
-}
+INLINE __m256 half_odd(__m256i x) { return _mm256_castsi256_ps(_mm256_and_si256(x, _mm256_set1_epi32(-65536))); }
 INLINE __m256 half_even(__m256i x) { return _mm256_castsi256_ps(_mm256_slli_epi32(x, 16)); }
 INLINE vec odd_floats(bf16x32 x) { return HALVES(half_odd(x.lo), half_odd(x.hi)); }
 INLINE vec even_floats(bf16x32 x) { return HALVES(half_even(x.lo), half_even(x.hi)); }
@@ -136,43 +142,14 @@ INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) { /* odd elements first, as
 
 /* What tiles work in: one half of a vec after the other, so that more accumulators fit into 16 registers. */
 typedef __m256 part;
-enum { PARTS = 2, GROUP = 6 /* activation rows of one tile at most */, PHASES = 2, SCORES = 4, MIXED = 4 };
+enum { PARTS = 2, GROUP = 6 /* activation rows of one tile at most */, SCORES = 4, MIXED = 4 };
 INLINE vec join(const part *parts) { return HALVES(parts[0], parts[1]); }
 INLINE part p_zero(void) { return _mm256_setzero_ps(); }
 INLINE part p_fma(part a, part b, part c) { return _mm256_fmadd_ps(a, b, c); }
 INLINE part p_load(const float *p) { return _mm256_loadu_ps(p); }
 INLINE part p_tail(const float *p, int64_t n) { return half_load((1u << n) - 1, p); }
-INLINE part phase_of(__m256i x, int phase) { return phase ? half_even(x) : half_odd(x); }
-INLINE part p_load_bf16(const bf16 *p, int phase) { return phase_of(_mm256_loadu_si256((const __m256i *)p), phase); }
-INLINE part p_tail_bf16(const bf16 *p, int64_t n, int phase) {
-  return phase_of(h_load_some((Lanes)((1u << n) - 1), p), phase);
-}
-INLINE part p_fma_bf16(part a, part b, part c) { /* gcc would move accumulators about, and some out of registers */
-  __asm__("vfmadd231ps %2, %1, %0" : "+x"(c) : "x"(a), "x"(b));
-  return c;
-}
-
-/* bf16 activations are widened once for a block of weight rows: of each 16 the odd ones, then the even ones. */
-typedef float input_bf16;
-enum {
-  BLOCK = 48,          /* weight rows that share a pass over the activations */
-  INPUT_BYTES = 24576, /* of activations and of a tile's weights, which both stay in L1 */
-  PREPARED = (INPUT_BYTES + GROUP * 96 * 4) / 32,
-};
-static const float *prepare_bf16(const bf16 *x, int64_t *ldx, int64_t rows, int64_t n, part *to) {
-  const int64_t ld = (n + 31) / 32 * 32 + 16; /* rows must not share cache sets */
-  for (int64_t i = 0; i < rows; i++)
-    for (int64_t k = 0; k < n; k += 16) {
-      const bf16x16 v = h_load_some((Lanes)((1u << MIN(n - k, 16)) - 1), x + i * *ldx + k);
-      float *at = (float *)to + i * ld + k;
-      _mm256_storeu_ps(at, half_odd(v)), _mm256_storeu_ps(at + 8, half_even(v));
-    }
-  *ldx = ld;
-  return (const float *)to;
-}
-INLINE part p_input_bf16(const float *p, int phase) { return _mm256_loadu_ps(p + 8 * phase); }
-#define p_input_tail_bf16(p, n, phase) p_input_bf16(p, phase) /* zeros follow the last value, up to 16 */
-#define KEEP_INPUT_bf16(a) __asm__("" : "+v"(a))
+enum { INPUT_BYTES = 24576 /* of activations and of a tile's weights, which both stay in L1 */ };
+enum { BLOCK = 48 /* weight rows that share a pass over the activations */ };
 
 /* Tiles of M activation rows by R weight rows: R * M accumulators, the fewer of both and one of the other fill 16
  * registers. */

@@ -109,16 +109,7 @@ INLINE part p_tail_bf16(const bf16 *p, int64_t n, int phase) {
 INLINE part p_fma_bf16(part a, part b, part c) { return v_fma(a, b, c); }
 #endif
 
-/* Activations are read as they are. */
-typedef bf16 input_bf16;
-enum { BLOCK = 24 /* weight rows that share a pass over the activations; every R but 8 divides its half too */, PREPARED = 1 };
-INLINE const bf16 *prepare_bf16(const bf16 *x, int64_t *ldx, int64_t rows, int64_t n, part *to) {
-  (void)ldx, (void)rows, (void)n, (void)to;
-  return x;
-}
-#define p_input_bf16 p_load_bf16
-#define p_input_tail_bf16 p_tail_bf16
-#define KEEP_INPUT_bf16(a)
+enum { BLOCK = 24 /* weight rows that share a pass over the activations; every R but 8 divides its half too */ };
 enum { INPUT_BYTES = 0 };
 
 /* Tiles of M activation rows by R weight rows: R * M accumulators, R weights and an activation fill 32 registers. */

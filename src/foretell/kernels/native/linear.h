@@ -5,29 +5,19 @@
 #include "amx_quant.h"
 #include "quant.h"
 
-/* How a type is read: a part of the weights, the last n values of them, the same of the activations, and in how many
- * phases (see p_load_bf16). */
+/* How a type is read: a part of weights or activations, the last n values of them, and in how many phases (see
+ * p_load_bf16). By AVX2 alone, bf16 has tiles of its own: linear_avx2.h. */
 #define PHASES_float 1
 #define LOAD_float(p, phase) p_load(p)
 #define TAIL_float(p, n, phase) p_tail(p, n)
-#define INPUT_float(p, phase) p_load(p)
-#define INPUT_TAIL_float(p, n, phase) p_tail(p, n)
 /* One load, where gcc would fold one into each of the R products (which float takes a fifth longer by). */
 #define KEEP_float(a) __asm__("" : "+v"(a))
 #define FMA_float p_fma
 #define PHASES_bf16 PHASES
 #define LOAD_bf16 p_load_bf16
 #define TAIL_bf16 p_tail_bf16
-#define INPUT_bf16 p_input_bf16
-#define INPUT_TAIL_bf16 p_input_tail_bf16
-#define KEEP_bf16(a) KEEP_INPUT_bf16(a)
+#define KEEP_bf16(a)
 #define FMA_bf16 p_fma_bf16
-#define PREPARED_float 1
-#define PREPARE_float(x, ldx, rows, n, to) ((void)(to), x)
-typedef float input_float;
-#define PREPARED_bf16 PREPARED
-#define PREPARE_bf16 prepare_bf16
-#define RELOAD __asm__ volatile("" ::: "memory")
 #define STEP_OF(T) (64 / (int64_t)sizeof(T)) /* values of a tile's step: those of a vec, or pairs of bf16 */
 
 /* Sum i of a tile belongs to row i / R, column i % R of the output; y holds those from `at` on: one masked store a row. */
@@ -48,13 +38,13 @@ typedef float input_float;
 /* out[m, r] (+)= bias[r] + sum over k of x[m, k] * w[r, k], for one chunk of n values of k (a multiple of a step, followed
  * by `tail` more in the last chunk); parked holds the accumulators between chunks. */
 #define DEFINE_TILE(T)                                                                                                 \
-  INLINE void tile_##T(const int M, const int R, const input_##T *x, int64_t ldx, const T *w, int64_t ldw, int64_t n,  \
+  INLINE void tile_##T(const int M, const int R, const T *x, int64_t ldx, const T *w, int64_t ldw, int64_t n,          \
                        int64_t tail, part *parked, int first, int last, const float *bias, float *out, int64_t ldo,    \
                        int add, const char *ahead_first, int64_t ahead_row, int64_t ahead_step) {                      \
     const int64_t step = STEP_OF(T), wide = step / PARTS;                                                              \
     part flat[32][PARTS];                                                                                              \
     UNROLL for (int h = 0; h < PARTS; h++) {                                                                           \
-      const input_##T *const xh = x + h * wide;                                                                        \
+      const T *const xh = x + h * wide;                                                                                \
       const T *const wh = w + h * wide;                                                                                \
       part acc[8][GROUP];                                                                                              \
       UNROLL for (int r = 0; r < R; r++) UNROLL for (int m = 0; m < M; m++)                                            \
@@ -62,14 +52,13 @@ typedef float input_float;
       const char *ahead = ahead_first;                                                                                 \
       for (int64_t k = 0; k < n; k += step, ahead += ahead_step)                                                       \
         UNROLL for (int phase = 0; phase < PHASES_##T; phase++) {                                                      \
-          if (PARTS > 1 && phase) RELOAD; /* weights that stayed in registers would push accumulators out */           \
           part a[GROUP], b[8]; /* the fewer of them stay in registers */                                               \
           UNROLL for (int r = 0; r < R; r++) {                                                                         \
             if (h == 0 && phase == 0) prefetch(ahead + r * ahead_row);                                                 \
             if (R <= M || PARTS == 1) b[r] = LOAD_##T(wh + r * ldw + k, phase);                                        \
           }                                                                                                            \
           UNROLL for (int m = 0; m < M; m++) {                                                                         \
-            a[m] = INPUT_##T(xh + m * ldx + k, phase);                                                                 \
+            a[m] = LOAD_##T(xh + m * ldx + k, phase);                                                                  \
             KEEP_##T(a[m]);                                                                                            \
             if (R <= M || PARTS == 1) UNROLL for (int r = 0; r < R; r++) acc[r][m] = FMA_##T(a[m], b[r], acc[r][m]);   \
           }                                                                                                            \
@@ -84,7 +73,7 @@ typedef float input_float;
         UNROLL for (int phase = 0; phase < PHASES_##T; phase++) UNROLL for (int r = 0; r < R; r++) {                   \
           const part b = TAIL_##T(wh + r * ldw + n, some, phase);                                                      \
           UNROLL for (int m = 0; m < M; m++)                                                                           \
-              acc[r][m] = FMA_##T(INPUT_TAIL_##T(xh + m * ldx + n, some, phase), b, acc[r][m]);                        \
+              acc[r][m] = FMA_##T(TAIL_##T(xh + m * ldx + n, some, phase), b, acc[r][m]);                              \
         }                                                                                                              \
       }                                                                                                                \
       UNROLL for (int r = 0; r < R; r++) UNROLL for (int m = 0; m < M; m++)                                            \
@@ -102,7 +91,7 @@ typedef float input_float;
  * `count` weight rows, a multiple of its R. In each step of k a tile prefetches R lines, ahead_row bytes apart; ahead_step
  * bytes lie between those of two steps, and ahead_tile between those of two tiles. */
 #define TILE_ARGS(T)                                                                                                   \
-  int64_t count, const input_##T *x, int64_t ldx, const T *w, int64_t ldw, int64_t n, int64_t tail, part *parked, int first,\
+  int64_t count, const T *x, int64_t ldx, const T *w, int64_t ldw, int64_t n, int64_t tail, part *parked, int first,   \
       int last, const float *bias, float *out, int64_t ldo, int add, const char *ahead, int64_t ahead_row,             \
       int64_t ahead_step, int64_t ahead_tile
 #define DEFINE_ONE(T, M, R)                                                                                            \
@@ -126,7 +115,7 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
   /* Rows [a, b) of w [.., K] times all `rows` of x; `next` is what this thread will read after row b. */              \
   static void linear_##T(const T *w, int64_t K, int64_t a, int64_t b, const T *x, int64_t ldx, int64_t rows,           \
                          const float *bias, float *out, int64_t ldo, int add, const void *next) {                      \
-    part parked[BLOCK * GROUP * PARTS], prepared[PREPARED_##T];                                                        \
+    part parked[BLOCK * GROUP * PARTS];                                                                                \
     const int64_t bytes = sizeof(T), step = STEP_OF(T), whole = K / step * step;                                       \
     const char *end = (const char *)(w + b * K);                                                                       \
     const int64_t half = (b - a) * K * bytes / 2;                                                                      \
@@ -137,14 +126,12 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
         const int64_t groups = (rows - m0 + GROUP - 1) / GROUP;                                                        \
         size = (rows - m0 + groups - 1) / groups;                                                                      \
         const int64_t limit = PARTS > 1 ? INPUT_BYTES : rows > GROUP ? REUSE_BYTES : CHUNK_BYTES;                      \
-        const int64_t each = size * (int64_t)sizeof(input_##T) + (PARTS > 1 ? TILE_ROWS[size] * bytes : 0);            \
+        const int64_t each = size * bytes + (PARTS > 1 ? TILE_ROWS[size] * bytes : 0);                                 \
         const int64_t chunks = MAX(1, (whole * each + limit - 1) / limit);                                             \
         const int64_t chunk = MAX(step, (whole / step + chunks - 1) / chunks * step);                                  \
         for (int64_t k = 0;; k += chunk) {                                                                             \
           const int last = k + chunk >= whole;                                                                         \
           const int64_t n = MIN(chunk, whole - k);                                                                     \
-          int64_t ldi = ldx;                                                                                           \
-          const input_##T *in = PREPARE_##T(x + m0 * ldx + k, &ldi, size, last ? n + K - whole : n, prepared);         \
           const T *coming = last ? x + MIN(m0 + size, rows - 1) * ldx : x + m0 * ldx + k + chunk;                      \
           for (int64_t r = r0, size_r, count; r < r1; r += count) { /* whole tiles, then single rows */                \
             size_r = r == r0 && r + TILE_ROWS[size] <= r1 ? TILE_ROWS[size] : 1;                                       \
@@ -157,7 +144,7 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
             /* Weights that were read for the rows before are near: fetch the next rows' activations, one a tile. */   \
             if (m0) ahead = (const char *)coming, ahead_row = 0;                                                       \
             else if (n == whole) ahead_row = 64, ahead_step *= size_r; /* a tile is one piece of memory: in its order */\
-            (size_r == 1 ? single_##T : wide_##T)[size](count, in, ldi, from, K, n, K - whole,                         \
+            (size_r == 1 ? single_##T : wide_##T)[size](count, x + m0 * ldx + k, ldx, from, K, n, K - whole,           \
                                                         parked + (r - r0) * size * PARTS, k == 0, last,                \
                                                         bias ? bias + r : 0, out + m0 * ldo + r, ldo, add, ahead,      \
                                                         ahead_row, ahead_step, ahead_tile);                            \
@@ -168,8 +155,10 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
     }                                                                                                                  \
   }
 DEFINE_LINEAR(float)
-#if !AMX
+#if !AMX && defined(__AVX512F__)
 DEFINE_LINEAR(bf16)
+#elif !AMX
+#include "linear_avx2.h"
 #endif
 
 /* Rows [a, b) of w times `rows` activation rows x [rows, ldx], plus bias (or NULL), to out [rows, ldo], or added to it.
