@@ -72,6 +72,12 @@ INLINE ints i_join(ints start, ints x) {
 
 typedef struct { __m256i lo, hi; } ints;
 
+/* A sum that is made here: gcc would make all products first, put them into memory and add them up by a tree. */
+INLINE __m256i here(__m256i x) {
+  __asm__("" : "+x"(x));
+  return x;
+}
+
 INLINE ints i_zero(void) { return (ints){_mm256_setzero_si256(), _mm256_setzero_si256()}; }
 INLINE ints i_load(const void *p) {
   return (ints){_mm256_loadu_si256((const __m256i *)p), _mm256_loadu_si256((const __m256i *)p + 1)};
@@ -129,7 +135,7 @@ INLINE ints i_dot_byte(ints acc, ints c, ints a) { return i_dot_small(acc, c, a)
 INLINE ints i_back128(const int32_t *p) { return i_all(p); }
 #else
 INLINE __m256i dot_small(__m256i acc, __m256i c, __m256i a) {
-  return _mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(c, a), _mm256_set1_epi16(1)));
+  return here(_mm256_add_epi32(acc, _mm256_madd_epi16(_mm256_maddubs_epi16(c, a), _mm256_set1_epi16(1))));
 }
 INLINE ints i_dot_small(ints acc, ints c, ints a) {
   return (ints){dot_small(acc.lo, c.lo, a.lo), dot_small(acc.hi, c.hi, a.hi)};
@@ -145,7 +151,9 @@ INLINE ints i_back128(const int32_t *p) { return i_zero(); }
 #ifdef __AVXVNNI__
 #define DOTS_OF_32
 #else
-INLINE ints i_add16(ints a, ints b) { return (ints){_mm256_add_epi16(a.lo, b.lo), _mm256_add_epi16(a.hi, b.hi)}; }
+INLINE ints i_add16(ints a, ints b) {
+  return (ints){here(_mm256_add_epi16(a.lo, b.lo)), here(_mm256_add_epi16(a.hi, b.hi))};
+}
 INLINE ints i_pairs(ints c, ints a) {
   return (ints){_mm256_maddubs_epi16(c.lo, a.lo), _mm256_maddubs_epi16(c.hi, a.hi)};
 }
