@@ -1,11 +1,12 @@
 """Time of a decode step outside the models' passes, by part, as a share of a plain pass.
 
     python benchmarks/outside.py --target SmolLM2-135M --head bundled/smollm2-135m/eagle3 [--dtype bfloat16]
-        [--cases plain suffix eagle3 draft_model] [--settings T0 T1 top_p top_k penalty] [--eager]
+        [--cases plain suffix eagle3 draft_model hybrid] [--settings T0 T1 top_p top_k penalty] [--weights int8] [--eager]
 
 Of each part the least and the median microseconds of all steps of its kind are printed; "plain" is the pass of plain
 decoding at the same setting, and the share is that of the least (the median) of "outside" in it. ``--eager`` makes the
-distributions of all nodes at once: the slow twin of what is made when it is read.
+distributions of all nodes at once: the slow twin of what is made when it is read. A case that begins with "auto:" guesses
+where the planner lets it; its steps without a guess have a row of their own: what deciding costs those who do not guess.
 
     propose   the drafter, without passes of a draft model or of a head in C ("head")
     layout    slots, positions, ancestry
@@ -19,6 +20,7 @@ distributions of all nodes at once: the slow twin of what is made when it is rea
 import argparse
 from collections import defaultdict
 from collections.abc import Callable
+from dataclasses import replace
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -120,6 +122,7 @@ def main() -> None:
         "--draft", default="bundled/draft", help="the model for draft_model; one vocabulary with the target"
     )
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--weights", default="auto")
     parser.add_argument("--tokens", type=int, default=96)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--cases", nargs="+", default=["plain", "suffix", "eagle3"])
@@ -131,36 +134,46 @@ def main() -> None:
     configs: dict[str, Any] = {
         "plain": "none", "suffix": {"method": "suffix"}, "eagle3": eagle,
         "draft_model": {"method": "draft_model", "model": args.draft, "num_speculative_tokens": 3},
+        "hybrid": {"method": "hybrid", **({"model": args.head} if args.head else {})},
     }  # fmt: skip
     clock, steps = Clock(), list[dict[str, float]]()
     instrument(clock, steps, eager=args.eager)
-    base = Engine.load(args.target, dtype=args.dtype, speculative="none")
+    base = Engine.load(args.target, dtype=args.dtype, weights=args.weights, speculative="none")
     ids = [10 + k * 7919 % 500 for k in range(60)] * 2
     plain: dict[str, tuple[float, float]] = {}
     print(f"{args.target}, {args.dtype}, {args.threads} threads, {'eager' if args.eager else 'when read'}; "
           "microseconds, least / median")  # fmt: skip
-    print(f"{'case':20} {'nodes':>5} " + " ".join(f"{part:>13}" for part in PARTS) + "  share of a plain pass")
+    print(f"{'case':28} {'nodes':>5} " + " ".join(f"{part:>13}" for part in PARTS) + "  share of a plain pass")
     for case in args.cases:
-        engine = base if case == "plain" else base.with_method(configs[case])
+        auto, method = case.startswith("auto:"), case.removeprefix("auto:")
+        engine = base if case == "plain" else base.with_method(configs[method], speculation="auto" if auto else "on")
         for name in args.settings:
             params = SamplingParams(seed=3, max_new_tokens=args.tokens, ignore_eos=True, **SETTINGS[name])
             engine.generate(ids, params)
             steps.clear()
-            engine.generate(ids, params)
-            chosen = [step for step in steps if case == "plain" or step["nodes"] > 1]
-            if not chosen:
-                print(f"{case + ' ' + name:20} no step had a guess")
-                continue
-            low = {part: min(1e6 * step.get(part, 0.0) for step in chosen) for part in PARTS}
-            mid = {part: median(1e6 * step.get(part, 0.0) for step in chosen) for part in PARTS}
-            if case == "plain":
-                plain[name] = low["pass"], mid["pass"]
-            nodes = median(step["nodes"] for step in chosen)
-            figures = " ".join(f"{low[part]:6.0f}/{mid[part]:6.0f}" for part in PARTS)
-            share = ""
-            if name in plain:
-                share = f"{low['outside'] / plain[name][0]:7.1%} ({mid['outside'] / plain[name][1]:.1%})"
-            print(f"{case + ' ' + name:20} {nodes:5.0f} {figures} {share}", flush=True)
+            engine.generate(ids, params if not auto else replace(params, seed=4))  # no text that is known by heart
+            for kind in ("", " no guess") if auto else ("",):
+                chosen = [step for step in steps if case == "plain" or (step["nodes"] > 1) == (kind == "")]
+                report(f"{case} {name}{kind}", chosen, plain, name if case == "plain" else None, name)
+
+
+def report(
+    title: str, chosen: list[dict[str, float]], plain: dict[str, tuple[float, float]], is_plain: str | None, name: str
+) -> None:
+    """Print a row; that of plain decoding is kept in ``plain`` by its setting."""
+    if not chosen:
+        print(f"{title:28} no such step")
+        return
+    low = {part: min(1e6 * step.get(part, 0.0) for step in chosen) for part in PARTS}
+    mid = {part: median(1e6 * step.get(part, 0.0) for step in chosen) for part in PARTS}
+    if is_plain is not None:
+        plain[is_plain] = low["pass"], mid["pass"]
+    nodes = median(step["nodes"] for step in chosen)
+    figures = " ".join(f"{low[part]:6.0f}/{mid[part]:6.0f}" for part in PARTS)
+    share = ""
+    if name in plain:
+        share = f"{low['outside'] / plain[name][0]:7.1%} ({mid['outside'] / plain[name][1]:.1%})"
+    print(f"{title:28} {nodes:5.0f} {figures} {share}", flush=True)
 
 
 if __name__ == "__main__":

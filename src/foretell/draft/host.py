@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import torch
 
-from foretell.core.tree import TokenTree
+from foretell.core.tree import TokenTree, root_tree
 from foretell.draft.base import Context
 
 Node = tuple[int, int]
@@ -31,6 +31,8 @@ def depth_first(nodes: Sequence[Node]) -> list[Node]:
 
 def tree_of(context: Context, rows: Sequence[Sequence[Node]]) -> TokenTree:
     """One FIXED tree a row, of guesses in depth-first order; rows may have none."""
+    if not any(rows):
+        return root_tree(context.pending)
     width = 1 + max(map(len, rows))
     tokens = [[0, *(token for _, token in nodes), *[0] * (width - 1 - len(nodes))] for nodes in rows]
     parents = [[-1, *(parent for parent, _ in nodes), *[-1] * (width - 1 - len(nodes))] for nodes in rows]

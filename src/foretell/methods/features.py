@@ -41,12 +41,15 @@ class FeatureBuffer:
 
     def read_prompt(self, chunk: PromptChunk) -> None:
         """Take in a chunk of each row's prompt. It must begin where the row's known features end."""
-        self._add(chunk.taps.clone(), chunk.count, chunk.start, late=False)
+        self._add(chunk.taps.clone(), chunk.count, chunk.start)
 
     def observe(self, commit: Commit) -> None:
         """Take in the features of the kept nodes: the root's, which was pending, and those of the accepted tokens."""
         assert commit.taps is not None, "a method that declares no taps receives none"
         taps, paths = commit.taps, commit.path
+        if commit.tree.num_nodes == 1 and self.prepare is not None:
+            self._wait(taps.clone().unbind(), paths)  # every other way to say it is one more call behind an emptied cache
+            return
         counts = [len(path) for path in paths]
         width = max(counts)
         leading = all(path[-1] == len(path) - 1 for path in paths)  # a path ascends: it is then 0, 1, 2, ...
@@ -57,11 +60,21 @@ class FeatureBuffer:
         else:
             nodes = torch.tensor([path + [0] * (width - len(path)) for path in paths], device=taps.device)
             block = taps[torch.arange(len(paths), device=taps.device)[:, None], nodes]
-        self._add(block, counts, late=commit.tree.num_nodes == 1)
+        self._add(block, counts)
 
-    def _add(self, block: Tensor, counts: Sequence[int], starts: Sequence[int] | None = None, *, late: bool) -> None:
-        """Row b's first counts[b] features of a block [B, n, T * H]. late: made when they are asked for."""
-        late = (late and self.prepare is not None) or any(self._taps)  # they are made in order
+    def _wait(self, taps: Sequence[Tensor], paths: Sequence[Sequence[int]]) -> None:
+        """Taps [1, T * H] of each row's root, of which features are made when they are asked for."""
+        self._block = None
+        for row, (piece, path) in enumerate(zip(taps, paths, strict=True)):
+            if path:
+                self._taps[row].append(piece)
+                self.count[row] += 1
+        if any(len(pieces) >= TOGETHER for pieces in self._taps):
+            self._make(range(len(self.count)))
+
+    def _add(self, block: Tensor, counts: Sequence[int], starts: Sequence[int] | None = None) -> None:
+        """Row b's first counts[b] features of a block [B, n, T * H]."""
+        late = any(self._taps)  # they are made in order
         if not late and self.prepare is not None:
             block = self.prepare(block)
         self._block = None if late or any(self.count) else block

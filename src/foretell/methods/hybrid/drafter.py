@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.noise import Noise
-from foretell.core.tree import DrawMode, TokenTree, pad_tree
+from foretell.core.tree import DrawMode, TokenTree, pad_tree, root_tree
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
 from foretell.draft.host import Node, tree_of
 from foretell.draft.shapes import Chain, Shape
@@ -86,6 +86,9 @@ class HybridDrafter(Drafter):
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains in rows that follow a suffix, the second method's in all others that may spend time."""
+        if not any(context.depth_limit):  # asked not to guess, as in most steps where guessing does not pay
+            self._found = self._scores = None
+            return root_tree(context.pending)
         found = self.suffix.guesses(context, shape)
         self._found = [
             (min(limit, shape.depth), [token for _, token in guess])
@@ -119,11 +122,13 @@ class HybridDrafter(Drafter):
         ]  # fmt: skip
         if self._scores is None:
             return
+        scores, self._scores = self._scores, None
+        if commit.tree.num_nodes == 1:
+            return
         width = [max(0, count - 1) for count in commit.tree.valid.sum(1).tolist()]
-        for worth, score, path, guessed in zip(self.worths, self._scores, commit.path, width, strict=True):
+        for worth, score, path, guessed in zip(self.worths, scores, commit.path, width, strict=True):
             if guessed:
                 (worth.of(score) if score else worth.second).add(len(path) - 1.0)
-        self._scores = None
 
     @property
     def light_steps(self) -> Sequence[LightStep] | None:
