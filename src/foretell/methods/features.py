@@ -48,7 +48,8 @@ class FeatureBuffer:
         assert commit.taps is not None, "a method that declares no taps receives none"
         taps, paths = commit.taps, commit.path
         if commit.tree.num_nodes == 1 and self.prepare is not None:
-            self._wait(taps.clone().unbind(), paths)  # every other way to say it is one more call behind an emptied cache
+            # Two calls: each is slow behind a pass that has emptied the caches.
+            self._wait(taps.clone().unbind(), paths)
             return
         counts = [len(path) for path in paths]
         width = max(counts)
