@@ -181,6 +181,27 @@ def test_bits_do_not_depend_on_width_tree_batch_slot_span_or_threads(kind: str, 
     assert torch.equal(logits_of(model, text, chain(1, 34), torch.tensor([0]), cache)[0], plain)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_rows_longer_than_a_chunk_give_the_same_bits_at_any_width(dtype: torch.dtype) -> None:
+    """Sums of 2,100 products, the last four behind whole lines: of several rows they are made in chunks."""
+    module, model = native_of("llama", dtype, intermediate_size=2100)
+    text = tokens_of(1, 26, seed=3)
+    made = []
+    for width in (1, 2, 3, 4, 5, 6, 7, 8, 13, 26):
+        cache = model.new_cache(1, CAPACITY)
+        parts = [
+            logits_of(
+                model, text[:, start : start + width], chain(1, min(width, 26 - start)), torch.tensor([start]), cache
+            )
+            for start in range(0, 26, width)
+        ]
+        made.append(torch.cat(parts, 1))
+    for logits in made[1:]:
+        assert torch.equal(logits, made[0])
+    error = (made[0] - module.float()(text).logits).abs().max()
+    assert error < (1e-4 if dtype == torch.float32 else 0.05)
+
+
 def variants() -> list[str]:
     """The variants of the native kernel that this CPU can run, but for its own: each is compiled first."""
     try:
