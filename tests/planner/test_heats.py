@@ -103,7 +103,7 @@ def test_misses_at_one_heat_leave_hope_at_another() -> None:
     feed(acceptance, DRAWN, 0, 200)
     (drawn, hope_drawn), (greedy, hope_greedy) = first(acceptance, DRAWN), first(acceptance, GREEDY)
     assert drawn < greedy < 0.35
-    assert hope_greedy > hope_drawn + 0.15, "so it is tried"
+    assert hope_greedy > 0.6 > 0.4 > hope_drawn, "so it is tried"
 
 
 def test_one_heat_alone_is_reckoned_as_before_there_were_several() -> None:

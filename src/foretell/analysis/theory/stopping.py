@@ -64,7 +64,9 @@ def oracle_speed(accepted: Tensor, draft_cost: float, *, target_cost: TargetCost
     """
     check_cost(draft_cost, "draft_cost")
     if not len(accepted):
-        raise ConfigError("the speed of no steps is unknown; expected accepted guesses of one step at least, given none")
+        raise ConfigError(
+            "the speed of no steps is unknown; expected accepted guesses of one step at least, given none"
+        )
     most = int(accepted.max())
     cost = torch.tensor([step_cost(target_cost(g + 1), g, draft_cost) for g in range(most + 1)], dtype=torch.float64)
     gain = torch.arange(1, most + 2, dtype=torch.float64)
