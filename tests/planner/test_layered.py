@@ -183,7 +183,7 @@ def test_another_table_forgets_what_the_whole_method_brought() -> None:
 def test_steps_that_are_not_planned_are_those_that_would_have_been(
     found: float, guess: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner_module, "perf_counter", lambda: 0.0)
+    monkeypatch.setattr(planner_module, "thread_time", lambda: 0.0)
 
     class Resting(Text):
         rested = 0

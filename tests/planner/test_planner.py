@@ -1,6 +1,7 @@
 """The planner: its search against brute force, its decisions at the extremes, and what its trials may cost."""
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -275,6 +276,37 @@ def test_the_speedup_is_unknown_where_no_plain_step_was_seen_and_never_above_the
         assert other.speedup is None or other.speedup <= 2.0
 
 
+def test_a_machine_that_stood_still_is_not_the_speed_of_the_next_thousand_steps() -> None:
+    run = Run(planner(), [0.95]).steps(300)
+    before = run.planner.speedup
+    assert before is not None
+    (cap,) = run.planner.plan([RowView("0", "m", 4, 99)])
+    run.planner.observe(StepObservation(1, [RowStep("0", "m", cap, cap, cap)], 0.1, 3600.0, 0.0))
+    after = run.planner.speedup
+    assert after is not None
+    assert 0.85 * before < after < before
+    run.steps(400)
+    assert run.planner.speedup == pytest.approx(before, rel=0.1)
+
+
+def test_standing_still_while_it_is_decided_does_not_end_all_trials(monkeypatch: pytest.MonkeyPatch) -> None:
+    run = Run(planner(guess=0.4), [0.2]).steps(100)
+    real = planner_module.search
+
+    def stopped(given: Problem) -> object:
+        clock[0] += 600.0
+        return real(given)
+
+    clock = [time.perf_counter()]
+    monkeypatch.setattr(planner_module, "search", stopped)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    monkeypatch.setattr(planner_module, "perf_counter", lambda: clock[0], raising=False)
+    spent = run.planner.trial_seconds
+    run.steps(100)
+    assert clock[0] > 600.0
+    assert run.planner.trial_seconds < spent + 10.0
+
+
 @pytest.mark.parametrize("batch", [1, 8])
 def test_nonsense_stops_at_once_and_costs_next_to_nothing(batch: int) -> None:
     run = Run(planner(), [0.0] * batch).steps(300)
@@ -402,7 +434,7 @@ def test_another_table_is_planned_by_from_then_on() -> None:
 def test_steps_that_are_not_planned_are_those_that_would_have_been(
     rates: list[float], guess: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(planner_module, "perf_counter", lambda: 0.0)  # what deciding takes is the machine's
+    monkeypatch.setattr(planner_module, "thread_time", lambda: 0.0)  # what deciding takes is the machine's
 
     class Resting(Run):
         rested = 0

@@ -15,6 +15,7 @@ import torch
 
 from foretell.core.noise import Noise
 from foretell.core.tree import DrawnBy
+from foretell.kernels import residual as residual_module
 from foretell.verify import VERIFIERS, Evidence, Verifier, draw
 from foretell.verify import base as base_module
 from tests.verify.enumerate import (  # fmt: skip
@@ -114,6 +115,35 @@ def test_every_shape_at_v_4(verifier: Verifier, most: int) -> None:
     for parent in shapes(most):
         for case in labelled(parent, 4, num_mixed=2, seed=1):
             assert error(verifier, case, probs) < TOLERANCE, case
+
+
+@named(EXACT_RULES)
+@pytest.mark.parametrize("kernel", ["c", "torch"])
+def test_a_q_that_does_not_sum_to_one_is_not_believed(
+    verifier: Verifier, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A drafter's scores, or what is left of a distribution: off by .17 and more before, in silence. Such children are
+    FIXED ones, which are exact however they were drawn."""
+    if kernel == "torch":
+        monkeypatch.setattr(residual_module, "residual_library", lambda: None)
+    probs = tables(3, 3, 0, sparse_p=0.2)
+    cases = [Case((-1, 0, 1), (F, I, I))]
+    if not verifier.chains_only:
+        cases += [Case((-1, 0, 0, 1), (F, I, I, I)), Case((-1, 0, 0), (F, W, W)), Case((-1, 0, 0, 0), (F, I, I, F))]
+    for case in cases:
+        out = drafts(case, probs)
+        assert out.tree.q is not None
+        whole = verifier.stops(Evidence(out.tree, out.p)).stops
+        for factor in (0.5, 1.002, 30.0, 1e-30):
+            for only in (slice(None), slice(0, 1)):
+                q = out.tree.q.clone()
+                q[:, only] *= factor
+                told = Evidence(replace(out.tree, q=q), out.p)
+                emitted = emitted_joint(verifier, out, probs, told)
+                assert float((emitted - target_joint(probs, max(case.depths) + 1)).abs().max()) < TOLERANCE, factor
+                assert not torch.allclose(verifier.stops(told).stops, whole, atol=1e-3)
+        near = Evidence(replace(out.tree, q=out.tree.q * (1 + 1e-5)), out.p)  # what float32 and bfloat16 leave
+        assert torch.allclose(verifier.stops(near).stops, whole, atol=1e-3)
 
 
 # Mutants of the evidence: a drafter that lies, a caller that mixes up. Every rule must give another distribution then.

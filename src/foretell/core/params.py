@@ -15,6 +15,15 @@ LogitsProcessor = Callable[["Tensor", "Tensor"], "Tensor"]
 """A user's own rule: (ids int64 [L] of prefix and path, logits float [V]) -> logits [V]. It must be pure: it is called
 for nodes that are never emitted, in any order."""
 
+ALIKE, MOST_ALIKE = 0.4, 4
+"""Temperatures above 0 that are alike: below ALIKE, below 2 ALIKE, ... up to all above MOST_ALIKE of them."""
+
+
+def heat_of(temperature: float) -> int:
+    """A number for temperatures that are alike, 0 for greedy text: it repeats itself far more than text that is drawn, and
+    guesses of it are kept more often. What is learned of guesses is learned by this."""
+    return 0 if temperature == 0 else 1 + int(min(temperature / ALIKE, MOST_ALIKE))
+
 
 @dataclass(frozen=True)
 class SamplingParams:
@@ -79,6 +88,11 @@ class SamplingParams:
         _require(
             not any(math.isnan(bias) for bias in self.logit_bias.values()), "logit_bias", self.logit_bias, "not NaN"
         )
+
+    @property
+    def heat(self) -> int:
+        """``heat_of`` the temperature; 0 where one token is kept."""
+        return 0 if self.top_k == 1 else heat_of(self.temperature)
 
     @property
     def reads_history(self) -> bool:

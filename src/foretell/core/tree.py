@@ -61,7 +61,8 @@ class TokenTree:
     parent: Tensor  # [B, N] int64
     drawn_by: Tensor  # [B, N] int64, values of DrawnBy; row b's root and padding are FIXED
     q: Tensor | None = (
-        None  # [B, N, V] distribution that the drawn children of node i came from; zero where it has none
+        None  # [B, N, V] distribution that the drawn children of node i came from; zero where it has none. Children of a
+        # row that does not sum to 1 (within 1e-3) count as FIXED
     )
     hidden: Tensor | None = None  # [B, N, H] where a self-drafter has already run the lower layers ...
     hidden_layer: int = 0  # ... [0, hidden_layer) of the target

@@ -57,7 +57,7 @@ def view_of(job: Job, num_unread: int = 0) -> RowView:
     """The planner's view of a request before a step."""
     return RowView(
         job.submission.request_id, job.choice.method.name, job.choice.depth, job.row.depth_limit, num_unread,
-        job.submission.always,
+        job.submission.always, job.row.params.heat,
     )  # fmt: skip
 
 
@@ -74,7 +74,8 @@ def observation_of(
         drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
         nodes = job.row.num_draft_tokens - job.num_draft_tokens
         known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
-        rows.append(RowStep(job.submission.request_id, job.choice.method.name, cap, drafted, accepted, nodes, known))
+        name, heat = job.choice.method.name, job.row.params.heat
+        rows.append(RowStep(job.submission.request_id, name, cap, drafted, accepted, nodes, known, heat))
     return StepObservation(len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest)
 
 

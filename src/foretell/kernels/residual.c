@@ -15,6 +15,7 @@
 
 enum { FIXED, IID, WITHOUT_REPLACEMENT, COUPLED };
 enum { UNREAD, SOUND, BROKEN };
+#define SUM_TOLERANCE 1e-3 /* as in residual.py */
 #define BLOCK 1024 /* partial sums of REAL; blocks are added in double */
 #define JOIN(name, type) name##_##type
 #define NAMED(name, type) JOIN(name, type)
@@ -199,17 +200,16 @@ static void NAME(try_row)(int64_t num_nodes, int64_t vocab_size, int ahead, cons
         const double a = total[u] > 0 ? ratio / total[u] : 0;
         const double b = without ? (unseen[u] > 0 ? 1 / unseen[u] : 0) : 1;
         int drawn = (without || drawn_by[i] == IID) && source * b > 0 && state[u] != BROKEN;
-        double excess = 0, mass = 0;
+        double excess = 0, mass = 0, whole = 0; /* whole: the sum of q, where it is not known yet */
         if (drawn && (ahead || later)) {
             NAME(pass)(pu, qu, vocab_size, a * keep[u], a * take[u] + b, skip, num_skip, &excess, &mass);
+            whole = mass;
+            for (int64_t k = 0; k < num_skip; ++k) whole += qu[skip[k]];
         } else if (drawn && state[u] == UNREAD) {
-            double none = 0; /* only to know whether q is a distribution: its own sum */
-            NAME(pass)(qu, NULL, vocab_size, 1, 0, NULL, 0, &mass, &none);
+            NAME(pass)(qu, NULL, vocab_size, 1, 0, NULL, 0, &whole, &mass);
         }
         if (drawn && state[u] == UNREAD) {
-            double whole = mass;
-            for (int64_t k = 0; k < num_skip; ++k) whole += qu[skip[k]];
-            state[u] = isfinite(whole) ? SOUND : BROKEN;
+            state[u] = fabs(whole - 1) <= SUM_TOLERANCE ? SOUND : BROKEN;
             drawn = state[u] == SOUND; /* a child from a broken distribution counts as FIXED, which is always sound */
         }
         double sum;
@@ -421,7 +421,7 @@ static void NAME(select_row)(int64_t num_nodes, int64_t vocab_size, int marginal
         if (worth == 3) {
             double sum = 0, none = 0;
             NAME(span)(qu, NULL, vocab_size, 1, 0, &sum, &none);
-            if (!isfinite(sum)) kind[level] = 1; /* no distribution: its children count as FIXED */
+            if (!(fabs(sum - 1) <= SUM_TOLERANCE)) kind[level] = 1; /* no distribution: its children count as FIXED */
         }
         if (kind[level] == 1 && level > 0 && uniform) { /* the composition ends */
             uniform = 0;

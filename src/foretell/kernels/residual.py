@@ -20,6 +20,10 @@ from foretell.kernels.build import BuildError, load_library
 
 _TYPES = {torch.float32: "float", torch.float64: "double"}
 
+SUM_TOLERANCE = 1e-3
+"""By how much a row of q may miss the sum 1. Children of a row that misses it by more (a drafter's scores, or part of a
+distribution) count as FIXED, which is sound however they were drawn; accepting them by such a q is not."""
+
 
 @dataclass(frozen=True)
 class Tried:
@@ -124,6 +128,11 @@ def rest_at(tree: TokenTree, p: Tensor, tried: Tried, at: Tensor) -> Tensor:
         *(x.data_ptr() for x in (tried.keep, tried.take, tried.kept, at, out)),
     )
     return out
+
+
+def is_distribution(q: Tensor) -> Tensor:
+    """[...] bool: whether rows of q [..., V] are finite and sum to 1. For the slow references."""
+    return (q.sum(-1, dtype=torch.float64) - 1.0).abs() <= SUM_TOLERANCE
 
 
 def excess(p: Tensor, q: Tensor, keep: Tensor, take: Tensor) -> Tensor:

@@ -1,9 +1,11 @@
-"""How likely guesses are kept, learned while serving: by method, by request, by position.
+"""How likely guesses are kept, learned while serving: by method, by how text is drawn, by request, by position.
 
 The rate of position k is conditional: kept, given that it was drafted and all before it were kept. A second rate says
 how often a proposal that was allowed k positions and had all before k has one at k at all (n-gram drafters often find
-none). Both are counts that fade. A request's rates are shrunk towards its method's (beta-binomial), and a position's
-towards the one before it, so that a depth never tried is neither assumed nor ruled out.
+none). Both are counts that fade. A request's rates are shrunk towards those of its pool (beta-binomial), and a position's
+towards the one before it, so that a depth never tried is neither assumed nor ruled out. A pool is of one method at one
+heat (``SamplingParams.heat``), since greedy text is guessed far more often than text that is drawn; it begins with what
+the method's other pools say, as a few proposals' worth.
 """
 
 import math
@@ -18,11 +20,12 @@ Array = NDArray[np.float64]
 PRIOR_RATE, PRIOR_WEIGHT = 0.7, 2.0  # of a method without data: tried first, dropped after a few misses
 PRIOR_FOUND, PRIOR_FOUND_WEIGHT = 0.9, 1.0
 CHAIN_WEIGHT = 3.0  # weight of the position before, in proposals
-POOL_WEIGHT = 4.0  # weight of the method's rate in a request's, in proposals
+POOL_WEIGHT = 4.0  # weight of the pool's rate in a request's, in proposals
+LENT_WEIGHT = 4.0  # at most, of what a method's other pools say in a pool, in proposals
 ROW_MEMORY, POOL_MEMORY = 40.0, 200.0  # proposals after which evidence has faded to 1 / e
 STALE_STEPS = 500.0  # steps without a proposal after which evidence counts for 1 / e in the optimistic curve
 QUANTILE = 1.3  # standard deviations: about nine in ten
-HALF_WEIGHT_PROPOSALS = 10.0  # of a request, after which one more weighs half as much in its method's pool as the first
+HALF_WEIGHT_PROPOSALS = 10.0  # of a request, after which one more weighs half as much in its pool as the first
 MIN_ROW_WEIGHT = 0.1
 
 
@@ -62,8 +65,11 @@ class Acceptance:
         self._slots: dict[str, int] = {}
         self._free: list[int] = []
         self._rows = _Counts(8, depth)
-        self._methods: dict[str, int] = {}
+        self._pool_places: dict[tuple[str, int], int] = {}
+        self._families: dict[str, list[int]] = {}  # the pools of a method
+        self._family: list[list[int]] = []  # of each pool: all of its method, itself included
         self._pools = _Counts(0, depth)
+        self._lent: dict[int, Array | None] = {}  # to each pool, by the others of its family; None: there are none
         self._pool_rates: dict[int, tuple[list[list[float]], list[list[float]], float]] = {}
         self._queue: list[tuple[int, int, int, int, int, int]] = []
         self._step = 0
@@ -79,42 +85,53 @@ class Acceptance:
         self._step += 1
 
     def observe(
-        self, request_id: str, method: str, cap: int, drafted: int, accepted: int, nodes: int | None = None
+        self,
+        request_id: str,
+        method: str,
+        cap: int,
+        drafted: int,
+        accepted: int,
+        nodes: int | None = None,
+        heat: int = 0,
     ) -> None:
         """One row's proposal: allowed ``cap`` deep, ``drafted`` deep with ``nodes`` nodes (None: a chain), and
-        ``accepted`` kept. A cap of 0 says nothing and is skipped."""
+        ``accepted`` kept. A cap of 0 says nothing and is skipped. heat: ``SamplingParams.heat`` of the request."""
         if cap < 1:
             return
         most = self.max_depth
         seen = (min(cap, most), min(drafted, most), min(accepted, most), drafted if nodes is None else nodes)
-        self._queue.append((self._slot(request_id), self._method(method), *seen))
+        self._queue.append((self._slot(request_id), self._pool_of(method, heat), *seen))
         if len(self._queue) > 16 * len(self._slots):  # fading counts proposals, not turns: they must not pile up
             self._count()
 
     def forget(self, request_id: str) -> None:
-        """Drop a request. Its contribution to the method's rates stays."""
+        """Drop a request. Its contribution to its pool's rates stays."""
         if request_id in self._slots:
             self._count()
             slot = self._slots.pop(request_id)
             self._free.append(slot)
             self._rows.table[slot] = 0.0
 
-    def seen(self, method: str) -> float:
-        """Proposals that a method's rates rest on, faded."""
+    def seen(self, method: str, heat: int = 0) -> float:
+        """Proposals at this heat that a method's rates rest on, faded."""
         self._count()
-        return float(self._pools.table[self._methods[method], -3]) if method in self._methods else 0.0
+        place = self._pool_places.get((method, heat))
+        return 0.0 if place is None else float(self._pools.table[place, -3])
 
-    def curve(self, method: str, request_id: str, depth: int) -> tuple[list[float], list[float], list[float]]:
+    def curve(
+        self, method: str, request_id: str, depth: int, heat: int = 0
+    ) -> tuple[list[float], list[float], list[float]]:
         """kept, expected nodes and optimistic, each up to ``depth``, of one request."""
-        curves = self.curves([request_id], [method])
+        curves = self.curves([request_id], [method], [heat])
         nodes = curves.drafted[0, :depth] * curves.branching[0]
         return curves.kept[0, :depth].tolist(), nodes.tolist(), curves.optimistic[0, :depth].tolist()
 
-    def curves(self, request_ids: Sequence[str], methods: Sequence[str]) -> Curves:
-        """What to expect of these requests, one row each."""
+    def curves(self, request_ids: Sequence[str], methods: Sequence[str], heats: Sequence[int] | None = None) -> Curves:
+        """What to expect of these requests, one row each; heats None: all are greedy."""
+        heats = heats or [0] * len(methods)
         if len(request_ids) == 1:
-            return self._curves_of_one(request_ids[0], methods[0])
-        pools = [self._method(method) for method in methods]
+            return self._curves_of_one(request_ids[0], methods[0], heats[0])
+        pools = [self._pool_of(method, heat) for method, heat in zip(methods, heats, strict=True)]
         slots = [self._slot(request_id) for request_id in request_ids]
         self._count()
         for pool in set(pools) - self._pool_rates.keys():
@@ -131,10 +148,10 @@ class Acceptance:
         optimistic = np.cumprod(_upper(rate, weight), axis=2)
         return Curves(kept * drafted, drafted, optimistic[:, 0] * optimistic[:, 1], np.array(branching))
 
-    def _curves_of_one(self, request_id: str, method: str) -> Curves:
+    def _curves_of_one(self, request_id: str, method: str, heat: int) -> Curves:
         """The same for one row, in plain Python: on so few numbers, behind a pass, each call of numpy takes as long as all
         of this."""
-        pool, slot = self._method(method), self._slot(request_id)
+        pool, slot = self._pool_of(method, heat), self._slot(request_id)
         self._count()
         if pool not in self._pool_rates:
             self._pool_rates[pool] = self._pool(pool)
@@ -170,14 +187,18 @@ class Acceptance:
             self._rows.last[slot] = self._step
         return slot
 
-    def _method(self, method: str) -> int:
-        index = self._methods.get(method)
-        if index is None:
-            index = self._methods[method] = len(self._methods)
-            self._priors[index] = self._given.get(method, PRIOR_RATE)
-            self._pools.grow(index + 1)
-            self._pools.last[index] = self._step
-        return index
+    def _pool_of(self, method: str, heat: int) -> int:
+        place = self._pool_places.get((method, heat))
+        if place is None:
+            place = self._pool_places[method, heat] = len(self._pool_places)
+            self._priors[place] = self._given.get(method, PRIOR_RATE)
+            family = self._families.setdefault(method, [])
+            family.append(place)
+            self._family.append(family)
+            self._lent.clear()
+            self._pools.grow(place + 1)
+            self._pools.last[place] = self._step
+        return place
 
     def _count(self) -> None:
         """Count what is queued: a row's counts fade with its own proposals, a pool's with the proposals of all its
@@ -210,6 +231,7 @@ class Acceptance:
             faded = self._pools.table[pool] * np.exp(share.sum() / -POOL_MEMORY)
             self._pools.table[pool] = faded + share @ new
             self._pools.last[pool] = self._step
+            self._lend_anew(pool)
 
     def _count_one(self, slot: int, pool: int, cap: int, drafted: int, accepted: int, nodes: int) -> None:
         """``_count_many`` of a queue of one, with a third of the calls."""
@@ -222,23 +244,48 @@ class Acceptance:
         row += new
         pools[pool] = pools[pool] * math.exp(-weight / POOL_MEMORY) + weight * new
         self._rows.last[slot] = self._pools.last[pool] = self._step
+        self._lend_anew(pool)
+
+    def _lend_anew(self, pool: int) -> None:
+        """A pool's counts have changed: what it lends to the others of its family has, too."""
+        for other in self._family[pool]:
+            if other != pool:
+                self._lent.pop(other, None)
+
+    def _lent_to(self, pool: int) -> Array | None:
+        """Counts as in ``table``: those of the other pools of its method, as if no position had been tried more than
+        ``LENT_WEIGHT`` times."""
+        if pool not in self._lent:
+            others = [other for other in self._family[pool] if other != pool]
+            self._lent[pool] = _at_most(self._pools.table[others].sum(axis=0)) if others else None
+        return self._lent[pool]
 
     def _pool(self, pool: int) -> tuple[list[list[float]], list[list[float]], float]:
-        """Rates of a method [2, L] (kept, found), how many tries they rest on [2, L], and its branching."""
-        table = self._pools.table[pool]
-        counts = table[:-3].reshape(2, 2, self.max_depth)
+        """Rates of a pool [2, L] (kept, found), how many of its own tries they rest on [2, L], and its branching."""
+        counts, lent, most = self._pools.table[pool], self._lent_to(pool), self.max_depth
+        own: list[float] = counts.tolist()
+        table: list[float] = own if lent is None else (counts + lent).tolist()
         rates = []
         priors = ((self._priors[pool], PRIOR_WEIGHT), (PRIOR_FOUND, PRIOR_FOUND_WEIGHT))
-        for kind, (rate, weight) in enumerate(priors):
+        for start, (rate, weight) in zip((0, 2 * most), priors, strict=True):
             line = []
-            for tried, hit in zip(counts[kind, 0].tolist(), counts[kind, 1].tolist(), strict=True):
+            middle = start + most
+            for tried, hit in zip(table[start:middle], table[middle : middle + most], strict=True):
                 rate = (hit + weight * rate) / (tried + weight)
                 line.append(rate)
                 weight = CHAIN_WEIGHT
             rates.append(line)
-        depth = float(table[-1])
-        branching = max(float(table[-2]) / depth, 1.0) if depth > 0 else 1.0
-        return rates, counts[:, 0].tolist(), branching
+        nodes, depth = table[-2], table[-1]
+        branching = max(nodes / depth, 1.0) if depth > 0 else 1.0
+        return rates, [own[:most], own[2 * most : 3 * most]], branching
+
+
+def _at_most(table: Array) -> Array:
+    """Counts of one row of ``_Counts.table``, each position's scaled so that it was tried ``LENT_WEIGHT`` times at most."""
+    counts = table[:-3].reshape(2, 2, -1)
+    scaled = counts * (LENT_WEIGHT / np.maximum(counts[:, :1], LENT_WEIGHT))
+    whole: Array = table[-3:] * (LENT_WEIGHT / max(float(table[-3]), LENT_WEIGHT))
+    return np.concatenate([scaled.ravel(), whole])
 
 
 def _upper(rate: Array, weight: Array) -> Array:

@@ -134,4 +134,4 @@ class LayeredPlanner(Planner):
         if known:
             self.light.acceptance.tick()
         for row, part, (cap, drafted, accepted) in known:
-            self.light.acceptance.observe(row.request_id, part, cap, drafted, accepted)
+            self.light.acceptance.observe(row.request_id, part, cap, drafted, accepted, heat=row.heat)

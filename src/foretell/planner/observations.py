@@ -14,6 +14,7 @@ class RowView:
     depth_limit: int  # greatest depth that it can still use
     num_unread: int = 0  # tokens that its drafter has not read yet
     always: bool = False  # it asked to guess in every step, whether that pays or not
+    heat: int = 0  # ``SamplingParams.heat``: how its text is drawn
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,7 @@ class RowStep:
     light: tuple[int, int, int] | None = (
         None  # (cap, drafted, accepted) of its light part by itself, where that is known
     )
+    heat: int = 0  # as in ``RowView``
 
     @property
     def num_nodes(self) -> int:

@@ -7,7 +7,7 @@ its expected loss.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from time import perf_counter
+from time import thread_time
 
 import numpy as np
 
@@ -28,8 +28,9 @@ MIN_CHARGE_PASSES = 0.05  # least charge of a plain trial step: bounds the trial
 PERIOD = 16  # steps between plans while nothing joins or leaves; every step while much is unknown
 PERIOD_PLAIN = 64  # ... and while nothing guesses
 PLAIN_TRIAL_PERIOD = 16  # guessing steps before a plain one is tried, to see what it costs now
-ENOUGH_PROPOSALS = 24.0  # of a method, after which its rates no longer change by the step
+ENOUGH_PROPOSALS = 24.0  # of a method at one heat, after which its rates no longer change by the step
 SPEEDUP_DECAY = 1.0 / 200.0  # of the live speedup, per step
+STALLED = 20.0  # usual steps: one that took longer counts as so many, in the live speedup
 WELL_KNOWN = 0.07  # of that log: where it is known so well ...
 PLAIN_SKIPPED = 3  # ... so many of four plain steps say nothing new
 MAX_PLAIN_SPREAD = 0.12  # of the log of a plain step's seconds: where it is known no better, the speedup is not known
@@ -73,7 +74,7 @@ class Planner:
         self._lagging = False
         self._guessing = False
         self._skip = self._skipped = 0  # plain steps that the corrections are not told of, and those of them so far
-        self._plain_seconds = self._seconds = 0.0
+        self._plain_seconds = self._seconds = self._known = 0.0
         self._since_plain = PLAIN_TRIAL_PERIOD
         self.guessed_last = False
 
@@ -205,8 +206,8 @@ class Planner:
     def _period(self, rows: Sequence[RowView]) -> int:
         if not self._guessing:
             return PERIOD_PLAIN
-        known = all(self.acceptance.seen(method) >= ENOUGH_PROPOSALS for method in {row.method for row in rows})
-        return PERIOD if known else 1
+        pools = {(row.method, row.heat) for row in rows}
+        return PERIOD if all(self.acceptance.seen(*pool) >= ENOUGH_PROPOSALS for pool in pools) else 1
 
     def _decide(self, rows: Sequence[RowView]) -> _Plan:
         batch, plain = len(rows), self._problems.plain(len(rows))
@@ -219,13 +220,13 @@ class Planner:
         best = search(question.problem)
         bar = off.plain_rate * (1.0 + (GAIN_TO_CONTINUE if self._guessing else GAIN_TO_START))
         self._guessing = best is not None and best.rate > bar
-        begun = perf_counter()
+        begun = thread_time()  # not the wall's: a machine that stood still in between would have to be earned back
         if best is None or not self._guessing:
             plan = self._try_guessing(rows, question, off)
         else:
             plan = self._try_other(question, _Plan(best.caps, best, off.plain_rate))
         # A trial that is weighed often must not cost more than trials.
-        self._account.charge_deciding(perf_counter() - begun)
+        self._account.charge_deciding(thread_time() - begun)
         return plan
 
     # Trials: what the optimistic curve says would win, a few rows at a time, while the account has credit.
@@ -340,8 +341,12 @@ class Planner:
             self._skipped, self._skip = 0, PLAIN_SKIPPED if self.corrections.plain_spread <= WELL_KNOWN else 0
 
     def _count(self, worth: float, seconds: float) -> None:
-        """A step for the live speedup."""
+        """A step for the live speedup. The machine may have stood still in it: its ratio counts, its length only so far."""
         self.last = (worth, seconds)
+        most = STALLED * self._seconds
+        if seconds * self._known > most > 0.0:
+            worth, seconds = worth * most / (seconds * self._known), most / self._known
+        self._known += SPEEDUP_DECAY * (1.0 - self._known)
         self._plain_seconds += SPEEDUP_DECAY * (worth - self._plain_seconds)
         self._seconds += SPEEDUP_DECAY * (seconds - self._seconds)
 
@@ -356,7 +361,9 @@ class Planner:
                     continue
                 nodes += row.num_nodes
                 asked.setdefault(row.method, []).append(row.cap)
-                self.acceptance.observe(row.request_id, row.method, row.cap, row.drafted, row.accepted, row.nodes)
+                self.acceptance.observe(
+                    row.request_id, row.method, row.cap, row.drafted, row.accepted, row.nodes, row.heat
+                )
         if not asked:
             self._learn_plain(step.batch, step.seconds)
             return accepted

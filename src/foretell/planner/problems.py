@@ -52,7 +52,8 @@ class Problems:
         able = [self._may_guess(row, len(rows)) for row in rows]
         if not any(able):
             return None
-        curves = self.acceptance.curves([row.request_id for row in rows], [row.method for row in rows])
+        requests, methods, heats = zip(*[(row.request_id, row.method, row.heat) for row in rows], strict=True)
+        curves = self.acceptance.curves(requests, methods, heats)
         if len(rows) == 1:
             return self._of_one(rows[0], curves, plain)
         batch, depth = curves.kept.shape

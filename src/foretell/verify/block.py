@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, chain_parent
-from foretell.kernels.residual import Tried, excess, rest_at, subtract, try_tree
+from foretell.kernels.residual import Tried, excess, is_distribution, rest_at, subtract, try_tree
 from foretell.verify.base import Evidence, Verifier, Walk, row_at
 from foretell.verify.rejection import believed
 
@@ -68,7 +68,9 @@ def slow_stops(evidence: Evidence) -> Walk:
     likely = torch.ones_like(chance)
     if tree.q is not None and num_nodes > 1:
         label = tree.drawn_by[:, 1:]
-        drawn = real & ((label == DrawnBy.IID) | (label == DrawnBy.WITHOUT_REPLACEMENT))
+        drawn = (
+            real & ((label == DrawnBy.IID) | (label == DrawnBy.WITHOUT_REPLACEMENT)) & is_distribution(tree.q[:, :-1])
+        )
         from_q = believed(tree.q[:, :-1].flatten(0, 1), token.flatten(0, 1), drawn.flatten()).view_as(real)
         likely = torch.where(from_q, tree.q[:, :-1].gather(2, token)[..., 0].double(), 1.0)
     ratio = torch.ones(num_rows, num_nodes, dtype=torch.float64, device=p.device)  # P

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree, depths
 from foretell.kernels.bounds import check_distributions, check_nodes
-from foretell.kernels.residual import below, excess, kernel_of, rank, subtract
+from foretell.kernels.residual import below, excess, is_distribution, kernel_of, rank, subtract
 from foretell.verify.base import Evidence, Verifier, Walk, row_at
 
 
@@ -187,7 +187,7 @@ def select(tree: TokenTree, p: Tensor, *, marginal: bool) -> tuple[list[Level], 
         node = (worth * num_nodes - index).argmax(1)  # the first alive one with draws, else with children
         drawn = pool.any(1)
         if tree.q is not None:
-            drawn = drawn & torch.isfinite(tree.q[rows, node].sum(-1))
+            drawn = drawn & is_distribution(tree.q[rows, node])
         fixed = kids.any(1) & ~drawn
         if outer:
             # A distribution of draws that turned out broken: its children count as FIXED, and the composition ends.

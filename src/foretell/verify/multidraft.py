@@ -17,8 +17,18 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, is_chain
+from foretell.kernels.residual import is_distribution
 from foretell.verify.base import Evidence, Verifier, Walk, row_at, stops_from_edges
-from foretell.verify.rejection import Rejection, believed, children_of, reject_child, source_of, strike, try_children
+from foretell.verify.rejection import (
+    Rejection,
+    believed,
+    children_of,
+    drawn_from,
+    reject_child,
+    source_of,
+    strike,
+    try_children,
+)
 
 PLAIN = Rejection()
 
@@ -152,7 +162,7 @@ def run_of(q: Tensor, tokens: Tensor, labels: Tensor, real: Tensor) -> Tensor:
     iid = real & (labels == DrawnBy.IID)
     drawn = iid & (q.gather(1, tokens) > 0)
     rows = torch.nonzero(drawn[:, :2].all(-1))[:, 0]  # the sum over V is only for these
-    drawn[rows] &= torch.isfinite(q[rows].sum(-1, keepdim=True))
+    drawn[rows] &= is_distribution(q[rows])[:, None]
     return drawn.long().cumprod(1).sum(1)
 
 
@@ -162,7 +172,7 @@ def try_behind(
     """Recursive rejection of the children from start [R] on, against rest [R, V] (any scale); left [R] is the chance
     that all before were rejected. Returns edges [R, C] (zero before start) and what is left of rest. Pure."""
     edges = torch.zeros(tokens.shape, dtype=rest.dtype, device=rest.device)
-    drawn = real & ((labels == DrawnBy.IID) | (labels == DrawnBy.WITHOUT_REPLACEMENT))
+    drawn = drawn_from(q, labels, real)
     unseen = q
     for c in range(tokens.shape[1]):
         token, here = tokens[:, c : c + 1], real[:, c] & (start <= c)

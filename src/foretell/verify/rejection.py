@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
-from foretell.kernels.residual import Tried, rest_at, try_tree
+from foretell.kernels.residual import Tried, is_distribution, rest_at, try_tree
 from foretell.verify.base import Evidence, Verifier, Walk, row_at, stops_from_edges
 
 
@@ -44,7 +44,7 @@ def try_children(
     With one child the rest is not built (None): only the row where the walk stops needs it.
     """
     num_children = tokens.shape[1]
-    drawn = real & ((labels == DrawnBy.IID) | (labels == DrawnBy.WITHOUT_REPLACEMENT))  # [R, C]
+    drawn = drawn_from(q, labels, real)  # [R, C]
     rest, left = p, torch.ones_like(p[:, 0])  # [R, V], [R] chance that all before were rejected
     unseen = q
     edges = torch.zeros(tokens.shape, dtype=p.dtype, device=p.device)
@@ -67,6 +67,12 @@ def try_children(
     return edges, rest
 
 
+def drawn_from(q: Tensor | None, labels: Tensor, real: Tensor) -> Tensor:
+    """[R, C] bool: the children that were drawn from q [R, V]; those of a row that is no distribution count as FIXED."""
+    drawn = real & ((labels == DrawnBy.IID) | (labels == DrawnBy.WITHOUT_REPLACEMENT))
+    return drawn if q is None else drawn & is_distribution(q)[:, None]
+
+
 def source_of(q: Tensor | None, unseen: Tensor | None, label: Tensor, *, first: bool) -> Tensor | None:
     """[R, V] what a child was drawn from, at any scale: q, or for WITHOUT_REPLACEMENT q without the siblings before."""
     if q is None or unseen is None or first:
@@ -75,11 +81,11 @@ def source_of(q: Tensor | None, unseen: Tensor | None, label: Tensor, *, first: 
 
 
 def believed(source: Tensor | None, token: Tensor, drawn: Tensor) -> Tensor:
-    """[R] bool: drawn, and not from a broken distribution or one that claims it could not: such a child counts as
-    FIXED, which is sound for any way of drawing."""
+    """[R] bool: drawn from q, and not a token that its source excludes: such a child counts as FIXED, which is sound for
+    any way of drawing."""
     if source is None:
         return torch.zeros_like(drawn)
-    return drawn & torch.isfinite(source.sum(-1)) & (source.gather(1, token)[:, 0] > 0)
+    return drawn & (source.gather(1, token)[:, 0] > 0)
 
 
 def strike(unseen: Tensor | None, token: Tensor, from_q: Tensor) -> Tensor | None:
@@ -148,7 +154,7 @@ class Rejection(Verifier):
         p = row_at(evidence.p, at)  # [B, V]
         q = None if tree.q is None else row_at(tree.q, at)
         tokens, labels, real = tree.tokens.gather(1, safe), tree.drawn_by.gather(1, safe), children >= 0
-        drawn = real & ((labels == DrawnBy.IID) | (labels == DrawnBy.WITHOUT_REPLACEMENT))
+        drawn = drawn_from(q, labels, real)
         rest, unseen = p, q
         for c in range(children.shape[1]):
             token, source = tokens[:, c : c + 1], source_of(q, unseen, labels[:, c], first=c == 0)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
-from foretell.kernels.residual import Tried, rest_at, try_tree
+from foretell.kernels.residual import Tried, is_distribution, rest_at, try_tree
 from foretell.verify.base import Evidence, Verifier, Walk, row_at
 from foretell.verify.rejection import believed
 
@@ -75,7 +75,7 @@ def slow_ratios(tree: TokenTree, p: Tensor) -> tuple[Tensor, Tensor]:
         if tree.q is not None and unseen is not None:
             without = (label == DrawnBy.WITHOUT_REPLACEMENT) & ~untried[rows, at]
             source = torch.where(without[:, None], unseen[rows, at], tree.q[rows, at])
-            from_q = believed(source, token, drawn)
+            from_q = believed(source, token, drawn & is_distribution(tree.q[rows, at]))
             scale = torch.where(without, source.double().sum(-1), 1.0)
             source = source / torch.where(from_q, scale, 1.0).to(p.dtype)[:, None]
         likely = source.gather(1, token)[:, 0].double() if source is not None else torch.ones_like(share)

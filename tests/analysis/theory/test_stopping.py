@@ -1,11 +1,13 @@
 """Speeds of stopping policies on recorded steps: by hand, in order, and the oracle against every choice of lengths."""
 
 import itertools
+import math
 
 import pytest
 import torch
 
 from foretell.analysis.theory.stopping import best_fixed, fixed_speed, lengths_by_threshold, oracle_speed, policy_speed
+from foretell.core.errors import ConfigError
 
 ACCEPTED = torch.tensor([0, 3, 1, 4, 0, 2])
 
@@ -49,3 +51,9 @@ def test_lengths_by_threshold() -> None:
     assert lengths_by_threshold(chance, 0.0)[0].tolist() == [1, 1, 1]
     assert lengths_by_threshold(chance, 1.0)[0].tolist() == [4, 4, 4]
     assert lengths_by_threshold(chance, 0.3, minimum=3)[0].tolist() == [4, 3, 3]
+
+
+@pytest.mark.parametrize(("accepted", "cost"), [([], 0.1), ([1], math.nan), ([1], -0.5), ([1], math.inf)])
+def test_the_oracle_of_no_steps_or_of_no_cost_is_an_error_and_ends(accepted: list[int], cost: float) -> None:
+    with pytest.raises(ConfigError, match="given"):
+        oracle_speed(torch.tensor(accepted, dtype=torch.int64), cost)

@@ -11,6 +11,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from foretell.core.errors import ConfigError
+from foretell.planner.costs import check_cost
 from foretell.planner.model import speedup, step_cost
 
 TargetCost = Callable[[int], float]
@@ -57,9 +59,15 @@ def oracle_speed(accepted: Tensor, draft_cost: float, *, target_cost: TargetCost
     """The most that any choice of lengths reaches on these steps, with no rejected guess drafted.
 
     A step that can keep a guesses drafts the g <= a that makes g + 1 - speed * cost(g) largest, at the speed that results
-    (Dinkelbach's iteration, exact in a few rounds). Where a guess costs less than it brings, that is g = a.
+    (Dinkelbach's iteration, exact in a few rounds). Where a guess costs less than it brings, that is g = a. Raises
+    ConfigError without any step, and for a cost that is negative or not finite.
     """
-    most = int(accepted.max()) if len(accepted) else 0
+    check_cost(draft_cost, "draft_cost")
+    if not len(accepted):
+        raise ConfigError(
+            "the speed of no steps is unknown; expected accepted guesses of one step at least, given none"
+        )
+    most = int(accepted.max())
     cost = torch.tensor([step_cost(target_cost(g + 1), g, draft_cost) for g in range(most + 1)], dtype=torch.float64)
     gain = torch.arange(1, most + 2, dtype=torch.float64)
     allowed = torch.arange(most + 1) <= accepted[:, None]  # [S, G + 1]

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.noise import Noise
+from foretell.core.params import heat_of
 from foretell.core.tree import DrawMode, TokenTree, pad_tree, root_tree
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
 from foretell.draft.host import Node, tree_of
@@ -25,8 +26,6 @@ from foretell.model.target import Target
 BINS, BIN = 16, 0.5
 """Scores of suffix proposals have so many bins: below BIN, below 2 BIN, ... The lowest decide: a guess of one token that is
 likely and one that is not both score below 1, and only the first is worth more than a second method's."""
-LIKE, MOST_LIKE = 0.4, 4
-"""Temperatures above 0 that are alike: below LIKE, below 2 LIKE, ... up to all above MOST_LIKE of them."""
 PRIOR = 6.0
 """Proposals that the first estimates count as."""
 MEMORY = 256.0
@@ -195,10 +194,8 @@ class Hybrid(Method):
         self._worths: dict[int, Worth] = {}
 
     def worth_at(self, temperature: float) -> Worth:
-        """What proposals are worth to rows of temperatures like this one: text that is drawn repeats itself far less than
-        the most probable text, and a second method's guesses are kept less, too."""
-        like = 0 if temperature == 0 else 1 + int(min(temperature / LIKE, MOST_LIKE))
-        return self._worths.setdefault(like, Worth(self.discount))
+        """What proposals are worth to rows of temperatures like this one."""
+        return self._worths.setdefault(heat_of(temperature), Worth(self.discount))
 
     @property
     def light(self) -> Method:

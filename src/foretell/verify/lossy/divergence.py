@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.tree import DrawMode, DrawnBy
+from foretell.kernels.residual import is_distribution
 from foretell.verify.lossy.base import Lossy, Mismatch, require
 
 
@@ -59,8 +60,7 @@ class Divergence(Lossy):
         measure = MEASURES[self.measure]
 
         def close(p: Tensor, q: Tensor) -> Tensor:
-            mass = q.sum(-1)
-            return (torch.isfinite(mass) & (mass > 0) & (measure(p, q) < self.threshold)).to(p.dtype)
+            return (is_distribution(q) & (measure(p, q) < self.threshold)).to(p.dtype)
 
         rows = torch.arange(tree.parent.shape[0], device=tree.parent.device)[:, None]
         from_q = tree.q[rows, mismatch.above, tree.tokens.masked_fill(~mismatch.asked, 0)] > 0
