@@ -702,12 +702,15 @@ def test_gauges_show_what_the_server_measures_and_hide_without(visit: Callable[.
 def test_gauges_come_back_with_the_server(visit: Callable[..., Visit]) -> None:
     """One lost connection ended the asking for good."""
     seen = visit()
+    seen.page.clock.install()
+    seen.page.reload()
     gauges = seen.page.locator("#gauges")
     expect(gauges).to_be_visible()
     seen.page.route("**/metrics", lambda route: route.abort("connectionrefused"))
-    seen.page.evaluate("poll()")
+    seen.page.clock.fast_forward(5_100)
     expect(gauges).to_be_hidden()
     seen.page.unroute("**/metrics")
+    seen.page.clock.fast_forward(5_100)
     expect(gauges).to_be_visible()
 
 
