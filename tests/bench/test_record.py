@@ -7,6 +7,7 @@ import re
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -29,13 +30,28 @@ def slower(run: DecodedRun) -> DecodedRun:
 
 
 def saved(found: BenchReport, file: Path) -> Path:
-    file.write_text(as_json(found.to_dict()))
+    return saved_text(found.to_dict(), file)
+
+
+def saved_text(found: dict[str, Any], file: Path) -> Path:
+    file.write_text(as_json(found))
     return file
 
 
 def test_a_report_is_read_as_it_was_written(tmp_path: Path) -> None:
     found = made()
     assert read_report(saved(found, tmp_path / "a.json")) == found
+
+
+def test_reports_of_before_are_read(tmp_path: Path) -> None:
+    """They don't tell of how many questions their messages are."""
+    found = made().to_dict()
+    for at in found["temperatures"]:
+        for method in at["methods"]:
+            for figures in (method["overall"], *method["categories"]):
+                del figures["num_questions"]
+    overall = read_report(saved_text(found, tmp_path / "a.json")).temperatures[0].methods[1].overall
+    assert (overall.num_questions, overall.num_independent) == (0, overall.num_prompts)
 
 
 @pytest.mark.parametrize(

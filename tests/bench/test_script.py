@@ -68,6 +68,7 @@ def test_a_later_message_follows_the_models_own_answer(engine: Engine, monkeypat
     none, ngram = found.temperatures[0].methods
     assert none.overall.num_prompts == ngram.overall.num_prompts == 4
     assert ngram.overall.num_identical == 4
+    assert none.overall.num_independent == ngram.overall.num_independent == 2
     assert [record["turn"] for record in found.prompts] == [1, 2, 3, 1] * 2
     assert (found.settings["num_questions"], found.settings["num_prompts"]) == (2, 4)
     assert found.settings["num_runs"] == found.settings["num_runs_planned"] == 8
@@ -78,6 +79,7 @@ def test_reports_sum_up_by_task(engine: Engine) -> None:
     method = run_bench(engine, items, ["ngram:2"], max_new_tokens=6).temperatures[0].methods[1]
     assert [part.category for part in method.categories] == ["mt_bench", "translation"]
     assert [part.num_prompts for part in method.categories] == [5, 1]
+    assert [part.num_independent for part in method.categories] == [2, 1]
     assert [part.category for part in method.subcategories] == ["writing", "roleplay"]
     assert method.macro.num_tasks == 2
     speeds = [part.tokens_per_second for part in method.categories]

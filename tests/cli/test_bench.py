@@ -196,7 +196,7 @@ def test_the_report_ends_with_a_conclusion(speedups: dict[str, tuple[float, floa
     from foretell.cli.tables import conclusion
 
     def method(label: str, speedup: tuple[float, float, float], **more: Any) -> Any:
-        overall = SimpleNamespace(speedup=Interval(*speedup), num_identical=3, num_prompts=3)
+        overall = SimpleNamespace(speedup=Interval(*speedup), num_identical=3, num_prompts=3, num_independent=3)
         return SimpleNamespace(
             label=label, config={"method": label}, exact=True, identical_expected=True, overall=overall
         )
@@ -204,6 +204,30 @@ def test_the_report_ends_with_a_conclusion(speedups: dict[str, tuple[float, floa
     at: Any = SimpleNamespace(temperature=0.0, methods=[method("none", (1.0, 1.0, 1.0))])
     at.methods += [method(label, speedup) for label, speedup in speedups.items()]
     assert said in conclusion(at)
+
+
+def test_messages_of_one_conversation_decide_as_one_text() -> None:
+    """Forty messages of five conversations are five texts: what the best of two is known to is wider by that."""
+    from types import SimpleNamespace
+
+    from foretell.bench import Interval, stats
+    from foretell.cli.tables import conclusion
+
+    def told(num_independent: int) -> str:
+        overall = SimpleNamespace(
+            speedup=Interval(1.5, 1.2, 1.9), num_identical=40, num_prompts=40, num_independent=num_independent
+        )
+        methods = [
+            SimpleNamespace(label=label, config={"method": label}, exact=True, identical_expected=True, overall=overall)
+            for label in ("a", "b")
+        ]
+        at: Any = SimpleNamespace(temperature=0.0, methods=methods)
+        return conclusion(at)
+
+    five, forty = (stats.best_of(Interval(1.5, 1.2, 1.9), 2, count) for count in (5, 40))
+    assert f"[{five.low:.2f}, {five.high:.2f}" in told(5)
+    assert f"[{forty.low:.2f}, {forty.high:.2f}" in told(40)
+    assert five.low < forty.low
 
 
 def test_what_a_conclusion_says_of_texts() -> None:

@@ -102,6 +102,7 @@ def test_a_finished_file_is_left_alone_and_another_seed_refused(generator: Any, 
         ([{"prompt": "x", "id": "a\ud800"}], {}, "in.jsonl:1: the id .* is no text"),
         ([{"prompt": "x"}], {"speculative": "oracle"}, "oracle"),
         ([{"prompt": "x"}], {"batch_size": 0}, "at least 1"),
+        ([{"prompt": "x"}], {"ray_actor_options": {"num_cpu": 1}}, "Ray refuses ray_actor_options"),
     ],
 )
 def test_bad_input_is_refused_before_anything_runs(
@@ -111,6 +112,13 @@ def test_bad_input_is_refused_before_anything_runs(
     with pytest.raises(ConfigError, match=says):
         generate(file, tmp_path / "out.jsonl", **options)
     assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_model_that_cannot_be_loaded_is_told_in_its_own_words(cluster: None, tmp_path: Path) -> None:
+    """It was ActorDiedError, with the traceback of another process."""
+    file = lines(tmp_path / "in.jsonl", [{"prompt": "x"}])
+    with pytest.raises(ConfigError, match=r"^dtype 'float99' is unknown; did you mean 'float32'\?$"):
+        generate(file, tmp_path / "out.jsonl", engine_options={"dtype": "float99"})
 
 
 def test_files_that_are_not_what_they_should_be(tmp_path: Path) -> None:

@@ -44,6 +44,21 @@ def prompts(path: Path, *lines: str) -> Path:
     return path
 
 
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"dtypee": "float32"}, r"unknown key 'dtypee' in engine_options; did you mean 'dtype'"),
+        ({"speculative": "ngram"}, "unknown key 'speculative' in engine_options"),
+    ],
+)
+def test_options_that_no_engine_takes_are_refused_here(given: dict[str, Any], says: str, tmp_path: Path) -> None:
+    """An actor raised TypeError, and Ray told it with the traceback of another process."""
+    file, out = prompts(tmp_path / "in.jsonl", '{"prompt": "x"}'), tmp_path / "out.jsonl"
+    with pytest.raises(ConfigError, match=says):
+        generate(file, out, engine_options=given)
+    assert not out.exists()
+
+
 def test_a_run_that_is_continued_with_other_settings_is_refused(tmp_path: Path) -> None:
     file, out = (
         prompts(tmp_path / "in.jsonl", '{"prompt": "def f("}', '{"prompt": "x"}'),

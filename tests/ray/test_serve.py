@@ -197,6 +197,7 @@ def test_the_real_server_behind_serve(port: int) -> None:
         ({"server_options": {"api_key": "x"}}, "did you mean 'api_keys'"),
         ({"server_options": 3}, "server_options = 3"),
         ({"speculative": "oracle"}, "oracle"),
+        ({"engine_options": {"devise": "cpu"}}, "did you mean 'device'"),
         ({"num_replicas": 2, "autoscaling": {"max_replicas": 3}}, "give one of them"),
         ({"autoscaling": {"max_replicas": -3}}, "max_replicas"),
         ({"replicas": 2}, "did you mean 'num_replicas'"),

@@ -48,6 +48,19 @@ def test_an_exact_prediction_is_mostly_accepted(default_client: openai.OpenAI) -
     assert max(accepted) > 0.75 * again.usage.completion_tokens, accepted
 
 
+def test_one_token_has_its_own_reason_for_no_guess(default_client: openai.OpenAI) -> None:
+    """It was told that guessing was not expected to pay, though it was asked for in every step."""
+    reply = default_client.completions.create(
+        model="bundled",
+        prompt="def add(a, b):",
+        max_tokens=1,
+        extra_body={"speculative": {"method": "ngram", "always": True}, "include_metrics": True},
+    )
+    assert reply.model_extra is not None
+    figures = reply.model_extra["metrics"]["speculative_decoding"]
+    assert figures["plain_reason"] == "one token takes one pass, guessed or not"
+
+
 @pytest.mark.slow
 def test_the_example_of_the_readme_guesses_or_says_why(default_client: openai.OpenAI) -> None:
     reply = default_client.chat.completions.create(

@@ -132,3 +132,16 @@ def test_mistakes(fake: httpx.Client, body: dict[str, Any], param: str, words: s
     error = answer.json()["error"]
     assert error["param"] == param
     assert words in error["message"]
+
+
+def test_the_nucleus_that_was_asked_for_is_the_one_shown(url: str) -> None:
+    """The page's top p was left out: the step taken apart was of another text than the run beside it."""
+    asked = {"prompt": PROMPT, "seed": 3, "temperature": 1.5, "top_p": 0.3}
+    found = httpx.post(url + PATH, json=asked, timeout=60).json()
+    written = "".join(token for step in found["steps"] for token in step["emitted"])
+    whole = httpx.post(f"{url}/v1/completions", json={**asked, "max_tokens": MOST_TOKENS}, timeout=60).json()
+    text = whole["choices"][0]["text"]
+    assert text.startswith(written)
+    assert written
+    wide = httpx.post(url + PATH, json={**asked, "top_p": 1.0}, timeout=60).json()
+    assert written != "".join(token for step in wide["steps"] for token in step["emitted"])

@@ -1,8 +1,9 @@
 """A server that streams what foretell's would, without a model: the same text always, guessed well and less well.
 
 Words in the prompt choose what goes wrong: ``[busy]`` 429, ``[refused]`` 400, ``[lost]`` cut off, ``[slow]`` no end soon,
-``[other]`` another text without speculation, ``[markup]`` a text that is html, ``[chunks]`` no word of tokens,
-``[guessed]`` an accepted guess is the end, ``[tail]`` the last steps guess nothing, ``[mute]`` none does.
+``[burst]`` as fast as it goes, ``[full]`` until the context is full, ``[other]`` another text without speculation,
+``[markup]`` a text that is html, ``[chunks]`` no word of tokens, ``[guessed]`` an accepted guess is the end, ``[tail]`` the
+last steps guess nothing, ``[mute]`` none does.
 Run this file to look at the page by hand.
 """
 
@@ -107,6 +108,8 @@ class Mock:
     plain_reason: str | None = None  # told where nothing was guessed
     method: str = "draft_model"  # of the server
     models_after_s: float = 0.0  # how long /v1/models takes
+    methods: tuple[str, ...] = ("draft_model", "ngram", "suffix")
+    num_cached: int = 0  # tokens of the prompt that were known before, where nothing is guessed
     tells_no_bonus: bool = False  # where a guess ends the text, as foretell's server does
 
 
@@ -189,11 +192,10 @@ def make_app(mock: Mock) -> FastAPI:
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
         speculative = {"method": mock.method, "num_speculative_tokens": DEPTH, "shape": "chain", "verify": "coupled"}
-        methods = ["draft_model", "ngram", "suffix"]
         await asyncio.sleep(mock.models_after_s)
         return {
             "object": "list",
-            "data": [{"id": "mock", "object": "model", "speculative": speculative, "methods": methods}],
+            "data": [{"id": "mock", "object": "model", "speculative": speculative, "methods": mock.methods}],
         }
 
     @app.get("/metrics")
@@ -228,11 +230,12 @@ def make_app(mock: Mock) -> FastAPI:
 
 async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -> AsyncIterator[str]:
     is_plain = (body.get("speculative") or {}).get("method") == "none"
-    tokens = cut(MARKUP if "[markup]" in prompt else TEXT * (20 if "[slow]" in prompt else 1))[: body["max_tokens"]]
+    times = 20 if "[slow]" in prompt or "[burst]" in prompt else 1
+    tokens = cut(MARKUP if "[markup]" in prompt else TEXT * times)[: body["max_tokens"]]
     if is_plain and "[other]" in prompt:
         tokens[7] = " other"
     drafted = accepted = count = 0
-    pause = 0.05 if "[slow]" in prompt else 0.012
+    pause = 0.05 if "[slow]" in prompt else 0.0 if "[burst]" in prompt else 0.012
 
     def chunk(choices: list[dict[str, Any]], **more: Any) -> str:
         return f"data: {json.dumps({'id': 'mock', 'object': 'chunk', 'model': 'mock', 'choices': choices, **more})}\n\n"
@@ -264,7 +267,9 @@ async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -
             accepted += len(trace["path"]) - 1
             if "[lost]" in prompt and count == 3:
                 raise ConnectionError("cut on purpose")
-        end = {"index": 0, "finish_reason": "length" if len(tokens) == body["max_tokens"] else "stop"}
+        end: dict[str, Any] = {"index": 0, "finish_reason": "length" if len(tokens) == body["max_tokens"] else "stop"}
+        if "[full]" in prompt:
+            end |= {"finish_reason": "length", "stop_reason": "context"}
         yield chunk([end | ({"delta": {}} if is_chat else {"text": ""})])
         figures = {
             "mean_acceptance_length": 1 + accepted / count,
@@ -273,7 +278,8 @@ async def stream(mock: Mock, body: dict[str, Any], prompt: str, is_chat: bool) -
             "num_accepted_draft_tokens": accepted,
             "plain_reason": None if drafted else mock.plain_reason,
         }
-        usage = {"prompt_tokens": 9, "completion_tokens": len(tokens), "total_tokens": 9 + len(tokens)}
+        usage: dict[str, Any] = {"prompt_tokens": 9, "completion_tokens": len(tokens), "total_tokens": 9 + len(tokens)}
+        usage["prompt_tokens_details"] = {"cached_tokens": mock.num_cached if is_plain else 0}
         yield chunk([], usage=usage, metrics={"speculative_decoding": figures})
         yield "data: [DONE]\n\n"
     except (asyncio.CancelledError, GeneratorExit):

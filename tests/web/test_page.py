@@ -394,6 +394,88 @@ def test_a_server_that_tells_no_tokens_still_streams(visit: Callable[..., Visit]
     assert not seen.complaints
 
 
+@needs_chromium
+def test_a_long_text_is_drawn_in_few_pieces(visit: Callable[..., Visit]) -> None:
+    """Every chunk was laid out as it came: after 4,000 tokens the page showed 70 tokens a second of 340."""
+    seen = visit()
+    seen.page.evaluate("""() => {
+        window.drawn = 0;
+        new MutationObserver(() => { window.drawn += 1; }).observe(guessed.output, { childList: true });
+    }""")
+    seen.page.get_by_label("Then the same without").uncheck()
+    seen.run("[burst]", max_tokens="5000")
+    seen.ends("tokens in")
+    assert seen.page.locator("#guessed .output").text_content() == TEXT * 20
+    num_steps = int(seen.page.inner_text("#guessed [data-figure=steps] dd"))
+    assert num_steps > 500
+    assert seen.page.evaluate("window.drawn") < num_steps / 2
+
+
+@in_depth
+def test_what_makes_the_runs_unlike_is_said(visit: Callable[..., Visit], mock: Mock) -> None:
+    """The second run finds the prompt read: its first token looked ten times as fast as that of the first."""
+    mock.num_cached = 8
+    seen = visit()
+    seen.run("[full]")
+    seen.ends("Identical texts")
+    known = "8 of the prompt’s 9 were known from an earlier run, so its first token came sooner"
+    expect(seen.page.locator("#plain .ended")).to_contain_text(f"cut where the model’s context is full; {known}")
+    assert "known" not in seen.page.inner_text("#guessed .ended")
+
+
+@in_depth
+def test_characters_are_counted_whole_where_texts_differ(visit: Callable[..., Visit]) -> None:
+    seen = visit()
+    seen.page.evaluate("[guessed.text, plain.text] = ['\\u{1f600}ab', '\\u{1f600}ac']")
+    assert seen.page.evaluate("conclude(true, 1)").startswith("The texts differ from character 3 on")
+
+
+@in_depth
+def test_methods_that_the_page_does_not_list_can_be_chosen(visit: Callable[..., Visit], mock: Mock) -> None:
+    mock.methods = ("draft_model", "hybrid", "none", "prediction")
+    seen = visit()
+    options = seen.page.locator("#method option")
+    expect(options).to_have_text(["default: draft_model", "draft_model", "hybrid", "none: plain decoding"])
+    seen.page.get_by_label("Method").select_option("hybrid")
+    seen.run("x", max_tokens="9")
+    seen.ends("Identical texts")
+    assert seen.mock.bodies[0]["speculative"]["method"] == "hybrid"
+
+
+@in_depth
+def test_the_end_of_learning_is_said(visit: Callable[..., Visit]) -> None:
+    figures = {"num_swaps": 1, "num_refused": 2, "num_reverts": 0}
+    state = {"history": [], "events": [], "figures": figures, "failure": "the trainer died", "paused": False}
+    said = visit().page.evaluate("(state) => drawLearning(state).said", state)
+    assert said == "no guesses yet; 1 swapped in, 2 refused, 0 taken back. Learning has ended: the trainer died"
+
+
+@in_depth
+@pytest.mark.parametrize("width", [360, 1280])
+def test_what_was_learned_is_drawn_at_its_size(visit: Callable[..., Visit], width: int) -> None:
+    """It stood below the form, a column of 20 rem, with letters of five pixels, as on a phone."""
+    seen = visit(size={"width": width, "height": 740})
+    figures = {"num_swaps": 1, "num_refused": 0, "num_reverts": 0}
+    history = [{"number": number, "guessed": 9, "kept": 4} for number in range(40)]
+    state = {
+        "history": history,
+        "events": [{"event": "swap", "request": 20}],
+        "figures": figures,
+        "failure": "",
+        "paused": True,
+    }
+    seen.page.route("**/v1/foretell/learner", lambda route: route.fulfill(json=state))
+    seen.page.evaluate("showLearning(at('learning'), '', true)")
+    plot = seen.page.locator("#learning svg")
+    expect(plot).to_be_visible()
+    expect(seen.page.locator("#learning")).to_contain_text("1 swapped in, 0 refused, 0 taken back. Learning is paused")
+    height = plot.locator("text").first.evaluate("element => element.getBoundingClientRect().height")
+    assert height > 9, "too small to be read"
+    assert seen.page.evaluate("document.documentElement.scrollWidth <= innerWidth")
+    left = [seen.page.evaluate(f"at('{one}').getBoundingClientRect().left") for one in ("learning", "results")]
+    assert left[0] == left[1]
+
+
 # ---- one step, taken apart, and the game
 
 
@@ -403,12 +485,13 @@ def test_a_step_is_read_page_by_page_with_the_keyboard(visit: Callable[..., Visi
     page = seen.page
     page.fill("#prompt", "def add(a, b):")
     page.fill("#seed", "7")
+    page.fill("#top_p", "0.9")
     page.locator("#apart-run").focus()
     page.keyboard.press("Enter")
     stage = page.locator("#apart-stage")
     expect(stage.locator("h3")).to_have_text("The text so far")
     assert seen.mock.explained == [
-        {"prompt": "def add(a, b):", "chat": False, "temperature": 0.7, "seed": 7, "model": "mock"}
+        {"prompt": "def add(a, b):", "chat": False, "temperature": 0.7, "top_p": 0.9, "seed": 7, "model": "mock"}
     ]
     page.locator("#apart-next").focus()
     titles = []
@@ -566,6 +649,31 @@ def test_the_key_is_asked_for_sent_and_kept_in_the_tab_alone(visit: Callable[...
 
 
 @in_depth
+def test_a_copied_key_loses_its_blanks_and_an_impossible_one_is_named(visit: Callable[..., Visit], mock: Mock) -> None:
+    """A key with an accent was told as "There is no connection to the server"."""
+    mock.key = "sesame"
+    seen = visit()
+    seen.page.fill("#key", "sésame")
+    seen.page.keyboard.press("Control+Enter")
+    expect(seen.page.get_by_role("alert")).to_contain_text("The API key has a character that no key can have")
+    seen.page.fill("#key", " sesame ")
+    seen.page.keyboard.press("Control+Enter")
+    seen.ends("Identical texts")
+
+
+@in_depth
+def test_stop_works_before_the_server_has_told_its_model(visit: Callable[..., Visit], mock: Mock) -> None:
+    mock.models_after_s = 60.0
+    seen = visit()
+    seen.run("x")
+    expect(seen.page.locator("#status")).to_have_text("")
+    seen.page.locator("#stop").click()
+    seen.ends("Stopped.")
+    expect(seen.page.locator("#run")).to_be_enabled()
+    assert not seen.mock.bodies
+
+
+@in_depth
 def test_a_run_waits_for_the_models_name(visit: Callable[..., Visit], mock: Mock) -> None:
     """A run right after the key was typed was sent without a model, and refused."""
     mock.models_after_s = 1.0
@@ -588,6 +696,22 @@ def test_gauges_show_what_the_server_measures_and_hide_without(visit: Callable[.
     seen.page.reload()
     expect(seen.page.locator("#status")).to_have_text("")
     expect(seen.page.locator("#gauges")).to_be_hidden()
+
+
+@in_depth
+def test_gauges_come_back_with_the_server(visit: Callable[..., Visit]) -> None:
+    """One lost connection ended the asking for good."""
+    seen = visit()
+    seen.page.clock.install()
+    seen.page.reload()
+    gauges = seen.page.locator("#gauges")
+    expect(gauges).to_be_visible()
+    seen.page.route("**/metrics", lambda route: route.abort("connectionrefused"))
+    seen.page.clock.fast_forward(5_100)
+    expect(gauges).to_be_hidden()
+    seen.page.unroute("**/metrics")
+    seen.page.clock.fast_forward(5_100)
+    expect(gauges).to_be_visible()
 
 
 # ---- keyboard, looks

@@ -5,7 +5,7 @@ import io
 import math
 import types
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass
+from dataclasses import MISSING, dataclass, fields, is_dataclass
 from pathlib import Path
 from typing import Any, Union, get_args, get_origin, get_type_hints
 
@@ -48,7 +48,8 @@ def _build(kind: Any, value: Any) -> Any:
         if not isinstance(value, dict):
             raise TypeError(f"expected an object for {kind.__name__}")
         hints = get_type_hints(kind)
-        return kind(**{field.name: _build(hints[field.name], value[field.name]) for field in fields(kind)})
+        known = [field for field in fields(kind) if field.name in value or field.default is MISSING]
+        return kind(**{field.name: _build(hints[field.name], value[field.name]) for field in known})
     if get_origin(kind) is list:
         if not isinstance(value, list):
             raise TypeError("expected a list")

@@ -39,6 +39,12 @@ class Figures:
     measured_over_predicted: float | None  # speedup / predicted_speedup
     share_outside_forwards: float | None  # of decode time, outside passes of target and draft model
     share_of_bandwidth: float | None  # target's weight bytes per pass / time of the pass / measured DRAM read
+    num_questions: int = 0  # whose messages the prompts are, with their texts independent; 0: not told (older reports)
+
+    @property
+    def num_independent(self) -> int:
+        """Of what intervals are: messages of one question are one."""
+        return self.num_questions or self.num_prompts
 
 
 @dataclass(frozen=True)
@@ -282,6 +288,7 @@ def _figures(session: Session, category: str, prompts: Sequence[_Prompt], questi
         measured_over_predicted=stats.ratio(speedup.value, predicted),
         share_outside_forwards=outside,
         share_of_bandwidth=bandwidth,
+        num_questions=len(pairs),
     )
 
 

@@ -96,7 +96,8 @@ class Interval:
 
 
 def best_of(found: Interval, count: int, prompts: int, level: float = 0.95) -> Interval:
-    """The interval of a speedup that was the largest of ``count``, each measured on so many prompts: wide enough for all of
+    """The interval of a speedup that was the largest of ``count``, each measured on so many prompts (those that follow each
+    other in a conversation are one): wide enough for all of
     them together to hold the truth as often as one would alone (Bonferroni). Of eight methods that are as fast as plain
     decoding the best one's own interval is above 1 in 18 of 100 runs with five prompts and in 9 with ten; this one in 2.
     """

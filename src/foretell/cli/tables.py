@@ -89,9 +89,9 @@ def conclusion(at: "TemperatureReport") -> str:
         return f"{where} only plain decoding was measured."
     from foretell.bench.stats import best_of
 
-    # Questions of several messages are fewer than prompts, so this is a little narrow for them.
     wide = {
-        method.label: best_of(method.overall.speedup, len(guessing), method.overall.num_prompts) for method in guessing
+        method.label: best_of(method.overall.speedup, len(guessing), method.overall.num_independent)
+        for method in guessing
     }
     best = max(guessing, key=lambda method: method.overall.speedup.value)
     speedup = wide[best.label]

@@ -85,6 +85,8 @@ def plain_reason(job: Job, planner: Planner | None) -> str | None:
         return None
     if job.submission.note:
         return job.submission.note
+    if job.submission.params.max_new_tokens == 1:
+        return "one token takes one pass, guessed or not"
     method = job.choice.method.name
     if job.num_asked or planner is None:
         return f"{method} found nothing to guess"

@@ -8,10 +8,12 @@ generated a second time, since an actor died, is written once.
 import hashlib
 import json
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
+from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 
@@ -20,6 +22,7 @@ from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.core.prompts import Entry, conversation
+from foretell.core.settings import check_keys
 from foretell.engine.config import speculative_config
 from foretell.engine.engine import Engine, Request
 from foretell.engine.result import Completion
@@ -34,6 +37,8 @@ PARTS = ("target or engine_options", "speculative", "params")
 """Of what a row says that it was written with."""
 KEEP_TEXT = {"width", "prefix_memory_gib", "speculation", "drafter_errors"}
 """Options of an engine that change no token."""
+OWN_ERROR = re.compile(r"^foretell\.core\.errors\.(\w+): ", re.MULTILINE)
+"""The last line of the traceback by which Ray tells why an actor died."""
 BEGIN = b'{"id": '
 """Of every line that is written."""
 
@@ -108,9 +113,11 @@ def generate_files(
     are those of ``Engine.load``; ray_actor_options what one actor takes (by default a GPU where the device is one, else
     one CPU).
 
-    Raises ConfigError, before any model is loaded, for input that cannot be read: all of it is checked first.
+    Raises ConfigError, before any model is loaded, for input that cannot be read: all of it is checked first; and with
+    the actor's own words for a model that cannot be loaded.
     """
     speculative_config(speculative)  # raises
+    check_engine_options(engine_options or {})
     if batch_size < 1 or concurrency < 1:
         raise ConfigError(f"batch_size = {batch_size} and concurrency = {concurrency} must be at least 1")
     files = [Path(path) for path in ([paths] if isinstance(paths, str | os.PathLike) else paths)]
@@ -135,8 +142,9 @@ def generate_files(
     todo = ids - done.keys()
     num_failed = 0
     if spans:
+        taken = _actor_options(job, ray_actor_options or {})
         with _opened(out) as stream:
-            for row in _completed(spans, job, concurrency, dict(ray_actor_options or {})):
+            for row in _completed(spans, job, concurrency, taken):
                 key = row["id"]
                 if key not in todo:
                     raise RuntimeError(f"row {key!r} was returned twice, or is unknown: an input file has changed")
@@ -148,6 +156,13 @@ def generate_files(
             raise RuntimeError(f"{len(todo)} rows are missing, {min(todo)!r} among them: an input file has changed")
     num_skipped = len(ids & done.keys())
     return Summary(str(out), len(ids), num_skipped, len(ids) - num_skipped, num_failed)
+
+
+def check_engine_options(given: Mapping[str, Any]) -> None:
+    """Raise ConfigError for what ``Engine.load`` does not take: in an actor it would be a traceback of Ray's."""
+    taken = signature(Engine.load).parameters.values()
+    known = [one.name for one in taken if one.kind is one.KEYWORD_ONLY and one.name != "speculative"]
+    check_keys(given, known, "in engine_options")
 
 
 def row_seed(seed: int, row_id: str) -> int:
@@ -323,11 +338,9 @@ def _row(key: str, completion: Completion, run: str) -> dict[str, Any]:
 def _completed(
     spans: Sequence[Span], job: Job, concurrency: int, ray_actor_options: dict[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """The rows of all spans, as they come."""
-    if not ray_actor_options:
-        on_cpu = str(job.engine_options.get("device", "cpu")).startswith("cpu")
-        ray_actor_options = {"num_cpus": 1} if on_cpu else {"num_cpus": 1, "num_gpus": 1}
+    """The rows of all spans, as they come. Raises ConfigError or ModelError where the actors cannot load the model."""
     import ray.data  # here, so that files can be planned and read where there is no Ray
+    from ray.exceptions import RayError
 
     # One block per batch, so that rows are written soon after they are done.
     data = ray.data.from_items([asdict(span) for span in spans], override_num_blocks=min(len(spans), MAX_BLOCKS))
@@ -338,10 +351,32 @@ def _completed(
         compute=ray.data.ActorPoolStrategy(size=min(concurrency, len(spans))),
         **ray_actor_options,
     )
-    for batch in completed.iter_batches(batch_size=None, batch_format="pyarrow"):
-        table: Any = batch
-        for text in table.column("row").to_pylist():
-            yield parse_json(text)
+    try:
+        for batch in completed.iter_batches(batch_size=None, batch_format="pyarrow"):
+            table: Any = batch
+            for text in table.column("row").to_pylist():
+                yield parse_json(text)
+    except RayError as error:
+        told = str(error)
+        own = list(OWN_ERROR.finditer(told))
+        if not own:  # Ray's words are all that is known
+            raise
+        kind = ModelError if own[-1][1] == "ModelError" else ConfigError
+        raise kind(told[own[-1].end() :].strip()) from None
+
+
+def _actor_options(job: Job, given: Mapping[str, Any]) -> dict[str, Any]:
+    """What one actor takes. Raises ConfigError for what Ray does not know."""
+    if given:
+        import ray
+
+        try:
+            ray.remote(**given)(Generator)
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"Ray refuses ray_actor_options = {dict(given)}: {error}") from None
+        return dict(given)
+    on_cpu = str(job.engine_options.get("device", "cpu")).startswith("cpu")
+    return {"num_cpus": 1} if on_cpu else {"num_cpus": 1, "num_gpus": 1}
 
 
 def _is_list_of(value: object, kind: type) -> bool:

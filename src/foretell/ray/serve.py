@@ -83,9 +83,11 @@ def check(settings: Settings) -> int:
     of a step."""
     from foretell.engine.config import speculative_config
     from foretell.engine.options import ServiceOptions
+    from foretell.ray.data import check_engine_options
     from foretell.server.options import ServerOptions
 
     speculative_config(settings.speculative)
+    check_engine_options(settings.engine_options)
     _options(ServerOptions, settings.server_options, "server_options")
     num_rows: int = _options(ServiceOptions, settings.service_options, "service_options").max_num_seqs
     return num_rows

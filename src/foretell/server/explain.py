@@ -54,9 +54,8 @@ async def _explained(request: Request, backend: Backend, body: ExplainRequest) -
         raise bad("prompt: the prompt is empty: at least one token is needed", "prompt", "invalid_prompt")
     limit = min(body.max_tokens or MOST_TOKENS, backend.options.max_tokens_limit or MOST_TOKENS)
     temperature = 0.7 if body.temperature is None else body.temperature
-    asked = CompletionRequest.model_validate(
-        {"prompt": ids[:1], "temperature": temperature, "seed": body.seed, "speculative": body.speculative}
-    )
+    as_asked = {"top_p": body.top_p, "seed": body.seed, "speculative": body.speculative}
+    asked = CompletionRequest.model_validate({"prompt": ids[:1], "temperature": temperature, **as_asked})
     made = submissions(backend, asked, [ids], max_tokens=limit, num_logprobs=None)[0]
     service = backend.service
     if service.options.speculation == "off" or not (made.speculative or service.default).guesses:

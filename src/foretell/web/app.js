@@ -12,6 +12,7 @@ let running = null; // the AbortController of the runs in progress
 let follows = true; // whether the tree shows the newest step
 let drawn = null; // the trace that is on the screen
 let lastAsked; // the speculation of the run on the screen
+let drawingMs = 0; // what the last refresh took
 
 // ---- the step's tree
 
@@ -52,12 +53,14 @@ function lastTraced() {
 }
 
 function refresh() {
+  const begun = performance.now();
   guessed.refresh();
   plain.refresh();
   const last = lastTraced();
   at("step").max = Math.max(1, last + 1);
   at("step-field").hidden = last < 1;
   if (last >= 0 && follows) showStep(lastGuessed());
+  drawingMs = performance.now() - begun;
 }
 
 // ---- requests
@@ -119,7 +122,7 @@ function whyNothing(asked) {
   return ` Nothing was guessed: ${method} found nothing to propose in this text, ${others}.`;
 }
 
-const ENDINGS = { stop: "ended by itself", length: "cut at the limit", timeout: "cut when its time was up" };
+const ENDINGS = { stop: "ended by itself", length: "cut at the limit", timeout: "cut when its time was up", context: "cut where the model’s context is full" };
 
 async function streamInto(pane, path, body) {
   pane.clear();
@@ -127,14 +130,14 @@ async function streamInto(pane, path, body) {
   let words = "cut off";
   let waits = false;
   try {
-    for await (const chunk of chunks(path, body, at("key").value, running.signal)) {
+    for await (const chunk of chunks(path, body, theKey(), running.signal)) {
       pane.take(chunk);
       if (!waits) {
         waits = true;
-        setTimeout(() => { // drawing every chunk would be slower than reading it
+        setTimeout(() => { // a long text takes long to draw: a tenth of the time at most, or the drawing sets the pace
           waits = false;
           refresh();
-        }, 50);
+        }, Math.max(50, 9 * drawingMs));
       }
     }
     words = ENDINGS[pane.finish] ?? `ended: ${pane.finish}`;
@@ -156,7 +159,7 @@ async function run() {
   begin(isCompared, method);
   let body;
   try {
-    await loading; // the model's name
+    await unlessStopped(loading); // the model's name
     let path;
     ({ path, body } = requestOf());
     say(method?.method === "none" ? "Running without speculation…" : "Running with speculation…");
@@ -176,6 +179,13 @@ async function run() {
   } finally {
     finish();
   }
+}
+
+/** What a promise comes to; AbortError where the user stops the run before. */
+function unlessStopped(promise) {
+  const { signal } = running;
+  const stopped = new Promise((_, reject) => signal.addEventListener("abort", () => reject(signal.reason)));
+  return Promise.race([promise, stopped]);
 }
 
 function begin(isCompared, method) {
@@ -237,7 +247,8 @@ function conclude(isCompared, seed) {
   const ratio = guessed.rate / plain.rate;
   const times = Number.isFinite(ratio) ? `, ${ratio.toFixed(2)} × the tokens per second in one run each.` : ".";
   const same = isWhole ? "Identical texts" : "Identical as far as both go";
-  const line = isSame ? `${same}${times}` : `The texts differ from character ${offset + 1} on${times}`;
+  const place = [...a.slice(0, offset)].length + 1; // characters, where JavaScript counts halves of some
+  const line = isSame ? `${same}${times}` : `The texts differ from character ${place} on${times}`;
   const figures = ` ${guessed.rate.toFixed(1)} tokens/s against ${plain.rate.toFixed(1)}, after the first token.`;
   const rates = Number.isFinite(ratio) ? figures : "";
   const isAsked = ratio < 1 && lastAsked?.always && guessed.numGuesses > 0;
@@ -278,13 +289,14 @@ async function takeApart() {
     await loading;
     const { body, path } = requestOf();
     const prompt = body.prompt ?? body.messages[0].content;
-    const asked = { prompt, chat: path.includes("chat"), temperature: body.temperature, seed: body.seed };
+    const { temperature, top_p, seed } = body;
+    const asked = { prompt, chat: path.includes("chat"), temperature, top_p, seed };
     const { always, ...speculative } = speculation() ?? {};
     const found = await steps({
       ...asked,
       ...(body.model && { model: body.model }),
       ...(Object.keys(speculative).length && { speculative }),
-    }, at("key").value);
+    }, theKey());
     at("apart-status").textContent = found.steps.length ? `Seed ${found.seed}.` : "The text ended at once: there is no step.";
     if (found.steps.length) reader.show(found);
   } catch (error) {
@@ -306,7 +318,7 @@ let served = {}; // how the server guesses where a request does not say
 async function loadModels() {
   let found = [];
   try {
-    found = await models(at("key").value);
+    found = await models(theKey());
   } catch (error) {
     if (error.status === 401 || error.status === 403) fail(error);
     return; // whatever else is wrong, a run will say
@@ -321,6 +333,9 @@ async function loadModels() {
   for (const option of methods ? [...at("method").options] : []) {
     if (option.value && option.value !== "none" && !methods.includes(option.value)) option.remove();
   }
+  const listed = [...at("method").options].map(({ value }) => value);
+  const others = (methods ?? []).filter((name) => !listed.includes(name) && name !== "prediction"); // that needs a text
+  at("method").options[at("method").options.length - 1].before(...others.map((name) => new Option(name, name)));
   showDefaults();
 }
 
@@ -336,16 +351,19 @@ function showDefaults() {
 
 async function poll() {
   if (document.hidden) return;
+  const mine = polling;
   let found = null;
+  let mayCome = false;
   try {
-    found = await gauges(at("key").value);
-  } catch {
-    // Not served, or not to us: the line stays away.
+    found = await gauges(theKey());
+  } catch (error) {
+    mayCome = !error.status || error.status === 429 || error.status >= 500; // else not served, or not to us
   }
+  if (mine !== polling) return; // an answer to another key
   at("gauges").hidden = !found;
-  showLearning(at("learning"), at("key").value, found !== null && "learn_version" in found);
+  showLearning(at("learning"), theKey(), found !== null && "learn_version" in found);
   if (!found) {
-    clearInterval(polling);
+    if (!mayCome) clearInterval(mine);
     return;
   }
   for (const cell of document.querySelectorAll("[data-gauge]")) {
@@ -357,9 +375,12 @@ async function poll() {
   }
 }
 
+/** The key as it was meant: a copied one often has blanks around it. */
+const theKey = () => at("key").value.trim();
+
 /** Remember the key for this tab; a new one may see what the old one could not. */
 function keepKey() {
-  const key = at("key").value;
+  const key = theKey();
   if (key === keptKey) return;
   keptKey = key;
   stored(() => sessionStorage.setItem("foretell-key", key));

@@ -1,7 +1,7 @@
 // Acceptance over requests, and when learned weights were swapped in or taken back: a line in an SVG.
 "use strict";
 
-const PLOT = { width: 640, height: 150, pad: 28, smooth: 12 };
+const PLOT = { least: 260, height: 150, pad: 28, left: 42, smooth: 12 };
 const MARKS = { swap: "swap", revert: "revert", refused: "refused", drift: "drift" };
 
 function shape(name, attributes, text = "") {
@@ -20,13 +20,14 @@ function smoothed(history) {
   });
 }
 
-/** The plot of GET /v1/foretell/learner. */
-function drawLearning(state) {
+/** The plot of GET /v1/foretell/learner, as wide as its place (px): a picture that is scaled has text that nobody can read. */
+function drawLearning(state, place = 640) {
   const points = smoothed(state.history);
-  const { width, height, pad } = PLOT;
+  const { height, pad, left } = PLOT;
+  const width = Math.max(PLOT.least, place);
   const first = points[0]?.number ?? 0;
   const range = Math.max(1, (points.at(-1)?.number ?? 1) - first);
-  const x = (number) => pad + ((number - first) / range) * (width - 2 * pad);
+  const x = (number) => left + ((number - first) / range) * (width - left - pad);
   const y = (rate) => height - pad - rate * (height - 2 * pad);
   const svg = shape("svg", { viewBox: `0 0 ${width} ${height}`, role: "img" });
   const last = points.at(-1);
@@ -34,7 +35,7 @@ function drawLearning(state) {
   const { num_swaps: swaps, num_refused: refused, num_reverts: reverts } = state.figures;
   svg.append(shape("title", {}, `${said}; ${swaps} swaps, ${refused} refused, ${reverts} reverts`));
   for (const rate of [0, 0.5, 1]) {
-    svg.append(shape("line", { x1: pad, x2: width - pad, y1: y(rate), y2: y(rate), class: "grid" }));
+    svg.append(shape("line", { x1: left, x2: width - pad, y1: y(rate), y2: y(rate), class: "grid" }));
     svg.append(shape("text", { x: 2, y: y(rate) + 4, class: "axis" }, `${100 * rate} %`));
   }
   for (const event of state.events) {
@@ -47,7 +48,8 @@ function drawLearning(state) {
   }
   svg.append(shape("polyline", { points: points.map((one) => `${x(one.number)},${y(one.rate)}`).join(" "), class: "rate" }));
   svg.append(shape("text", { x: width - pad, y: height - 8, "text-anchor": "end", class: "axis" }, "requests"));
-  return { svg, said: `${said}; ${swaps} swapped in, ${refused} refused, ${reverts} taken back` };
+  const still = state.failure ? `. Learning has ended: ${state.failure}` : state.paused ? ". Learning is paused" : "";
+  return { svg, said: `${said}; ${swaps} swapped in, ${refused} refused, ${reverts} taken back${still}` };
 }
 
 /** Show it, or hide the section where the server does not learn. */
@@ -58,10 +60,11 @@ async function showLearning(section, key, learns) {
   }
   try {
     const state = await (await request("v1/foretell/learner", { headers: headers(key) })).json();
-    const { svg, said } = drawLearning(state);
-    section.querySelector(".plot").replaceChildren(svg);
+    section.hidden = false; // what is hidden has no width
+    const plot = section.querySelector(".plot");
+    const { svg, said } = drawLearning(state, plot.clientWidth);
+    plot.replaceChildren(svg);
     section.querySelector(".note").textContent = said;
-    section.hidden = false;
   } catch {
     section.hidden = true;
   }

@@ -72,6 +72,7 @@ class Pane {
 
   clear() {
     this.output.replaceChildren();
+    this.fresh = document.createDocumentFragment(); // written, and not shown yet
     this.text = "";
     this.spans = []; // one a token, or one a chunk where the server does not tell tokens
     this.tokens = []; // {token, token_id, source, logprob, step}
@@ -85,6 +86,7 @@ class Pane {
     this.final = null; // the server's own figures
     this.numTokens = 0;
     this.finish = null;
+    this.known = ""; // said of the prompt, where the server had read some of it before
     this.ended.textContent = "";
     this.shown = -1;
     this.refresh();
@@ -101,31 +103,41 @@ class Pane {
       const provenance = choice.provenance ?? [];
       if (text || provenance.length) this.#write(text, provenance);
       for (const trace of choice.trace ?? []) this.#step(this.numTraced++).trace = trace;
-      if (choice.finish_reason) this.finish = choice.stop_reason === "timeout" ? "timeout" : choice.finish_reason;
+      if (choice.finish_reason) this.finish = choice.stop_reason ?? choice.finish_reason;
     }
-    if (chunk.usage) this.numTokens = chunk.usage.completion_tokens;
+    if (chunk.usage) {
+      this.numTokens = chunk.usage.completion_tokens;
+      const cached = chunk.usage.prompt_tokens_details?.cached_tokens;
+      if (cached) this.known = `; ${cached} of the prompt’s ${chunk.usage.prompt_tokens} were known from an earlier run, so its first token came sooner`;
+    }
   }
 
+  /** Nothing here may ask for the layout: the tokens a second would be those of the drawing. */
   #write(text, provenance) {
-    const box = this.output;
-    const follows = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
+    this.lastAt = performance.now();
     const parts = provenance.length ? portions(text, provenance) : [[text, null]];
     for (const [part, token] of parts) {
       const { kind } = origin(token?.source ?? "plain");
-      const span = tokenSpan(part, kind, this.text);
+      const span = tokenSpan(part, kind, this.text.slice(-1));
       this.text += part;
       this.#step(this.numClosed).spans.push(span);
       this.spans.push(span);
       this.tokens.push({ ...token, step: this.numClosed });
       if (kind !== "draft") this.numClosed += 1; // the model's own token is a step's last
-      box.append(span);
+      this.fresh.append(span);
     }
-    this.lastAt = performance.now();
     this.numTokens += parts.length;
     if (this.firstAt === null) {
       this.firstAt = this.lastAt;
       this.numFirst = this.numTokens;
     }
+  }
+
+  #show() {
+    if (!this.fresh.hasChildNodes()) return;
+    const box = this.output;
+    const follows = box.scrollHeight - box.scrollTop - box.clientHeight < 8;
+    box.append(this.fresh);
     if (follows) box.scrollTop = box.scrollHeight;
   }
 
@@ -159,11 +171,12 @@ class Pane {
     return { ...trace, bonus: typeof trace.bonus === "string" ? trace.bonus : isKnown ? last.token : `#${trace.bonus}` };
   }
 
-  /** Show the figures as they stand. */
+  /** Show the text and the figures as they stand. */
   refresh() {
+    this.#show();
     const traces = this.steps.map((step) => step.trace).filter(Boolean);
     const drafted = this.final?.num_draft_tokens ?? traces.reduce((sum, trace) => sum + trace.tokens.length - 1, 0);
-    const accepted = this.final?.num_accepted_tokens ?? traces.reduce((sum, trace) => sum + trace.path.length - 1, 0);
+    const accepted = this.final?.num_accepted_draft_tokens ?? traces.reduce((sum, trace) => sum + trace.path.length - 1, 0);
     const show = (name, value, text) => (this.figures[name].textContent = Number.isFinite(value) ? text(value) : "–");
     show("rate", this.rate, (value) => value.toFixed(value < 100 ? 1 : 0));
     show("length", this.numTokens / this.steps.length, (value) => value.toFixed(2));
@@ -176,7 +189,7 @@ class Pane {
 
   /** Say how the run ended. */
   close(words) {
-    this.ended.textContent = this.numTokens ? `${this.numTokens} ${this.numTokens === 1 ? "token" : "tokens"}, ${words}` : "";
+    this.ended.textContent = this.numTokens ? `${this.numTokens} ${this.numTokens === 1 ? "token" : "tokens"}, ${words}${this.known}` : "";
     this.refresh();
   }
 

@@ -41,6 +41,9 @@ async function refusal(response, hasKey) {
 }
 
 async function request(path, options) {
+  if (/[^\x20-\x7e]/.test(options.headers.Authorization ?? "")) {
+    throw new Refusal("The API key has a character that no key can have: accents, blanks of other kinds, quotes. Copy it again.", 401);
+  }
   let response;
   try {
     response = await fetch(path, options);

@@ -75,6 +75,7 @@ class ExplainRequest(Strict):
     chat: bool | None = Field(None, description="Put the prompt into the model's chat template.")
     model: str | None = Field(None, max_length=512, description="The model that is served.")
     temperature: float | None = Field(None, ge=0, le=2, description="0.7 where it is left out.")
+    top_p: float | None = Field(None, gt=0, le=1, description="Of the target and of the drafter. Default 1.")
     seed: int | None = Field(None, ge=-(2**63), le=2**64 - 1, description="Fresh where it is left out.")
     max_tokens: int | None = Field(None, ge=1, le=64, description="Of the text whose steps are watched. Default 64.")
     speculative: Speculative | None = Field(None, description="How the text is guessed for.")
