@@ -59,8 +59,8 @@ class TrainerPool:
         elif action == "wake":
             trainer.wake()
         elif action == "revert":
-            trainer.revert(number)
             trainer.num_reverts += 1
+            self._agree(adapter, number, trainer.revert(number))
         elif action == "fell":
             self._choose(adapter, trainer, number)
         elif action == "save":
@@ -72,6 +72,13 @@ class TrainerPool:
                 self.results.append((adapter, {"event": "saved", "folder": folder}))
         else:
             raise ConfigError(f"unknown action {action!r}")
+
+    def _agree(self, adapter: str, asked: int, found: int) -> None:
+        """A version that serves again, and is not kept here (a later one is on its way): the one before it serves in both
+        places."""
+        if found != asked:
+            self.trainers[adapter].num_reverts += 1
+            self.results.append((adapter, {"event": "chosen", "version": found, "instead": asked}))
 
     def _choose(self, adapter: str, trainer: AdapterTrainer, serving: int) -> None:
         texts: list[Text] = (trainer.fresh or list(trainer.held_out.recent))[-NEWEST:]

@@ -125,6 +125,13 @@ class Student:
             self.acceptance.apply()
         return finite
 
+    def forget(self) -> None:
+        """Drop gradients of which no step was taken: they are of other weights."""
+        self._pending = 0
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.acceptance is not None:
+            self.acceptance.optimizer.zero_grad(set_to_none=True)
+
     # -- judging -----------------------------------------------------------------------------------------------------
 
     @torch.no_grad()

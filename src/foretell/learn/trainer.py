@@ -53,6 +53,7 @@ class AdapterTrainer:
         self.fresh: list[Text] = []  # not learned from yet
         self.num_texts = self.num_updates = self.num_refused = self.number = 0
         self.num_reverts = 0  # that the serving side knows of
+        self._num_returns = 0  # to an earlier version
         self.refusals = 0  # in a row
         self.resting = 0  # texts until it goes on
         self.paused = False
@@ -91,15 +92,25 @@ class AdapterTrainer:
         self.resting = self.refusals = 0
 
     def work(self) -> Iterator[Version | Event | None]:
-        """One update where one is due: None after each text, at its end an event, and the version that passed."""
+        """One update where one is due: None after each text, at its end an event, and the version that passed. It ends
+        where an earlier version is gone back to meanwhile: what it learned was made of what is given up."""
         if not self.is_due:
             return
+        began = self._num_returns
+        for found in self._update():
+            yield found
+            if self._num_returns != began:
+                return
+
+    def _update(self) -> Iterator[Version | Event | None]:
         options = self.options
         count = options.learn_every
         new, self.fresh = self.fresh[:count], self.fresh[count:]
         replayed = self.replay.sample(options.replay, self._random.randrange, self.kinds)
         texts = [*new, *replayed]
         self._random.shuffle(texts)
+        for text in new:
+            self.replay.add(text)
         lost = 0.0
         for begin in range(0, len(texts), options.batch_texts):
             batch = texts[begin : begin + options.batch_texts]
@@ -107,8 +118,6 @@ class AdapterTrainer:
                 lost += self.student.learn(text, 1.0 / len(batch))
                 yield None
             self.student.apply()
-        for text in new:
-            self.replay.add(text)
         self.num_updates += 1
         update: Event = {"event": "update", "update": self.num_updates, "loss": lost / max(1, len(texts)),
                          "new": len(new), "replayed": len(replayed)}  # fmt: skip
@@ -122,7 +131,7 @@ class AdapterTrainer:
         learned, served = self.student.weights(), self.served
         after, before = dict[int, float](), dict[int, float]()  # by the text's id
         for text in (*recent, *old):
-            # Texts come and weights may be reverted between two pieces, so the weights are put in each time.
+            # Texts come and versions may be compared between two pieces, so the weights are put in each time.
             after[id(text)] = self._score(learned, text, learned)
             yield None
             known_score = self._scores.get(id(text))
@@ -168,11 +177,18 @@ class AdapterTrainer:
             del self.versions[number]
         return Version(self.number, self.student.checkpoint(weights), verdict, self.num_texts, self.num_reverts)
 
-    def revert(self, number: int) -> None:
-        """Go on from an earlier version, which serves again."""
-        self.served = self.versions.get(number, self.versions[0])
+    def revert(self, number: int) -> int:
+        """Go on from an earlier version, which serves again, or from the last one before it that is kept; returns its
+        number. Later ones are given up, as they are where it serves."""
+        number = max(known for known in self.versions if known <= max(0, number))
+        for later in [known for known in self.versions if known > number]:
+            del self.versions[later]
+        self.served = self.versions[number]
         self.student.load(self.served)
+        self.student.forget()
         self.refusals = 0
+        self._num_returns += 1
+        return number
 
     def best(self, texts: Sequence[Text]) -> int:
         """Of the versions kept, the number of the one with the highest mean score on these texts."""
