@@ -171,7 +171,7 @@ def test_a_version_that_cannot_be_kept_leaves_nothing(tmp_path: Path, monkeypatc
 
 def test_an_update_under_way_at_a_revert_publishes_nothing() -> None:
     """In every piece of it: it was made of what is given up, and would serve at once as a version of after the revert."""
-    session, learner, served, trainer = session_of()
+    session, _, _, trainer = session_of()
     text = raw([5, *range(30)], 6).reduced(8)
     trainer.student.learn = lambda text, share=1.0: 0.0
     trainer.student.score = lambda text: 0.9 if trainer.student.weights()["marked"].item() == 7 else 0.1

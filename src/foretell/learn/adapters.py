@@ -173,7 +173,8 @@ class Adapters:
         if base.acceptance is not None:
             acceptance = (config.acceptance or "bundled/acceptance", base.model.spec)
         tokens = base.model.tokens.cpu() if isinstance(base.model, NarrowModel) else None
-        return Origin(name, init, spec, None, slots, acceptance=acceptance, tokens=tokens)
+        longest = base.model.spec.max_positions
+        return Origin(name, init, spec, None, slots, acceptance=acceptance, tokens=tokens, longest=longest)
 
 
 def able_to_learn(choices: list[Choice]) -> dict[int, Choice]:

@@ -46,8 +46,14 @@ class TrainerPool:
     def add(self, adapter: str, text: RawText) -> None:
         """A served text."""
         trainer = self.trainers.get(adapter)
-        if trainer is not None:
-            trainer.add(text.reduced(self.options.num_laws))
+        if trainer is None:
+            return
+        found = text.reduced(self.options.num_laws).cut(trainer.student.longest)
+        if found is not None and found.is_finite:
+            trainer.add(found)
+        elif found is not None and not trainer.num_left_out:  # of one NaN all that is learned becomes NaN
+            self.results.append((adapter, {"event": "left out", "reason": "the target's numbers are not finite"}))
+        trainer.num_left_out += found is None or not found.is_finite
 
     def act(self, adapter: str, action: str, number: int = 0, folder: str = "") -> None:
         """pause, resume, wake, revert (to a version), fell (choose among the versions), save (into a folder)."""

@@ -51,6 +51,7 @@ class AdapterTrainer:
         self.kinds = Clusters(NUM_KINDS)
         self.held_out = HeldOut(kinds=self.kinds)
         self.fresh: list[Text] = []  # not learned from yet
+        self.num_left_out = 0  # texts that cannot be learned from
         self.num_texts = self.num_updates = self.num_refused = self.number = 0
         self.num_reverts = 0  # that the serving side knows of
         self._num_returns = 0  # to an earlier version
