@@ -83,4 +83,5 @@ def summary(state: dict[str, Any]) -> str:
         f"back {figures['num_reverts']}; {figures['seconds_learning']:.1f} s of learning",
     ]
     lines += [f"saved: {event['folder']}" for event in state["events"] if event["event"] == "saved"]
+    lines += [f"not saved: {event['reason']}" for event in state["events"] if event["event"] == "save failed"]
     return "".join(f"{line}\n" for line in lines)

@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from foretell.core.errors import ConfigError
+from foretell.learn.ends import Matrices
 from foretell.learn.export import export
 from foretell.learn.options import LearnOptions
 from foretell.learn.student import Origin, Student
@@ -27,7 +29,12 @@ class TrainerPool:
         self.options = options
         self.trainers: dict[str, AdapterTrainer] = {}
         self.results: deque[Result] = deque()
+        self.matrices: Matrices | None = None
         self._turns: deque[tuple[str, Iterator[Version | Event | None]]] = deque()
+
+    def ends(self, matrices: Matrices) -> None:
+        """The target's embedding and head, which origins of heads come without: one copy for all adapters."""
+        self.matrices = matrices
 
     def open(self, adapter: str, origin: Origin) -> None:
         """A new adapter. Raises ConfigError, ModelError."""
@@ -35,7 +42,7 @@ class TrainerPool:
         whole = int(self.options.learn_memory_mib * 2**20)
         most = whole if adapter.startswith("/") else share  # "/...": all requests learn together
         with torch.inference_mode(mode=False):  # a new client's first request may come in the middle of decoding
-            student = Student(origin, self.options)
+            student = Student(replace(origin, matrices=origin.matrices or self.matrices), self.options)
             self.trainers[adapter] = AdapterTrainer(student, self.options, max_bytes=most // 2)
 
     def close(self, adapter: str) -> None:
@@ -72,8 +79,11 @@ class TrainerPool:
         elif action == "save":
             try:
                 export(trainer.student, trainer.served, Path(folder))
-            except OSError as error:
-                self.results.append((adapter, {"event": "save failed", "reason": str(error)}))
+            except (
+                Exception
+            ) as error:  # a full disk is another error in each library; learning goes on without the file
+                reason = f"{type(error).__name__}: {error}"[:300]
+                self.results.append((adapter, {"event": "save failed", "reason": reason}))
             else:
                 self.results.append((adapter, {"event": "saved", "folder": folder}))
         else:
