@@ -24,6 +24,7 @@ from foretell.learn.student import RECIPES, Origin
 from foretell.methods.draft_model.borrowed import borrowing
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
+from foretell.model.load import parse_device
 
 
 @dataclass
@@ -202,6 +203,20 @@ class Adapters:
         tokens = base.model.tokens.cpu() if isinstance(base.model, NarrowModel) else None
         longest = base.model.spec.max_positions
         return Origin(name, init, spec, None, slots, acceptance=acceptance, tokens=tokens, longest=longest)
+
+
+def check_options(choices: list[Choice], options: LearnOptions) -> None:
+    """Before a process is started. Raises ConfigError where none of the methods can learn, where an option is of none that
+    is loaded, and where the device cannot be used."""
+    able = able_to_learn(choices).values()
+    if options.learn_lora and all(choice.config.method != "draft_model" for choice in able):
+        names = ", ".join(sorted({choice.config.method for choice in able}))
+        raise ConfigError(
+            f"learn_lora = {options.learn_lora} is for draft models, and {names} is a head, of which "
+            "all weights learn: leave it out"
+        )
+    if options.learn_device is not None:
+        parse_device(options.learn_device)
 
 
 def able_to_learn(choices: list[Choice]) -> dict[int, Choice]:

@@ -25,7 +25,7 @@ from foretell.engine.groups import Choice
 from foretell.engine.learning import ACTIONS, LearnFigures
 from foretell.engine.state import Row
 from foretell.engine.submission import Submission
-from foretell.learn.adapters import Adapters, ServedAdapter, able_to_learn
+from foretell.learn.adapters import Adapters, ServedAdapter, check_options
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
 from foretell.learn.pace import spare_cores
@@ -82,7 +82,7 @@ class Learner:
         """choices: the loaded methods. Raises ConfigError where none of them can learn."""
         if engine.model.is_shared:
             raise ConfigError("learning needs one process: it cannot swap weights in several at the same step")
-        able_to_learn(choices)  # before a process is started
+        check_options(choices, options)
         self.options = options
         self.allowance = Allowance(options.learn_share)
         self.events: deque[Event] = deque(maxlen=500)
