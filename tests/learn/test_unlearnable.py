@@ -11,6 +11,7 @@ from foretell import Engine, LearnOptions, SamplingParams, bundled
 from foretell.learn.pool import TrainerPool
 from foretell.learn.session import Session
 from foretell.learn.texts import RawText
+from foretell.learn.trainer import AdapterTrainer
 from tests.learn.test_student import engine_of
 from tests.learn.test_texts import raw
 from tests.model.tiny import tiny_module
@@ -94,3 +95,30 @@ def test_texts_with_numbers_that_are_none_are_left_out_and_told_once() -> None:
     assert trainer.num_left_out == 2
     assert [event["event"] for _, event in pool.results] == ["left out"]  # type: ignore[index]
     session.close()
+
+
+def test_a_row_that_has_read_the_draft_s_last_position_waits_there(session: Session) -> None:
+    """It was fed nothing, at a place behind its learned positions, whenever another was fed: guessing failed for all."""
+    prompts = [[5 + index, 6, 7] * (1 + index % 3) for index in range(6)]
+    plain = Session(session.engine, None, max_rows=2)
+    assert answer(plain, *prompts, tokens=80) == [80] * len(prompts)
+
+
+def test_new_texts_stay_within_their_memory_and_are_learned_where_no_more_have_room(session: Session) -> None:
+    """--learn-every 100000, or a head of a large target, held hundreds of texts beyond --learn-memory-mib."""
+    learner: Any = session.learner
+    student = next(iter(learner._inline.trainers.values())).student
+    size = raw([5, *range(30)], 6).reduced(8).num_bytes
+    for one_in, most in ((1000, 5), (2, 5), (2, 1)):
+        options = LearnOptions(learn_every=10_000, held_out=one_in)
+        trainer = AdapterTrainer(student, options, max_bytes=3 * most * size)
+        for number in range(40):
+            trainer.add(raw([number, *range(30)], 6).reduced(8))
+            assert trainer.num_bytes <= 3 * max(most, 4) * size
+        assert trainer.is_due
+        assert len(trainer.held_out.recent) == (max(4, most) if one_in == 2 else 0)
+        for _ in trainer._update():
+            break
+        assert trainer.fresh == []
+        assert not trainer.is_due
+    student.forget()

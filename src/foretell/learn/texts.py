@@ -69,8 +69,8 @@ class Text:
         if count < 2:
             return None
         taps = None if self.taps is None else self.taps[:longest].clone()
-        laws = (each[:count].clone() for each in (self.ids, self.logs, self.tail))
-        return Text(self.tokens[:longest].clone(), self.start, self.temperature, *laws, taps)
+        ids, logs, tail = (each[:count].clone() for each in (self.ids, self.logs, self.tail))
+        return Text(self.tokens[:longest].clone(), self.start, self.temperature, ids, logs, tail, taps)
 
     def laws(self, vocab_size: int) -> Tensor:
         """[n, V] float32 log probabilities; what is not held is spread evenly over the other tokens."""

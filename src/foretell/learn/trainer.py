@@ -13,15 +13,13 @@ from typing import Any
 from torch import Tensor
 
 from foretell.learn.clusters import Clusters
-from foretell.learn.gate import HeldOut, Verdict, judge
+from foretell.learn.gate import LEAST, HeldOut, Verdict, judge
 from foretell.learn.options import LearnOptions
 from foretell.learn.student import Student
 from foretell.learn.texts import ReplayBuffer, Text
 
 NUM_KINDS = 6
 """Kinds of requests among which what is kept of old texts is shared."""
-MIN_HELD_OUT = 4
-"""Fewest held-out texts with which the gate decides anything."""
 
 
 @dataclass(frozen=True)
@@ -47,9 +45,11 @@ class AdapterTrainer:
     def __init__(self, student: Student, options: LearnOptions, *, max_bytes: int) -> None:
         """max_bytes: of all texts that are held."""
         self.student, self.options = student, options
-        self.replay = ReplayBuffer(max_bytes)
+        self._share = max_bytes // 3  # of texts that are new, that are held out, and that are learned again
+        self._is_full = False  # a text more would be too much for its share
+        self.replay = ReplayBuffer(self._share)
         self.kinds = Clusters(NUM_KINDS)
-        self.held_out = HeldOut(kinds=self.kinds)
+        self.held_out = HeldOut(kinds=self.kinds, max_bytes=self._share)
         self.fresh: list[Text] = []  # not learned from yet
         self.num_left_out = 0  # texts that cannot be learned from
         self.num_texts = self.num_updates = self.num_refused = self.number = 0
@@ -80,13 +80,22 @@ class AdapterTrainer:
             self.held_out.add(text, self._random.randrange)
             return
         self.fresh.append(text)
-        if len(self.fresh) > 4 * self.options.learn_every:  # it cannot keep up: the oldest are only kept for later
+        # Where it cannot keep up, or they are large, the oldest are only kept for later.
+        while len(self.fresh) > 1 and (
+            len(self.fresh) > 4 * self.options.learn_every or self._fresh_bytes > self._share
+        ):
             self.replay.add(self.fresh.pop(0))
+            self._is_full = True
+
+    @property
+    def _fresh_bytes(self) -> int:
+        return sum(text.num_bytes for text in self.fresh)
 
     @property
     def is_due(self) -> bool:
-        """Whether an update would begin now."""
-        return not self.paused and not self.resting and len(self.fresh) >= self.options.learn_every
+        """Whether an update would begin now: there are texts enough, or no room for more."""
+        has_enough = len(self.fresh) >= self.options.learn_every or self._is_full
+        return not self.paused and not self.resting and has_enough
 
     def wake(self) -> None:
         """Acceptance fell: there is something to learn, rest or not."""
@@ -107,6 +116,7 @@ class AdapterTrainer:
         options = self.options
         count = options.learn_every
         new, self.fresh = self.fresh[:count], self.fresh[count:]
+        self._is_full = False
         replayed = self.replay.sample(options.replay, self._random.randrange, self.kinds)
         texts = [*new, *replayed]
         self._random.shuffle(texts)
@@ -127,7 +137,7 @@ class AdapterTrainer:
 
     def _gate(self, known: Sequence[Text]) -> Iterator[Version | Event | None]:
         recent, old = list(self.held_out.recent), list(self.held_out.old)
-        if len(recent) < MIN_HELD_OUT:
+        if len(recent) < LEAST:
             return
         learned, served = self.student.weights(), self.served
         after, before = dict[int, float](), dict[int, float]()  # by the text's id
