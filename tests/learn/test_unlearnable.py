@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 
-from foretell import Engine, LearnOptions, SamplingParams, bundled
+from foretell import Engine, LearnOptions, Request, SamplingParams, bundled
 from foretell.learn.pool import TrainerPool
 from foretell.learn.session import Session
 from foretell.learn.texts import RawText
 from foretell.learn.trainer import AdapterTrainer
+from foretell.model.hf.adapter import TransformersModel
+from tests.engine.harness import ToyTokenizer
 from tests.learn.test_student import engine_of
 from tests.learn.test_texts import raw
 from tests.model.tiny import tiny_module
@@ -97,11 +99,19 @@ def test_texts_with_numbers_that_are_none_are_left_out_and_told_once() -> None:
     session.close()
 
 
-def test_a_row_that_has_read_the_draft_s_last_position_waits_there(session: Session) -> None:
+def test_a_row_that_has_read_the_draft_s_last_position_waits_there() -> None:
     """It was fed nothing, at a place behind its learned positions, whenever another was fed: guessing failed for all."""
-    prompts = [[5 + index, 6, 7] * (1 + index % 3) for index in range(6)]
-    plain = Session(session.engine, None, max_rows=2)
-    assert answer(plain, *prompts, tokens=80) == [80] * len(prompts)
+    models = [tiny_module("gpt2", vocab_size=32, n_positions=count) for count in (128, 48)]
+    for parameter in (parameter for model in models for parameter in model.parameters()):
+        parameter.data.zero_()  # both write token 0: every guess is kept
+    target, draft = map(TransformersModel, models)
+    config = {"method": "draft_model", "model": draft.spec.name, "num_speculative_tokens": 3}
+    engine = Engine(target, ToyTokenizer(), speculative=config, draft=draft, drafter_errors="raise")
+    params = SamplingParams(max_new_tokens=70, temperature=0.0, ignore_eos=True)
+    requests = [Request([5] * length, params) for length in (3, 12, 13, 14, 15)]
+    done = engine.generate_batch(requests, batch_size=5)
+    assert [one.token_ids for one in done] == [[0] * 70] * 5
+    assert min(one.num_accepted_tokens for one in done) > 20
 
 
 def test_new_texts_stay_within_their_memory_and_are_learned_where_no_more_have_room(session: Session) -> None:
