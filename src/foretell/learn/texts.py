@@ -19,8 +19,8 @@ from foretell.learn.clusters import Clusters, Sketch, sketch
 from foretell.methods.common.teacher import Batch, ComputedBatch
 
 COLDEST, HOTTEST = 1e-3, 1e3
-"""Temperatures between which a law is told from greedy and from even: beyond them a text is learned as one of those, since
-logits divided by less, or multiplied by more, are no numbers any more."""
+"""Temperatures between which a law differs from a greedy and from an even one: beyond them a text is learned as one of
+those, since logits divided by less, or multiplied by more, are no numbers any more."""
 LEAST_TAIL = 1e-7
 """The least mass of the tokens that are not held: half precision knows no less of 1."""
 
