@@ -1,14 +1,18 @@
 """``foretell learn`` and ``serve --learn``: files in, figures, a plot and weights out; errors of one line."""
 
 import json
+import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from foretell import ConfigError, LearnOptions
 from foretell.cli.learn import summary
 from foretell.learn.plot import draw_history, running
+from foretell.learn.session import Session
 from tests.cli.conftest import Invoke
+from tests.learn.test_student import engine_of
 
 
 def test_a_file_is_answered_and_learned_from(invoke: Invoke, tmp_path: Path) -> None:
@@ -35,6 +39,8 @@ def test_a_file_is_answered_and_learned_from(invoke: Invoke, tmp_path: Path) -> 
         (["learn", "--data", "x", "--plot", "x.txt"], "--plot 'x.txt' must end in .png, .svg or .pdf"),
         (["learn", "--data", "x", "--plot", "no/such/x.png"], "--plot 'no/such/x.png' cannot be written"),
         (["serve", "bundled", "--learn-every", "4"], "--learn-every needs --learn"),
+        (["learn", "--data", "x", "--learn-busy-share", "0.5"], "unknown option '--learn-busy-share'"),
+        (["learn", "--data", "x", "--learn-memory-mib", "inf"], "learn_memory_mib = inf must be positive and finite"),
     ],
 )
 def test_mistakes_are_one_line(invoke: Invoke, options: list[str], said: str) -> None:
@@ -46,11 +52,27 @@ def test_mistakes_are_one_line(invoke: Invoke, options: list[str], said: str) ->
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"held_out": 1}, {"learn_share": 0.0}, {"where": "moon"}, {"learn_lr": -1.0}, {"clip": 0.0}, {"patience": 0}],
-)
+    [
+        {"held_out": 1}, {"learn_share": 0.0}, {"where": "moon"}, {"learn_lr": -1.0}, {"clip": 0.0}, {"patience": 0},
+        {"learn_lr": math.inf}, {"learn_lr": 1e10}, {"learn_memory_mib": math.inf}, {"learn_dir": ""}, {"fall": math.nan},
+        {"seed": 2**70},
+    ],
+)  # fmt: skip
 def test_wrong_options_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=next(iter(wrong)).replace("held_out", "held_out")):
         LearnOptions(**wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"learn_lora": 4}, "learn_lora = 4 is for draft models, and eagle1 is a head"),
+        ({"learn_device": "banana"}, "device 'banana' cannot be used here"),
+    ],
+)
+def test_options_that_would_be_ignored_or_fail_later_are_refused_at_the_start(options: Any, said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        Session(engine_of("eagle1"), LearnOptions(where="inline", **options))
 
 
 def test_the_plot_draws_what_happened_and_refuses_other_files(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from foretell.learn.student import Origin
 from foretell.learn.trainer import Version
 from tests.engine.harness import table
 from tests.learn.test_student import engine_of
+from tests.learn.test_texts import raw
 
 VERDICT = Verdict(True, "", 0.5, 0.6, None, None)
 
@@ -166,3 +167,90 @@ def test_a_version_that_cannot_be_kept_leaves_nothing(tmp_path: Path, monkeypatc
         store.serve("/eagle1/0", 1)  # tells the log
     store.serve("/eagle1/0", 1)  # one file by two names is not renamed
     assert sorted(path.name for path in store.folder("/eagle1/0").iterdir()) == before
+
+
+def test_an_update_under_way_at_a_revert_publishes_nothing() -> None:
+    """In every piece of it: it was made of what is given up, and would serve at once as a version of after the revert."""
+    session, _, _, trainer = session_of()
+    text = raw([5, *range(30)], 6).reduced(8)
+    trainer.student.learn = lambda text, share=1.0: 0.0
+    trainer.student.score = lambda text: 0.9 if trainer.student.weights()["marked"].item() == 7 else 0.1
+    weights, load = trainer.student.weights, trainer.student.load
+    mark = [torch.tensor(1.0)]
+
+    def loaded(given: Any) -> None:
+        mark[0] = given.get("marked", torch.tensor(1.0))
+        load({name: value for name, value in given.items() if name != "marked"})
+
+    def applied() -> bool:
+        mark[0] = torch.tensor(7.0)
+        return True
+
+    trainer.student.weights = lambda: {**weights(), "marked": mark[0]}
+    trainer.student.load, trainer.student.apply = loaded, applied
+    trainer.student.settle_acceptance = lambda learned, *others: learned
+    trainer.served = trainer.versions[0] = trainer.student.weights()
+
+    def results(stop: int) -> list[Any]:
+        trainer.fresh = [text] * trainer.options.learn_every
+        trainer.held_out.recent.clear()
+        trainer.held_out.recent.extend(replace(text, start=5 - index) for index in range(4))
+        found = []
+        for index, one in enumerate(trainer.work()):
+            found.append(one)
+            if index == stop:
+                trainer.revert(0)
+        return found
+
+    whole = results(-1)
+    assert isinstance(whole[-1], Version)
+    assert mark[0] == 7
+    for stop in range(len(whole) - 1):
+        trainer.revert(0)
+        found = results(stop)
+        assert len(found) == stop + 1
+        assert mark[0] == 1, "it goes on from what serves"
+        assert not any(isinstance(one, Version) for one in found)
+    session.close()
+
+
+def both(served: Any, trainer: Any) -> tuple[list[int], list[int]]:
+    """The versions that are kept where it serves, and where it learns."""
+    return served.method.versions, sorted(trainer.versions)
+
+
+def test_both_sides_go_back_to_one_version() -> None:
+    """The trainer kept what was given up and dropped what served: it compared updates with other weights than those in
+    service, and a fall chose a version that only it had."""
+    session, learner, served, trainer = session_of()
+    for scale in (1.01, 1.02, 1.03, 1.04):
+        learner._result((served.name, publish(trainer, scale)))
+        learner.swap()
+    learner.act("revert")
+    assert both(served, trainer) == ([0, 3], [0, 3])
+    learner._result((served.name, publish(trainer, 1.05)))
+    learner.swap()
+    assert both(served, trainer) == ([0, 3, 5], [0, 3, 5])
+    learner.act("revert")
+    assert served.method.serving[0] == 3
+    assert trainer.served is trainer.versions[3]
+    session.close()
+
+
+def test_what_the_trainer_has_no_longer_serves_no_longer() -> None:
+    """While a version is on its way it has dropped the one before the one that serves."""
+    session, learner, served, trainer = session_of()
+    for scale in (1.01, 1.02):
+        learner._result((served.name, publish(trainer, scale)))
+        learner.swap()
+    late = publish(trainer, 1.03)
+    learner.act("revert")
+    learner._drain()
+    learner._result((served.name, late))
+    learner.swap()
+    assert served.method.serving[0] == 0
+    assert trainer.served is trainer.versions[0]
+    learner._result((served.name, publish(trainer, 1.04)))
+    learner.swap()
+    assert both(served, trainer) == ([0, 4], [0, 4])
+    session.close()

@@ -18,13 +18,15 @@ METAVARS: dict[Any, str | None] = {int: "N", float: "X", str: "TEXT", list[str]:
 Command = Callable[..., None]
 
 
-def with_fields(kind: type, *, into: str, panel: str) -> Callable[[Command], Command]:
+def with_fields(kind: type, *, into: str, panel: str, without: Collection[str] = ()) -> Callable[[Command], Command]:
     """A decorator: in place of the parameter ``into``, a dict, the command has an option for every field of a dataclass.
 
-    The dict holds what was given, by the name of the field. panel: the help panel of fields that name none. A flag
-    inverts a field's default. A mapping is passed on as text.
+    The dict holds what was given, by the name of the field. panel: the help panel of fields that name none. without:
+    fields that the command does not have; they keep their defaults. A flag inverts a field's default. A mapping is passed
+    on as text.
     """
-    fields = {_parameter_name(item): item for item in dataclasses.fields(kind) if "help" in item.metadata}
+    asked = [item for item in dataclasses.fields(kind) if "help" in item.metadata and item.name not in without]
+    fields = {_parameter_name(item): item for item in asked}
     made = [_parameter(name, item, panel) for name, item in fields.items()]
 
     def collect(options: dict[str, Any]) -> dict[str, Any]:

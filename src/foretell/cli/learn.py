@@ -28,7 +28,7 @@ Epochs = Annotated[int, typer.Option("--epochs", min=1, rich_help_panel=LEARNING
 
 @with_group(o.Models, into="models")
 @with_group(o.Guessing, into="guessing")
-@with_fields(LearnOptions, into="learning", panel=LEARNING)
+@with_fields(LearnOptions, into="learning", panel=LEARNING, without=("learn_share", "learn_busy_share"))  # nobody waits
 @with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
 def learn(
     ctx: typer.Context,
@@ -83,4 +83,5 @@ def summary(state: dict[str, Any]) -> str:
         f"back {figures['num_reverts']}; {figures['seconds_learning']:.1f} s of learning",
     ]
     lines += [f"saved: {event['folder']}" for event in state["events"] if event["event"] == "saved"]
+    lines += [f"not saved: {event['reason']}" for event in state["events"] if event["event"] == "save failed"]
     return "".join(f"{line}\n" for line in lines)

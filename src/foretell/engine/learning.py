@@ -22,7 +22,7 @@ class LearnFigures:
     """Learning so far. Counters only grow; gauges are as they stood after the last step."""
 
     # Gauges.
-    is_learning: bool = False  # not paused, not resting, and its seconds are not spent
+    is_learning: bool = False  # not paused for all, and not failed
     version: int = 0  # of the drafter that serves, the highest of all adapters; 0 is the one that was loaded
     acceptance: float | None = None  # of first guesses, over the last steps; None before any
     held_bytes: int = 0  # texts that are kept to learn from

@@ -31,6 +31,7 @@ class AcceptanceStudent:
         """name: directory of the head. module: the draft model that learns, a transformers model, read as it is at each
         call. Raises ModelError."""
         self.head = load_acceptance(name, draft).to(next(module.parameters()).device)
+        self._module = module
         trained = [parameter for parameter in module.parameters() if parameter.requires_grad]
         reader = ModelReader(from_module(module))  # freezes it
         for parameter in trained:
@@ -43,7 +44,12 @@ class AcceptanceStudent:
     def places(self, labeled: LabeledBatch, text: Text, generator: torch.Generator) -> GuessPlaces:
         """Guesses of the draft model beside a text, and the chance that the target keeps each."""
         self.objective.temperatures = (text.temperature,)
-        return self.objective.places(labeled, self.teacher, generator)
+        is_learning = self._module.training
+        self._module.eval()  # it guesses as it will when it serves, without dropout
+        try:
+            return self.objective.places(labeled, self.teacher, generator)
+        finally:
+            self._module.train(is_learning)
 
     def learn(self, labeled: LabeledBatch, text: Text, generator: torch.Generator, share: float) -> None:
         """Add ``share`` of the gradient of a text's loss."""

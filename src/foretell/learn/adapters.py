@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
+from foretell.draft.base import Method
 from foretell.engine.drift import DriftWatch
 from foretell.engine.engine import Engine
 from foretell.engine.groups import Choice
@@ -23,6 +24,7 @@ from foretell.learn.student import RECIPES, Origin
 from foretell.methods.draft_model.borrowed import borrowing
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
+from foretell.model.load import parse_device
 
 
 @dataclass
@@ -81,16 +83,17 @@ class Adapters:
         choices: list[Choice],
         options: LearnOptions,
         trainers: TrainerPool | TrainerProcess,
-        on_restored: Callable[[str], None],
+        on_restored: Callable[[str, str], None],
     ) -> None:
-        """choices: the loaded methods. on_restored is called with an adapter whose weights were found in ``learn_dir``.
-        Raises ConfigError where none of the methods can learn."""
+        """choices: the loaded methods. on_restored is called with an adapter whose weights were found in ``learn_dir``, and
+        why they cannot be used (""). Raises ConfigError where none of the methods can learn."""
         self.able = able_to_learn(choices)
         self.engine, self.options, self.trainers = engine, options, trainers
         self.store = None if options.learn_dir is None else VersionStore(options.learn_dir)
         self.by_tenant: dict[str, TenantAdapters] = {}  # the least recently used first
         self.by_name: dict[str, ServedAdapter] = {}
         self._on_restored = on_restored
+        self._is_starting = True
         self._lock = threading.RLock()
         heads = any(choice.config.method != "draft_model" for choice in self.able.values())
         self._matrices: Matrices | None = matrices_of(engine.model) if heads else None
@@ -99,14 +102,16 @@ class Adapters:
         """Open what requests without a key use: a wrong drafter is found at the start. Raises ConfigError, ModelError."""
         for choice in self.able.values():
             self._of("", choice)
+        self._is_starting = False
 
     def route(
-        self, tenant: str, choice: Choice, prompt: Sequence[int]
+        self, tenant: str, choice: Choice, prompt: Sequence[int], *, store: bool = True
     ) -> tuple[ServedAdapter, ServedAdapter, int, Router]:
-        """(the adapter that guesses for a request, the one that learns from it, the prompt's cluster, its router)."""
+        """(the adapter that guesses for a request, the one that learns from it, the prompt's cluster, its router). store:
+        whether anything may be kept of the prompt."""
         with self._lock:
             mine = self._of(tenant, choice)
-            cluster = mine.router.cluster(prompt)
+            cluster = mine.router.cluster(prompt, store=store)
             guesses = mine.served[id(choice.method), mine.router.adapter(cluster)]
             return guesses, mine.served[id(choice.method), cluster], cluster, mine.router
 
@@ -135,15 +140,38 @@ class Adapters:
     def _open(self, mine: TenantAdapters, tenant: str, choice: Choice, index: int) -> None:
         origin, method = self._origin(choice), LearnedMethod(choice.method)
         name = f"{tenant}/{choice.config.method}/{index}"
-        found = None if self.store is None else self.store.load(name, origin)
+        found = self._restored(name, origin, choice.method)
         if found is not None:
-            origin = replace(origin, weights=found)
-            method = LearnedMethod(choice.method.rebuilt(found))
-            self._on_restored(name)
+            origin, method = replace(origin, weights=found[0]), LearnedMethod(found[1])
+            self._on_restored(name, "")
         one = ServedAdapter(name, tenant, index, method, origin)
         mine.served[id(choice.method), index] = one
         self.by_name[name] = one
         self.trainers.open(name, origin)
+
+    def _restored(self, name: str, origin: Origin, method: Method) -> tuple[dict[str, Tensor], Method] | None:
+        """Kept weights, and the method with them. Raises ConfigError at the start alone: later a client's request would be
+        refused for what it knows nothing of, so it begins anew."""
+        if self.store is None:
+            return None
+        try:
+            found = self.store.load(name, origin)
+            if found is None:
+                return None
+            try:
+                return found, method.rebuilt(found)
+            except Exception as error:  # each implementation has its own
+                said = str(error).strip().splitlines() or [type(error).__name__]
+                raise ConfigError(
+                    f"{self.store.folder(name)}: the weights that were learned do not fit drafter {origin.init} "
+                    f"({said[0]}): it was another one; give another learn_dir, or delete them to begin anew"
+                ) from None
+        except ConfigError as error:
+            if self._is_starting:
+                raise
+            self.store.set_aside(name)
+            self._on_restored(name, str(error))
+            return None
 
     def _origin(self, choice: Choice) -> Origin:
         config: Any = choice.config
@@ -173,7 +201,22 @@ class Adapters:
         if base.acceptance is not None:
             acceptance = (config.acceptance or "bundled/acceptance", base.model.spec)
         tokens = base.model.tokens.cpu() if isinstance(base.model, NarrowModel) else None
-        return Origin(name, init, spec, None, slots, acceptance=acceptance, tokens=tokens)
+        longest = base.model.spec.max_positions
+        return Origin(name, init, spec, None, slots, acceptance=acceptance, tokens=tokens, longest=longest)
+
+
+def check_options(choices: list[Choice], options: LearnOptions) -> None:
+    """Before a process is started. Raises ConfigError where none of the methods can learn, where an option is of none that
+    is loaded, and where the device cannot be used."""
+    able = able_to_learn(choices).values()
+    if options.learn_lora and all(choice.config.method != "draft_model" for choice in able):
+        names = ", ".join(sorted({choice.config.method for choice in able}))
+        raise ConfigError(
+            f"learn_lora = {options.learn_lora} is for draft models, and {names} is a head, of which "
+            "all weights learn: leave it out"
+        )
+    if options.learn_device is not None:
+        parse_device(options.learn_device)
 
 
 def able_to_learn(choices: list[Choice]) -> dict[int, Choice]:

@@ -168,6 +168,11 @@ class Capture:
             self._forget(row, row.capture)  # type: ignore[arg-type]
             self.num_skipped += 1
 
+    def clear(self) -> None:
+        """Forget all requests: nothing will be learned of them."""
+        for row in list(self._open.values()):
+            self._forget(row, row.capture)  # type: ignore[arg-type]
+
     def sweep(self) -> None:
         """Forget requests that ended without a step: cancelled ones, and those that timed out."""
         for row in [row for row in self._open.values() if row.finish_reason is not None]:

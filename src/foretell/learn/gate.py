@@ -13,6 +13,10 @@ CONFIDENCE = 1.0
 nothing passes that, and must gain ``min_gain`` besides."""
 
 
+LEAST = 4
+"""Fewest held-out texts with which the gate decides anything."""
+
+
 @dataclass(frozen=True)
 class Verdict:
     """Means over held-out texts of the expected share of guesses kept, before and after."""
@@ -76,9 +80,23 @@ class HeldOut:
     recent: deque[Text] = field(default_factory=deque)
     old: list[Text] = field(default_factory=list)
     num_aged: int = 0  # texts that left ``recent``
+    max_bytes: int = 2**62  # of both; LEAST of the recent ones are kept in any case
 
     def add(self, text: Text, pick: Callable[[int], int]) -> None:
         """Take in a text; pick(n) is a random number below n."""
+        self._take(text, pick)
+        while self.num_bytes > self.max_bytes and (self.old or len(self.recent) > LEAST):
+            if self.old:
+                self.old.pop(pick(len(self.old)))
+            else:
+                self.recent.popleft()
+
+    @property
+    def num_bytes(self) -> int:
+        """Of its texts."""
+        return sum(text.num_bytes for text in (*self.recent, *self.old))
+
+    def _take(self, text: Text, pick: Callable[[int], int]) -> None:
         alike = [other for other in self.recent if other.prompt == text.prompt]
         if len(alike) >= 2:
             self.recent = deque(other for other in self.recent if other is not alike[0])

@@ -25,7 +25,7 @@ from foretell.engine.groups import Choice
 from foretell.engine.learning import ACTIONS, LearnFigures
 from foretell.engine.state import Row
 from foretell.engine.submission import Submission
-from foretell.learn.adapters import Adapters, ServedAdapter, able_to_learn
+from foretell.learn.adapters import Adapters, ServedAdapter, check_options
 from foretell.learn.capture import Capture, CaptureState
 from foretell.learn.options import LearnOptions
 from foretell.learn.pace import spare_cores
@@ -51,6 +51,7 @@ def harmless(method: Callable[Concatenate["Learner", P], R]) -> Callable[Concate
     @functools.wraps(method)
     def run(self: "Learner", /, *args: P.args, **options: P.kwargs) -> R | None:
         if self.failure and method.__name__ != "swap":
+            self.capture.clear()
             return None
         try:
             return method(self, *args, **options)
@@ -81,12 +82,13 @@ class Learner:
         """choices: the loaded methods. Raises ConfigError where none of them can learn."""
         if engine.model.is_shared:
             raise ConfigError("learning needs one process: it cannot swap weights in several at the same step")
-        able_to_learn(choices)  # before a process is started
+        check_options(choices, options)
         self.options = options
         self.allowance = Allowance(options.learn_share)
         self.events: deque[Event] = deque(maxlen=500)
         self.history: deque[RequestRecord] = deque(maxlen=HISTORY)
         self.paused, self.failure = False, ""
+        self._paused: set[str] = set()  # tenants who have paused theirs
         self._counts = dict.fromkeys(("texts", "updates", "swaps", "refused", "reverts", "drifts", "failures"), 0)
         self._dropped = self._num_requests = self._steps = 0
         self._ready: deque[tuple[str, Version, Method]] = deque()  # built, to be swapped in between steps
@@ -104,19 +106,23 @@ class Learner:
             self.allowance, max_length=options.max_length, max_bytes=half,
             wants=lambda: self._process is None or self._process.has_room,
         )  # fmt: skip
-        restored: list[str] = []
+        restored: list[tuple[str, str]] = []
         try:
-            self.adapters = Adapters(engine, choices, options, trainers, restored.append)
+            self.adapters = Adapters(engine, choices, options, trainers, lambda *found: restored.append(found))
             self.adapters.open_all()
         except BaseException:
             self.close()
             raise
         self.adapters._on_restored = self._restored
-        for name in restored:
-            self._restored(name)
+        for name, reason in restored:
+            self._restored(name, reason)
 
-    def _restored(self, name: str) -> None:
-        self._log(name, {"event": "restored"})
+    def _restored(self, name: str, reason: str) -> None:
+        if reason:
+            logger.warning("learn: %s begins anew: %s", name, reason)
+        self._log(
+            name, {"event": "begun anew", "reason": "what was kept cannot be used"} if reason else {"event": "restored"}
+        )
 
     # -- requests ----------------------------------------------------------------------------------------------------
 
@@ -127,12 +133,16 @@ class Learner:
         if id(choice.method) not in self.adapters.able:
             return choice, None
         tenant = submission.tenant or ""
-        serving, learns, cluster, router = self.adapters.route(tenant, choice, submission.prompt_ids)
+        store = submission.store
+        serving, learns, cluster, router = self.adapters.route(tenant, choice, submission.prompt_ids, store=store)
         state = CaptureState(learns.name, serving.name, serving.method.taps, cluster, router)
-        if self.paused or self.failure or not submission.store:
+        if self._is_paused(tenant) or self.failure or not submission.store:
             state.begun = state.dropped = True
             self.capture.num_skipped += not submission.store
         return replace(choice, method=serving.method), state
+
+    def _is_paused(self, tenant: str) -> bool:
+        return self.paused or tenant in self._paused
 
     # -- the engine's thread -----------------------------------------------------------------------------------------
 
@@ -194,7 +204,8 @@ class Learner:
 
     def add(self, adapter: str, text: RawText) -> None:
         """A served text, for an adapter to learn from."""
-        if self.paused or self.failure:
+        one = self.adapters.by_name.get(adapter)
+        if one is None or self._is_paused(one.tenant) or self.failure:
             return
         taken = self._trainers.add(adapter, text)
         self._counts["texts"] += taken is not False
@@ -252,10 +263,7 @@ class Learner:
         if isinstance(found, Version):
             one = self.adapters.by_name.get(name)
             if one is not None and found.num_reverts == one.num_reverts:
-                built = one.method.base.rebuilt(found.weights)  # here, not on the engine's thread
-                if self.adapters.store is not None:
-                    self.adapters.store.save(name, one.origin, found.weights, found.number)
-                self._ready.append((name, found, built))
+                self._take(one, found)
             return
         kind = found["event"]
         if kind == "failed":
@@ -271,6 +279,28 @@ class Learner:
             if one is not None and found["version"] < found["instead"]:
                 self._revert(one, found["version"])
         self._log(name, found)
+
+    def _take(self, one: ServedAdapter, version: Version) -> None:
+        """Build and keep a version, here, not on the engine's thread. One that cannot be built is none for the trainer
+        either, else the next would be compared with it; one that cannot be kept serves until the service ends."""
+        try:
+            built = one.method.base.rebuilt(version.weights)
+        except Exception as error:
+            logger.exception("version %d of %s cannot be built", version.number, one.name)
+            with self._lock:
+                one.num_reverts += 1
+                serving = one.method.serving[0]
+            self._trainers.act(one.name, "revert", serving)
+            about = {"version": version.number, "reason": f"{type(error).__name__}: {error}"[:300]}
+            self._log(one.name, {"event": "not built", **about})
+            return
+        if self.adapters.store is not None:
+            try:
+                self.adapters.store.save(one.name, one.origin, version.weights, version.number)
+            except OSError as error:
+                logger.warning("learn: version %d of %s is not kept: %s", version.number, one.name, error)
+                self._log(one.name, {"event": "not kept", "version": version.number, "reason": str(error)})
+        self._ready.append((one.name, version, built))
 
     def _revert(self, one: ServedAdapter, number: int | None = None) -> None:
         """Serve an earlier version, also after the next start. Versions that are on their way are not served: they were
@@ -305,7 +335,9 @@ class Learner:
             is_learning=not self.paused and not self.failure,
             version=max((one.method.serving[0] for one in served), default=0),
             acceptance=sum(rates) / len(rates) if rates else None,
-            held_bytes=self._trainers.num_bytes + self.capture.held_bytes,
+            held_bytes=self._trainers.num_bytes
+            + self.capture.held_bytes
+            + (0 if self._process is None else self._process.waiting_bytes),
             num_adapters=len(served),
             num_texts=counts["texts"],
             num_skipped=self.capture.num_skipped + self._dropped,
@@ -326,7 +358,7 @@ class Learner:
         return {
             "figures": asdict(self.figures()),
             "failure": self.failure,
-            "paused": self.paused,
+            "paused": self.paused if tenant is None else self._is_paused(tenant),
             "adapters": [
                 {"name": one.name.partition("/")[2], "version": one.method.serving[0], "versions": one.method.versions,
                  "acceptance": one.watch.quick, "method": one.method.name}
@@ -337,12 +369,17 @@ class Learner:
         }  # fmt: skip
 
     def act(self, action: str, tenant: str | None = None) -> dict[str, Any]:
-        """See ``Learning``. On the engine's thread. revert: every adapter goes back by one version."""
+        """See ``Learning``. On the engine's thread. revert: every adapter goes back by one version. A tenant tells its own
+        adapters alone; what is paused for all is resumed for all."""
         if action not in ACTIONS:
             raise ConfigError(f"action {action!r} must be one of {', '.join(ACTIONS)}{nearest(action, ACTIONS)}")
         store = self.adapters.store
         if action in ("pause", "resume"):
-            self.paused = action == "pause"
+            if tenant is None:
+                self.paused = action == "pause"
+                self._paused.clear()
+            else:
+                (self._paused.add if action == "pause" else self._paused.discard)(tenant)
         if action == "save" and store is None:
             raise ConfigError("there is no folder to save to: start with --learn-dir DIR")
         for one in self.adapters.of(tenant):
@@ -353,11 +390,17 @@ class Learner:
                 assert store is not None
                 self._trainers.act(one.name, "save", 0, str(store.folder(one.name) / "export"))
             else:
-                self._trainers.act(one.name, action)
-        self._log("", {"event": action})
+                self._trainers.act(one.name, "pause" if self._is_paused(one.tenant) else "resume")
+            if tenant is not None:
+                self._log(one.name, {"event": action})
+        if tenant is None:
+            self._log("", {"event": action})
         return self.state(tenant)
 
     def close(self) -> None:
         """See ``Learning``."""
         if self._process is not None:
             self._process.stop()
+        adapters: Adapters | None = getattr(self, "adapters", None)  # none where it was not to be opened
+        if adapters is not None and adapters.store is not None:
+            adapters.store.close()

@@ -1,5 +1,6 @@
 """How to learn while serving: one dataclass, whose fields are, with their help, options of ``foretell serve``."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,15 +82,22 @@ class LearnOptions:
         if not 1 <= self.learn_adapters <= 3:
             raise ConfigError(f"learn_adapters = {self.learn_adapters} must be 1, 2 or 3")
         for name in ("learn_memory_mib", "clip", "quantum_s"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} = {getattr(self, name)} must be positive")
+            if not 0 < getattr(self, name) < math.inf:
+                raise ConfigError(f"{name} = {getattr(self, name)} must be positive and finite")
+        for name in ("min_gain", "max_loss", "fall"):
+            if not math.isfinite(getattr(self, name)):
+                raise ConfigError(f"{name} = {getattr(self, name)} must be a finite number")
         for name in ("learn_share", "learn_busy_share"):
             if not 0 < getattr(self, name) <= 1:
                 raise ConfigError(f"{name} = {getattr(self, name)} must be in (0, 1]")
-        if self.learn_lr is not None and not self.learn_lr > 0:
-            raise ConfigError(f"learn_lr = {self.learn_lr} must be positive")
+        if self.learn_lr is not None and not 0 < self.learn_lr <= 1:
+            raise ConfigError(f"learn_lr = {self.learn_lr} must be in (0, 1]; 0.001 is large")
+        if not -(2**63) <= self.seed < 2**63:
+            raise ConfigError(f"seed = {self.seed} must have at most 64 bits")
         if self.where not in WHERE:
             raise ConfigError(f"where = {self.where!r} must be one of {', '.join(WHERE)}")
+        if self.learn_dir == "":
+            raise ConfigError("learn_dir is empty: give a folder, or leave it out and nothing is written")
         if self.learn_dir is not None and Path(self.learn_dir).exists() and not Path(self.learn_dir).is_dir():
             raise ConfigError(f"learn_dir = {self.learn_dir} is a file; expected a folder")
 

@@ -2,11 +2,13 @@
 
 from collections import deque
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from foretell.core.errors import ConfigError
+from foretell.learn.ends import Matrices
 from foretell.learn.export import export
 from foretell.learn.options import LearnOptions
 from foretell.learn.student import Origin, Student
@@ -27,7 +29,12 @@ class TrainerPool:
         self.options = options
         self.trainers: dict[str, AdapterTrainer] = {}
         self.results: deque[Result] = deque()
+        self.matrices: Matrices | None = None
         self._turns: deque[tuple[str, Iterator[Version | Event | None]]] = deque()
+
+    def ends(self, matrices: Matrices) -> None:
+        """The target's embedding and head, which origins of heads come without: one copy for all adapters."""
+        self.matrices = matrices
 
     def open(self, adapter: str, origin: Origin) -> None:
         """A new adapter. Raises ConfigError, ModelError."""
@@ -35,7 +42,7 @@ class TrainerPool:
         whole = int(self.options.learn_memory_mib * 2**20)
         most = whole if adapter.startswith("/") else share  # "/...": all requests learn together
         with torch.inference_mode(mode=False):  # a new client's first request may come in the middle of decoding
-            student = Student(origin, self.options)
+            student = Student(replace(origin, matrices=origin.matrices or self.matrices), self.options)
             self.trainers[adapter] = AdapterTrainer(student, self.options, max_bytes=most // 2)
 
     def close(self, adapter: str) -> None:
@@ -46,8 +53,14 @@ class TrainerPool:
     def add(self, adapter: str, text: RawText) -> None:
         """A served text."""
         trainer = self.trainers.get(adapter)
-        if trainer is not None:
-            trainer.add(text.reduced(self.options.num_laws))
+        if trainer is None:
+            return
+        found = text.reduced(self.options.num_laws).cut(trainer.student.longest)
+        if found is not None and found.is_finite:
+            trainer.add(found)
+        elif found is not None and not trainer.num_left_out:  # of one NaN all that is learned becomes NaN
+            self.results.append((adapter, {"event": "left out", "reason": "the target's numbers are not finite"}))
+        trainer.num_left_out += found is None or not found.is_finite
 
     def act(self, adapter: str, action: str, number: int = 0, folder: str = "") -> None:
         """pause, resume, wake, revert (to a version), fell (choose among the versions), save (into a folder)."""
@@ -59,19 +72,29 @@ class TrainerPool:
         elif action == "wake":
             trainer.wake()
         elif action == "revert":
-            trainer.revert(number)
             trainer.num_reverts += 1
+            self._agree(adapter, number, trainer.revert(number))
         elif action == "fell":
             self._choose(adapter, trainer, number)
         elif action == "save":
             try:
                 export(trainer.student, trainer.served, Path(folder))
-            except OSError as error:
-                self.results.append((adapter, {"event": "save failed", "reason": str(error)}))
+            except (
+                Exception
+            ) as error:  # a full disk is another error in each library; learning goes on without the file
+                reason = f"{type(error).__name__}: {error}"[:300]
+                self.results.append((adapter, {"event": "save failed", "reason": reason}))
             else:
                 self.results.append((adapter, {"event": "saved", "folder": folder}))
         else:
             raise ConfigError(f"unknown action {action!r}")
+
+    def _agree(self, adapter: str, asked: int, found: int) -> None:
+        """A version that serves again, and is not kept here (a later one is on its way): the one before it serves in both
+        places."""
+        if found != asked:
+            self.trainers[adapter].num_reverts += 1
+            self.results.append((adapter, {"event": "chosen", "version": found, "instead": asked}))
 
     def _choose(self, adapter: str, trainer: AdapterTrainer, serving: int) -> None:
         texts: list[Text] = (trainer.fresh or list(trainer.held_out.recent))[-NEWEST:]

@@ -45,7 +45,7 @@ class TrainerProcess:
         self.num_bytes, self.seconds, self.has_work = 0, 0.0, False
         self.failure = ""
         self._texts: deque[tuple[str, RawText]] = deque()
-        self._texts_bytes, self._is_asked = 0, False
+        self._texts_bytes, self._is_asked, self._has_ends = 0, False, False
         self._lock = threading.Lock()  # of the three
         self._is_up = threading.Event()
         self._outbox: queue.Queue[tuple[Any, ...] | None] = queue.Queue()
@@ -77,8 +77,12 @@ class TrainerProcess:
         self._busy.value = int(busy)
 
     def open(self, adapter: str, origin: Origin) -> None:
-        """See ``TrainerPool``."""
-        self._outbox.put(("open", adapter, origin))
+        """See ``TrainerPool``. The target's matrices are sent once, for all adapters."""
+        with self._lock:
+            if origin.matrices is not None and not self._has_ends:
+                self._has_ends = True
+                self._outbox.put(("ends", origin.matrices))
+            self._outbox.put(("open", adapter, replace(origin, matrices=None)))
 
     def close(self, adapter: str) -> None:
         """See ``TrainerPool``. Its texts that wait are forgotten."""
@@ -102,6 +106,11 @@ class TrainerProcess:
         """Whether a text more would be taken."""
         most = self.options.learn_memory_mib * 2**20 / 4
         return len(self._texts) < MOST_WAITING and self._texts_bytes < most
+
+    @property
+    def waiting_bytes(self) -> int:
+        """Of texts that wait for the child."""
+        return self._texts_bytes
 
     def _hand(self, *, asked: bool) -> None:
         """A text for each time that the child has asked, which it does when it has time."""
@@ -151,6 +160,11 @@ class TrainerProcess:
             except (EOFError, OSError, TypeError):
                 self._end("the process that learns has ended")
                 return
+            except Exception as error:  # no memory for what it sent
+                self._end(
+                    f"what the process that learns has sent cannot be read: {type(error).__name__}: {error}"[:300]
+                )
+                return
             if kind == "failed":
                 self._end(rest[0])
                 return
@@ -172,6 +186,8 @@ class TrainerProcess:
         self._is_up.set()
         if not self.failure:
             self.failure = reason
+            self.num_bytes, self.has_work = 0, False
+            self._child.join(1.0)  # else it stays as a zombie until the service stops
             with self._lock:
                 self._texts.clear()
                 self._texts_bytes = 0

@@ -40,9 +40,14 @@ class Router:
     def __post_init__(self) -> None:
         self.clusters = Clusters(self.num_adapters)
 
-    def cluster(self, prompt: Sequence[int]) -> int:
-        """The cluster of a prompt, perhaps a new one."""
-        found, into = (0, None) if self.num_adapters == 1 else self.clusters.add(sketch(prompt))
+    def cluster(self, prompt: Sequence[int], *, store: bool = True) -> int:
+        """The cluster of a prompt, perhaps a new one; without ``store`` the nearest, and nothing is kept of the prompt."""
+        found, into = 0, None
+        if self.num_adapters > 1 and (store or not self.arms):
+            # The very first is one in any case: an empty sketch, which the next prompts join or leave behind.
+            found, into = self.clusters.add(sketch(prompt if store else ()))
+        elif self.num_adapters > 1:
+            (found,) = self.clusters.of([sketch(prompt)])
         fresh = [Arm() for _ in range(self.num_adapters)]
         if found == len(self.arms):
             self.arms.append(fresh)

@@ -1,10 +1,12 @@
 """Where a learner writes: the newest weights of each adapter, and the log of events. Never a text."""
 
+import contextlib
 import json
 import logging
 import os
 import re
 import shutil
+import weakref
 from collections.abc import Mapping
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +22,7 @@ from foretell.learn.student import Origin
 from foretell.train.checkpoint import write_bytes
 
 logger = logging.getLogger(__name__)
-WEIGHTS, LOG = "weights.safetensors", "events.jsonl"
+WEIGHTS, LOG, UNUSABLE = "weights.safetensors", "events.jsonl", "unusable.safetensors"
 KEPT = 3
 """Versions whose weights are kept to go back to: the one that serves, the one before, and one on its way."""
 
@@ -29,13 +31,24 @@ class VersionStore:
     """One folder. What a crash interrupts is lost; what was there before stays whole."""
 
     def __init__(self, folder: str | Path) -> None:
-        """Raises ConfigError where it cannot be written to."""
+        """Raises ConfigError where it cannot be written to, or another learner writes there."""
         self.root = Path(folder)
         try:
             self.root.mkdir(parents=True, exist_ok=True, mode=0o700)
-            (self.root / LOG).touch()
+            held = os.open(self.root / LOG, os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
         except OSError as error:
             raise ConfigError(f"learn_dir = {self.root} cannot be written to: {error.strerror or error}") from None
+        self._leave = weakref.finalize(self, os.close, held)
+        if not _held_alone(held):
+            self._leave()
+            raise ConfigError(
+                f"learn_dir = {self.root} is in use by another learner, and each would delete what the other has learned: "
+                "give each a folder of its own"
+            )
+
+    def close(self) -> None:
+        """Leave the folder to others."""
+        self._leave()
 
     def folder(self, adapter: str) -> Path:
         """Of one adapter, "tenant/method/index". Tenants whose names differ never share one."""
@@ -48,7 +61,7 @@ class VersionStore:
         """Keep a version's weights; they are loaded at the next start once ``serve`` has named them. Raises OSError."""
         folder = self.folder(adapter)
         folder.mkdir(exist_ok=True)
-        part = folder / f".{WEIGHTS}.part"
+        part = folder / f".{_version(number)}.saving.part"  # another name than links have: they are made meanwhile
         try:
             write_bytes(
                 part, save({name: value.contiguous().clone() for name, value in weights.items()}, _about(origin))
@@ -73,14 +86,19 @@ class VersionStore:
 
     def load(self, adapter: str, origin: Origin) -> dict[str, Tensor] | None:
         """The weights that were learned from the same beginning; None where there are none. Raises ConfigError where they
-        are damaged or of another drafter."""
+        are damaged, of another drafter, or cannot be read."""
         file = self.folder(adapter) / WEIGHTS
-        for old in file.parent.glob(_version("*")):  # of the run before
-            old.unlink(missing_ok=True)
-        if not file.is_file():
-            return None
         try:
+            for old in (*file.parent.glob(_version("*")), *file.parent.glob(".*.part")):  # of the run before
+                old.unlink(missing_ok=True)
+            if not file.is_file():
+                return None
             content = file.read_bytes()
+        except OSError as error:
+            raise ConfigError(
+                f"{file} cannot be read ({error.strerror or error}): mend that, or give another learn_dir"
+            ) from None
+        try:
             header = parse_json(content[8 : 8 + int.from_bytes(content[:8], "little")])
             found = load(content)
         except Exception as error:  # safetensors raises its own
@@ -88,8 +106,17 @@ class VersionStore:
         about, expected = header.get("__metadata__", {}), _about(origin)
         if about != expected:
             raise ConfigError(f"{file} was learned by {about}, and this is {expected}: give another learn_dir")
-        _link(file, file.parent / _version(0))
+        try:
+            _link(file, file.parent / _version(0))
+        except OSError as error:
+            raise ConfigError(f"learn_dir = {self.root} cannot be written to: {error.strerror or error}") from None
         return {name: value.to(torch.float32) if value.is_floating_point() else value for name, value in found.items()}
+
+    def set_aside(self, adapter: str) -> None:
+        """What was kept of an adapter and cannot be used is left to people under another name."""
+        file = self.folder(adapter) / WEIGHTS
+        with contextlib.suppress(OSError):
+            file.replace(file.with_name(UNUSABLE))
 
     def log(self, event: Mapping[str, Any]) -> None:
         """Append one line; a full disk loses the line, not the service."""
@@ -98,6 +125,21 @@ class VersionStore:
                 stream.write(json.dumps(event, default=str) + "\n")
         except OSError:
             return
+
+
+def _held_alone(file: int) -> bool:
+    """Whether nobody else has locked this file; it is now, until it is closed or the process ends, however that happens."""
+    try:
+        import fcntl
+    except ImportError:  # Windows
+        return True
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # no locks on this disk
+        return True
+    return True
 
 
 def _about(origin: Origin) -> dict[str, str]:

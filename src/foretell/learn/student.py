@@ -1,7 +1,8 @@
 """A drafter in float32 that learns from captured texts: the objectives of ``train``, one text at a time."""
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -50,6 +51,7 @@ class Origin:
     weights: dict[str, Tensor] | None = None  # other ones than those of ``init``, named as a checkpoint has them
     acceptance: tuple[str, ModelSpec] | None = None  # directory of a draft model's acceptance head; the draft model
     tokens: Tensor | None = None  # [n] int64 the only ones that a draft model guesses; None: all
+    longest: int = 2**62  # tokens that it reads; one with learned positions fails on more
 
 
 class Student:
@@ -76,6 +78,7 @@ class Student:
         hidden = origin.target.hidden_size
         self.optimizer = torch.optim.AdamW(self.parameters, lr=options.lr(hidden), betas=(0.9, 0.95), weight_decay=0.0)
         self.generator = torch.Generator().manual_seed(options.seed)
+        self._dropping = torch.Generator().manual_seed(options.seed)  # seeds of dropout, of each text
         self._pending = 0
         self.acceptance: AcceptanceStudent | None = None
         if origin.acceptance is not None:
@@ -96,12 +99,29 @@ class Student:
             made.tokens = self.origin.tokens
         return made
 
+    @property
+    def longest(self) -> int:
+        """Tokens of a text that can be learned from."""
+        return self.origin.longest
+
     # -- learning ----------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def _dropout(self) -> Iterator[None]:
+        """Dropout draws from the process's generator, which is others' too: it is seeded here, and put back behind it."""
+        seed = int(torch.randint(2**62, (), generator=self._dropping))
+        device = self.device if self.device.type == "cuda" else None
+        with torch.random.fork_rng([] if device is None else [device]):
+            torch.default_generator.manual_seed(seed)
+            if device is not None:
+                torch.cuda.manual_seed(seed)
+            yield
 
     def learn(self, text: Text, share: float = 1.0) -> float:
         """Add ``share`` of the gradient of a text's loss, and return the loss."""
         labeled = self._labeled(text)
-        outcome = self.objective.outcome(labeled, self.teacher, self.generator, training=True)
+        with self._dropout():
+            outcome = self.objective.outcome(labeled, self.teacher, self.generator, training=True)
         divergence = DIVERGENCES[SAMPLED if text.temperature else GREEDY]
         losses = divergence_of(labeled, outcome, divergence, text.loss_temperature)
         if losses.total.requires_grad:
@@ -124,6 +144,13 @@ class Student:
         if self.acceptance is not None:
             self.acceptance.apply()
         return finite
+
+    def forget(self) -> None:
+        """Drop gradients of which no step was taken: they are of other weights."""
+        self._pending = 0
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.acceptance is not None:
+            self.acceptance.optimizer.zero_grad(set_to_none=True)
 
     # -- judging -----------------------------------------------------------------------------------------------------
 

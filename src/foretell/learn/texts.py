@@ -18,6 +18,9 @@ from foretell.core.errors import ConfigError
 from foretell.learn.clusters import Clusters, Sketch, sketch
 from foretell.methods.common.teacher import Batch, ComputedBatch
 
+COLDEST, HOTTEST = 1e-3, 1e3
+"""Temperatures between which a law differs from a greedy and from an even one: beyond them a text is learned as one of
+those, since logits divided by less, or multiplied by more, are no numbers any more."""
 LEAST_TAIL = 1e-7
 """The least mass of the tokens that are not held: half precision knows no less of 1."""
 
@@ -51,6 +54,23 @@ class Text:
     def prompt(self) -> tuple[int, ...]:
         """Its prompt, by which equal requests are known."""
         return tuple(self.tokens[: self.start].tolist())
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether all that was captured are numbers: half precision holds hidden states up to 65,504."""
+        held = (self.logs, self.tail, *(() if self.taps is None else (self.taps,)))
+        return all(bool(torch.isfinite(each).all()) for each in held)
+
+    def cut(self, longest: int) -> "Text | None":
+        """Its first ``longest`` tokens; None where fewer than two of them are the target's."""
+        if len(self.tokens) <= longest:
+            return self
+        count = longest - self.start
+        if count < 2:
+            return None
+        taps = None if self.taps is None else self.taps[:longest].clone()
+        ids, logs, tail = (each[:count].clone() for each in (self.ids, self.logs, self.tail))
+        return Text(self.tokens[:longest].clone(), self.start, self.temperature, ids, logs, tail, taps)
 
     def laws(self, vocab_size: int) -> Tensor:
         """[n, V] float32 log probabilities; what is not held is spread evenly over the other tokens."""
@@ -91,10 +111,9 @@ class RawText:
 
     def reduced(self, num_laws: int) -> Text:
         """The text as it is kept."""
-        ids, logs, tail = reduce_laws(torch.cat(self.logits), self.temperature or 1.0, num_laws)
-        return Text(
-            torch.tensor(self.tokens, dtype=torch.int32), self.start, self.temperature, ids, logs, tail, self.taps
-        )
+        temperature = min(self.temperature, HOTTEST) if self.temperature >= COLDEST else 0.0
+        ids, logs, tail = reduce_laws(torch.cat(self.logits), temperature or 1.0, num_laws)
+        return Text(torch.tensor(self.tokens, dtype=torch.int32), self.start, temperature, ids, logs, tail, self.taps)
 
 
 def reduce_laws(logits: Tensor, temperature: float, num_laws: int) -> tuple[Tensor, Tensor, Tensor]:

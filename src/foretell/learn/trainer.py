@@ -13,15 +13,13 @@ from typing import Any
 from torch import Tensor
 
 from foretell.learn.clusters import Clusters
-from foretell.learn.gate import HeldOut, Verdict, judge
+from foretell.learn.gate import LEAST, HeldOut, Verdict, judge
 from foretell.learn.options import LearnOptions
 from foretell.learn.student import Student
 from foretell.learn.texts import ReplayBuffer, Text
 
 NUM_KINDS = 6
 """Kinds of requests among which what is kept of old texts is shared."""
-MIN_HELD_OUT = 4
-"""Fewest held-out texts with which the gate decides anything."""
 
 
 @dataclass(frozen=True)
@@ -47,12 +45,16 @@ class AdapterTrainer:
     def __init__(self, student: Student, options: LearnOptions, *, max_bytes: int) -> None:
         """max_bytes: of all texts that are held."""
         self.student, self.options = student, options
-        self.replay = ReplayBuffer(max_bytes)
+        self._share = max_bytes // 3  # of texts that are new, that are held out, and that are learned again
+        self._is_full = False  # a text more would be too much for its share
+        self.replay = ReplayBuffer(self._share)
         self.kinds = Clusters(NUM_KINDS)
-        self.held_out = HeldOut(kinds=self.kinds)
+        self.held_out = HeldOut(kinds=self.kinds, max_bytes=self._share)
         self.fresh: list[Text] = []  # not learned from yet
+        self.num_left_out = 0  # texts that cannot be learned from
         self.num_texts = self.num_updates = self.num_refused = self.number = 0
         self.num_reverts = 0  # that the serving side knows of
+        self._num_returns = 0  # to an earlier version
         self.refusals = 0  # in a row
         self.resting = 0  # texts until it goes on
         self.paused = False
@@ -78,28 +80,48 @@ class AdapterTrainer:
             self.held_out.add(text, self._random.randrange)
             return
         self.fresh.append(text)
-        if len(self.fresh) > 4 * self.options.learn_every:  # it cannot keep up: the oldest are only kept for later
+        # Where it cannot keep up, or they are large, the oldest are only kept for later.
+        while len(self.fresh) > 1 and (
+            len(self.fresh) > 4 * self.options.learn_every or self._fresh_bytes > self._share
+        ):
             self.replay.add(self.fresh.pop(0))
+            self._is_full = True
+
+    @property
+    def _fresh_bytes(self) -> int:
+        return sum(text.num_bytes for text in self.fresh)
 
     @property
     def is_due(self) -> bool:
-        """Whether an update would begin now."""
-        return not self.paused and not self.resting and len(self.fresh) >= self.options.learn_every
+        """Whether an update would begin now: there are texts enough, or no room for more."""
+        has_enough = len(self.fresh) >= self.options.learn_every or self._is_full
+        return not self.paused and not self.resting and has_enough
 
     def wake(self) -> None:
         """Acceptance fell: there is something to learn, rest or not."""
         self.resting = self.refusals = 0
 
     def work(self) -> Iterator[Version | Event | None]:
-        """One update where one is due: None after each text, at its end an event, and the version that passed."""
+        """One update where one is due: None after each text, at its end an event, and the version that passed. It ends
+        where an earlier version is gone back to meanwhile: what it learned was made of what is given up."""
         if not self.is_due:
             return
+        began = self._num_returns
+        for found in self._update():
+            yield found
+            if self._num_returns != began:
+                return
+
+    def _update(self) -> Iterator[Version | Event | None]:
         options = self.options
         count = options.learn_every
         new, self.fresh = self.fresh[:count], self.fresh[count:]
+        self._is_full = False
         replayed = self.replay.sample(options.replay, self._random.randrange, self.kinds)
         texts = [*new, *replayed]
         self._random.shuffle(texts)
+        for text in new:
+            self.replay.add(text)
         lost = 0.0
         for begin in range(0, len(texts), options.batch_texts):
             batch = texts[begin : begin + options.batch_texts]
@@ -107,8 +129,6 @@ class AdapterTrainer:
                 lost += self.student.learn(text, 1.0 / len(batch))
                 yield None
             self.student.apply()
-        for text in new:
-            self.replay.add(text)
         self.num_updates += 1
         update: Event = {"event": "update", "update": self.num_updates, "loss": lost / max(1, len(texts)),
                          "new": len(new), "replayed": len(replayed)}  # fmt: skip
@@ -117,12 +137,12 @@ class AdapterTrainer:
 
     def _gate(self, known: Sequence[Text]) -> Iterator[Version | Event | None]:
         recent, old = list(self.held_out.recent), list(self.held_out.old)
-        if len(recent) < MIN_HELD_OUT:
+        if len(recent) < LEAST:
             return
         learned, served = self.student.weights(), self.served
         after, before = dict[int, float](), dict[int, float]()  # by the text's id
         for text in (*recent, *old):
-            # Texts come and weights may be reverted between two pieces, so the weights are put in each time.
+            # Texts come and versions may be compared between two pieces, so the weights are put in each time.
             after[id(text)] = self._score(learned, text, learned)
             yield None
             known_score = self._scores.get(id(text))
@@ -168,11 +188,18 @@ class AdapterTrainer:
             del self.versions[number]
         return Version(self.number, self.student.checkpoint(weights), verdict, self.num_texts, self.num_reverts)
 
-    def revert(self, number: int) -> None:
-        """Go on from an earlier version, which serves again."""
-        self.served = self.versions.get(number, self.versions[0])
+    def revert(self, number: int) -> int:
+        """Go on from an earlier version, which serves again, or from the last one before it that is kept; returns its
+        number. Later ones are given up, as they are where it serves."""
+        number = max(known for known in self.versions if known <= max(0, number))
+        for later in [known for known in self.versions if known > number]:
+            del self.versions[later]
+        self.served = self.versions[number]
         self.student.load(self.served)
+        self.student.forget()
         self.refusals = 0
+        self._num_returns += 1
+        return number
 
     def best(self, texts: Sequence[Text]) -> int:
         """Of the versions kept, the number of the one with the highest mean score on these texts."""
