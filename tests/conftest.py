@@ -18,6 +18,7 @@ from hypothesis import HealthCheck, Phase, settings
 from tests.cputime import known
 from tests.stress import MINUTES
 from tests.tiers import EXHAUSTIVE, SLOW, THINNED, Keep, kept, long, numbered
+from tests.until import REASON, time_is_up
 
 torch.set_num_threads(1)
 # No test sees the models that the user has pulled (the default target would be another one), and none fetches any.
@@ -71,6 +72,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         if MINUTES or item.path.parent.name == "mutants":  # they are long, and limit what they start themselves
             item.add_marker(pytest.mark.timeout(0))
     items.sort(key=lambda item: -longest[item.path])  # files stay whole, for the sake of their fixtures
+
+
+@pytest.hookimpl(tryfirst=True)  # before fixtures are made
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """Skip what begins too late."""
+    if time_is_up():
+        pytest.skip(REASON)
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Say how much was not run for want of time."""
+    late = [report for report in terminalreporter.stats.get("skipped", []) if REASON in str(report.longrepr)]
+    if late:
+        terminalreporter.write_sep("=", f"NO TIME WAS LEFT for {len(late)} tests, or for parts of them")
+        for report in late:
+            if "planted" in str(report.longrepr):
+                terminalreporter.write_line(str(report.longrepr[-1]))
 
 
 class SaidAtOnce:
