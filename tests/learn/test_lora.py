@@ -97,12 +97,12 @@ def test_it_learns_swaps_in_mid_text_and_reverts_and_no_token_changes(tmp_path: 
     assert sum(each.numel() for each in parts.values()) < 0.1 * whole
     trainer.revert(0)
     assert all(float(value.abs().max()) == 0 for name, value in trainer.student.weights().items() if "lora_b" in name)
+    session.close()  # and its folder is free
     # What was swapped in is on disk as a whole checkpoint, and serves after a start with or without LoRA.
     again = Session(engine_of("draft_model"), replace(QUICK, learn_lora=0, learn_dir=str(tmp_path)), max_rows=1)
     assert again.learner is not None
     assert [event["event"] for event in again.learner.events] == ["restored"]
     again.close()
-    session.close()
 
 
 def test_a_published_version_scores_as_what_was_trained() -> None:
