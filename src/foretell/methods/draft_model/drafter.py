@@ -76,21 +76,23 @@ class ModelDrafter(Drafter):
 
     def begin(self, context: Context, limits: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Feed all tokens not yet in the cache, the pending one last; rows without room are skipped and stay behind."""
+        # Rows without room are computed too, unused. One that has read its model's last position is computed there, in
+        # place of its text, which it never reads again; behind it learned positions end.
+        last = self.target.spec.max_positions - 1
+        self.filled = [min(filled, last) for filled in self.filled]
         missing = [
             [min(token, self.num_tokens - 1) for token in row[filled:]] if limit else []
             for row, filled, limit in zip(self.texts(context), self.filled, limits, strict=True)
         ]
-        # Rows without room are computed too, unused, and a row may have read its model's last position.
-        last = self.target.spec.max_positions - 1
-        starts = [min(filled, last) for filled in self.filled]
-        logits = feed(self.target, missing, starts, head=True)
+        logits = feed(self.target, missing, self.filled, head=True)
         assert logits is not None, "the pending token is never in the cache"
         if all(limits):
             base = context.length
         else:
             # A row without room computes unused values after its own tokens, inside the model's context.
             places = [
-                length if limit else start for length, start, limit in zip(context.lengths, starts, limits, strict=True)
+                length if limit else filled
+                for length, filled, limit in zip(context.lengths, self.filled, limits, strict=True)
             ]
             base = torch.tensor(places, device=context.device)
         self.filled = [

@@ -86,7 +86,7 @@ class HybridDrafter(Drafter):
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains in rows that follow a suffix, the second method's in all others that may spend time."""
         if not any(context.depth_limit):  # asked not to guess, as in most steps where guessing does not pay
-            self._found = self._scores = None
+            self._found, self._scores = [(0, [])] * len(self.worths), [0.0] * len(self.worths)
             return root_tree(context.pending)
         found = self.suffix.guesses(context, shape)
         self._found = [
