@@ -1,4 +1,4 @@
-"""The structures and functions of ``native/pair.h``, ``blocks.h`` and ``draw.h``, typed: heads at native speed."""
+"""The structures and functions of ``native/pair.h``, ``pair_tree.h``, ``blocks.h`` and ``draw.h``, typed: heads at native speed."""
 
 import ctypes
 from collections.abc import Callable
@@ -30,6 +30,15 @@ class Draw(ctypes.Structure):
             (name, _POINTER)
             for name in ("inverse_temperature", "keys", "table", "uniforms", "top_k", "top_p", "min_p", "q")
         ),
+    ]
+
+
+class Growth(ctypes.Structure):
+    """How a tree of guesses grows: ``native/grow.h``."""
+
+    _fields_ = [
+        *((name, _NUMBER) for name in ("kind", "size", "width", "depth")),
+        *((name, ctypes.c_float) for name in ("least", "gain")),
     ]
 
 
@@ -69,6 +78,8 @@ class HeadFunctions:
         )  # fmt: skip
         self.pair_logits = typed("pair_logits", pointer, number, number, pointer, pointer, number, pointer)
         self.pair_chain = typed("pair_chain", pointer, pointer, *[number] * 3, *[pointer] * 5, number, *[pointer] * 4)
+        self.pair_tree_scratch = typed("pair_tree_scratch", pointer, pointer, number, number, pointer, number)
+        self.pair_tree = typed("pair_tree", pointer, pointer, *[number] * 3, *[pointer] * 11)
         self.draw_scratch = typed("draw_scratch", pointer, *[number] * 3)
         self.draw = typed("draw", pointer, pointer, *[number] * 3, *[pointer] * 6)
         self.flash_scratch = typed("flash_scratch", pointer, pointer, *[number] * 5)

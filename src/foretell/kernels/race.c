@@ -74,49 +74,10 @@ void foretell_one_hot(int64_t num_rows, int64_t vocab_size, const float *logits,
     }
 }
 
-/* Put token x with this score behind all that score at least as much; the last of count falls out. */
-static inline void insert(float *scores, int64_t *tokens, int64_t count, float score, int64_t x) {
-    int64_t at = count - 1;
-    for (; at > 0 && score > scores[at - 1]; --at) { scores[at] = scores[at - 1]; tokens[at] = tokens[at - 1]; }
-    scores[at] = score;
-    tokens[at] = x;
-}
-
-/* The first ``count`` of the race, best first, with their scores: those above 0 have mass. With count 1 the winner is
- * that of foretell_race: same scores, same order. keys NULL: the largest of p itself, ties to the lower id. */
+/* The first ``count`` of the race of each row, best first: ``race_top_row``. keys NULL: the largest of p itself. */
 void foretell_race_top(int64_t num_rows, int64_t vocab_size, const float *probs, const uint64_t *keys,
                         const uint64_t *table, int64_t count, int64_t *winners, float *winning) {
-    float w[RACE_BLOCK];
-    for (int64_t row = 0; row < num_rows; ++row) {
-        const float *p = probs + row * vocab_size;
-        int64_t *tokens = winners + row * count;
-        float *scores = winning + row * count;
-        for (int64_t c = 0; c < count; ++c) { scores[c] = -1.0f; tokens[c] = 0; }
-        for (int64_t from = 0; from < vocab_size; from += RACE_BLOCK) {
-            const int64_t size = vocab_size - from < RACE_BLOCK ? vocab_size - from : RACE_BLOCK;
-            float edge = scores[count - 1];
-            int any = 0;
-            if (!keys) {
-                for (int64_t i = 0; i < size; ++i) any |= p[from + i] > edge;
-                if (!any) continue;
-                for (int64_t i = 0; i < size; ++i)
-                    if (p[from + i] > scores[count - 1]) insert(scores, tokens, count, p[from + i], from + i);
-                continue;
-            }
-            const uint64_t key = keys[row];
-            for (int64_t i = 0; i < size; ++i) {
-                const uint32_t bits = (uint32_t)(mix_bits(key + table[from + i]) >> 32);
-                w[i] = ((float)bits + 0.5f) * 0x1p-32f;
-                any |= p[from + i] > edge * w[i];
-            }
-            if (!any) continue;
-            for (int64_t i = 0; i < size; ++i) {
-                const float chance = p[from + i];
-                if (!(chance > scores[count - 1] * w[i])) continue;
-                const float u = w[i] < 1.0f - 0x1p-24f ? w[i] : 1.0f - 0x1p-24f;
-                const float score = chance / (float)(-log1p(-(double)u));
-                if (score > scores[count - 1]) insert(scores, tokens, count, score, from + i);
-            }
-        }
-    }
+    for (int64_t row = 0; row < num_rows; ++row)
+        race_top_row(probs + row * vocab_size, vocab_size, keys ? keys + row : 0, table, count, winners + row * count,
+                     winning + row * count);
 }

@@ -1,6 +1,8 @@
-"""Chains of guesses drawn by the C kernels (``kernels/native/draw.h``), which make the same draws as ``grow.chain``."""
+"""Proposals drawn by the C kernels: chains (``kernels/native/draw.h``), which make the same draws as ``grow.chain``, and trees
+by path probability (``grow.h``), the same as those of ``draft/growing/dynamic.py``."""
 
 import ctypes
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -9,9 +11,9 @@ from torch import Tensor
 
 from foretell.core.noise import Noise
 from foretell.core.probs import Processors
-from foretell.core.tree import DrawnBy, TokenTree, chain_tree
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree, chain_tree
 from foretell.draft.base import Context
-from foretell.draft.shapes import Chain, Shape
+from foretell.draft.shapes import Chain, DySpec, Eagle2Shape, OptTree, Shape
 from foretell.kernels import heads
 from foretell.kernels.functions import check
 from foretell.methods.common.native import Memory, Vocabulary
@@ -22,15 +24,54 @@ _HOW = {DrawnBy.FIXED: 0, DrawnBy.COUPLED: 1, DrawnBy.IID: 2}
 def can_draw(vocabulary: Vocabulary, context: Context, shape: Shape) -> bool:
     """Whether C can draw a whole proposal of this shape: a chain, of distributions that no penalty, bias or processor of
     the user's changes, and nobody asks for their logits."""
+    return type(shape) is Chain and _is_plain(vocabulary, context)
+
+
+def _is_plain(vocabulary: Vocabulary, context: Context) -> bool:
     processors = context.processors
     return (
-        type(shape) is Chain
-        and context.draft_logits is None
+        context.draft_logits is None
         and vocabulary.ascending
         and processors.vocab_size == vocabulary.size
         and not processors.reads_history
         and processors.bias is None
     )
+
+
+GROWN = DySpec | Eagle2Shape | OptTree
+"""Shapes that C can grow."""
+MOST_FED = 1024
+"""Nodes of a tree that C reads through the drafter at most: it keeps who sees whom of all of them."""
+
+
+def growth_of(
+    vocabulary: Vocabulary, context: Context, shape: Shape, draws: DrawMode, depth: int
+) -> tuple[heads.Growth, DrawnBy] | None:
+    """How C grows a tree of this shape, at most depth deep, and how its nodes are drawn; None: it cannot. Ways of drawing in
+    which a node's place is not its own probability stay with the slow twin."""
+    if not isinstance(shape, GROWN) or type(shape) not in (DySpec, Eagle2Shape, OptTree):
+        return None
+    if not _is_plain(vocabulary, context):
+        return None
+    if context.processors.num_greedy == len(context.processors.params):
+        draws = DrawMode.FIXED
+    elif isinstance(shape, DySpec):
+        if draws not in (DrawMode.FIXED, DrawMode.COUPLED) or shape.heap:
+            return None
+    elif draws == DrawMode.LIST:
+        return None
+    beam = isinstance(shape, Eagle2Shape)
+    widest = shape.width if beam else shape.size
+    level = fed = 1
+    for _ in range(1, depth):
+        level = min(level * shape.width, widest)
+        fed += level
+    if fed > MOST_FED:
+        return None
+    least = shape.threshold if isinstance(shape, DySpec) else 0.0
+    gain = shape.threshold if isinstance(shape, OptTree) else -math.inf
+    growth = heads.Growth(int(beam), shape.size, shape.width, depth, least, gain)
+    return growth, DrawnBy.COUPLED if draws == DrawMode.COUPLED else DrawnBy.FIXED
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,9 @@ class Levels(Recorded):
     def _draws_whole(self, *args: Any) -> bool:
         return False
 
+    def _grows_whole(self, *args: Any) -> None:
+        return None
+
 
 class Rounded(Levels):
     weights = "int8"

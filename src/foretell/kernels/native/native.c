@@ -249,4 +249,4 @@ int64_t foretell_read(const char *memory, int64_t bytes, int64_t threads) {
 #include "block.h"
 #include "blocks.h"
 #include "flash.h"
-#include "pair.h"
+#include "pair_tree.h"

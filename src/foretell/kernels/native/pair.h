@@ -254,6 +254,29 @@ static void next_pairs(PairPass *w, const float *fed, const int64_t *base, int64
   }
 }
 
+/* Rows of the first pass of a proposal: the pairs not yet read, tokens [batch, nodes] and features [batch, nodes, hidden],
+ * of which row b has count[b], in slots start[b] and on; the last one's output is wanted. base[b]: its slot. Returns 0 or an
+ * error as foretell_forward does. */
+static int64_t first_pairs(PairPass *w, const int64_t *tokens, const float *features, const int64_t *start,
+                           const int64_t *count, const int64_t *limits, int64_t *base) {
+  Pass *p = &w->p;
+  const int64_t width = p->nodes, capacity = p->cache->capacity;
+  int64_t problem = 0;
+  for (int64_t b = 0; b < p->batch; b++) {
+    base[b] = start[b] + MAX(count[b], 1) - 1;
+    if (start[b] < 0 || base[b] >= capacity || base[b] + MAX(limits[b], 1) > capacity) problem = 2;
+    ((int64_t *)p->length)[b] = start[b], w->chosen[b] = b * width + MAX(count[b], 1) - 1;
+    for (int64_t i = b * width, j = 0; j < width; i++, j++) {
+      const int64_t slot = MIN(start[b] + j, capacity - 1);
+      if (tokens[i] < 0 || tokens[i] >= p->model->vocab) problem = 1;
+      ((int64_t *)p->tokens)[i] = tokens[i], w->from[i] = features + i * p->model->hidden;
+      ((int64_t *)p->slots)[i] = ((int64_t *)p->positions)[i] = slot;
+      p->run[i] = p->reach[i] = slot - start[b] + 1;
+    }
+  }
+  return problem;
+}
+
 /* A chain of up to `depth` guesses a row, limits[b] of row b. First the pairs not yet read: tokens [batch, width] and
  * features [batch, width, hidden], of which row b has count[b], in slots start[b] and on; the last one's output makes the
  * first guess. guesses [batch, depth] is filled (from limits[b] on with 0), hidden [batch, hidden] holds the last outputs.
@@ -263,7 +286,7 @@ int64_t foretell_pair_chain(const Pair *head, const Cache *cache, int64_t thread
                              const int64_t *limits, int64_t depth, const Draw *draw, int64_t *guesses, float *hidden,
                              char *scratch) {
   const Model *m = &head->model;
-  const int64_t H = m->hidden, n = head->num_outputs, capacity = cache->capacity;
+  const int64_t n = head->num_outputs;
   int64_t *base = malloc(batch * sizeof(int64_t));
   if (!base) return 4;
   PairPass passes[2];
@@ -276,19 +299,7 @@ int64_t foretell_pair_chain(const Pair *head, const Cache *cache, int64_t thread
   }
   PairPass *w = &passes[0];
   memset(guesses, 0, batch * depth * sizeof(int64_t));
-  int64_t problem = 0;
-  for (int64_t b = 0; b < batch; b++) {
-    base[b] = start[b] + MAX(count[b], 1) - 1;
-    if (start[b] < 0 || base[b] >= capacity || base[b] + MAX(limits[b], 1) > capacity) problem = 2;
-    ((int64_t *)w->p.length)[b] = start[b], w->chosen[b] = b * width + MAX(count[b], 1) - 1;
-    for (int64_t i = b * width, j = 0; j < width; i++, j++) {
-      const int64_t slot = MIN(start[b] + j, capacity - 1);
-      if (tokens[i] < 0 || tokens[i] >= m->vocab) problem = 1;
-      ((int64_t *)w->p.tokens)[i] = tokens[i], w->from[i] = features + i * H;
-      ((int64_t *)w->p.slots)[i] = ((int64_t *)w->p.positions)[i] = slot;
-      w->p.run[i] = w->p.reach[i] = slot - start[b] + 1;
-    }
-  }
+  const int64_t problem = first_pairs(w, tokens, features, start, count, limits, base);
 #pragma omp parallel num_threads(w->p.threads) if (!problem)
   if (!problem) {
     const int t = omp_get_thread_num();

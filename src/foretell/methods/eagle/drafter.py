@@ -17,9 +17,10 @@ from foretell.core.tree import DrawMode, DrawnBy, Plan, TokenTree, chain_parent,
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method, PromptChunk
 from foretell.draft.growing import grow
 from foretell.draft.shapes import SHAPES, Shape
+from foretell.kernels import heads
 from foretell.methods.acceptance.head import AcceptanceHead, predicted
 from foretell.methods.acceptance.native import speed_up
-from foretell.methods.chains import can_draw, row_counts
+from foretell.methods.chains import can_draw, growth_of, row_counts
 from foretell.methods.common.head import with_weights
 from foretell.methods.common.native import runs_as
 from foretell.methods.common.pair import PairHead
@@ -86,6 +87,9 @@ class EagleDrafter(Drafter):
             return root_tree(context.pending)
         if self._draws_whole(context, limits, shape):
             return self._whole_chain(context, limits, grow.CHAIN_LABELS[draws], noise)
+        growth = self._grows_whole(context, limits, shape, draws)
+        if growth is not None:
+            return self._whole_tree(context, limits, *growth, noise)
         return grow.grow(self, context, limits, shape, draws, noise).tree
 
     def _draws_whole(self, context: Context, limits: Sequence[int], shape: Shape) -> bool:
@@ -93,7 +97,31 @@ class EagleDrafter(Drafter):
         return (
             self.native is not None
             and can_draw(self.native.vocabulary, context, shape)
-            and max(count for count, limit in zip(self.buffer.count, limits, strict=True) if limit) <= PREFILL_CHUNK
+            and self._reads_at_once(limits)
+        )
+
+    def _reads_at_once(self, limits: Sequence[int]) -> bool:
+        """Whether the pairs that a proposal reads first fit into one pass."""
+        return max(count for count, limit in zip(self.buffer.count, limits, strict=True) if limit) <= PREFILL_CHUNK
+
+    def _grows_whole(
+        self, context: Context, limits: Sequence[int], shape: Shape, draws: DrawMode
+    ) -> tuple[heads.Growth, DrawnBy] | None:
+        """How one native call grows the whole tree; None where it cannot."""
+        if self.native is None or not self._reads_at_once(limits):
+            return None
+        return growth_of(self.native.vocabulary, context, shape, draws, max(limits))
+
+    def _whole_tree(
+        self, context: Context, limits: list[int], growth: heads.Growth, label: DrawnBy, noise: Noise
+    ) -> TokenTree:
+        """``grow.grow`` of a tree in one call."""
+        native, cache = self.native, self.cache
+        assert native is not None
+        assert isinstance(cache, BoundCache)
+        features, ids, starts = self._take(context, limits)
+        return native.tree(
+            ids, features, starts, limits, cache, context.processors, context.pending, growth, label, noise
         )
 
     def _whole_chain(self, context: Context, limits: list[int], label: DrawnBy, noise: Noise) -> TokenTree:

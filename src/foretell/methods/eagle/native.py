@@ -1,5 +1,5 @@
 """EAGLE's heads and trained MTP modules through the C kernels (``kernels/native/pair.h``): a pass over pairs, or a whole
-chain of guesses, is one call. ``PairHead`` is the slow twin."""
+chain or tree of guesses, is one call. ``PairHead`` is the slow twin."""
 
 import ctypes
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from torch import Tensor
 
 from foretell.core.noise import Noise
 from foretell.core.probs import Processors
-from foretell.core.tree import DrawnBy, Plan
+from foretell.core.tree import DrawnBy, Plan, TokenTree
 from foretell.kernels import heads, structures
 from foretell.kernels.functions import check
 from foretell.methods.chains import Draws
@@ -160,6 +160,40 @@ class NativePair:
             )  # fmt: skip
         check(problem)
         return guesses, draws.q, hidden
+
+    def tree(
+        self, ids: Sequence[Sequence[int]], features: Tensor, starts: Sequence[int], limits: Sequence[int],
+        cache: BoundCache, processors: Processors, pending: Tensor, growth: heads.Growth, label: DrawnBy, noise: Noise,
+    ) -> TokenTree:  # fmt: skip
+        """The tree of this growth after pending [B], none of row b's nodes deeper than limits[b], in one call; ids, features
+        and starts as in ``chain``. It is the one that ``growing.dynamic`` grows from the same logits."""
+        num_rows, width, size = len(ids), features.shape[1], growth.size + 1
+        features = features.contiguous()
+        read = torch.tensor([list(row) + [0] * (width - len(row)) for row in ids])
+        start, count, limit = torch.tensor((starts, [len(row) for row in ids], limits)).unbind()
+        draws = Draws.of(self.vocabulary, processors, label, noise, growth.depth)
+        tokens, parent = torch.zeros(2, num_rows, size, dtype=torch.int64).unbind()
+        tokens[:, 0] = pending
+        num_nodes = torch.empty(num_rows, dtype=torch.int64)
+        threads, view = torch.get_num_threads(), ctypes.addressof(growth)
+        with self.memory.lock:
+            scratch = self.memory.scratch(
+                self.memory.functions.pair_tree_scratch(
+                    self.address, cache.address, num_rows, num_rows * width, view, threads
+                )
+            )
+            problem = self.memory.functions.pair_tree(
+                self.address, cache.address, threads, num_rows, width, read.data_ptr(), features.data_ptr(),
+                start.data_ptr(), count.data_ptr(), limit.data_ptr(), ctypes.addressof(draws.view), view,
+                tokens.data_ptr(), parent.data_ptr(), num_nodes.data_ptr(), scratch,
+            )  # fmt: skip
+        check(problem)
+        widest = int(num_nodes.max())
+        tokens, parent = tokens[:, :widest], parent[:, :widest]
+        drawn_by = torch.full_like(parent, int(DrawnBy.FIXED))
+        if label != DrawnBy.FIXED:
+            drawn_by.masked_fill_((parent >= 0) & ~processors.greedy[:, :, 0], int(label))
+        return TokenTree(tokens, parent, drawn_by)
 
     def _scratch(self, cache: BoundCache | None, num_rows: int, rows: int, every: bool) -> int:
         chosen = rows if every else num_rows

@@ -1,0 +1,160 @@
+/* A tree of guesses of an EAGLE head in one call: a pass a depth, and between passes ``grow.h``, in one parallel region. */
+#ifndef FORETELL_PAIR_TREE_H
+#define FORETELL_PAIR_TREE_H
+#include "grow.h"
+#include "pair.h"
+
+typedef struct {
+  Tree *trees;               /* [batch] */
+  int64_t *columns, *base;   /* [batch * widest, width] children found; [batch] slot of the pending token's pair */
+  float *scores, *hidden[2]; /* of those children; outputs of a depth's nodes, [batch * widest, hidden], in turn */
+  char *first, *later;       /* scratch of the passes */
+} Grove;
+
+/* Scratch of passes over up to `rows` rows: more rows do not always need more. */
+static int64_t widest_scratch(const Pair *head, const Cache *cache, int64_t batch, int64_t rows, int64_t threads) {
+  int64_t most = 0;
+  for (int64_t each = batch; each <= rows; each += batch) {
+    PairPass pass = {.p = {.model = &head->model, .cache = cache, .batch = batch, .rows = each, .threads = (int)threads},
+                     .head = head};
+    most = MAX(most, place_pair(&pass, each, 0));
+  }
+  return most;
+}
+
+/* Lay everything out behind `base`; returns its bytes. `rows`: of the first pass. */
+static int64_t place_grove(Grove *grove, const Pair *head, const Cache *cache, const Growth *g, int64_t batch, int64_t rows,
+                           int64_t threads, char *base) {
+  const int64_t most = batch * widest_level(g);
+  Tree tree;
+  PairPass first = {.p = {.model = &head->model, .cache = cache, .batch = batch, .rows = rows, .threads = (int)threads},
+                    .head = head};
+  int64_t at = 0;
+#define PLACE_GROVE(FIELD, SIZE) grove->FIELD = (void *)(base + at), at += aligned(SIZE)
+  PLACE_GROVE(trees, batch * (int64_t)sizeof(Tree));
+  for (int64_t b = 0; b < batch; b++) at += place_tree(base ? &grove->trees[b] : &tree, g, base + at);
+  PLACE_GROVE(columns, most * g->width * 8);
+  PLACE_GROVE(scores, most * g->width * 4);
+  PLACE_GROVE(base, batch * 8);
+  for (int i = 0; i < 2; i++) PLACE_GROVE(hidden[i], most * head->model.hidden * 4);
+  PLACE_GROVE(first, place_pair(&first, batch, 0));
+  PLACE_GROVE(later, widest_scratch(head, cache, batch, most, threads));
+  return at;
+}
+
+int64_t foretell_pair_tree_scratch(const Pair *head, const Cache *cache, int64_t batch, int64_t rows, const Growth *g,
+                                   int64_t threads) {
+  Grove grove;
+  return place_grove(&grove, head, cache, g, batch, rows, threads, 0);
+}
+
+/* The candidates after every alive node of a depth, by all threads: into columns and scores. Logits are overwritten. */
+static void find_children(Grove *grove, PairPass *one, const Draw *draw, const Growth *g, int64_t depth, int t) {
+  const int64_t n = one->head->num_outputs, width = one->num_chosen / one->p.batch;
+  for (int64_t i = t; i < one->num_chosen; i += one->p.threads) {
+    const int64_t b = i / width;
+    if (i % width >= grove->trees[b].frontier_size) continue;
+    const int greedy = draw->inverse_temperature[b] == 0;
+    float *z = one->logits + i * n;
+    if (greedy) soften(z, n, 1.0f); /* ``Processors.softened``: filters are not its own */
+    else temper(draw, b, z, n, one->spare + t * n);
+    const uint64_t *key = !greedy && draw->how == DRAW_COUPLED ? draw->keys + b * draw->depth + depth : 0;
+    race_top_row(z, n, key, draw->table, g->width, grove->columns + i * g->width, grove->scores + i * g->width);
+  }
+}
+
+/* By one thread: candidates join their trees, and the rows of the next pass are chosen. Returns 0 where there is none, or
+ * where they do not fit into the cache (*problem). */
+static int next_depth(Grove *grove, PairPass *one, PairPass *next, const Draw *draw, const Growth *g, int64_t depth,
+                      const int64_t *limits, int64_t *problem) {
+  const Pair *head = one->head;
+  const int64_t batch = one->p.batch, had = one->num_chosen / batch, H = head->model.hidden;
+  int64_t width = 0;
+  for (int64_t b = 0; b < batch; b++) {
+    Tree *tree = &grove->trees[b];
+    const int greedy = draw->inverse_temperature[b] == 0;
+    for (int64_t j = 0; j < tree->frontier_size && depth < limits[b]; j++) {
+      const int64_t i = b * had + j;
+      add_children(tree, g, j, grove->columns + i * g->width, grove->scores + i * g->width,
+                   one->logits + i * head->num_outputs, head->ids, draw->how == DRAW_COUPLED, greedy);
+    }
+    const int64_t wanted = depth + 1 < g->depth ? descend(tree, g, depth + 1, limits[b]) : 0;
+    width = MAX(width, wanted);
+  }
+  if (!width) return 0;
+  const float *fed = one->fed;
+  Pass *p = &next->p;
+  p->nodes = width, p->rows = batch * width;
+  place_pair(next, p->rows, grove->later);
+  next->fed = grove->hidden[(depth + 1) % 2];
+  p->stride_n = most_fed(g), p->stride_t = 1;
+  p->stride_b = batch > 1 ? grove->trees[1].sees - grove->trees[0].sees : 0;
+  p->ancestry = grove->trees[0].sees + grove->trees[0].num_fed * p->stride_n;
+  p->tree_nodes = grove->trees[0].num_fed + width;
+  for (int64_t b = 0; b < batch; b++) {
+    Tree *tree = &grove->trees[b];
+    const int64_t before = tree->first;
+    feed(tree, g, width);
+    ((int64_t *)p->length)[b] = grove->base[b];
+    if (grove->base[b] + tree->num_fed > p->cache->capacity) {
+      *problem = 2;
+      return 0;
+    }
+    for (int64_t j = 0, i = b * width; j < width; j++, i++) {
+      const int alive = j < tree->frontier_size;
+      const int64_t at = alive ? tree->frontier[j] : 0, slot = tree->first + j;
+      const int64_t above = alive ? tree->slot[tree->parent[at]] - before : 0;
+      ((int64_t *)p->tokens)[i] = alive ? tree->tokens[at] : 0;
+      ((int64_t *)p->slots)[i] = grove->base[b] + slot;
+      ((int64_t *)p->positions)[i] = grove->base[b] + tree->depths[slot];
+      next->from[i] = fed + (b * had + above) * H;
+      next->chosen[i] = i;
+      look(p, i);
+    }
+  }
+  return 1;
+}
+
+/* Trees of up to g->size guesses, none of row b deeper than limits[b], after the pairs not yet read (see ``first_pairs``).
+ * found [batch, size + 1]: tokens, [0] the root's, which are left alone; parents the same, -1 behind num_nodes[b]. */
+int64_t foretell_pair_tree(const Pair *head, const Cache *cache, int64_t threads, int64_t batch, int64_t width,
+                           const int64_t *tokens, const float *features, const int64_t *start, const int64_t *count,
+                           const int64_t *limits, const Draw *draw, const Growth *g, int64_t *found, int64_t *parents,
+                           int64_t *num_nodes, char *scratch) {
+  const int64_t each = g->size + 1;
+  Grove grove;
+  place_grove(&grove, head, cache, g, batch, batch * width, threads, scratch);
+  PairPass passes[2];
+  for (int i = 0; i < 2; i++)
+    passes[i] = (PairPass){.p = {.model = &head->model, .cache = cache, .batch = batch, .nodes = i ? 1 : width,
+                                 .tree_nodes = 1, .rows = batch * (i ? 1 : width), .threads = (int)threads},
+                           .head = head};
+  place_pair(&passes[0], batch, grove.first);
+  passes[0].fed = grove.hidden[0];
+  for (int64_t b = 0; b < batch; b++) plant(&grove.trees[b], g, limits[b]);
+  int64_t problem = g->width > MAX_CHILDREN ? 4 : first_pairs(&passes[0], tokens, features, start, count, limits, grove.base);
+  int going = 1;
+#pragma omp parallel num_threads(threads) if (!problem)
+  if (!problem) {
+    const int t = omp_get_thread_num();
+    unsigned phases[2] = {0, 0};
+#pragma omp single
+    passes[0].p.threads = passes[1].p.threads = omp_get_num_threads();
+    for (int64_t depth = 0; going; depth++) {
+      PairPass *one = &passes[depth > 0];
+      unsigned *phase = &phases[depth > 0];
+      run_pairs(one, t, phase);
+      barrier(&one->p, phase);
+      find_children(&grove, one, draw, g, depth, t);
+      barrier(&one->p, phase);
+      if (t == 0) going = next_depth(&grove, one, &passes[1], draw, g, depth, limits, &problem);
+      barrier(&one->p, phase);
+    }
+  }
+  for (int64_t i = 0; i < batch * each; i++) parents[i] = -1;
+  for (int64_t b = 0; b < batch && !problem; b++)
+    num_nodes[b] = finish_tree(&grove.trees[b], g, found + b * each, parents + b * each);
+  return problem;
+}
+
+#endif
