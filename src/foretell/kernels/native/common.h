@@ -21,6 +21,7 @@ enum {
   REUSE_BYTES = 65536,  /* ... and where weights are read again for more rows */
   PREFETCH = 16384,     /* bytes ahead at most where tiles are read in the order of memory ... */
   PREFETCH_FAR = 262144, /* ... and where they are read in chunks */
+  SHARED_ROWS = 64,     /* up to here groups of rows share the fetching of the next block of weights */
   FEW_ROWS = 32,        /* up to here every thread computes norms for itself */
   QUERIES = 16,         /* attention queries that share a pass over K and V */
   KEYS = 128,           /* slots of K or V that stay in L1 meanwhile */

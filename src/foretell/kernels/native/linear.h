@@ -139,11 +139,18 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
             const T *from = w + r * K + k;                                                                             \
             const char *ahead = (const char *)from + MIN(n == whole ? PREFETCH : PREFETCH_FAR, half);                  \
             int64_t ahead_row = K * bytes, ahead_step = step * bytes;                                                  \
-            const int64_t ahead_tile = m0 ? ldx * bytes : size_r * K * bytes;                                          \
+            int64_t ahead_tile = m0 ? ldx * bytes : size_r * K * bytes;                                          \
             if (ahead >= end) ahead = (const char *)next + (ahead - end);                                              \
             /* Weights that were read for the rows before are near: fetch the next rows' activations, one a tile. */   \
             if (m0) ahead = (const char *)coming, ahead_row = 0;                                                       \
             else if (n == whole) ahead_row = 64, ahead_step *= size_r; /* a tile is one piece of memory: in its order */\
+            /* Few groups of rows: each fetches its share of the next block, so that memory does not rest meanwhile. */  \
+            if (rows > GROUP && rows <= SHARED_ROWS && n == whole) {                                                   \
+              const int64_t total = (rows + GROUP - 1) / GROUP;                                                        \
+              const char *block_next = r1 < b ? (const char *)(w + r1 * K) : (const char *)next;                       \
+              ahead = block_next + (m0 * (r1 - r0) / rows + (r - r0) / total) * K * bytes;                             \
+              ahead_row = 64, ahead_step = step * bytes * size_r / total, ahead_tile = size_r * K * bytes / total;     \
+            }                                                                                                          \
             (size_r == 1 ? single_##T : wide_##T)[size](count, x + m0 * ldx + k, ldx, from, K, n, K - whole,           \
                                                         parked + (r - r0) * size * PARTS, k == 0, last,                \
                                                         bias ? bias + r : 0, out + m0 * ldo + r, ldo, add, ahead,      \
