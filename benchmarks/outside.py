@@ -7,6 +7,7 @@ Of each part the least and the median microseconds of all steps of its kind are 
 decoding at the same setting, and the share is that of the least (the median) of "outside" in it. ``--eager`` makes the
 distributions of all nodes at once: the slow twin of what is made when it is read. A case that begins with "auto:" guesses
 where the planner lets it; its steps without a guess have a row of their own: what deciding costs those who do not guess.
+What follows a colon is a shape: "eagle3:opt_tree/size=6".
 
     propose   the drafter, without passes of a draft model or of a head in C ("head")
     layout    slots, positions, ancestry
@@ -81,6 +82,7 @@ def instrument(clock: Clock, steps: list[dict[str, float]], *, eager: bool) -> N
         step_module._evidence = at_once
     State.advance = clock.timed("advance", State.advance)  # type: ignore[method-assign]
     NativePair.chain = clock.timed("head", NativePair.chain)  # type: ignore[method-assign]
+    NativePair.tree = clock.timed("head", NativePair.tree)  # type: ignore[method-assign]
     step = batch_module.step
 
     def watched(*given: Any, **options: Any) -> Any:
@@ -146,7 +148,9 @@ def main() -> None:
     print(f"{'case':28} {'nodes':>5} " + " ".join(f"{part:>13}" for part in PARTS) + "  share of a plain pass")
     for case in args.cases:
         auto, method = case.startswith("auto:"), case.removeprefix("auto:")
-        engine = base if case == "plain" else base.with_method(configs[method], speculation="auto" if auto else "on")
+        method, _, shape = method.partition(":")
+        config = configs[method] if not shape else {**configs[method], "shape": shape}
+        engine = base if case == "plain" else base.with_method(config, speculation="auto" if auto else "on")
         for name in args.settings:
             params = SamplingParams(seed=3, max_new_tokens=args.tokens, ignore_eos=True, **SETTINGS[name])
             engine.generate(ids, params)
