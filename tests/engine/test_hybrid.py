@@ -13,6 +13,7 @@ from foretell import ConfigError, Engine, Request, SamplingParams, speculative_c
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.doctor.checkup import _measure
 from foretell.doctor.predict import predictions
+from foretell.draft.shapes import Chain, parse_shape
 from foretell.draft.suffix import Suffix
 from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
@@ -27,21 +28,54 @@ TARGET = table()
 KEYS = {"method": "hybrid", "second": "draft_model", "second_tokens": 3}
 
 
-def engine(target: TableLM = TARGET, draft: TableLM | None = None, discount: float = 0.85, **keys: Any) -> Engine:
-    method = Hybrid(Suffix(), DraftModel(draft or table(blur=0.3)), depth=3, discount=discount)
+def engine(
+    target: TableLM = TARGET, draft: TableLM | None = None, discount: float = 0.85, shape: str = "chain", **keys: Any
+) -> Engine:
+    method = Hybrid(Suffix(), DraftModel(draft or table(blur=0.3)), shape=parse_shape(shape, 3), discount=discount)
+    keys = {"second_shape": shape, **keys}
     return Engine(target, ToyTokenizer(), speculative={**KEYS, "discount": discount, **keys}, method=method)
 
 
 @pytest.mark.parametrize("verify", ["coupled", "exact"])
 @pytest.mark.parametrize("discount", [0.0, 0.85, 2.0])
-def test_the_text_is_that_of_plain_decoding(verify: str, discount: float) -> None:
+@pytest.mark.parametrize("shape", ["chain", "opt_tree/size=6", "static/branching=3x2x1", "dyspec/size=20"])
+def test_the_text_is_that_of_plain_decoding(verify: str, discount: float, shape: str) -> None:
     """Mixed temperatures and lengths, batches in which some rows follow a suffix and some the draft."""
     expected = [outcome(one) for one in plain(TARGET, mixed_requests(), verify=verify)]
-    running = engine(discount=discount, verify=verify)
+    running = engine(discount=discount, verify=verify, shape=shape)
     for batch_size in (3, 8, 1):
         found = running.generate_batch(mixed_requests(), batch_size=batch_size)
         assert [outcome(one) for one in found] == expected
         assert sum(one.num_accepted_tokens for one in found) > 0
+
+
+def test_room_is_kept_for_the_trees_of_the_second_method() -> None:
+    """Trees of 20 guesses behind suffix chains of two: what a step may write, and what a service takes."""
+    config = speculative_config({**KEYS, "num_speculative_tokens": 2, "second_shape": "opt_tree/size=20"})
+    assert config.max_nodes == 21
+    assert config.max_read > 21
+    running = engine(num_speculative_tokens=2, shape="opt_tree/size=20")
+    seen: list[int] = []
+    running.observers.append(lambda event: seen.append(event.commit.tree.num_nodes))
+    expected = [outcome(one) for one in plain(TARGET, mixed_requests())]
+    assert [outcome(one) for one in running.generate_batch(mixed_requests(), batch_size=3)] == expected
+    assert max(seen) > 3
+
+
+def test_which_shape_the_second_method_grows() -> None:
+    def shape(**keys: Any) -> str:
+        config: Any = speculative_config({"method": "hybrid", **keys})
+        return str(config.second_proposal.name)
+
+    assert shape() == shape(second="eagle1") == "opt_tree"
+    assert shape(verify="rejection") == shape(second="draft_model") == shape(second="medusa") == "chain"
+    assert shape(second="draft_model", second_shape="eagle2") == "eagle2"
+    with pytest.raises(ConfigError, match="cannot grow the shape 'specdec'"):
+        shape(second="medusa", second_shape="specdec")
+    with pytest.raises(ConfigError, match="defined on chains"):
+        shape(verify="block", second_shape="opt_tree")
+    with pytest.raises(ConfigError, match="shape"):
+        shape(second_shape="oak")
 
 
 def test_greedy_text_under_rejection() -> None:
@@ -104,7 +138,7 @@ def test_the_better_of_both_is_taken() -> None:
 
 def test_suffix_guesses_alone_where_the_plan_pays_for_nothing_else() -> None:
     """A row that may spend no time follows any suffix, and asks no draft model; one that may is as ever."""
-    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=2.0)
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=2.0)
     passes: list[int] = []
     made = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method)
     batch = Batch(TARGET, max_rows=1, capacity=200)
@@ -132,7 +166,7 @@ def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> N
     """Its guess of each step against the text that came in the end, whichever part guessed. (By a discount of inf the
     second method always does, here badly, so that a step's tokens do not reach to the end of what suffix had found.)"""
     target = TARGET if discount < 2 else TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
-    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=discount)
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=discount)
     made = Engine(target, ToyTokenizer(), speculative=KEYS, method=method)
     rows = [
         made.make_row(
@@ -198,7 +232,7 @@ def test_the_doctor_tells_steps_of_both_methods_apart() -> None:
 
 
 def test_costs_are_measured_where_the_second_method_guesses() -> None:
-    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=0.85)
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=0.85)
     method.suffix.library.add(list(range(10)))
     timed = method.measured()
     assert not timed.worth_at(1.0).prefers_suffix(60.0)
@@ -236,7 +270,7 @@ def test_worth_is_learned() -> None:
 
 
 def test_what_is_kept_at_one_temperature_says_nothing_of_another() -> None:
-    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=0.85)
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=0.85)
     made = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method)
     made.generate([1, 2, 3], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
     assert method.worth_at(0.0).second.weight > PRIOR
@@ -264,7 +298,7 @@ def test_rows_of_two_trees() -> None:
 
 
 def test_fresh_shares_no_store() -> None:
-    method = Hybrid(Suffix(), DraftModel(table()), depth=3, discount=0.9)
+    method = Hybrid(Suffix(), DraftModel(table()), shape=Chain(3), discount=0.9)
     fresh = method.fresh()
     assert fresh.suffix is not method.suffix
     assert fresh.second is method.second
@@ -273,7 +307,7 @@ def test_fresh_shares_no_store() -> None:
 
 def test_rows_that_share_nothing_share_a_pass_and_no_estimate() -> None:
     """Each row's proposals are worth what they were to this row, through rows that join and leave."""
-    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=0.85).isolated()
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=0.85).isolated()
     made = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method)
     requests = mixed_requests()
     expected = [outcome(one) for one in plain(TARGET, requests)]
@@ -333,7 +367,7 @@ def test_the_draft_of_the_second_method_is_held_as_told() -> None:
 
 def test_auto_plans_both_parts_and_keeps_the_text() -> None:
     expected = [outcome(one) for one in plain(TARGET, mixed_requests())]
-    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), depth=3, discount=0.85)
+    method = Hybrid(Suffix(), DraftModel(table(blur=0.3)), shape=Chain(3), discount=0.85)
     running = Engine(TARGET, ToyTokenizer(), speculative=KEYS, method=method, speculation="auto")
     assert [outcome(one) for one in running.generate_batch(mixed_requests(), batch_size=4)] == expected
     planning = running._planning

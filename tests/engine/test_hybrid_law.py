@@ -20,6 +20,7 @@ from foretell.core.noise import Stream, derive_seed
 from foretell.core.tree import DrawnBy
 from foretell.draft.growing import children
 from foretell.draft.growing.children import draw_iid
+from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.hybrid.drafter import Hybrid
@@ -93,7 +94,7 @@ def enumerate_text(prompts: list[list[int]], *, horizon: int, seeds: tuple[int, 
         held = waiting.pop()
         watch = ByKey([held])
         discount = keys.get("discount", 0.85)
-        method = Hybrid(Suffix(), DraftModel(draft), depth=2, discount=discount)
+        method = Hybrid(Suffix(), DraftModel(draft), shape=Chain(2), discount=discount)
         speculative = {
             "method": "hybrid",
             "second": "draft_model",

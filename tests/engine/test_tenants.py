@@ -16,6 +16,7 @@ from foretell import Engine, SamplingParams, Service, ServiceOptions, Submission
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
 from foretell.draft.recycling import Recycling
+from foretell.draft.shapes import Chain
 from foretell.draft.suffix import Suffix
 from foretell.engine import tenants as tenants_module
 from foretell.engine.choices import Choices
@@ -161,7 +162,7 @@ def test_requests_that_share_nothing_form_one_team() -> None:
     for config in ("suffix", "recycling", "ngram"):
         base = made.of(speculative_config(config))
         assert tenants.choice(base, None).key == tenants.choice(base, "a").key
-    hybrid = Hybrid(Suffix(), made.default.method, depth=2, discount=1.0)
+    hybrid = Hybrid(Suffix(), made.default.method, shape=Chain(2), discount=1.0)
     base = replace(made.default, method=hybrid)
     assert tenants.choice(base, None).key == tenants.choice(base, "a").key, "one pass of the second method for all"
 

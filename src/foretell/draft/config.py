@@ -114,6 +114,11 @@ class MethodConfig(ABC):
         return self.proposal_shape.max_guesses + 1 if self.guesses else 1
 
     @property
+    def max_read(self) -> int:
+        """Most nodes that growing a proposal looks at through the drafter, the root included."""
+        return self.proposal_shape.max_grown + 1
+
+    @property
     def weights(self) -> tuple[Any, ...]:
         """What ``load`` reads: the method and its own keys. Equal for configurations that one loaded method serves, if
         it has the acceptance head that their shape may need (``Shape.asks_acceptance``)."""

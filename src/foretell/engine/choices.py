@@ -87,7 +87,7 @@ class Choices:
             return found
         if config.guesses and self.off:
             raise ConfigError("speculation is off in this service: start it with --speculation auto or on")
-        if max(config.max_nodes, config.proposal_shape.max_grown + 1) > MARGIN and config.guesses:
+        if max(config.max_nodes, config.max_read) > MARGIN and config.guesses:
             raise ConfigError(
                 f"shape {config.shape!r} has more than {MARGIN - 1} guesses, the most that a service takes"
             )

@@ -58,7 +58,7 @@ class Choice:
     @property
     def num_nodes(self) -> int:
         """Cache slots after the text that a step may write."""
-        return max(self.config.max_nodes, self.shape.max_grown + 1)
+        return max(self.config.max_nodes, self.config.max_read)
 
 
 class Group:

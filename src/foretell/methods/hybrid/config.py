@@ -1,18 +1,24 @@
 """Settings of method ``hybrid``."""
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.registry import load_reference
+from foretell.core.tree import DrawMode
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
+from foretell.draft.legality import check_combination, parse_draws
+from foretell.draft.shapes import Shape, parse_shape
 from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.methods.hybrid.drafter import Hybrid
 
 SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
 """Methods that can stand behind suffix: their drafters join, and run no layer of the target themselves."""
+TREE = "opt_tree/size=6"
+"""What EAGLE's heads grow behind suffix: up to eight nodes cost the target little more than four (docs/performance.md)."""
 
 
 @dataclass(frozen=True)
@@ -25,6 +31,7 @@ class HybridConfig(MethodConfig):
     num_speculative_tokens: int = 15  # by suffix; few matches are long enough to use them all
     second: str = "eagle3"  # the method that guesses where suffix has nothing good
     second_tokens: int = 3  # most guesses in a line of that method
+    second_shape: str | None = None  # what it grows; None: a tree where it is an EAGLE head and nodes are coupled, else a chain
     model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
     draft_weights: str = "auto"  # of method draft_model: as there
     draft_vocab_size: int = 0  # of method draft_model: as there
@@ -43,8 +50,28 @@ class HybridConfig(MethodConfig):
             raise ConfigError(
                 f"{', '.join(self._drafts)} is an option of second = 'draft_model', and second is {self.second!r}: drop it"
             )
+        kind: Any = load_reference(builtin.CONFIGS[self.second])
+        check_combination(
+            self.second, kind.capabilities, self.verifier, self.second_proposal, parse_draws(self.draws)
+        )
         if not 0 <= self.discount <= 2:
             raise ConfigError(f"discount = {self.discount} must be between 0 (suffix wherever it has a guess) and 2")
+
+    @cached_property
+    def second_proposal(self) -> Shape:
+        """The shape that ``second_shape`` names, its depth resolved."""
+        tree = self.second.startswith("eagle") and self.proposal_draws == DrawMode.COUPLED
+        return parse_shape(self.second_shape or (TREE if tree else "chain"), self.second_tokens)
+
+    @property
+    def max_nodes(self) -> int:
+        """See ``MethodConfig``; by either method."""
+        return max(super().max_nodes, self.second_proposal.max_guesses + 1)
+
+    @property
+    def max_read(self) -> int:
+        """See ``MethodConfig``; by either method."""
+        return max(super().max_read, self.second_proposal.max_grown + 1)
 
     @property
     def light(self) -> SuffixConfig:
@@ -61,4 +88,4 @@ class HybridConfig(MethodConfig):
         """Load the second method."""
         kind: Any = load_reference(builtin.CONFIGS[self.second])
         second: Method = kind(self.second_tokens, self.verify, model=self.model, **self._drafts).load(loader)
-        return Hybrid(Suffix(), second, depth=self.second_tokens, discount=self.discount)
+        return Hybrid(Suffix(), second, shape=self.second_proposal, discount=self.discount)

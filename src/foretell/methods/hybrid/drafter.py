@@ -8,7 +8,7 @@ was kept at temperatures like the row's: a suffix proposal by its score, the sec
 import copy
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import torch
@@ -19,7 +19,7 @@ from foretell.core.params import heat_of
 from foretell.core.tree import DrawMode, TokenTree, pad_tree, root_tree
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
 from foretell.draft.host import Node, tree_of
-from foretell.draft.shapes import Chain, Shape
+from foretell.draft.shapes import Shape
 from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.model.target import Target
 
@@ -67,9 +67,9 @@ class HybridDrafter(Drafter):
 
     can_join = True
 
-    def __init__(self, suffix: SuffixDrafter, second: Drafter, worths: Sequence[Worth], depth: int) -> None:
-        """worths: of each row, one for all where they share it. depth: most guesses in a line by the second method."""
-        self.suffix, self.second, self.worths, self.depth = suffix, second, list(worths), depth
+    def __init__(self, suffix: SuffixDrafter, second: Drafter, worths: Sequence[Worth], shape: Shape) -> None:
+        """worths: of each row, one for all where they share it. shape: what the second method grows."""
+        self.suffix, self.second, self.worths, self.shape = suffix, second, list(worths), shape
         self._scores: list[float] | None = None  # of the suffix proposals of this step, 0 where the second one guessed
         self._found: list[tuple[int, list[int]]] | None = None  # of each row how deep suffix might guess, and its guess
         self._light: list[LightStep] | None = None
@@ -84,7 +84,7 @@ class HybridDrafter(Drafter):
         self.second.read_prompt(chunk)
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
-        """FIXED chains in rows that follow a suffix, the second method's in all others that may spend time."""
+        """FIXED chains in rows that follow a suffix, the second method's trees in all others that may spend time."""
         if not any(context.depth_limit):  # asked not to guess, as in most steps where guessing does not pay
             self._found, self._scores = [(0, [])] * len(self.worths), [0.0] * len(self.worths)
             return root_tree(context.pending)
@@ -105,7 +105,8 @@ class HybridDrafter(Drafter):
             return tree_of(context, nodes)
         reduced = copy.copy(context)
         reduced.depth_limit = limits
-        other = self.second.propose(reduced, Chain(min(self.depth, shape.depth)), draws, noise)
+        grown = self.shape if self.shape.depth <= shape.depth else replace(self.shape, depth=shape.depth)
+        other = self.second.propose(reduced, grown, draws, noise)
         if not any(chosen):
             return other
         return _by_row(tree_of(context, nodes), other, torch.tensor(chosen, device=context.device))
@@ -186,10 +187,10 @@ class Hybrid(Method):
         learns=True,
     )
 
-    def __init__(self, suffix: Suffix, second: Method, *, depth: int, discount: float, by_row: bool = False) -> None:
-        """second: a method whose drafters can be joined, and that runs no layers of the target itself. by_row: what
-        proposals are worth is learned by each row alone."""
-        self.suffix, self.second, self.depth, self.by_row = suffix, second, depth, by_row
+    def __init__(self, suffix: Suffix, second: Method, *, shape: Shape, discount: float, by_row: bool = False) -> None:
+        """second: a method whose drafters can be joined, and that runs no layers of the target itself. shape: what it
+        grows. by_row: what proposals are worth is learned by each row alone."""
+        self.suffix, self.second, self.shape, self.by_row = suffix, second, shape, by_row
         self.discount = discount
         self._worths: dict[int, Worth] = {}
 
@@ -229,11 +230,11 @@ class Hybrid(Method):
 
     def fresh(self) -> "Hybrid":
         """With an empty store."""
-        return Hybrid(self.suffix.fresh(), self.second, depth=self.depth, discount=self.discount)
+        return Hybrid(self.suffix.fresh(), self.second, shape=self.shape, discount=self.discount)
 
     def measured(self) -> "Hybrid":
         """Where the second method always guesses: steps of suffix's say nothing of the other's cost."""
-        return Hybrid(self.suffix.fresh(), self.second, depth=self.depth, discount=math.inf)
+        return Hybrid(self.suffix.fresh(), self.second, shape=self.shape, discount=math.inf)
 
     def isolated(self) -> "Hybrid":
         """One object for all rows that share nothing: each learns from its own text alone, and what its own proposals are
@@ -242,7 +243,7 @@ class Hybrid(Method):
 
     @cached_property
     def _isolated(self) -> "Hybrid":
-        return Hybrid(self.suffix.isolated(), self.second, depth=self.depth, discount=self.discount, by_row=True)
+        return Hybrid(self.suffix.isolated(), self.second, shape=self.shape, discount=self.discount, by_row=True)
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Both drafters."""
@@ -252,4 +253,4 @@ class Hybrid(Method):
             Worth(self.discount) if self.by_row else self.worth_at(params.temperature)
             for params in context.processors.params
         ]
-        return HybridDrafter(suffix, self.second.open(context, capacity, target), worths, self.depth)
+        return HybridDrafter(suffix, self.second.open(context, capacity, target), worths, self.shape)
