@@ -52,7 +52,7 @@ def test_the_text_is_that_of_plain_decoding(verify: str, discount: float, shape:
 def test_room_is_kept_for_the_trees_of_the_second_method() -> None:
     """Trees of 20 guesses behind suffix chains of two: what a step may write, and what a service takes."""
     config = speculative_config({**KEYS, "num_speculative_tokens": 2, "second_shape": "opt_tree/size=20"})
-    assert config.max_nodes == 21
+    assert config.max_nodes == 25
     assert config.max_read > 21
     running = engine(num_speculative_tokens=2, shape="opt_tree/size=20")
     seen: list[int] = []

@@ -13,7 +13,7 @@ from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.legality import check_combination, parse_draws
 from foretell.draft.shapes import Shape, parse_shape
 from foretell.draft.suffix import Suffix, SuffixConfig
-from foretell.methods.hybrid.drafter import Hybrid
+from foretell.methods.hybrid.drafter import MOST_GRAFTED, Hybrid
 
 SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
 """Methods that can stand behind suffix: their drafters join, and run no layer of the target themselves."""
@@ -66,7 +66,8 @@ class HybridConfig(MethodConfig):
     @property
     def max_nodes(self) -> int:
         """See ``MethodConfig``; by either method."""
-        return max(super().max_nodes, self.second_proposal.max_guesses + 1)
+        grafted = 0 if self.second_proposal.is_chain else MOST_GRAFTED
+        return max(super().max_nodes, self.second_proposal.max_guesses + grafted + 1)
 
     @property
     def max_read(self) -> int:

@@ -2,7 +2,8 @@
 
 In every step each row asks its suffix automata first. Where they promise more kept tokens than the second method has been
 keeping, their guess is proposed, free of cost; else the second method guesses. What either is worth is learned from what
-was kept at temperatures like the row's: a suffix proposal by its score, the second method by the mean of its proposals.
+was kept at temperatures like the row's: a suffix proposal by its score, the second method by the mean of its proposals. Where
+the second method grows trees, the first tokens of a suffix that promised less stand in them too.
 """
 
 import copy
@@ -21,6 +22,7 @@ from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightSte
 from foretell.draft.host import Node, tree_of
 from foretell.draft.shapes import Shape
 from foretell.draft.suffix import Suffix, SuffixDrafter
+from foretell.methods.hybrid.graft import graft
 from foretell.model.target import Target
 
 BINS, BIN = 16, 0.5
@@ -28,6 +30,8 @@ BINS, BIN = 16, 0.5
 likely and one that is not both score below 1, and only the first is worth more than a second method's."""
 PRIOR = 6.0
 """Proposals that the first estimates count as."""
+MOST_GRAFTED = 4
+"""Tokens of a suffix that are put into a tree of the second method at most."""
 MEMORY = 256.0
 """Proposals after which older ones count half."""
 
@@ -57,6 +61,11 @@ class Worth:
         """The mean of suffix proposals with scores like this one."""
         return self.suffix[min(BINS - 1, int(score / BIN))]
 
+    def num_grafted(self, score: float) -> int:
+        """How many tokens of a suffix proposal of this score stand in a tree of the second method: the expected ones and as
+        many again, since nodes cost little."""
+        return min(MOST_GRAFTED, 1 + round(2.0 * self.of(score).value)) if score > 0.0 else 0
+
     def prefers_suffix(self, score: float) -> bool:
         """Whether a suffix proposal of this score brings more tokens a step, the one of the target counted."""
         return score > 0.0 and 1.0 + self.of(score).value >= self.discount * (1.0 + self.second.value)
@@ -71,7 +80,8 @@ class HybridDrafter(Drafter):
         """worths: of each row, one for all where they share it. shape: what the second method grows."""
         self.suffix, self.second, self.worths, self.shape = suffix, second, list(worths), shape
         self._scores: list[float] | None = None  # of the suffix proposals of this step, 0 where the second one guessed
-        self._found: list[tuple[int, list[int]]] | None = None  # of each row how deep suffix might guess, and its guess
+        # Of each row how deep suffix might guess, its guess, and the score of that.
+        self._found: list[tuple[int, list[int], float]] | None = None
         self._light: list[LightStep] | None = None
 
     @property
@@ -86,12 +96,12 @@ class HybridDrafter(Drafter):
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """FIXED chains in rows that follow a suffix, the second method's trees in all others that may spend time."""
         if not any(context.depth_limit):  # asked not to guess, as in most steps where guessing does not pay
-            self._found, self._scores = [(0, [])] * len(self.worths), [0.0] * len(self.worths)
+            self._found, self._scores = [(0, [], 0.0)] * len(self.worths), [0.0] * len(self.worths)
             return root_tree(context.pending)
         found = self.suffix.guesses(context, shape)
         self._found = [
-            (min(limit, shape.depth), [token for _, token in guess])
-            for limit, (guess, _) in zip(context.depth_limit, found, strict=True)
+            (min(limit, shape.depth), [token for _, token in guess], score)
+            for limit, (guess, score) in zip(context.depth_limit, found, strict=True)
         ]
         paid = context.depth_limit if context.paid_limit is None else context.paid_limit
         chosen = [
@@ -107,6 +117,12 @@ class HybridDrafter(Drafter):
         reduced.depth_limit = limits
         grown = self.shape if self.shape.depth <= shape.depth else replace(self.shape, depth=shape.depth)
         other = self.second.propose(reduced, grown, draws, noise)
+        if not self.shape.is_chain and other.q is None:
+            grafts = [
+                guess[: worth.num_grafted(score)] if limit > 0 else []
+                for worth, limit, (_, guess, score) in zip(self.worths, limits, self._found, strict=True)
+            ]
+            other = graft(other, grafts) if any(grafts) else other
         if not any(chosen):
             return other
         return _by_row(tree_of(context, nodes), other, torch.tensor(chosen, device=context.device))
@@ -118,17 +134,20 @@ class HybridDrafter(Drafter):
         found, self._found = self._found, None
         self._light = None if found is None or self._scores is None else [
             LightStep.of(allowed, guess, emitted, proposed=score > 0.0)
-            for (allowed, guess), emitted, score in zip(found, commit.tokens, self._scores, strict=True)
+            for (allowed, guess, _), emitted, score in zip(found, commit.tokens, self._scores, strict=True)
         ]  # fmt: skip
-        if self._scores is None:
+        if self._scores is None or found is None:
             return
         scores, self._scores = self._scores, None
         if commit.tree.num_nodes == 1:
             return
         width = [max(0, count - 1) for count in commit.tree.valid.sum(1).tolist()]
-        for worth, score, path, guessed in zip(self.worths, scores, commit.path, width, strict=True):
+        each = zip(self.worths, scores, found, self._light or [], commit.path, width, strict=True)
+        for worth, score, (_, _, known), light, path, guessed in each:
             if guessed:
                 (worth.of(score) if score else worth.second).add(len(path) - 1.0)
+            if guessed and not score and known > 0.0 and not self.shape.is_chain:  # at least so much of suffix's was right
+                worth.of(known).add(float(light.accepted))
 
     @property
     def light_steps(self) -> Sequence[LightStep] | None:

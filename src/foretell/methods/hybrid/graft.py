@@ -1,0 +1,43 @@
+"""Guesses of one method put into the trees of another."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+
+from foretell.core.tree import TokenTree
+
+
+def graft(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
+    """The tree with a line of FIXED guesses in each row, along nodes that carry the same tokens as far as there are some.
+
+    tree: [B, N] on the host. guesses: of each row the tokens, from the root on. New nodes stand behind all others, hence
+    behind drawn siblings; where a token stands twice below a node, the first is followed.
+    """
+    rows: list[tuple[list[int], list[int]]] = []
+    for tokens, parents, guess in zip(tree.tokens.tolist(), tree.parent.tolist(), guesses, strict=True):
+        count = 1 + max((node for node, parent in enumerate(parents) if parent >= 0), default=0)
+        del tokens[count:], parents[count:]  # padding behind the last node; there may be some between nodes
+        children: dict[tuple[int, int], int] = {}
+        for node in range(1, count):
+            if parents[node] >= 0:
+                children.setdefault((parents[node], tokens[node]), node)
+        at = 0
+        for token in guess:
+            below = children.get((at, token))
+            if below is None:
+                tokens.append(token)
+                parents.append(at)
+                below = len(tokens) - 1
+            at = below
+        rows.append((tokens, parents))
+    width = max(tree.num_nodes, *(len(tokens) for tokens, _ in rows))
+    more, pad = width - tree.num_nodes, torch.nn.functional.pad
+    return replace(
+        tree,
+        tokens=torch.tensor([tokens + [0] * (width - len(tokens)) for tokens, _ in rows], device=tree.tokens.device),
+        parent=torch.tensor([parents + [-1] * (width - len(parents)) for _, parents in rows], device=tree.tokens.device),
+        drawn_by=pad(tree.drawn_by, (0, more)),
+        q=None if tree.q is None else pad(tree.q, (0, 0, 0, more)),
+        max_children=None,
+    )
