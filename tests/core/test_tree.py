@@ -8,10 +8,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from foretell.core import tree as tree_module
 from foretell.core.tree import (
     DrawnBy,
     TokenTree,
     ancestors,
+    ancestors_by_squaring,
     chain_parent,
     chain_tree,
     depths,
@@ -53,6 +55,22 @@ def test_ancestors_and_depths(rows: list[list[int]]) -> None:
             path = path_of(row, i)
             assert reach[b, i].nonzero()[:, 0].tolist() == path
             assert int(depth[b, i]) == len(path) - 1
+
+
+@given(parents(), st.data())
+def test_the_kernel_and_squaring_agree(rows: list[list[int]], data: st.DataObject) -> None:
+    parent = torch.tensor(rows)
+    reach = ancestors_by_squaring(parent)
+    assert torch.equal(ancestors(parent), reach)
+    assert torch.equal(depths(parent), reach.sum(-1) - 1)
+    length = torch.tensor([data.draw(st.integers(0, 6)) for _ in rows])
+    with pytest.MonkeyPatch.context() as patch:
+        plan = layout(parent, length, 40)
+        patch.setattr(tree_module, "ancestors_and_depths", lambda parent: None)
+        slow = layout(parent, length, 40)
+        assert torch.equal(depths(parent), reach.sum(-1) - 1)
+    assert torch.equal(plan.ancestry, slow.ancestry)
+    assert torch.equal(plan.positions, slow.positions)
 
 
 @given(parents(), st.data())

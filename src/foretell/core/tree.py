@@ -13,6 +13,8 @@ from functools import cached_property, lru_cache
 import torch
 from torch import Tensor
 
+from foretell.kernels.tree import ancestors_and_depths
+
 
 class DrawnBy(IntEnum):
     """How a node was drawn, given its context and the siblings before it: the drafter's part of the losslessness
@@ -195,13 +197,18 @@ def is_chain(parent: Tensor) -> bool:
 
 
 def ancestors(parent: Tensor) -> Tensor:
-    """[B, N, N] bool: entry [b, i, j] says that node j is node i or an ancestor of it. Padding has only itself.
-
-    Repeated squaring of the one-step relation, so it costs log2(N) small products and no host loop over nodes.
-    """
+    """[B, N, N] bool: entry [b, i, j] says that node j is node i or an ancestor of it. Padding has only itself."""
     num_rows, num_nodes = parent.shape
     if is_chain(parent):
         return _chain_ancestors(num_nodes, parent.device).expand(num_rows, num_nodes, num_nodes)
+    found = ancestors_and_depths(parent)
+    return ancestors_by_squaring(parent) if found is None else found[0]
+
+
+def ancestors_by_squaring(parent: Tensor) -> Tensor:
+    """``ancestors`` by repeated squaring of the one-step relation: log2(N) small products and no host loop over nodes, for
+    accelerators; and the slow twin of ``kernels/tree.c``."""
+    num_nodes = parent.shape[1]
     index = torch.arange(num_nodes, device=parent.device)
     step = (parent[:, :, None] == index) | (index[:, None] == index)  # [B, N, N] self or parent
     reach = step.float()
@@ -214,7 +221,8 @@ def depths(parent: Tensor) -> Tensor:
     """[B, N] int64: the number of steps from the root; 0 for the root and for padding."""
     if is_chain(parent):
         return torch.arange(parent.shape[1], device=parent.device).expand_as(parent)
-    return ancestors(parent).sum(-1) - 1
+    found = ancestors_and_depths(parent)
+    return ancestors_by_squaring(parent).sum(-1) - 1 if found is None else found[1]
 
 
 @dataclass(frozen=True)
@@ -283,13 +291,19 @@ def layout(parent: Tensor, length: Tensor, capacity: int, *, span: int | None = 
     host read.
     """
     num_nodes = parent.shape[1]
-    ancestry = ancestors(parent)
     slots = length.unsqueeze(1)
     if num_nodes == 1:  # in every plain step
-        return Plan(length, ancestry, slots, slots, slots, capacity if span is None else span)
+        return Plan(length, ancestors(parent), slots, slots, slots, capacity if span is None else span)
     slots = slots + (chain_parent(num_nodes, parent.device) + 1)
-    # A chain's depth is its index: no sum over a prompt's N x N matrix.
-    positions = slots if is_chain(parent) else length[:, None] + (ancestry.sum(-1) - 1)
+    if is_chain(parent):  # a chain's depth is its index: no sum over a prompt's N x N matrix
+        ancestry, positions = ancestors(parent), slots
+    else:
+        found = ancestors_and_depths(parent)
+        if found is None:
+            ancestry = ancestors_by_squaring(parent)
+            positions = length.unsqueeze(1) + (ancestry.sum(-1) - 1)
+        else:
+            ancestry, positions = found[0], found[1].add_(length.unsqueeze(1))
     real = _real_nodes(parent) if pack and parent.shape[0] > 1 else None
     return Plan(length, ancestry, slots, positions, positions, capacity if span is None else span, real)
 

@@ -1,0 +1,33 @@
+"""The library of ``tree.c``: who sees whom in a tree."""
+
+import ctypes
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from foretell.kernels.build import BuildError, load_library
+
+
+@lru_cache(maxsize=1)
+def _tree_library() -> ctypes.CDLL | None:
+    try:
+        library = load_library("tree")
+    except BuildError:
+        return None
+    library.foretell_ancestors.argtypes = [ctypes.c_int64] * 2 + [ctypes.c_void_p] * 3
+    library.foretell_ancestors.restype = None
+    return library
+
+
+def ancestors_and_depths(parent: Tensor) -> tuple[Tensor, Tensor] | None:
+    """([B, N, N] bool, [B, N] int64) of parent [B, N] int64 on the CPU, as ``core.tree`` defines them; None where the kernel
+    is not to be had."""
+    library = _tree_library() if parent.is_cpu and parent.dtype == torch.int64 else None
+    if library is None:
+        return None
+    parent = parent.contiguous()
+    num_rows, num_nodes = parent.shape
+    seen, depth = torch.empty(num_rows, num_nodes, num_nodes, dtype=torch.bool), torch.empty_like(parent)
+    library.foretell_ancestors(num_rows, num_nodes, parent.data_ptr(), seen.data_ptr(), depth.data_ptr())
+    return seen, depth
