@@ -110,6 +110,16 @@ class Processors:
         return self._parts[start, stop]
 
     @cached_property
+    def scales(self) -> Tensor:
+        """[B] float32 inverse temperature, neither 0 nor infinite, and 0 for greedy rows: as C's draws read it."""
+        return torch.where(self.greedy, 0.0, self.inverse_temperature).flatten()
+
+    @cached_property
+    def top_ks(self) -> Tensor | None:
+        """[B] int64 top-k, 0 where a row has none; None where no row has one."""
+        return torch.tensor(self.top_k, device=self.device) if any(self.top_k) else None
+
+    @cached_property
     def warps(self) -> "ctypes.Array[Warp]":
         """[B] each row's temperature and filters, as ``race_logits.h`` reads them."""
         made = (Warp * len(self.params))()

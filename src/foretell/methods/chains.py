@@ -76,7 +76,7 @@ def growth_of(
 
 @dataclass(frozen=True)
 class Draws:
-    """How a chain's tokens are drawn, as C sees it, and the tensors that hold it."""
+    """How the tokens of a proposal are drawn, as C sees it, and the tensors that hold it."""
 
     view: heads.Draw
     q: Tensor | None  # [B, depth + 1, V] float32, filled by the draws; None where no verifier reads it
@@ -84,17 +84,14 @@ class Draws:
 
     @classmethod
     def of(cls, vocabulary: Vocabulary, processors: Processors, label: DrawnBy, noise: Noise, depth: int) -> "Draws":
-        """The draws of a chain of up to depth guesses a row."""
-        scales = processors.inverse_temperature.flatten().tolist()  # neither 0, which is greedy, nor infinite
-        rows = zip(scales, processors.params, strict=True)
-        inverse = torch.tensor([scale if row.temperature else 0.0 for scale, row in rows])
+        """The draws of up to depth guesses in a line of each row."""
+        inverse, top_k = processors.scales, processors.top_ks
         keys = uniforms = q = None
         if label == DrawnBy.COUPLED:  # the verifier's depths too: hashed once
             keys = noise.coupled_keys(depth + 1)[:, :depth].contiguous()
         elif label == DrawnBy.IID:
             uniforms = noise.draft_nodes(1, depth)
             q = torch.zeros(len(inverse), depth + 1, vocabulary.size)
-        top_k = torch.tensor(processors.top_k) if any(processors.top_k) else None
         top_p, min_p = processors.top_p, processors.min_p  # [B, 1, 1], or None
         held = (inverse, keys, vocabulary.table, uniforms, top_k, top_p, min_p, q)
         places = (None if tensor is None else tensor.data_ptr() for tensor in held)

@@ -102,7 +102,9 @@ def test_heads_and_types_by_one_call_a_depth(name: str, dtype: torch.dtype) -> N
         same(trees, twins)
 
 
-@pytest.mark.parametrize("options", [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_k": 20, "top_p": 0.9}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{"top_k": 3}, {"top_p": 0.6}, {"min_p": 0.3}, {"top_k": 20, "top_p": 0.9}], ids=str
+)
 def test_filters(options: dict[str, Any]) -> None:
     for shape in ("opt_tree/size=12", "dyspec/size=8"):
         for draws in (DrawMode.FIXED, DrawMode.COUPLED):

@@ -146,9 +146,8 @@ static void sort_ids(int64_t *ids, int64_t n) {
 
 /* The best candidates in depth-first order, siblings in theirs, behind the root: tokens and parents [size + 1]. Returns how
  * many nodes there are. tokens[0] is the caller's. */
-static int64_t finish_tree(Tree *tree, const Growth *g, int64_t *tokens, int64_t *parents) {
+static int64_t finish_tree(Tree *tree, int64_t *tokens, int64_t *parents) {
   int64_t *ids = tree->best, *node_of = tree->slot, above = 0, node = 0, count = tree->num_best;
-  (void)g;
   sort_ids(ids, count);
   parents[0] = -1, node_of[0] = 0;
   for (int64_t i = 0; i < count; i++) node_of[ids[i]] = -1; /* not numbered yet */

@@ -115,11 +115,13 @@ static int next_depth(Grove *grove, PairPass *one, PairPass *next, const Draw *d
   return 1;
 }
 
-/* Trees of up to g->size guesses, none of row b deeper than limits[b], after the pairs not yet read (see ``first_pairs``).
- * found [batch, size + 1]: tokens, [0] the root's, which are left alone; parents the same, -1 behind num_nodes[b]. */
+/* Trees of up to g->size guesses after pending [batch], none of row b deeper than limits[b], once the pairs not yet read are
+ * (see ``first_pairs``). found, parents, labels [batch, size + 1]: tokens, -1 behind num_nodes[b], and `label` at the guesses
+ * of rows that are not greedy. */
 int64_t foretell_pair_tree(const Pair *head, const Cache *cache, int64_t threads, int64_t batch, int64_t width,
                            const int64_t *tokens, const float *features, const int64_t *start, const int64_t *count,
-                           const int64_t *limits, const Draw *draw, const Growth *g, int64_t *found, int64_t *parents,
+                           const int64_t *limits, const Draw *draw, const Growth *g, int64_t label,
+                           const int64_t *pending, int64_t *found, int64_t *parents, int64_t *labels,
                            int64_t *num_nodes, char *scratch) {
   const int64_t each = g->size + 1;
   Grove grove;
@@ -152,8 +154,11 @@ int64_t foretell_pair_tree(const Pair *head, const Cache *cache, int64_t threads
     }
   }
   for (int64_t i = 0; i < batch * each; i++) parents[i] = -1;
-  for (int64_t b = 0; b < batch && !problem; b++)
-    num_nodes[b] = finish_tree(&grove.trees[b], g, found + b * each, parents + b * each);
+  for (int64_t b = 0; b < batch && !problem; b++) {
+    num_nodes[b] = finish_tree(&grove.trees[b], found + b * each, parents + b * each);
+    found[b * each] = pending[b];
+    for (int64_t i = 1; i < num_nodes[b] && draw->inverse_temperature[b] != 0; i++) labels[b * each + i] = label;
+  }
   return problem;
 }
 

@@ -95,9 +95,7 @@ class EagleDrafter(Drafter):
     def _draws_whole(self, context: Context, limits: Sequence[int], shape: Shape) -> bool:
         """Whether one native call makes the whole tree: a plain chain, drawn from what temperature alone changes."""
         return (
-            self.native is not None
-            and can_draw(self.native.vocabulary, context, shape)
-            and self._reads_at_once(limits)
+            self.native is not None and can_draw(self.native.vocabulary, context, shape) and self._reads_at_once(limits)
         )
 
     def _reads_at_once(self, limits: Sequence[int]) -> bool:

@@ -172,10 +172,14 @@ class NativePair:
         read = torch.tensor([list(row) + [0] * (width - len(row)) for row in ids])
         start, count, limit = torch.tensor((starts, [len(row) for row in ids], limits)).unbind()
         draws = Draws.of(self.vocabulary, processors, label, noise, growth.depth)
-        tokens, parent = torch.zeros(2, num_rows, size, dtype=torch.int64).unbind()
-        tokens[:, 0] = pending
-        num_nodes = torch.empty(num_rows, dtype=torch.int64)
-        threads, view = torch.get_num_threads(), ctypes.addressof(growth)
+        found = torch.zeros(3, num_rows, size, dtype=torch.int64)  # tokens, parents, labels
+        num_nodes = (ctypes.c_int64 * num_rows)()
+        threads, view, at, row_bytes = (
+            torch.get_num_threads(),
+            ctypes.addressof(growth),
+            found.data_ptr(),
+            8 * num_rows * size,
+        )
         with self.memory.lock:
             scratch = self.memory.scratch(
                 self.memory.functions.pair_tree_scratch(
@@ -184,15 +188,11 @@ class NativePair:
             )
             problem = self.memory.functions.pair_tree(
                 self.address, cache.address, threads, num_rows, width, read.data_ptr(), features.data_ptr(),
-                start.data_ptr(), count.data_ptr(), limit.data_ptr(), ctypes.addressof(draws.view), view,
-                tokens.data_ptr(), parent.data_ptr(), num_nodes.data_ptr(), scratch,
+                start.data_ptr(), count.data_ptr(), limit.data_ptr(), ctypes.addressof(draws.view), view, int(label),
+                pending.contiguous().data_ptr(), at, at + row_bytes, at + 2 * row_bytes, num_nodes, scratch,
             )  # fmt: skip
         check(problem)
-        widest = int(num_nodes.max())
-        tokens, parent = tokens[:, :widest], parent[:, :widest]
-        drawn_by = torch.full_like(parent, int(DrawnBy.FIXED))
-        if label != DrawnBy.FIXED:
-            drawn_by.masked_fill_((parent >= 0) & ~processors.greedy[:, :, 0], int(label))
+        tokens, parent, drawn_by = found[:, :, : max(num_nodes)].unbind()
         return TokenTree(tokens, parent, drawn_by)
 
     def _scratch(self, cache: BoundCache | None, num_rows: int, rows: int, every: bool) -> int:

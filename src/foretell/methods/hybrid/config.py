@@ -31,7 +31,9 @@ class HybridConfig(MethodConfig):
     num_speculative_tokens: int = 15  # by suffix; few matches are long enough to use them all
     second: str = "eagle3"  # the method that guesses where suffix has nothing good
     second_tokens: int = 3  # most guesses in a line of that method
-    second_shape: str | None = None  # what it grows; None: a tree where it is an EAGLE head and nodes are coupled, else a chain
+    second_shape: str | None = (
+        None  # what it grows; None: a tree where it is an EAGLE head and nodes are coupled, else a chain
+    )
     model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
     draft_weights: str = "auto"  # of method draft_model: as there
     draft_vocab_size: int = 0  # of method draft_model: as there
@@ -51,9 +53,7 @@ class HybridConfig(MethodConfig):
                 f"{', '.join(self._drafts)} is an option of second = 'draft_model', and second is {self.second!r}: drop it"
             )
         kind: Any = load_reference(builtin.CONFIGS[self.second])
-        check_combination(
-            self.second, kind.capabilities, self.verifier, self.second_proposal, parse_draws(self.draws)
-        )
+        check_combination(self.second, kind.capabilities, self.verifier, self.second_proposal, parse_draws(self.draws))
         if not 0 <= self.discount <= 2:
             raise ConfigError(f"discount = {self.discount} must be between 0 (suffix wherever it has a guess) and 2")
 

@@ -146,7 +146,9 @@ class HybridDrafter(Drafter):
         for worth, score, (_, _, known), light, path, guessed in each:
             if guessed:
                 (worth.of(score) if score else worth.second).add(len(path) - 1.0)
-            if guessed and not score and known > 0.0 and not self.shape.is_chain:  # at least so much of suffix's was right
+            if (
+                guessed and not score and known > 0.0 and not self.shape.is_chain
+            ):  # at least so much of suffix's was right
                 worth.of(known).add(float(light.accepted))
 
     @property

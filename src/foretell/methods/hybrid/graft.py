@@ -36,7 +36,9 @@ def graft(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
     return replace(
         tree,
         tokens=torch.tensor([tokens + [0] * (width - len(tokens)) for tokens, _ in rows], device=tree.tokens.device),
-        parent=torch.tensor([parents + [-1] * (width - len(parents)) for _, parents in rows], device=tree.tokens.device),
+        parent=torch.tensor(
+            [parents + [-1] * (width - len(parents)) for _, parents in rows], device=tree.tokens.device
+        ),
         drawn_by=pad(tree.drawn_by, (0, more)),
         q=None if tree.q is None else pad(tree.q, (0, 0, 0, more)),
         max_children=None,
