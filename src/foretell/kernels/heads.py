@@ -1,4 +1,4 @@
-"""The structures and functions of ``native/pair.h``, ``pair_tree.h``, ``blocks.h`` and ``draw.h``, typed: heads at native speed."""
+"""The structures and functions of ``native/pair.h``, ``pair_tree.h``, ``blocks.h`` and ``draw.h``, typed."""
 
 import ctypes
 from collections.abc import Callable

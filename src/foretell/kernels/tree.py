@@ -21,8 +21,8 @@ def _tree_library() -> ctypes.CDLL | None:
 
 
 def ancestors_and_depths(parent: Tensor) -> tuple[Tensor, Tensor] | None:
-    """([B, N, N] bool, [B, N] int64) of parent [B, N] int64 on the CPU, as ``core.tree`` defines them; None where the kernel
-    is not to be had."""
+    """([B, N, N] bool, [B, N] int64) of parent [B, N] int64, as ``core.tree`` defines them; None where the kernel is not to
+    be had, or parent is not on the CPU."""
     library = _tree_library() if parent.is_cpu and parent.dtype == torch.int64 else None
     if library is None:
         return None

@@ -1,5 +1,5 @@
-"""Proposals drawn by the C kernels: chains (``kernels/native/draw.h``), which make the same draws as ``grow.chain``, and trees
-by path probability (``grow.h``), the same as those of ``draft/growing/dynamic.py``."""
+"""Proposals drawn by the C kernels: chains (``kernels/native/draw.h``), which make the same draws as ``grow.chain``, and
+trees by path probability (``grow.h``), the same as those of ``draft/growing/dynamic.py``."""
 
 import ctypes
 import math
@@ -47,9 +47,9 @@ MOST_FED = 1024
 def growth_of(
     vocabulary: Vocabulary, context: Context, shape: Shape, draws: DrawMode, depth: int
 ) -> tuple[heads.Growth, DrawnBy] | None:
-    """How C grows a tree of this shape, at most depth deep, and how its nodes are drawn; None: it cannot. Ways of drawing in
-    which a node's place is not its own probability stay with the slow twin."""
-    if not isinstance(shape, GROWN) or type(shape) not in (DySpec, Eagle2Shape, OptTree):
+    """How C grows a tree of this shape, at most depth deep, and how its nodes are drawn; None: it cannot. Ways of drawing
+    in which a node's place is not its own probability stay with the slow twin."""
+    if not isinstance(shape, GROWN) or type(shape) not in GROWN.__args__:
         return None
     if not _is_plain(vocabulary, context):
         return None

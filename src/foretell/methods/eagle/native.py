@@ -165,7 +165,7 @@ class NativePair:
         self, ids: Sequence[Sequence[int]], features: Tensor, starts: Sequence[int], limits: Sequence[int],
         cache: BoundCache, processors: Processors, pending: Tensor, growth: heads.Growth, label: DrawnBy, noise: Noise,
     ) -> TokenTree:  # fmt: skip
-        """The tree of this growth after pending [B], none of row b's nodes deeper than limits[b], in one call; ids, features
+        """The tree of this growth after pending [B], no node of row b deeper than limits[b], in one call; ids, features
         and starts as in ``chain``. It is the one that ``growing.dynamic`` grows from the same logits."""
         num_rows, width, size = len(ids), features.shape[1], growth.size + 1
         features = features.contiguous()

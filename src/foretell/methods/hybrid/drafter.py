@@ -2,8 +2,8 @@
 
 In every step each row asks its suffix automata first. Where they promise more kept tokens than the second method has been
 keeping, their guess is proposed, free of cost; else the second method guesses. What either is worth is learned from what
-was kept at temperatures like the row's: a suffix proposal by its score, the second method by the mean of its proposals. Where
-the second method grows trees, the first tokens of a suffix that promised less stand in them too.
+was kept at temperatures like the row's: a suffix proposal by its score, the second method by the mean of its proposals.
+Where the second method grows trees, the first tokens of a suffix that promised less stand in them too.
 """
 
 import copy
