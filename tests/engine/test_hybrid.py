@@ -19,7 +19,7 @@ from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
-from foretell.methods.hybrid.drafter import PRIOR, Hybrid, Mean, Worth, _by_row
+from foretell.methods.hybrid.drafter import MOST_GRAFTED, PRIOR, Hybrid, Mean, Worth, _by_row, shape_of
 from foretell.model.table import TableLM
 from foretell.planner.layered import LayeredPlanner
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
@@ -374,3 +374,19 @@ def test_auto_plans_both_parts_and_keeps_the_text() -> None:
     assert planning is not None
     assert isinstance(planning._planner, LayeredPlanner)
     assert planning._planner.parts == {"hybrid": "suffix"}
+
+
+def test_who_asks_for_less_depth_gets_fewer_nodes() -> None:
+    tree = parse_shape("opt_tree/size=6", 3)
+    assert [shape_of(tree, depth).max_guesses for depth in (1, 2, 3, 9)] == [2, 4, 6, 6]
+    assert [shape_of(tree, depth).depth for depth in (1, 2, 3, 9)] == [1, 2, 3, 3]
+    assert shape_of(parse_shape("opt_tree/size=3", 3), 2).max_guesses == 2
+    assert shape_of(Chain(3), 2) == Chain(2)
+    assert shape_of(parse_shape("static/branching=2x1", 3), 1).depth == 2  # rows are cut by their own limits
+    running = engine(discount=2.0, shape="opt_tree/size=6")
+    sizes: list[int] = []
+    running.observers.append(lambda event: sizes.append(int(event.commit.tree.valid.sum()) - 1))
+    for depth, most in ((1, 2), (2, 4)):
+        sizes.clear()
+        running.generate_batch([Request([3, 4, 5], SamplingParams(max_new_tokens=depth + 1, ignore_eos=True))])
+        assert depth <= sizes[0] <= most + MOST_GRAFTED

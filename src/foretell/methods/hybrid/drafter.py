@@ -10,7 +10,7 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
@@ -20,7 +20,7 @@ from foretell.core.params import heat_of
 from foretell.core.tree import DrawMode, TokenTree, pad_tree, root_tree
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
 from foretell.draft.host import Node, tree_of
-from foretell.draft.shapes import Shape
+from foretell.draft.shapes import Shape, Sized
 from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.methods.hybrid.graft import graft
 from foretell.model.target import Target
@@ -115,8 +115,7 @@ class HybridDrafter(Drafter):
             return tree_of(context, nodes)
         reduced = copy.copy(context)
         reduced.depth_limit = limits
-        grown = self.shape if self.shape.depth <= shape.depth else replace(self.shape, depth=shape.depth)
-        other = self.second.propose(reduced, grown, draws, noise)
+        other = self.second.propose(reduced, shape_of(self.shape, max(limits)), draws, noise)
         if not self.shape.is_chain and other.q is None:
             grafts = [
                 guess[: worth.num_grafted(score)] if limit > 0 else []
@@ -178,6 +177,17 @@ class HybridDrafter(Drafter):
     def catch_up(self, context: Context, row: int, most: int) -> int:
         """See ``Drafter``."""
         return self.second.catch_up(context, row, most)
+
+
+@lru_cache(maxsize=256)
+def shape_of(shape: Shape, depth: int) -> Shape:
+    """The shape at most so deep. A tree of a size has as much less of it: who asks for fewer guesses in a line, as a
+    planner does of a large batch, does not want all nodes in the first."""
+    if depth >= shape.depth:
+        return shape
+    if isinstance(shape, Sized):
+        return replace(shape, depth=depth, size=max(depth, round(shape.size * depth / shape.depth)))
+    return replace(shape, depth=depth) if shape.is_chain else shape
 
 
 def _by_row(one: TokenTree, other: TokenTree, is_one: Tensor) -> TokenTree:
