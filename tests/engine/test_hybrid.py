@@ -13,16 +13,23 @@ from foretell import ConfigError, Engine, Request, SamplingParams, speculative_c
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.doctor.checkup import _measure
 from foretell.doctor.predict import predictions
+from foretell.draft.config import Loader
 from foretell.draft.shapes import Chain, parse_shape
 from foretell.draft.suffix import Suffix
 from foretell.engine.batch import Batch
 from foretell.engine.calibrate import Calibration
+from foretell.engine.groups import check_branching
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
+from foretell.methods.eagle.drafter import Eagle3
+from foretell.methods.hybrid import config as hybrid_config
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, PRIOR, Hybrid, Mean, Worth, _by_row, shape_of
+from foretell.methods.hybrid.size import best_size, pass_seconds, tree_size
+from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.planner.layered import LayeredPlanner
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
+from tests.model.tiny import tiny_module
 
 TARGET = table()
 KEYS = {"method": "hybrid", "second": "draft_model", "second_tokens": 3}
@@ -390,3 +397,44 @@ def test_who_asks_for_less_depth_gets_fewer_nodes() -> None:
         sizes.clear()
         running.generate_batch([Request([3, 4, 5], SamplingParams(max_new_tokens=depth + 1, ignore_eos=True))])
         assert depth <= sizes[0] <= most + MOST_GRAFTED
+
+
+def test_the_size_of_a_tree_follows_what_wide_passes_cost() -> None:
+    flat = {1: 1.0, 4: 1.0, 5: 1.0, 6: 1.0, 8: 1.0}
+    assert best_size(flat) == 6
+    assert best_size({1: 1.0, 4: 1.1, 5: 1.2, 6: 1.6, 8: 2.0}) == 2  # AVX2 alone
+    assert best_size({1: 1.0, 4: 1.02, 5: 1.03, 6: 1.3, 8: 1.5}) == 3
+    assert best_size({width: 7.0 * seconds for width, seconds in flat.items()}) == 6
+
+
+def test_passes_are_timed_and_small_targets_are_not() -> None:
+    target = TransformersModel(tiny_module("llama"))
+    seconds = pass_seconds(target)
+    assert set(seconds) == {1, 4, 5, 6, 8}
+    assert all(0 < each < 10 for each in seconds.values())
+    assert tree_size(target) == 2
+
+
+def test_what_nobody_chose_is_a_chain_where_the_target_reads_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Second:
+        capabilities = Eagle3.capabilities
+
+        def __init__(self, *given: Any, **options: Any) -> None: ...
+
+        def load(self, loader: Any) -> Any:
+            return DraftModel(table())
+
+    class Target:
+        spec = replace(TARGET.spec, chains_only="its layers are recurrent")
+
+    def loaded(**keys: Any) -> Hybrid:
+        config: Any = speculative_config({"method": "hybrid", **keys})
+        with monkeypatch.context() as patch:
+            patch.setattr(hybrid_config, "load_reference", lambda name: Second)
+            return config.load(Loader(Target(), lambda *given, **options: TARGET))  # type: ignore[arg-type, no-any-return]
+
+    assert loaded().shape == Chain(3)
+    config = speculative_config({"method": "hybrid", "second_shape": "opt_tree/size=6"})
+    check_branching(speculative_config({"method": "hybrid"}), DraftModel(table()), Target.spec)
+    with pytest.raises(ConfigError, match=r"opt_tree/size=6.*recurrent"):
+        check_branching(config, DraftModel(table()), Target.spec)

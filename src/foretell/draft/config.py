@@ -119,6 +119,11 @@ class MethodConfig(ABC):
         return self.proposal_shape.max_grown + 1
 
     @property
+    def branches(self) -> str | None:
+        """The shape that the user chose and that may branch; None where no proposal does."""
+        return None if self.proposal_shape.is_chain else self.shape
+
+    @property
     def weights(self) -> tuple[Any, ...]:
         """What ``load`` reads: the method and its own keys. Equal for configurations that one loaded method serves, if
         it has the acceptance head that their shape may need (``Shape.asks_acceptance``)."""

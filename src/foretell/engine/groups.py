@@ -195,8 +195,8 @@ def check_branching(config: MethodConfig, method: Method, spec: ModelSpec) -> No
     """Raise ConfigError where the configuration's shape branches and the target, or the method's own model, reads lines
     alone."""
     reason = spec.chains_only or method.chains_only
-    if reason and config.guesses and not config.proposal_shape.is_chain:
-        raise ConfigError(f"shape {config.shape!r} branches, and {reason}: choose shape 'chain'")
+    if reason and config.guesses and config.branches is not None:
+        raise ConfigError(f"shape {config.branches!r} branches, and {reason}: choose shape 'chain'")
 
 
 def check_together(methods: Sequence[Method], exits: Sequence[int]) -> None:

@@ -142,7 +142,7 @@ INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) { /* odd elements first, as
 
 /* What tiles work in: one half of a vec after the other, so that more accumulators fit into 16 registers. */
 typedef __m256 part;
-enum { PARTS = 2, GROUP = 6 /* activation rows of one tile at most */, SCORES = 4, MIXED = 4 };
+enum { PARTS = 2, GROUP = 6, EACH = 6 /* activation rows of one tile at most */, SCORES = 4, MIXED = 4 };
 INLINE vec join(const part *parts) { return HALVES(parts[0], parts[1]); }
 INLINE part p_zero(void) { return _mm256_setzero_ps(); }
 INLINE part p_fma(part a, part b, part c) { return _mm256_fmadd_ps(a, b, c); }

@@ -85,7 +85,8 @@ INLINE vec v_dot_bf16(vec acc, bf16x32 a, bf16x32 b) {
 
 /* What tiles work in: parts of a vec (here the whole), so that accumulators fill the registers. */
 typedef vec part;
-enum { PARTS = 1, GROUP = 8 /* activation rows of one tile at most */, SCORES = 16, MIXED = 16 };
+enum { PARTS = 1, SCORES = 16, MIXED = 16 };
+enum { GROUP = 10, EACH = 8 /* activation rows of one tile at most, and where one is not enough */ };
 INLINE vec join(const part *parts) { return parts[0]; }
 INLINE part p_zero(void) { return v_zero(); }
 INLINE part p_fma(part a, part b, part c) { return v_fma(a, b, c); }
@@ -113,7 +114,9 @@ enum { BLOCK = 24 /* weight rows that share a pass over the activations; every R
 enum { INPUT_BYTES = 0 };
 
 /* Tiles of M activation rows by R weight rows: R * M accumulators, R weights and an activation fill 32 registers. */
-#define FOR_TILES(DO, T) DO(T, 1, 8) DO(T, 2, 8) DO(T, 3, 6) DO(T, 4, 6) DO(T, 5, 4) DO(T, 6, 4) DO(T, 7, 3) DO(T, 8, 3)
-#define FOR_SINGLES(DO, T) DO(T, 1, 1) DO(T, 2, 1) DO(T, 3, 1) DO(T, 4, 1) DO(T, 5, 1) DO(T, 6, 1) DO(T, 7, 1) DO(T, 8, 1)
+#define FOR_TILES(DO, T) DO(T, 1, 8) DO(T, 2, 8) DO(T, 3, 6) DO(T, 4, 6) DO(T, 5, 4) DO(T, 6, 4) DO(T, 7, 3) DO(T, 8, 3) \
+  DO(T, 9, 2) DO(T, 10, 2)
+#define FOR_SINGLES(DO, T) DO(T, 1, 1) DO(T, 2, 1) DO(T, 3, 1) DO(T, 4, 1) DO(T, 5, 1) DO(T, 6, 1) DO(T, 7, 1) DO(T, 8, 1) \
+  DO(T, 9, 1) DO(T, 10, 1)
 
 #endif

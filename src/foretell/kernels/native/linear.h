@@ -123,7 +123,7 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
     for (int64_t r0 = a; r0 < b; r0 += block) {                                                                        \
       const int64_t r1 = MIN(r0 + block, b);                                                                           \
       for (int64_t m0 = 0, size; m0 < rows; m0 += size) {                                                              \
-        const int64_t groups = (rows - m0 + GROUP - 1) / GROUP;                                                        \
+        const int64_t groups = rows > GROUP ? (rows - m0 + EACH - 1) / EACH : 1;                                                        \
         size = (rows - m0 + groups - 1) / groups;                                                                      \
         const int64_t limit = PARTS > 1 ? INPUT_BYTES : rows > GROUP ? REUSE_BYTES : CHUNK_BYTES;                      \
         const int64_t each = size * bytes + (PARTS > 1 ? TILE_ROWS[size] * bytes : 0);                                 \
@@ -146,7 +146,7 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
             else if (n == whole) ahead_row = 64, ahead_step *= size_r; /* a tile is one piece of memory: in its order */\
             /* Few groups of rows: each fetches its share of the next block, so that memory does not rest meanwhile. */  \
             if (rows > GROUP && rows <= SHARED_ROWS && n == whole) {                                                   \
-              const int64_t total = (rows + GROUP - 1) / GROUP;                                                        \
+              const int64_t total = (rows + EACH - 1) / EACH;                                                          \
               const char *block_next = r1 < b ? (const char *)(w + r1 * K) : (const char *)next;                       \
               ahead = block_next + (m0 * (r1 - r0) / rows + (r - r0) / total) * K * bytes;                             \
               ahead_row = 64, ahead_step = step * bytes * size_r / total, ahead_tile = size_r * K * bytes / total;     \

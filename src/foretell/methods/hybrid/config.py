@@ -1,6 +1,6 @@
 """Settings of method ``hybrid``."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
@@ -11,14 +11,13 @@ from foretell.core.tree import DrawMode
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.legality import check_combination, parse_draws
-from foretell.draft.shapes import Shape, parse_shape
+from foretell.draft.shapes import Chain, Shape, Sized, parse_shape
 from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, Hybrid
+from foretell.methods.hybrid.size import TOKENS, tree_size
 
 SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
 """Methods that can stand behind suffix: their drafters join, and run no layer of the target themselves."""
-TREE = "opt_tree/size=6"
-"""What EAGLE's heads grow behind suffix: up to eight nodes cost the target little more than four (docs/performance.md)."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +30,7 @@ class HybridConfig(MethodConfig):
     num_speculative_tokens: int = 15  # by suffix; few matches are long enough to use them all
     second: str = "eagle3"  # the method that guesses where suffix has nothing good
     second_tokens: int = 3  # most guesses in a line of that method
-    second_shape: str | None = (
-        None  # what it grows; None: a tree where it is an EAGLE head and nodes are coupled, else a chain
-    )
+    second_shape: str | None = None  # what it grows; None: an EAGLE head a tree as large as pays here, else a chain
     model: str | None = None  # its draft model or head; None: the bundled one (of the bundled target alone)
     draft_weights: str = "auto"  # of method draft_model: as there
     draft_vocab_size: int = 0  # of method draft_model: as there
@@ -59,9 +56,16 @@ class HybridConfig(MethodConfig):
 
     @cached_property
     def second_proposal(self) -> Shape:
-        """The shape that ``second_shape`` names, its depth resolved."""
+        """The shape that ``second_shape`` names, its depth resolved; where it names none, the largest that is grown."""
         tree = self.second.startswith("eagle") and self.proposal_draws == DrawMode.COUPLED
-        return parse_shape(self.second_shape or (TREE if tree else "chain"), self.second_tokens)
+        unnamed = f"opt_tree/size={max(TOKENS)}" if tree else "chain"
+        return parse_shape(self.second_shape or unnamed, self.second_tokens)
+
+    @property
+    def branches(self) -> str | None:
+        """See ``MethodConfig``. What nobody chose is a chain where the target reads no trees (``load``)."""
+        named = self.second_shape is not None and not self.second_proposal.is_chain
+        return self.second_shape if named else super().branches
 
     @property
     def max_nodes(self) -> int:
@@ -89,4 +93,8 @@ class HybridConfig(MethodConfig):
         """Load the second method."""
         kind: Any = load_reference(builtin.CONFIGS[self.second])
         second: Method = kind(self.second_tokens, self.verify, model=self.model, **self._drafts).load(loader)
-        return Hybrid(Suffix(), second, shape=self.second_proposal, discount=self.discount)
+        shape = self.second_proposal
+        if self.second_shape is None and isinstance(shape, Sized):
+            chains_only = loader.target.spec.chains_only
+            shape = Chain(self.second_tokens) if chains_only else replace(shape, size=tree_size(loader.target))
+        return Hybrid(Suffix(), second, shape=shape, discount=self.discount)

@@ -1,0 +1,54 @@
+"""How large a tree an EAGLE head grows behind suffix: what this machine's passes of this target allow."""
+
+from collections.abc import Mapping
+from time import perf_counter
+
+import torch
+
+from foretell.core.tree import chain_parent, layout
+from foretell.model.target import CausalModel
+
+TOKENS = {2: 1.0, 3: 1.05, 4: 1.08, 6: 1.125}
+"""Tokens a step with opt_tree of so many guesses, three deep, in those of the smallest: SmolLM2-135M with its EAGLE-3 head
+behind suffix, ten prompts of the bundled suite, mean of temperatures 0 and 1 (docs/performance.md)."""
+BESIDE = 0.2
+"""What stands beside the target's pass in a step with guesses, in plain passes: the head, verification, bookkeeping."""
+LEAST_BYTES = 64 << 20
+"""Of weights: a smaller target stays in the caches, where every node costs what it computes."""
+CONTEXT, ROUNDS = 64, 4
+
+
+def tree_size(model: CausalModel) -> int:
+    """Guesses of a tree that pay best where wide passes cost what they cost here: measured once, in some 20 passes.
+
+    It changes no text. On an accelerator, where a pass reads weights for as long as several nodes compute, the largest.
+    """
+    spec = model.spec
+    if spec.device.type != "cpu":
+        return max(TOKENS)
+    if spec.weight_bytes < LEAST_BYTES or spec.max_positions < CONTEXT + 16:
+        return min(TOKENS)
+    return model.share(best_size(pass_seconds(model)))
+
+
+def best_size(seconds: Mapping[int, float]) -> int:
+    """seconds: of passes by their nodes, 1 and those of each size with the root and one token of a suffix."""
+    plain = seconds[1]
+    return max(TOKENS, key=lambda size: TOKENS[size] / (seconds[size + 2] / plain + BESIDE))
+
+
+@torch.inference_mode()
+def pass_seconds(model: CausalModel) -> dict[int, float]:
+    """Least seconds of passes over 1 node and over those that ``best_size`` asks for, in interleaved rounds."""
+    widths = (1, *(size + 2 for size in TOKENS))
+    cache, length = model.new_cache(1, CONTEXT + 16), torch.tensor([CONTEXT])
+    tokens = torch.arange(CONTEXT)[None] % model.spec.vocab_size
+    model.forward(tokens, layout(chain_parent(CONTEXT, length.device)[None], torch.tensor([0]), CONTEXT + 16), cache)
+    plans = {width: layout(chain_parent(width, length.device)[None], length, CONTEXT + 16) for width in widths}
+    least = dict.fromkeys(widths, float("inf"))
+    for _ in range(ROUNDS):
+        for width, plan in plans.items():
+            begun = perf_counter()
+            model.forward(tokens[:, :width], plan, cache)
+            least[width] = min(least[width], perf_counter() - begun)
+    return least
