@@ -438,3 +438,23 @@ def test_what_nobody_chose_is_a_chain_where_the_target_reads_no_trees(monkeypatc
     check_branching(speculative_config({"method": "hybrid"}), DraftModel(table()), Target.spec)
     with pytest.raises(ConfigError, match=r"opt_tree/size=6.*recurrent"):
         check_branching(config, DraftModel(table()), Target.spec)
+
+
+def test_what_is_kept_of_a_graft_is_read_by_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draft that knows nothing beside greedy text that repeats: the nodes that are kept are a suffix's, which the draft did
+    not grow and has yet to read."""
+    monkeypatch.setattr(Worth, "prefers_suffix", lambda self, score: False)
+    requests = [
+        Request([3, 4, 5, 3, 4, k], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
+        for k in range(4)
+    ]
+    for draft in (table(seed=77), table(blur=0.3)):
+        running = engine(draft=draft, discount=2.0, shape="opt_tree/size=3")
+        kept: list[int] = []
+        running.observers.append(
+            lambda event, kept=kept: kept.extend(node for path in event.commit.path for node in path)
+        )
+        expected = [outcome(one) for one in plain(TARGET, requests)]
+        for batch_size in (1, 4):
+            assert [outcome(one) for one in running.generate_batch(requests, batch_size=batch_size)] == expected
+        assert max(kept) > 3, "nodes behind those of the draft"

@@ -134,7 +134,7 @@ class ModelDrafter(Drafter):
         assert self.slots is not None
         kept: list[list[int]] = []  # slots after the root's, of each row's kept nodes as far as they were fed
         for limit, slots, path in zip(self.limits, self.slots.tolist(), commit.path, strict=True):
-            fed = [slots[node] for node in path] if limit else []
+            fed = [slots[node] if node < len(slots) else -1 for node in path] if limit else []  # others' nodes: not fed
             kept.append(fed[: fed.index(-1)] if -1 in fed else fed)
         moved = any(slot != index for row in kept for index, slot in enumerate(row))
         if moved:

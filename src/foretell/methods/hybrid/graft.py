@@ -11,15 +11,14 @@ from foretell.core.tree import TokenTree
 def graft(tree: TokenTree, guesses: Sequence[Sequence[int]]) -> TokenTree:
     """The tree with a line of FIXED guesses in each row, along nodes that carry the same tokens as far as there are some.
 
-    tree: [B, N] on the host. guesses: of each row the tokens, from the root on. New nodes stand behind all others, hence
-    behind drawn siblings; where a token stands twice below a node, the first is followed.
+    tree: [B, N] on the host. guesses: of each row the tokens, from the root on. New nodes stand behind column N - 1, hence
+    behind drawn siblings, and where the tree's drafter knows that it grew none; where a token stands twice below a node,
+    the first is followed.
     """
     rows: list[tuple[list[int], list[int]]] = []
     for tokens, parents, guess in zip(tree.tokens.tolist(), tree.parent.tolist(), guesses, strict=True):
-        count = 1 + max((node for node, parent in enumerate(parents) if parent >= 0), default=0)
-        del tokens[count:], parents[count:]  # padding behind the last node; there may be some between nodes
         children: dict[tuple[int, int], int] = {}
-        for node in range(1, count):
+        for node in range(1, len(parents)):
             if parents[node] >= 0:
                 children.setdefault((parents[node], tokens[node]), node)
         at = 0
