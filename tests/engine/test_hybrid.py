@@ -40,7 +40,8 @@ def engine(
 ) -> Engine:
     method = Hybrid(Suffix(), DraftModel(draft or table(blur=0.3)), shape=parse_shape(shape, 3), discount=discount)
     keys = {"second_shape": shape, **keys}
-    return Engine(target, ToyTokenizer(), speculative={**KEYS, "discount": discount, **keys}, method=method)
+    speculative = {**KEYS, "discount": discount, **keys}
+    return Engine(target, ToyTokenizer(), speculative=speculative, method=method, drafter_errors="raise")
 
 
 @pytest.mark.parametrize("verify", ["coupled", "exact"])
