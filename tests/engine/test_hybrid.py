@@ -442,8 +442,8 @@ def test_what_nobody_chose_is_a_chain_where_the_target_reads_no_trees(monkeypatc
 
 
 def test_what_is_kept_of_a_graft_is_read_by_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A draft that knows nothing beside greedy text that repeats: the nodes that are kept are a suffix's, which the draft did
-    not grow and has yet to read."""
+    """A draft that knows nothing, and greedy text that repeats: kept nodes are a suffix's, which the draft did not grow and
+    has yet to read."""
     monkeypatch.setattr(Worth, "prefers_suffix", lambda self, score: False)
     requests = [
         Request([3, 4, 5, 3, 4, k], SamplingParams(temperature=0.0, max_new_tokens=60, ignore_eos=True))
