@@ -13,6 +13,10 @@ from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.planner import Planner, all_ask
 
+LIGHT_PERIOD = 4
+"""Steps of the whole method after which its light part is weighed again, while the plan stands: it takes a percent of a
+small target's pass."""
+
 
 class LayeredPlanner(Planner):
     """A planner of whole methods, and one of their light parts behind it. Only for mode "auto"."""
@@ -25,6 +29,7 @@ class LayeredPlanner(Planner):
         self.light = Planner(costs, Acceptance(depth), corrections=self.corrections)
         self._rate = 0.0  # tokens a second that the whole method is expected to bring; 0 while it does not guess
         self._lit = False  # whether the last step was the light planner's
+        self._unasked = 0  # steps of the whole method since the light planner was asked
 
     @property
     def trials(self) -> int:
@@ -59,6 +64,10 @@ class LayeredPlanner(Planner):
         self.paid, self._lit = None, False
         if all_ask(rows):
             return super().plan(rows, arriving)
+        self._unasked += 1
+        if self._unasked < LIGHT_PERIOD and not arriving and self._goes_on(rows):
+            return super().plan(rows, arriving)
+        self._unasked = 0
         views = [self._light_view(row) for row in rows]
         before = self._rate
         light = self._plan_light(views, arriving, before)
@@ -80,6 +89,11 @@ class LayeredPlanner(Planner):
         self._lit = True
         self.paid = [0] * len(rows)
         return light
+
+    def _goes_on(self, rows: Sequence[RowView]) -> bool:
+        """Whether the whole method guesses in a plan that stands, so that asking its light part can wait."""
+        standing = self._guessing and not self.standing.trial and self._age + 1 < self._patience
+        return standing and self._ids == [(row.request_id, row.method, row.max_depth) for row in rows]
 
     def rest(self) -> bool:
         """See ``Planner``: where both rest."""
