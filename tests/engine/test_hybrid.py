@@ -70,6 +70,15 @@ def test_room_is_kept_for_the_trees_of_the_second_method() -> None:
     assert max(seen) > 3
 
 
+def test_a_tree_of_few_deep_guesses_keeps_to_its_room() -> None:
+    """Asked for less depth than its own, a tree of fewer guesses than that has no more of them."""
+    running = engine(discount=2.0, shape="opt_tree/size=2/depth=40/threshold=0", num_speculative_tokens=12)
+    seen: list[int] = []
+    running.observers.append(lambda event: seen.append(event.commit.tree.num_nodes))
+    running.generate_batch(mixed_requests(), batch_size=3)
+    assert max(seen) <= running.speculative.max_nodes
+
+
 def test_which_shape_the_second_method_grows() -> None:
     def shape(**keys: Any) -> str:
         config: Any = speculative_config({"method": "hybrid", **keys})
@@ -389,6 +398,7 @@ def test_who_asks_for_less_depth_gets_fewer_nodes() -> None:
     assert [shape_of(tree, depth).max_guesses for depth in (1, 2, 3, 9)] == [2, 4, 6, 6]
     assert [shape_of(tree, depth).depth for depth in (1, 2, 3, 9)] == [1, 2, 3, 3]
     assert shape_of(parse_shape("opt_tree/size=3", 3), 2).max_guesses == 2
+    assert [shape_of(parse_shape("opt_tree/size=2", 8), depth).max_guesses for depth in (1, 2, 5, 8)] == [1, 2, 2, 2]
     assert shape_of(Chain(3), 2) == Chain(2)
     assert shape_of(parse_shape("static/branching=2x1", 3), 1).depth == 2  # rows are cut by their own limits
     running = engine(discount=2.0, shape="opt_tree/size=6")

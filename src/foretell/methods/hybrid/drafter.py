@@ -186,7 +186,8 @@ def shape_of(shape: Shape, depth: int) -> Shape:
     if depth >= shape.depth:
         return shape
     if isinstance(shape, Sized):
-        return replace(shape, depth=depth, size=max(depth, round(shape.size * depth / shape.depth)))
+        size = max(depth, round(shape.size * depth / shape.depth))
+        return replace(shape, depth=depth, size=min(shape.size, size))  # never more than there is room for
     return replace(shape, depth=depth) if shape.is_chain else shape
 
 
