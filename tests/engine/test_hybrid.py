@@ -426,6 +426,40 @@ def test_passes_are_timed_and_small_targets_are_not() -> None:
     assert tree_size(target) == 2
 
 
+def test_one_loaded_method_grows_what_each_verifier_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of a service choose their verifiers, and share what was loaded for the first: trees where children are drawn
+    COUPLED, chains elsewhere, since some verifiers are defined on nothing else."""
+
+    class Second:
+        capabilities = Eagle3.capabilities
+
+        def __init__(self, *given: Any, **options: Any) -> None: ...
+
+        def load(self, loader: Any) -> Any:
+            return DraftModel(table(blur=0.3))
+
+    loaded = speculative_config({"method": "hybrid"})
+    with monkeypatch.context() as patch:
+        patch.setattr(hybrid_config, "load_reference", lambda name: Second)
+        method = loaded.load(Loader(TARGET, lambda *given, **options: TARGET))
+    assert isinstance(method, Hybrid)
+    for one in (method, method.fresh(), method.isolated(), method.measured()):
+        for keys in ({}, {"verify": "block"}, {"verify": "rejection"}, {"draws": "fixed"}):
+            config: Any = speculative_config({"method": "hybrid", **keys})
+            assert config.weights == loaded.weights
+            assert config.second_proposal.is_chain == bool(keys)
+            running = Engine(TARGET, ToyTokenizer(), speculative=config, method=one, drafter_errors="raise")
+            parents: list[list[int]] = []
+            running.observers.append(lambda event, parents=parents: parents.extend(event.commit.tree.parent.tolist()))
+            running.generate_batch(mixed_requests(), batch_size=3)
+            shared = [len(found) != len(set(found)) for found in ([a for a in row if a >= 0] for row in parents)]
+            assert any(shared) == (not keys)
+    for verify in ("block", "gumbel_list"):
+        config = speculative_config({"method": "hybrid", "verify": verify, "draws": "coupled"})
+        assert config.second_proposal == Chain(3), "nobody asked for a tree"
+        assert config.weights != loaded.weights, "COUPLED, and no trees"
+
+
 def test_what_nobody_chose_is_a_chain_where_the_target_reads_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     class Second:
         capabilities = Eagle3.capabilities
