@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
@@ -93,6 +94,12 @@ def test_which_shape_the_second_method_grows() -> None:
         shape(verify="block", second_shape="opt_tree")
     with pytest.raises(ConfigError, match="shape"):
         shape(second_shape="oak")
+    with pytest.raises(ConfigError, match="acceptance head"):
+        shape(second_shape="specdec")
+    for draws in ("auto", "coupled"):
+        with pytest.raises(ConfigError, match="treats all children of a node together"):
+            shape(verify="gumbel_list", second_shape="static/branching=2x1", draws=draws)
+    assert shape(verify="gumbel_list", second_shape="static/branching=2x1", draws="fixed") == "static"
 
 
 def test_greedy_text_under_rejection() -> None:
@@ -426,6 +433,14 @@ def test_passes_are_timed_and_small_targets_are_not() -> None:
     assert tree_size(target) == 2
 
 
+def _note_parents(parents: list[list[int]], event: Any) -> None:
+    parents += event.commit.tree.parent.tolist()
+
+
+def _note_kept(kept: list[int], event: Any) -> None:
+    kept += [node for path in event.commit.path for node in path]
+
+
 def test_one_loaded_method_grows_what_each_verifier_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests of a service choose their verifiers, and share what was loaded for the first: trees where children are drawn
     COUPLED, chains elsewhere, since some verifiers are defined on nothing else."""
@@ -450,7 +465,7 @@ def test_one_loaded_method_grows_what_each_verifier_can_have(monkeypatch: pytest
             assert config.second_proposal.is_chain == bool(keys)
             running = Engine(TARGET, ToyTokenizer(), speculative=config, method=one, drafter_errors="raise")
             parents: list[list[int]] = []
-            running.observers.append(lambda event, parents=parents: parents.extend(event.commit.tree.parent.tolist()))
+            running.observers.append(partial(_note_parents, parents))
             running.generate_batch(mixed_requests(), batch_size=3)
             shared = [len(found) != len(set(found)) for found in ([a for a in row if a >= 0] for row in parents)]
             assert any(shared) == (not keys)
@@ -485,6 +500,20 @@ def test_what_nobody_chose_is_a_chain_where_the_target_reads_no_trees(monkeypatc
         check_branching(config, DraftModel(table()), Target.spec)
 
 
+def test_a_recurrent_draft_behind_suffix_grows_no_trees() -> None:
+    """What the second method cannot do and what it holds is asked of both in one, too."""
+
+    class Recurrent(DraftModel):
+        chains_only = "its draft model is recurrent"
+        bytes_per_row = 12
+
+    method = Hybrid(Suffix(), Recurrent(table()), shape=parse_shape("opt_tree/size=6", 3), discount=0.9)
+    config = speculative_config({**KEYS, "second_shape": "opt_tree/size=6"})
+    with pytest.raises(ConfigError, match=r"opt_tree/size=6.*its draft model is recurrent"):
+        check_branching(config, method, TARGET.spec)
+    assert method.bytes_per_row == 12
+
+
 def test_what_is_kept_of_a_graft_is_read_by_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that knows nothing, and greedy text that repeats: kept nodes are a suffix's, which the draft did not grow and
     has yet to read."""
@@ -496,9 +525,7 @@ def test_what_is_kept_of_a_graft_is_read_by_the_draft(monkeypatch: pytest.Monkey
     for draft in (table(seed=77), table(blur=0.3)):
         running = engine(draft=draft, discount=2.0, shape="opt_tree/size=3")
         kept: list[int] = []
-        running.observers.append(
-            lambda event, kept=kept: kept.extend(node for path in event.commit.path for node in path)
-        )
+        running.observers.append(partial(_note_kept, kept))
         expected = [outcome(one) for one in plain(TARGET, requests)]
         for batch_size in (1, 4):
             assert [outcome(one) for one in running.generate_batch(requests, batch_size=batch_size)] == expected

@@ -19,6 +19,9 @@ from foretell.methods.hybrid.size import TOKENS, tree_size
 SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
 """Methods that can stand behind suffix: their drafters join, and run no layer of the target themselves."""
 
+GRAFTED = frozenset({DrawMode.COUPLED, DrawMode.LIST})
+"""Draws without a distribution that a verifier reads: tokens of a suffix are put beside such children."""
+
 
 @dataclass(frozen=True)
 class HybridConfig(MethodConfig):
@@ -49,7 +52,17 @@ class HybridConfig(MethodConfig):
             raise ConfigError(
                 f"{', '.join(self._drafts)} is an option of second = 'draft_model', and second is {self.second!r}: drop it"
             )
-        reason = self._refusal(self.second_proposal)
+        shape, draws = self.second_proposal, self.proposal_draws
+        reason = self._refusal(shape)
+        if reason is None and shape.asks_acceptance:
+            reason = (
+                f"second_shape {self.second_shape!r} needs an acceptance head, and hybrid loads none: give 'adaptive'"
+            )
+        if reason is None and not shape.is_chain and draws in GRAFTED & self.verifier.counts_children:
+            reason = (
+                f"verifier {self.verifier.name!r} treats all children of a node together, and where a suffix's stand there "
+                "how many there are depends on their tokens: give second_shape 'chain', or draws 'fixed'"
+            )
         if reason is not None:
             raise ConfigError(reason)
         if not 0 <= self.discount <= 2:

@@ -266,6 +266,16 @@ class Hybrid(Method):
         return self.second.bytes_per_token
 
     @property
+    def bytes_per_row(self) -> int:
+        """The second method's."""
+        return self.second.bytes_per_row
+
+    @property
+    def chains_only(self) -> str:
+        """The second method's reason."""
+        return self.second.chains_only
+
+    @property
     def learned_bytes(self) -> int:
         """Suffix's."""
         return self.suffix.learned_bytes
