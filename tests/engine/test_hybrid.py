@@ -3,6 +3,8 @@
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,8 +25,9 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.hybrid import config as hybrid_config
+from foretell.methods.hybrid import size
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, PRIOR, Hybrid, Mean, Worth, _by_row, shape_of
-from foretell.methods.hybrid.size import best_size, pass_seconds, tree_size
+from foretell.methods.hybrid.size import LEAST_BYTES, best_size, pass_seconds, tree_size
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.planner.layered import LayeredPlanner
@@ -70,6 +73,15 @@ def test_room_is_kept_for_the_trees_of_the_second_method() -> None:
     assert max(seen) > 3
 
 
+def test_a_tree_of_few_deep_guesses_keeps_to_its_room() -> None:
+    """Asked for less depth than its own, a tree of fewer guesses than that has no more of them."""
+    running = engine(discount=2.0, shape="opt_tree/size=2/depth=40/threshold=0", num_speculative_tokens=12)
+    seen: list[int] = []
+    running.observers.append(lambda event: seen.append(event.commit.tree.num_nodes))
+    running.generate_batch(mixed_requests(), batch_size=3)
+    assert max(seen) <= running.speculative.max_nodes
+
+
 def test_which_shape_the_second_method_grows() -> None:
     def shape(**keys: Any) -> str:
         config: Any = speculative_config({"method": "hybrid", **keys})
@@ -84,6 +96,12 @@ def test_which_shape_the_second_method_grows() -> None:
         shape(verify="block", second_shape="opt_tree")
     with pytest.raises(ConfigError, match="shape"):
         shape(second_shape="oak")
+    with pytest.raises(ConfigError, match="acceptance head"):
+        shape(second_shape="specdec")
+    for draws in ("auto", "coupled"):
+        with pytest.raises(ConfigError, match="treats all children of a node together"):
+            shape(verify="gumbel_list", second_shape="static/branching=2x1", draws=draws)
+    assert shape(verify="gumbel_list", second_shape="static/branching=2x1", draws="fixed") == "static"
 
 
 def test_greedy_text_under_rejection() -> None:
@@ -389,6 +407,7 @@ def test_who_asks_for_less_depth_gets_fewer_nodes() -> None:
     assert [shape_of(tree, depth).max_guesses for depth in (1, 2, 3, 9)] == [2, 4, 6, 6]
     assert [shape_of(tree, depth).depth for depth in (1, 2, 3, 9)] == [1, 2, 3, 3]
     assert shape_of(parse_shape("opt_tree/size=3", 3), 2).max_guesses == 2
+    assert [shape_of(parse_shape("opt_tree/size=2", 8), depth).max_guesses for depth in (1, 2, 5, 8)] == [1, 2, 2, 2]
     assert shape_of(Chain(3), 2) == Chain(2)
     assert shape_of(parse_shape("static/branching=2x1", 3), 1).depth == 2  # rows are cut by their own limits
     running = engine(discount=2.0, shape="opt_tree/size=6")
@@ -416,6 +435,62 @@ def test_passes_are_timed_and_small_targets_are_not() -> None:
     assert tree_size(target) == 2
 
 
+@pytest.mark.parametrize("leaders", [LEAST_BYTES - 1, LEAST_BYTES])
+def test_processes_of_one_model_time_the_same_passes(leaders: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of uneven parts one may be large enough to be timed and another not: the leader's counts."""
+    timed: list[Any] = []
+    monkeypatch.setattr(size, "pass_seconds", lambda model: timed.append(model) or dict.fromkeys((1, 4, 5, 6, 8), 1.0))
+    other = LEAST_BYTES if leaders < LEAST_BYTES else LEAST_BYTES - 1
+    asked = iter([leaders, 3])
+    part: Any = SimpleNamespace(
+        spec=replace(TARGET.spec, weight_bytes=other, max_positions=200), share=lambda value: next(asked)
+    )
+    assert tree_size(part) == (2 if leaders < LEAST_BYTES else 3)
+    assert len(timed) == (leaders >= LEAST_BYTES)
+
+
+def _note_parents(parents: list[list[int]], event: Any) -> None:
+    parents += event.commit.tree.parent.tolist()
+
+
+def _note_kept(kept: list[int], event: Any) -> None:
+    kept += [node for path in event.commit.path for node in path]
+
+
+def test_one_loaded_method_grows_what_each_verifier_can_have(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Requests of a service choose their verifiers, and share what was loaded for the first: trees where children are drawn
+    COUPLED, chains elsewhere, since some verifiers are defined on nothing else."""
+
+    class Second:
+        capabilities = Eagle3.capabilities
+
+        def __init__(self, *given: Any, **options: Any) -> None: ...
+
+        def load(self, loader: Any) -> Any:
+            return DraftModel(table(blur=0.3))
+
+    loaded = speculative_config({"method": "hybrid"})
+    with monkeypatch.context() as patch:
+        patch.setattr(hybrid_config, "load_reference", lambda name: Second)
+        method = loaded.load(Loader(TARGET, lambda *given, **options: TARGET))
+    assert isinstance(method, Hybrid)
+    for one in (method, method.fresh(), method.isolated(), method.measured()):
+        for keys in ({}, {"verify": "block"}, {"verify": "rejection"}, {"draws": "fixed"}):
+            config: Any = speculative_config({"method": "hybrid", **keys})
+            assert config.weights == loaded.weights
+            assert config.second_proposal.is_chain == bool(keys)
+            running = Engine(TARGET, ToyTokenizer(), speculative=config, method=one, drafter_errors="raise")
+            parents: list[list[int]] = []
+            running.observers.append(partial(_note_parents, parents))
+            running.generate_batch(mixed_requests(), batch_size=3)
+            shared = [len(found) != len(set(found)) for found in ([a for a in row if a >= 0] for row in parents)]
+            assert any(shared) == (not keys)
+    for verify in ("block", "gumbel_list"):
+        config = speculative_config({"method": "hybrid", "verify": verify, "draws": "coupled"})
+        assert config.second_proposal == Chain(3), "nobody asked for a tree"
+        assert config.weights != loaded.weights, "COUPLED, and no trees"
+
+
 def test_what_nobody_chose_is_a_chain_where_the_target_reads_no_trees(monkeypatch: pytest.MonkeyPatch) -> None:
     class Second:
         capabilities = Eagle3.capabilities
@@ -441,6 +516,20 @@ def test_what_nobody_chose_is_a_chain_where_the_target_reads_no_trees(monkeypatc
         check_branching(config, DraftModel(table()), Target.spec)
 
 
+def test_a_recurrent_draft_behind_suffix_grows_no_trees() -> None:
+    """What the second method cannot do and what it holds is asked of both in one, too."""
+
+    class Recurrent(DraftModel):
+        chains_only = "its draft model is recurrent"
+        bytes_per_row = 12
+
+    method = Hybrid(Suffix(), Recurrent(table()), shape=parse_shape("opt_tree/size=6", 3), discount=0.9)
+    config = speculative_config({**KEYS, "second_shape": "opt_tree/size=6"})
+    with pytest.raises(ConfigError, match=r"opt_tree/size=6.*its draft model is recurrent"):
+        check_branching(config, method, TARGET.spec)
+    assert method.bytes_per_row == 12
+
+
 def test_what_is_kept_of_a_graft_is_read_by_the_draft(monkeypatch: pytest.MonkeyPatch) -> None:
     """A draft that knows nothing, and greedy text that repeats: kept nodes are a suffix's, which the draft did not grow and
     has yet to read."""
@@ -452,9 +541,7 @@ def test_what_is_kept_of_a_graft_is_read_by_the_draft(monkeypatch: pytest.Monkey
     for draft in (table(seed=77), table(blur=0.3)):
         running = engine(draft=draft, discount=2.0, shape="opt_tree/size=3")
         kept: list[int] = []
-        running.observers.append(
-            lambda event, kept=kept: kept.extend(node for path in event.commit.path for node in path)
-        )
+        running.observers.append(partial(_note_kept, kept))
         expected = [outcome(one) for one in plain(TARGET, requests)]
         for batch_size in (1, 4):
             assert [outcome(one) for one in running.generate_batch(requests, batch_size=batch_size)] == expected

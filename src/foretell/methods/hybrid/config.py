@@ -10,7 +10,7 @@ from foretell.core.registry import load_reference
 from foretell.core.tree import DrawMode
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
-from foretell.draft.legality import check_combination, parse_draws
+from foretell.draft.legality import parse_draws, refusal
 from foretell.draft.shapes import Chain, Shape, Sized, parse_shape
 from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, Hybrid
@@ -18,6 +18,9 @@ from foretell.methods.hybrid.size import TOKENS, tree_size
 
 SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
 """Methods that can stand behind suffix: their drafters join, and run no layer of the target themselves."""
+
+GRAFTED = frozenset({DrawMode.COUPLED, DrawMode.LIST})
+"""Draws without a distribution that a verifier reads: tokens of a suffix are put beside such children."""
 
 
 @dataclass(frozen=True)
@@ -49,17 +52,46 @@ class HybridConfig(MethodConfig):
             raise ConfigError(
                 f"{', '.join(self._drafts)} is an option of second = 'draft_model', and second is {self.second!r}: drop it"
             )
-        kind: Any = load_reference(builtin.CONFIGS[self.second])
-        check_combination(self.second, kind.capabilities, self.verifier, self.second_proposal, parse_draws(self.draws))
+        shape, draws = self.second_proposal, self.proposal_draws
+        reason = self._refusal(shape)
+        if reason is None and shape.asks_acceptance:
+            reason = (
+                f"second_shape {self.second_shape!r} needs an acceptance head, and hybrid loads none: give 'adaptive'"
+            )
+        if reason is None and not shape.is_chain and draws in GRAFTED & self.verifier.counts_children:
+            reason = (
+                f"verifier {self.verifier.name!r} treats all children of a node together, and where a suffix's stand there "
+                "how many there are depends on their tokens: give second_shape 'chain', or draws 'fixed'"
+            )
+        if reason is not None:
+            raise ConfigError(reason)
         if not 0 <= self.discount <= 2:
             raise ConfigError(f"discount = {self.discount} must be between 0 (suffix wherever it has a guess) and 2")
 
     @cached_property
     def second_proposal(self) -> Shape:
         """The shape that ``second_shape`` names, its depth resolved; where it names none, the largest that is grown."""
-        tree = self.second.startswith("eagle") and self.proposal_draws == DrawMode.COUPLED
-        unnamed = f"opt_tree/size={max(TOKENS)}" if tree else "chain"
-        return parse_shape(self.second_shape or unnamed, self.second_tokens)
+        if self.second_shape is not None:
+            return parse_shape(self.second_shape, self.second_tokens)
+        tree = parse_shape(f"opt_tree/size={max(TOKENS)}", self.second_tokens)
+        return tree if self._draws_trees and self._refusal(tree) is None else Chain(self.second_tokens)
+
+    @property
+    def weights(self) -> tuple[Any, ...]:
+        """See ``MethodConfig``. A loaded method knows how it shall draw, not for which verifier: one that would grow trees
+        that the verifier cannot have is another."""
+        chain = self.second_shape is None and self._draws_trees and self.second_proposal.is_chain
+        return *super().weights, chain
+
+    @property
+    def _draws_trees(self) -> bool:
+        """Whether what nobody named may be a tree: ranked by how it was drawn, it is worth more than a chain if COUPLED."""
+        return self.second.startswith("eagle") and self.proposal_draws == DrawMode.COUPLED
+
+    def _refusal(self, shape: Shape) -> str | None:
+        """Why the second method cannot grow this shape here."""
+        kind: Any = load_reference(builtin.CONFIGS[self.second])
+        return refusal(self.second, kind.capabilities, self.verifier, shape, parse_draws(self.draws))
 
     @property
     def branches(self) -> str | None:
@@ -97,4 +129,4 @@ class HybridConfig(MethodConfig):
         if self.second_shape is None and isinstance(shape, Sized):
             chains_only = loader.target.spec.chains_only
             shape = Chain(self.second_tokens) if chains_only else replace(shape, size=tree_size(loader.target))
-        return Hybrid(Suffix(), second, shape=shape, discount=self.discount)
+        return Hybrid(Suffix(), second, shape=shape, discount=self.discount, coupled=self.second_shape is None)

@@ -20,7 +20,7 @@ from foretell.core.params import heat_of
 from foretell.core.tree import DrawMode, TokenTree, pad_tree, root_tree
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, LightStep, Method, PromptChunk
 from foretell.draft.host import Node, tree_of
-from foretell.draft.shapes import Shape, Sized
+from foretell.draft.shapes import Chain, Shape, Sized
 from foretell.draft.suffix import Suffix, SuffixDrafter
 from foretell.methods.hybrid.graft import graft
 from foretell.model.target import Target
@@ -76,9 +76,14 @@ class HybridDrafter(Drafter):
 
     can_join = True
 
-    def __init__(self, suffix: SuffixDrafter, second: Drafter, worths: Sequence[Worth], shape: Shape) -> None:
-        """worths: of each row, one for all where they share it. shape: what the second method grows."""
+    def __init__(
+        self, suffix: SuffixDrafter, second: Drafter, worths: Sequence[Worth], shape: Shape, coupled: bool = False
+    ) -> None:
+        """worths: of each row, one for all where they share it. shape: what the second method grows. coupled: only where
+        it draws COUPLED, and else a chain."""
         self.suffix, self.second, self.worths, self.shape = suffix, second, list(worths), shape
+        self.coupled = coupled
+        self._grafts = False  # whether the second method's trees of this step may hold tokens of suffixes
         self._scores: list[float] | None = None  # of the suffix proposals of this step, 0 where the second one guessed
         # Of each row how deep suffix might guess, its guess, and the score of that.
         self._found: list[tuple[int, list[int], float]] | None = None
@@ -115,8 +120,10 @@ class HybridDrafter(Drafter):
             return tree_of(context, nodes)
         reduced = copy.copy(context)
         reduced.depth_limit = limits
-        other = self.second.propose(reduced, shape_of(self.shape, max(limits)), draws, noise)
-        if not self.shape.is_chain and other.q is None:
+        shape = Chain(self.shape.depth) if self.coupled and draws != DrawMode.COUPLED else self.shape
+        self._grafts = not shape.is_chain
+        other = self.second.propose(reduced, shape_of(shape, max(limits)), draws, noise)
+        if self._grafts and other.q is None:
             grafts = [
                 guess[: worth.num_grafted(score)] if limit > 0 else []
                 for worth, limit, (_, guess, score) in zip(self.worths, limits, self._found, strict=True)
@@ -145,9 +152,7 @@ class HybridDrafter(Drafter):
         for worth, score, (_, _, known), light, path, guessed in each:
             if guessed:
                 (worth.of(score) if score else worth.second).add(len(path) - 1.0)
-            if (
-                guessed and not score and known > 0.0 and not self.shape.is_chain
-            ):  # at least so much of suffix's was right
+            if guessed and not score and known > 0.0 and self._grafts:  # at least so much of suffix's was right
                 worth.of(known).add(float(light.accepted))
 
     @property
@@ -186,7 +191,8 @@ def shape_of(shape: Shape, depth: int) -> Shape:
     if depth >= shape.depth:
         return shape
     if isinstance(shape, Sized):
-        return replace(shape, depth=depth, size=max(depth, round(shape.size * depth / shape.depth)))
+        size = max(depth, round(shape.size * depth / shape.depth))
+        return replace(shape, depth=depth, size=min(shape.size, size))  # never more than there is room for
     return replace(shape, depth=depth) if shape.is_chain else shape
 
 
@@ -218,11 +224,21 @@ class Hybrid(Method):
         learns=True,
     )
 
-    def __init__(self, suffix: Suffix, second: Method, *, shape: Shape, discount: float, by_row: bool = False) -> None:
+    def __init__(
+        self,
+        suffix: Suffix,
+        second: Method,
+        *,
+        shape: Shape,
+        discount: float,
+        coupled: bool = False,
+        by_row: bool = False,
+    ) -> None:
         """second: a method whose drafters can be joined, and that runs no layers of the target itself. shape: what it
-        grows. by_row: what proposals are worth is learned by each row alone."""
+        grows; coupled: only where it draws COUPLED, and else a chain, since one loaded method serves all verifiers. by_row:
+        what proposals are worth is learned by each row alone."""
         self.suffix, self.second, self.shape, self.by_row = suffix, second, shape, by_row
-        self.discount = discount
+        self.discount, self.coupled = discount, coupled
         self._worths: dict[int, Worth] = {}
 
     def worth_at(self, temperature: float) -> Worth:
@@ -250,6 +266,16 @@ class Hybrid(Method):
         return self.second.bytes_per_token
 
     @property
+    def bytes_per_row(self) -> int:
+        """The second method's."""
+        return self.second.bytes_per_row
+
+    @property
+    def chains_only(self) -> str:
+        """The second method's reason."""
+        return self.second.chains_only
+
+    @property
     def learned_bytes(self) -> int:
         """Suffix's."""
         return self.suffix.learned_bytes
@@ -261,11 +287,11 @@ class Hybrid(Method):
 
     def fresh(self) -> "Hybrid":
         """With an empty store."""
-        return Hybrid(self.suffix.fresh(), self.second, shape=self.shape, discount=self.discount)
+        return self._like(self.suffix.fresh())
 
     def measured(self) -> "Hybrid":
         """Where the second method always guesses: steps of suffix's say nothing of the other's cost."""
-        return Hybrid(self.suffix.fresh(), self.second, shape=self.shape, discount=math.inf)
+        return self._like(self.suffix.fresh(), discount=math.inf)
 
     def isolated(self) -> "Hybrid":
         """One object for all rows that share nothing: each learns from its own text alone, and what its own proposals are
@@ -274,7 +300,12 @@ class Hybrid(Method):
 
     @cached_property
     def _isolated(self) -> "Hybrid":
-        return Hybrid(self.suffix.isolated(), self.second, shape=self.shape, discount=self.discount, by_row=True)
+        return self._like(self.suffix.isolated(), by_row=True)
+
+    def _like(self, suffix: Suffix, *, discount: float | None = None, by_row: bool = False) -> "Hybrid":
+        """With the same second method and its shape."""
+        discount = self.discount if discount is None else discount
+        return Hybrid(suffix, self.second, shape=self.shape, discount=discount, coupled=self.coupled, by_row=by_row)
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Both drafters."""
@@ -284,4 +315,4 @@ class Hybrid(Method):
             Worth(self.discount) if self.by_row else self.worth_at(params.temperature)
             for params in context.processors.params
         ]
-        return HybridDrafter(suffix, self.second.open(context, capacity, target), worths, self.shape)
+        return HybridDrafter(suffix, self.second.open(context, capacity, target), worths, self.shape, self.coupled)
