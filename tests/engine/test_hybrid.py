@@ -26,7 +26,7 @@ from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.hybrid import config as hybrid_config
 from foretell.methods.hybrid import size
-from foretell.methods.hybrid.drafter import MOST_GRAFTED, PRIOR, Hybrid, Mean, Worth, _by_row, shape_of
+from foretell.methods.hybrid.drafter import MOST_GRAFTED, PRIOR, SHARED_SIZE, Hybrid, Mean, Worth, _by_row, shape_of
 from foretell.methods.hybrid.size import LEAST_BYTES, best_size, pass_seconds, tree_size
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
@@ -402,21 +402,41 @@ def test_auto_plans_both_parts_and_keeps_the_text() -> None:
     assert planning._planner.parts == {"hybrid": "suffix"}
 
 
-def test_who_asks_for_less_depth_gets_fewer_nodes() -> None:
+def test_trees_are_small_where_several_rows_guess() -> None:
     tree = parse_shape("opt_tree/size=6", 3)
-    assert [shape_of(tree, depth).max_guesses for depth in (1, 2, 3, 9)] == [2, 4, 6, 6]
-    assert [shape_of(tree, depth).depth for depth in (1, 2, 3, 9)] == [1, 2, 3, 3]
-    assert shape_of(parse_shape("opt_tree/size=3", 3), 2).max_guesses == 2
-    assert [shape_of(parse_shape("opt_tree/size=2", 8), depth).max_guesses for depth in (1, 2, 5, 8)] == [1, 2, 2, 2]
-    assert shape_of(Chain(3), 2) == Chain(2)
-    assert shape_of(parse_shape("static/branching=2x1", 3), 1).depth == 2  # rows are cut by their own limits
-    running = engine(discount=2.0, shape="opt_tree/size=6")
-    sizes: list[int] = []
-    running.observers.append(lambda event: sizes.append(int(event.commit.tree.valid.sum()) - 1))
-    for depth, most in ((1, 2), (2, 4)):
-        sizes.clear()
-        running.generate_batch([Request([3, 4, 5], SamplingParams(max_new_tokens=depth + 1, ignore_eos=True))])
-        assert depth <= sizes[0] <= most + MOST_GRAFTED
+    assert [shape_of(tree, depth, 1).max_guesses for depth in (1, 2, 3, 9)] == [6, 6, 6, 6]
+    assert [shape_of(tree, depth, 1).depth for depth in (1, 2, 3, 9)] == [1, 2, 3, 3]
+    assert [shape_of(tree, depth, 2).max_guesses for depth in (1, 2, 3, 9)] == [1, 2, 2, 2]
+    assert shape_of(parse_shape("opt_tree/size=1", 3), 2, 5).max_guesses == 1
+    assert shape_of(Chain(3), 2, 4) == Chain(2)
+    assert shape_of(parse_shape("static/branching=2x1", 3), 1, 1).depth == 2  # rows are cut by their own limits
+    sizes: dict[int, int] = {}
+    prompts = [Request([3, 4, k], SamplingParams(max_new_tokens=9, ignore_eos=True)) for k in range(4)]
+    for chosen in (True, False):
+        running = engine(discount=2.0, shape="opt_tree/size=6")
+        running.method.coupled = not chosen  # type: ignore[attr-defined]
+        for count in (1, 4):
+            sizes.clear()
+            running.observers[:] = [
+                lambda event: sizes.update({len(sizes): int(event.commit.tree.valid.sum(1).max()) - 1})
+            ]
+            running.generate_batch(prompts[:count], batch_size=4)
+            small = count > 1 and not chosen
+            assert sizes[0] <= SHARED_SIZE + MOST_GRAFTED if small else sizes[0] >= 6
+
+
+def test_position_one_is_kept_as_often_at_any_depth() -> None:
+    """What ``auto`` assumes: trees that shrank with the depth that was asked for held it at one guess, kept least often."""
+    rates = []
+    for depth in (1, 3):
+        running = engine(discount=2.0, shape="opt_tree/size=6", num_speculative_tokens=depth)
+        kept: list[bool] = []
+        running.observers.append(lambda event, kept=kept: kept.append(len(event.commit.path[0]) > 1))
+        for seed in range(12):
+            params = SamplingParams(max_new_tokens=40, ignore_eos=True, seed=seed)
+            running.generate_batch([Request([3, 4, 5, seed], params)])
+        rates.append(sum(kept) / len(kept))
+    assert abs(rates[0] - rates[1]) < 0.12
 
 
 def test_the_size_of_a_tree_follows_what_wide_passes_cost() -> None:
@@ -439,7 +459,7 @@ def test_passes_are_timed_and_small_targets_are_not() -> None:
 def test_processes_of_one_model_time_the_same_passes(leaders: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of uneven parts one may be large enough to be timed and another not: the leader's counts."""
     timed: list[Any] = []
-    monkeypatch.setattr(size, "pass_seconds", lambda model: timed.append(model) or dict.fromkeys((1, 4, 5, 6, 8), 1.0))
+    monkeypatch.setattr(size, "pass_seconds", lambda *given: timed.append(given) or dict.fromkeys((1, 4, 5, 6, 8), 1.0))
     other = LEAST_BYTES if leaders < LEAST_BYTES else LEAST_BYTES - 1
     asked = iter([leaders, 3])
     part: Any = SimpleNamespace(

@@ -30,6 +30,8 @@ BINS, BIN = 16, 0.5
 likely and one that is not both score below 1, and only the first is worth more than a second method's."""
 PRIOR = 6.0
 """Proposals that the first estimates count as."""
+SHARED_SIZE = 2
+"""Guesses of a row's tree at most where several rows guess, if nobody chose its shape."""
 MOST_GRAFTED = 4
 """Tokens of a suffix that are put into a tree of the second method at most."""
 MEMORY = 256.0
@@ -122,7 +124,8 @@ class HybridDrafter(Drafter):
         reduced.depth_limit = limits
         shape = Chain(self.shape.depth) if self.coupled and draws != DrawMode.COUPLED else self.shape
         self._grafts = not shape.is_chain
-        other = self.second.propose(reduced, shape_of(shape, max(limits)), draws, noise)
+        num_guessing = sum(limit > 0 for limit in limits) if self.coupled else 1
+        other = self.second.propose(reduced, shape_of(shape, max(limits), num_guessing), draws, noise)
         if self._grafts and other.q is None:
             grafts = [
                 guess[: worth.num_grafted(score)] if limit > 0 else []
@@ -185,15 +188,14 @@ class HybridDrafter(Drafter):
 
 
 @lru_cache(maxsize=256)
-def shape_of(shape: Shape, depth: int) -> Shape:
-    """The shape at most so deep. A tree of a size has as much less of it: who asks for fewer guesses in a line, as a
-    planner does of a large batch, does not want all nodes in the first."""
-    if depth >= shape.depth:
-        return shape
+def shape_of(shape: Shape, depth: int, num_rows: int) -> Shape:
+    """The shape at most so deep, for so many rows that guess. The nodes that a pass reads for little more than one are
+    those of all rows together: trees of a size are small where there are several. Not so where they are less deep: who
+    plans by depth takes it that first guesses are kept as often whatever the depth."""
     if isinstance(shape, Sized):
-        size = max(depth, round(shape.size * depth / shape.depth))
-        return replace(shape, depth=depth, size=min(shape.size, size))  # never more than there is room for
-    return replace(shape, depth=depth) if shape.is_chain else shape
+        size = shape.size if num_rows == 1 else min(shape.size, SHARED_SIZE, depth)
+        return replace(shape, depth=min(shape.depth, depth), size=size)
+    return replace(shape, depth=min(shape.depth, depth)) if shape.is_chain else shape
 
 
 def _by_row(one: TokenTree, other: TokenTree, is_one: Tensor) -> TokenTree:

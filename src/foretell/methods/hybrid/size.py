@@ -7,6 +7,7 @@ import torch
 
 from foretell.core.tree import chain_parent, layout
 from foretell.model.target import CausalModel
+from foretell.planner.costs import isotonic
 
 TOKENS = {2: 1.0, 3: 1.05, 4: 1.08, 6: 1.125}
 """Tokens a step with opt_tree of so many guesses, three deep, in those of the smallest: SmolLM2-135M with its EAGLE-3 head
@@ -15,11 +16,13 @@ BESIDE = 0.2
 """What stands beside the target's pass in a step with guesses, in plain passes: the head, verification, bookkeeping."""
 LEAST_BYTES = 64 << 20
 """Of weights: a smaller target stays in the caches, where every node costs what it computes."""
-CONTEXT, ROUNDS = 64, 4
+FEW_BYTES = 512 << 20
+"""Of weights: a smaller target is timed in more rounds, which take no longer."""
+CONTEXT, ROUNDS, MORE_ROUNDS = 64, 4, 12
 
 
 def tree_size(model: CausalModel) -> int:
-    """Guesses of a tree that pay best where wide passes cost what they cost here: measured once, in some 20 passes.
+    """Guesses of a tree that pay best where wide passes cost what they cost here: measured once, in 20 to 60 passes.
 
     It changes no text. On an accelerator, where a pass reads weights for as long as several nodes compute, the largest.
     """
@@ -27,27 +30,28 @@ def tree_size(model: CausalModel) -> int:
     if spec.device.type != "cpu":
         return max(TOKENS)
     # Of a model that several processes share each holds another part, and all must make the same passes.
-    if model.share(spec.weight_bytes) < LEAST_BYTES or spec.max_positions < CONTEXT + 16:
+    weight_bytes = model.share(spec.weight_bytes)
+    if weight_bytes < LEAST_BYTES or spec.max_positions < CONTEXT + 16:
         return min(TOKENS)
-    return model.share(best_size(pass_seconds(model)))
+    return model.share(best_size(pass_seconds(model, MORE_ROUNDS if weight_bytes < FEW_BYTES else ROUNDS)))
 
 
 def best_size(seconds: Mapping[int, float]) -> int:
     """seconds: of passes by their nodes, 1 and those of each size with the root and one token of a suffix."""
-    plain = seconds[1]
-    return max(TOKENS, key=lambda size: TOKENS[size] / (seconds[size + 2] / plain + BESIDE))
+    smooth = dict(zip(seconds, isotonic(list(seconds.values())), strict=True))  # a wider pass is never cheaper
+    return max(TOKENS, key=lambda size: TOKENS[size] / (smooth[size + 2] / smooth[1] + BESIDE))
 
 
 @torch.inference_mode()
-def pass_seconds(model: CausalModel) -> dict[int, float]:
-    """Least seconds of passes over 1 node and over those that ``best_size`` asks for, in interleaved rounds."""
+def pass_seconds(model: CausalModel, rounds: int = ROUNDS) -> dict[int, float]:
+    """Least seconds of passes over 1 node and over those that ``best_size`` asks for, in interleaved rounds; ascending."""
     widths = (1, *(size + 2 for size in TOKENS))
     cache, length = model.new_cache(1, CONTEXT + 16), torch.tensor([CONTEXT])
     tokens = torch.arange(CONTEXT)[None] % model.spec.vocab_size
     model.forward(tokens, layout(chain_parent(CONTEXT, length.device)[None], torch.tensor([0]), CONTEXT + 16), cache)
     plans = {width: layout(chain_parent(width, length.device)[None], length, CONTEXT + 16) for width in widths}
     least = dict.fromkeys(widths, float("inf"))
-    for _ in range(ROUNDS):
+    for _ in range(rounds):
         for width, plan in plans.items():
             begun = perf_counter()
             model.forward(tokens[:, :width], plan, cache)
