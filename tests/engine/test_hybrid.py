@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -24,8 +25,9 @@ from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.methods.eagle.drafter import Eagle3
 from foretell.methods.hybrid import config as hybrid_config
+from foretell.methods.hybrid import size
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, PRIOR, Hybrid, Mean, Worth, _by_row, shape_of
-from foretell.methods.hybrid.size import best_size, pass_seconds, tree_size
+from foretell.methods.hybrid.size import LEAST_BYTES, best_size, pass_seconds, tree_size
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
 from foretell.planner.layered import LayeredPlanner
@@ -431,6 +433,25 @@ def test_passes_are_timed_and_small_targets_are_not() -> None:
     assert set(seconds) == {1, 4, 5, 6, 8}
     assert all(0 < each < 10 for each in seconds.values())
     assert tree_size(target) == 2
+
+
+@pytest.mark.parametrize("leaders", [LEAST_BYTES - 1, LEAST_BYTES])
+def test_processes_of_one_model_time_the_same_passes(leaders: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of uneven parts one may be large enough to be timed and another not: the leader's counts."""
+    timed: list[Any] = []
+
+    def pass_seconds(model: Any) -> dict[int, float]:
+        timed.append(model)
+        return dict.fromkeys((1, 4, 5, 6, 8), 1.0)
+
+    monkeypatch.setattr(size, "pass_seconds", pass_seconds)
+    other = LEAST_BYTES if leaders < LEAST_BYTES else LEAST_BYTES - 1
+    asked = iter([leaders, 3])
+    part: Any = SimpleNamespace(
+        spec=replace(TARGET.spec, weight_bytes=other, max_positions=200), share=lambda value: next(asked)
+    )
+    assert tree_size(part) == (2 if leaders < LEAST_BYTES else 3)
+    assert len(timed) == (leaders >= LEAST_BYTES)
 
 
 def _note_parents(parents: list[list[int]], event: Any) -> None:

@@ -26,7 +26,8 @@ def tree_size(model: CausalModel) -> int:
     spec = model.spec
     if spec.device.type != "cpu":
         return max(TOKENS)
-    if spec.weight_bytes < LEAST_BYTES or spec.max_positions < CONTEXT + 16:
+    # Of a model that several processes share each holds another part, and all must make the same passes.
+    if model.share(spec.weight_bytes) < LEAST_BYTES or spec.max_positions < CONTEXT + 16:
         return min(TOKENS)
     return model.share(best_size(pass_seconds(model)))
 
