@@ -459,7 +459,12 @@ def test_passes_are_timed_and_small_targets_are_not() -> None:
 def test_processes_of_one_model_time_the_same_passes(leaders: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of uneven parts one may be large enough to be timed and another not: the leader's counts."""
     timed: list[Any] = []
-    monkeypatch.setattr(size, "pass_seconds", lambda *given: timed.append(given) or dict.fromkeys((1, 4, 5, 6, 8), 1.0))
+
+    def pass_seconds(*given: Any) -> dict[int, float]:
+        timed.append(given)
+        return dict.fromkeys((1, 4, 5, 6, 8), 1.0)
+
+    monkeypatch.setattr(size, "pass_seconds", pass_seconds)
     other = LEAST_BYTES if leaders < LEAST_BYTES else LEAST_BYTES - 1
     asked = iter([leaders, 3])
     part: Any = SimpleNamespace(

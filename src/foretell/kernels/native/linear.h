@@ -123,7 +123,7 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
     for (int64_t r0 = a; r0 < b; r0 += block) {                                                                        \
       const int64_t r1 = MIN(r0 + block, b);                                                                           \
       for (int64_t m0 = 0, size; m0 < rows; m0 += size) {                                                              \
-        const int64_t groups = rows > GROUP ? (rows - m0 + EACH - 1) / EACH : 1;                                                        \
+        const int64_t groups = rows > GROUP ? (rows - m0 + EACH - 1) / EACH : 1;                                       \
         size = (rows - m0 + groups - 1) / groups;                                                                      \
         const int64_t limit = PARTS > 1 ? INPUT_BYTES : rows > GROUP ? REUSE_BYTES : CHUNK_BYTES;                      \
         const int64_t each = size * bytes + (PARTS > 1 ? TILE_ROWS[size] * bytes : 0);                                 \
@@ -139,7 +139,7 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
             const T *from = w + r * K + k;                                                                             \
             const char *ahead = (const char *)from + MIN(n == whole ? PREFETCH : PREFETCH_FAR, half);                  \
             int64_t ahead_row = K * bytes, ahead_step = step * bytes;                                                  \
-            int64_t ahead_tile = m0 ? ldx * bytes : size_r * K * bytes;                                          \
+            int64_t ahead_tile = m0 ? ldx * bytes : size_r * K * bytes;                                                \
             if (ahead >= end) ahead = (const char *)next + (ahead - end);                                              \
             /* Weights that were read for the rows before are near: fetch the next rows' activations, one a tile. */   \
             if (m0) ahead = (const char *)coming, ahead_row = 0;                                                       \

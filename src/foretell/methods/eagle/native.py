@@ -168,7 +168,7 @@ class NativePair:
         """The tree of this growth after pending [B], no node of row b deeper than limits[b], in one call; ids, features
         and starts as in ``chain``. It is the one that ``growing.dynamic`` grows from the same logits."""
         num_rows, width, size = len(ids), features.shape[1], growth.size + 1
-        features = features.contiguous()
+        features, pending = features.contiguous(), pending.contiguous()
         read = torch.tensor([list(row) + [0] * (width - len(row)) for row in ids])
         start, count, limit = torch.tensor((starts, [len(row) for row in ids], limits)).unbind()
         draws = Draws.of(self.vocabulary, processors, label, noise, growth.depth)
@@ -189,7 +189,7 @@ class NativePair:
             problem = self.memory.functions.pair_tree(
                 self.address, cache.address, threads, num_rows, width, read.data_ptr(), features.data_ptr(),
                 start.data_ptr(), count.data_ptr(), limit.data_ptr(), ctypes.addressof(draws.view), view, int(label),
-                pending.contiguous().data_ptr(), at, at + row_bytes, at + 2 * row_bytes, num_nodes, scratch,
+                pending.data_ptr(), at, at + row_bytes, at + 2 * row_bytes, num_nodes, scratch,
             )  # fmt: skip
         check(problem)
         tokens, parent, drawn_by = found[:, :, : max(num_nodes)].unbind()
