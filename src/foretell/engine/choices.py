@@ -89,7 +89,8 @@ class Choices:
             raise ConfigError("speculation is off in this service: start it with --speculation auto or on")
         if max(config.max_nodes, config.max_read) > MARGIN and config.guesses:
             raise ConfigError(
-                f"shape {config.branches or config.shape!r} has more than {MARGIN - 1} guesses, the most that a service takes"
+                f"shape {config.branches or config.shape!r} has more than {MARGIN - 1} guesses, the most that a service "
+                "takes"
             )
         key = _weights(config)
         method = self._methods.get(key)
