@@ -107,8 +107,9 @@ def read_record(run: Path) -> dict[str, Any]:
     for place in (kept, kept.get("responses", {})):
         if Path(str(place.get("target", ""))).is_absolute():
             place["target"] = Path(place["target"]).name
-    if kept.get("init") and (Path(kept["init"]) / "record.json").exists():
-        kept["init"] = read_record(Path(kept["init"]))
+    begun = kept.get("init")  # a bundled head's record holds that of the run before, not its path
+    if begun and isinstance(begun, str) and (Path(begun) / "record.json").exists():
+        kept["init"] = read_record(Path(begun))
     return kept
 
 
