@@ -9,6 +9,7 @@ from foretell.planner.account import BUDGET
 from foretell.planner.costs import CostTable
 from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.planner import Planner
 
 DEPTHS = (1, 2, 4)
 
@@ -39,7 +40,7 @@ class Text:
         (cap,) = self.planner.plan([RowView("row", "whole", 4, 99, num_unread)])
         paid = cap if self.planner.paid is None else self.planner.paid[0]
         finds = self.rng.random() < self.found
-        depth = cap if finds or paid else 0
+        depth = cap if finds else paid
         drafts = not finds and depth > 0
         kept = int(np.argmin([*(self.rng.random(depth) < (self.light if finds else self.second)), False]))
         seconds = self.costs.draft("whole", 1, depth) if drafts else 0.0
@@ -207,3 +208,23 @@ def test_steps_that_are_not_planned_are_those_that_would_have_been(
     assert resting.planner.state == planned.planner.state
     assert resting.planner.speedup == planned.planner.speedup
     assert resting.rested > 0.9 * (planned.kinds.count("plain")) - 60  # type: ignore[attr-defined]
+
+
+def test_the_light_part_is_asked_as_deep_as_there_is_room_and_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the whole method guesses as planned, its light part is preferred in the same step: the plan is of guesses that
+    cost time. Allowed in the counts is what was planned, or what the light part made of its room."""
+    text = Text(0.05, found=0.3, light=0.7, second=0.8).steps(300)
+    planner = text.planner
+    monkeypatch.setattr(Planner, "plan", lambda self, rows, arriving=0: [2] if self is planner else [0])
+    planner._guessing = True
+    assert planner.plan([RowView("row", "whole", 4, 99)]) == [4]
+    assert planner.paid == [2]
+    assert planner.plan([RowView("row", "whole", 4, 3)]) == [3], "no deeper than there is room"
+    counted: list[tuple[int, int]] = []
+    monkeypatch.setattr(
+        planner.acceptance, "observe", lambda row, method, cap, drafted, *given: counted.append((cap, drafted))
+    )
+    for drafted in (1, 2, 4):
+        planner.plan([RowView("row", "whole", 4, 99)])
+        planner.observe(StepObservation(1, [RowStep("row", "whole", 4, drafted, 1)], 0.1, 0.9, 0.1))
+    assert counted == [(2, 1), (2, 2), (4, 4)]

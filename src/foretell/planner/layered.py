@@ -66,7 +66,7 @@ class LayeredPlanner(Planner):
             return super().plan(rows, arriving)
         self._unasked += 1
         if self._unasked < LIGHT_PERIOD and not arriving and self._goes_on(rows):
-            return super().plan(rows, arriving)
+            return self._widened(rows, super().plan(rows, arriving))
         self._unasked = 0
         views = [self._light_view(row) for row in rows]
         before = self._rate
@@ -81,7 +81,7 @@ class LayeredPlanner(Planner):
             elif now.expected is not None and not now.trial:  # a trial is one step: the rate is that of those around it
                 self._rate = now.expected.rate
             if any(caps) or self.standing.trial:
-                return caps
+                return self._widened(rows, caps)
             if (
                 before and not self._guessing
             ):  # it has given up just now: then its light part need not be better than it was
@@ -89,6 +89,17 @@ class LayeredPlanner(Planner):
         self._lit = True
         self.paid = [0] * len(rows)
         return light
+
+    def _widened(self, rows: Sequence[RowView], caps: list[int]) -> list[int]:
+        """The whole method guesses as deep as planned (``paid``), and its light part, which is asked in the same step and
+        preferred only where it promises more, as deep as there is room."""
+        if not any(row.method in self.parts for row in rows):
+            return caps
+        self.paid = caps
+        return [
+            max(cap, min(row.max_depth, row.depth_limit)) if cap and row.method in self.parts else cap
+            for cap, row in zip(caps, rows, strict=True)
+        ]
 
     def _goes_on(self, rows: Sequence[RowView]) -> bool:
         """Whether the whole method guesses in a plan that stands, so that asking its light part can wait."""
@@ -131,6 +142,14 @@ class LayeredPlanner(Planner):
         would have done, the other one too. So the light part is known though the whole method guesses, and is not tried in
         its place to find out."""
         if not self._lit:
+            if self.paid is not None and len(self.paid) == len(
+                step.rows
+            ):  # deeper ones are the light part's, and its own
+                rows = [
+                    replace(row, cap=max(paid, row.drafted) if row.cap else 0)
+                    for row, paid in zip(step.rows, self.paid, strict=True)
+                ]
+                step = replace(step, rows=rows)
             super().observe(step)
             self.light.earn(step.seconds)
             self._learn_light(step)
