@@ -183,7 +183,6 @@ class TrainerProcess:
                 logger.exception("what was learned could not be taken over")
 
     def _end(self, reason: str) -> None:
-        self._is_up.set()
         if not self.failure:
             self.failure = reason
             self.num_bytes, self.has_work = 0, False
@@ -193,6 +192,7 @@ class TrainerProcess:
                 self._texts_bytes = 0
             with contextlib.suppress(Exception):
                 self._on_result(("", {"event": "failed", "reason": reason}))
+        self._is_up.set()  # last: who waits for the child knows then that it failed
 
 
 def share_of(options: LearnOptions, *, has_core: bool) -> float:
