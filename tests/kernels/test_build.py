@@ -88,6 +88,7 @@ def test_the_best_variant_that_the_cpu_has_and_the_user_allows_is_chosen(
 ) -> None:
     monkeypatch.setattr(build, "cpu_flags", lambda: ALL - set(lacks))
     monkeypatch.setattr(build, "amx_permitted", lambda: True)
+    monkeypatch.setattr(build, "vendor", lambda: "AuthenticAMD")
     monkeypatch.delenv("FORETELL_AMX", raising=False)
     monkeypatch.setenv("FORETELL_ISA", best or "")
     assert variant_of("native") == chosen
@@ -101,11 +102,39 @@ def test_amx_runs_where_the_system_permits_it_and_the_user_does_not_turn_it_off(
 ) -> None:
     monkeypatch.setattr(build, "cpu_flags", lambda: ALL)
     monkeypatch.setattr(build, "amx_permitted", lambda: permitted)
+    monkeypatch.setattr(build, "vendor", lambda: "")
     monkeypatch.setenv("FORETELL_AMX", wanted)
     monkeypatch.delenv("FORETELL_ISA", raising=False)
     assert build.variants_of("native") == list(KERNELS["native"].variants[chosen:])
     monkeypatch.setenv("FORETELL_ISA", "amx")
     assert variant_of("native") == KERNELS["native"].variants[chosen]
+
+
+@pytest.mark.parametrize(
+    ("permitted", "best", "chosen"),
+    [
+        (True, "", ["amx", "avx512_vnni", "avx512", "avx2"]),
+        (False, "", ["avx512_vnni", "avx512", "avx2"]),
+        (False, "amx", ["avx512_vnni", "avx512", "avx2"]),
+        (False, "avx512_bf16", ["avx512_bf16", "avx512_vnni", "avx512", "avx2"]),
+    ],
+)
+def test_by_intel_products_of_pairs_run_only_where_they_are_asked_for(
+    permitted: bool, best: str, chosen: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "cpu_flags", lambda: ALL)
+    monkeypatch.setattr(build, "amx_permitted", lambda: permitted)
+    monkeypatch.setattr(build, "vendor", lambda: "GenuineIntel")
+    monkeypatch.delenv("FORETELL_AMX", raising=False)
+    monkeypatch.setenv("FORETELL_ISA", best)
+    assert build.variants_of("native") == chosen
+
+
+def test_the_cpu_s_maker_is_known_where_the_system_says() -> None:
+    file = Path("/proc/cpuinfo")
+    if not file.exists():
+        pytest.skip("the system does not say")
+    assert build.vendor() in ("", *(word for line in file.read_text().splitlines() for word in line.split()))
 
 
 def test_a_variant_that_cannot_be_built_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:

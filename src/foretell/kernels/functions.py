@@ -43,6 +43,9 @@ class NativeFunctions:
         self.amx_rows: Callable[[int], int] = lib.foretell_amx_rows
         lib.foretell_amx_rows.argtypes = [number]
         lib.foretell_amx_rows.restype = number
+        self.l2_rows: Callable[[int], int] = lib.foretell_l2_rows
+        lib.foretell_l2_rows.argtypes = [number]
+        lib.foretell_l2_rows.restype = number
         for function in (self.forward, self.scratch, self.move, self.read, self.product, self.rows, self.finish):
             function.restype = number
 

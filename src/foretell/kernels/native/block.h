@@ -7,7 +7,7 @@
 
 /* A bigram of low rank: logits of a token get first[token before it] times second; data NULL: there is none. */
 typedef struct {
-  Matrix first, second; /* [vocab, rank] both */
+  Matrix first, second; /* [vocab, rank], [n, rank] for n outputs */
 } Markov;
 
 int64_t foretell_draw_scratch(const Markov *markov, int64_t batch, int64_t n, int64_t threads) {
@@ -17,8 +17,8 @@ int64_t foretell_draw_scratch(const Markov *markov, int64_t batch, int64_t n, in
   return spare + place_rows(&before, batch, markov->first.columns, (int)threads, 0) + aligned(markov->first.columns * 4);
 }
 
-/* A chain of limits[b] guesses of row b after pending[b], from logits [batch, depth, n], which are overwritten; guesses
- * [batch, depth] holds 0 behind them. */
+/* A chain of limits[b] guesses of row b after pending[b], from logits [batch, depth, n] of the tokens ids [n] (NULL: of token
+ * i the i-th), which are overwritten; guesses [batch, depth] holds 0 behind them. */
 int64_t foretell_draw(const Draw *draw, const Markov *markov, int64_t batch, int64_t n, int64_t threads,
                        const int64_t *ids, const int64_t *limits, const int64_t *pending, float *logits,
                        int64_t *guesses, char *scratch) {

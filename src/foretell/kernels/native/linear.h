@@ -54,7 +54,7 @@
         UNROLL for (int phase = 0; phase < PHASES_##T; phase++) {                                                      \
           part a[GROUP], b[8]; /* the fewer of them stay in registers */                                               \
           UNROLL for (int r = 0; r < R; r++) {                                                                         \
-            if (h == 0 && phase == 0) prefetch(ahead + r * ahead_row);                                                 \
+            if (h == 0 && phase == 0) prefetch_weights(M, ahead + r * ahead_row);                                      \
             if (R <= M || PARTS == 1) b[r] = LOAD_##T(wh + r * ldw + k, phase);                                        \
           }                                                                                                            \
           UNROLL for (int m = 0; m < M; m++) {                                                                         \
@@ -162,8 +162,10 @@ static const int TILE_ROWS[GROUP + 1] = {FOR_TILES(ROWS, )};
     }                                                                                                                  \
   }
 DEFINE_LINEAR(float)
-#if !AMX && defined(__AVX512F__)
+#if !AMX && defined(__AVX512BF16__)
 DEFINE_LINEAR(bf16)
+#elif !AMX && defined(__AVX512F__)
+#include "linear_wide.h"
 #elif !AMX
 #include "linear_avx2.h"
 #endif

@@ -5,7 +5,7 @@
  * made (dozens of cycles on some CPUs). */
 #ifndef FORETELL_LINEAR_AVX2_H
 #define FORETELL_LINEAR_AVX2_H
-#include "vectors.h"
+#include "ahead.h"
 
 enum {
   LINE = 32,                        /* weights that are read at a time: a cache line */
@@ -59,7 +59,7 @@ INLINE void tile_avx2(const int M, const int R, const float *x, const bf16 *w, i
     UNROLL for (int h = 0; h < 2; h++) {
       __m256i raw[3];
       UNROLL for (int r = 0; r < R; r++) {
-        if (h == 0) prefetch(ahead.at + r * ahead.row);
+        if (h == 0) prefetch_weights(M, ahead.at + r * ahead.row);
         raw[r] = _mm256_loadu_si256((const __m256i *)(w + r * ldw + 16 * h));
         __asm__("" : "+x"(raw[r])); /* one load for both phases */
       }

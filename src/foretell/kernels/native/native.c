@@ -227,6 +227,13 @@ int64_t foretell_amx_rows(int64_t rows) {
   return before;
 }
 
+/* Fetch weights into L2 for tiles of so many rows or more (0: leave it). Returns what it was. */
+int64_t foretell_l2_rows(int64_t rows) {
+  const int64_t before = l2_rows;
+  if (rows > 0) l2_rows = rows;
+  return before;
+}
+
 /* Read `bytes` (a multiple of 256 per thread) once with all threads; the result only keeps the reads alive. */
 int64_t foretell_read(const char *memory, int64_t bytes, int64_t threads) {
   int64_t total = 0;

@@ -14,6 +14,7 @@
  */
 #ifndef FORETELL_QUANT_H
 #define FORETELL_QUANT_H
+#include "ahead.h"
 #include "ints.h"
 
 /* 32 activations: value k is about scale * codes[k]. Block i of row m stands at [i * stride + m]. */
@@ -68,7 +69,7 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
     vec d = v_zero(), dmin = v_zero();
     if (by_256(FORMAT)) d = v_half(w);
     if (by_256(FORMAT) && has_minimum(FORMAT)) dmin = v_sub(v_zero(), v_half(w + 32));
-    UNROLL for (int i = 0; i < side_of(FORMAT); i += 64) prefetch(ahead + i);
+    UNROLL for (int i = 0; i < side_of(FORMAT); i += 64) prefetch_weights(M, ahead + i);
     ahead += side_of(FORMAT);
     for (int64_t block = 0; block < unit_of(FORMAT) / 32; block++, x += stride) {
       UNROLL for (int half = 0; half < HALVES; half++) {
@@ -82,7 +83,7 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
           UNROLL for (int i = 0; i < 8 / HALVES; i++) {
             const int at = half * 4 + i;
             const ints c = i_load(codes + 64 * at);
-            prefetch(ahead + 64 * at);
+            prefetch_weights(M, ahead + 64 * at);
             UNROLL for (int m = 0; m < M; m++) {
               const ints a = i_all(x[m].codes + 4 * at);
               sum[m] = has_minimum(FORMAT) ? i_dot_small(sum[m], c, a) : i_dot_byte(sum[m], c, a);
@@ -91,7 +92,7 @@ INLINE void tile_quant(const int M, const int FORMAT, const char *w, int64_t uni
         } else {
           UNROLL for (int i = 0; i < 4; i++) {
             const ints c = i_load(codes + 64 * i), low = i_low4(c), high = i_high4(c);
-            prefetch(ahead + 64 * i);
+            prefetch_weights(M, ahead + 64 * i);
             UNROLL for (int m = 0; m < M; m++) {
               sum[m] = i_dot4(sum[m], low, i_all(x[m].codes + 4 * i));
               sum[m] = i_dot4(sum[m], high, i_all(x[m].codes + 16 + 4 * i));

@@ -29,6 +29,7 @@
 #endif
 
 INLINE void prefetch(const char *p) { _mm_prefetch(p, _MM_HINT_T0); }
+INLINE void prefetch_l2(const char *p) { _mm_prefetch(p, _MM_HINT_T1); }
 INLINE void pause_spin(void) { _mm_pause(); }
 
 INLINE Lanes first_lanes(int64_t n) { return n >= 16 ? 0xffff : (Lanes)((1u << n) - 1); }

@@ -23,6 +23,7 @@ from foretell.kernels.native import library
 from foretell.kernels.pages import huge_pages
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
+from foretell.model.llama import ahead
 from foretell.model.llama import shape as llama
 from foretell.model.llama.bound import NativeCache
 from foretell.model.llama.contents import check_contents
@@ -100,6 +101,7 @@ class NativeModel(CausalModel):
         source = open_weights(path, name=name)
         model = cls(llama.read_local(path, name=name), source, dtype=dtype, name=name, weights=weights)
         model._threads(1)  # here, and not within the first request
+        ahead.choose(model, model.native)
         return model
 
     @classmethod

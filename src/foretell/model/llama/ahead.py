@@ -1,0 +1,59 @@
+"""Where passes over a few rows fetch weights to, L1 or L2: whichever is faster on this CPU, as a model's passes tell."""
+
+import threading
+from collections.abc import Callable
+from time import perf_counter
+
+import torch
+
+from foretell.core.tree import chain_parent, layout
+from foretell.kernels.functions import NativeFunctions
+from foretell.model.target import CausalModel
+
+LEAST_BYTES = 64 << 20
+"""Weights of a pass below which nothing is measured: a cache may hold them."""
+NODES = 6
+"""Of the passes that are measured: as many as a proposal has."""
+NEVER = 1 << 20
+_SECONDS = 0.3
+_MIN_ROUNDS, _MAX_ROUNDS = 3, 12
+
+_lock = threading.Lock()
+_measured = False
+
+
+def choose(model: CausalModel, native: NativeFunctions) -> None:
+    """Measure by the first model of a process that is large enough, and set the library to what was faster. It changes no
+    bit of a pass, only its time."""
+    global _measured  # as the library's setting is the process's
+    with _lock:
+        if _measured or model.spec.weight_bytes < LEAST_BYTES:
+            return
+        _measured = True
+        length = torch.zeros(1, dtype=torch.int64)
+        cache = model.new_cache(1, 2 * NODES)
+        plan = layout(chain_parent(NODES, length.device)[None], length, 2 * NODES)
+        tokens = torch.zeros(1, NODES, dtype=torch.int64)
+
+        def run(rows: int) -> None:
+            native.l2_rows(rows)
+            model.forward(tokens, plan, cache)
+
+        native.l2_rows(faster(run, (2, NEVER)))
+
+
+def faster(run: Callable[[int], object], choices: tuple[int, int], *, clock: Callable[[], float] = perf_counter) -> int:
+    """The choice with which ``run`` takes less time, by the least of some interleaved rounds: for about 0.3 s, or three of
+    them where that takes longer."""
+    least = dict.fromkeys(choices, float("inf"))
+    for choice in choices:
+        run(choice)  # weights and code come into memory
+    began = clock()
+    for done in range(_MAX_ROUNDS):
+        if done >= _MIN_ROUNDS and clock() - began > _SECONDS:
+            break
+        for choice in choices:
+            start = clock()
+            run(choice)
+            least[choice] = min(least[choice], clock() - start)
+    return min(choices, key=lambda choice: least[choice])
