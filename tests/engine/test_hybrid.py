@@ -30,6 +30,7 @@ from foretell.methods.hybrid.drafter import MOST_GRAFTED, PRIOR, SHARED_SIZE, Hy
 from foretell.methods.hybrid.size import LEAST_BYTES, best_size, pass_seconds, tree_size
 from foretell.model.hf.adapter import TransformersModel
 from foretell.model.table import TableLM
+from foretell.model.target import CausalModel
 from foretell.planner.layered import LayeredPlanner
 from tests.engine.harness import VOCAB, ToyTokenizer, mixed_requests, outcome, plain, table
 from tests.model.tiny import tiny_module
@@ -173,15 +174,20 @@ def test_suffix_guesses_alone_where_the_plan_pays_for_nothing_else() -> None:
     while batch.arrivals:
         batch.read(64, catch_up=True)
     guessed = []
-    for _ in range(6):
+    preferred: list[tuple[bool, bool | None]] = []
+    for number in range(12):
         before = row.num_draft_tokens
+        # A guess that the whole method would not take is made where that may spend nothing, and told apart.
+        method.worth_at(0.0).second.value = 9.0 if number % 2 else 0.0
         event = batch.step([3], [0])
+        preferred += [(one.proposed, one.preferred) for one in batch.grouped.light_steps if one is not None]
         passes.append(int(event.seconds_draft_model > 0.0))
         guessed.append(row.num_draft_tokens - before)
         drawn = event.commit.tree.drawn_by[0, 1:][event.commit.tree.valid[0, 1:]]
         assert set(drawn.tolist()) <= {int(DrawnBy.FIXED)}
     assert not any(passes)
     assert any(guessed)
+    assert set(preferred) == {(True, True), (True, False), (False, False)}
     before = row.num_draft_tokens
     batch.step([3], [3])
     assert row.num_draft_tokens > before
@@ -223,6 +229,11 @@ def test_every_step_says_what_suffix_alone_would_have_kept(discount: float) -> N
             assert one is not None
             if one.proposed:
                 assert row.num_draft_tokens - before == len(guess)
+            if any(limits):
+                assert one.preferred is one.proposed, "where the whole method guesses, they are one"
+            else:
+                assert one.preferred is None, "nobody may guess before the last token"
+                assert not one.proposed
             proposed.add(one.proposed)
         told += [(k, starts[k], [token for _, token in found[k]], light[k]) for k in range(len(rows))]
     sure = partly = 0
@@ -453,6 +464,20 @@ def test_passes_are_timed_and_small_targets_are_not() -> None:
     assert set(seconds) == {1, 4, 5, 6, 8}
     assert all(0 < each < 10 for each in seconds.values())
     assert tree_size(target) == 2
+
+
+def test_methods_of_one_model_grow_trees_of_one_size(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Beside each other they are compared: what the machine did while each was loaded must not be part of that."""
+    asked: list[CausalModel] = []
+
+    def tree_size(model: CausalModel) -> int:
+        asked.append(model)
+        return 4 if len(asked) == 1 else 6
+
+    monkeypatch.setattr(size, "tree_size", tree_size)
+    one, other = TransformersModel(tiny_module("llama")), TransformersModel(tiny_module("llama"))
+    assert [size.size_for(model) for model in (one, one, other, one, other)] == [4, 4, 6, 4, 6]
+    assert asked == [one, other]
 
 
 @pytest.mark.parametrize("leaders", [LEAST_BYTES - 1, LEAST_BYTES])

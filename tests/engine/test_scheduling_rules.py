@@ -1,5 +1,6 @@
 """Single rules of the loop, each by the smallest load that shows it; ``test_traffic.py`` has them all at random."""
 
+import itertools
 from collections.abc import Sequence
 from typing import Any
 
@@ -218,3 +219,28 @@ def test_steps_are_not_planned_for_the_same_rows_alone() -> None:
     assert all(len(rows) == batch for _, rows, batch in planner.steps)
     assert sum(not planned for planned, _, _ in planner.steps) > 60
     assert sum(planned for planned, _, _ in planner.steps) >= 5, "three came, and two left the others behind"
+
+
+def test_the_planner_is_told_what_the_loop_takes_around_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By a clock that each reading puts forward by a second, the loop has two a step: one up to its end, and one behind
+    the last one; behind a step that ended a request it has none."""
+    told: list[float] = []
+
+    class Timed(Watched):
+        def observe(self, step: StepObservation) -> None:
+            super().observe(step)
+            told.append(step.seconds)
+
+        def observe_rest(self, batch: int, seconds: float) -> None:
+            super().observe_rest(batch, seconds)
+            told.append(seconds)
+
+    stage = Stage()
+    planner = stage.loop.planner = Timed()
+    planner.use(CostTable({(1, 1): 1.0, (2, 2): 1.0}, {}))  # nobody guesses, not even to try it
+    monkeypatch.setattr(loop_module, "perf_counter", itertools.count().__next__)
+    stage.submit("a", [1, 2, 3], max_new_tokens=90, ignore_eos=True)
+    stage.submit("b", [1, 2, 3], max_new_tokens=50, ignore_eos=True)
+    stage.finish()
+    assert {planned for planned, _, _ in planner.steps} == {True, False}
+    assert told == pytest.approx([1.0] + [2.0] * 49 + [1.0] + [2.0] * 39)

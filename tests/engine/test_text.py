@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
-from foretell.engine.text import TextStream
+from foretell.engine.text import TextStream, joins
 from tests.engine.harness import EOS, PIECES, ToyTokenizer
 
 CORPUS = ["def add(a, b):\n    return a + b\n", "naïve café, 5 €, 日本語, 😀👍🏽", "  spaces   and\ttabs  "] * 3
@@ -45,6 +45,19 @@ def pieces_of(tokenizer: object, ids: list[int], stop: tuple[str, ...] = ()) -> 
     return pieces, stream
 
 
+class Plain:
+    """Of a tokenizer only what the protocol has: nothing is known of how it decodes."""
+
+    def __init__(self, tokenizer: PreTrainedTokenizerFast) -> None:
+        self.tokenizer = tokenizer
+        self.num_decoded = 0
+
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = False) -> str:
+        self.num_decoded += 1
+        text: str = self.tokenizer.decode(ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+
 def check(tokenizer: object, ids: list[int], stop: tuple[str, ...] = ()) -> None:
     whole: str = tokenizer.decode(ids, skip_special_tokens=True)  # type: ignore[attr-defined]
     pieces, stream = pieces_of(tokenizer, ids, stop)
@@ -65,9 +78,11 @@ def check(tokenizer: object, ids: list[int], stop: tuple[str, ...] = ()) -> None
 
 @given(data=st.data())
 def test_random_tokens(tokenizer: PreTrainedTokenizerFast, data: st.DataObject) -> None:
-    """Mostly no UTF-8 at all: half characters, stray bytes, special tokens in the middle."""
+    """Mostly no UTF-8 at all: half characters, stray bytes, special tokens in the middle. With the texts of single tokens
+    put together and, the slow twin, without: the same pieces."""
     ids = data.draw(st.lists(st.integers(0, len(tokenizer) - 1), max_size=30))
     check(tokenizer, ids)
+    assert pieces_of(tokenizer, ids)[0] == pieces_of(Plain(tokenizer), ids)[0]
 
 
 @given(text=st.text(alphabet="aé €日😀👍🏽\n\t .x", max_size=30), data=st.data())
@@ -222,3 +237,37 @@ def test_texts_of_tokens_are_their_own_tokenizers(tokenizer: PreTrainedTokenizer
             return "".join(chr(97 + token % 26) for token in ids)
 
     check(Slotted(), ids)
+
+
+def test_texts_are_joined_only_where_no_neighbour_can_change_them(tokenizer: PreTrainedTokenizerFast) -> None:
+    assert joins(tokenizer)
+    assert not joins(Plain(tokenizer))
+    assert not joins(None)
+    bpe = tokenizer.backend_tokenizer
+    assert not joins(PreTrainedTokenizerFast(tokenizer_object=bpe, clean_up_tokenization_spaces=True))
+
+    class Own(PreTrainedTokenizerFast):  # type: ignore[misc]
+        """Somebody's own class, which may decode otherwise."""
+
+    assert not joins(Own(tokenizer_object=bpe, clean_up_tokenization_spaces=False))
+    other = Tokenizer.from_str(bpe.to_str())
+    other.decoder = decoders.Sequence([decoders.ByteLevel(), decoders.Strip(" ", 1, 0)])
+    assert not joins(PreTrainedTokenizerFast(tokenizer_object=other, clean_up_tokenization_spaces=False))
+
+
+def test_a_known_token_is_not_decoded_again(
+    tokenizer: PreTrainedTokenizerFast, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ids = tokenizer.encode("def add(a, b):", add_special_tokens=False)
+    pieces, _ = pieces_of(tokenizer, ids)
+
+    def decode(*args: object, **options: object) -> str:
+        raise AssertionError("its text is known")
+
+    stream = TextStream(tokenizer)
+    monkeypatch.setattr(type(tokenizer), "decode", decode)
+    again = []
+    for token in ids:
+        stream.push(token)
+        again.append(stream.take())
+    assert again == pieces[:-1]

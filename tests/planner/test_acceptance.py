@@ -103,7 +103,30 @@ def test_trees_are_known_by_their_nodes() -> None:
     acceptance = Acceptance(DEPTH)
     for _ in range(10):
         acceptance.observe("r", "m", 3, 3, 1, nodes=12)
-    assert acceptance.curves(["r"], ["m"]).branching[0] == pytest.approx(4.0)
+    curves = acceptance.curves(["r"], ["m"])
+    assert curves.nodes[0, :3].sum() == pytest.approx(curves.drafted[0, :3].sum() + 9 * curves.drafted[0, 0])
+
+
+def test_chains_have_a_node_a_position() -> None:
+    acceptance = Acceptance(DEPTH)
+    for cap in (1, 3, 2, 4, 4):
+        acceptance.observe("r", "m", cap, max(cap - 1, 1), 1)
+    acceptance.observe("r", "m", 4, 0, 0, nodes=0)
+    curves = acceptance.curves(["r"], ["m"])
+    assert (curves.nodes == curves.drafted).all()
+
+
+@pytest.mark.parametrize("seen", [(1,), (3,), (1, 3)])
+def test_trees_of_a_given_size_are_not_larger_where_they_are_deeper(seen: tuple[int, ...]) -> None:
+    """Six nodes, whatever the depth: one guess deep must not look like a third of three deep, nor three like eighteen
+    nodes, which kept a planner at the depth that it knew."""
+    acceptance = Acceptance(DEPTH)
+    for _ in range(30):
+        for cap in seen:
+            acceptance.observe("r", "m", cap, cap, 0, nodes=6)
+    together = acceptance.curves(["r"], ["m"]).nodes[0].cumsum()
+    for cap in (1, 3):
+        assert together[cap - 1] == pytest.approx(6.0, abs=0.3 if cap in seen else 2.5), cap
 
 
 def test_forgotten_requests_leave_their_method_s_rate_and_their_place() -> None:
@@ -169,7 +192,7 @@ def test_one_row_is_reckoned_as_one_of_many() -> None:
             (one.kept, one.drafted, one.optimistic), (two.kept, two.drafted, two.optimistic), strict=True
         ):
             assert np.allclose(mine[0], theirs[1], rtol=1e-12)
-        assert one.branching[0] == two.branching[1]
+        assert np.allclose(one.nodes[0], two.nodes[1], rtol=1e-12)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

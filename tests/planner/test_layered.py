@@ -1,5 +1,7 @@
 """Whole methods and their light parts: each step is the cheapest of three, and neither planner learns from the other's."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from foretell.planner.costs import CostTable
 from foretell.planner.layered import LayeredPlanner
 from foretell.planner.observations import RowStep, RowView, StepObservation
 from foretell.planner.planner import Planner
+from tests.planner.test_planner import Quick
 
 DEPTHS = (1, 2, 4)
 
@@ -181,10 +184,7 @@ def test_another_table_forgets_what_the_whole_method_brought() -> None:
 
 @pytest.mark.parametrize("found", [0.0, 0.3])
 @pytest.mark.parametrize("guess", [0.05, 2.0])
-def test_steps_that_are_not_planned_are_those_that_would_have_been(
-    found: float, guess: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planner_module, "thread_time", lambda: 0.0)
+def test_steps_that_are_not_planned_are_those_that_would_have_been(found: float, guess: float) -> None:
 
     class Resting(Text):
         rested = 0
@@ -210,6 +210,28 @@ def test_steps_that_are_not_planned_are_those_that_would_have_been(
     assert resting.rested > 0.9 * (planned.kinds.count("plain")) - 60  # type: ignore[attr-defined]
 
 
+@pytest.mark.parametrize("found", [0.0, 0.3, 0.7])
+@pytest.mark.parametrize("second", [0.3, 0.8])
+def test_a_plan_that_goes_on_is_what_would_have_been_planned(found: float, second: float) -> None:
+    given: dict[str, Any] = {"found": found, "light": 0.7, "second": second, "tells": True}
+    planned, going = Text(0.05, **given), Text(0.05, **given)
+    quick = Quick(going.planner)
+    room = np.random.default_rng(5)
+    paid = []
+    for step in range(800):
+        unread = int(room.integers(0, 5))
+        for text in (planned, going):
+            text.second = second if step < 500 else 0.05
+            text.step(unread)
+        assert going.planner.paid == planned.planner.paid
+        paid.append(going.planner.paid)
+    assert going.kinds == planned.kinds
+    assert going.planner.state == planned.planner.state
+    assert going.planner.acceptance.curve("whole", "row", 4) == planned.planner.acceptance.curve("whole", "row", 4)
+    if planned.kinds.count("whole") > 400:
+        assert quick.asked[0] > 0.5 * planned.kinds.count("whole")
+
+
 def test_the_light_part_is_asked_as_deep_as_there_is_room_and_counted_apart(monkeypatch: pytest.MonkeyPatch) -> None:
     """While the whole method guesses as planned, its light part is preferred in the same step: the plan is of guesses that
     cost time. Allowed in the counts is what was planned, or what the light part made of its room."""
@@ -227,4 +249,36 @@ def test_the_light_part_is_asked_as_deep_as_there_is_room_and_counted_apart(monk
     for drafted in (1, 2, 4):
         planner.plan([RowView("row", "whole", 4, 99)])
         planner.observe(StepObservation(1, [RowStep("row", "whole", 4, drafted, 1)], 0.1, 0.9, 0.1))
-    assert counted == [(2, 1), (2, 2), (4, 4)]
+    planner._learn_waiting()
+    assert counted[-3:] == [(2, 1), (2, 2), (4, 4)]
+
+
+@pytest.mark.parametrize("second", [0.3, 0.6, 0.85])
+@pytest.mark.parametrize("guess", [0.05, 0.3])
+def test_learning_from_a_few_steps_together_changes_no_plan(
+    guess: float, second: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    together = Text(guess, found=0.3, light=0.7, second=second, tells=True).steps(1200)
+    waited = [*together.planner._waiting]
+    together.planner._learn_waiting()
+    monkeypatch.setattr(planner_module, "TOGETHER", 1)
+    each = Text(guess, found=0.3, light=0.7, second=second, tells=True)
+    longest = 0
+    for _ in range(1200):
+        each.step()
+        longest = max(longest, len(each.planner._waiting))
+    assert longest == 0
+    assert waited or together.planner._lit
+    assert together.kinds == each.kinds
+    assert together.tokens == each.tokens
+    assert together.planner.state == each.planner.state
+    assert together.planner.speedup == each.planner.speedup
+
+
+def test_a_request_that_ended_is_forgotten_with_the_steps_that_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = Text(0.05, found=0.1, light=0.3, second=0.85, tells=True).steps(300)
+    while not text.planner._waiting:
+        text.step()
+    text.planner.forget("row")
+    assert not text.planner._waiting
+    assert "row" not in text.planner.acceptance._slots

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
@@ -34,7 +35,7 @@ def problem(
     return Problem(
         kept=np.cumprod(rng.uniform(0.2, 1.0, (batch, depth)), axis=1) * drafted * allowed,
         drafted=drafted,
-        branching=np.ones(batch),
+        nodes=drafted,
         method=method,
         entry=np.zeros(batch),
         draft=draft,
@@ -50,7 +51,7 @@ def slow_price(given: Problem, caps: tuple[int, ...]) -> float:
     tokens, nodes, draft, none = float(given.batch), 0.0, 0.0, 1.0
     for row, cap in enumerate(caps):
         tokens += sum(given.kept[row, :cap])
-        nodes += sum(given.drafted[row, :cap]) * given.branching[row]
+        nodes += sum(given.nodes[row, :cap])
         draft += given.entry[row] if cap else 0.0
         none *= 1.0 - given.drafted[row, 0] if cap else 1.0
     for method, level in itertools.product(range(len(given.draft)), range(given.kept.shape[1])):
@@ -99,7 +100,7 @@ def test_the_search_is_near_the_best_elsewhere(kind: dict[str, int | bool], mean
 
 def test_deeper_for_the_better_row_and_nothing_for_the_worst() -> None:
     given = Problem(
-        kept=np.cumprod([[0.95] * 3, [0.7] * 3, [0.02] * 3], axis=1), drafted=np.ones((3, 3)), branching=np.ones(3),
+        kept=np.cumprod([[0.95] * 3, [0.7] * 3, [0.02] * 3], axis=1), drafted=np.ones((3, 3)), nodes=np.ones((3, 3)),
         method=np.zeros(3, dtype=np.int64), entry=np.zeros(3), draft=np.full((1, 3, 4), 0.001),
         curve=(np.array([0.0, 100.0]), np.array([1.0, 16.0])), plain=1.0,
     )  # fmt: skip
@@ -282,6 +283,7 @@ def test_a_machine_that_stood_still_is_not_the_speed_of_the_next_thousand_steps(
     assert before is not None
     (cap,) = run.planner.plan([RowView("0", "m", 4, 99)])
     run.planner.observe(StepObservation(1, [RowStep("0", "m", cap, cap, cap)], 0.1, 3600.0, 0.0))
+    run.planner._learn_waiting()
     after = run.planner.speedup
     assert after is not None
     assert 0.85 * before < after < before
@@ -431,10 +433,7 @@ def test_another_table_is_planned_by_from_then_on() -> None:
 
 @pytest.mark.parametrize("rates", [[0.0], [0.5], [0.9], [0.9, 0.1, 0.0]])
 @pytest.mark.parametrize("guess", [0.05, 0.4, 3.0])
-def test_steps_that_are_not_planned_are_those_that_would_have_been(
-    rates: list[float], guess: float, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(planner_module, "thread_time", lambda: 0.0)  # what deciding takes is the machine's
+def test_steps_that_are_not_planned_are_those_that_would_have_been(rates: list[float], guess: float) -> None:
 
     class Resting(Run):
         rested = 0
@@ -463,3 +462,52 @@ def test_steps_that_are_not_planned_are_those_that_would_have_been(
     assert not planner_of.rest()
     assert not planner(mode="on").rest()
     assert not planner().rest(), "nothing was planned yet"
+
+
+class Quick:
+    """Asks a planner to go on where it can, and ``plan`` elsewhere; ``asked`` counts both."""
+
+    def __init__(self, of: Planner) -> None:
+        self.planner, self.whole = of, of.plan
+        self.asked = [0, 0]
+        of.plan = self.plan  # type: ignore[method-assign]
+
+    def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
+        (row,) = rows
+        caps = self.planner.again(row.depth_limit, lagging=row.num_unread > 2)
+        self.asked[caps is None] += 1
+        return self.whole(rows, arriving) if caps is None else caps
+
+
+@pytest.mark.parametrize("rate", [0.3, 0.6, 0.9])
+@pytest.mark.parametrize("guess", [0.05, 0.3])
+def test_a_plan_that_goes_on_is_what_would_have_been_planned(rate: float, guess: float) -> None:
+    true = table(1.3 * guess)  # so that it matters which steps teach what drafting costs
+    planned, going = Run(planner(guess), [rate], true), Run(planner(guess), [rate], true)
+    quick = Quick(going.planner)
+    room = np.random.default_rng(5)
+    for step in range(800):
+        limit, unread = int(room.integers(0, 9)), int(room.integers(0, 5))
+        for run in (planned, going):
+            run.rates = [rate if step < 500 else 0.05]
+            run.step(limit, unread)
+    assert going.caps == planned.caps
+    assert going.planner.state == planned.planner.state
+    assert going.planner.acceptance.curve("m", "0", 4) == planned.planner.acceptance.curve("m", "0", 4)
+    if planned.share(800) > 0.5:
+        assert quick.asked[0] > 200
+
+
+def test_where_a_plan_does_not_go_on() -> None:
+    rows = [RowView("a", "m", 4, 99)]
+    assert planner().again(9, lagging=False) is None, "nothing was planned yet"
+    for mode in ("on", "off"):
+        other = planner(mode=mode)
+        other.plan(rows)
+        assert other.again(9, lagging=False) is None
+    run = Run(planner(0.05), [0.9]).steps(300)
+    assert run.planner.again(9, lagging=False) is not None
+    run.planner.replan()
+    assert run.planner.again(9, lagging=False) is None
+    both = Run(planner(0.05), [0.9, 0.9]).steps(300)
+    assert both.planner.again(9, lagging=False) is None, "of several rows each has its own"

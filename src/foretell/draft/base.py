@@ -104,9 +104,18 @@ class LightStep:
     drafted: int  # as far as the tokens that came reach: later guesses are not known to be right or wrong
     accepted: int
     proposed: bool = False  # whether it was this guess that the step made
+    preferred: bool | None = None  # whether it is the whole method's, or would be where that guesses; None: not known
 
     @classmethod
-    def of(cls, allowed: int, guess: Sequence[int], emitted: Sequence[int], *, proposed: bool = False) -> "LightStep":
+    def of(
+        cls,
+        allowed: int,
+        guess: Sequence[int],
+        emitted: Sequence[int],
+        *,
+        proposed: bool = False,
+        preferred: bool | None = None,
+    ) -> "LightStep":
         """guess: its tokens, in a line. emitted: tokens of the step, drawn from the target's distribution."""
         kept = 0
         for mine, right in zip(guess, emitted, strict=False):
@@ -114,8 +123,8 @@ class LightStep:
                 break
             kept += 1
         if kept == len(emitted) < len(guess):  # nobody knows how it would have gone on
-            return cls(min(allowed, kept), kept, kept, proposed)
-        return cls(allowed, len(guess), kept, proposed)
+            return cls(min(allowed, kept), kept, kept, proposed, preferred)
+        return cls(allowed, len(guess), kept, proposed, preferred)
 
 
 class Drafter(ABC):

@@ -62,9 +62,14 @@ def view_of(job: Job, num_unread: int = 0) -> RowView:
 
 
 def observation_of(
-    jobs: Sequence[Job], caps: Sequence[int], lights: Sequence[LightStep | None], event: StepEvent
+    jobs: Sequence[Job],
+    caps: Sequence[int],
+    lights: Sequence[LightStep | None],
+    event: StepEvent,
+    seconds_loop: float = 0.0,
 ) -> StepObservation:
     """The planner's view of a step that was made: jobs, their caps and light steps, each in the order of its rows.
+    seconds_loop: what the loop took around the step.
 
     Counts in each job the steps in which it might guess (``num_asked``).
     """
@@ -74,9 +79,12 @@ def observation_of(
         drafted, accepted = job.row.steps[-1] if job.row.error is None else (0, 0)
         nodes = job.row.num_draft_tokens - job.num_draft_tokens
         known = None if light is None or job.row.error else (light.allowed, light.drafted, light.accepted)
+        by_light = None if known is None or light is None else light.preferred
         name, heat = job.choice.method.name, job.row.params.heat
-        rows.append(RowStep(job.submission.request_id, name, cap, drafted, accepted, nodes, known, heat))
-    return StepObservation(len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest)
+        rows.append(RowStep(job.submission.request_id, name, cap, drafted, accepted, nodes, known, heat, by_light))
+    return StepObservation(
+        len(rows), rows, event.seconds_draft, event.seconds_target, event.seconds_rest + seconds_loop
+    )
 
 
 def plain_reason(job: Job, planner: Planner | None) -> str | None:

@@ -88,6 +88,8 @@ class Loop:
         self.recorder = Recorder() if recorder is None else recorder
         self._seconds_per_token = 0.0  # of prefill, running mean
         self._planned: list[Member] = []  # of the last plan
+        self._led = False  # whether light parts guessed in the last step that was planned, so that others may lag
+        self._behind = 0.0  # seconds of the loop behind the last step, where the same requests go on
 
     # -- requests --------------------------------------------------------------------------------------------------
 
@@ -244,6 +246,7 @@ class Loop:
             self.waiting.appendleft(latest)
 
     def _step(self) -> list[Row]:
+        began = perf_counter()
         jobs = [self.running[id(member.row)] for member in self.batch.members]
         caps = paid = None
         coming = min(len(self.waiting), self.limits.max_rows - len(self.running))
@@ -252,6 +255,8 @@ class Loop:
         rests = self.planner is not None and same and self.planner.rest()
         if rests:
             caps = paid = [0] * len(jobs)
+        elif self.planner is not None and same and len(jobs) == 1 and (caps := self._again(jobs[0])) is not None:
+            paid = self.planner.paid
         elif self.planner is not None:
             self._planned = self.batch.members
             caps = self.share(self.planner.plan(self._views(), len(self.batch.arrivals) + coming))
@@ -259,6 +264,9 @@ class Loop:
         watched = [index for index, job in enumerate(jobs) if job.submission.watch is not None]
         alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
         event = self.batch.step(caps, paid, draft_logits=alone)
+        stepped = perf_counter()
+        # Planning a step, learning from it and handing it over take time, too, and more of it where rows guess.
+        seconds_loop = max(stepped - began - event.seconds, 0.0) + self._behind
         if self.observers or watched or self.recorder.steps is not None:
             event.light_steps = self.batch.grouped.light_steps
         if self.observers or watched:
@@ -270,10 +278,11 @@ class Loop:
                 jobs[index].submission.watch(event, index)  # type: ignore[misc]
         if self.planner is not None and not alone:  # such a step is slower than those that the planner predicts
             if rests:
-                self.planner.observe_rest(len(jobs), event.seconds)
+                self.planner.observe_rest(len(jobs), event.seconds + seconds_loop)
             else:
                 lights = self.batch.grouped.light_steps
-                self.planner.observe(observation_of(jobs, caps or (), lights, event))
+                self._led = any(one is not None and one.proposed for one in lights)
+                self.planner.observe(observation_of(jobs, caps or (), lights, event, seconds_loop))
         self.recorder.add(event, [job.num_draft_tokens for job in jobs])
         now = self.clock()
         ended: list[Job] = []
@@ -295,7 +304,13 @@ class Loop:
                 self.batch.leave(failed, remember=False)
             for job in ended:
                 self._end(job)
+        self._behind = 0.0 if ended else perf_counter() - stepped
         return [job.row for job in ended]
+
+    def _again(self, job: Job) -> list[int] | None:
+        assert self.planner is not None
+        lagging = self._led and self.batch.num_unread()[0] > 2
+        return self.planner.again(job.row.depth_limit, lagging=lagging)
 
     def _views(self) -> list[RowView]:
         """The planner's input: one entry per decoding row."""

@@ -5,6 +5,8 @@ from functools import lru_cache
 from typing import Protocol
 from weakref import WeakKeyDictionary
 
+from tokenizers.decoders import ByteLevel
+
 LONGEST_CHARACTER = 4
 """Bytes of a character, and so tokens, at most."""
 MOST_PENDING = 16
@@ -44,6 +46,7 @@ class TextStream:
         self._followed = 0  # characters of the text that this holds for
         self._final = False
         self._known = _texts(tokenizer)
+        self._joins = joins(tokenizer)
 
     def push(self, token: int) -> None:
         """Append a token; afterwards ``stopped`` says whether a stop text is complete."""
@@ -67,6 +70,11 @@ class TextStream:
         return piece
 
     def _decode(self, *, final: bool) -> None:
+        if self._joins and self._decoded == len(self._ids) - 1:
+            text = self._text_of_one(self._ids[-1])
+            if text and "\ufffd" not in text:  # whole characters behind whole ones: no neighbour changes them
+                self._add(text, len(self._ids))
+                return
         settled = self._ids[self._window : self._decoded]
         before = self._text_of_one(settled[0]) if len(settled) == 1 else self._text_of(settled)
         now = self._text_of(self._ids[self._window :])
@@ -112,6 +120,15 @@ class TextStream:
         for place, stop in enumerate(self.stop):
             self._begun[place] = _follow(stop, self._begun[place], text)
         return max(self._begun, default=0)
+
+
+def joins(tokenizer: object) -> bool:
+    """Whether the text of tokens is their own texts one behind the other, where those are of whole characters: each token
+    stands for bytes, and nothing is done to the text afterwards. To be known rather than tried: a call of ``decode`` behind
+    a pass takes 35 microseconds."""
+    decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
+    cleans = getattr(tokenizer, "clean_up_tokenization_spaces", True)
+    return cleans is False and type(tokenizer).__module__.startswith("transformers.") and type(decoder) is ByteLevel
 
 
 _TEXTS: WeakKeyDictionary[Tokenizer, dict[int, str]] = WeakKeyDictionary()

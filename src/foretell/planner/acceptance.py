@@ -2,10 +2,11 @@
 
 The rate of position k is conditional: kept, given that it was drafted and all before it were kept. A second rate says
 how often a proposal that was allowed k positions and had all before k has one at k at all (n-gram drafters often find
-none). Both are counts that fade. A request's rates are shrunk towards those of its pool (beta-binomial), and a position's
-towards the one before it, so that a depth never tried is neither assumed nor ruled out. A pool is of one method at one
-heat (``SamplingParams.heat``), since greedy text is guessed far more often than text that is drawn; it begins with what
-the method's other pools say, as a few proposals' worth.
+none). A third figure is how many nodes a tree has beyond one a position, by how deep it was allowed to be: trees of a
+given size have more of them the shallower they are. All are counts that fade. A request's rates are shrunk towards those
+of its pool (beta-binomial), and a position's towards the one before it, so that a depth never tried is neither assumed
+nor ruled out. A pool is of one method at one heat (``SamplingParams.heat``), since greedy text is guessed far more often
+than text that is drawn; it begins with what the method's other pools say, as a few proposals' worth.
 """
 
 import math
@@ -27,6 +28,7 @@ STALE_STEPS = 500.0  # steps without a proposal after which evidence counts for 
 QUANTILE = 1.3  # standard deviations: about nine in ten
 HALF_WEIGHT_PROPOSALS = 10.0  # of a request, after which one more weighs half as much in its pool as the first
 MIN_ROW_WEIGHT = 0.1
+NEIGHBOUR_SHARE = 0.125  # of a tree that may be one deeper or less deep, in what is known of a tree's nodes
 
 
 @dataclass(frozen=True)
@@ -36,15 +38,16 @@ class Curves:
     kept: Array  # P(the k-th position is drafted and kept with all before it): their sum is the expected extra tokens
     drafted: Array  # P(the proposal has a k-th position)
     optimistic: Array  # kept, at an upper quantile of what is still possible
-    branching: Array  # [B] tree nodes for each position of depth; 1 for chains
+    nodes: Array  # expected tree nodes that the k-th position adds to the pass; negative where deeper trees are smaller
 
 
 class _Counts:
-    """Faded counts. ``table`` [R, 4 L + 3]: of each position the times it was tried, kept, allowed, found; then the
-    proposals, their nodes and their depths. ``last`` [R]: the step of the latest proposal."""
+    """Faded counts. ``table`` [R, 6 L + 1]: of each position the times it was tried, kept, allowed, found; of each depth
+    the proposals that were allowed to be so deep and had a guess, and their nodes beyond one a position; last all
+    proposals. ``last`` [R]: the step of the latest one."""
 
     def __init__(self, num_rows: int, max_depth: int) -> None:
-        self.table = np.zeros((num_rows, 4 * max_depth + 3))
+        self.table = np.zeros((num_rows, 6 * max_depth + 1))
         self.last = np.zeros(num_rows)
 
     def grow(self, num_rows: int) -> None:
@@ -70,10 +73,11 @@ class Acceptance:
         self._family: list[list[int]] = []  # of each pool: all of its method, itself included
         self._pools = _Counts(0, depth)
         self._lent: dict[int, Array | None] = {}  # to each pool, by the others of its family; None: there are none
-        self._pool_rates: dict[int, tuple[list[list[float]], list[list[float]], float]] = {}
+        self._pool_rates: dict[int, tuple[list[list[float]], list[list[float]], list[float]]] = {}
         self._queue: list[tuple[int, int, int, int, int, int]] = []
         self._step = 0
         # What a proposal adds to the counts, by (drafted, accepted) and by (allowed, drafted).
+        self._near = NEIGHBOUR_SHARE ** np.abs(np.arange(depth)[:, None] - np.arange(depth))
         at, one, two = np.arange(depth), np.arange(depth + 1)[:, None, None], np.arange(depth + 1)[None, :, None]
         kept = np.concatenate([(two >= at) & (one > at), (two > at) & (one > at)], axis=2)
         found = np.concatenate([(two >= at) & (one > at), (two > at) & (one > at)], axis=2)
@@ -116,15 +120,14 @@ class Acceptance:
         """Proposals at this heat that a method's rates rest on, faded."""
         self._count()
         place = self._pool_places.get((method, heat))
-        return 0.0 if place is None else float(self._pools.table[place, -3])
+        return 0.0 if place is None else float(self._pools.table[place, -1])
 
     def curve(
         self, method: str, request_id: str, depth: int, heat: int = 0
     ) -> tuple[list[float], list[float], list[float]]:
         """kept, expected nodes and optimistic, each up to ``depth``, of one request."""
         curves = self.curves([request_id], [method], [heat])
-        nodes = curves.drafted[0, :depth] * curves.branching[0]
-        return curves.kept[0, :depth].tolist(), nodes.tolist(), curves.optimistic[0, :depth].tolist()
+        return tuple(line[0, :depth].tolist() for line in (curves.kept, curves.nodes, curves.optimistic))
 
     def curves(self, request_ids: Sequence[str], methods: Sequence[str], heats: Sequence[int] | None = None) -> Curves:
         """What to expect of these requests, one row each; heats None: all are greedy."""
@@ -136,9 +139,9 @@ class Acceptance:
         self._count()
         for pool in set(pools) - self._pool_rates.keys():
             self._pool_rates[pool] = self._pool(pool)
-        rates, known, branching = zip(*[self._pool_rates[pool] for pool in pools], strict=True)
+        rates, known, extra = zip(*[self._pool_rates[pool] for pool in pools], strict=True)
         rate = np.array(rates)  # [B, 2, L]: kept, found
-        counts = self._rows.table[slots, :-3].reshape(len(slots), 2, 2, self.max_depth)
+        counts = self._rows.table[slots, : 4 * self.max_depth].reshape(len(slots), 2, 2, self.max_depth)
         tries = counts[:, :, 0]
         rate = (counts[:, :, 1] + POOL_WEIGHT * rate) / (tries + POOL_WEIGHT)
         kept, drafted = np.cumprod(rate, axis=2).swapaxes(0, 1)
@@ -146,7 +149,7 @@ class Acceptance:
         pool_age = np.exp((self._pools.last[pools] - self._step) / STALE_STEPS)[:, None, None]
         weight = tries * age + np.minimum(POOL_WEIGHT, PRIOR_WEIGHT + np.array(known) * pool_age)
         optimistic = np.cumprod(_upper(rate, weight), axis=2)
-        return Curves(kept * drafted, drafted, optimistic[:, 0] * optimistic[:, 1], np.array(branching))
+        return Curves(kept * drafted, drafted, optimistic[:, 0] * optimistic[:, 1], _nodes(drafted, np.array(extra)))
 
     def _curves_of_one(self, request_id: str, method: str, heat: int) -> Curves:
         """The same for one row, in plain Python: on so few numbers, behind a pass, each call of numpy takes as long as all
@@ -155,9 +158,9 @@ class Acceptance:
         self._count()
         if pool not in self._pool_rates:
             self._pool_rates[pool] = self._pool(pool)
-        rates, known, branching = self._pool_rates[pool]
+        rates, known, extra = self._pool_rates[pool]
         depth = self.max_depth
-        counts = self._rows.table[slot, :-3].tolist()
+        counts = self._rows.table[slot, : 4 * depth].tolist()
         age = math.exp((self._rows.last[slot] - self._step) / STALE_STEPS)
         pool_age = math.exp((self._pools.last[pool] - self._step) / STALE_STEPS)
         by_kind, hopes = [], [1.0] * depth
@@ -175,7 +178,12 @@ class Acceptance:
                 hopes[place] *= hope
             by_kind.append(line)
         kept = [one * other for one, other in zip(*by_kind, strict=True)]
-        return Curves(np.array([kept]), np.array([by_kind[1]]), np.array([hopes]), np.array([branching]))
+        drafted = by_kind[1]
+        nodes, before = [], 0.0
+        for found, more in zip(drafted, extra, strict=True):
+            nodes.append(found + drafted[0] * (more - before))
+            before = more
+        return Curves(np.array([kept]), np.array([drafted]), np.array([hopes]), np.array([nodes]))
 
     def _slot(self, request_id: str) -> int:
         slot = self._slots.get(request_id)
@@ -214,15 +222,17 @@ class Acceptance:
 
     def _count_many(self, queue: NDArray[np.int64]) -> None:
         """queue [Q, 6]: slot, pool, cap, drafted, accepted, nodes."""
-        slots, pools, cap, drafted, accepted, _ = queue.T
-        base, rows = self.max_depth + 1, self._rows
-        own = np.ones((len(queue), 3))
-        own[:, 1], own[:, 2] = queue[:, 5], drafted
+        slots, pools, cap, drafted, accepted, nodes = queue.T
+        base, rows, each = self.max_depth + 1, self._rows, np.arange(len(queue))
+        trees = np.zeros((len(queue), 2 * self.max_depth + 1))
+        trees[each, cap - 1] = drafted > 0
+        trees[each, self.max_depth + cap - 1] = np.where(drafted > 0, nodes - drafted, 0)
+        trees[:, -1] = 1.0
         new = np.concatenate(
-            [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], own], axis=1
+            [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], trees], axis=1
         )
         # A long request counts less per proposal than short ones: the pool is for requests that have just begun.
-        weight = np.maximum(1.0 / (1.0 + rows.table[slots, -3] / HALF_WEIGHT_PROPOSALS), MIN_ROW_WEIGHT)
+        weight = np.maximum(1.0 / (1.0 + rows.table[slots, -1] / HALF_WEIGHT_PROPOSALS), MIN_ROW_WEIGHT)
         rows.table *= np.exp(np.bincount(slots, minlength=len(rows.last)) / -ROW_MEMORY)[:, None]
         np.add.at(rows.table, slots, new)
         rows.last[slots] = self._step
@@ -236,10 +246,14 @@ class Acceptance:
     def _count_one(self, slot: int, pool: int, cap: int, drafted: int, accepted: int, nodes: int) -> None:
         """``_count_many`` of a queue of one, with a third of the calls."""
         base, row, pools = self.max_depth + 1, self._rows.table[slot], self._pools.table
+        trees = [0.0] * (2 * self.max_depth + 1)
+        if drafted:
+            trees[cap - 1], trees[self.max_depth + cap - 1] = 1.0, nodes - drafted
+        trees[-1] = 1.0
         new = np.concatenate(
-            [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], (1.0, nodes, drafted)]
+            [self._adds_kept[drafted * base + accepted], self._adds_found[cap * base + drafted], trees]
         )
-        weight = max(1.0 / (1.0 + float(row[-3]) / HALF_WEIGHT_PROPOSALS), MIN_ROW_WEIGHT)
+        weight = max(1.0 / (1.0 + float(row[-1]) / HALF_WEIGHT_PROPOSALS), MIN_ROW_WEIGHT)
         row *= math.exp(-1.0 / ROW_MEMORY)
         row += new
         pools[pool] = pools[pool] * math.exp(-weight / POOL_MEMORY) + weight * new
@@ -260,8 +274,9 @@ class Acceptance:
             self._lent[pool] = _at_most(self._pools.table[others].sum(axis=0)) if others else None
         return self._lent[pool]
 
-    def _pool(self, pool: int) -> tuple[list[list[float]], list[list[float]], float]:
-        """Rates of a pool [2, L] (kept, found), how many of its own tries they rest on [2, L], and its branching."""
+    def _pool(self, pool: int) -> tuple[list[list[float]], list[list[float]], list[float]]:
+        """Rates of a pool [2, L] (kept, found), how many of its own tries they rest on [2, L], and the nodes beyond one a
+        position of a proposal that may be so deep [L]."""
         counts, lent, most = self._pools.table[pool], self._lent_to(pool), self.max_depth
         own: list[float] = counts.tolist()
         table: list[float] = own if lent is None else (counts + lent).tolist()
@@ -275,17 +290,25 @@ class Acceptance:
                 line.append(rate)
                 weight = CHAIN_WEIGHT
             rates.append(line)
-        nodes, depth = table[-2], table[-1]
-        branching = max(nodes / depth, 1.0) if depth > 0 else 1.0
-        return rates, [own[:most], own[2 * most : 3 * most]], branching
+        extra = [0.0] * most
+        if any(table[5 * most : 6 * most]):  # depths that were not tried are like those beside them
+            tried, nodes = np.array(table[4 * most : 6 * most]).reshape(2, most) @ self._near
+            extra = (nodes / np.maximum(tried, 1e-30)).tolist()
+        return rates, [own[:most], own[2 * most : 3 * most]], extra
 
 
 def _at_most(table: Array) -> Array:
     """Counts of one row of ``_Counts.table``, each position's scaled so that it was tried ``LENT_WEIGHT`` times at most."""
-    counts = table[:-3].reshape(2, 2, -1)
+    counts = table[:-1].reshape(3, 2, -1)
     scaled = counts * (LENT_WEIGHT / np.maximum(counts[:, :1], LENT_WEIGHT))
-    whole: Array = table[-3:] * (LENT_WEIGHT / max(float(table[-3]), LENT_WEIGHT))
-    return np.concatenate([scaled.ravel(), whole])
+    return np.append(scaled.ravel(), min(float(table[-1]), LENT_WEIGHT))
+
+
+def _nodes(drafted: Array, extra: Array) -> Array:
+    """[B, L] nodes that each position adds: its own, and by how many more than those less deep trees have that are so
+    deep."""
+    more: Array = drafted + drafted[:, :1] * np.diff(extra, axis=1, prepend=0.0)
+    return more
 
 
 def _upper(rate: Array, weight: Array) -> Array:

@@ -19,7 +19,7 @@ class Problem:
 
     kept: Array  # P(kept to this depth), 0 where the row may not go so deep; falls with depth
     drafted: Array  # P(drafted to this depth)
-    branching: Array  # [B] nodes for each position
+    nodes: Array  # expected nodes that this depth adds to the pass
     method: Ints  # [B]
     entry: Array  # [B] seconds that a row's first guess costs beside its drafting
     draft: Array  # [M, L, B + 1] seconds that the r-th row to reach a depth adds; [..., 0] is unused
@@ -70,7 +70,7 @@ def price(problem: Problem, caps: Sequence[int]) -> Allocation:
     on = np.arange(depth)[None] < np.asarray(caps)[:, None]
     if not on.any():
         return Allocation(list(caps), float(num_rows), problem.plain)
-    nodes = np.asarray((problem.drafted * on * problem.branching[:, None]).sum())
+    nodes = np.asarray((problem.nodes * on).sum())
     seconds = float((problem.entry * on[:, 0]).sum())
     for method in range(len(problem.draft)):
         rows = (on & (problem.method == method)[:, None]).sum(axis=0)
@@ -103,7 +103,7 @@ def search(problem: Problem) -> Allocation | None:
     group = method * depth + level
     rank = _ranks(group, num_methods * depth)
     cost = problem.draft[method, level, rank] + np.where(level == 0, problem.entry[row], 0.0)
-    kept, nodes = problem.kept[row, level], problem.drafted[row, level] * problem.branching[row]
+    kept, nodes = problem.kept[row, level], problem.nodes[row, level]
     missing = None
     if (problem.drafted[row, level] < 0.999).any():
         first = np.minimum(problem.drafted[row, 0], 1.0 - 1e-9)
@@ -156,7 +156,7 @@ def _of_row(problem: Problem, deepest: int, *, all_depths: bool = False) -> Iter
     """The depths 1, 2, ... of a batch of one with what each brings and costs, up to the first that is not allowed. In plain
     Python: on so few numbers, behind a pass, each call of numpy takes as long as all of this."""
     kept, drafted = problem.kept[0].tolist(), problem.drafted[0].tolist()
-    costs, branching = problem.draft[problem.method[0], :, 1].tolist(), float(problem.branching[0])
+    costs, more = problem.draft[problem.method[0], :, 1].tolist(), problem.nodes[0].tolist()
     xs, ys = problem.points
     tokens, nodes, draft = 1.0, 0.0, float(problem.entry[0])
     some = min(max(drafted[0], 1e-9), 1.0)  # P(anything is drafted)
@@ -164,7 +164,7 @@ def _of_row(problem: Problem, deepest: int, *, all_depths: bool = False) -> Iter
         if kept[level] <= 0.0 and not all_depths:
             return
         tokens += kept[level]
-        nodes += drafted[level] * branching
+        nodes += more[level]
         draft += costs[level]
         width = nodes / some
         after = min(max(bisect_left(xs, width), 1), len(xs) - 1)

@@ -1,7 +1,9 @@
 """Two planners in one, for methods of which a part guesses for next to nothing (``hybrid``: suffix, else a draft model).
 
 Each step is one of three: the whole method guesses, its light part alone, or nobody. The light part is planned first, and
-what it is expected to bring takes the place of plain decoding when the whole method is weighed.
+what it is expected to bring takes the place of plain decoding when the whole method is weighed. Where steps say whose
+guess the whole method proposes, its own guesses and its light part's are known apart (``shares.py``), so that text which
+repeats itself speaks for both, whichever guessed.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,6 +14,7 @@ from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.planner import Planner, all_ask
+from foretell.planner.shares import LightShares
 
 LIGHT_PERIOD = 4
 """Steps of the whole method after which its light part is weighed again, while the plan stands: it takes a percent of a
@@ -24,7 +27,8 @@ class LayeredPlanner(Planner):
     def __init__(self, costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str], *, depth: int) -> None:
         """parts: of each method that has one, the name of its light part; ``costs`` knows both. depth: the most that a
         light part guesses."""
-        super().__init__(costs, acceptance)
+        self._shares = LightShares()
+        super().__init__(costs, acceptance, shares=self._shares)
         self.parts = dict(parts)
         self.light = Planner(costs, Acceptance(depth), corrections=self.corrections)
         self._rate = 0.0  # tokens a second that the whole method is expected to bring; 0 while it does not guess
@@ -57,6 +61,7 @@ class LayeredPlanner(Planner):
     def forget(self, request_id: str) -> None:
         """See ``Planner``."""
         super().forget(request_id)
+        self._shares.forget(request_id)
         self.light.forget(request_id)
 
     def plan(self, rows: Sequence[RowView], arriving: int = 0) -> list[int]:
@@ -67,6 +72,7 @@ class LayeredPlanner(Planner):
         self._unasked += 1
         if self._unasked < LIGHT_PERIOD and not arriving and self._goes_on(rows):
             return self._widened(rows, super().plan(rows, arriving))
+        self._learn_waiting()
         self._unasked = 0
         views = [self._light_view(row) for row in rows]
         before = self._rate
@@ -89,6 +95,21 @@ class LayeredPlanner(Planner):
         self._lit = True
         self.paid = [0] * len(rows)
         return light
+
+    def again(self, depth_limit: int, *, lagging: bool) -> list[int] | None:
+        """See ``Planner``."""
+        if self._unasked + 1 >= LIGHT_PERIOD:
+            return None
+        caps = super().again(depth_limit, lagging=lagging)
+        if caps is None:
+            return None
+        self._unasked += 1
+        self.paid, self._lit = None, False
+        ((_, method, most),) = self._ids
+        if method not in self.parts:
+            return caps
+        self.paid = caps
+        return [max(cap, min(most, depth_limit)) if cap else 0 for cap in caps]
 
     def _widened(self, rows: Sequence[RowView], caps: list[int]) -> list[int]:
         """The whole method guesses as deep as planned (``paid``), and its light part, which is asked in the same step and
@@ -117,6 +138,7 @@ class LayeredPlanner(Planner):
 
     def observe_rest(self, batch: int, seconds: float) -> None:
         """See ``Planner``."""
+        self._learn_waiting()
         self.light.observe_rest(batch, seconds)
         self.earn(seconds)
         self.guessed_last = False
@@ -137,10 +159,15 @@ class LayeredPlanner(Planner):
             return replace(row, max_depth=0, num_unread=0)
         return replace(row, method=part, num_unread=0)
 
-    def observe(self, step: StepObservation) -> None:
+    @property
+    def _can_wait(self) -> bool:
+        return not self._lit and super()._can_wait
+
+    def _observe(self, step: StepObservation) -> None:
         """See ``Planner``: each step teaches the planner that planned it; and where its rows say what their light parts
         would have done, the other one too. So the light part is known though the whole method guesses, and is not tried in
         its place to find out."""
+        self._learn_shares(step)
         if not self._lit:
             if self.paid is not None and len(self.paid) == len(
                 step.rows
@@ -150,17 +177,23 @@ class LayeredPlanner(Planner):
                     for row, paid in zip(step.rows, self.paid, strict=True)
                 ]
                 step = replace(step, rows=rows)
-            super().observe(step)
+            super()._observe(step)
             self.light.earn(step.seconds)
             self._learn_light(step)
             return
-        rows = [replace(row, method=self.parts.get(row.method, row.method)) for row in step.rows]
-        self.light.observe(replace(step, rows=rows))
+        rows = [replace(row, method=self.parts.get(row.method, row.method), by_light=None) for row in step.rows]
+        self.light._observe(replace(step, rows=rows))
         self.earn(step.seconds)
         self.guessed_last = self.light.guessed_last
         worth, seconds = self.light.last
         if seconds:
             self._count(worth, seconds)
+
+    def _learn_shares(self, step: StepObservation) -> None:
+        for row in step.rows:
+            if row.by_light is not None and row.cap:
+                nodes, accepted = (row.num_nodes, row.accepted) if row.by_light else (0, 0)
+                self._shares.observe(row.request_id, row.method, row.heat, nodes, accepted)
 
     def _learn_light(self, step: StepObservation) -> None:
         known = [(row, part, row.light) for row in step.rows if (part := self.parts.get(row.method)) and row.light]

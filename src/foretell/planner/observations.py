@@ -31,6 +31,9 @@ class RowStep:
         None  # (cap, drafted, accepted) of its light part by itself, where that is known
     )
     heat: int = 0  # as in ``RowView``
+    by_light: bool | None = (
+        None  # whether the whole method's proposal is, or would be, its light part's; None: not known
+    )
 
     @property
     def num_nodes(self) -> int:
@@ -46,7 +49,7 @@ class StepObservation:
     rows: Sequence[RowStep]
     seconds_draft: float
     seconds_target: float
-    seconds_rest: float
+    seconds_rest: float  # all else between the end of the step before and its own, the loop's time around it included
 
     @property
     def seconds(self) -> float:

@@ -19,6 +19,7 @@ from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView, StepObservation
 from foretell.planner.problems import Problems, Question, steps_ahead
+from foretell.planner.shares import LightShares
 
 MODES = ("auto", "on", "off")
 GAIN_TO_START = 0.05  # expected gain over plain decoding needed to start guessing ...
@@ -27,6 +28,7 @@ MAX_ARRIVING_SHARE = 0.25  # of the decoding rows: where more join, guessing is 
 MIN_CHARGE_PASSES = 0.05  # least charge of a plain trial step: bounds the trials at near ties
 PERIOD = 16  # steps between plans while nothing joins or leaves; every step while much is unknown
 PERIOD_PLAIN = 64  # ... and while nothing guesses
+TOGETHER = 8  # steps that are learned from together, at most, while a plan stands that much is known for
 PLAIN_TRIAL_PERIOD = 16  # guessing steps before a plain one is tried, to see what it costs now
 ENOUGH_PROPOSALS = 24.0  # of a method at one heat, after which its rates no longer change by the step
 SPEEDUP_DECAY = 1.0 / 200.0  # of the live speedup, per step
@@ -52,16 +54,22 @@ class Planner:
     """Of the last plan: the depth that each row may guess with guesses that cost time, where that is another."""
 
     def __init__(
-        self, costs: CostTable, acceptance: Acceptance, *, mode: str = "auto", corrections: Corrections | None = None
+        self,
+        costs: CostTable,
+        acceptance: Acceptance,
+        *,
+        mode: str = "auto",
+        corrections: Corrections | None = None,
+        shares: LightShares | None = None,
     ) -> None:
-        """corrections: shared with another planner of the same steps."""
+        """corrections: shared with another planner of the same steps. shares: see ``Problems``."""
         if mode not in MODES:
             raise ConfigError(f"speculation is one of {', '.join(MODES)}; given {mode!r}")
         self.costs = costs
         self.acceptance = acceptance
         self.mode = mode
         self.corrections = corrections or Corrections(costs.methods)
-        self._problems = Problems(costs, acceptance, self.corrections)
+        self._problems = Problems(costs, acceptance, self.corrections, shares)
         self._floor = 0.0  # tokens a second that can be had without any of these guesses, where plain decoding has less
         self.last = (0.0, 0.0)  # of the last step: seconds that plain decoding would have taken, and seconds
         self._account = TrialAccount()
@@ -77,11 +85,14 @@ class Planner:
         self._plain_seconds = self._seconds = self._known = 0.0
         self._since_plain = PLAIN_TRIAL_PERIOD
         self.guessed_last = False
+        # Steps that are still to be learned from, and what was planned for them: ``paid``, depths, whether drafters lagged.
+        self._waiting: list[tuple[StepObservation, list[int] | None, list[int], bool]] = []
 
     @property
     def speedup(self) -> float | None:
-        """Tokens a second now, over those of plain decoding. A plain step counts 1, and no step more than its tokens a row.
-        None before any step, where no plain step was seen for long, and in the modes that measure no costs."""
+        """Tokens a second over those of plain decoding, up to a few steps ago. A plain step counts 1, and no step more than
+        its tokens a row. None before any step, where no plain step was seen for long, and in the modes that measure no
+        costs."""
         known = self._seconds and self.mode == "auto" and (not self.guessed_last or self._knows_plain)
         return self._plain_seconds / self._seconds if known else None
 
@@ -131,8 +142,9 @@ class Planner:
 
     def use(self, costs: CostTable, corrections: Corrections | None = None) -> None:
         """Plan by another table from now on: corrections of the one before are dropped, acceptance is kept."""
+        self._learn_waiting()
         self.costs, self.corrections = costs, corrections or Corrections(costs.methods)
-        self._problems = Problems(costs, self.acceptance, self.corrections)
+        self._problems = Problems(costs, self.acceptance, self.corrections, self._problems.shares)
         self._account = TrialAccount()
         self._ids, self.standing, self._guessing = [], _Plan([]), False
 
@@ -142,6 +154,7 @@ class Planner:
 
     def forget(self, request_id: str) -> None:
         """A request has ended; its estimates are not used for another request, even one of the same name."""
+        self._learn_waiting()
         self.acceptance.forget(request_id)
         self._ids = []
 
@@ -154,6 +167,7 @@ class Planner:
             return True
         if not self._guessing:
             return False
+        self._learn_waiting()
         plain = self._problems.plain(len(rows))
         question = self._problems.of(rows, plain)
         best = None if question is None else search(question.problem)
@@ -180,6 +194,7 @@ class Planner:
         self._age += 1
         due = self._age >= self._patience or (not self._guessing and self._account.is_due)
         if ids != self._ids or due:
+            self._learn_waiting()
             self._ids, self._age = ids, 0
             self.standing = self._decide(rows)
             self._patience = 1 if self.standing.trial else self._period(rows)
@@ -188,6 +203,20 @@ class Planner:
         self._caps = [
             cap if cap <= row.depth_limit else max(row.depth_limit, 0) for cap, row in zip(caps, rows, strict=True)
         ]
+        return list(self._caps)
+
+    def again(self, depth_limit: int, *, lagging: bool) -> list[int] | None:
+        """What ``plan`` would say now, for the one row that it was asked for last, while that guesses by a standing plan;
+        None where ``plan`` must be asked. Behind a pass, a view of the row takes some 35 microseconds.
+
+        depth_limit: of the row. lagging: whether its drafter has more than two tokens to read.
+        """
+        standing = self._guessing and not self.standing.trial and len(self._ids) == 1 and self.mode == "auto"
+        if not standing or self._age + 1 >= self._patience:
+            return None
+        self._age += 1
+        self._lagging = lagging
+        self._caps = [max(min(self.standing.caps[0], depth_limit), 0)]
         return list(self._caps)
 
     def rest(self) -> bool:
@@ -299,7 +328,32 @@ class Planner:
         self._account.earn(seconds)
 
     def observe(self, step: StepObservation) -> None:
-        """To be called after every step, with its measurements."""
+        """To be called after every step, with its measurements. While a plan stands that much is known for, a few steps are
+        learned from together: behind a pass code and data are cold, and the first costs more than those after it."""
+        if self._can_wait:
+            self._waiting.append((step, self.paid, self._caps, self._lagging))
+            self.guessed_last = any(row.drafted for row in step.rows)
+            return
+        self._learn_waiting()
+        self._observe(step)
+
+    @property
+    def _can_wait(self) -> bool:
+        standing = self._guessing and not self.standing.trial and not self.standing.charged
+        return standing and self._patience == PERIOD and len(self._waiting) < TOGETHER - 1
+
+    def _learn_waiting(self) -> None:
+        """Learn from the steps that wait for it."""
+        if not self._waiting:
+            return
+        waiting, self._waiting = self._waiting, []
+        now = self.paid, self._caps, self._lagging
+        for step, paid, caps, lagging in waiting:
+            self.paid, self._caps, self._lagging = paid, caps, lagging
+            self._observe(step)
+        self.paid, self._caps, self._lagging = now
+
+    def _observe(self, step: StepObservation) -> None:
         seconds = step.seconds
         if step.batch < 1 or seconds <= 0.0:
             return
@@ -324,6 +378,7 @@ class Planner:
 
     def observe_rest(self, batch: int, seconds: float) -> None:
         """``observe`` of a step after ``rest``."""
+        self._learn_waiting()
         if batch < 1 or seconds <= 0.0:
             return
         self.acceptance.tick()
@@ -353,25 +408,28 @@ class Planner:
     def _learn(self, step: StepObservation) -> int:
         """Count accepted guesses and correct the costs. Returns the number of accepted guesses."""
         asked: dict[str, list[int]] = {}
-        accepted = nodes = 0
+        accepted = nodes = by_light = 0
         if any(self._caps) or any(row.cap for row in step.rows):
             for row in step.rows:
                 accepted += row.accepted
                 if row.cap < 1:
                     continue
                 nodes += row.num_nodes
+                if row.by_light:  # it says nothing of the method's own guesses, nor of their cost
+                    by_light += 1
+                    continue
                 asked.setdefault(row.method, []).append(row.cap)
                 self.acceptance.observe(
                     row.request_id, row.method, row.cap, row.drafted, row.accepted, row.nodes, row.heat
                 )
-        if not asked:
+        if not asked and not by_light:
             self._learn_plain(step.batch, step.seconds)
             return accepted
         self._skip = 0
         kind = "guess" if nodes else "plain"
         measured = step.seconds_target + step.seconds_rest
         self.corrections.observe(kind, measured, self.costs.verify(step.batch, step.batch + nodes))
-        if len(asked) == 1 and not self._lagging:  # the table does not include catching up
+        if len(asked) == 1 and not by_light and not self._lagging:  # the table does not include catching up
             ((method, caps),) = asked.items()
             expected = self._problems.draft_seconds(method, caps, step.batch)
             self.corrections.observe_draft(method, step.seconds_draft, expected)

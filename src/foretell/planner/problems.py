@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from statistics import fmean
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,6 +12,7 @@ from foretell.planner.allocation import Problem
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView
+from foretell.planner.shares import LightShares, mixed
 
 Array = NDArray[np.float64]
 
@@ -35,8 +37,16 @@ class Question:
 class Problems:
     """Builds allocation problems with the corrected costs. Caches what depends on the table alone."""
 
-    def __init__(self, costs: CostTable, acceptance: Acceptance, corrections: Corrections) -> None:
+    def __init__(
+        self,
+        costs: CostTable,
+        acceptance: Acceptance,
+        corrections: Corrections,
+        shares: LightShares | None = None,
+    ) -> None:
+        """shares: of steps in which methods propose what their light parts guess; ``acceptance`` is of the others."""
         self.costs = costs
+        self.shares = shares
         self.acceptance = acceptance
         self.corrections = corrections
         self._grids: dict[tuple[str, int], Array] = {}
@@ -53,9 +63,11 @@ class Problems:
         if not any(able):
             return None
         requests, methods, heats = zip(*[(row.request_id, row.method, row.heat) for row in rows], strict=True)
-        curves = self.acceptance.curves(requests, methods, heats)
+        curves, own = self.acceptance.curves(requests, methods, heats), [1.0] * len(rows)
+        if self.shares is not None:
+            curves, own = mixed(curves, [self.shares.of(*row) for row in zip(requests, methods, heats, strict=True)])
         if len(rows) == 1:
-            return self._of_one(rows[0], curves, plain)
+            return self._of_one(rows[0], curves, plain, own[0])
         batch, depth = curves.kept.shape
         names = sorted({row.method for row, can in zip(rows, able, strict=True) if can})
         place = {name: index for index, name in enumerate(names)}
@@ -65,30 +77,34 @@ class Problems:
         depth = int(limits.max())
         allowed = np.arange(depth)[None] < limits[:, None]
         factors = self.corrections
+        drafts = {  # a method's drafting, as often as its rows make guesses of their own
+            name: factors.draft[name] * fmean(share for row, share in zip(rows, own, strict=True) if row.method == name)
+            for name in names
+        }
         entry = [self._entry(row) if can and row.num_unread > 1 else 0.0 for row, can in zip(rows, able, strict=True)]
         problem = Problem(
             kept=np.where(allowed, curves.kept[:, :depth], 0.0),
             drafted=curves.drafted[:, :depth],
-            branching=curves.branching,
+            nodes=curves.nodes[:, :depth],
             method=np.array([place.get(row.method, 0) for row in rows]),
             entry=np.array(entry),
-            draft=np.stack([self._grid(name, batch)[:depth] * factors.draft[name] for name in names]),
+            draft=np.stack([self._grid(name, batch)[:depth] * drafts[name] for name in names]),
             curve=self.costs.verify_curve(batch),
             plain=plain,
             guess_factor=factors.guess,
         )
         return Question(problem, curves)
 
-    def _of_one(self, row: RowView, curves: Curves, plain: float) -> Question:
-        """The same for one row that may guess."""
+    def _of_one(self, row: RowView, curves: Curves, plain: float, own: float) -> Question:
+        """The same for one row that may guess, by itself in a share ``own`` of its steps."""
         depth = min(row.max_depth, row.depth_limit, curves.kept.shape[1])
         problem = Problem(
             kept=curves.kept[:, :depth],
             drafted=curves.drafted[:, :depth],
-            branching=curves.branching,
+            nodes=curves.nodes[:, :depth],
             method=_FIRST,
             entry=np.array([self._entry(row) if row.num_unread > 1 else 0.0]),
-            draft=(self._grid(row.method, 1)[:depth] * self.corrections.draft[row.method])[None],
+            draft=(self._grid(row.method, 1)[:depth] * (self.corrections.draft[row.method] * own))[None],
             curve=self.costs.verify_curve(1),
             plain=plain,
             guess_factor=self.corrections.guess,

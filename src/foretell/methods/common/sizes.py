@@ -36,6 +36,8 @@ def check_sizes(config: Any) -> None:
         raise ModelError(str(error)) from None
     for field in dataclasses.fields(config):
         name, value = field.name, getattr(config, field.name)
+        if value is None:  # where its type allows that
+            continue
         if name in RANGES:
             least, most = RANGES[name]
             if not least <= value <= most:

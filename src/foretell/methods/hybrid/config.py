@@ -14,7 +14,7 @@ from foretell.draft.legality import parse_draws, refusal
 from foretell.draft.shapes import Chain, Shape, Sized, parse_shape
 from foretell.draft.suffix import Suffix, SuffixConfig
 from foretell.methods.hybrid.drafter import MOST_GRAFTED, Hybrid
-from foretell.methods.hybrid.size import TOKENS, tree_size
+from foretell.methods.hybrid.size import TOKENS, size_for
 
 SECONDS = ("eagle3", "eagle1", "draft_model", "medusa", "dflash")
 """Methods that can stand behind suffix: their drafters join, and run no layer of the target themselves."""
@@ -128,5 +128,5 @@ class HybridConfig(MethodConfig):
         shape = self.second_proposal
         if self.second_shape is None and isinstance(shape, Sized):
             chains_only = loader.target.spec.chains_only
-            shape = Chain(self.second_tokens) if chains_only else replace(shape, size=tree_size(loader.target))
+            shape = Chain(self.second_tokens) if chains_only else replace(shape, size=size_for(loader.target))
         return Hybrid(Suffix(), second, shape=shape, discount=self.discount, coupled=self.second_shape is None)

@@ -87,6 +87,7 @@ class HybridDrafter(Drafter):
         self.coupled = coupled
         self._grafts = False  # whether the second method's trees of this step may hold tokens of suffixes
         self._scores: list[float] | None = None  # of the suffix proposals of this step, 0 where the second one guessed
+        self._preferred: list[bool | None] = []  # whether the whole method takes suffix's, or would where it guesses
         # Of each row how deep suffix might guess, its guess, and the score of that.
         self._found: list[tuple[int, list[int], float]] | None = None
         self._light: list[LightStep] | None = None
@@ -104,6 +105,7 @@ class HybridDrafter(Drafter):
         """FIXED chains in rows that follow a suffix, the second method's trees in all others that may spend time."""
         if not any(context.depth_limit):  # asked not to guess, as in most steps where guessing does not pay
             self._found, self._scores = [(0, [], 0.0)] * len(self.worths), [0.0] * len(self.worths)
+            self._preferred = [None] * len(self.worths)
             return root_tree(context.pending)
         found = self.suffix.guesses(context, shape)
         self._found = [
@@ -111,9 +113,10 @@ class HybridDrafter(Drafter):
             for limit, (guess, score) in zip(context.depth_limit, found, strict=True)
         ]
         paid = context.depth_limit if context.paid_limit is None else context.paid_limit
+        self._preferred = [worth.prefers_suffix(score) for worth, (_, score) in zip(self.worths, found, strict=True)]
         chosen = [
-            worth.prefers_suffix(score) or (score > 0.0 and not most)
-            for worth, (_, score), most in zip(self.worths, found, paid, strict=True)
+            first or (score > 0.0 and not most)
+            for first, (_, score), most in zip(self._preferred, found, paid, strict=True)
         ]
         self._scores = [score if first else 0.0 for (_, score), first in zip(found, chosen, strict=True)]
         nodes: list[list[Node]] = [guess if first else [] for (guess, _), first in zip(found, chosen, strict=True)]
@@ -142,8 +145,10 @@ class HybridDrafter(Drafter):
         self.second.observe(commit)
         found, self._found = self._found, None
         self._light = None if found is None or self._scores is None else [
-            LightStep.of(allowed, guess, emitted, proposed=score > 0.0)
-            for (allowed, guess, _), emitted, score in zip(found, commit.tokens, self._scores, strict=True)
+            LightStep.of(allowed, guess, emitted, proposed=score > 0.0, preferred=preferred)
+            for (allowed, guess, _), emitted, score, preferred in zip(
+                found, commit.tokens, self._scores, self._preferred, strict=True
+            )
         ]  # fmt: skip
         if self._scores is None or found is None:
             return

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from time import perf_counter
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -19,6 +20,17 @@ LEAST_BYTES = 64 << 20
 FEW_BYTES = 512 << 20
 """Of weights: a smaller target is timed in more rounds, which take no longer."""
 CONTEXT, ROUNDS, MORE_ROUNDS = 64, 4, 12
+
+_known: WeakKeyDictionary[CausalModel, int] = WeakKeyDictionary()
+
+
+def size_for(model: CausalModel) -> int:
+    """``tree_size``, asked once of a model: methods that are loaded for it side by side grow trees of one size, whatever
+    the machine did in between."""
+    size = _known.get(model)
+    if size is None:
+        size = _known[model] = tree_size(model)
+    return size
 
 
 def tree_size(model: CausalModel) -> int:
