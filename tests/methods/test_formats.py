@@ -22,10 +22,11 @@ from foretell.methods.common import files, formats
 from foretell.methods.common.head import Head
 from foretell.methods.common.layout import TargetInfo
 from foretell.methods.common.load import load_head
+from foretell.methods.common.reduced import draft_vocabulary
 from foretell.methods.common.rope import RopeScaling
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
-from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.methods.eagle.parallel import PEagleHead, PEagleHeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig

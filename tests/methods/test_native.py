@@ -18,6 +18,7 @@ from foretell.draft.base import Method
 from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfig, predicted
 from foretell.methods.acceptance.native import speed_up
 from foretell.methods.common.head import Head
+from foretell.methods.common.reduced import draft_vocabulary
 from foretell.methods.dflash.drafter import DFlash
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.drafter import Eagle1, Eagle3
@@ -71,7 +72,10 @@ def flash(**options: Any) -> DFlashHead:
         hidden_size=32, vocab_size=VOCAB, intermediate_size=40, num_heads=4, num_kv_heads=2, head_dim=16, num_layers=2,
         block_size=5, layer_ids=(0, 2), mask_token_id=3, rope_theta=100.0,
     )  # fmt: skip
-    made: DFlashHead = stirred(DFlashHead.fresh(replace(config, **options), model=target()))
+    config = replace(config, **options)
+    size = config.draft_vocab_size
+    some = None if size is None else draft_vocabulary((torch.arange(VOCAB) * 7) % 11, size)
+    made: DFlashHead = stirred(DFlashHead.fresh(config, model=target(), vocabulary=some))
     return made
 
 
@@ -101,6 +105,10 @@ METHODS: dict[str, Callable[[NativeModel], Any]] = {
     "dflash": lambda model: DFlash(flash(), model),
     "dflash-causal": lambda model: DFlash(flash(causal=True), model),
     "dspark": lambda model: DFlash(flash(sample_from_anchor=True, markov_rank=8, confidence=True), model),
+    "dflash-reduced": lambda model: DFlash(flash(draft_vocab_size=29), model),
+    "dspark-reduced": lambda model: DFlash(
+        flash(sample_from_anchor=True, markov_rank=8, confidence=True, draft_vocab_size=29), model
+    ),
     "kangaroo": lambda model: Kangaroo(kangaroo(), model),
     "mtp": lambda model: MTP(mtp(), model),
 }

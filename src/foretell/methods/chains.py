@@ -104,8 +104,8 @@ def draw_block(
 ) -> TokenTree:  # fmt: skip
     """The chain ``grow.chain`` would draw, limits[b] guesses of row b after pending [B], in one call.
 
-    logits [B, D, V], float32: of guess d + 1 whatever the guesses before it are, but for what markov adds for the token
-    before it."""
+    logits [B, D, V], float32, or [B, D, DV] of a draft vocabulary: of guess d + 1 whatever the guesses before it are, but
+    for what markov adds for the token before it."""
     depth = max(limits)
     given = logits[:, :depth].contiguous().clone()  # drawing overwrites it
     draws = Draws.of(vocabulary, processors, label, noise, depth)
@@ -115,7 +115,7 @@ def draw_block(
     with memory.lock:
         scratch = memory.scratch(memory.functions.draw_scratch(bigram, len(given), given.shape[2], threads))
         problem = memory.functions.draw(
-            view, bigram, len(given), given.shape[2], threads, None, limit.data_ptr(), pending.data_ptr(),
+            view, bigram, len(given), given.shape[2], threads, vocabulary.address, limit.data_ptr(), pending.data_ptr(),
             given.data_ptr(), guesses.data_ptr(), scratch,
         )  # fmt: skip
     check(problem)

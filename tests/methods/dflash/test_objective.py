@@ -10,6 +10,7 @@ import torch
 from torch.nn import functional as F
 
 from foretell.methods.common.objective import Outcome
+from foretell.methods.common.reduced import draft_vocabulary
 from foretell.methods.common.teacher import Batch, ComputedBatch, Teacher
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.dflash.objective import DFlashObjective, acceptance, choose_anchors
@@ -138,6 +139,40 @@ def test_the_confidence_loss_is_against_the_exact_acceptance(teacher: Teacher, l
     assert outcome.extra is not None
     assert float(outcome.extra.detach()) == pytest.approx(expected, rel=1e-5)
     assert outcome.figures["confidence_loss"] == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_draft_vocabulary_is_asked_for_its_tokens_alone(teacher: Teacher, labeled: ComputedBatch) -> None:
+    """In training nothing is asked where the target's best token is none of them; in evaluation everything, and the chance
+    to be kept is that of all the target's mass."""
+    maps = draft_vocabulary((torch.arange(VOCAB) * 7) % 11, VOCAB // 2)
+    config = replace(CONFIG, **SPARK, draft_vocab_size=VOCAB // 2)
+    head = DFlashHead.fresh(config, seed=1, vocabulary=maps, output=torch.randn(VOCAB, 32, generator=generator(2)))
+    ids = head.target_ids
+    assert set(ids.tolist()) == set(maps[1].nonzero()[:, 0].tolist())
+    objective = DFlashObjective(head, num_anchors=99)
+    asked = objective.outcome(labeled, teacher, generator(), training=True)
+    told = objective.outcome(labeled, teacher, generator(), training=False)
+    best = labeled.logits.argmax(-1)
+    for some, every in zip(asked.slots, told.slots, strict=True):
+        inside = maps[1][best[every.row, every.at]]
+        assert 0 < int(inside.sum()) < len(every.row)
+        wanted = set(zip(every.row[inside].tolist(), every.at[inside].tolist(), strict=True))
+        assert set(zip(some.row.tolist(), some.at.tolist(), strict=True)) == wanted
+        assert every.vocab is not None
+        assert torch.equal(every.vocab, ids)
+        assert every.logits.shape == (len(every.row), len(ids))
+        p, q = labeled.logits[every.row, every.at].softmax(-1), torch.zeros(len(every.row), VOCAB)
+        q[:, ids] = every.logits.detach().softmax(-1)
+        kept = acceptance(labeled.logits[every.row, every.at], every.logits.detach(), ids)
+        torch.testing.assert_close(kept, torch.minimum(p, q).sum(-1))
+
+
+def test_tapped_layers_begin_alike() -> None:
+    """Each tap of the fusion begins with the inverse of what its layer's outputs measure."""
+    plain = DFlashHead.fresh(CONFIG, seed=1)
+    scaled = DFlashHead.fresh(CONFIG, seed=1, tap_scale=[1.0, 4.0, 20.0])
+    for part, other, scale in zip(plain.fc.weight.chunk(3, 1), scaled.fc.weight.chunk(3, 1), (1, 4, 20), strict=True):
+        torch.testing.assert_close(other * scale, part)
 
 
 def loss_of(outcome: Outcome, labeled: ComputedBatch) -> torch.Tensor:

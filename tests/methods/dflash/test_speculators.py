@@ -8,8 +8,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from foretell.core.errors import ModelError
+from foretell.core.errors import ConfigError, ModelError
 from foretell.methods.common import formats
+from foretell.methods.common.reduced import draft_vocabulary
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 
 SIZES: dict[str, Any] = {
@@ -76,6 +77,37 @@ def test_a_checkpoint_is_read(tmp_path: Path, config: dict[str, Any], changes: d
 
 
 @pytest.mark.parametrize(("config", "changes"), [(COMMON, {}), (SPARK, SPARK_HEAD)], ids=["dflash", "dspark"])
+def test_a_draft_vocabulary(tmp_path: Path, config: dict[str, Any], changes: dict[str, Any]) -> None:
+    """The output head beside it is the drafter's own then; t2d follows from d2t."""
+    wanted = head_of(**changes, draft_vocab_size=12)
+    offsets, known = draft_vocabulary(torch.arange(40) % 9, 12)
+    wanted.d2t.copy_(offsets)
+    wanted.t2d.copy_(known)
+    path = lay(tmp_path / "x", {**config, "draft_vocab_size": 12}, wanted)
+    kept = load_file(path / "model.safetensors")
+    del kept["t2d"]
+    save_file(kept, path / "model.safetensors")
+    found = formats.load(path)
+    assert isinstance(found, DFlashHead)
+    assert found.config == wanted.config
+    assert all(torch.equal(tensor, wanted.state_dict()[key]) for key, tensor in found.state_dict().items())
+    assert found.vocabulary is not None
+    assert found.vocabulary.tolist() == known.nonzero()[:, 0].tolist()
+    formats.save(found, tmp_path / "again")
+    assert formats.detect(tmp_path / "again").name == f"{config['speculators_model_type']}_speculators"
+    again = formats.load(tmp_path / "again")
+    assert again.config == wanted.config
+    assert all(torch.equal(tensor, wanted.state_dict()[key]) for key, tensor in again.state_dict().items())
+    own = config["speculators_model_type"]
+    with pytest.raises(ConfigError, match=f"no place for a draft vocabulary; use {own}_speculators"):
+        formats.save(found, tmp_path / "other", own)
+    kept["d2t"] += 40
+    save_file(kept, path / "model.safetensors")
+    with pytest.raises(ModelError, match="d2t does not lead to 12 different ids"):
+        formats.load(path)
+
+
+@pytest.mark.parametrize(("config", "changes"), [(COMMON, {}), (SPARK, SPARK_HEAD)], ids=["dflash", "dspark"])
 def test_what_is_written_has_their_keys(tmp_path: Path, config: dict[str, Any], changes: dict[str, Any]) -> None:
     name = f"{config['speculators_model_type']}_speculators"
     formats.save(head_of(**changes), tmp_path, name, target_name="a/b")
@@ -93,7 +125,8 @@ def test_what_is_written_has_their_keys(tmp_path: Path, config: dict[str, Any], 
 @pytest.mark.parametrize(
     ("changes", "layer", "match"),
     [
-        ({"draft_vocab_size": 12}, {}, "draft_vocab_size is 12 in config.json; only 40 is supported"),
+        ({"draft_vocab_size": 12}, {}, r"missing: d2t, lm_head\.weight, t2d"),
+        ({"draft_vocab_size": 41}, {}, r"draft_vocab_size = 41 of a dflash head must be below vocab_size = 40"),
         ({"projector_type": "domino"}, {}, "projector_type is 'domino' in config.json; only 'dflash' is supported"),
         ({"sliding_window_non_causal": True}, {}, "sliding_window_non_causal is True"),
         ({"shift_label": True}, {}, "shift_label is True"),

@@ -3,8 +3,9 @@
 import torch
 
 from foretell.methods.common.pair import PairHead
+from foretell.methods.common.reduced import draft_vocabulary
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
-from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from tests.model.tiny import VOCAB
 
 EAGLE3 = Eagle3HeadConfig(

@@ -11,8 +11,8 @@ from foretell import Completion, Engine, Request, SamplingParams, StepEvent
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import chain_parent, layout
 from foretell.methods.common import formats
+from foretell.methods.common.reduced import draft_vocabulary
 from foretell.methods.eagle import parallel
-from foretell.methods.eagle.eagle3 import draft_vocabulary
 from foretell.methods.eagle.parallel import PEagle, PEagleHead, PEagleHeadConfig
 from foretell.model.llama.lean import LeanModel
 from tests.engine.harness import ToyTokenizer, mixed_params, outcome

@@ -47,7 +47,8 @@ class DFlashDrafter(Drafter):
         self.cache: KVCache = (native or head).new_cache(context.num_rows, self.spare + 1)
         self.features = FeatureBuffer(context.num_rows, (native or head).fuse)
         self.mask_row = model.embed(torch.tensor([[config.mask_token_id]], device=device)).to(head.dtype)  # [1, 1, H]
-        self.block_logits = self.normed = torch.empty(0)  # [B, D, V] logits and [B, D, H]: of guess d + 1 of the block
+        self.vocabulary = head.vocabulary
+        self.block_logits = self.normed = torch.empty(0)  # [B, D, DV] logits and [B, D, H]: of guess d + 1 of the block
         self.anchor = context.pending  # [B] of the last block
         self.fed: list[tuple[Tensor, Plan]] = []  # tokens [B, W] and plans of the nodes read since, for ``chance``
 
@@ -75,7 +76,7 @@ class DFlashDrafter(Drafter):
     def adopt(self, method: Method) -> None:
         """Features in the memory stay as the old weights wrote them: the target's outputs are gone."""
         assert isinstance(method, DFlash)
-        self.head, self.native = method.head, method.native
+        self.head, self.native, self.vocabulary = method.head, method.native, method.head.vocabulary
         self.features.prepare = (method.native or method.head).fuse
 
     def num_unread(self, context: Context) -> list[int]:
@@ -153,7 +154,7 @@ class DFlashDrafter(Drafter):
 
         normed = head.rows(blocks, known, slots, mask, memory)
         self.normed = normed[:, config.first_row : config.first_row + depth]
-        self.block_logits = self.model.head(self.normed.to(self.model.spec.dtype))
+        self.block_logits = head.logits(self.normed, self.model)
 
     def logits(self, tokens: Tensor, plan: Plan) -> Tensor:
         """[B, W, V] after W new nodes: taken from the block's logits at their depth, without a pass."""
@@ -183,10 +184,14 @@ class DFlashDrafter(Drafter):
         return self.head.confidence(self.normed[row, depth].to(self.head.dtype), tokens.gather(1, parent)).sigmoid()
 
     def _tilted(self, logits: Tensor, tokens: Tensor) -> Tensor:
-        """logits [B, W, V] after nodes of these tokens [B, W]."""
-        if self.head.markov_head is None:
+        """[B, W, V] after nodes of these tokens [B, W], of the block's logits [B, W, DV]: -inf outside the draft
+        vocabulary."""
+        if self.head.markov_head is not None:
+            logits = logits + (self.native or self.head).bias(tokens)
+        if self.vocabulary is None:
             return logits
-        return logits + (self.native or self.head).bias(tokens)
+        out = logits.new_full((*logits.shape[:2], self.head.config.vocab_size), -torch.inf)
+        return out.index_copy_(2, self.vocabulary, logits)
 
     def _take(self, context: Context, num_rows: int) -> tuple[Tensor, Tensor]:
         """(context features [B, n, H] not yet in memory, slots [B, n + Q] of them and of the block after them)."""

@@ -16,6 +16,7 @@ from foretell.methods.common.head import Head, HeadConfig
 from foretell.methods.common.keys import Keys, rope_theta
 from foretell.methods.common.layer import HARMLESS, refuse_unknown, windows
 from foretell.methods.common.layout import Found, Layout, TargetInfo, check_layer_ids
+from foretell.methods.common.reduced import complete_vocabulary
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig, spread_layers
 
 BIAS = "confidence_head.proj.bias"
@@ -32,13 +33,26 @@ class DFlashLayout(Layout):
     architectures: ClassVar[tuple[str, ...]] = ("DFlashDraftModel",)
     ignored: ClassVar[tuple[str, ...]] = ("embed_tokens.weight", "lm_head.weight")
     anchor_predicts = False  # what an absent "sample_from_anchor" means
+    has_heads = False  # DSpark's
+    has_causal = True
+    has_vocabulary = False  # a draft vocabulary
 
     def suits(self, head: Head) -> str | None:
-        """Without Markov and confidence heads."""
+        """Where it has keys for all that the head has, and the head what the layout is for."""
         reason = super().suits(head)
-        if reason is None and isinstance(head, DFlashHead) and (head.config.markov_rank or head.config.confidence):
-            return "it has no place for a Markov head or a confidence head; use dspark"
-        return reason
+        if reason is not None or not isinstance(head, DFlashHead):
+            return reason
+        config, kind = head.config, "_speculators" if self.has_vocabulary else ""
+        heads = config.markov_rank > 0 or config.confidence
+        if config.draft_vocab_size is not None and not self.has_vocabulary:
+            return f"it has no place for a draft vocabulary; use {'dspark' if heads else 'dflash'}_speculators"
+        if heads and not self.has_heads:
+            return f"it has no place for a Markov head or a confidence head; use dspark{kind}"
+        if self.has_heads and not heads:
+            return f"this head has neither a Markov head nor a confidence head; use dflash{kind}"
+        if config.causal and not self.has_causal:
+            return "its block is causal, for which this layout has no key"
+        return None
 
     def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
         """See the class."""
@@ -160,13 +174,7 @@ class DSparkLayout(DFlashLayout):
     summary = "DFlashLayout with DSpark's Markov and confidence heads (vLLM, SGLang)"
     architectures = ("DSparkDraftModel", "Qwen3DSparkModel")
     anchor_predicts = True
-
-    def suits(self, head: Head) -> str | None:
-        """With a Markov head or a confidence head."""
-        reason = Layout.suits(self, head)
-        if reason is None and isinstance(head, DFlashHead) and not (head.config.markov_rank or head.config.confidence):
-            return "this head has neither a Markov head nor a confidence head; use dflash"
-        return reason
+    has_heads = True
 
     def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
         """See the class."""
@@ -217,7 +225,9 @@ class DFlashSpeculators(DFlashLayout):
     summary = "DFlash, of the speculators library (vLLM)"
     architectures = ("DFlashSpeculator", "DFlashDraftModel")
     speculators = "dflash"
-    ignored = (*DFlashLayout.ignored, "verifier_lm_head.weight", "verifier_norm.weight")
+    ignored = ("embed_tokens.weight", "verifier_lm_head.weight", "verifier_norm.weight")
+    has_causal = False
+    has_vocabulary = True
 
     def claims(self, config: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bool:
         """The type decides, not the name of the architecture."""
@@ -235,7 +245,7 @@ class DFlashSpeculators(DFlashLayout):
             "speculators_model_type": self.speculators,
             "speculators_version": "0.9.0",
             "block_size": config.block_size,
-            "draft_vocab_size": config.vocab_size,
+            "draft_vocab_size": config.num_outputs,
             "mask_token_id": config.mask_token_id,
             AUX: [layer_id + 1 for layer_id in config.layer_ids],
             "sample_from_anchor": config.sample_from_anchor,
@@ -254,15 +264,8 @@ class DFlashSpeculators(DFlashLayout):
             },
         }
 
-    def suits(self, head: Head) -> str | None:
-        """With a block that sees itself whole: there is no key for a causal one."""
-        reason = super().suits(head)
-        if reason is None and isinstance(head, DFlashHead) and head.config.causal:
-            return "its block is causal, for which this layout has no key"
-        return reason
-
     def parse(self, found: Found) -> HeadConfig:
-        """The vocabulary must be the target's whole one; windows, and other projectors, are refused by their keys."""
+        """Windows, and other projectors, are refused by their keys."""
         keys, layer = found.keys, found.keys.inner("transformer_layer_config")
         kind = layer.text("model_type", "qwen3")
         if kind != "qwen3":
@@ -284,7 +287,7 @@ class DFlashSpeculators(DFlashLayout):
             )
         hidden, num_heads = layer.size("hidden_size"), layer.size("num_attention_heads")
         vocab = layer.size("vocab_size")
-        keys.only("draft_vocab_size", vocab)
+        size = keys.size("draft_vocab_size", vocab)
         keys.only("target_hidden_size", hidden)
         ids = tuple(number - 1 for number in keys.integers(AUX))
         check_layer_ids(ids, name=found.name, source=f"{AUX} in config.json")
@@ -302,6 +305,7 @@ class DFlashSpeculators(DFlashLayout):
             rope_theta=rope_theta(layer),
             rms_norm_eps=layer.number("rms_norm_eps", 1e-6),
             sample_from_anchor=keys.flag("sample_from_anchor", self.anchor_predicts),
+            draft_vocab_size=None if size == vocab else size,
             **self.extras(found, Keys({}, found.name)),
         )
         refuse_unknown(keys, (*HARMLESS, *HARMLESS_TRAINING))
@@ -309,12 +313,18 @@ class DFlashSpeculators(DFlashLayout):
         return config
 
     def build(self, config: HeadConfig, found: Found) -> Head:
-        """Maps of a vocabulary that is the whole one say nothing, where they map each id to itself."""
+        """Maps of a vocabulary that is the whole one say nothing, where they map each id to itself, and its output head is
+        the target's."""
+        assert isinstance(config, DFlashHeadConfig)
+        if config.draft_vocab_size is not None:
+            complete_vocabulary(found.tensors, config.draft_vocab_size, config.vocab_size, name=found.name)
+            return super().build(config, found)
+        found.tensors.pop("lm_head.weight", None)
         offsets, known = found.tensors.pop("d2t", None), found.tensors.pop("t2d", None)
         if (offsets is not None and bool(offsets.any())) or (known is not None and not bool(known.all())):
             raise ModelError(
                 f"{found.name}: d2t and t2d do not map the whole vocabulary to itself, and draft_vocab_size says that they "
-                "do: only heads of the target's whole vocabulary are supported"
+                "do: they, or draft_vocab_size, are of another head"
             )
         return super().build(config, found)
 
@@ -327,13 +337,6 @@ class DSparkSpeculators(DFlashSpeculators, DSparkLayout):
     architectures = ("DSparkSpeculator", "DSparkDraftModel")
     speculators = "dspark"
     anchor_predicts = True
-
-    def suits(self, head: Head) -> str | None:
-        """As DSpark's own layout, and with a block that sees itself whole."""
-        reason = DSparkLayout.suits(self, head)
-        if reason is None and isinstance(head, DFlashHead) and head.config.causal:
-            return "its block is causal, for which this layout has no key"
-        return reason
 
     def describe(self, head: Any, target: TargetInfo) -> dict[str, Any]:
         """See the class."""

@@ -4,7 +4,7 @@ The target's features take the place of the drafter's own text: each layer proje
 same weights to keys and values. The block is the embedding of the pending token, the *anchor*, and of mask tokens
 after it. Two descendants are options here: the causal block of JetSpec (2606.18394, section 3), and DSpark's
 (2607.05147) anchor that predicts, Markov head and confidence head. Embedding and head are the target's and are never
-stored.
+stored, but where the drafter has a vocabulary of its own: then it has these rows of the target's head (speculators).
 """
 
 import math
@@ -44,6 +44,9 @@ class DFlashHeadConfig(HeadConfig):
     sample_from_anchor: bool = False  # the anchor's row makes the first guess (DSpark); else it makes none
     markov_rank: int = 0  # > 0: logits of a guess get W1[token before it] W2 (DSpark)
     confidence: bool = False  # predict the acceptance of each guess (DSpark)
+    draft_vocab_size: int | None = (
+        None  # DV: guess these tokens alone, by an output head of its own; None: the target's
+    )
 
     def __post_init__(self) -> None:
         """Refuse invalid sizes."""
@@ -57,9 +60,19 @@ class DFlashHeadConfig(HeadConfig):
             (self.num_heads % self.num_kv_heads == 0, "num_kv_heads", f"a divisor of num_heads = {self.num_heads}"),
             (self.head_dim % 2 == 0, "head_dim", "even"),
             (self.markov_rank >= 0, "markov_rank", "0 (no Markov head) or more"),
+            (
+                self.num_outputs < self.vocab_size or self.draft_vocab_size is None,
+                "draft_vocab_size",
+                f"below vocab_size = {self.vocab_size}, or null for the target's own head",
+            ),
         ):
             if not good:
                 raise ConfigError(f"{name} = {getattr(self, name)!r} of a dflash head must be {expected}")
+
+    @property
+    def num_outputs(self) -> int:
+        """Tokens that it can guess."""
+        return self.vocab_size if self.draft_vocab_size is None else self.draft_vocab_size
 
     @property
     def first_row(self) -> int:
@@ -120,10 +133,10 @@ class DFlashLayer(nn.Module):
 class MarkovHead(nn.Module):
     """A bigram of low rank: logits of a token given the one before it (DSpark, section 3; the "vanilla" kind)."""
 
-    def __init__(self, vocab_size: int, rank: int) -> None:
+    def __init__(self, vocab_size: int, rank: int, num_outputs: int) -> None:
         super().__init__()
         self.markov_w1 = nn.Embedding(vocab_size, rank)
-        self.markov_w2 = nn.Linear(rank, vocab_size, bias=False)
+        self.markov_w2 = nn.Linear(rank, num_outputs, bias=False)
 
 
 class ConfidenceHead(nn.Module):
@@ -135,10 +148,13 @@ class ConfidenceHead(nn.Module):
 
 
 class DFlashHead(Head):
-    """The block drafter: ``rows`` is what training and decoding share."""
+    """The block drafter: ``rows`` is what training and decoding share. With a vocabulary of its own it has ``lm_head``,
+    and the maps ``d2t`` and ``t2d`` of ``common.reduced``."""
 
     method = "dflash"
     config: DFlashHeadConfig
+    d2t: Tensor
+    t2d: Tensor
 
     def __init__(self, config: DFlashHeadConfig) -> None:
         super().__init__()
@@ -148,17 +164,37 @@ class DFlashHead(Head):
         self.fc = nn.Linear(len(config.layer_ids) * size, size, bias=False)
         self.hidden_norm = RMSNorm(size, config.rms_norm_eps)
         self.norm = RMSNorm(size, config.rms_norm_eps)
-        self.markov_head = MarkovHead(config.vocab_size, rank) if rank else None
+        self.markov_head = MarkovHead(config.vocab_size, rank, config.num_outputs) if rank else None
         self.confidence_head = ConfidenceHead(size + rank) if config.confidence else None
+        self.lm_head: nn.Linear | None = None
+        if config.draft_vocab_size is not None:
+            self.lm_head = nn.Linear(size, config.draft_vocab_size, bias=False)
+            self.register_buffer("d2t", torch.zeros(config.draft_vocab_size, dtype=torch.int64))
+            self.register_buffer("t2d", torch.arange(config.vocab_size) < config.draft_vocab_size)
 
     @classmethod
-    def fresh(cls, config: DFlashHeadConfig, *, seed: int = 0, model: CausalModel | None = None) -> Self:
-        """An untrained head, float32, a function of its arguments alone.
+    def fresh(
+        cls,
+        config: DFlashHeadConfig,
+        *,
+        seed: int = 0,
+        model: CausalModel | None = None,
+        vocabulary: tuple[Tensor, Tensor] | None = None,
+        output: Tensor | None = None,
+        tap_scale: Sequence[float] | None = None,
+    ) -> Self:
+        """An untrained head, float32, a function of its arguments alone. vocabulary: (d2t, t2d) of
+        ``draft_vocabulary``; output [V, H]: the target's head, whose rows of that vocabulary are copied; tap_scale: root
+        mean square of each tapped layer's output.
 
-        Linear layers keep the scale of what they read (what is added to the residual stream less, by depth), and the
-        Markov head starts without effect. With ``model`` the final norm starts as the target's own: what its head reads.
+        Linear layers keep the scale of what they read (what is added to the residual stream less, by depth; what is
+        fused, given tap_scale, each layer alike), and the Markov head starts without effect. With ``model`` the final
+        norm starts as the target's own: what its head reads.
         """
         head, generator = cls(config), torch.Generator().manual_seed(int64_seed(seed))
+        if vocabulary is not None:
+            head.d2t.copy_(vocabulary[0])
+            head.t2d.copy_(vocabulary[1])
         for name, parameter in head.named_parameters():
             if parameter.dim() == 2:
                 deviation = parameter.shape[1] ** -0.5
@@ -170,9 +206,31 @@ class DFlashHead(Head):
         if head.confidence_head is not None:
             nn.init.zeros_(head.confidence_head.proj.weight)
             nn.init.zeros_(head.confidence_head.proj.bias)
+        with torch.no_grad():
+            if head.lm_head is not None and output is not None:
+                head.lm_head.weight.copy_(output[head.target_ids.to(output.device)])
+            for part, scale in zip(head.fc.weight.chunk(len(config.layer_ids), 1), tap_scale or (), strict=False):
+                part.div_(max(scale, 1e-6))
         if model is not None:
             _copy_final_norm(model, head.norm.weight)
         return head
+
+    @property
+    def target_ids(self) -> Tensor:
+        """[DV] int64 the target's id of each output, where the vocabulary is its own."""
+        return self.d2t + torch.arange(len(self.d2t), device=self.d2t.device)
+
+    @property
+    def vocabulary(self) -> Tensor | None:
+        """``target_ids``; None: all of the target's."""
+        return None if self.lm_head is None else self.target_ids
+
+    def logits(self, normed: Tensor, model: CausalModel) -> Tensor:
+        """normed [..., n, H] -> [..., n, DV], without the Markov head's part."""
+        if self.lm_head is None:
+            return model.head(normed.to(model.spec.dtype))
+        out: Tensor = self.lm_head(normed.to(self.dtype))
+        return out
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -211,7 +269,7 @@ class DFlashHead(Head):
         return normed.view(num_rows, -1, *blocks.shape[2:])
 
     def bias(self, before: Tensor) -> Tensor:
-        """The Markov head's logits [..., V] of what follows the tokens before [...]. Only where there is one."""
+        """The Markov head's logits [..., DV] of what follows the tokens before [...]. Only where there is one."""
         assert self.markov_head is not None
         logits: Tensor = self.markov_head.markov_w2(self.markov_head.markov_w1(before))
         return logits

@@ -30,7 +30,7 @@ class NativeFlash:
         self.head, self.model, self.memory = head, model, Memory(head, weights)
         config = head.config
         self.size, self.vocab_size = config.hidden_size, model.spec.vocab_size
-        self.vocabulary = Vocabulary(None, self.vocab_size, self.memory)
+        self.vocabulary = Vocabulary(head.vocabulary, self.vocab_size, self.memory)
         self._fusion = self.memory.matrix(head.fc)
         self._hidden_norm = head.hidden_norm.weight.detach().float()
         self._layers = (structures.Layer * config.num_layers)()
@@ -40,12 +40,14 @@ class NativeFlash:
                 input_norm=layer.get_parameter("input_layernorm.weight"),
                 mlp_norm=layer.get_parameter("post_attention_layernorm.weight"),
             )  # fmt: skip
+        out = self.memory.head_of(model) if head.lm_head is None else self.memory.matrix(head.lm_head)
         self.view = structures.Model(
-            head.dtype == torch.bfloat16, config.num_layers, self.vocab_size, config.hidden_size,
+            head.dtype == torch.bfloat16, config.num_layers, self.vocabulary.num_outputs, config.hidden_size,
             config.intermediate_size, config.num_heads, config.num_kv_heads, config.head_dim, config.rms_norm_eps,
-            model.embedding_matrix, self.memory.head_of(model), self.memory.vector(head.norm.weight), self._layers,
+            model.embedding_matrix, out, self.memory.vector(head.norm.weight), self._layers,
         )  # fmt: skip
-        model.lend_outputs(self.view)
+        if head.lm_head is None:
+            model.lend_outputs(self.view)
         self.address = ctypes.addressof(self.view)
         self.markov: heads.Markov | None = None
         if head.markov_head is not None:
@@ -71,14 +73,14 @@ class NativeFlash:
     ) -> tuple[Tensor, Tensor | None]:  # fmt: skip
         """blocks [B, Q, H] embeddings, context [B, n, H] features, slots [B, n + Q] of both, seen [B, Q] the last slot
         that each row of a block sees -> of rows [start, stop) of each block the normed outputs [B, m, H] and logits
-        [B, m, V]."""
+        [B, m, DV]."""
         num_rows, size = blocks.shape[:2]
         known, threads, functions = context.shape[1], torch.get_num_threads(), self.memory.functions
         blocks, context = blocks.float().contiguous(), context.float().contiguous()
         slots, seen = slots.contiguous(), seen.contiguous()
         start, count = rows[0], rows[1] - rows[0]
         normed = torch.empty(num_rows, count, self.size)
-        out = torch.empty(num_rows, count, self.vocab_size) if logits else None
+        out = torch.empty(num_rows, count, self.vocabulary.num_outputs) if logits else None
         with self.memory.lock:
             scratch = self.memory.scratch(
                 functions.flash_scratch(self.address, cache.address, num_rows, known, size, num_rows * count, threads)
@@ -95,7 +97,7 @@ class NativeFlash:
         assert self.markov is not None
         assert self.head.markov_head is not None
         rows = F.embedding(before, self.head.markov_head.markov_w1.weight)
-        return self.memory.product(self.markov.second, rows, self.vocab_size)
+        return self.memory.product(self.markov.second, rows, self.vocabulary.num_outputs)
 
     def draw(
         self,
@@ -106,7 +108,7 @@ class NativeFlash:
         label: DrawnBy,
         noise: Noise,
     ) -> TokenTree:
-        """The chain that these logits [B, D, V] of a block make."""
+        """The chain that these logits [B, D, DV] of a block make."""
         return draw_block(self.memory, self.vocabulary, logits, pending, limits, processors, label, noise, self.markov)
 
 

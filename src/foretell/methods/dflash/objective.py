@@ -24,6 +24,7 @@ class DFlashObjective(Objective):
     def __init__(self, head: DFlashHead, *, num_anchors: int = 64, gamma: float = 4.0) -> None:
         """num_anchors: blocks of a text in one pass, at most; gamma: see above."""
         self.head, self.num_anchors, self.gamma = head, num_anchors, gamma
+        self.vocabulary = head.vocabulary
 
     @property
     def taps(self) -> tuple[int, ...]:
@@ -35,7 +36,8 @@ class DFlashObjective(Objective):
     ) -> Outcome:
         """Slots 1, 2, ... of a block, each over the anchors whose text is long enough for it.
 
-        training=False takes anchors spread evenly over each text instead of random ones.
+        training=False takes anchors spread evenly over each text instead of random ones. In training, places whose most
+        probable token lies outside the draft vocabulary are left out, as for EAGLE-3.
         """
         head, config, batch = self.head, self.head.config, labeled.batch
         anchors, real = choose_anchors(batch, self.num_anchors, generator if training else None)  # [B, A]
@@ -56,15 +58,18 @@ class DFlashObjective(Objective):
             here = real & inside & batch.supervised.gather(1, at.clamp(max=batch.tokens.shape[1] - 1))
             row, block = here.nonzero(as_tuple=True)
             place = at[row, block]
+            if training and self.vocabulary is not None:
+                known = head.t2d[labeled.best_at(row, place)]
+                row, block, place = row[known], block[known], place[known]
             before = batch.tokens[row, place]
             hidden = normed[row, block, index + config.first_row]  # [M, H]
-            logits = teacher.model.head(hidden.to(teacher.model.spec.dtype)[None])[0].float()
+            logits = head.logits(hidden[None], teacher.model)[0].float()
             if head.markov_head is not None:
                 logits = logits + head.bias(before)
             weight = math.exp(-index / self.gamma)
-            slots.append(LossSlot(logits, row, place, weight))
+            slots.append(LossSlot(logits, row, place, weight, self.vocabulary))
             if config.confidence and len(row):
-                overlap = acceptance(labeled.logits_at(row, place), logits.detach())
+                overlap = acceptance(labeled.logits_at(row, place), logits.detach(), self.vocabulary)
                 stated = head.confidence(hidden, before)
                 extra = extra + weight * F.binary_cross_entropy_with_logits(stated, overlap)
                 kept, total = kept + float(overlap.sum() - stated.detach().sigmoid().sum()), total + len(row)
@@ -75,10 +80,11 @@ class DFlashObjective(Objective):
         )
 
 
-def acceptance(p: Tensor, q: Tensor) -> Tensor:
-    """[M] the chance that a draw from the draft distribution is kept at temperature 1: 1 - TV, from logits p and q [M,
-    V]."""
-    overlap: Tensor = torch.minimum(p.softmax(-1), q.softmax(-1)).sum(-1)
+def acceptance(p: Tensor, q: Tensor, vocabulary: Tensor | None = None) -> Tensor:
+    """[M] the chance that a draw from the draft distribution is kept at temperature 1: 1 - TV, from logits p [M, V] and q
+    [M, V], or [M, DV] of the tokens vocabulary [DV]."""
+    p = p.softmax(-1)
+    overlap: Tensor = torch.minimum(p if vocabulary is None else p[:, vocabulary], q.softmax(-1)).sum(-1)
     return overlap.clamp(max=1.0)
 
 

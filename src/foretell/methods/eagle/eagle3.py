@@ -202,18 +202,3 @@ def fresh_matrices(head: nn.Module, generator: torch.Generator) -> None:
                 parameter.copy_(noise * (scale * parameter.shape[1] ** -0.5))
             elif name.endswith(".bias"):
                 parameter.zero_()
-
-
-def draft_vocabulary(counts: Tensor | Sequence[int], size: int) -> tuple[Tensor, Tensor]:
-    """(d2t [size] int64 offsets, t2d [V] bool) of the ``size`` most frequent ids by counts [V], ties to the lower id.
-
-    Ids stand in ascending order: the draft's column i is target id i + d2t[i]. Raises ModelError where size is not
-    between 1 and V.
-    """
-    counts = torch.as_tensor(counts)
-    if not 1 <= size <= len(counts):
-        raise ModelError(f"a draft vocabulary has 1 to {len(counts)} ids, as many as the target at most; given {size}")
-    chosen = counts.argsort(descending=True, stable=True)[:size].sort().values
-    t2d = torch.zeros(len(counts), dtype=torch.bool, device=counts.device)
-    t2d[chosen] = True
-    return chosen - torch.arange(size, device=counts.device), t2d

@@ -14,7 +14,6 @@ The native layout holds both, so that one directory is right in both engines.
 from collections.abc import Mapping
 from typing import Any, ClassVar
 
-import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
@@ -24,7 +23,7 @@ from foretell.methods.common.layer import describe_rope, describe_windows, refus
 from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids
 from foretell.methods.common.marker import marker
 from foretell.methods.common.pair import PairConfig
-from foretell.methods.common.sizes import check_ids
+from foretell.methods.common.reduced import complete_vocabulary
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 
@@ -156,7 +155,7 @@ class Eagle3Native(Layout):
     def build(self, config: HeadConfig, found: Found) -> Head:
         """Vocabulary maps that follow from others may be absent."""
         assert isinstance(config, Eagle3HeadConfig)
-        complete_vocabulary(found.tensors, config, name=found.name)
+        complete_vocabulary(found.tensors, config.draft_vocab_size, config.vocab_size, name=found.name)
         return super().build(config, found)
 
 
@@ -371,22 +370,3 @@ def last_layer(found: Found) -> int:
             "target"
         )
     return found.num_layers - 1
-
-
-def complete_vocabulary(tensors: dict[str, Tensor], config: Eagle3HeadConfig, *, name: str) -> None:
-    """Add d2t and t2d where they follow; raise ModelError where they contradict each other or the sizes."""
-    size, total = config.draft_vocab_size, config.vocab_size
-    if "d2t" not in tensors and size == total:
-        tensors["d2t"] = torch.zeros(size, dtype=torch.int64)
-    if "d2t" not in tensors or tensors["d2t"].shape != (size,):
-        return  # missing, or of a wrong shape: reported with all others
-    if tensors["d2t"].is_floating_point():
-        raise ModelError(f"{name}: d2t holds {str(tensors['d2t'].dtype)[6:]} numbers, expected whole ones")
-    ids = tensors["d2t"].long() + torch.arange(size)
-    check_ids(ids, size, total, name=name, of="d2t", hint=": it must hold offsets, the target's id is i + d2t[i]")
-    if "t2d" not in tensors:
-        tensors["t2d"] = torch.zeros(total, dtype=torch.bool).index_fill_(0, ids, True)
-    if tensors["t2d"].shape == (total,):
-        known = tensors["t2d"].bool()
-        if int(known.sum()) != size or not bool(known[ids].all()):
-            raise ModelError(f"{name}: t2d and d2t name different draft vocabularies; both belong to one checkpoint")
