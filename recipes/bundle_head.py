@@ -27,6 +27,7 @@ WHAT = {
     "entropy of q, and the temperature. What it foresees: docs/drafters.md.",
     "judge": "Judge (2501.19309, labels mined as in 2504.20039): does a wrong guess matter? **Lossy** by design.",
 }
+OPTIMIZERS = {"adamw": "AdamW", "muon": "Muon and AdamW"}
 CARD = """---
 license: apache-2.0
 library_name: foretell
@@ -77,7 +78,7 @@ def trained(record: dict[str, Any], losses: str) -> str:
     config = record["config"]
     options = ", ".join(f"{key} {value}" for key, value in record["options"].items() if value is not None)
     epochs = f"{config['epochs']:g} epochs" if config["epochs"] else "as many as the clock allowed"
-    epochs = f"{record['steps']} steps" if config["steps"] else epochs
+    epochs = "as many as asked for" if config["steps"] else epochs
     earlier = record.get("init")
     before = ""
     if isinstance(earlier, dict):
@@ -85,9 +86,11 @@ def trained(record: dict[str, Any], losses: str) -> str:
         first = f"First on other data: {learned(earlier, name)}\n\n" if earlier["data"] != record["data"] else ""
         before = f"{first}{trained(earlier, '').rstrip()}\n\nThen, from there:\n"
     positions = config["batch_tokens"] * config["accumulate"] * record["num_processes"]
+    optimizer = OPTIMIZERS[config.get("optimizer", "adamw")]
     return before + (
         f"{record['steps']:,} steps ({epochs}) of {positions:,} positions in {record['seconds'] / 60:.0f} minutes on "
-        f"{cores(record)}, AdamW, lr {config['lr']:g}\n(cosine to {config['final_lr']:g} of it), gradient norm clipped at "
+        f"{cores(record)}, {optimizer}, lr {config['lr']:g}\n(cosine to "
+        f"{config['final_lr']:g} of it), gradient norm clipped at "
         f"{config['clip']:g}, divergence {config['divergence'] or record['divergence']}, seed {config['seed']}.\n"
         f"Settings: {options}.\ntorch {record['versions']['torch']}, transformers {record['versions']['transformers']}.\n\n"
         + losses
@@ -109,7 +112,10 @@ def read_record(run: Path) -> dict[str, Any]:
             place["target"] = Path(place["target"]).name
     begun = kept.get("init")  # a bundled head's record holds that of the run before, not its path
     if begun and isinstance(begun, str) and (Path(begun) / "record.json").exists():
-        kept["init"] = read_record(Path(begun))
+        earlier = read_record(Path(begun))
+        again = earlier["data"] == kept["data"] and earlier["time"] == kept["time"]
+        # Put a second time, it finds itself where it began.
+        kept["init"] = earlier.get("init") if again else earlier
     return kept
 
 
@@ -186,6 +192,8 @@ def put(run: Path, bundled: Path, target: str = OWN) -> Path:
     method = formats.load(run).method
     folder = bundled / method if target == OWN else bundled / target / method
     folder.mkdir(exist_ok=True, parents=True)
+    # Before anything is removed: a run that went on from the head that it replaces has its record from there.
+    record = read_record(run) if (run / "record.json").exists() else None
     for old in folder.iterdir():
         old.unlink()
     for file in sorted(run.iterdir()):
@@ -193,9 +201,8 @@ def put(run: Path, bundled: Path, target: str = OWN) -> Path:
             shutil.copy(file, folder / file.name)
     if target != OWN:  # else the name is the one it was trained under
         _rename_target(folder / "config.json", target)
-    if (run / "record.json").exists():
-        kept = json.dumps(read_record(run), indent=1)
-        (folder / "record.json").write_text(kept + "\n", encoding="utf-8")
+    if record is not None:
+        (folder / "record.json").write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
     losses = loss_table(run / "log.jsonl") if (run / "log.jsonl").exists() else None
     (folder / "README.md").write_text(card(folder, losses, target), encoding="utf-8")
     return folder

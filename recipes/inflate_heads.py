@@ -92,7 +92,7 @@ _OTHER = {
     "lm_head.weight": ("draft", "stream"),
     "embed_tokens.weight": ("vocab", "stream"),
     "markov_w1.weight": ("vocab", "rank"),
-    "markov_w2.weight": ("vocab", "rank"),
+    "markov_w2.weight": ("draft", "rank"),
     "confidence_head.proj.weight": ("one", "seen"),
 }
 _NORM = re.compile(r"(^|\.)(?!q_norm|k_norm)\w*norm(\.\d+)?\.weight$")
@@ -116,7 +116,8 @@ def axes_of(head: Head, big: Any) -> dict[str, Axis]:
         )
     if hasattr(small, "intermediate_size"):
         axes["inner"] = Axis.first(small.intermediate_size, big.intermediate_size)
-    if hasattr(small, "draft_vocab_size"):
+    axes["draft"] = axes["vocab"]
+    if getattr(small, "draft_vocab_size", None) is not None:
         axes["draft"] = Axis.first(small.draft_vocab_size, big.draft_vocab_size)
     twice = stream.then(stream, small.hidden_size)
     if isinstance(head, Eagle1Head):

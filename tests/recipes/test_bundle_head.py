@@ -1,6 +1,7 @@
 """The bundled heads' folders: weights as they were trained, a card whose numbers are the record's, no local path."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -47,3 +48,26 @@ def test_losses_are_means_of_parts(tmp_path: Path) -> None:
         "| --- | ---: | ---: |",
         "| mean loss | 1.000 | 3.500 |",
     ]
+
+
+def test_a_head_that_goes_on_from_the_one_it_replaces_keeps_that_ones_record(tmp_path: Path) -> None:
+    """Put once or twice: its record holds each training once, and its card tells them in order."""
+    source = Path(resolve("bundled/medusa"))
+    earlier = json.loads((source / "record.json").read_text())
+    assert earlier.get("init") is None
+    bundled = tmp_path / "bundled"
+    bundled.mkdir()
+    folder = bundled / "medusa"
+    shutil.copytree(source, folder)
+    run = tmp_path / "run"
+    shutil.copytree(source, run)
+    later = {"init": str(folder), "data": "f" * 64, "time": "2026-12-01T00:00:00+00:00", "steps": 4321}
+    (run / "record.json").write_text(json.dumps({**earlier, **later}))
+    for _ in range(2):
+        assert put(run, bundled) == folder
+        kept = json.loads((folder / "record.json").read_text())
+        assert kept["steps"] == 4321
+        assert kept["init"] == earlier
+        card = (folder / "README.md").read_text()
+        assert card.count("Then, from there:") == 1
+        assert card.index(f"{earlier['steps']:,} steps") < card.index("Then, from there:") < card.index("4,321 steps")

@@ -15,11 +15,12 @@ from foretell.methods.acceptance.head import AcceptanceHead, AcceptanceHeadConfi
 from foretell.methods.common.head import Head
 from foretell.methods.common.layers import causal_mask
 from foretell.methods.common.pair import PairHead
+from foretell.methods.common.reduced import draft_vocabulary
 from foretell.methods.common.teacher import Batch, Teacher
 from foretell.methods.dflash.head import DFlashHead, DFlashHeadConfig
 from foretell.methods.eagle.drafter import Eagle1
 from foretell.methods.eagle.eagle1 import Eagle1Head, Eagle1HeadConfig
-from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig, draft_vocabulary
+from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
 from foretell.methods.judge.head import JudgeHeadConfig, JudgeWeights
 from foretell.methods.kangaroo.head import KangarooHead, KangarooHeadConfig
 from foretell.methods.medusa.head import MedusaHead, MedusaHeadConfig
@@ -64,9 +65,11 @@ def eagle3(**options: Any) -> Eagle3Head:
 
 
 def dflash(**options: Any) -> DFlashHead:
-    return DFlashHead(
-        DFlashHeadConfig(H, V, 40, num_layers=2, block_size=4, layer_ids=(1, 2), mask_token_id=5, **SIZES, **options)
-    )
+    sizes = {"num_layers": 2, "block_size": 4, "layer_ids": (1, 2), "mask_token_id": 5, **SIZES}
+    config = DFlashHeadConfig(H, V, 40, **sizes, **options)
+    if config.draft_vocab_size is None:
+        return DFlashHead(config)
+    return DFlashHead.fresh(config, vocabulary=draft_vocabulary(torch.arange(V) % 7, config.draft_vocab_size))
 
 
 HEADS: dict[str, Any] = {
@@ -85,6 +88,7 @@ HEADS: dict[str, Any] = {
     "medusa on the target's head": lambda: MedusaHead(MedusaHeadConfig(H, V, 2, 1, 2, V, own_lm_head=False)),
     "dflash": dflash,
     "dspark": lambda: dflash(sample_from_anchor=True, markov_rank=3, confidence=True, causal=True),
+    "dspark of a reduced vocabulary": lambda: dflash(markov_rank=3, confidence=True, draft_vocab_size=24),
     "judge": lambda: JudgeWeights(JudgeHeadConfig(H, V, layer=1, columns=H)),
 }
 
@@ -106,7 +110,7 @@ def says(head: Head, model: TransformersModel) -> list[Tensor]:
     elif isinstance(head, DFlashHead):
         blocks = model.embed(torch.full((2, 3, 4), head.config.mask_token_id).flatten(1)).unflatten(1, (3, 4))
         normed = head(labeled.taps, blocks, torch.tensor([[2, 5, 9], [1, 3, 10]]))
-        out = [model.head(normed.flatten(1, 2))]
+        out = [head.logits(normed.flatten(1, 2), model)]
         if head.markov_head is not None:
             out += [head.bias(tokens), head.confidence(normed, torch.full((2, 3, 4), 7))]
     else:

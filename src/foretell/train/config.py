@@ -7,6 +7,7 @@ from foretell.core.settings import setting, settle
 from foretell.train.schedule import TrainBudget
 
 PRECISIONS = ("float32", "bfloat16")
+OPTIMIZERS = ("adamw", "muon")
 TINY, BELOW_ONE = 1e-12, 1 - 1e-9
 """Numbers that must be above 0, or below 1, are at least and at most these."""
 RANGES: dict[str, tuple[float, float]] = {
@@ -38,12 +39,16 @@ class TrainConfig:
     minutes: float | None = setting(
         None, "How long, by the clock: the learning rate then follows the clock, so two runs differ.", metavar="M"
     )
+    optimizer: str = setting(
+        "adamw", "What makes the steps; muon: Muon for hidden matrices, AdamW for all else, at one rate.",
+        metavar="|".join(OPTIMIZERS),
+    )  # fmt: skip
     lr: float = setting(1e-3, "Learning rate.", default_text="by the target's hidden size, 0.002 for 256 and less")
     warmup: float = setting(0.04, "Share of training in which the rate rises.")
     final_lr: float = setting(0.0, "Rate at the end, as a share of --lr.")
     beta1: float = setting(0.9, "Of AdamW.")
     beta2: float = setting(0.95, "Of AdamW.")
-    weight_decay: float = setting(0.01, "Of AdamW.")
+    weight_decay: float = setting(0.01, "Of both optimizers.")
     clip: float = setting(1.0, "The most that the gradient's norm may be.", default_text="1.0, or the method's own")
     batch_tokens: int = setting(
         4096, "Tokens of a pass of one process, padding counted.", default_text="4096, or the method's own"
@@ -83,8 +88,9 @@ class TrainConfig:
             parse_divergence(self.divergence)
         for name, (low, high) in RANGES.items():
             check_range(name, getattr(self, name), low, high)
-        if self.precision not in PRECISIONS:
-            raise ConfigError(f"precision = {self.precision!r} must be {' or '.join(PRECISIONS)}")
+        for name, choices in (("precision", PRECISIONS), ("optimizer", OPTIMIZERS)):
+            if getattr(self, name) not in choices:
+                raise ConfigError(f"{name} = {getattr(self, name)!r} must be {' or '.join(choices)}")
 
     @property
     def budget(self) -> TrainBudget:

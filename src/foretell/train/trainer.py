@@ -1,4 +1,4 @@
-"""The trainer for all methods. A step: texts, the frozen target's outputs, the head's outputs, loss, AdamW.
+"""The trainer for all methods. A step: texts, the frozen target's outputs, the head's outputs, loss, one update.
 
 Everything random is a function of (seed, step, process), so an interrupted run continues exactly as if it had not been
 interrupted. Several processes (``accelerate launch``) each take batches of their own and average gradients; the head is
@@ -33,6 +33,7 @@ from foretell.train.data import Batches
 from foretell.train.interrupt import patient
 from foretell.train.losses import parse_divergence
 from foretell.train.metrics import Evaluation, divergence_of, evaluate, loss_per_slot, slot_losses
+from foretell.train.optimizers import optimizers_of
 from foretell.train.responses import Responses
 from foretell.train.schedule import rate
 
@@ -92,8 +93,9 @@ class Trainer:
         self.progress, self._save, self._finish, self._plot = progress, save, finish, plot
         objective.head.to(self.device)
         self.parameters = [p for p in objective.head.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters, lr=config.lr, betas=(config.beta1, config.beta2), weight_decay=config.weight_decay
+        reduced = getattr(getattr(objective.head, "config", None), "draft_vocab_size", None)
+        self.optimizers = optimizers_of(
+            objective.head, config, [teacher.model.spec.vocab_size, *([reduced] if reduced else [])]
         )
         self.step, self.seconds = 0, 0.0
         self._keeper: Keeper | None = None
@@ -152,9 +154,10 @@ class Trainer:
         # By steps the middle of the step counts, so that neither the first nor the last has a rate of 0.
         shift = 0.0 if config.minutes is not None else 0.5 / config.budget.num_steps(self.steps_per_epoch)
         lr = config.lr * rate(share + shift, warmup=config.warmup, final=config.final_lr)
-        for group in self.optimizer.param_groups:
-            group["lr"] = lr
-        self.optimizer.zero_grad(set_to_none=True)
+        for optimizer in self.optimizers:
+            for group in optimizer.param_groups:
+                group["lr"] = lr
+            optimizer.zero_grad(set_to_none=True)
         self.objective.share = share
         loss_sum, num_tokens = 0.0, 0
         parts = torch.zeros(0, 2, dtype=torch.float64)
@@ -187,7 +190,8 @@ class Trainer:
                 f"step {self.step + 1}: loss {loss_mean:g}, gradient norm {norm:g}: not finite, so the step was not "
                 f"applied; {self._last()}: try a smaller lr or clip, or precision float32"
             )
-        self.optimizer.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
         return {
             "step": self.step + 1,
             "loss": loss_mean,
@@ -286,7 +290,8 @@ class Trainer:
             state, about = checkpoint.load(there[-1], self.device)
             check_same(about["identity"], self.identity)
             self.objective.head.load_state_dict(state["head"])
-            self.optimizer.load_state_dict(state["optimizer"])
+            for optimizer, its in zip(self.optimizers, state["optimizers"], strict=True):
+                optimizer.load_state_dict(its)
             self.step, self.seconds = about["step"], about["seconds"]
             if self.state.is_main_process and (self.out / LOG).exists():
                 lines = (self.out / LOG).read_text(encoding="utf-8").splitlines()
@@ -301,7 +306,10 @@ class Trainer:
         checkpoint.save(
             self.out,
             self.step,
-            {"head": self.objective.head.state_dict(), "optimizer": self.optimizer.state_dict()},
+            {
+                "head": self.objective.head.state_dict(),
+                "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
+            },
             {"step": self.step, "seconds": self.seconds, "identity": self.identity},
         )
         self._append_log()
