@@ -3,6 +3,7 @@
 import json
 import signal
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -154,25 +155,45 @@ def test_mistakes(bench: Invoke, args: list[str], said: str) -> None:
 def test_a_narrow_terminal_gets_a_narrow_table(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from foretell.bench import Item, run_bench
+    from foretell.bench import Interval, Item, run_bench
     from foretell.cli import tables
     from foretell.engine.engine import Engine
     from foretell.model.table import TableLM
     from tests.bench.test_run import Letters
 
     engine = Engine(TableLM(16, seed=3, max_positions=64), Letters())
-    report = run_bench(
+    measured = run_bench(
         engine,
         [Item(0, "reasoning", "abc", "text", "abc"), Item(1, "b", "abc", "text")],
         ["prediction:16:rejection", "ngram:8:rejection"],
     )
-    for width, shown in [(80, False), (tables.WIDE, True)]:
-        monkeypatch.setattr(tables, "_width", lambda width=width: width)
-        tables.show(report, no_color=True)
-        text = capsys.readouterr().out
-        assert max(map(len, text.splitlines()[:10])) <= width
-        assert ("outside" in text.splitlines()[2]) == shown
-        assert "…" not in text
+    # Two prompts of microseconds: what was timed may be of any length, so figures of known lengths stand in for it.
+    usual = {"speedup": Interval(1.1, 0.9, 1.3), "tokens_per_second": 1234.5}
+    for interval, fits in [(Interval(1.17, 0.98, 1.41), True), (Interval(1234.56, 0.01, 98765.43), False)]:
+        methods = [
+            replace(
+                method,
+                overall=replace(
+                    method.overall, **(usual if method.label == "none" else {**usual, "speedup": interval})
+                ),
+                macro=replace(method.macro, **usual),
+                categories=[replace(figures, **usual) for figures in method.categories],
+            )
+            for method in measured.temperatures[0].methods
+        ]
+        report = replace(measured, temperatures=[replace(measured.temperatures[0], methods=methods)])
+        for width, shown in [(80, False), (tables.WIDE, True)]:
+            monkeypatch.setattr(tables, "_width", lambda width=width: width)
+            tables.show(report, no_color=True)
+            text = capsys.readouterr().out
+            lines = text.splitlines()
+            assert max(map(len, lines[:10])) <= width
+            if fits or shown:
+                assert ("outside" in lines[2], "speedup" in lines[2]) == (shown, True)
+            else:
+                assert lines[1] == "none", "too wide for a table: a block of lines for each row"
+                assert "  speedup: 1234.56 [0.01, 98765.43]" in lines
+            assert "…" not in text
 
 
 @pytest.mark.parametrize(

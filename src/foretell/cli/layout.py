@@ -17,10 +17,16 @@ PIPED = 150  # columns where stdout is no terminal
 
 
 def print_table(console: "Console", table: "Table") -> None:
-    """Print a table, or where a word would be cut, its rows as ``column: cell`` lines, empty cells left out."""
+    """Print a table, or where a word (or a cell of a column that is not to wrap) would be cut, its rows as ``column: cell``
+    lines, empty cells left out."""
+    from rich.cells import cell_len
     from rich.measure import Measurement
     from rich.text import Text
 
+    for column in table.columns:
+        if column.no_wrap:  # rich takes its longest word for its least width, and then cuts its cells
+            shown = [Text.from_markup(str(cell)).plain for cell in (column.header, *column.cells)]
+            column.min_width = max(map(cell_len, shown))
     options = console.options.update(max_width=WIDEST)
     if Measurement.get(console, options, table).minimum <= console.width:
         console.print(table)

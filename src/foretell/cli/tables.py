@@ -74,7 +74,9 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
         )
     if lossy:
         console.print(f"{', '.join(lossy)}: LOSSY, the text has another distribution than the target's.", style="bold")
-    console.print(NOTES if wide else "A wider terminal (128 columns) or --json shows all figures, and what they mean.")
+    console.print(
+        NOTES if wide else f"A wider terminal ({WIDE} columns) or --json shows all figures, and what they mean."
+    )
     for line in _about(report):
         console.print(line, soft_wrap=True)
     for at in report.temperatures:

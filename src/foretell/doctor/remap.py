@@ -1,11 +1,14 @@
 """Which vocabulary a head's own output matrix suggests, where its token mapping may be wrong."""
 
+import copy
+
 import torch
 from torch import Tensor
 
 from foretell.doctor.variants import Variant
 from foretell.engine.engine import Engine
 from foretell.methods.common.head import Head
+from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.medusa.head import head_weight
 
@@ -18,7 +21,7 @@ MOST_PRODUCTS = 4e11
 def remapped(head: Head, engine: Engine) -> list[Variant]:
     """The head with the vocabulary that its output matrix itself suggests: columns of heads that began as the target's
     are still most like the rows that they came from."""
-    if not isinstance(head, Eagle3Head) or head.vocabulary is None:
+    if not isinstance(head, Eagle3Head | DFlashHead) or head.vocabulary is None or head.lm_head is None:
         return []
     spec = engine.model.spec
     if float(len(head.d2t)) * spec.vocab_size * spec.hidden_size > MOST_PRODUCTS:
@@ -28,8 +31,7 @@ def remapped(head: Head, engine: Engine) -> list[Variant]:
     ids, alike = _nearest(columns, rows)
     if float(alike.median()) < ALIKE or bool((ids == head.target_ids).float().mean() > 0.5):
         return []
-    made = Eagle3Head(head.config)
-    made.load_state_dict(head.state_dict(), assign=True)
+    made = copy.deepcopy(head)
     index = torch.arange(len(ids), device=ids.device)
     made.d2t = ids - index
     made.eval().requires_grad_(requires_grad=False)

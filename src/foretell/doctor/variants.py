@@ -153,7 +153,7 @@ def _norms(head: Head) -> Iterator[Variant]:
 
 def _tokens(head: Head) -> Iterator[Variant]:
     """Draft vocabularies that are one off, or were stored as ids where offsets are read."""
-    if isinstance(head, Eagle3Head) and head.vocabulary is not None:
+    if isinstance(head, Eagle3Head | DFlashHead) and head.vocabulary is not None:
         index = torch.arange(len(head.d2t), device=head.d2t.device)
         given = {
             "d2t holds ids where offsets are read: subtract the index": head.d2t - index,
