@@ -213,6 +213,10 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
     directory, files = tmp_path_factory.mktemp("controls"), sources()
     endless = directory / "test_endless.py"
     endless.write_text("import time\n\n\ndef test_endless():\n    time.sleep(600)\n")
+    lists = directory / "test_long_lists.py"
+    lists.write_text(
+        "def test_lists():\n    assert [[i % 5] for i in range(900)] == [[i * i % 5] for i in range(900)]\n"
+    )
     tests = {node for bug in BUGS for node in bug["tests"]}
     in_c = [bug for bug in BUGS if is_c(bug, files) and can_be_planted(bug)]
     harmless = {**BUGS[0], "new": f"{BUGS[0]['old']}  # the same"}
@@ -224,6 +228,7 @@ def controls(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, An
             for bug in in_c
         },
         "endless": {**none, "tests": [str(endless)], "timeout_s": 3.0},
+        "long lists": {**none, "tests": [str(lists)], "timeout_s": 20.0, "environment": {"CI": "true"}},
         "harmless": job(directory, files, harmless, harmless["tests"]),
     }
     end = until()
@@ -250,6 +255,12 @@ def test_control_tests_that_do_not_end_are_told_apart(controls: dict[str, dict[s
     """A bug that hangs, with a test that would else pass: the runner says that the time was up, not that a test failed."""
     assert controls["endless"]["code"] == TIME_WAS_UP
     assert "say 'hangs'" in escape(BUGS[0], controls["endless"]["code"])
+
+
+@pytest.mark.slow
+def test_control_a_long_difference_is_not_worked_out(controls: dict[str, dict[str, Any]]) -> None:
+    """Where ``CI`` is set pytest would take minutes to say how two long lists differ, and the bug would seem to hang."""
+    assert controls["long lists"]["code"] == 1, controls["long lists"]["output"]
 
 
 @pytest.mark.slow

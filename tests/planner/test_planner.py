@@ -118,6 +118,12 @@ def table(guess: float, slope: float = 0.02, batches: tuple[int, ...] = (1, 2, 4
     return CostTable(verify, {"m": {(b, d): guess * d for b in batches for d in (1, 2, 4)}}, {"m": 0.0})
 
 
+def unlike(caps: list[list[int]], others: list[list[int]]) -> list[int]:
+    """The first steps whose plans differ. Whole lists are not compared: pytest may take minutes for their difference."""
+    assert len(caps) == len(others)
+    return [step for step, (one, other) in enumerate(zip(caps, others, strict=True)) if one != other][:5]
+
+
 class Run:
     """Steps of a planner with drawn acceptance, timed by the true table (the planner's own, or another)."""
 
@@ -453,7 +459,7 @@ def test_steps_that_are_not_planned_are_those_that_would_have_been(rates: list[f
         for run in (planned, resting):
             run.rates = rates if step < 300 else [0.95] * len(rates)
             run.step()
-    assert resting.caps == planned.caps
+    assert not unlike(resting.caps, planned.caps)
     assert resting.planner.state == planned.planner.state
     if planned.share(600) < 0.2:
         assert resting.rested > 400
@@ -491,7 +497,7 @@ def test_a_plan_that_goes_on_is_what_would_have_been_planned(rate: float, guess:
         for run in (planned, going):
             run.rates = [rate if step < 500 else 0.05]
             run.step(limit, unread)
-    assert going.caps == planned.caps
+    assert not unlike(going.caps, planned.caps)
     assert going.planner.state == planned.planner.state
     assert going.planner.acceptance.curve("m", "0", 4) == planned.planner.acceptance.curve("m", "0", 4)
     if planned.share(800) > 0.5:

@@ -19,10 +19,9 @@ from foretell.planner.acceptance import (
     Curves,
 )
 
-FIRST, FIRST_WEIGHT = (
-    (0.2, 0.3, 0.6),
-    1.0,
-)  # before anything is seen: of ten steps two, by three guesses, half of them kept
+FIRST = (0.2, 0.3, 0.6)
+"""Before anything is seen: of ten steps two by the light part, of three guesses each, half of them kept."""
+FIRST_WEIGHT = 1.0  # steps
 
 
 @dataclass
