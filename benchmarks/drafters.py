@@ -24,9 +24,8 @@ from foretell import Engine, ForetellError
 from foretell.bench import BenchMethod, BenchReport, MethodReport, load_suite, parse_method, run_bench, select
 from foretell.cli.output import as_json
 
-METHODS = (
-    "draft_model,medusa,eagle1,eagle2,eagle3,kangaroo,early_exit,dflash,ngram,suffix"  # plain decoding always runs
-)
+# Plain decoding always runs.
+METHODS = "draft_model,medusa,eagle1,eagle2,eagle3,kangaroo,early_exit,dflash,ngram,suffix"
 BORROWED = {"eagle2": "eagle1"}
 COLUMNS = (
     "method", "T", "accepted by slot, given the one before", "length", "c", "drafting", "verifying", "speedup", "tokens/s",

@@ -24,9 +24,8 @@ from foretell.planner.measure import PLAIN, StepSeconds, measure
 
 logger = logging.getLogger(__name__)
 CHECK_STEPS = 6  # of each kind, before a table from an earlier start is used; the first does not count
-TOO_SLOW = (
-    1.5  # a table is wrong where it says that many times what a step takes now: it was measured on a busy machine
-)
+# A table is wrong where it says that many times what a step takes now: it was measured on a busy machine.
+TOO_SLOW = 1.5
 PROMPT_TOKENS = 64  # of each row that steps are measured on
 TEXT_TOKENS = 256  # a row is restarted when it reaches this length
 

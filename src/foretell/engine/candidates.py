@@ -20,9 +20,8 @@ def candidates(logits: Tensor, count: int) -> Tensor | None:
     if logits.device.type != "cpu" or num_blocks < 2 * count:
         return logits.topk(count).indices
     end = num_blocks * _BLOCK
-    blocks = (
-        logits[..., :end].reshape(*logits.shape[:-1], num_blocks, _BLOCK).amax(-1).topk(count).indices
-    )  # [..., count]
+    # [..., count] indices of blocks.
+    blocks = logits[..., :end].reshape(*logits.shape[:-1], num_blocks, _BLOCK).amax(-1).topk(count).indices
     tokens = (blocks[..., None] * _BLOCK + torch.arange(_BLOCK)).flatten(-2)  # [..., count * 64]
     rest = torch.arange(end, logits.shape[-1]).expand(*logits.shape[:-1], -1)
     tokens = torch.cat([tokens, rest], -1)

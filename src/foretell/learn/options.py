@@ -51,9 +51,8 @@ class LearnOptions:
     replay: int = 16  # older texts learned again in each update
     batch_texts: int = 4  # of an optimiser step
     num_laws: int = 64  # most probable tokens kept of each distribution
-    max_length: int = (
-        1024  # tokens of a text, prompt included; longer ones are cut, or skipped where the prompt is longer
-    )
+    # Tokens of a text, prompt included; longer ones are cut, or skipped where the prompt is longer.
+    max_length: int = 1024
     max_tenants: int = 8  # API keys with weights of their own; the least recently used is dropped
     clip: float = 1.0
     min_gain: float = 0.005  # of held-out acceptance, for a swap

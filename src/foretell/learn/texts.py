@@ -35,9 +35,8 @@ class Text:
     ids: Tensor  # [n, K] int32 most probable tokens, by rank
     logs: Tensor  # [n, K] float16 their log probabilities
     tail: Tensor  # [n] float16 log probability of all others together
-    taps: Tensor | None = (
-        None  # [T, layers * H] float16 outputs of the layers that the drafter reads; the last is unused
-    )
+    # [T, layers * H] float16 outputs of the layers that the drafter reads; the last is unused.
+    taps: Tensor | None = None
 
     @property
     def num_bytes(self) -> int:

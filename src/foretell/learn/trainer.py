@@ -30,9 +30,8 @@ class Version:
     weights: dict[str, Tensor]  # as ``Method.rebuilt`` takes them
     verdict: Verdict
     num_texts: int  # learned from until then
-    num_reverts: int = (
-        0  # after so many reverts it was made: the serving side refuses what was made before its last one
-    )
+    # After so many reverts it was made: the serving side refuses what was made before its last one.
+    num_reverts: int = 0
 
 
 Event = dict[str, Any]

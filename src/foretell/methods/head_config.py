@@ -14,9 +14,8 @@ class HeadMethodConfig(MethodConfig):
     """What methods with a trained head share."""
 
     model: str | None = None  # hub id or directory of the head; None: the bundled one (of the bundled target alone)
-    head_weights: str = (
-        "auto"  # of a head beside a native target: "same" as stored, "int8", "auto": int8 but for float32
-    )
+    # Of a head beside a native target: "same" as stored, "int8", "auto": int8 but for float32.
+    head_weights: str = "auto"
 
     def __post_init__(self) -> None:
         """See ``MethodConfig``."""

@@ -27,13 +27,11 @@ class RowStep:
     drafted: int  # the depth of its proposal
     accepted: int
     nodes: int | None = None  # None: a chain, as many as drafted
-    light: tuple[int, int, int] | None = (
-        None  # (cap, drafted, accepted) of its light part by itself, where that is known
-    )
+    # (cap, drafted, accepted) of its light part by itself, where that is known.
+    light: tuple[int, int, int] | None = None
     heat: int = 0  # as in ``RowView``
-    by_light: bool | None = (
-        None  # whether the whole method's proposal is, or would be, its light part's; None: not known
-    )
+    # Whether the whole method's proposal is, or would be, its light part's; None: not known.
+    by_light: bool | None = None
 
     @property
     def num_nodes(self) -> int:

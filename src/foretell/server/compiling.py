@@ -46,9 +46,8 @@ class CompileCheck:
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = Lock()
-        self._refused: OrderedDict[str, str] = (
-            OrderedDict()
-        )  # what was too much, as it was told, and what was said of it
+        # What was too much, as it was told, and what was said of it.
+        self._refused: OrderedDict[str, str] = OrderedDict()
 
     def check(self, grammar: str, what: str) -> None:
         """Raise ConfigError for a grammar that is too large or takes too long. Other errors are left to the compiler."""

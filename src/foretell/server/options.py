@@ -40,9 +40,8 @@ class ServerOptions:
         600.0, "A request that takes longer, from its arrival on, ends with what it has. 0: no limit.",
         option="--request-timeout", metavar="SECONDS", min=0, panel="Limits",
     )  # fmt: skip
-    header_timeout_s: float = (
-        20.0  # for a request's headers to arrive, from the connection's begin or the last answer on
-    )
+    # For a request's headers to arrive, from the connection's begin or the last answer on.
+    header_timeout_s: float = 20.0
     body_timeout_s: float = 30.0  # for a request's body to arrive
     write_timeout_s: float = 30.0  # an answer is cut off when its client reads nothing for this long
     keepalive_s: float = 15.0  # a comment line is sent when a stream was silent for this long

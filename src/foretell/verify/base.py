@@ -195,9 +195,8 @@ class Verifier(ABC):
     summary: ClassVar[str]
     invariant: ClassVar[bool] = False  # the text is a function of target and seed alone: one for all drafters and trees
     chains_only: ClassVar[bool] = False  # undefined on a node with two children
-    counts_children: ClassVar[frozenset[DrawMode]] = (
-        frozenset()
-    )  # where siblings are drawn so, how many there are must not
+    # Where siblings are drawn so, how many there are must not.
+    counts_children: ClassVar[frozenset[DrawMode]] = frozenset()
     # depend on any token: the rule treats them jointly
     distance: ClassVar[str] = ""  # of a lossy rule: what is known of its distance from p, in one line
 

@@ -75,9 +75,8 @@ class GreedyBlock(Verifier):
         "select the best drafted path by p/q, then verify it as a block under the distribution of a best one; exact"
     )
 
-    marginal: bool = (
-        True  # False: always the distribution given the number of alive draws (accepts less; for comparison)
-    )
+    # False: always the distribution given the number of alive draws (accepts less; for comparison).
+    marginal: bool = True
 
     def stops(self, evidence: Evidence) -> Walk:
         """Stops of the walk, on the selected path alone; carry is its levels. Temporaries: [B, N] in C, a few [B, V] in

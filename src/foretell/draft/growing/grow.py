@@ -166,9 +166,8 @@ def chain(
                 here = replace(here, real=real_nodes([int(limit >= node) for limit in limits], 1))
             logits = expander.logits(tokens[:, node : node + 1], here)
             note(context, logits)
-    q = (
-        torch.stack([*distributions, torch.zeros_like(distributions[0])], 1) if distributions else None
-    )  # the leaf has no children
+    # The leaf has no children.
+    q = torch.stack([*distributions, torch.zeros_like(distributions[0])], 1) if distributions else None
     if q is not None and count is not None:
         leaf = torch.arange(q.shape[1], device=device) + 1 >= count[:, None]  # or after it
         q = q.masked_fill(leaf[:, :, None], 0.0)

@@ -172,9 +172,8 @@ class DFlashDrafter(Drafter):
         _, plan = self.fed[-1]
         own = plan.slots - plan.length[:, None]  # [B, W] columns of the tree
         column = torch.arange(plan.ancestry.shape[2], device=own.device)
-        parent = (
-            (plan.ancestry & (column != own[:, :, None])).long().mul(column).amax(2)
-        )  # the last column seen but its own
+        # The last column seen but its own.
+        parent = (plan.ancestry & (column != own[:, :, None])).long().mul(column).amax(2)
         tokens = self.anchor.new_zeros(len(own), len(column))
         tokens[:, 0] = self.anchor
         for read, at in self.fed:

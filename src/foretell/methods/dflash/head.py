@@ -44,9 +44,8 @@ class DFlashHeadConfig(HeadConfig):
     sample_from_anchor: bool = False  # the anchor's row makes the first guess (DSpark); else it makes none
     markov_rank: int = 0  # > 0: logits of a guess get W1[token before it] W2 (DSpark)
     confidence: bool = False  # predict the acceptance of each guess (DSpark)
-    draft_vocab_size: int | None = (
-        None  # DV: guess these tokens alone, by an output head of its own; None: the target's
-    )
+    # DV: guess these tokens alone, by an output head of its own; None: the target's.
+    draft_vocab_size: int | None = None
 
     def __post_init__(self) -> None:
         """Refuse invalid sizes."""

@@ -51,9 +51,8 @@ class DFlashObjective(Objective):
         extra = normed.new_zeros(())
         kept = total = 0.0
         for index in range(config.num_guesses):
-            at = (
-                anchors + index
-            )  # [B, A] the position of the token before the guess, by which the target's distribution is found
+            # [B, A] the position of the token before the guess, by which the target's distribution is found.
+            at = anchors + index
             inside = at < batch.tokens.shape[1]
             here = real & inside & batch.supervised.gather(1, at.clamp(max=batch.tokens.shape[1] - 1))
             row, block = here.nonzero(as_tuple=True)

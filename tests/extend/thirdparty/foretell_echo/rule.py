@@ -11,9 +11,8 @@ import foretell
 class Direct(foretell.Verifier):
     name = "direct"
     exact = True
-    draws = (
-        foretell.DrawMode.FIXED
-    )  # no draft distribution q is corrected for, so the most probable guesses are the best
+    # No draft distribution q is corrected for, so the most probable guesses are the best.
+    draws = foretell.DrawMode.FIXED
     summary = "draws from p and keeps the guess that it meets"
 
     def stops(self, evidence):
