@@ -565,6 +565,7 @@ def swaps_features(join: Callable[[], None], mine: Any, other: Any, context: Con
     join()
     mine.buffer._pieces.reverse()
     mine.buffer._taps.reverse()
+    mine.buffer._unmade.reverse()
     mine.buffer.count.reverse()
     mine.buffer.start.reverse()
     mine.filled.reverse()

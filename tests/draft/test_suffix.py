@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from foretell.core.errors import ConfigError
 from foretell.draft.automaton import NOWHERE, Automaton, Place
 from foretell.draft.host import depth_first
+from foretell.draft.native import AnyAutomaton
 from foretell.draft.suffix import Library, SuffixOptions, SuffixReader, best_first
 
 Texts = list[list[int]]
@@ -297,12 +298,9 @@ def test_the_library_keeps_the_latest_whole_outputs(outputs: Texts, max_tokens: 
         assert any(longest(automaton, output) for automaton in library.automata)
 
 
-def longest(automaton: Automaton, text: Sequence[int]) -> bool:
+def longest(automaton: AnyAutomaton, text: Sequence[int]) -> bool:
     """Whether the automaton knows all of a text."""
-    place = NOWHERE
-    for token in text:
-        place = automaton.follow(place, token)
-    return place[1] == len(text)
+    return automaton.follow_all(NOWHERE, text)[1] == len(text)
 
 
 # -- values ----------------------------------------------------------------------------------------------------------

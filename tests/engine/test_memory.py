@@ -9,7 +9,7 @@ from foretell import Engine, Service, ServiceOptions, speculative_config
 from foretell.core.params import SamplingParams
 from foretell.core.probs import Processors
 from foretell.draft.base import Method
-from foretell.engine.memory import bytes_per_token
+from foretell.engine.memory import bytes_per_row, bytes_per_token
 from foretell.engine.state import State
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.model.cache import KVCache
@@ -71,14 +71,16 @@ def test_a_draft_that_is_the_target_itself_has_a_cache_of_its_own() -> None:
     [("draft_model", ()), ("eagle3", ()), ("none", ("draft_model",)), ("ngram", ("eagle3", "draft_model"))],
 )
 def test_a_service_counts_the_default_and_those_beside_it(engine: Engine, default: str, also: tuple[str, ...]) -> None:
-    budget_gib = 0.02
-    settings = ServiceOptions(speculation="on", kv_memory_gib=budget_gib, max_model_len=256)
+    budget_gib = 0.0979
+    settings = ServiceOptions(speculation="on", kv_memory_gib=budget_gib, max_model_len=256, max_num_seqs=32)
     service = Service(engine.with_method(default), settings, also=[speculative_config(name) for name in also])
     service.start()
     try:
         methods = [loaded(engine, name) for name in (default, *also)]
         most = engine.model.new_cache(0, 1).bytes_per_slot + max(method.bytes_per_token for method in methods)
-        assert service.kv_tokens == int(budget_gib * 2**30) // most
+        waiting = 32 * bytes_per_row(engine.model, methods)
+        assert (waiting > 0) == any("eagle" in name for name in (default, *also))
+        assert service.kv_tokens == min((int(budget_gib * 2**30) - waiting) // most, 32 * 320)
     finally:
         service.close()
 

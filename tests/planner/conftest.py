@@ -2,10 +2,10 @@
 
 import pytest
 
-from foretell.planner import planner
+from foretell.planner import decisions
 
 
 @pytest.fixture(autouse=True)
 def deciding_takes_no_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Deciding is charged by the thread's clock, which would make each run of a simulation another one."""
-    monkeypatch.setattr(planner, "thread_time", lambda: 0.0)
+    monkeypatch.setattr(decisions, "thread_time", lambda: 0.0)

@@ -109,7 +109,7 @@ def test_where_the_light_part_finds_much_the_whole_method_is_not_taken_for_what_
 
     told, untold = attained(tell=True), attained(tell=False)
     assert told > 0.87
-    assert untold < 0.82
+    assert untold < told - 0.04
 
 
 def test_steps_of_the_light_part_alone_speak_for_the_whole_method() -> None:

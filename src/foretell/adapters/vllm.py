@@ -22,7 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from foretell.core.errors import ConfigError
-from foretell.draft.automaton import Automaton
+from foretell.draft.native import new_automaton
 from foretell.draft.prediction import PredictionFollower
 from foretell.draft.suffix import Library, SuffixConfig, SuffixRow, best_of_sources
 
@@ -56,7 +56,7 @@ class Text:
     """One request's tokens so far, and where guesses for it come from."""
 
     def __init__(self, tokens: Sequence[int], num_prompt: int, prediction: Sequence[int] | None, window: int) -> None:
-        self.suffix = SuffixRow(list(tokens), num_prompt, Automaton(window))
+        self.suffix = SuffixRow(list(tokens), num_prompt, new_automaton(window))
         self.suffix.read()
         self.follower = None if prediction is None else PredictionFollower(prediction)
         self.entered = num_prompt  # up to here the output is in the library

@@ -130,13 +130,19 @@ class LightStep:
 class Drafter(ABC):
     """The memory of one batch of rows: those of the context that it was opened with, in that order.
 
-    Calls alternate: propose, observe, propose, ...; ``read_prompt`` comes before the first proposal, ``keep``, ``join`` and
-    ``catch_up`` between steps. All come from one thread, under ``torch.inference_mode``. Only ``propose`` is required. A
-    drafter that computes its guesses from the context alone has no memory and needs nothing else.
+    Calls alternate: propose, observe, propose, ... (but see ``can_wait``); ``read_prompt`` comes before the first proposal,
+    ``keep``, ``join`` and ``catch_up`` between steps. All come from one thread, under ``torch.inference_mode``. Only
+    ``propose`` is required. A drafter that computes its guesses from the context alone has no memory and needs nothing
+    else.
     """
 
     can_join: ClassVar[bool] = False
     """Whether rows can be added. True requires ``join``. False: each new row gets its own drafter."""
+
+    can_wait: bool = False
+    """Whether it may be told later of steps without guesses. True: while no row guesses ``propose`` may be left out, and
+    ``observe_all`` tells of several steps in a row before any other call. Behind a pass code and data are cold: a call for
+    each step takes several times as long as one for all."""
 
     num_candidates: int = 0
     """K of ``Commit.candidates``: what the method's capabilities declare, at most the vocabulary."""
@@ -167,7 +173,12 @@ class Drafter(ABC):
         layers. A long text comes in several chunks, in order."""
 
     def observe(self, commit: Commit) -> None:  # noqa: B027 - many drafters have nothing to remember
-        """Called after every step, also after steps without a proposal."""
+        """Called for every step, also for steps without a proposal: after each, or see ``can_wait``."""
+
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """``observe`` of several steps without guesses, in order: only where it ``can_wait``. Their taps stay valid."""
+        for commit in commits:
+            self.observe(commit)
 
     def keep(self, rows: Sequence[int]) -> None:  # noqa: B027
         """Drop all rows but these, in this order. A drafter with state per row must override it."""
@@ -250,7 +261,7 @@ class Method(ABC):
 
     @property
     def bytes_per_row(self) -> int:
-        """Bytes that its drafters hold for a row whatever its length: recurrent states."""
+        """Bytes that its drafters hold for a row at most, whatever its length: recurrent states, what waits to be read."""
         return 0
 
     @property

@@ -12,9 +12,10 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
 from foretell.core.settings import value_of
 from foretell.core.tree import DrawMode, TokenTree, chain_tree
-from foretell.draft.automaton import MAX_READ, Automaton
+from foretell.draft.automaton import MAX_READ
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretell.draft.config import Loader, MethodConfig
+from foretell.draft.native import new_automaton
 from foretell.draft.shapes import Shape
 from foretell.model.target import Target
 
@@ -29,7 +30,7 @@ class NgramIndex:
     def __init__(self, min_ngram: int, max_ngram: int) -> None:
         self.min_ngram = min_ngram
         self.ids: list[int] = []
-        self.automaton = Automaton(max_ngram)
+        self.automaton = new_automaton(max_ngram)
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens to the text, and read at most ``MAX_READ`` of those that have not been read."""
@@ -43,7 +44,7 @@ class NgramIndex:
         state, size = self.automaton.repeat()
         if size < self.min_ngram or self.automaton.num_tokens < len(self.ids):
             return []
-        end, at = len(self.ids), self.automaton.earlier[state]
+        end, at = len(self.ids), self.automaton.end_before(state)
         return [self.ids[at + k % (end - at)] for k in range(num_tokens)]
 
 
@@ -62,6 +63,7 @@ class NgramDrafter(Drafter):
     """One index a row."""
 
     can_join = True
+    can_wait = True
 
     def __init__(self, context: Context, min_ngram: int, max_ngram: int) -> None:
         self.indices = [NgramIndex(min_ngram, max_ngram) for _ in range(context.num_rows)]

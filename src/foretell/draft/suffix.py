@@ -17,15 +17,13 @@ from foretell.core.errors import ConfigError
 from foretell.core.noise import Noise
 from foretell.core.settings import settle
 from foretell.core.tree import DrawMode, TokenTree
-from foretell.draft.automaton import MAX_READ, NOWHERE, Automaton, Place
+from foretell.draft.automaton import MAX_READ, NOWHERE, Place
 from foretell.draft.base import Capabilities, Commit, Context, Drafter, Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.host import Node, depth_first, tree_of
+from foretell.draft.native import AnyAutomaton, NativeAutomaton, new_automaton
 from foretell.draft.shapes import OptTree, Shape
 from foretell.model.target import Target
-
-STATE_BYTES = 384
-"""Of an automaton, a state, as Python holds it: 350 to 370 measured, a token taking 1.2 to 1.3 states."""
 
 MAX_CACHED = 2**32
 MAX_MATCH, MAX_SPEC = 128, 64
@@ -77,7 +75,7 @@ class Library:
     def __init__(self, max_tokens: int, window: int) -> None:
         """window: see ``Automaton``."""
         self.half, self.window = max_tokens // 2, window
-        self.automata = [Automaton(window)]  # the younger, and the older if there is one
+        self.automata = [new_automaton(window)]  # the younger, and the older if there is one
 
     def add(self, output: Sequence[int]) -> None:
         """One whole output."""
@@ -85,7 +83,7 @@ class Library:
         if not output:
             return
         if self.automata[0].num_tokens + len(output) > self.half:
-            self.automata = [Automaton(self.window), self.automata[0]]
+            self.automata = [new_automaton(self.window), self.automata[0]]
         self.automata[0].begin()
         self.automata[0].extend(output)
 
@@ -94,7 +92,7 @@ class Library:
 class SuffixReader:
     """The place of a text in an automaton that grows by other texts."""
 
-    automaton: Automaton
+    automaton: AnyAutomaton
     place: Place = NOWHERE
     num_read: int = 0  # tokens of the text
     num_known: int = 0  # tokens of the automaton at that time
@@ -105,8 +103,7 @@ class SuffixReader:
             # New outputs may give a longer match: the last window of the text is searched again.
             self.num_known = self.automaton.num_tokens
             self.place, self.num_read = NOWHERE, max(0, len(text) - self.automaton.window)
-        for token in text[self.num_read :]:
-            self.place = self.automaton.follow(self.place, token)
+        self.place = self.automaton.follow_all(self.place, text[self.num_read :])
         self.num_read = len(text)
         return self.place
 
@@ -117,7 +114,7 @@ class SuffixRow:
 
     text: list[int]
     num_prompt: int
-    own: Automaton
+    own: AnyAutomaton
     readers: list[SuffixReader] = field(default_factory=list)  # of the library's automata
 
     def read(self) -> None:
@@ -125,7 +122,7 @@ class SuffixRow:
         start = self.own.num_tokens
         self.own.extend(self.text[start : start + MAX_READ])
 
-    def places(self, library: Library) -> list[tuple[Automaton, Place]]:
+    def places(self, library: Library) -> list[tuple[AnyAutomaton, Place]]:
         """The longest match in each source, the row's own text first; none in a text that was not read to its end."""
         known = {id(reader.automaton): reader for reader in self.readers}
         self.readers = [known.get(id(automaton)) or SuffixReader(automaton) for automaton in library.automata]
@@ -134,13 +131,17 @@ class SuffixRow:
 
 
 def best_first(
-    automaton: Automaton, place: Place, *, depth: int, size: int, width: int, least_score: float, least_match: int
+    automaton: AnyAutomaton, place: Place, *, depth: int, size: int, width: int, least_score: float, least_match: int
 ) -> tuple[list[Node], float]:
     """At most ``size`` guesses after a place, the best scores first, and their sum.
 
     depth: most in a line; width: most children of a node (1: a greedy chain). A guess of a score below least_score is
     not made, nor one whose context has fewer than least_match tokens.
     """
+    if isinstance(automaton, NativeAutomaton):
+        return automaton.best_first(
+            place, depth=depth, size=size, width=width, least_score=least_score, least_match=least_match
+        )
     nodes: list[Node] = []
     total, pushed = 0.0, 0
     heap: list[tuple[float, int, int, int, int, Place]] = []  # -score, order, depth, parent, token, place
@@ -189,11 +190,12 @@ class SuffixDrafter(Drafter):
     """
 
     can_join = True
+    can_wait = True
 
     def __init__(self, context: Context, options: SuffixOptions, library: Library) -> None:
         self.options, self.library = options, library
         self.rows = [
-            SuffixRow(list(ids), num_prompt, Automaton(options.max_match))
+            SuffixRow(list(ids), num_prompt, new_automaton(options.max_match))
             for ids, num_prompt in zip(context.history.ids, context.history.num_prompt, strict=True)
         ]
         for row in self.rows:
@@ -226,6 +228,14 @@ class SuffixDrafter(Drafter):
                 self.library.add(row.text[row.num_prompt :])
             else:
                 row.read()
+
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """All texts but the last step's first: automata are read to their ends once."""
+        *before, last = commits
+        for commit in before:
+            for row, tokens in zip(self.rows, commit.tokens, strict=True):
+                row.text.extend(tokens)
+        self.observe(last)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows."""
@@ -263,7 +273,7 @@ class Suffix(Method):
     @property
     def learned_bytes(self) -> int:
         """Of the automata of the library."""
-        return sum(automaton.num_states for automaton in self.library.automata) * STATE_BYTES
+        return sum(automaton.num_bytes for automaton in self.library.automata)
 
     def fresh(self) -> "Suffix":
         """With an empty library."""

@@ -347,6 +347,7 @@ class Engine:
             draft_logits=self.observes_draft_logits,
             recorder=self.recorder,
             failures=self._failures,
+            single_use=True,
         )
 
     def forget(self) -> None:

@@ -18,7 +18,9 @@ from foretell.core.tree import DrawMode, TokenTree, layout, pad_tree
 from foretell.draft.base import Commit, Context, Drafter, LightStep, Method
 from foretell.draft.config import MethodConfig
 from foretell.draft.shapes import MAX_DEPTH, Shape
+from foretell.engine.guarded import GuardedDrafter
 from foretell.engine.lazy import part
+from foretell.engine.resting import RestingDrafter
 from foretell.engine.state import State
 from foretell.engine.tapping import Tapping
 from foretell.model.target import ModelSpec, Target
@@ -69,9 +71,21 @@ class Group:
         self.key, self.method, self.verifier = choice.key, choice.method, choice.verifier
         self.shape: Shape = choice.shape
         self.draws: DrawMode = choice.config.proposal_draws
-        self.drafter, self.target = drafter, target
+        self.target = target
+        self.resting = RestingDrafter(drafter)
         self.start = self.stop = 0
         self._processors: tuple[Processors, Processors] | None = None
+
+    @property
+    def drafter(self) -> Drafter:
+        """The rows' drafter, told of all steps."""
+        return self.resting.told()
+
+    @property
+    def failure(self) -> str:
+        """The error that closed its drafter; "" while it works, or is to be told of steps that are waiting."""
+        drafter = self.resting.drafter
+        return drafter.failure if isinstance(drafter, GuardedDrafter) else ""
 
     def shape_of(self, depth_limit: Sequence[int]) -> Shape:
         """The shape of a proposal whose row b is at most depth_limit[b] deep: chains of one group may differ in depth."""

@@ -62,6 +62,11 @@ class GuardedDrafter(Drafter):
         return None if self.inner is None else self.inner.chance
 
     @property
+    def can_wait(self) -> bool:  # type: ignore[override]
+        """See ``Drafter``."""
+        return self._try(lambda inner: inner.can_wait, False)
+
+    @property
     def light_steps(self) -> Sequence[LightStep | None] | None:
         """See ``Drafter``."""
         return self._try(lambda inner: inner.light_steps, None)
@@ -84,6 +89,10 @@ class GuardedDrafter(Drafter):
     def observe(self, commit: Commit) -> None:
         """See ``Drafter``."""
         self._try(lambda inner: inner.observe(commit), None)
+
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """See ``Drafter``."""
+        self._try(lambda inner: inner.observe_all(commits), None)
 
     def keep(self, rows: Sequence[int]) -> None:
         """See ``Drafter``."""

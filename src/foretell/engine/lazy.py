@@ -55,6 +55,20 @@ class LazyDrafter(Drafter):
             return
         self.drafter.observe(commit)
 
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """Forwarded to the drafter, which is open; it is closed as ``observe`` would close it, after them."""
+        assert self.drafter is not None
+        self.num_idle += len(commits)
+        if self.num_idle >= IDLE_STEPS:
+            self.drafter = None
+            return
+        self.drafter.observe_all(commits)
+
+    @property
+    def can_wait(self) -> bool:  # type: ignore[override]
+        """The drafter's, while it is open: there is nothing to wait with before."""
+        return self.drafter is not None and self.drafter.can_wait
+
     @property
     def light_steps(self) -> Sequence[LightStep | None] | None:
         """The drafter's, while it is open."""

@@ -61,16 +61,18 @@ class Loop:
         draft_logits: bool = False,
         recorder: Recorder | None = None,
         failures: DrafterFailures | None = None,
+        single_use: bool = False,
         describe: Callable[[Choice], dict[str, Any]] = lambda choice: choice.config.resolved(),
         clock: Callable[[], float] = perf_counter,
     ) -> None:
         """planner: None lets every row guess to the full depth of its own choice, without a clock, so that processes
-        that share a model run the same steps. width, draft_logits, failures: see ``Batch``. observers are called after
-        every step; recorder sums the steps up. describe returns ``Completion.config``; clock returns seconds."""
+        that share a model run the same steps. width, draft_logits, failures: see ``Batch``. single_use:
+        once all its requests have ended it gets no others. observers are called after every step; recorder sums the steps
+        up. describe returns ``Completion.config``; clock returns seconds."""
         self.limits, self.planner, self.prefixes = limits, planner, prefixes
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers = list(observers)
-        self._is_single_use = planner is None and prefixes is None
+        self._is_single_use = single_use and prefixes is None
         self.batch = Batch(
             model,
             max_rows=limits.max_rows,
@@ -263,12 +265,13 @@ class Loop:
             paid = self.planner.paid  # in mode "auto" alone, in which no model is shared
         watched = [index for index, job in enumerate(jobs) if job.submission.watch is not None]
         alone = bool(watched) and len(jobs) == 1  # others must not pay for the copies of the draft's logits
-        event = self.batch.step(caps, paid, draft_logits=alone)
+        idle = rests or (caps is not None and not any(caps))
+        event = self.batch.step(caps, paid, draft_logits=alone, rests=idle)
         stepped = perf_counter()
         # Planning a step, learning from it and handing it over take time, too, and more of it where rows guess.
         seconds_loop = max(stepped - began - event.seconds, 0.0) + self._behind
         if self.observers or watched or self.recorder.steps is not None:
-            event.light_steps = self.batch.grouped.light_steps
+            event.light_steps = [None] * len(jobs) if idle else self.batch.grouped.light_steps
         if self.observers or watched:
             event.parts, event.draft_logits = self.batch.parts(), self.batch.draft_logits
             event.tap_layers = self.batch.grouped.tapping.drafter
@@ -280,7 +283,7 @@ class Loop:
             if rests:
                 self.planner.observe_rest(len(jobs), event.seconds + seconds_loop)
             else:
-                lights = self.batch.grouped.light_steps
+                lights = [None] * len(jobs) if idle else self.batch.grouped.light_steps
                 self._led = any(one is not None and one.proposed for one in lights)
                 self.planner.observe(observation_of(jobs, caps or (), lights, event, seconds_loop))
         self.recorder.add(event, [job.num_draft_tokens for job in jobs])

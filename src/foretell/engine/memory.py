@@ -7,6 +7,7 @@ import torch
 
 from foretell.core.errors import ConfigError
 from foretell.draft.base import Method
+from foretell.engine.resting import MOST_BYTES
 from foretell.model.target import CausalModel
 
 SHARE = 0.5
@@ -53,8 +54,10 @@ def bytes_per_token(model: CausalModel, methods: Sequence[Method]) -> int:
 
 
 def bytes_per_row(model: CausalModel, methods: Sequence[Method]) -> int:
-    """Greatest bytes that a row takes whatever its length, in the target and in a drafter: recurrent states."""
-    return model.new_cache(0, 1).bytes_per_row + max([method.bytes_per_row for method in methods], default=0)
+    """Greatest bytes that a row takes whatever its length, in the target and in a drafter: recurrent states, and what waits
+    to be read."""
+    drafters = [method.bytes_per_row + (MOST_BYTES if method.taps else 0) for method in methods]
+    return model.new_cache(0, 1).bytes_per_row + max(drafters, default=0)
 
 
 def kv_budget(

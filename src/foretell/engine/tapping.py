@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -13,7 +14,7 @@ class Tapping:
     drafter: tuple[int, ...] = ()
     verifier: tuple[int, ...] = ()
 
-    @property
+    @cached_property
     def layers(self) -> tuple[int, ...]:
         """The layers passed to ``Target.forward``."""
         return tuple(dict.fromkeys((*self.drafter, *self.verifier)))

@@ -80,6 +80,7 @@ KERNELS = {
     "dequantise": Kernel("dequantise.c", ("-ffp-contract=off",)),
     "race": Kernel("race.c", ("-ffp-contract=off", "-fopenmp-simd")),
     "residual": Kernel("residual.c", ("-fopenmp-simd",)),
+    "suffix": Kernel("suffix.c", ("-ffp-contract=off",), ("baseline",)),
     "tree": Kernel("tree.c"),
     # Its OpenMP runtime is the one that torch has loaded: see native.py.
     "native": Kernel("native/native.c", ("-fopenmp",), ("amx", "avx512_bf16", "avx512_vnni", "avx512", "avx2")),

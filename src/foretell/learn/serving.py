@@ -75,6 +75,11 @@ class LearnedMethod(Method):
         return self.base.bytes_per_token
 
     @property
+    def bytes_per_row(self) -> int:
+        """See ``Method``."""
+        return self.base.bytes_per_row
+
+    @property
     def runs_as(self) -> str | None:
         """See ``Method``."""
         return self.serving[1].runs_as
@@ -107,6 +112,11 @@ class LearnedDrafter(Drafter):
         return self.inner.seconds_model
 
     @property
+    def can_wait(self) -> bool:  # type: ignore[override]
+        """See ``Drafter``."""
+        return self.inner.can_wait
+
+    @property
     def chance(self) -> Tensor | None:
         """See ``Drafter``."""
         return self.inner.chance
@@ -123,6 +133,10 @@ class LearnedDrafter(Drafter):
     def observe(self, commit: Commit) -> None:
         """Of the version that proposed."""
         self.inner.observe(commit)
+
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """See ``Drafter``."""
+        self.inner.observe_all(commits)
 
     def keep(self, rows: Sequence[int]) -> None:
         """See ``Drafter``."""

@@ -1,9 +1,7 @@
 """Which rows guess how deep: the allocation that brings most tokens a second, for given chances and costs. Pure."""
 
-from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -31,11 +29,6 @@ class Problem:
     def batch(self) -> int:
         """B."""
         return len(self.kept)
-
-    @cached_property
-    def points(self) -> tuple[list[float], list[float]]:
-        """``curve`` as lists."""
-        return self.curve[0].tolist(), self.curve[1].tolist()
 
 
 @dataclass(frozen=True)
@@ -65,8 +58,6 @@ def _pass_seconds(problem: Problem, nodes: Array, none: Array | None) -> Array:
 def price(problem: Problem, caps: Sequence[int]) -> Allocation:
     """What one choice of depths brings and costs."""
     num_rows, depth = problem.kept.shape
-    if num_rows == 1:
-        return _price_row(problem, caps[0]) if caps[0] > 0 else Allocation(list(caps), 1.0, problem.plain)
     on = np.arange(depth)[None] < np.asarray(caps)[:, None]
     if not on.any():
         return Allocation(list(caps), float(num_rows), problem.plain)
@@ -89,8 +80,6 @@ def search(problem: Problem) -> Allocation | None:
     at a depth beyond the first, and always a proposal, the result is the best there is; else near it (tests/ measure it).
     """
     num_rows, depth = problem.kept.shape
-    if num_rows == 1:
-        return _search_row(problem)
     worth = np.minimum.accumulate(problem.kept / np.maximum(problem.drafted, 1e-12), axis=1)
     flat = worth.T.ravel()  # by depth, so that of equals the shallow comes first
     order = np.argsort(-flat, kind="stable")
@@ -135,43 +124,6 @@ def search(problem: Problem) -> Allocation | None:
             choices[:, one] = [0, *depths]
             best = max(best, run(choices[choices.any(axis=1)]), key=lambda found: found[0])
     return best[1]
-
-
-def _search_row(problem: Problem) -> Allocation | None:
-    """The same for a batch of one: the prefixes are the depths."""
-    best: Allocation | None = None
-    for choice in _of_row(problem, problem.kept.shape[1]):
-        if best is None or choice.rate > best.rate:
-            best = choice
-    return best
-
-
-def _price_row(problem: Problem, cap: int) -> Allocation:
-    """``price`` of a batch of one."""
-    *_, last = _of_row(problem, cap, all_depths=True)
-    return Allocation([cap], last.tokens, last.seconds)
-
-
-def _of_row(problem: Problem, deepest: int, *, all_depths: bool = False) -> Iterator[Allocation]:
-    """The depths 1, 2, ... of a batch of one with what each brings and costs, up to the first that is not allowed. In plain
-    Python: on so few numbers, behind a pass, each call of numpy takes as long as all of this."""
-    kept, drafted = problem.kept[0].tolist(), problem.drafted[0].tolist()
-    costs, more = problem.draft[problem.method[0], :, 1].tolist(), problem.nodes[0].tolist()
-    xs, ys = problem.points
-    tokens, nodes, draft = 1.0, 0.0, float(problem.entry[0])
-    some = min(max(drafted[0], 1e-9), 1.0)  # P(anything is drafted)
-    for level in range(min(deepest, len(kept))):
-        if kept[level] <= 0.0 and not all_depths:
-            return
-        tokens += kept[level]
-        nodes += more[level]
-        draft += costs[level]
-        width = nodes / some
-        after = min(max(bisect_left(xs, width), 1), len(xs) - 1)
-        low, high = xs[after - 1], xs[after]
-        seconds = ys[after - 1] + (width - low) / (high - low) * (ys[after] - ys[after - 1])
-        passed = (1.0 - some) * problem.plain + some * seconds * problem.guess_factor
-        yield Allocation([level + 1], tokens, draft + passed)
 
 
 def _limits(deepest: int) -> list[int]:

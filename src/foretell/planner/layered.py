@@ -74,6 +74,8 @@ class LayeredPlanner(Planner):
             return self._widened(rows, super().plan(rows, arriving))
         self._learn_waiting()
         self._unasked = 0
+        if not (self._guessing or self.light._guessing or self.standing.trial or self.light.standing.trial):
+            self._age = self.light._age = max(self._age, self.light._age)  # as in ``rest``: both decide in one step
         views = [self._light_view(row) for row in rows]
         before = self._rate
         light = self._plan_light(views, arriving, before)
@@ -129,21 +131,28 @@ class LayeredPlanner(Planner):
 
     def rest(self) -> bool:
         """See ``Planner``: where both rest."""
-        if not (self._is_resting and self.light._is_resting):
+        light, ids = self.light, self._ids
+        if self._guessing or light._guessing or not ids or not light._ids:  # at length: this is asked before every step
             return False
-        self._age += 1
-        self.light._age += 1
+        if self.standing.trial or light.standing.trial:
+            return False
+        age = max(self._age, light._age) + 1  # one of them may have decided again for a trial
+        if age >= min(self._patience, light._patience) or self._account.is_due or light._account.is_due:
+            return False
+        self._age = light._age = age
         self.paid, self._lit = [0] * len(self._ids), True
         return True
 
     def observe_rest(self, batch: int, seconds: float) -> None:
         """See ``Planner``."""
-        self._learn_waiting()
-        self.light.observe_rest(batch, seconds)
-        self.earn(seconds)
-        self.guessed_last = False
-        if seconds > 0.0:
-            self._count(seconds, seconds)
+        super().observe_rest(batch, seconds)
+        self.light.guessed_last, self.light._unsettled = False, self._unsettled
+        if batch > 0 and seconds > 0.0:
+            self.light.earn(seconds)
+
+    def _learn_rest(self, batch: int, seconds: float, settled: bool) -> None:
+        self.light._learn_rest(batch, seconds, settled)
+        self._count(seconds, seconds)
 
     def _plan_light(self, views: Sequence[RowView], arriving: int, rate: float) -> list[int]:
         """The light planner's plan where the whole method brings so many tokens a second (0: it does not guess). A trial of
@@ -178,10 +187,14 @@ class LayeredPlanner(Planner):
                 ]
                 step = replace(step, rows=rows)
             super()._observe(step)
+            self.light._unsettled = self._unsettled
             self.light.earn(step.seconds)
             self._learn_light(step)
             return
         rows = [replace(row, method=self.parts.get(row.method, row.method), by_light=None) for row in step.rows]
+        self.light._unsettled = self._unsettled
+        if not any(row.drafted for row in rows):
+            self._settles(step.batch, step.seconds)
         self.light._observe(replace(step, rows=rows))
         self.earn(step.seconds)
         self.guessed_last = self.light.guessed_last

@@ -6,48 +6,34 @@ its expected loss.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from time import thread_time
-
-import numpy as np
 
 from foretell.core.errors import ConfigError
 from foretell.planner.acceptance import Acceptance
 from foretell.planner.account import TrialAccount
-from foretell.planner.allocation import Allocation, price, search
+from foretell.planner.allocation import search
 from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
+from foretell.planner.decisions import GAIN_TO_CONTINUE, PLAIN_TRIAL_PERIOD, SETTLING, Decisions, Plan
 from foretell.planner.observations import RowView, StepObservation
-from foretell.planner.problems import Problems, Question, steps_ahead
+from foretell.planner.problems import Problems
 from foretell.planner.shares import LightShares
 
 MODES = ("auto", "on", "off")
-GAIN_TO_START = 0.05  # expected gain over plain decoding needed to start guessing ...
-GAIN_TO_CONTINUE = 0.02  # ... and to go on: costs are known no better
 MAX_ARRIVING_SHARE = 0.25  # of the decoding rows: where more join, guessing is not started
-MIN_CHARGE_PASSES = 0.05  # least charge of a plain trial step: bounds the trials at near ties
 PERIOD = 16  # steps between plans while nothing joins or leaves; every step while much is unknown
-PERIOD_PLAIN = 64  # ... and while nothing guesses
+PERIOD_PLAIN = 64  # ... and while nothing guesses; twice as many each time that this is decided again ...
+MOST_PERIODS = 2  # ... up to so many times as many
+RESTS_TOGETHER = 32  # steps after ``rest`` that are learned from together, at most
 TOGETHER = 8  # steps that are learned from together, at most, while a plan stands that much is known for
-PLAIN_TRIAL_PERIOD = 16  # guessing steps before a plain one is tried, to see what it costs now
 ENOUGH_PROPOSALS = 24.0  # of a method at one heat, after which its rates no longer change by the step
 SPEEDUP_DECAY = 1.0 / 200.0  # of the live speedup, per step
 STALLED = 20.0  # usual steps: one that took longer counts as so many, in the live speedup
 WELL_KNOWN = 0.07  # of that log: where it is known so well ...
-PLAIN_SKIPPED = 3  # ... so many of four plain steps say nothing new
-MAX_PLAIN_SPREAD = 0.12  # of the log of a plain step's seconds: where it is known no better, the speedup is not known
+PLAIN_SKIPPED = 7  # ... so many of eight plain steps say nothing new
+HEAVY_DRAFT = 0.15  # of a pass: guesses that take longer read weights of their own
 
 
-@dataclass
-class _Plan:
-    caps: list[int]
-    expected: Allocation | None = None
-    plain_rate: float = 0.0
-    trial: bool = False
-    charged: float = 0.0  # for a trial of guesses, ahead of it
-
-
-class Planner:
+class Planner(Decisions):
     """Plans steps and learns from them. Not thread-safe: used by the engine's thread only."""
 
     paid: list[int] | None = None
@@ -76,7 +62,7 @@ class Planner:
         self._ids: list[
             tuple[str, str, int]
         ] = []  # of the rows that ``standing`` was made for, and what they may guess
-        self.standing = _Plan([])
+        self.standing = Plan([])
         self._caps: list[int] = []
         self._age, self._patience = 0, 1
         self._lagging = False
@@ -84,9 +70,12 @@ class Planner:
         self._skip = self._skipped = 0  # plain steps that the corrections are not told of, and those of them so far
         self._plain_seconds = self._seconds = self._known = 0.0
         self._since_plain = PLAIN_TRIAL_PERIOD
+        self._unsettled, self._tried = 0, False  # see ``_settles``; whether the guesses before were a trial
         self.guessed_last = False
         # Steps that are still to be learned from, and what was planned for them: ``paid``, depths, whether drafters lagged.
         self._waiting: list[tuple[StepObservation, list[int] | None, list[int], bool]] = []
+        # Steps after ``rest`` to be learned from: rows, seconds, and whether they are like others.
+        self._rests: list[tuple[int, float, bool]] = []
 
     @property
     def speedup(self) -> float | None:
@@ -95,10 +84,6 @@ class Planner:
         costs."""
         known = self._seconds and self.mode == "auto" and (not self.guessed_last or self._knows_plain)
         return self._plain_seconds / self._seconds if known else None
-
-    @property
-    def _knows_plain(self) -> bool:
-        return self.corrections.plain_spread <= MAX_PLAIN_SPREAD
 
     @property
     def trials(self) -> int:
@@ -145,8 +130,8 @@ class Planner:
         self._learn_waiting()
         self.costs, self.corrections = costs, corrections or Corrections(costs.methods)
         self._problems = Problems(costs, self.acceptance, self.corrections, self._problems.shares)
-        self._account = TrialAccount()
-        self._ids, self.standing, self._guessing = [], _Plan([]), False
+        self._account, self._unsettled = TrialAccount(), 0
+        self._ids, self.standing, self._guessing = [], Plan([]), False
 
     def replan(self) -> None:
         """Decide anew at the next plan, however young the one that stands is."""
@@ -154,7 +139,8 @@ class Planner:
 
     def forget(self, request_id: str) -> None:
         """A request has ended; its estimates are not used for another request, even one of the same name."""
-        self._learn_waiting()
+        if self._waiting:
+            self._learn_waiting()
         self.acceptance.forget(request_id)
         self._ids = []
 
@@ -169,6 +155,10 @@ class Planner:
             return False
         self._learn_waiting()
         plain = self._problems.plain(len(rows))
+        if len(rows) == 1:
+            single = self._problems.single(rows[0], plain)
+            found = None if single is None else single.best(single.kept)
+            return found is not None and found[1] / found[2] > max(1 / plain, self._floor) * (1.0 + GAIN_TO_CONTINUE)
         question = self._problems.of(rows, plain)
         best = None if question is None else search(question.problem)
         return best is not None and best.rate > max(len(rows) / plain, self._floor) * (1.0 + GAIN_TO_CONTINUE)
@@ -182,7 +172,7 @@ class Planner:
         asked = self.mode == "auto" and all_ask(rows)
         if self.mode != "auto" or asked:
             on = self.mode == "on" or asked
-            self._ids, self.standing = [], _Plan([])
+            self._ids, self.standing = [], Plan([])
             self._lagging = any(row.num_unread > 2 for row in rows)
             self._caps = [max(min(row.max_depth, row.depth_limit), 0) if on else 0 for row in rows]
             self._guessing = any(self._caps)
@@ -195,9 +185,10 @@ class Planner:
         due = self._age >= self._patience or (not self._guessing and self._account.is_due)
         if ids != self._ids or due:
             self._learn_waiting()
+            was_idle = ids == self._ids and not self._guessing and self._patience >= PERIOD_PLAIN
             self._ids, self._age = ids, 0
             self.standing = self._decide(rows)
-            self._patience = 1 if self.standing.trial else self._period(rows)
+            self._patience = self.standing.num_steps if self.standing.trial else self._period(rows, was_idle=was_idle)
         caps = self.standing.caps
         self._lagging = any(row.num_unread > 2 for row in rows)
         self._caps = [
@@ -232,96 +223,14 @@ class Planner:
         standing = bool(self._ids) and self.mode == "auto" and not self._guessing and not self.standing.trial
         return standing and self._age + 1 < self._patience and not self._account.is_due
 
-    def _period(self, rows: Sequence[RowView]) -> int:
+    def _period(self, rows: Sequence[RowView], *, was_idle: bool) -> int:
         if not self._guessing:
-            return PERIOD_PLAIN
+            again = (
+                was_idle and not self._floor
+            )  # where another planner's guesses are the choice, they are weighed often
+            return min(2 * self._patience, MOST_PERIODS * PERIOD_PLAIN) if again else PERIOD_PLAIN
         pools = {(row.method, row.heat) for row in rows}
         return PERIOD if all(self.acceptance.seen(*pool) >= ENOUGH_PROPOSALS for pool in pools) else 1
-
-    def _decide(self, rows: Sequence[RowView]) -> _Plan:
-        batch, plain = len(rows), self._problems.plain(len(rows))
-        off = _Plan([0] * batch, None, max(batch / plain, self._floor))
-        self._account.ask_nothing()
-        question = self._problems.of(rows, plain)
-        if question is None:
-            self._guessing = False
-            return off
-        best = search(question.problem)
-        bar = off.plain_rate * (1.0 + (GAIN_TO_CONTINUE if self._guessing else GAIN_TO_START))
-        self._guessing = best is not None and best.rate > bar
-        begun = thread_time()  # not the wall's: a machine that stood still in between would have to be earned back
-        if best is None or not self._guessing:
-            plan = self._try_guessing(rows, question, off)
-        else:
-            plan = self._try_other(question, _Plan(best.caps, best, off.plain_rate))
-        # A trial that is weighed often must not cost more than trials.
-        self._account.charge_deciding(thread_time() - begun)
-        return plan
-
-    # Trials: what the optimistic curve says would win, a few rows at a time, while the account has credit.
-
-    def _try_guessing(self, rows: Sequence[RowView], question: Question, off: _Plan) -> _Plan:
-        """No row guesses: let one or a few rows try, if guessing may pay."""
-        problem = question.problem
-        credit = self._account.credit(problem.plain)
-        depth = problem.kept.shape[1]
-        allowed = problem.kept > 0.0
-        optimistic = np.where(allowed, np.maximum(question.curves.optimistic[:, :depth], problem.kept), 0.0)
-        doubt = float(np.exp(-self.corrections.doubt))
-        hope = search(replace(problem, kept=optimistic, guess_factor=problem.guess_factor * doubt))
-        if hope is None or hope.rate <= off.plain_rate * (1.0 + GAIN_TO_START):
-            return off
-        order = np.argsort(-optimistic[:, 0], kind="stable")
-        spread = np.array([steps_ahead(row) for row in rows])
-        problem = replace(problem, entry=problem.entry * spread)  # a failed trial has read the whole text in vain
-        best: tuple[float, Allocation, float] | None = None
-        for count in (1, 4) if problem.batch >= 16 else (1,):
-            tried = order[:count]
-            for cap in sorted({1, 2, max(hope.caps)}):
-                caps = np.zeros(problem.batch, dtype=np.int64)
-                caps[tried] = np.minimum(cap, allowed[tried].sum(axis=1))
-                choice = price(problem, caps.tolist())
-                loss = choice.seconds - choice.tokens / off.plain_rate
-                learned = sum(1.0 + problem.kept[row, : caps[row] - 1].sum() for row in tried if caps[row])
-                value = learned / max(loss, 0.02 * problem.plain)
-                self._account.ask(loss)
-                if loss <= credit and (best is None or value > best[0]):
-                    best = (value, choice, loss)
-        if best is None:
-            return off
-        self._account.charge(best[2])
-        return _Plan(best[1].caps, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
-
-    def _try_other(self, question: Question, standing: _Plan) -> _Plan:
-        """Some rows guess: try a row that does not, or a plain step, if that may pay."""
-        expected, problem = standing.expected, question.problem
-        assert expected is not None
-        credit = self._account.credit(problem.plain)
-        if credit <= 0.0:
-            return standing
-        hope = problem.batch / problem.plain * float(np.exp(self.corrections.doubt))
-        loss = max(problem.plain - problem.batch / expected.rate, MIN_CHARGE_PASSES * problem.plain)
-        wanted = hope > expected.rate or not self._knows_plain
-        if wanted and loss <= credit and self._since_plain >= PLAIN_TRIAL_PERIOD:
-            self._account.charge(loss)
-            return _Plan([0] * problem.batch, None, standing.plain_rate, trial=True)
-        caps = np.array(expected.caps)
-        idle = (caps == 0) & (problem.kept[:, 0] > 0.0)
-        optimistic = np.where(idle, question.curves.optimistic[:, 0], 0.0)
-        row = int(optimistic.argmax())
-        if optimistic[row] <= 0.0:
-            return standing
-        caps[row] = 1
-        drafting = problem.draft[problem.method[row], 0, min(int((caps > 0).sum()), len(caps))]
-        if optimistic[row] / expected.rate <= drafting:
-            return standing  # its drafting alone costs more than the token is worth
-        choice = price(problem, caps.tolist())
-        gain = choice.tokens - problem.kept[row, 0] + optimistic[row]
-        loss = choice.seconds - choice.tokens / expected.rate
-        if gain / choice.seconds <= expected.rate or loss > credit:
-            return standing
-        self._account.charge(loss)
-        return _Plan(choice.caps, choice, standing.plain_rate, trial=True)
 
     def earn(self, seconds: float) -> None:
         """Time that passed in steps which another planner planned."""
@@ -331,6 +240,8 @@ class Planner:
         """To be called after every step, with its measurements. While a plan stands that much is known for, a few steps are
         learned from together: behind a pass code and data are cold, and the first costs more than those after it."""
         if self._can_wait:
+            if self._rests:
+                self._learn_waiting()
             self._waiting.append((step, self.paid, self._caps, self._lagging))
             self.guessed_last = any(row.drafted for row in step.rows)
             return
@@ -344,6 +255,11 @@ class Planner:
 
     def _learn_waiting(self) -> None:
         """Learn from the steps that wait for it."""
+        if self._rests:
+            rests, self._rests = self._rests, []
+            for rest in rests:
+                self._learn_rest(*rest)
+            return
         if not self._waiting:
             return
         waiting, self._waiting = self._waiting, []
@@ -361,8 +277,11 @@ class Planner:
         self.corrections.tick()
         drafted = any(row.drafted for row in step.rows)
         self._since_plain = self._since_plain + 1 if drafted else 0
-        accepted = self._learn(step)
+        settled = drafted or self._settles(step.batch, seconds)
+        accepted = self._learn(step, settled=settled)
         plain = self._problems.plain(step.batch)
+        if drafted and step.seconds_draft > HEAVY_DRAFT * step.seconds_target:
+            self._unsettled, self._tried = SETTLING, self.standing.trial
         self._account.earn(seconds)
         served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
         if self.standing.charged and any(row.drafted for row in step.rows if row.cap > 0):
@@ -377,16 +296,36 @@ class Planner:
         self._count(worth, seconds)
 
     def observe_rest(self, batch: int, seconds: float) -> None:
-        """``observe`` of a step after ``rest``."""
-        self._learn_waiting()
+        """``observe`` of a step after ``rest``. A few are learned from together, but for what they earn, which says when
+        the next trial is due."""
+        if self._waiting:
+            self._learn_waiting()
+        self.guessed_last = False
         if batch < 1 or seconds <= 0.0:
             return
+        self._account.earn(seconds)
+        self._rests.append((batch, seconds, self._settles(batch, seconds)))
+        if len(self._rests) >= RESTS_TOGETHER:
+            self._learn_waiting()
+
+    def _settles(self, batch: int, seconds: float) -> bool:
+        """A plain step has taken so long: whether it is like plain steps among others. A drafter's weights have taken the
+        place of the target's in the processor's cache, so that the first ones behind its guesses take longer: they tell
+        nothing of plain decoding, and behind a trial are a part of what it costs."""
+        if not self._unsettled:
+            return True
+        self._unsettled -= 1
+        if self._tried:
+            plain = self._problems.plain(batch)
+            self._account.charge_extra(seconds, plain, plain)
+        return False
+
+    def _learn_rest(self, batch: int, seconds: float, settled: bool) -> None:
         self.acceptance.tick()
         self.corrections.tick()
         self._since_plain = 0
-        self._learn_plain(batch, seconds)
-        self._account.earn(seconds)
-        self.guessed_last = False
+        if settled:
+            self._learn_plain(batch, seconds)
         self._count(seconds, seconds)
 
     def _learn_plain(self, batch: int, seconds: float) -> None:
@@ -405,8 +344,9 @@ class Planner:
         self._plain_seconds += SPEEDUP_DECAY * (worth - self._plain_seconds)
         self._seconds += SPEEDUP_DECAY * (seconds - self._seconds)
 
-    def _learn(self, step: StepObservation) -> int:
-        """Count accepted guesses and correct the costs. Returns the number of accepted guesses."""
+    def _learn(self, step: StepObservation, *, settled: bool) -> int:
+        """Count accepted guesses and correct the costs. Returns the number of accepted guesses. settled: see
+        ``_settles``."""
         asked: dict[str, list[int]] = {}
         accepted = nodes = by_light = 0
         if any(self._caps) or any(row.cap for row in step.rows):
@@ -423,12 +363,14 @@ class Planner:
                     row.request_id, row.method, row.cap, row.drafted, row.accepted, row.nodes, row.heat
                 )
         if not asked and not by_light:
-            self._learn_plain(step.batch, step.seconds)
+            if settled:
+                self._learn_plain(step.batch, step.seconds)
             return accepted
         self._skip = 0
         kind = "guess" if nodes else "plain"
         measured = step.seconds_target + step.seconds_rest
-        self.corrections.observe(kind, measured, self.costs.verify(step.batch, step.batch + nodes))
+        if settled:
+            self.corrections.observe(kind, measured, self.costs.verify(step.batch, step.batch + nodes))
         if len(asked) == 1 and not by_light and not self._lagging:  # the table does not include catching up
             ((method, caps),) = asked.items()
             expected = self._problems.draft_seconds(method, caps, step.batch)

@@ -13,10 +13,10 @@ from foretell.planner.corrections import Corrections
 from foretell.planner.costs import CostTable
 from foretell.planner.observations import RowView
 from foretell.planner.shares import LightShares, mixed
+from foretell.planner.single import Single
 
 Array = NDArray[np.float64]
 
-_FIRST = np.zeros(1, dtype=np.int64)  # the only method
 MIN_BEST_CASE_GAIN = 0.05  # least gain of perfect guesses over plain decoding for guessing to be tried
 CATCH_UP_STEPS = 32.0  # steps, at most, over which reading what a drafter lags behind is written off
 
@@ -51,6 +51,8 @@ class Problems:
         self.corrections = corrections
         self._grids: dict[tuple[str, int], Array] = {}
         self._able: dict[tuple[str, int], bool] = {}
+        self._columns: dict[str, list[float]] = {}  # of the grids of one row
+        self._points: tuple[list[float], list[float]] | None = None  # the pass of one row
 
     def plain(self, batch: int) -> float:
         """Seconds of a step without guesses."""
@@ -66,8 +68,6 @@ class Problems:
         curves, own = self.acceptance.curves(requests, methods, heats), [1.0] * len(rows)
         if self.shares is not None:
             curves, own = mixed(curves, [self.shares.of(*row) for row in zip(requests, methods, heats, strict=True)])
-        if len(rows) == 1:
-            return self._of_one(rows[0], curves, plain, own[0])
         batch, depth = curves.kept.shape
         names = sorted({row.method for row, can in zip(rows, able, strict=True) if can})
         place = {name: index for index, name in enumerate(names)}
@@ -95,21 +95,32 @@ class Problems:
         )
         return Question(problem, curves)
 
-    def _of_one(self, row: RowView, curves: Curves, plain: float, own: float) -> Question:
-        """The same for one row that may guess, by itself in a share ``own`` of its steps."""
-        depth = min(row.max_depth, row.depth_limit, curves.kept.shape[1])
-        problem = Problem(
-            kept=curves.kept[:, :depth],
-            drafted=curves.drafted[:, :depth],
-            nodes=curves.nodes[:, :depth],
-            method=_FIRST,
-            entry=np.array([self._entry(row) if row.num_unread > 1 else 0.0]),
-            draft=(self._grid(row.method, 1)[:depth] * (self.corrections.draft[row.method] * own))[None],
-            curve=self.costs.verify_curve(1),
-            plain=plain,
-            guess_factor=self.corrections.guess,
-        )
-        return Question(problem, curves)
+    def single(self, row: RowView, plain: float) -> Single | None:
+        """``of`` this row alone; None where it cannot gain."""
+        method = row.method
+        if not self._may_guess(row, 1):
+            return None
+        kept, drafted, optimistic, nodes = self.acceptance.curves_of_one(row.request_id, method, row.heat)
+        own = 1.0
+        if self.shares is not None:
+            light, by_light, more = self.shares.of(row.request_id, method, row.heat)
+            if light:  # as in ``mixed``
+                own = 1.0 - light
+                kept, drafted, optimistic, nodes = (
+                    [line[0] * own + first, *(value * own for value in line[1:])]
+                    for line, first in ((kept, by_light), (drafted, light), (optimistic, by_light), (nodes, more))
+                )
+        depth = min(row.max_depth, row.depth_limit, len(kept))
+        if method not in self._columns:
+            self._columns[method] = self._grid(method, 1)[:, 1].tolist()
+        if self._points is None:
+            xs, ys = self.costs.verify_curve(1)
+            self._points = xs.tolist(), ys.tolist()
+        return Single(
+            kept[:depth], drafted[:depth], optimistic[:depth], nodes[:depth],
+            self._columns[method], self.corrections.draft[method] * own,
+            self._entry(row) if row.num_unread > 1 else 0.0, self._points, plain, self.corrections.guess,
+        )  # fmt: skip
 
     def draft_seconds(self, method: str, caps: Sequence[int], batch: int) -> float:
         """Seconds of proposing by the table, uncorrected, where rows of one method guess caps deep; 0: not measured."""

@@ -360,8 +360,11 @@ def test_the_buffer_hands_out_every_feature_once_in_order() -> None:
     assert buffer.take() == (None, [9, 2, 2], [0, 0, 0])
 
 
-def test_features_are_made_late_and_together() -> None:
-    """Nothing is made of a step's taps until it is asked for, or until TOGETHER wait; and all are made once, in order."""
+@pytest.mark.parametrize("together", [False, True])
+def test_features_are_made_late_and_together(monkeypatch: pytest.MonkeyPatch, *, together: bool) -> None:
+    """Nothing is made of a prompt's or a plain step's taps until it is asked for, or until a row has many; and all are
+    made once, in order."""
+    monkeypatch.setattr("foretell.methods.features.MOST_BYTES", 8 * 50)  # the taps of 50 positions
     made: list[int] = []
 
     def prepare(taps: Tensor) -> Tensor:
@@ -371,26 +374,32 @@ def test_features_are_made_late_and_together() -> None:
     buffer = FeatureBuffer(2, prepare)
     tree = TokenTree(torch.zeros(2, 1).long(), torch.full((2, 1), -1), torch.zeros(2, 1).long())
     buffer.read_prompt(PromptChunk([0, 0], [40, 3], torch.arange(160.0).view(2, 40, 2)))
-    assert made == [80], "a prompt's at once, padding too"
+    assert not made
     seen = torch.arange(160.0).view(2, 40, 2)[..., :1] * 10.0
-    rows = [seen[0], seen[1, :3]]
+    rows, commits = [seen[0], seen[1, :3]], []
     for step in range(2 * TOGETHER + 3):
         taps = torch.full((2, 1, 2), 1000.0 + step)
         taps[1] += 0.5
-        buffer.observe(Commit(tree, torch.tensor(buffer.ends), [[0], [0]], [[1], [1]], taps))
-        rows = [torch.cat([known, taps[row, :, :1] * 10.0]) for row, known in enumerate(rows)]
-    assert made[1:] == [2 * TOGETHER, 2 * TOGETHER]
+        commits.append(Commit(tree, torch.tensor(buffer.ends), [[0], [0]], [[1], [1]], taps))
+        if not together:
+            buffer.observe(commits[-1])
+            taps.fill_(-1.0)  # the next pass writes them over
+        new = [1000.0 + step, 1000.5 + step]
+        rows = [torch.cat([known, torch.tensor([[value * 10.0]])]) for known, value in zip(rows, new, strict=True)]
+    if together:
+        buffer.observe_all(commits)
+    assert made == ([107, 70] if together else [50, 50, 50])
     first = buffer.take_first(1, 5)
     assert first is not None
     assert torch.equal(first, rows[1][:5])
-    assert made[3:] == [3], "of this row alone"
+    assert made[3:] == ([] if together else [20]), "of this row alone"
     buffer.keep([1, 0])
     features, start, count = buffer.take()
     assert features is not None
     assert (start, count) == ([5, 0], [len(rows[1]) - 5, len(rows[0])])
     assert torch.equal(features[0, : count[0]], rows[1][5:])
     assert torch.equal(features[1, : count[1]], rows[0])
-    assert sum(made[1:]) == len(rows[0]) + len(rows[1]) - 43, "each once"
+    assert sum(made) == len(rows[0]) + len(rows[1]), "each once"
     other = FeatureBuffer(1, prepare)
     other.read_prompt(PromptChunk([0], [2], torch.ones(1, 2, 2)))
     buffer.join(other)

@@ -20,7 +20,7 @@ from foretell.methods.common.head import with_weights
 from foretell.methods.common.native import runs_as
 from foretell.methods.dflash.head import DFlashHead
 from foretell.methods.dflash.native import NativeFlash, native_flash
-from foretell.methods.features import FeatureBuffer
+from foretell.methods.features import MOST_BYTES, FeatureBuffer
 from foretell.model.bound import BoundCache
 from foretell.model.cache import KVCache
 from foretell.model.prefill import round_up
@@ -35,6 +35,7 @@ class DFlashDrafter(Drafter):
     """
 
     can_join = True
+    can_wait = True
 
     def __init__(
         self, head: DFlashHead, model: CausalModel, context: Context, capacity: int, native: NativeFlash | None = None
@@ -59,6 +60,10 @@ class DFlashDrafter(Drafter):
     def observe(self, commit: Commit) -> None:
         """Keep the features of accepted nodes. Rejected nodes wrote nothing to the cache."""
         self.features.observe(commit)
+
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """See ``Drafter``."""
+        self.features.observe_all(commits)
 
     def keep(self, rows: Sequence[int]) -> None:
         """Drop rows of memory."""
@@ -250,6 +255,11 @@ class DFlash(Method):
     def bytes_per_token(self) -> int:
         """The head's keys and values, and a feature."""
         return self.head.new_cache(0, 1).bytes_per_slot + self.head.config.hidden_size * self.head.dtype.itemsize
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Taps of which no feature has been made."""
+        return MOST_BYTES
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """An empty memory for these rows."""

@@ -30,6 +30,7 @@ class ModelDrafter(Drafter):
     """
 
     can_join = True
+    can_wait = True
 
     def __init__(
         self, model: CausalModel, context: Context, capacity: int, acceptance: AcceptanceHead | None = None

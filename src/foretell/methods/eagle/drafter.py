@@ -27,7 +27,7 @@ from foretell.methods.common.pair import PairHead
 from foretell.methods.eagle.eagle1 import Eagle1Head
 from foretell.methods.eagle.eagle3 import Eagle3Head
 from foretell.methods.eagle.native import NativePair, native_pair
-from foretell.methods.features import FeatureBuffer
+from foretell.methods.features import MOST_BYTES, FeatureBuffer
 from foretell.model.bound import BoundCache
 from foretell.model.cache import KVCache
 from foretell.model.prefill import PREFILL_CHUNK, round_up
@@ -43,6 +43,7 @@ class EagleDrafter(Drafter):
     """
 
     can_join = True
+    can_wait = True
 
     hidden: Tensor
     """[B, W, H] the features put out at the nodes read last: what a head that judges guesses may read."""
@@ -75,6 +76,10 @@ class EagleDrafter(Drafter):
     def observe(self, commit: Commit) -> None:
         """Keep the features of the nodes that were kept."""
         self.buffer.observe(commit)
+
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """See ``Drafter``."""
+        self.buffer.observe_all(commits)
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
         """A tree as deep as each row has room for; none after a text of one token, which has no feature yet."""
@@ -324,6 +329,11 @@ class _Eagle(Method):
     def bytes_per_token(self) -> int:
         """The head's keys and values, and a feature."""
         return self.head.bytes_per_token
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Taps of which no feature has been made."""
+        return MOST_BYTES
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""

@@ -20,6 +20,7 @@ from foretell.draft.base import Capabilities, Context, Drafter, Method
 from foretell.draft.shapes import SHAPES
 from foretell.methods.eagle.drafter import EagleDrafter
 from foretell.methods.eagle.eagle3 import Eagle3Head, Eagle3HeadConfig
+from foretell.methods.features import MOST_BYTES
 from foretell.model.prefill import PREFILL_CHUNK, round_up
 from foretell.model.target import CausalModel, Target
 
@@ -141,6 +142,11 @@ class PEagle(Method):
     def bytes_per_token(self) -> int:
         """The head's keys and values, and a feature."""
         return self.head.bytes_per_token
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Taps of which no feature has been made."""
+        return MOST_BYTES
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""

@@ -97,6 +97,11 @@ class HybridDrafter(Drafter):
         """See ``Drafter``."""
         return self.second.seconds_model
 
+    @property
+    def can_wait(self) -> bool:  # type: ignore[override]
+        """The second method's: suffix can."""
+        return self.second.can_wait
+
     def read_prompt(self, chunk: PromptChunk) -> None:
         """See ``Drafter``."""
         self.second.read_prompt(chunk)
@@ -162,6 +167,12 @@ class HybridDrafter(Drafter):
                 (worth.of(score) if score else worth.second).add(len(path) - 1.0)
             if guessed and not score and known > 0.0 and self._grafts:  # at least so much of suffix's was right
                 worth.of(known).add(float(light.accepted))
+
+    def observe_all(self, commits: Sequence[Commit]) -> None:
+        """See ``Drafter``: neither has guessed, so there is nothing to learn."""
+        self.suffix.observe_all(commits)
+        self.second.observe_all(commits)
+        self._light = None
 
     @property
     def light_steps(self) -> Sequence[LightStep] | None:

@@ -11,6 +11,7 @@ from foretell.methods.common.native import runs_as
 from foretell.methods.common.pair import PairHead
 from foretell.methods.eagle.drafter import EagleDrafter
 from foretell.methods.eagle.native import native_pair
+from foretell.methods.features import MOST_BYTES
 from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.model.target import CausalModel, Target
 
@@ -57,6 +58,11 @@ class MTP(Method):
     def bytes_per_token(self) -> int:
         """The module's keys and values, and a feature."""
         return self.head.bytes_per_token
+
+    @property
+    def bytes_per_row(self) -> int:
+        """Taps of which no feature has been made."""
+        return MOST_BYTES
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """A fresh cache for these rows."""

@@ -9,6 +9,7 @@ another than without).
 import ctypes
 import threading
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,12 @@ from foretell.model.target import CausalModel, Output
 HEAD_DIMS = (16, 32, 48, 64, 80, 96, 112, 128, 160, 192, 256)
 _SMALL_PASS = 8
 """Rows of a pass up to which reading the weights takes most of its time; with more, threads are worth more too."""
+
+
+@lru_cache(maxsize=256)
+def _numbers(numbers: tuple[int, ...]) -> ctypes.Array[ctypes.c_int64]:
+    """An array of C, read only: the same in every step."""
+    return (ctypes.c_int64 * len(numbers))(*numbers)
 
 
 def supports(config: Any, dtype: torch.dtype, device: torch.device) -> str | None:
@@ -163,7 +170,7 @@ class NativeModel(CausalModel):
                 self.address, cache.address, threads, num_rows, num_nodes, ancestry.shape[2],
                 tokens.data_ptr(), length.data_ptr(), slots.data_ptr(), positions.data_ptr(),
                 ancestry.data_ptr(), *ancestry.stride(), first, stop, residual.data_ptr(),
-                (ctypes.c_int64 * len(taps))(*taps) if taps else None, len(taps),
+                _numbers(tuple(taps)) if taps else None, len(taps),
                 None if tapped is None else tapped.data_ptr(), None if logits is None else logits.data_ptr(),
                 self._scratch_address(num_rows * num_nodes, threads, cache),
             )  # fmt: skip

@@ -1,0 +1,44 @@
+"""The library of ``suffix.c``: suffix automata."""
+
+import ctypes
+from functools import lru_cache
+from typing import Any
+
+from foretell.kernels.build import BuildError, load_library
+
+_NUMBER, _POINTER = ctypes.c_int64, ctypes.c_void_p
+_FIELDS: list[tuple[str, Any]] = [
+    *[(name, _NUMBER) for name in ("window", "num_tokens", "num_states", "num_edges", "last", "tail_state")],
+    *[(name, _NUMBER) for name in ("tail_size", "room_states", "room_edges", "num_slots")],
+    *[(name, ctypes.POINTER(ctypes.c_int32)) for name in ("length", "link", "first_edge")],
+    *[(name, ctypes.POINTER(_NUMBER)) for name in ("count", "latest", "earlier")],
+    *[(name, _POINTER) for name in ("edge_state", "edge_token", "edge_to", "next_edge", "slots")],
+]
+
+
+class AutomatonView(ctypes.Structure):
+    """The ``Automaton`` of ``suffix.c``; zeroed before ``foretell_suffix_open``."""
+
+    _fields_ = _FIELDS
+
+
+@lru_cache(maxsize=1)
+def suffix_library() -> ctypes.CDLL | None:
+    """The C kernels of suffix automata, or None where they cannot be built."""
+    try:
+        library = load_library("suffix")
+    except BuildError:
+        return None
+    library.foretell_suffix_open.argtypes = [_POINTER, _NUMBER]
+    library.foretell_suffix_close.argtypes = [_POINTER]
+    library.foretell_suffix_extend.argtypes = [_POINTER, _POINTER, _NUMBER]
+    library.foretell_suffix_follow.argtypes = [_POINTER] * 3 + [_NUMBER] * 2
+    library.foretell_suffix_repeat.argtypes = [_POINTER] * 2
+    library.foretell_suffix_guesses.argtypes = [
+        *[_POINTER] * 2, *[_NUMBER] * 3, ctypes.c_double, _NUMBER, *[_POINTER] * 3,
+    ]  # fmt: skip
+    for name in ("open", "extend", "guesses"):
+        getattr(library, f"foretell_suffix_{name}").restype = _NUMBER
+    for name in ("close", "follow", "repeat"):
+        getattr(library, f"foretell_suffix_{name}").restype = None
+    return library

@@ -1,0 +1,197 @@
+"""How deep rows may guess: the choice of most tokens a second, or a trial of another while the account has credit for it.
+
+One row is reckoned in plain Python (``single.py``), several by ``allocation.py``: to the same end.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from time import thread_time
+
+import numpy as np
+
+from foretell.planner.account import TrialAccount
+from foretell.planner.allocation import Allocation, price, search
+from foretell.planner.corrections import Corrections
+from foretell.planner.observations import RowView
+from foretell.planner.problems import Problems, Question, steps_ahead
+from foretell.planner.single import Single
+
+GAIN_TO_START = 0.05  # expected gain over plain decoding needed to start guessing ...
+GAIN_TO_CONTINUE = 0.02  # ... and to go on: costs are known no better
+MIN_CHARGE_PASSES = 0.05  # least charge of a plain trial step: bounds the trials at near ties
+SETTLING = 2  # plain steps behind a drafter's pass that take longer than others, where a cache holds the target
+PLAIN_TRIAL_PERIOD = 16  # guessing steps before a plain one is tried, to see what it costs now
+MAX_PLAIN_SPREAD = 0.12  # of the log of a plain step's seconds: where it is known no better, the speedup is not known
+
+
+@dataclass
+class Plan:
+    """Depths, and why."""
+
+    caps: list[int]
+    expected: Allocation | None = None
+    plain_rate: float = 0.0
+    trial: bool = False
+    charged: float = 0.0  # for a trial of guesses, ahead of it
+    num_steps: int = 1  # of a trial
+
+
+class Decisions:
+    """What a ``Planner`` decides, from what it has learned."""
+
+    corrections: Corrections
+    _problems: Problems
+    _account: TrialAccount
+    _floor: float  # tokens a second that can be had without any of these guesses, where plain decoding has less
+    _guessing: bool
+    _since_plain: int  # guessing steps since the last plain one
+    _unsettled: int  # plain steps from now on that take longer than others
+
+    @property
+    def _knows_plain(self) -> bool:
+        return self.corrections.plain_spread <= MAX_PLAIN_SPREAD
+
+    def _decide(self, rows: Sequence[RowView]) -> Plan:
+        return self._decide_one(rows[0]) if len(rows) == 1 else self._decide_all(rows)
+
+    def _decide_one(self, row: RowView) -> Plan:
+        """``_decide_all`` of one row."""
+        plain = self._problems.plain(1)
+        off = Plan([0], None, max(1 / plain, self._floor))
+        self._account.ask_nothing()
+        single = self._problems.single(row, plain)
+        if single is None:
+            self._guessing = False
+            return off
+        best = single.best(single.kept)
+        bar = off.plain_rate * (1.0 + (GAIN_TO_CONTINUE if self._guessing else GAIN_TO_START))
+        self._guessing = best is not None and best[1] / best[2] > bar
+        begun = thread_time()
+        if best is None or not self._guessing:
+            plan = self._try_one(row, single, off)
+        else:
+            depth, tokens, seconds = best
+            standing = Plan([depth], Allocation([depth], tokens, seconds), off.plain_rate)
+            plan = self._try_plain(1, plain, standing) or standing
+        self._account.charge_deciding(thread_time() - begun)
+        return plan
+
+    def _try_one(self, row: RowView, single: Single, off: Plan) -> Plan:
+        """``_try_guessing`` of one row."""
+        credit, kept = self._account.credit(single.plain), single.kept
+        hopes = [max(hope, one) if one > 0.0 else 0.0 for hope, one in zip(single.optimistic, kept, strict=True)]
+        hope = single.best(hopes, doubt=math.exp(-self.corrections.doubt))
+        if hope is None or hope[1] / hope[2] <= off.plain_rate * (1.0 + GAIN_TO_START):
+            return off
+        prices = single.prices(kept, entry=single.entry * steps_ahead(row))
+        allowed = sum(one > 0.0 for one in kept)
+        best: tuple[float, Allocation, float] | None = None
+        for cap in sorted({1, 2, hope[0]}):
+            depth = min(cap, allowed)
+            tokens, seconds = prices[depth - 1] if depth else (1.0, single.plain)
+            loss = seconds - tokens / off.plain_rate
+            value = (1.0 + sum(kept[: depth - 1]) if depth else 0.0) / max(loss, 0.02 * single.plain)
+            self._account.ask(loss)
+            if loss <= credit and (best is None or value > best[0]):
+                best = (value, Allocation([depth], tokens, seconds), loss)
+        if best is None:
+            return off
+        self._account.charge(best[2])
+        return Plan(best[1].caps, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
+
+    def _decide_all(self, rows: Sequence[RowView]) -> Plan:
+        batch, plain = len(rows), self._problems.plain(len(rows))
+        off = Plan([0] * batch, None, max(batch / plain, self._floor))
+        self._account.ask_nothing()
+        question = self._problems.of(rows, plain)
+        if question is None:
+            self._guessing = False
+            return off
+        best = search(question.problem)
+        bar = off.plain_rate * (1.0 + (GAIN_TO_CONTINUE if self._guessing else GAIN_TO_START))
+        self._guessing = best is not None and best.rate > bar
+        begun = thread_time()  # not the wall's: a machine that stood still in between would have to be earned back
+        if best is None or not self._guessing:
+            plan = self._try_guessing(rows, question, off)
+        else:
+            plan = self._try_other(question, Plan(best.caps, best, off.plain_rate))
+        # A trial that is weighed often must not cost more than trials.
+        self._account.charge_deciding(thread_time() - begun)
+        return plan
+
+    # Trials: what the optimistic curve says would win, a few rows at a time, while the account has credit.
+
+    def _try_guessing(self, rows: Sequence[RowView], question: Question, off: Plan) -> Plan:
+        """No row guesses: let one or a few rows try, if guessing may pay."""
+        problem = question.problem
+        credit = self._account.credit(problem.plain)
+        depth = problem.kept.shape[1]
+        allowed = problem.kept > 0.0
+        optimistic = np.where(allowed, np.maximum(question.curves.optimistic[:, :depth], problem.kept), 0.0)
+        doubt = float(np.exp(-self.corrections.doubt))
+        hope = search(replace(problem, kept=optimistic, guess_factor=problem.guess_factor * doubt))
+        if hope is None or hope.rate <= off.plain_rate * (1.0 + GAIN_TO_START):
+            return off
+        order = np.argsort(-optimistic[:, 0], kind="stable")
+        spread = np.array([steps_ahead(row) for row in rows])
+        problem = replace(problem, entry=problem.entry * spread)  # a failed trial has read the whole text in vain
+        best: tuple[float, Allocation, float] | None = None
+        for count in (1, 4) if problem.batch >= 16 else (1,):
+            tried = order[:count]
+            for cap in sorted({1, 2, max(hope.caps)}):
+                caps = np.zeros(problem.batch, dtype=np.int64)
+                caps[tried] = np.minimum(cap, allowed[tried].sum(axis=1))
+                choice = price(problem, caps.tolist())
+                loss = choice.seconds - choice.tokens / off.plain_rate
+                learned = sum(1.0 + problem.kept[row, : caps[row] - 1].sum() for row in tried if caps[row])
+                value = learned / max(loss, 0.02 * problem.plain)
+                self._account.ask(loss)
+                if loss <= credit and (best is None or value > best[0]):
+                    best = (value, choice, loss)
+        if best is None:
+            return off
+        self._account.charge(best[2])
+        return Plan(best[1].caps, best[1], off.plain_rate, trial=True, charged=max(best[2], 0.0))
+
+    def _try_other(self, question: Question, standing: Plan) -> Plan:
+        """Some rows guess: try a row that does not, or a plain step, if that may pay."""
+        expected, problem = standing.expected, question.problem
+        assert expected is not None
+        trial = self._try_plain(problem.batch, problem.plain, standing)
+        credit = self._account.credit(problem.plain)
+        if trial is not None or credit <= 0.0:
+            return trial or standing
+        caps = np.array(expected.caps)
+        idle = (caps == 0) & (problem.kept[:, 0] > 0.0)
+        optimistic = np.where(idle, question.curves.optimistic[:, 0], 0.0)
+        row = int(optimistic.argmax())
+        if optimistic[row] <= 0.0:
+            return standing
+        caps[row] = 1
+        drafting = problem.draft[problem.method[row], 0, min(int((caps > 0).sum()), len(caps))]
+        if optimistic[row] / expected.rate <= drafting:
+            return standing  # its drafting alone costs more than the token is worth
+        choice = price(problem, caps.tolist())
+        gain = choice.tokens - problem.kept[row, 0] + optimistic[row]
+        loss = choice.seconds - choice.tokens / expected.rate
+        if gain / choice.seconds <= expected.rate or loss > credit:
+            return standing
+        self._account.charge(loss)
+        return Plan(choice.caps, choice, standing.plain_rate, trial=True)
+
+    def _try_plain(self, batch: int, plain: float, standing: Plan) -> Plan | None:
+        """A plain step in place of the plan that stands, where that may pay; else None."""
+        expected = standing.expected
+        assert expected is not None
+        credit = self._account.credit(plain)
+        if credit <= 0.0:
+            return None
+        hope = batch / plain * math.exp(self.corrections.doubt)
+        num_steps = 1 + self._unsettled
+        loss = num_steps * max(plain - batch / expected.rate, MIN_CHARGE_PASSES * plain)
+        wanted = hope > expected.rate or not self._knows_plain
+        if not wanted or loss > credit or self._since_plain < PLAIN_TRIAL_PERIOD:
+            return None
+        self._account.charge(loss)
+        return Plan([0] * batch, None, standing.plain_rate, trial=True, num_steps=num_steps)

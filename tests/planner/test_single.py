@@ -1,0 +1,122 @@
+"""One row's allocation and decisions in plain Python, against those of ``allocation.py``, which serve several rows."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from foretell.planner.acceptance import Acceptance
+from foretell.planner.allocation import price, search
+from foretell.planner.corrections import Corrections
+from foretell.planner.costs import CostTable
+from foretell.planner.observations import RowStep, RowView, StepObservation
+from foretell.planner.planner import Planner
+from foretell.planner.problems import Problems
+from foretell.planner.shares import LightShares
+
+
+def costs(rng: np.random.Generator) -> CostTable:
+    passes = np.sort(rng.uniform(1.0, 1.6, 4)).tolist()
+    guesses = np.cumsum(rng.uniform(0.01, 0.3, 3)).tolist()
+    return CostTable(
+        {(1, nodes): seconds for nodes, seconds in zip((1, 2, 4, 7), passes, strict=True)},
+        {"m": {(1, depth): seconds for depth, seconds in zip((1, 3, 5), guesses, strict=True)}},
+        {"m": float(rng.uniform(0.0, 0.02))},
+    )
+
+
+def learned(rng: np.random.Generator, acceptance: Acceptance, corrections: Corrections, shares: LightShares) -> None:
+    for _ in range(int(rng.integers(0, 30))):
+        cap = int(rng.integers(1, 6))
+        drafted = int(rng.integers(0, cap + 1))
+        kept = int(rng.integers(0, drafted + 1))
+        acceptance.tick()
+        acceptance.observe(str(rng.choice(["a", "b"])), "m", cap, drafted, kept, drafted + int(rng.integers(0, 3)), 1)
+        shares.observe("a", "m", 1, int(rng.integers(0, 4)), int(rng.integers(0, 2)))
+        corrections.observe(str(rng.choice(["plain", "guess"])), float(rng.uniform(0.8, 1.3)), 1.0)
+        corrections.observe_draft("m", float(rng.uniform(0.5, 2.0)), 1.0)
+
+
+@pytest.mark.parametrize("with_shares", [False, True])
+def test_one_row_is_reckoned_as_a_batch_of_one(*, with_shares: bool) -> None:
+    found = 0
+    for seed in range(150):
+        rng = np.random.default_rng(seed)
+        table, acceptance, shares = costs(rng), Acceptance(5), LightShares()
+        corrections = Corrections(["m"])
+        learned(rng, acceptance, corrections, shares)
+        problems = Problems(table, acceptance, corrections, shares if with_shares else None)
+        row = RowView("a", "m", int(rng.integers(0, 7)), int(rng.integers(0, 9)), int(rng.integers(0, 40)), heat=1)
+        plain = problems.plain(1)
+        single, question = problems.single(row, plain), problems.of([row], plain)
+        assert (single is None) == (question is None)
+        if single is None or question is None:
+            continue
+        found += 1
+        problem, depth = question.problem, len(single.kept)
+        for mine, theirs in (
+            (single.kept, problem.kept), (single.drafted, problem.drafted), (single.nodes, problem.nodes),
+            (single.optimistic, question.curves.optimistic[:, :depth]),
+        ):  # fmt: skip
+            assert mine == pytest.approx(theirs[0].tolist(), rel=1e-12)
+        prices = single.prices(single.kept, entry=single.entry)
+        for cap, (tokens, seconds) in enumerate(prices, 1):
+            choice = price(problem, [cap])
+            assert (tokens, seconds) == pytest.approx((choice.tokens, choice.seconds), rel=1e-12)
+        best, other = single.best(single.kept), search(problem)
+        assert best is not None
+        assert other is not None
+        assert best[1] / best[2] >= other.rate * (1 - 1e-12), "a search of all depths, the other may leave some out"
+        hopes = np.array([single.optimistic])
+        hoped = search(replace(problem, kept=hopes, guess_factor=problem.guess_factor * 0.8))
+        mine = single.best(single.optimistic, doubt=0.8)
+        assert hoped is not None
+        assert mine is not None
+        assert mine[1] / mine[2] >= hoped.rate * (1 - 1e-12)
+    assert found > 90
+
+
+def test_a_depth_that_is_not_allowed_ends_the_search() -> None:
+    problems = Problems(costs(np.random.default_rng(1)), Acceptance(5), Corrections(["m"]))
+    single = problems.single(RowView("a", "m", 5, 9), 1.0)
+    assert single is not None
+    assert single.best([0.0] * 5) is None
+    first = single.best([0.9, 0.0, 0.9, 0.9, 0.9])
+    assert first is not None
+    assert first[0] == 1
+
+
+def test_one_row_is_decided_as_a_batch_of_one() -> None:
+    """Guesses, trials of them, trials of plain steps, and nothing: what is chosen, and what the account is charged."""
+    kinds: dict[tuple[bool, bool, bool], int] = {}
+    for seed in range(60):
+        rng = np.random.default_rng(seed)
+        made = Planner(costs(rng), Acceptance(5))
+        rate = float(rng.uniform(0.0, 0.9))
+        for _ in range(60):
+            row = RowView("a", "m", 5, int(rng.integers(1, 30)), int(rng.integers(0, 9)))
+            twin = copy.deepcopy(made)
+            mine, theirs = made._decide_one(row), twin._decide_all([row])
+            # (A proposal that is made in 999 of 1,000 steps counts there as made in all.)
+            assert (mine.caps, mine.trial, mine.num_steps) == (theirs.caps, theirs.trial, theirs.num_steps)
+            assert mine.charged == pytest.approx(theirs.charged, rel=1e-3, abs=1e-3)
+            assert made._account._credit == pytest.approx(twin._account._credit, rel=1e-3, abs=1e-3)
+            assert made._account._needed == pytest.approx(twin._account._needed, rel=1e-3, abs=1e-3)
+            assert made._guessing == twin._guessing
+            if mine.expected is not None and theirs.expected is not None:
+                assert mine.expected.rate == pytest.approx(theirs.expected.rate, rel=1e-3)
+            kind = made._guessing, mine.trial, bool(mine.caps[0])
+            kinds[kind] = kinds.get(kind, 0) + 1
+            made.standing, made._caps, cap = mine, mine.caps, mine.caps[0]
+            kept = int(np.argmin([*(rng.random(cap) < rate), False]))
+            noise = float(rng.uniform(0.9, 1.15))
+            made.observe(
+                StepObservation(
+                    1, [RowStep("a", "m", cap, cap, kept)], noise * made.costs.draft("m", 1, cap),
+                    noise * made.costs.verify(1, 1 + cap), 0.0,
+                )
+            )  # fmt: skip
+            made._learn_waiting()
+    assert {(True, False, True), (False, False, False), (False, True, True), (True, True, False)} <= set(kinds)
+    assert min(kinds.values()) >= 5
