@@ -60,9 +60,10 @@ def seen(name: str, *, waits: bool, together: int = 64) -> tuple[list[list[Guess
             for one in lane.rows:
                 one.depth_limit = 0 if rests else 9
             lane.drafter = stand_in if rests and waits else stand_in.told()
-            if step == 17:
+            if step == 13:
                 lane.drafter = stand_in.told()
                 lane.keep([2, 0])
+                lane.drafter = stand_in if waits else drafter
             tree = lane.propose("chain", DrawMode.FIXED)
             assert not rests or tree.num_nodes == 1
             if not rests:

@@ -187,12 +187,9 @@ def test_one_row_is_reckoned_as_one_of_many() -> None:
         alone._count()
         assert np.allclose(alone._rows.table, beside._rows.table, rtol=1e-12)
         assert np.allclose(alone._pools.table, beside._pools.table, rtol=1e-12)
-        one, two = alone.curves(["b"], ["n"]), beside.curves(["a", "b"], ["m", "n"])
-        for mine, theirs in zip(
-            (one.kept, one.drafted, one.optimistic), (two.kept, two.drafted, two.optimistic), strict=True
-        ):
-            assert np.allclose(mine[0], theirs[1], rtol=1e-12)
-        assert np.allclose(one.nodes[0], two.nodes[1], rtol=1e-12)
+        one, two = alone.curves_of_one("b", "n", 0), beside.curves(["a", "b"], ["m", "n"])
+        for mine, theirs in zip(one, (two.kept, two.drafted, two.optimistic, two.nodes), strict=True):
+            assert np.allclose(mine, theirs[1], rtol=1e-12)
 
 
 @pytest.mark.parametrize("batch", [1, 3])

@@ -211,7 +211,7 @@ def test_steps_that_are_not_planned_are_those_that_would_have_been(found: float,
 
 
 @pytest.mark.parametrize("found", [0.0, 0.3, 0.7])
-@pytest.mark.parametrize("second", [0.3, 0.8])
+@pytest.mark.parametrize("second", [0.3, 0.55, 0.8])
 def test_a_plan_that_goes_on_is_what_would_have_been_planned(found: float, second: float) -> None:
     given: dict[str, Any] = {"found": found, "light": 0.7, "second": second, "tells": True}
     planned, going = Text(0.05, **given), Text(0.05, **given)

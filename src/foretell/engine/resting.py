@@ -33,8 +33,8 @@ class RestingDrafter(Drafter):
     def told(self) -> Drafter:
         """The drafter, once it has been told of all steps."""
         if self._waiting:
-            waiting, self._waiting = self._waiting, []
-            self.drafter.observe_all(waiting)
+            commits, self._waiting = self._waiting, []
+            self.drafter.observe_all(commits)
         return self.drafter
 
     def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:

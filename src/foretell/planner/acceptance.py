@@ -126,8 +126,8 @@ class Acceptance:
         self, method: str, request_id: str, depth: int, heat: int = 0
     ) -> tuple[list[float], list[float], list[float]]:
         """kept, expected nodes and optimistic, each up to ``depth``, of one request."""
-        curves = self.curves([request_id], [method], [heat])
-        return tuple(line[0, :depth].tolist() for line in (curves.kept, curves.nodes, curves.optimistic))
+        kept, _, optimistic, nodes = self.curves_of_one(request_id, method, heat)
+        return kept[:depth], nodes[:depth], optimistic[:depth]
 
     def curves(self, request_ids: Sequence[str], methods: Sequence[str], heats: Sequence[int] | None = None) -> Curves:
         """What to expect of these requests, one row each; heats None: all are greedy."""

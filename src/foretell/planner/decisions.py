@@ -55,6 +55,10 @@ class Decisions:
     def _decide(self, rows: Sequence[RowView]) -> Plan:
         return self._decide_one(rows[0]) if len(rows) == 1 else self._decide_all(rows)
 
+    def _bar(self, off: Plan) -> float:
+        """Tokens a second that guessing must be expected to bring."""
+        return off.plain_rate * (1.0 + (GAIN_TO_CONTINUE if self._guessing else GAIN_TO_START))
+
     def _decide_one(self, row: RowView) -> Plan:
         """``_decide_all`` of one row."""
         plain = self._problems.plain(1)
@@ -65,7 +69,7 @@ class Decisions:
             self._guessing = False
             return off
         best = single.best(single.kept)
-        bar = off.plain_rate * (1.0 + (GAIN_TO_CONTINUE if self._guessing else GAIN_TO_START))
+        bar = self._bar(off)
         self._guessing = best is not None and best[1] / best[2] > bar
         begun = thread_time()
         if best is None or not self._guessing:
@@ -109,7 +113,7 @@ class Decisions:
             self._guessing = False
             return off
         best = search(question.problem)
-        bar = off.plain_rate * (1.0 + (GAIN_TO_CONTINUE if self._guessing else GAIN_TO_START))
+        bar = self._bar(off)
         self._guessing = best is not None and best.rate > bar
         begun = thread_time()  # not the wall's: a machine that stood still in between would have to be earned back
         if best is None or not self._guessing:

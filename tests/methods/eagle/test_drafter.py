@@ -393,6 +393,9 @@ def test_features_are_made_late_and_together(monkeypatch: pytest.MonkeyPatch, *,
     assert first is not None
     assert torch.equal(first, rows[1][:5])
     assert made[3:] == ([] if together else [20]), "of this row alone"
+    last = Commit(tree, torch.tensor(buffer.ends), [[0], [0]], [[1], [1]], torch.tensor([[[7.0, 0.0]], [[8.0, 0.0]]]))
+    (buffer.observe_all([last]) if together else buffer.observe(last))
+    rows = [torch.cat([known, torch.tensor([[value]])]) for known, value in zip(rows, (70.0, 80.0), strict=True)]
     buffer.keep([1, 0])
     features, start, count = buffer.take()
     assert features is not None
