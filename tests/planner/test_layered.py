@@ -282,3 +282,45 @@ def test_a_request_that_ended_is_forgotten_with_the_steps_that_wait(monkeypatch:
     text.planner.forget("row")
     assert not text.planner._waiting
     assert "row" not in text.planner.acceptance._slots
+
+
+class Cold(Text):
+    """Text whose whole method reads weights that take the target's place in a cache: its passes take a third longer, and
+    the two behind them."""
+
+    behind = 99
+
+    def step(self, num_unread: int = 0) -> None:
+        (cap,) = self.planner.plan([RowView("row", "whole", 4, 99, num_unread)])
+        paid = cap if self.planner.paid is None else self.planner.paid[0]
+        finds = self.rng.random() < self.found
+        depth = cap if finds else paid
+        drafts = not finds and depth > 0
+        self.behind = 0 if drafts else self.behind + 1
+        kept = int(np.argmin([*(self.rng.random(depth) < (self.light if finds else self.second)), False]))
+        seconds = self.costs.draft("whole", 1, depth) if drafts else 0.0
+        verify = self.costs.verify(1, 1 + depth) * (1.35 if self.behind < 3 else 1.0)
+        known = (cap, depth if finds else 0, kept if finds else 0) if cap else None
+        by_light = finds if cap else None
+        row = RowStep("row", "whole", cap, depth, kept, light=known, by_light=by_light)
+        self.planner.observe(StepObservation(1, [row], seconds, verify * 0.9, verify * 0.1))
+        self.kinds.append("plain" if not cap else "whole" if paid else "light")
+        self.seconds.append(seconds + verify)
+        self.tokens.append(1 + kept)
+
+
+def test_passes_that_a_drafter_slows_down_are_its_own_cost(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A text in which the light part is worth most: it alone is known to have the faster passes. Where they count as passes
+    of everybody (the control), the whole method stays in more steps, and the text takes longer."""
+
+    def attained(*, apart: bool) -> tuple[float, float]:
+        monkeypatch.setattr(LayeredPlanner, "_has_light", apart)
+        found = []
+        for seed in range(8):
+            text = Cold(0.1, found=0.5, light=0.9, second=0.6, seed=seed, tells=True).steps(1500)
+            found.append((text.share("whole", 1000), sum(text.tokens[-1000:]) / sum(text.seconds[-1000:])))
+        return tuple(np.mean(found, axis=0))
+
+    (share, rate), (more, slower) = attained(apart=True), attained(apart=False)
+    assert share < more - 0.15
+    assert rate > 1.04 * slower

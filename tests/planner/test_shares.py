@@ -102,14 +102,14 @@ def test_where_the_light_part_finds_much_the_whole_method_is_not_taken_for_what_
         monkeypatch.setattr(Told, "tell", tell)
         shares = []
         for seed in range(12):
-            text = Told(0.05, found=0.0, light=0.95, second=0.6, seed=seed, tells=True).steps(300)
+            text = Told(0.05, found=0.0, light=0.95, second=0.45, seed=seed, tells=True).steps(300)
             text.found = 0.5
             shares.append(text.steps(300).share("whole", 300))
         return float(np.mean(shares))
 
     told, untold = attained(tell=True), attained(tell=False)
-    assert told > 0.87
-    assert untold < told - 0.04
+    assert told > 0.78
+    assert untold < 0.65
 
 
 def test_steps_of_the_light_part_alone_speak_for_the_whole_method() -> None:

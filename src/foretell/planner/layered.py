@@ -24,6 +24,8 @@ small target's pass."""
 class LayeredPlanner(Planner):
     """A planner of whole methods, and one of their light parts behind it. Only for mode "auto"."""
 
+    _has_light = True
+
     def __init__(self, costs: CostTable, acceptance: Acceptance, parts: Mapping[str, str], *, depth: int) -> None:
         """parts: of each method that has one, the name of its light part; ``costs`` knows both. depth: the most that a
         light part guesses."""
@@ -99,7 +101,9 @@ class LayeredPlanner(Planner):
         return light
 
     def again(self, depth_limit: int, *, lagging: bool) -> list[int] | None:
-        """See ``Planner``."""
+        """See ``Planner``; or while the light part guesses alone."""
+        if self.light._guessing and not self._guessing:
+            return self._again_light(depth_limit, lagging=lagging)
         if self._unasked + 1 >= LIGHT_PERIOD:
             return None
         caps = super().again(depth_limit, lagging=lagging)
@@ -112,6 +116,19 @@ class LayeredPlanner(Planner):
             return caps
         self.paid = caps
         return [max(cap, min(most, depth_limit)) if cap else 0 for cap in caps]
+
+    def _again_light(self, depth_limit: int, *, lagging: bool) -> list[int] | None:
+        light = self.light
+        if len(self._ids) != 1 or len(light._ids) != 1 or self.standing.trial or light.standing.trial:
+            return None
+        if self._age + 1 >= self._patience or light._age + 1 >= light._patience or self._account.is_due:
+            return None
+        self._age += 1
+        light._age += 1
+        self._unasked, self._lagging, light._lagging = 0, lagging, False
+        self.paid, self._lit, self._caps = [0], True, [0]
+        light._caps = [max(min(light.standing.caps[0], depth_limit), 0)]
+        return list(light._caps)
 
     def _widened(self, rows: Sequence[RowView], caps: list[int]) -> list[int]:
         """The whole method guesses as deep as planned (``paid``), and its light part, which is asked in the same step and

@@ -36,6 +36,8 @@ HEAVY_DRAFT = 0.15  # of a pass: guesses that take longer read weights of their 
 class Planner(Decisions):
     """Plans steps and learns from them. Not thread-safe: used by the engine's thread only."""
 
+    _has_light = False  # whether methods have light parts, whose steps have passes of their own
+
     paid: list[int] | None = None
     """Of the last plan: the depth that each row may guess with guesses that cost time, where that is another."""
 
@@ -277,10 +279,15 @@ class Planner(Decisions):
         self.corrections.tick()
         drafted = any(row.drafted for row in step.rows)
         self._since_plain = self._since_plain + 1 if drafted else 0
-        settled = drafted or self._settles(step.batch, seconds)
-        accepted = self._learn(step, settled=settled)
+        heavy = drafted and step.seconds_draft > HEAVY_DRAFT * step.seconds_target
+        if not drafted:
+            settled = self._settles(step.batch, seconds)
+        else:
+            settled = heavy or not self._unsettled
+            self._unsettled = max(0, self._unsettled - 1)
+        accepted = self._learn(step, settled=settled, heavy=heavy)
         plain = self._problems.plain(step.batch)
-        if drafted and step.seconds_draft > HEAVY_DRAFT * step.seconds_target:
+        if heavy:
             self._unsettled, self._tried = SETTLING, self.standing.trial
         self._account.earn(seconds)
         served = (step.batch + accepted) / step.batch * plain  # what plain decoding would have taken for these tokens
@@ -344,9 +351,9 @@ class Planner(Decisions):
         self._plain_seconds += SPEEDUP_DECAY * (worth - self._plain_seconds)
         self._seconds += SPEEDUP_DECAY * (seconds - self._seconds)
 
-    def _learn(self, step: StepObservation, *, settled: bool) -> int:
+    def _learn(self, step: StepObservation, *, settled: bool, heavy: bool) -> int:
         """Count accepted guesses and correct the costs. Returns the number of accepted guesses. settled: see
-        ``_settles``."""
+        ``_settles``. heavy: the drafter's weights have taken the place of the target's."""
         asked: dict[str, list[int]] = {}
         accepted = nodes = by_light = 0
         if any(self._caps) or any(row.cap for row in step.rows):
@@ -369,12 +376,16 @@ class Planner(Decisions):
         self._skip = 0
         kind = "guess" if nodes else "plain"
         measured = step.seconds_target + step.seconds_rest
-        if settled:
-            self.corrections.observe(kind, measured, self.costs.verify(step.batch, step.batch + nodes))
+        predicted, drafting = self.costs.verify(step.batch, step.batch + nodes), step.seconds_draft
+        if heavy and self._has_light:
+            # What a pass takes longer here than behind a light part's guesses is a part of what drafting costs.
+            drafting = max(step.seconds - predicted * self.corrections.guess, drafting)
+        elif settled:
+            self.corrections.observe(kind, measured, predicted)
         if len(asked) == 1 and not by_light and not self._lagging:  # the table does not include catching up
             ((method, caps),) = asked.items()
             expected = self._problems.draft_seconds(method, caps, step.batch)
-            self.corrections.observe_draft(method, step.seconds_draft, expected)
+            self.corrections.observe_draft(method, drafting, expected)
         return accepted
 
 
