@@ -27,6 +27,8 @@ def table(guess: float) -> CostTable:
 class Text:
     """A row: in a share of the steps the light part finds a guess, whose tokens are kept at a rate; else the second one."""
 
+    tells_by_light = False  # whether steps say which part's guess they make
+
     def __init__(
         self, guess: float, *, found: float, light: float, second: float, seed: int = 0, tells: bool = False
     ) -> None:
@@ -47,13 +49,18 @@ class Text:
         drafts = not finds and depth > 0
         kept = int(np.argmin([*(self.rng.random(depth) < (self.light if finds else self.second)), False]))
         seconds = self.costs.draft("whole", 1, depth) if drafts else 0.0
-        verify = self.costs.verify(1, 1 + depth)
+        verify = self.costs.verify(1, 1 + depth) * self.slowness(drafts=drafts)
         known = (cap, depth if finds else 0, kept if finds else 0) if self.tells and cap else None
-        row = RowStep("row", "whole", cap, depth, kept, light=known)
+        by_light = finds if self.tells_by_light and cap else None
+        row = RowStep("row", "whole", cap, depth, kept, light=known, by_light=by_light)
         self.planner.observe(StepObservation(1, [row], seconds, verify * 0.9, verify * 0.1))
         self.kinds.append("plain" if not cap else "whole" if paid else "light")
         self.seconds.append(seconds + verify)
         self.tokens.append(1 + kept)
+
+    def slowness(self, *, drafts: bool) -> float:
+        """How much longer the step's pass takes than by the table."""
+        return 1.0
 
     def steps(self, count: int) -> "Text":
         for _ in range(count):
@@ -288,25 +295,11 @@ class Cold(Text):
     """Text whose whole method reads weights that take the target's place in a cache: its passes take a third longer, and
     the two behind them."""
 
-    behind = 99
+    tells_by_light, behind = True, 99
 
-    def step(self, num_unread: int = 0) -> None:
-        (cap,) = self.planner.plan([RowView("row", "whole", 4, 99, num_unread)])
-        paid = cap if self.planner.paid is None else self.planner.paid[0]
-        finds = self.rng.random() < self.found
-        depth = cap if finds else paid
-        drafts = not finds and depth > 0
+    def slowness(self, *, drafts: bool) -> float:
         self.behind = 0 if drafts else self.behind + 1
-        kept = int(np.argmin([*(self.rng.random(depth) < (self.light if finds else self.second)), False]))
-        seconds = self.costs.draft("whole", 1, depth) if drafts else 0.0
-        verify = self.costs.verify(1, 1 + depth) * (1.35 if self.behind < 3 else 1.0)
-        known = (cap, depth if finds else 0, kept if finds else 0) if cap else None
-        by_light = finds if cap else None
-        row = RowStep("row", "whole", cap, depth, kept, light=known, by_light=by_light)
-        self.planner.observe(StepObservation(1, [row], seconds, verify * 0.9, verify * 0.1))
-        self.kinds.append("plain" if not cap else "whole" if paid else "light")
-        self.seconds.append(seconds + verify)
-        self.tokens.append(1 + kept)
+        return 1.35 if self.behind < 3 else 1.0
 
 
 def test_passes_that_a_drafter_slows_down_are_its_own_cost(monkeypatch: pytest.MonkeyPatch) -> None:

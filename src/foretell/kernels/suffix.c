@@ -25,19 +25,17 @@ typedef struct {
 
 /* -- memory ------------------------------------------------------------------------------------------------------------ */
 
-static int resized(void *where, int64_t count, size_t size) {
-    void *made = realloc(*(void **)where, (size_t)count * size);
-    if (made == NULL) return 0;
-    *(void **)where = made;
-    return 1;
-}
+/* Whether a list has room for so many now; made: a void pointer of the caller's. */
+#define RESIZED(list, count) \
+    ((made = realloc((list), (size_t)(count) * sizeof *(list))) != NULL && ((list) = made, 1))
 
 static int room_for_states(Automaton *a, int64_t more) {
     if (a->num_states + more <= a->room_states) return 1;
     const int64_t room = 2 * (a->num_states + more);
+    void *made;
     if (room > INT32_MAX) return 0;
-    if (!resized(&a->length, room, 4) || !resized(&a->link, room, 4) || !resized(&a->first_edge, room, 4)) return 0;
-    if (!resized(&a->count, room, 8) || !resized(&a->latest, room, 8) || !resized(&a->earlier, room, 8)) return 0;
+    if (!RESIZED(a->length, room) || !RESIZED(a->link, room) || !RESIZED(a->first_edge, room)) return 0;
+    if (!RESIZED(a->count, room) || !RESIZED(a->latest, room) || !RESIZED(a->earlier, room)) return 0;
     a->room_states = room;
     return 1;
 }
@@ -53,17 +51,18 @@ static int64_t slot_of(const Automaton *a, int64_t state, int64_t token) {
 
 static int room_for_edges(Automaton *a, int64_t more) {
     const int64_t wanted = a->num_edges + more;
+    void *made;
     if (wanted > a->room_edges) {
         const int64_t room = 2 * wanted;
         if (room > INT32_MAX / 2) return 0;
-        if (!resized(&a->edge_state, room, 4) || !resized(&a->edge_token, room, 4)) return 0;
-        if (!resized(&a->edge_to, room, 4) || !resized(&a->next_edge, room, 4)) return 0;
+        if (!RESIZED(a->edge_state, room) || !RESIZED(a->edge_token, room)) return 0;
+        if (!RESIZED(a->edge_to, room) || !RESIZED(a->next_edge, room)) return 0;
         a->room_edges = room;
     }
     if (2 * wanted <= a->num_slots) return 1;
     int64_t slots = a->num_slots ? a->num_slots : 64;
     while (slots < 4 * wanted) slots *= 2;
-    if (!resized(&a->slots, slots, 4)) return 0;
+    if (!RESIZED(a->slots, slots)) return 0;
     a->num_slots = slots;
     memset(a->slots, 0xff, (size_t)slots * 4);
     for (int64_t edge = 0; edge < a->num_edges; ++edge)
@@ -254,6 +253,7 @@ static Guess pop(Guess *heap, int64_t count) {
 static int64_t ways_from(const Automaton *a, Place place, int64_t least, double least_share, int64_t width, Way **ways,
                          int64_t *room, double *total, int64_t *size) {
     int64_t state = settled(a, place), found = 0, sum = 0;
+    void *made;
     *size = place.size;
     while (*size >= least && a->first_edge[state] < 0) state = a->link[state], *size = a->length[state];
     if (*size < least) return 0;
@@ -264,7 +264,7 @@ static int64_t ways_from(const Automaton *a, Place place, int64_t least, double 
         const int64_t after = a->edge_to[edge];
         if (!((double)a->count[after] >= enough)) continue;
         if (found == *room) {
-            if (!resized(ways, 2 * *room + 16, sizeof **ways)) return OUT_OF_MEMORY;
+            if (!RESIZED(*ways, 2 * *room + 16)) return OUT_OF_MEMORY;
             *room = 2 * *room + 16;
         }
         (*ways)[found++] = (Way){a->count[after], a->latest[after], a->edge_token[edge], after};
@@ -278,6 +278,7 @@ int64_t foretell_suffix_guesses(const Automaton *a, const int64_t *place, int64_
                                 double least_score, int64_t least_match, int64_t *parents, int64_t *tokens, double *score) {
     Way *ways = NULL;
     Guess *heap = NULL;
+    void *made;
     int64_t room_ways = 0, room_heap = 0, num_heap = 0, order = 0, count = 0, level = 0;
     Place at = {place[0], place[1]};
     double reached = 1.0;
@@ -289,7 +290,7 @@ int64_t foretell_suffix_guesses(const Automaton *a, const int64_t *place, int64_
             num_ways = ways_from(a, at, least_match, least_score / reached, width, &ways, &room_ways, &total, &from);
         if (num_ways < 0) goto failed;
         if (num_heap + num_ways > room_heap) {
-            if (!resized(&heap, 2 * (num_heap + num_ways), sizeof *heap)) goto failed;
+            if (!RESIZED(heap, 2 * (num_heap + num_ways))) goto failed;
             room_heap = 2 * (num_heap + num_ways);
         }
         for (int64_t k = 0; k < num_ways; ++k) {

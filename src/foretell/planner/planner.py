@@ -21,8 +21,7 @@ from foretell.planner.shares import LightShares
 MODES = ("auto", "on", "off")
 MAX_ARRIVING_SHARE = 0.25  # of the decoding rows: where more join, guessing is not started
 PERIOD = 16  # steps between plans while nothing joins or leaves; every step while much is unknown
-PERIOD_PLAIN = 64  # ... and while nothing guesses; twice as many each time that this is decided again ...
-MOST_PERIODS = 2  # ... up to so many times as many
+PERIOD_PLAIN = 64  # ... and while nothing guesses; twice as many once that has been decided again
 RESTS_TOGETHER = 32  # steps after ``rest`` that are learned from together, at most
 TOGETHER = 8  # steps that are learned from together, at most, while a plan stands that much is known for
 ENOUGH_PROPOSALS = 24.0  # of a method at one heat, after which its rates no longer change by the step
@@ -227,10 +226,8 @@ class Planner(Decisions):
 
     def _period(self, rows: Sequence[RowView], *, was_idle: bool) -> int:
         if not self._guessing:
-            again = (
-                was_idle and not self._floor
-            )  # where another planner's guesses are the choice, they are weighed often
-            return min(2 * self._patience, MOST_PERIODS * PERIOD_PLAIN) if again else PERIOD_PLAIN
+            # Where another planner's guesses are the choice, these are weighed as often as before.
+            return 2 * PERIOD_PLAIN if was_idle and not self._floor else PERIOD_PLAIN
         pools = {(row.method, row.heat) for row in rows}
         return PERIOD if all(self.acceptance.seen(*pool) >= ENOUGH_PROPOSALS for pool in pools) else 1
 
