@@ -6,6 +6,7 @@ neither threads nor sockets: ``Engine`` calls it on the caller's thread until al
 
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any
@@ -22,6 +23,7 @@ from foretell.engine.result import Completion
 from foretell.engine.scoring import Scoring
 from foretell.engine.state import Row
 from foretell.engine.submission import Sink, Submission, Update
+from foretell.engine.threads import thread_limit
 from foretell.model.prefill import PREFILL_CHUNK
 from foretell.model.target import CausalModel
 from foretell.planner.observations import RowView
@@ -73,6 +75,9 @@ class Loop:
         self.describe, self.clock, self.share = describe, clock, model.share
         self.observers = list(observers)
         self._is_single_use = single_use and prefixes is None
+        # Rounding in transformers' modules depends on the number of threads: there it stays as it is.
+        of_modules = model.spec.implementation == "transformers"
+        self._threads: Callable[[], AbstractContextManager[None]] = nullcontext if of_modules else thread_limit
         self.batch = Batch(
             model,
             max_rows=limits.max_rows,
@@ -144,17 +149,20 @@ class Loop:
 
     def tick(self) -> list[Row]:
         """One round: see the module's docstring. Returns the rows that a step of it ended."""
-        if self._timed:
-            self._expire()
-        if self.scoring:
-            self._score()
-        if self.waiting:
-            self._admit()
-        if self.batch.arrivals:
-            self._read()
-        if self.batch.members and len(self.running) > 1:
-            self._make_room()
-        return self._step() if self.batch.members else []  # who lost its row may have been the only one that decoded
+        with self._threads():
+            if self._timed:
+                self._expire()
+            if self.scoring:
+                self._score()
+            if self.waiting:
+                self._admit()
+            if self.batch.arrivals:
+                self._read()
+            if self.batch.members and len(self.running) > 1:
+                self._make_room()
+            if not self.batch.members:  # who lost its row may have been the only one that decoded
+                return []
+            return self._step()
 
     def _expire(self) -> None:
         now = self.clock()
