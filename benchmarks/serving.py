@@ -2,14 +2,15 @@
 
     python benchmarks/serving.py --target bundled [--draft DIR] [--nonsense] [--rounds 7] [--loads 1,2,4,8,16,32]
     python benchmarks/serving.py --target bundled --transformers
+    python benchmarks/serving.py --target qwen2.5-coder-0.5b-instruct-q4_k_m.gguf --method suffix --lengths "" --loads 8,16
 
 For each load: the best fixed length is chosen on other prompts (one round of each), then ``--rounds`` paired rounds run
 plain, that length, and auto on the same prompts in rotating order, and (unless --once) once more in the reverse order,
-so that a drift of the machine affects all equally. A round submits as many requests as the load at once and is timed
-until the last has ended, prefill included; every request writes its full number of tokens (end tokens are ignored), at
-temperature 1 with fixed seeds, so all arms write the same tokens, which is checked. The figures are medians of the
-rounds' ratios with percentile bootstrap intervals of the median. --nonsense replaces the draft by one whose logits are
-shifted to other tokens. Prefix reuse is off: it would help later arms.
+so that a drift of the machine affects all equally. Without lengths there is no fixed arm. A round submits as many
+requests as the load at once and is timed until the last has ended, prefill included; every request writes its full
+number of tokens (end tokens are ignored), at temperature 1 with fixed seeds, so all arms write the same tokens, which is
+checked. The figures are medians of the rounds' ratios with percentile bootstrap intervals of the median. --nonsense
+replaces the draft by one whose logits are shifted to other tokens. Prefix reuse is off: it would help later arms.
 """
 
 import argparse
@@ -75,6 +76,7 @@ class Arm:
         options = ServiceOptions(max_num_seqs=max_rows, speculation=mode, prefix_reuse=False, max_model_len=1024)
         self.service = Service(engine, options)
         self.service.start()
+        self.service._measure_again = lambda: None  # another arm has the cores while this one has no work
 
     def run(self, prompts: Sequence[list[int]], tokens: int) -> tuple[float, list[list[int]]]:
         """Tokens a second, and the tokens."""
@@ -177,8 +179,8 @@ def main() -> None:
     Arm.verbose = options.verbose
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     loads = [int(load) for load in options.loads.split(",")]
-    lengths = [int(length) for length in options.lengths.split(",")]
-    base = {"method": options.method, "num_speculative_tokens": max(lengths)}
+    lengths = [int(length) for length in options.lengths.split(",") if length]
+    base = {"method": options.method, **({"num_speculative_tokens": max(lengths)} if lengths else {})}
     if options.draft:
         base["model"] = options.draft
     engine = foretell.Engine.load(options.target, speculative=base, implementation=options.implementation)
@@ -212,8 +214,8 @@ def main() -> None:
         for arm in (plain, auto):
             arm.run(other, options.tokens)  # warm
         tuned = {length: arm.run(other, options.tokens)[0] for length, arm in fixed.items()}
-        best = max(tuned, key=tuned.__getitem__)
-        arms = [plain, fixed[best], auto]
+        best = max(tuned, key=tuned.__getitem__, default=0)
+        arms = [plain, *([fixed[best]] if fixed else []), auto]
         speeds: dict[str, list[float]] = {arm.name: [] for arm in arms}
         equal = 0
         theirs: list[float] = []
@@ -233,7 +235,7 @@ def main() -> None:
                 speeds[name].append(load * options.tokens * (1 if options.once else 2) / seconds)
             if peer is not None:
                 theirs.append(peer.run(prompts))
-            equal += sum(a == b == c for a, b, c in zip(made["plain"], made[arms[1].name], made["auto"], strict=True))
+            equal += sum(len(set(map(tuple, texts))) == 1 for texts in zip(*made.values(), strict=True))
         for _ in range(options.extra):
             number += 1
             prompts = prompts_of(engine, load, number * load)
@@ -245,16 +247,14 @@ def main() -> None:
             for name, seconds in taken.items():
                 speeds[name].append(load * options.tokens * 2 / seconds)
             equal += sum(a == b for a, b in zip(made["plain"], made["auto"], strict=True))
-        ratios = {
-            "auto / plain": [a / b for a, b in zip(speeds["auto"], speeds["plain"], strict=True)],
-            "auto / best fixed": [a / b for a, b in zip(speeds["auto"], speeds[arms[1].name], strict=False)],
-        }
+        ratios = {"auto / plain": [a / b for a, b in zip(speeds["auto"], speeds["plain"], strict=True)]}
+        if fixed:
+            ratios["auto / best fixed"] = [a / b for a, b in zip(speeds["auto"], speeds[arms[1].name], strict=False)]
         figures = {name: interval(values) for name, values in ratios.items()}
         found = {
             "load": load,
             "plain": statistics.median(speeds["plain"]),
-            "best_length": best,
-            "best_fixed": statistics.median(speeds[arms[1].name]),
+            **({"best_length": best, "best_fixed": statistics.median(speeds[arms[1].name])} if fixed else {}),
             "auto": statistics.median(speeds["auto"]),
             **{name: [round(x, 3) for x in values] for name, values in figures.items()},
             "rounds": number + 1,
@@ -267,8 +267,9 @@ def main() -> None:
             found["plain / transformers"] = [round(x, 3) for x in figures["plain / transformers"]]
         report.append(found)
         print(
-            f"load {load:2d}  plain {found['plain']:7.1f}  fixed {best}: {found['best_fixed']:7.1f}  "
-            f"auto {found['auto']:7.1f} tok/s  "
+            f"load {load:2d}  plain {found['plain']:7.1f}  "
+            + (f"fixed {best}: {found['best_fixed']:7.1f}  " if fixed else "")
+            + f"auto {found['auto']:7.1f} tok/s  "
             + "  ".join(f"{name} {m:.3f} [{low:.3f}, {high:.3f}]" for name, (m, low, high) in figures.items())
             + f"  {number + 1} rounds, equal {found['equal']}"
             + (f"  transformers {found['transformers']:.1f} tok/s" if theirs else ""),

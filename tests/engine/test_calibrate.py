@@ -139,11 +139,23 @@ def test_an_idle_service_measures_again_what_live_steps_contradict(monkeypatch: 
         machine.slow = lambda number: 1.0
         service._call(service._measure_again)
         assert planner.costs.verify(1, 1) == pytest.approx(0.31), "nothing speaks against it yet"
-        for _ in range(60):
-            planner.corrections.tick()
-            planner.corrections.observe("plain", 0.01, 0.31)
-        service._inbox.append(lambda: None)  # a request that waits breaks the measuring off
-        service._call(service._measure_again)
+        costs = service._costs
+
+        def stopped(*_: object) -> StepSeconds:
+            raise InterruptedMeasuringError
+
+        def contradict() -> float:  # on the engine's thread, which is not idle meanwhile
+            for _ in range(60):
+                planner.corrections.tick()
+                planner.corrections.observe("plain", 0.01, 0.31)
+            with monkeypatch.context() as patch:
+                patch.setattr(Bench, "step", stopped)
+                service._measure_again()  # a request has come ...
+            service._measure_again()  # ... and after it measuring does not begin at once
+            return planner.costs.verify(1, 1)
+
+        assert service._call(contradict) == pytest.approx(0.31)
+        costs._next_measuring = 0.0
         deadline = time.monotonic() + 30
         while planner.costs.verify(1, 1) > 0.02 and time.monotonic() < deadline:
             service._call(service._measure_again)
@@ -164,6 +176,16 @@ def test_measuring_is_broken_off_where_work_comes(monkeypatch: pytest.MonkeyPatc
     with pytest.raises(InterruptedMeasuringError):
         made.measure(must_stop=must_stop)
     assert len(asked) == 6
+
+
+def test_measuring_of_many_rows_is_broken_off_between_their_prompts() -> None:
+    made, read = calibration(), list[int]()
+    bench = made._bench(lambda: len(read) >= 2)
+    forward = made.model.forward
+    made.model.forward = lambda *args, **options: (read.append(1), forward(*args, **options))[1]  # type: ignore[method-assign]
+    with pytest.raises(InterruptedMeasuringError):
+        bench.step("none", 8, 0)
+    assert len(read) == 2
 
 
 def costs_of(calibration: Calibration, guess: float) -> CostTable:

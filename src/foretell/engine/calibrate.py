@@ -16,7 +16,6 @@ from foretell.engine.batch import Batch
 from foretell.engine.groups import Choice
 from foretell.engine.state import Row
 from foretell.engine.text import TextStream
-from foretell.model.prefill import PREFILL_CHUNK
 from foretell.model.target import CausalModel
 from foretell.planner.costs import CostTable
 from foretell.planner.files import discard, identity, load, save
@@ -47,7 +46,7 @@ class Bench:
         *,
         must_stop: Callable[[], bool] = lambda: False,
     ) -> None:
-        """must_stop: asked before every step; where it is true the step raises InterruptedMeasuringError."""
+        """must_stop: asked before every step and every prompt; where it is true InterruptedMeasuringError is raised."""
         self.model, self.must_stop = model, must_stop
         # A prediction in which every token of an output is found again.
         self.prediction = list(range(model.spec.vocab_size))
@@ -58,8 +57,7 @@ class Bench:
     @torch.inference_mode()
     def step(self, method: str, batch: int, depth: int) -> StepSeconds:
         """One step of batch rows that each guess depth deep."""
-        if self.must_stop():
-            raise InterruptedMeasuringError
+        self._go_on()
         opened = self._open(method, batch)
         report = opened.step([depth] * batch)
         tree = report.commit.tree
@@ -75,6 +73,7 @@ class Bench:
             batch = Batch(self.model, max_rows=1, capacity=PROMPT_TOKENS + choice.num_nodes + 64)
             batch.arrive(self._row(), choice)
             while batch.arrivals:
+                self._go_on()
                 batch.read(PROMPT_TOKENS, catch_up=False)
             batch.step([0])
             num_unread = batch.num_unread()[0]
@@ -88,6 +87,10 @@ class Bench:
             found.append(max(0.0, seconds[0] - min(seconds[1:])) / num_unread)
         return statistics.median(found)
 
+    def _go_on(self) -> None:
+        if self.must_stop():
+            raise InterruptedMeasuringError
+
     def _open(self, method: str, batch: int) -> Batch:
         key = (method, batch)
         opened, choice = self._batches.get(key), self.choices[method]
@@ -100,8 +103,9 @@ class Bench:
         opened = Batch(self.model, max_rows=batch, capacity=capacity)
         for _ in range(batch):
             opened.arrive(self._row(), choice)
-        while opened.arrivals:
-            opened.read(PREFILL_CHUNK, catch_up=True)
+        while opened.arrivals:  # prompt by prompt: all of them may take seconds, in which a request would wait
+            self._go_on()
+            opened.read(PROMPT_TOKENS, catch_up=True)
         self._batches[key] = opened
         return opened
 

@@ -16,6 +16,7 @@ from foretell.planner.planner import Planner
 
 logger = logging.getLogger(__name__)
 MEASURE_AGAIN_S = 600.0  # between two measurements of costs by one service
+BROKEN_OFF_S = 60.0  # the same after one that a request has broken off, so that not every request waits for a step
 TOLD_RATE = 0.9  # of a caller's own prediction: tokens that are kept, before anything is known of its kind
 
 
@@ -53,7 +54,7 @@ class ServicePlanning:
 
     def measure_again(self, *, must_stop: Callable[[], bool]) -> None:
         """Replace a cost table that live steps contradict, or that was measured on a busy machine; at most every
-        ``MEASURE_AGAIN_S``, broken off where must_stop() is true."""
+        ``MEASURE_AGAIN_S``, broken off where must_stop() is true and then not tried for ``BROKEN_OFF_S``."""
         if self._calibration is None or monotonic() < self._next_measuring:
             return
         steady = self.planner.costs.is_steady
@@ -64,6 +65,7 @@ class ServicePlanning:
         try:
             costs = self._calibration.measure(must_stop=must_stop)
         except InterruptedMeasuringError:
+            self._next_measuring = monotonic() + BROKEN_OFF_S
             return
         except Exception:  # the table in use is worth more than none
             logger.exception("costs: measuring again has failed; the costs known so far stay in use")

@@ -58,6 +58,7 @@ class ThreadLimit:
         self._usage: Usage = {}
         self._began = self._due = 0.0
         self._tries_more = False  # since the last window
+        self._num_crowded = 0  # windows in a row
         self._pause_s, self._next_trial = WINDOW_S, 0.0
 
     def __enter__(self) -> None:
@@ -104,7 +105,10 @@ class ThreadLimit:
     def _choose(self, lost: float, now: float) -> None:
         was, tried = self._count, self._tries_more
         self._tries_more = False
-        if lost > CROWDED and self._count > 1:
+        self._num_crowded = self._num_crowded + 1 if lost > CROWDED else 0
+        # One window alone is a process that came and went; long passes of prompts would go on with fewer threads.
+        if self._count > 1 and (self._num_crowded > 1 or (tried and self._num_crowded)):
+            self._num_crowded = 0
             self._count = (self._count + 1) // 2
             self._pause_s = min(2 * self._pause_s, MOST_PAUSE_S) if tried else WINDOW_S
             self._next_trial = now + self._pause_s
