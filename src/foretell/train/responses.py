@@ -27,6 +27,7 @@ from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.core.prompts import Entry, conversation, entries, is_plain, read_text
 from foretell.engine.engine import Engine, Request
+from foretell.engine.request import token_ids
 from foretell.methods.common.teacher import Batch
 from foretell.model.target import CausalModel
 from foretell.train.prompts import chat_ids, check_room
@@ -230,7 +231,7 @@ def _prompt(entry: Entry, engine: Engine) -> list[int]:
 def _encode(engine: Engine, text: str) -> list[int]:
     if engine.tokenizer is None:
         raise ConfigError("prompts are texts, and this target has no tokenizer: give a file of responses")
-    return list(engine.tokenizer.encode(text, add_special_tokens=True))
+    return token_ids(text, engine.tokenizer)
 
 
 def regenerate(
