@@ -94,14 +94,13 @@ def test_the_bundled_one(tmp_path: Path) -> None:
     ("more", "wanted"),
     [
         ({}, "D"),
-        ({"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "T"}, {"default": "D", "tool_use": "T"}),
-        ({"tokenizer.chat_templates": ["tool_use"], "tokenizer.chat_template.tool_use": "T", "tokenizer.chat_template": None},
-         {"tool_use": "T"}),
-        ({"tokenizer.chat_templates": ["tool_use"]}, "D"),
+        ({"tokenizer.chat_template.tool_use": "T"}, {"default": "D", "tool_use": "T"}),
+        ({"tokenizer.chat_template.tool_use": "T", "tokenizer.chat_template": None}, {"tool_use": "T"}),
     ],
-)  # fmt: skip
+)
 def test_named_templates(tmp_path: Path, more: dict[str, Any], wanted: Any) -> None:
-    metadata = {**_tokens(checkpoint.tokenizer(), 400), "tokenizer.chat_template": "D", **more}
+    named = {"tokenizer.chat_template": "D", "tokenizer.chat_templates": ["tool_use"]}
+    metadata = {**_tokens(checkpoint.tokenizer(), 400), **named, **more}
     assert read_tokenizer(open_gguf(put(tmp_path / "x.gguf", metadata), name="x")).chat_template == wanted
 
 
