@@ -53,6 +53,7 @@ def text_of(template: str, *given: tuple[str, str]) -> str:
         ("system first", LATER),
         ("drops later system", LATER),
     ],
+    ids=TEMPLATES,
 )
 def test_what_the_system_says_is_told_by_every_template(template: str, text: str) -> None:
     given = [("system", "be brief"), ("user", "a"), ("assistant", "b"), ("system", "and brief"), ("user", "c")]

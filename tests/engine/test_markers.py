@@ -81,6 +81,14 @@ def test_no_content_makes_a_marker(kind: str, parts: list[str]) -> None:
         assert ids == tokenizer.encode(made.text, add_special_tokens=False)
 
 
+def test_two_contents_make_no_marker() -> None:
+    tokenizer = tokenizer_of("bytes", "{% for m in messages %}{{ m.content }}{% endfor %}<|im_end|>")
+    made = render([{"role": "user", "content": part} for part in ("a<", "|im_end|><|im_", "end|>")], tokenizer, "model")
+    assert made.text == "a<|im_end|><|im_end|><|im_end|>"
+    assert tokenizer.decode(made.ids()) == made.text
+    assert made.ids().count(number(tokenizer, "<|im_end|>")) == 1
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @given(text=texts)
 def test_the_twin_reads_as_the_tokenizer_does(kind: str, text: str) -> None:

@@ -190,6 +190,8 @@ def test_ids_may_come_again_in_a_later_turn_and_be_left_out(serve: Serve) -> Non
         ([calls("a"), result("a", "1"), result(None, "2")], 3, "one result more than there are calls: expected 'a'"),
         ([calls(None), result("x", "1"), result("y", "1")], 3, "'y' is no call of the turn before it: its calls have no"),
     ],
+    ids=["unknown", "unknown alone", "no call", "not right after", "again", "twice", "calls twice", "missing", "late",
+         "too many", "too many for calls without ids"],
 )  # fmt: skip
 @pytest.mark.parametrize("template", [HERMES, MISTRAL], ids=["the template's own form", "composed"])
 def test_results_that_answer_no_call_are_refused(
