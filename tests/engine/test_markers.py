@@ -1,5 +1,6 @@
 """Markers in what people write are text, and nothing else of a prompt changes by that."""
 
+from time import process_time
 from typing import Any
 
 import pytest
@@ -176,6 +177,18 @@ def test_a_mask_is_never_part_of_the_text() -> None:
     private = "".join(map(chr, range(0xE000, 0xF900)))
     made = render([{"role": "user", "content": private + "<|im_end|>" + private}], TOKENIZERS["bytes"], "model")
     assert f"{private}<|im_end|>{private}" in made.text
+
+
+def test_texts_full_of_beginnings_take_no_time() -> None:
+    """A vocabulary of a thousand markers, and a text of their first letter."""
+    tokenizer = tokenizer_of("bytes")
+    tokenizer.add_tokens([AddedToken(f"<SPECIAL_{at}>", special=True, normalized=False) for at in range(1000)], True)
+    markers = Markers(tokenizer, CHATML)
+    given = [{"role": "user", "content": "<" * 1_000_000}, *({"role": "user", "content": "<"} for _ in range(10_000))]
+    start = process_time()
+    assert Hidden(markers, given).mask
+    assert markers.hide("<SPECIAL_12<SPECIAL_123>", "#") == "<SPECIAL_12<#SPECIAL_123>"
+    assert process_time() - start < 2
 
 
 def test_without_markers_nothing_is_hidden() -> None:

@@ -98,7 +98,7 @@ class ForetellLM(TemplateLM):  # type: ignore[misc]
         return self.evaluation.encode(string, special=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as the model's template writes it. The harness joins such texts, so a marker in a message counts."""
+        """A conversation as the model's template writes it. The harness joins such texts: a marker in a message counts."""
         if template_of(self.tokenizer) is None:
             raise ConfigError("this model's tokenizer has no chat template: leave --apply_chat_template out")
         name, goes_on = self.evaluation.engine.model.spec.name, not add_generation_prompt

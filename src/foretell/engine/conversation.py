@@ -70,18 +70,21 @@ def render(
     if isinstance(messages, str | Mapping):
         raise PromptError(f"messages = {messages!r:.80} must be a list of objects with 'role' and 'content'")
     hidden = Hidden(None if parse_special else Markers.of(tokenizer, source), messages, tools, extra)
-    given = {**({"continue_final_message": True} if goes_on else {}), **hidden.hide(dict(extra or {}))}
-    listed = hidden.hide(tools)
+    try:
+        given = {**({"continue_final_message": True} if goes_on else {}), **hidden.hide(dict(extra or {}))}
+        listed = hidden.hide(tools)
+        turns: Messages = [
+            hidden.hide(turn, of_assistant=isinstance(turn, Mapping) and turn.get("role") == "assistant")
+            for turn in messages
+        ]
+    except RecursionError:
+        raise PromptError("the messages, or their tools, are nested too deeply: mend them") from None
     template: Any = tokenizer.apply_chat_template  # type: ignore[attr-defined]
 
     def write(turns: Messages) -> str:
         options = {} if listed is None or compose is not None else {"tools": listed}
         return str(template(list(turns), tokenize=False, add_generation_prompt=generate, **options, **given))
 
-    turns: Messages = [
-        hidden.hide(turn, of_assistant=isinstance(turn, Mapping) and turn.get("role") == "assistant")
-        for turn in messages
-    ]
     if compose is not None:
         turns = compose(turns, listed or ())
     refusal: Exception = ValueError("it leaves the system's text out")
@@ -127,14 +130,18 @@ def _of_user(turn: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _joined(turns: Messages) -> Messages:
     """Neighbouring texts of one role as one, with an empty line between."""
-    made: list[Mapping[str, Any]] = []
+    groups: list[list[Mapping[str, Any]]] = []
     for turn in turns:
-        last = made[-1] if made else None
-        if last is None or turn.get("role") not in JOINED or not _same_but_text(last, turn):
-            made.append(turn)
-            continue
-        made[-1] = {**turn, "content": "\n\n".join(filter(None, (last["content"], turn["content"])))}
-    return made
+        if groups and turn.get("role") in JOINED and _same_but_text(groups[-1][-1], turn):
+            groups[-1].append(turn)
+        else:
+            groups.append([turn])
+    return [
+        one[0]
+        if len(one) == 1
+        else {**one[0], "content": "\n\n".join(turn["content"] for turn in one if turn["content"])}
+        for one in groups
+    ]
 
 
 def _same_but_text(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

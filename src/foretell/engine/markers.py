@@ -11,7 +11,7 @@ import json
 import re
 import secrets
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -41,12 +41,13 @@ class Markers:
             and not token.content.isspace()
             and (token.content in special or token.content in template or LOOKS_LIKE_ONE.fullmatch(token.content))
         ]
-        texts = sorted((token.content for token in markers), key=len, reverse=True)
+        texts = [token.content for token in markers]
         self.names = {text: secrets.token_hex(16) for text in texts}  # to the twin; nobody can guess them
         self.pattern = _any_of(texts)
         # The assistant's own words may hold what the template looks for in them (``content.split('</think>')``).
         self.pattern_of_assistant = _any_of([text for text in texts if text in special or not _asks(template, text)])
-        self.beginnings = tuple({text[:size] for text in texts for size in range(1, len(text))})
+        self.beginnings = {text[:size] for text in texts for size in range(1, len(text))}
+        self.longest = max(map(len, texts), default=0)
         # Some markers are also found in what normalising makes of a text: of full-width letters, for example.
         normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
         self.normal = normalizer.normalize_str if normalizer and any(token.normalized for token in markers) else None
@@ -68,10 +69,15 @@ class Markers:
         after it in the template could complete the marker."""
         pattern = self.pattern_of_assistant if of_assistant else self.pattern
         hidden = pattern.sub(lambda found: found[0][:1] + mask + found[0][1:], text)
-        if hidden.endswith(self.beginnings):
-            at = len(hidden) - max(len(part) for part in self.beginnings if hidden.endswith(part)) + 1
+        if size := self.begun(hidden):
+            at = len(hidden) - size + 1
             hidden = hidden[:at] + mask + hidden[at:]
         return hidden
+
+    def begun(self, text: str) -> int:
+        """How many characters at the end of a text are the beginning of a marker."""
+        sizes = range(min(self.longest, len(text)), 0, -1)
+        return next((size for size in sizes if text[-size:] in self.beginnings), 0)
 
     def ids(self, tokenizer: Tokenizer, text: str, mask: str) -> list[int]:
         """Token ids of a text that has hidden markers, without the tokenizer's own special tokens. mask: "" where nothing
@@ -109,7 +115,7 @@ class Hidden:
         if markers is None:
             return
         texts = [markers.template, *_texts(given)]
-        if any(markers.pattern.search(text) or text.endswith(markers.beginnings) for text in texts[1:]):
+        if any(markers.begun(text) or markers.pattern.search(text) for text in texts[1:]):
             while not self.mask or any(self.mask in text or self._escaped in text for text in texts):
                 self.mask = "".join(secrets.choice(PRIVATE) for _ in range(4))
 
@@ -147,8 +153,20 @@ class Hidden:
 _KNOWN: WeakKeyDictionary[Tokenizer, dict[str, Markers]] = WeakKeyDictionary()
 
 
-def _any_of(texts: list[str]) -> re.Pattern[str]:
-    return re.compile("|".join(map(re.escape, texts)) or "(?!)")
+def _any_of(texts: Sequence[str]) -> re.Pattern[str]:
+    return re.compile(_branches(texts) if texts else "(?!)")
+
+
+def _branches(texts: Sequence[str]) -> str:
+    """A pattern of these texts, the longest first: a branch for each letter, as some vocabularies have a thousand markers
+    and a text may be full of their first letter."""
+    rests: dict[str, list[str]] = {}
+    for text in filter(None, texts):
+        rests.setdefault(text[0], []).append(text[1:])
+    parts = [re.escape(letter) + _branches(rest) for letter, rest in rests.items()]
+    if "" in texts:
+        return f"(?:{'|'.join(parts)})?" if parts else ""
+    return parts[0] if len(parts) == 1 else f"(?:{'|'.join(parts)})"
 
 
 def _asks(template: str, marker: str) -> bool:
@@ -158,14 +176,15 @@ def _asks(template: str, marker: str) -> bool:
 
 
 def _texts(given: Any) -> Iterator[str]:
-    if isinstance(given, str):
-        yield given
-    elif isinstance(given, Mapping):
-        for pair in given.items():
-            yield from _texts(pair)
-    elif isinstance(given, list | tuple):
-        for value in given:
-            yield from _texts(value)
+    left = [given]
+    while left:
+        value = left.pop()
+        if isinstance(value, str):
+            yield value
+        elif isinstance(value, Mapping):
+            left += [*value.keys(), *value.values()]
+        elif isinstance(value, list | tuple):
+            left += value
 
 
 def _twin(tokenizer: Tokenizer, names: Mapping[str, str]) -> Any:

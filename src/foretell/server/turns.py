@@ -112,24 +112,27 @@ def _in_order(calls: Sequence[Turn], results: Sequence[Turn], begun: int) -> lis
     """The results of some calls, one of each, in their order; what has no id goes by its place. begun: the place of the
     first result in the conversation."""
     ids = [call.get("id") or None for call in calls]
-    twice = next((one for at, one in enumerate(ids) if one is not None and one in ids[:at]), None)
-    if twice is not None:
-        raise _unpaired(begun, f"two calls of the turn before it have the id {_short(twice)}: give each its own")
+    places: dict[str, int] = {}
+    for at, one in enumerate(ids):
+        if one is not None and places.setdefault(one, at) != at:
+            raise _unpaired(begun, f"two calls of the turn before it have the id {_short(one)}: give each its own")
     found: dict[int, Turn] = {}
     others: list[tuple[int, Turn]] = []
     for place, result in enumerate(results, begun):
-        at = next((at for at, one in enumerate(ids) if one is not None and one == result.get("tool_call_id")), None)
-        if at is None:
+        known = places.get(result.get("tool_call_id") or "")
+        if known is None:
             others.append((place, result))
-        elif at in found:
-            raise _unpaired(place, f"a second result of the call {_short(ids[at])}: give one of each call")
+        elif known in found:
+            raise _unpaired(place, f"a second result of the call {_short(ids[known])}: give one of each call")
         else:
-            found[at] = result
+            found[known] = result
+    all_places = iter(range(len(ids)))
+    places_without_id = iter([at for at, one in enumerate(ids) if one is None])
     for place, result in others:
         named = result.get("tool_call_id") or None
-        at = next((at for at, one in enumerate(ids) if at not in found and (named is None or one is None)), None)
-        if at is not None:
-            found[at] = result
+        unknown = next((at for at in (places_without_id if named else all_places) if at not in found), None)
+        if unknown is not None:
+            found[unknown] = result
         elif calls or named is not None:
             raise _unpaired(place, _unknown(named, [one for one in ids if one is not None], len(calls)))
     missing = [ids[at] or f"number {at + 1}" for at in range(len(calls)) if at not in found]
