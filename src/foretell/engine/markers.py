@@ -47,7 +47,7 @@ class Markers:
         # The assistant's own words may hold what the template looks for in them (``content.split('</think>')``).
         self.pattern_of_assistant = _any_of([text for text in texts if text in special or not _asks(template, text)])
         self.beginnings = {text[:size] for text in texts for size in range(1, len(text))}
-        self.longest = max(map(len, texts), default=0)
+        self.longest, self.letters = max(map(len, texts), default=1), {text[0] for text in texts}
         # Some markers are also found in what normalising makes of a text: of full-width letters, for example.
         normalizer = getattr(getattr(tokenizer, "backend_tokenizer", None), "normalizer", None)
         self.normal = normalizer.normalize_str if normalizer and any(token.normalized for token in markers) else None
@@ -76,8 +76,10 @@ class Markers:
 
     def begun(self, text: str) -> int:
         """How many characters at the end of a text are the beginning of a marker."""
-        sizes = range(min(self.longest, len(text)), 0, -1)
-        return next((size for size in sizes if text[-size:] in self.beginnings), 0)
+        end = text[-self.longest :]
+        if self.letters.isdisjoint(end):  # nearly always
+            return 0
+        return next((len(end) - at for at in range(len(end)) if end[at:] in self.beginnings), 0)
 
     def ids(self, tokenizer: Tokenizer, text: str, mask: str) -> list[int]:
         """Token ids of a text that has hidden markers, without the tokenizer's own special tokens. mask: "" where nothing
