@@ -140,6 +140,7 @@ def test_marks_of_caches_are_left_out_of_the_prompt(serve: Serve, seen: FakeServ
     messages = [
         {"role": "system", "content": [{"type": "text", "text": "Be brief.", **mark}], **mark},
         {"role": "user", "content": "a", "id": "1", **mark},
+        {"role": "assistant", "tool_calls": [{"id": "call_1", "function": FUNCTION}]},
         {"role": "tool", "content": None, "tool_call_id": "call_1", **mark},
     ]
     answer = serve(seen).post(CHAT, json={"model": "fake", "messages": messages, "tools": [tool], "max_tokens": 1})

@@ -170,10 +170,10 @@ class Chatter(ToyTokenizer):
     chat_template = "there is one"
 
     def apply_chat_template(self, messages: list[Any], **options: Any) -> str:
-        if messages[0]["role"] == "system":
+        if messages[0]["role"] == "critic":
             from jinja2 import TemplateError
 
-            raise TemplateError("no system messages")
+            raise TemplateError("no critics")
         return "".join("the " + message["content"] for message in messages)
 
 
@@ -186,7 +186,7 @@ class Chatter(ToyTokenizer):
         ([{"content": "a"}], "message 1 must be an object with 'role' and 'content'"),
         (["a"], "message 1 must be an object"),
         ([{"role": "assistant", "content": "a"}], "nothing to answer"),
-        ([{"role": "system", "content": "a"}], r"refuses these messages \(no system messages\)"),
+        ([{"role": "critic", "content": "a"}], r"refuses these messages \(no critics\)"),
         (
             [{"role": "assistant", "content": None, "tool_calls": [1]}, {"role": "user", "content": "a"}],
             "chat template",

@@ -14,6 +14,7 @@ from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.core.settings import check_keys
 from foretell.engine.engine import Engine, Request
+from foretell.engine.request import token_ids
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names that tasks give the most tokens to write, the strongest first."""
@@ -79,13 +80,11 @@ class Evaluation:
         return known[0]
 
     def encode(self, text: str, *, special: bool | None = None) -> list[int]:
-        """Token ids. special: with the tokenizer's own special tokens; None: as ``add_bos_token`` says, and never a second
-        first token, where a chat template has written it."""
+        """Token ids. special: with the tokenizer's own special tokens, but never a second first token, where a chat
+        template has written it; None: as ``add_bos_token`` says."""
         if special is None:
-            bos = getattr(self.tokenizer, "bos_token", None)
-            written = bool(bos) and text.startswith(str(bos))
-            special = not written and self.add_bos_token is not False
-        ids = list(self.tokenizer.encode(text, add_special_tokens=special))
+            special = self.add_bos_token is not False
+        ids = token_ids(text, self.tokenizer, add_special_tokens=special)
         if self.add_bos_token and special and ids[:1] != [self.prefix_token_id]:
             ids.insert(0, self.prefix_token_id)
         return ids

@@ -20,6 +20,7 @@ from tqdm import tqdm
 
 from foretell.adapters.evaluation import Evaluation
 from foretell.core.errors import ConfigError
+from foretell.engine.conversation import render, template_of
 from foretell.engine.engine import Engine
 
 logger = logging.getLogger(__name__)
@@ -97,17 +98,11 @@ class ForetellLM(TemplateLM):  # type: ignore[misc]
         return self.evaluation.encode(string, special=add_special_tokens)
 
     def apply_chat_template(self, chat_history: list[dict[str, str]], add_generation_prompt: bool = True) -> str:
-        """A conversation as the model's template writes it."""
-        template = getattr(self.tokenizer, "apply_chat_template", None)
-        if template is None:
+        """A conversation as the model's template writes it. The harness joins such texts: a marker in a message counts."""
+        if template_of(self.tokenizer) is None:
             raise ConfigError("this model's tokenizer has no chat template: leave --apply_chat_template out")
-        text = template(
-            chat_history,
-            tokenize=False,
-            add_generation_prompt=add_generation_prompt,
-            continue_final_message=not add_generation_prompt,
-        )
-        return str(text)
+        name, goes_on = self.evaluation.engine.model.spec.name, not add_generation_prompt
+        return render(chat_history, self.tokenizer, name, generate=add_generation_prompt, goes_on=goes_on).text
 
     def get_model_info(self) -> dict[str, Any]:
         """What ran, for the results' record."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 from foretell.bench.suite import Item
 from foretell.bench.trace import DecodedRun
 from foretell.core.errors import ConfigError, PromptError
+from foretell.engine.conversation import template_of
 from foretell.engine.engine import Engine
 from foretell.engine.request import token_ids
 
@@ -90,4 +91,4 @@ def answer_text(engine: Engine, token_ids: Sequence[int]) -> str:
 
 
 def _has_template(engine: Engine) -> bool:
-    return getattr(engine.tokenizer, "chat_template", None) is not None
+    return template_of(engine.tokenizer) is not None

@@ -6,6 +6,7 @@ from foretell.bench.script import encode_item
 from foretell.bench.suite import Item
 from foretell.core.errors import ForetellError
 from foretell.engine.engine import Engine
+from foretell.engine.request import token_ids
 
 TEMPLATES = {
     "ChatML": (
@@ -37,7 +38,7 @@ def formats_of(engine: Engine, items: Sequence[Item]) -> dict[str, list[list[int
     if tokenizer is None:
         return out
     texts = [item.prompt for item in items]
-    others = {PLAIN: [list(tokenizer.encode(text, add_special_tokens=True)) for text in texts]}
+    others = {PLAIN: [token_ids(text, tokenizer) for text in texts]}
     apply = getattr(tokenizer, "apply_chat_template", None)
     for name, template in TEMPLATES.items() if apply is not None else ():
         assert apply is not None

@@ -13,6 +13,7 @@ from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
 from foretell.engine.config import speculative_config, with_draft
+from foretell.engine.conversation import render
 from foretell.engine.drafts import Drafts, with_named_draft
 from foretell.engine.event import Observer
 from foretell.engine.failures import DrafterFailures, RaisedFailures
@@ -23,7 +24,7 @@ from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
 from foretell.engine.request import Prompt as Prompt
 from foretell.engine.request import Request as Request
-from foretell.engine.request import conversation_ids, row_of
+from foretell.engine.request import row_of
 from foretell.engine.result import Completion
 from foretell.engine.scoring import Scoring
 from foretell.engine.state import Piece, Row
@@ -297,10 +298,11 @@ class Engine:
         end."""
         return Stream(self, self.make_row(0, Request(prompt, _params(params, options), prediction)))
 
-    def chat_prompt(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
-        """Token ids of a conversation by the model's chat template. Raises ConfigError where it has none, PromptError
-        where it refuses the messages."""
-        return conversation_ids(messages, self.tokenizer, self.model.spec.name)
+    def chat_prompt(self, messages: Sequence[Mapping[str, str]], *, parse_special: bool = False) -> list[int]:
+        """Token ids of a conversation by the model's chat template. parse_special: markers such as ``<|im_end|>`` in
+        messages count as tokens, not as text. Raises ConfigError where it has no template, PromptError where the template
+        refuses the messages."""
+        return render(messages, self.tokenizer, self.model.spec.name, parse_special=parse_special).ids()
 
     def make_row(self, index: int, request: Request, *, write: bool = True) -> Row:
         """See ``row_of``."""

@@ -61,32 +61,33 @@ def row_of(index: int, request: Request, model: CausalModel, tokenizer: Tokenize
 
 
 def token_ids(prompt: Prompt, tokenizer: Tokenizer | None, *, add_special_tokens: bool = True) -> list[int]:
-    """A prompt's token ids. Raises PromptError, and ConfigError for a text without a tokenizer."""
+    """A prompt's token ids. add_special_tokens: with what the tokenizer puts around a text, but no second BOS where the
+    text begins with one. Raises PromptError, and ConfigError for a text without a tokenizer."""
     if not isinstance(prompt, str):
         return checked_ids(prompt)
     if tokenizer is None:
         raise ConfigError(
             "a text was given to an engine without a tokenizer: give token ids, or load it with tokenizer=..."
         )
+    check_text(prompt)
+    ids = list(tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
+    if add_special_tokens and ids[:1] and ids[0] in ids[1:]:
+        first = _leading(tokenizer)
+        if first and ids[len(first) : 2 * len(first)] == first:  # a template, or a person, has begun the text with it
+            return ids[len(first) :]
+    return ids
+
+
+def check_text(text: str) -> None:
+    """Raise PromptError for what is no text, which tokenizers raise various errors for."""
     try:
-        prompt.encode()
+        text.encode()
     except UnicodeEncodeError as error:  # as JSON's "\\ud83d" alone gives it
         raise PromptError(f"the prompt is no text: its character {error.start} is half a surrogate pair") from None
-    return list(tokenizer.encode(prompt, add_special_tokens=add_special_tokens))
 
 
-def conversation_ids(messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer | None, name: str) -> list[int]:
-    """Token ids of a conversation by the chat template of the model of that name. Raises ConfigError where it has none,
-    PromptError where it refuses the messages."""
-    template = getattr(tokenizer, "apply_chat_template", None)
-    if template is None or getattr(tokenizer, "chat_template", None) is None:
-        raise ConfigError(f"{name!r} has no chat template: give the prompt as plain text")
-    if isinstance(messages, str | Mapping):
-        raise PromptError(f"messages = {messages!r:.80} must be a list of objects with 'role' and 'content'")
-    try:
-        text = template(list(messages), tokenize=False, add_generation_prompt=True)
-    except Exception as error:  # templates raise their own errors, and any other by what they read
-        raise PromptError(
-            f"the chat template of {name!r} refuses these messages ({str(error) or type(error).__name__}): mend them"
-        ) from error
-    return token_ids(text, tokenizer, add_special_tokens=False)
+def _leading(tokenizer: Tokenizer) -> list[int]:
+    """What a tokenizer puts before a text: BOS, or nothing."""
+    whole, bare = (list(tokenizer.encode("a", add_special_tokens=special)) for special in (True, False))
+    at = next(at for at in range(len(whole) + 1) if whole[at : at + len(bare)] == bare or at == len(whole))
+    return whole[:at] if at < len(whole) else []

@@ -1,14 +1,17 @@
 """Common state of all routes: the service, its tokenizer, output constraints, and metrics."""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from foretell.core.errors import ConfigError, PromptError
+from foretell.engine.conversation import Messages, content_ids, render, template_of
+from foretell.engine.request import token_ids
 from foretell.server.constraint import Constraints
-from foretell.server.errors import ApiError, bad
+from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.logs import log
 from foretell.server.metrics import Metrics
 from foretell.server.options import ServerOptions
@@ -60,8 +63,37 @@ class Backend:
             message = f"the model {shown!r} does not exist; this server has {self.name!r}"
             raise ApiError(404, message, param="model", code="model_not_found")
 
-    def encode(self, text: str, param: str, *, special: bool) -> list[int]:
-        """Token ids. special: add the tokenizer's special tokens. Raises ApiError 400."""
+    def encode(self, text: str, param: str) -> list[int]:
+        """Token ids of a text, with the tokenizer's own special tokens. Raises ApiError 400."""
+        return self._checked(text, param, lambda: token_ids(text, self.tokenizer))
+
+    def encode_content(self, text: str, param: str) -> list[int]:
+        """Token ids of what a message holds. Raises ApiError 400."""
+        parse = self.options.parse_special
+        return self._checked(text, param, lambda: content_ids(text, self.tokenizer, parse_special=parse))
+
+    def encode_chat(
+        self, messages: Messages, param: str = "messages", *, extra: Mapping[str, Any] | None = None, **options: Any
+    ) -> list[int]:
+        """Token ids of a conversation by the model's chat template. extra: further values of it; options: see ``render``.
+        Raises ApiError 400."""
+        reserved = sorted(RESERVED & (extra or {}).keys())
+        if reserved:
+            raise bad(f"chat_template_kwargs may not give {reserved[0]!r}", "chat_template_kwargs")
+        parse = self.options.parse_special
+        try:
+            made = render(messages, self.tokenizer, self.name, extra=extra, parse_special=parse, **options)
+        except ConfigError as error:
+            raise bad(f"{str(error).partition(':')[0]}: use /v1/completions", param) from None
+        except PromptError as error:
+            log("template refused", level="warning", error=error)
+            reason, kind = str(error.__cause__), type(error.__cause__).__name__
+            told = f": {reason.splitlines()[0][:200]}" if kind == "TemplateError" and reason else ""
+            raise bad(f"the model's chat template refuses these messages{told}", param) from None
+        return self._checked(made.text, param, made.ids)
+
+    def _checked(self, text: str, param: str, encode: Callable[[], list[int]]) -> list[int]:
+        """The tokens of a text, by ``encode``. Raises ApiError 400."""
         if self.tokenizer is None:
             raise bad("this model has no tokenizer: give token ids to /v1/completions", param)
         # A token covers a bounded piece of text, so what is far too long is refused without tokenizing megabytes of it.
@@ -71,43 +103,16 @@ class Backend:
                 param,
             )
         try:
-            return list(self.tokenizer.encode(text, add_special_tokens=special))
+            return encode()
+        except PromptError as error:
+            raise of_engine(error, param) from None
         except Exception as error:  # tokenizers raise various errors for unknown characters
             log("not tokenized", level="warning", error=error)
             raise bad("the text cannot be put into tokens of this model", param) from None
 
-    def chat_text(
-        self,
-        messages: Sequence[Mapping[str, Any]],
-        *,
-        tools: Sequence[Mapping[str, Any]] | None,
-        generate: bool,
-        goes_on: bool = False,
-        extra: Mapping[str, Any],
-    ) -> str:
-        """A conversation by the model's chat template. generate: with the beginning of a reply; goes_on: ending in the
-        middle of the last message. Raises ApiError 400."""
-        template = getattr(self.tokenizer, "apply_chat_template", None)
-        if template is None or getattr(self.tokenizer, "chat_template", None) is None:
-            raise bad("this model has no chat template: use /v1/completions", "messages")
-        reserved = sorted(RESERVED & extra.keys())
-        if reserved:
-            raise bad(f"chat_template_kwargs may not give {reserved[0]!r}", "chat_template_kwargs")
-        given = {**({"continue_final_message": True} if goes_on else {}), **extra}
-        try:
-            text = template(list(messages), tools=tools, tokenize=False, add_generation_prompt=generate, **given)
-        except Exception as error:  # templates raise their own exceptions, and any others through defects
-            log("template refused", level="warning", error=error)
-            reason = str(error).splitlines()[0][:200] if type(error).__name__ == "TemplateError" and str(error) else ""
-            message = f"the model's chat template refuses these messages{': ' + reason if reason else ''}"
-            raise bad(message, "messages") from None
-        return str(text)
-
-    @property
-    def template(self) -> str:
-        """The text of the chat template, "" where there is none."""
-        template = getattr(self.tokenizer, "chat_template", None)
-        return template if isinstance(template, str) else ""
+    def template(self, *, tools: bool = False) -> str:
+        """The source of the chat template for conversations with or without tools, "" where there is none."""
+        return template_of(self.tokenizer, tools=tools) or ""
 
     @cached_property
     def constraints(self) -> Constraints:

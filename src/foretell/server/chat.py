@@ -1,8 +1,7 @@
 """``POST /v1/chat/completions``."""
 
-import json
 import re
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,19 +15,12 @@ from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.formats import Format, format_processor, wanted_format
 from foretell.server.job import finish
-from foretell.server.protocol.messages import AssistantTurn, Message, Parts, SaidParts, TextPart, ToolMessage
+from foretell.server.protocol.messages import AssistantTurn
 from foretell.server.protocol.requests import ChatRequest
-from foretell.server.protocol.tools import GivenCall
 from foretell.server.sampling import MakeProcessor, submissions
 from foretell.server.stream import DONE, KEEP_ALIVE, EventStream, JsonReply, event, while_connected
-from foretell.server.tools import (
-    ContentDelta,
-    ToolCallStream,
-    ToolUse,
-    knows_tools,
-    messages_with_tools,
-    parse_tool_calls,
-)
+from foretell.server.tools import ContentDelta, ToolCallStream, ToolUse, parse_tool_calls
+from foretell.server.turns import form_of, text_of, turns
 
 OBJECT = "chat.completion"
 WITHOUT_EFFECT = "x-foretell-without-effect"
@@ -89,18 +81,21 @@ def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: M
     given = [count for count in (body.max_completion_tokens, body.max_tokens) if count is not None]
     if len(set(given)) > 1:
         raise bad("max_tokens and max_completion_tokens are one setting: give it once", "max_completion_tokens")
-    effort, unread = _effort(backend, body)
-    text = backend.chat_text(
-        _messages(backend, body, use),
-        tools=list(use.rendered) if use is not None and use.rendered and _renders_tools(backend) else None,
+    form = form_of(backend, body.messages, use.rendered if use is not None else ())
+    effort, unread = _effort(form.template, body)
+    values = body.chat_template_kwargs or {}
+    prompt = backend.encode_chat(
+        turns(body.messages, form),
+        tools=form.tools,
+        compose=form.compose,
         generate=_opens_reply(body),
         goes_on=body.continue_final_message is True,
-        extra={**effort, **(body.chat_template_kwargs or {})},
+        extra={**effort, **values},
     )
-    unread += tuple(_unread(backend, body.chat_template_kwargs or {}))
+    unread += tuple(_unread(form.template, values))
     prediction = None
     if body.prediction is not None:
-        prediction = backend.encode(_text(body.prediction.content), "prediction", special=False)
+        prediction = backend.encode_content(text_of(body.prediction.content), "prediction")
         if len(prediction) > backend.max_model_len:
             raise bad(
                 f"the prediction has {len(prediction)} tokens; no output here has more than {backend.max_model_len}: "
@@ -110,7 +105,7 @@ def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: M
     made = submissions(
         backend,
         body,
-        [backend.encode(text, "messages", special=False)],
+        [prompt],
         max_tokens=given[0] if given else None,
         num_logprobs=(body.top_logprobs or 0) if body.logprobs else 0 if body.provenance else None,
         prediction=prediction,
@@ -129,7 +124,7 @@ def _opens_reply(body: ChatRequest) -> bool:
             "continue_final_message goes on with the last message and add_generation_prompt opens another: give one",
             "continue_final_message",
         )
-    if not isinstance(last, AssistantTurn) or last.tool_calls or not _text(last.content or ""):
+    if not isinstance(last, AssistantTurn) or last.tool_calls or not text_of(last.content or ""):
         raise bad(
             "continue_final_message: the last message must be the assistant's, with a text and no calls",
             "continue_final_message",
@@ -137,11 +132,11 @@ def _opens_reply(body: ChatRequest) -> bool:
     return False
 
 
-def _effort(backend: Backend, body: ChatRequest) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _effort(template: str, body: ChatRequest) -> tuple[dict[str, Any], tuple[str, ...]]:
     """(the values of the template that reasoning_effort sets, what has no effect)."""
     if body.reasoning_effort is None:
         return {}, ()
-    template, found = backend.template, dict[str, Any]()
+    found = dict[str, Any]()
     if "reasoning_effort" in template:
         found["reasoning_effort"] = body.reasoning_effort
     if "enable_thinking" in template:
@@ -149,9 +144,9 @@ def _effort(backend: Backend, body: ChatRequest) -> tuple[dict[str, Any], tuple[
     return found, () if found or body.reasoning_effort == "none" else ("reasoning_effort",)
 
 
-def _unread(backend: Backend, values: Mapping[str, Any]) -> Iterator[str]:
+def _unread(template: str, values: Mapping[str, Any]) -> Iterator[str]:
     """What the template does not read, at most a few, as they stand in a header."""
-    names = [name for name in values if NAME.fullmatch(name) and name not in backend.template]
+    names = [name for name in values if NAME.fullmatch(name) and name not in template]
     yield from (f"chat_template_kwargs.{name}" for name in names[:MOST_UNREAD])
 
 
@@ -180,63 +175,6 @@ def _term(format: Format) -> str:
         return format.term()
     except ConfigError as error:
         raise of_engine(error, format.field) from None
-
-
-def _renders_tools(backend: Backend) -> bool:
-    return knows_tools(backend.template)
-
-
-def _messages(backend: Backend, body: ChatRequest, use: ToolUse | None) -> Sequence[Mapping[str, Any]]:
-    """The conversation as the model's template reads it."""
-    reads_thoughts = "reasoning_content" in backend.template
-    plain = [_message(message, with_thoughts=reads_thoughts) for message in body.messages]
-    told = any(message["role"] == "tool" or "tool_calls" in message for message in plain)
-    has_tools = told or (use is not None and use.calls)
-    if has_tools and not _renders_tools(backend):
-        return messages_with_tools(plain, use.rendered if use is not None else ())
-    for message in plain:
-        if message["role"] == "developer" and "developer" not in backend.template:
-            message["role"] = "system"
-        for call in message.get("tool_calls", ()):
-            call["function"]["arguments"] = _parsed(call["function"]["arguments"])
-    return plain
-
-
-def _message(message: Message, *, with_thoughts: bool) -> dict[str, Any]:
-    made: dict[str, Any] = {"role": message.role, "content": _text(message.content or "")}
-    if message.name is not None:
-        made["name"] = message.name
-    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
-        made["tool_call_id"] = message.tool_call_id
-    if isinstance(message, AssistantTurn) and message.tool_calls:
-        made["tool_calls"] = [_call(call) for call in message.tool_calls]
-    if (
-        isinstance(message, AssistantTurn)
-        and with_thoughts
-        and (thought := message.reasoning_content or message.reasoning)
-    ):
-        made["reasoning_content"] = thought
-    return made
-
-
-def _call(call: GivenCall) -> dict[str, Any]:
-    named = {} if call.id is None else {"id": call.id}
-    function = {"name": call.function.name, "arguments": call.function.arguments}
-    return {**named, "type": call.type, "function": function}
-
-
-def _text(content: str | Parts | SaidParts) -> str:
-    if isinstance(content, str):
-        return content
-    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
-
-
-def _parsed(arguments: str) -> Any:
-    """Arguments as templates expect them: parsed to an object; other texts are unchanged."""
-    try:
-        return json.loads(arguments)
-    except (ValueError, RecursionError):
-        return arguments
 
 
 async def _whole(answer: Answer, body: ChatRequest, *, calls: bool) -> dict[str, Any]:

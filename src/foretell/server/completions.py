@@ -60,7 +60,7 @@ def _plan(
         raise bad(
             f"{len(given)} prompts with n = {body.n or 1}: this server makes at most {most} completions a request"
         )
-    prompts = [backend.encode(one, "prompt", special=True) if isinstance(one, str) else list(one) for one in given]
+    prompts = [backend.encode(one, "prompt") if isinstance(one, str) else list(one) for one in given]
     for ids in prompts:
         if not ids:
             raise bad("prompt: the prompt is empty: at least one token is needed", "prompt", "invalid_prompt")

@@ -83,9 +83,8 @@ async def _explained(request: Request, backend: Backend, body: ExplainRequest) -
 def _ids(backend: Backend, body: ExplainRequest) -> list[int]:
     """The prompt's tokens. Raises ApiError 400."""
     if not body.chat:
-        return backend.encode(body.prompt, "prompt", special=True)
-    messages = [{"role": "user", "content": body.prompt}]
-    return backend.encode(backend.chat_text(messages, tools=None, generate=True, extra={}), "prompt", special=False)
+        return backend.encode(body.prompt, "prompt")
+    return backend.encode_chat([{"role": "user", "content": body.prompt}], "prompt")
 
 
 def _step(step: ExplainedStep) -> dict[str, Any]:

@@ -46,6 +46,10 @@ class ServerOptions:
     write_timeout_s: float = 30.0  # an answer is cut off when its client reads nothing for this long
     keepalive_s: float = 15.0  # a comment line is sent when a stream was silent for this long
     include_metrics: bool = True  # ``metrics.speculative_decoding`` in responses, unless a request says otherwise
+    parse_special: bool = setting(
+        False, "A marker such as <|im_end|> in a message counts as the model's token: it can end the turn. Left out, it is "
+        "text.",
+    )  # fmt: skip
     log_prompts: bool = setting(False, "Log prompts and outputs too; they are left out else.", panel="Logs")
     debug: bool = setting(False, "Add /debug/integrity, a check of the engine's state.", panel="Logs")
 

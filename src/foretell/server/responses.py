@@ -28,7 +28,12 @@ async def responses(request: Request) -> Response:
     backend: Backend = request.app.state.backend
     body = await read(request, ResponsesRequest, backend)
     _check(body)
-    plan = await plan_of(request, backend, as_chat(body))
+    try:
+        plan = await plan_of(request, backend, as_chat(body))
+    except ApiError as error:
+        if error.param is not None and error.param.startswith("messages"):  # which this route has not
+            error.message, error.param = error.message.removeprefix(f"{error.param}: "), "input"
+        raise
     answer = Answer(
         backend, body, plan.submissions, request=request, kind="response", prefix="resp", max_tokens=plan.max_tokens
     )

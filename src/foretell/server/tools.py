@@ -6,7 +6,7 @@ is generated is held to it, arguments by the tool's own JSON schema, so a call i
 ::
 
     use = ToolUse.of(body["tools"], body.get("tool_choice"), body.get("parallel_tool_calls", True))
-    if knows_tools(tokenizer.chat_template): text = tokenizer.apply_chat_template(messages, tools=use.rendered, ...)
+    if knows_tools(template): text = tokenizer.apply_chat_template(messages, tools=use.rendered, ...)
     else: text = tokenizer.apply_chat_template(messages_with_tools(messages, use.rendered), ...)
     constraint = use.constraint(constraints)                      # None for "none"
     stream = ToolCallStream()                                     # where use.calls: push(piece.text), in the end finish()
@@ -178,32 +178,28 @@ def _short(given: Any) -> str:
 # -- the prompt ----------------------------------------------------------------------------------------------------------
 
 
-def knows_tools(chat_template: Any) -> bool:
+def knows_tools(template: str) -> bool:
     """Whether a model's own template renders tools, and in the form that is generated here.
 
     Templates of another form (``<function=...>``, ``[TOOL_CALLS]``) would show the model calls that the grammar
     forbids: for them, and for templates without tools, use ``messages_with_tools``.
     """
-    if isinstance(chat_template, Mapping):
-        chat_template = chat_template.get("tool_use", chat_template.get("default"))
-    if not isinstance(chat_template, str):
-        return False
-    return bool(re.search(r"\btools\b", chat_template)) and OPEN in chat_template and "<function=" not in chat_template
+    return bool(re.search(r"\btools\b", template)) and OPEN in template and "<function=" not in template
 
 
 def messages_with_tools(
     messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]] = ()
-) -> list[dict[str, str]]:
-    """A conversation for a template without tools: every message a role and a text.
+) -> list[dict[str, Any]]:
+    """A conversation for a template without tools: the turns of ``turns.turns``, where calls and their results are texts.
 
     The tools come first, in the system message; calls become ``<tool_call>`` texts, results ``<tool_response>`` texts of
-    the user's. Raises ConfigError for content that is not text.
+    the user's.
     """
-    made: list[dict[str, str]] = []
+    made: list[dict[str, Any]] = []
     answers = False
     for message in messages:
-        role, text = str(message.get("role", "user")), _text(message.get("content"))
-        if role == "tool":
+        text = message["content"]
+        if message["role"] == "tool":
             text = f"<tool_response>\n{text}\n</tool_response>"
             if answers:
                 made[-1]["content"] += "\n" + text
@@ -212,14 +208,13 @@ def messages_with_tools(
             answers = True
             continue
         answers = False
-        calls = [call.get("function", {}) for call in message.get("tool_calls") or ()]
+        calls = [call["function"] for call in message.get("tool_calls", ())]
         parts = [text] if text or not calls else []
         for call in calls:
-            arguments = call.get("arguments") or "{}"
-            arguments = arguments if isinstance(arguments, str) else json.dumps(arguments, ensure_ascii=False)
-            head = f'{{"name": {json.dumps(call.get("name"))}, "arguments": {arguments}}}'
+            head = f'{{"name": {json.dumps(call["name"])}, "arguments": {call["arguments"] or "{}"}}}'
             parts.append(f"{OPEN}\n{head}\n{CLOSE}")
-        made.append({"role": "system" if role == "developer" else role, "content": "\n".join(parts)})
+        rest = {key: value for key, value in message.items() if key != "tool_calls"}
+        made.append({**rest, "content": "\n".join(parts)})
     if tools:
         lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
         system = _SYSTEM.format(tools=lines)
@@ -228,16 +223,6 @@ def messages_with_tools(
         else:
             made.insert(0, {"role": "system", "content": system})
     return made
-
-
-def _text(content: Any) -> str:
-    if content is None or isinstance(content, str):
-        return content or ""
-    texts = [part.get("text") for part in content if isinstance(part, Mapping)] if isinstance(content, list) else []
-    whole = [text for text in texts if isinstance(text, str)]
-    if not isinstance(content, list) or len(whole) < len(content):
-        raise ConfigError(f"the content of a message must be text; got {_short(content)}")
-    return "".join(whole)
 
 
 # -- the output ----------------------------------------------------------------------------------------------------------

@@ -26,7 +26,9 @@ from foretell.core.jsontext import parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
 from foretell.core.prompts import Entry, conversation, entries, is_plain, read_text
+from foretell.engine.conversation import template_of
 from foretell.engine.engine import Engine, Request
+from foretell.engine.request import token_ids
 from foretell.methods.common.teacher import Batch
 from foretell.model.target import CausalModel
 from foretell.train.prompts import chat_ids, check_room
@@ -222,7 +224,7 @@ def _prompt(entry: Entry, engine: Engine) -> list[int]:
     asked = conversation(entry)
     if asked.messages:
         return chat_ids(list(asked.messages), engine, entry.where)
-    if asked.format == "chat" and getattr(engine.tokenizer, "chat_template", None):
+    if asked.format == "chat" and template_of(engine.tokenizer):
         return chat_ids([{"role": "user", "content": asked.texts[0]}], engine, entry.where)
     return _encode(engine, asked.texts[0])
 
@@ -230,7 +232,7 @@ def _prompt(entry: Entry, engine: Engine) -> list[int]:
 def _encode(engine: Engine, text: str) -> list[int]:
     if engine.tokenizer is None:
         raise ConfigError("prompts are texts, and this target has no tokenizer: give a file of responses")
-    return list(engine.tokenizer.encode(text, add_special_tokens=True))
+    return token_ids(text, engine.tokenizer)
 
 
 def regenerate(

@@ -90,6 +90,20 @@ def test_the_bundled_one(tmp_path: Path) -> None:
         )
 
 
+@pytest.mark.parametrize(
+    ("more", "wanted"),
+    [
+        ({}, "D"),
+        ({"tokenizer.chat_template.tool_use": "T"}, {"default": "D", "tool_use": "T"}),
+        ({"tokenizer.chat_template.tool_use": "T", "tokenizer.chat_template": None}, {"tool_use": "T"}),
+    ],
+)
+def test_named_templates(tmp_path: Path, more: dict[str, Any], wanted: Any) -> None:
+    named = {"tokenizer.chat_template": "D", "tokenizer.chat_templates": ["tool_use"]}
+    metadata = {**_tokens(checkpoint.tokenizer(), 400), **named, **more}
+    assert read_tokenizer(open_gguf(put(tmp_path / "x.gguf", metadata), name="x")).chat_template == wanted
+
+
 @pytest.mark.parametrize("pre", SPLITTINGS)
 def test_every_rule_of_splitting(tmp_path: Path, pre: str) -> None:
     """Against a tokenizer with the steps that llama.cpp and the models' own files name, on a trained vocabulary."""

@@ -81,7 +81,7 @@ def read_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
         edges = [(token, vocab[token]) for token in (first, last) if token is not None]
         template = [*([first] if first else []), "$A", *([last] if last else [])]
         inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=edges)
-    context, chat = file.get("{arch}.context_length"), file.get("tokenizer.chat_template")
+    context = file.get("{arch}.context_length")
     outer = PreTrainedTokenizerFast(
         tokenizer_object=inner,
         bos_token=named["bos"],
@@ -91,8 +91,19 @@ def read_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
         clean_up_tokenization_spaces=False,
         model_max_length=context if type(context) is int else 1 << 20,
     )
-    outer.chat_template = chat if isinstance(chat, str) else None
+    outer.chat_template = _chat_template(file)
     return outer
+
+
+def _chat_template(file: GGUFFile) -> str | dict[str, str] | None:
+    """The chat template; by their names where there are further ones, as transformers has them."""
+    default = file.get("tokenizer.chat_template")
+    names = file.get("tokenizer.chat_templates")
+    found = {"default": default}
+    for name in names if isinstance(names, list) else ():
+        found.setdefault(str(name), file.get(f"tokenizer.chat_template.{name}"))
+    known = {name: template for name, template in found.items() if isinstance(template, str)}
+    return known.get("default") if known.keys() <= {"default"} else known
 
 
 def _byte_level(file: GGUFFile, tokens: list[str], types: list[int]) -> tuple[Tokenizer, bool]:

@@ -1,0 +1,168 @@
+"""A request's messages as turns, one rule for all templates: texts, roles, and results in the order of their calls."""
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.engine.conversation import Messages, Tools
+from foretell.server.backend import Backend
+from foretell.server.errors import ApiError, bad
+from foretell.server.protocol.messages import AssistantTurn, Message, Parts, SaidParts, TextPart, ToolMessage
+from foretell.server.protocol.tools import GivenCall
+from foretell.server.tools import knows_tools, messages_with_tools
+
+Turn = dict[str, Any]
+MOST_SHOWN = 8
+"""Ids that an error lists."""
+
+
+@dataclass(frozen=True)
+class Form:
+    """How a conversation is rendered."""
+
+    template: str  # its source, "" where there is none
+    tools: Tools | None
+    compose: Callable[[Messages, Tools], Messages] | None  # where calls and tools must be texts
+
+
+def form_of(backend: Backend, messages: Sequence[Message], tools: Tools) -> Form:
+    """The form of a conversation with these tools. The template's own is used where it is the one that is generated."""
+    if tools and knows_tools(source := backend.template(tools=True)):
+        return Form(source, list(tools), None)
+    source = backend.template()
+    has_calls = any(
+        isinstance(one, ToolMessage) or (isinstance(one, AssistantTurn) and one.tool_calls) for one in messages
+    )
+    if tools or (has_calls and not knows_tools(source)):
+        return Form(source, list(tools), messages_with_tools)
+    return Form(source, None, None)
+
+
+def turns(messages: Sequence[Message], form: Form) -> list[Turn]:
+    """The conversation, as the form's template and its composer read it: every content is a text. Raises ApiError 400 for
+    results that answer no call, or not each."""
+    made = [_turn(message, form.template) for message in messages]
+    if form.compose is None:
+        for turn in made:
+            for call in turn.get("tool_calls", ()):
+                call["function"]["arguments"] = _parsed(call["function"]["arguments"])
+    return _paired(made)
+
+
+def text_of(content: str | Parts | SaidParts) -> str:
+    """The text of a message's content."""
+    if isinstance(content, str):
+        return content
+    return "".join(part.text if isinstance(part, TextPart) else part.refusal for part in content)
+
+
+def _turn(message: Message, template: str) -> Turn:
+    is_system = message.role == "developer" and "developer" not in template
+    made: Turn = {"role": "system" if is_system else message.role, "content": text_of(message.content or "")}
+    if message.name is not None:
+        made["name"] = message.name
+    if isinstance(message, ToolMessage) and message.tool_call_id is not None:
+        made["tool_call_id"] = message.tool_call_id
+    if isinstance(message, AssistantTurn):
+        if message.tool_calls:
+            made["tool_calls"] = [_call(call) for call in message.tool_calls]
+        thought = message.reasoning_content or message.reasoning
+        if thought and "reasoning_content" in template:
+            made["reasoning_content"] = thought
+    return made
+
+
+def _call(call: GivenCall) -> Turn:
+    named = {} if call.id is None else {"id": call.id}
+    function = {"name": call.function.name, "arguments": call.function.arguments}
+    return {**named, "type": call.type, "function": function}
+
+
+def _parsed(arguments: str) -> Any:
+    """Arguments as templates expect them: parsed to an object; other texts are unchanged."""
+    try:
+        return json.loads(arguments)
+    except (ValueError, RecursionError):
+        return arguments
+
+
+def _paired(given: list[Turn]) -> list[Turn]:
+    """The turns, results in the order of the calls: templates write no ids, so the place alone says what they answer."""
+    made: list[Turn] = []
+    at = 0
+    while at < len(given):
+        calls: list[Turn] = []
+        while at < len(given) and given[at]["role"] == "assistant":  # some clients send a turn for each call
+            calls += given[at].get("tool_calls", ())
+            made.append(given[at])
+            at += 1
+        begun = at
+        while at < len(given) and given[at]["role"] == "tool":
+            at += 1
+        if at > begun:
+            made += _in_order(calls, given[begun:at], begun)
+        elif at < len(given):
+            made.append(given[at])
+            at += 1
+    return made
+
+
+def _in_order(calls: Sequence[Turn], results: Sequence[Turn], begun: int) -> list[Turn]:
+    """The results of some calls, one of each, in their order; what has no id goes by its place. begun: the place of the
+    first result in the conversation."""
+    ids = [call.get("id") or None for call in calls]
+    places: dict[str, int] = {}
+    for at, one in enumerate(ids):
+        if one is not None and places.setdefault(one, at) != at:
+            raise _unpaired(begun, f"two calls of the turn before it have the id {_short(one)}: give each its own")
+    found: dict[int, Turn] = {}
+    others: list[tuple[int, Turn]] = []
+    for place, result in enumerate(results, begun):
+        known = places.get(result.get("tool_call_id") or "")
+        if known is None:
+            others.append((place, result))
+        elif known in found:
+            raise _unpaired(place, f"a second result of the call {_short(ids[known])}: give one of each call")
+        else:
+            found[known] = result
+    all_places = iter(range(len(ids)))
+    places_without_id = iter([at for at, one in enumerate(ids) if one is None])
+    for place, result in others:
+        named = result.get("tool_call_id") or None
+        unknown = next((at for at in (places_without_id if named else all_places) if at not in found), None)
+        if unknown is not None:
+            found[unknown] = result
+        elif calls or named is not None:
+            raise _unpaired(place, _unknown(named, [one for one in ids if one is not None], len(calls)))
+    missing = [ids[at] or f"number {at + 1}" for at in range(len(calls)) if at not in found]
+    if missing:
+        raise _unpaired(
+            begun + len(results) - 1,
+            f"no result of the call {_listed(missing)}: results of all calls follow their turn",
+        )
+    return [found[at] for at in range(len(calls))] if calls else list(results)
+
+
+def _unknown(named: str | None, ids: Sequence[str], num_calls: int) -> str:
+    if not num_calls:
+        return f"{_short(named)} answers no call: no turn of the assistant with calls stands right before its results"
+    expected = f"expected {_listed(ids)}" if ids else "its calls have no ids"
+    what = (
+        "one result more than there are calls" if named is None else f"{_short(named)} is no call of the turn before it"
+    )
+    return f"{what}: {expected}"
+
+
+def _unpaired(place: int, reason: str) -> ApiError:
+    param = f"messages.{place}.tool_call_id"
+    return bad(f"{param}: {reason}", param)
+
+
+def _listed(ids: Sequence[str]) -> str:
+    shown = [_short(one) for one in ids[:MOST_SHOWN]]
+    return ", ".join(shown) + (f" or {len(ids) - MOST_SHOWN} others" if len(ids) > MOST_SHOWN else "")
+
+
+def _short(text: Any) -> str:
+    return repr(text) if len(str(text)) <= 64 else repr(str(text)[:61] + "...")
