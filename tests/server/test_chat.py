@@ -9,6 +9,7 @@ import pytest
 
 from foretell import Engine
 from foretell.core.noise import derive_seed
+from foretell.core.params import MAX_SEED
 from foretell.engine.service import Service
 from foretell.server.replies.completions import ChatReply
 from tests.server.conftest import Serve
@@ -87,7 +88,7 @@ def test_choices_have_seeds_of_their_own_and_can_be_had_again(client: openai.Ope
     many = client.chat.completions.create(model="bundled", messages=ASK, seed=6, n=3, max_tokens=12)
     assert [choice.index for choice in many.choices] == [0, 1, 2]
     seeds = [choice.model_extra["seed"] for choice in many.choices if choice.model_extra]
-    assert seeds == [6, derive_seed(6, 1), derive_seed(6, 2)]
+    assert seeds == [6, derive_seed(6, 1) & MAX_SEED, derive_seed(6, 2) & MAX_SEED]
     for choice, seed in zip(many.choices, seeds, strict=True):
         again = client.chat.completions.create(model="bundled", messages=ASK, seed=seed, max_tokens=12)
         assert again.choices[0].message.content == choice.message.content
@@ -276,6 +277,41 @@ def test_without_max_tokens_the_context_is_the_limit(serve: Serve) -> None:
     assert service.submitted[0].params.max_new_tokens == 100
     refused = ask(client, max_tokens=101)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "a"}, "max_tokens"),
+        ("/v1/responses", {"input": "a"}, "max_output_tokens"),
+    ],
+)
+def test_more_tokens_than_the_context_has_may_be_asked_for_at_least(
+    serve: Serve, path: str, body: dict[str, Any], name: str
+) -> None:
+    """Benchmarks send one large number as both: the context ends the text then, as it does without min_tokens."""
+    service = FakeService(max_model_len=200)
+    client = serve(service)
+    for limits in ({"min_tokens": 10000, name: 10000}, {"min_tokens": 190}, {"min_tokens": 10000}):
+        answer = client.post(path, json={"model": "fake", **body, **limits})
+        assert answer.status_code == 200, answer.text
+        params = service.submitted[-1].params
+        room = 200 - len(service.submitted[-1].prompt_ids)
+        assert params.min_new_tokens == min(limits["min_tokens"], room)
+        assert params.min_new_tokens <= params.max_new_tokens <= room
+    assert client.post(path, json={"model": "fake", **body, "min_tokens": 9, name: 3}).status_code == 400
+
+
+def test_what_nobody_asked_for_is_not_refused(serve: Serve) -> None:
+    """The 16 tokens of a completion by default contradict neither min_tokens nor the server's limit."""
+    service = FakeService()
+    client = serve(service, max_tokens_limit=12)
+    assert client.post("/v1/completions", json={"model": "fake", "prompt": "a"}).status_code == 200
+    assert service.submitted[-1].params.max_new_tokens == 12
+    refused = client.post("/v1/completions", json={"model": "fake", "prompt": "a", "min_tokens": 13})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,6 @@ the drafters call. Three modules implement ``CausalModel``: ``model/hf/adapter.p
 reference), ``lean.py`` (a fast implementation of the Llama family) and ``native.py`` (the same as one C operator).
 """
 
-import secrets
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
+from foretell.core.params import fresh_seed
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 
@@ -71,7 +71,7 @@ class CausalModel(ABC):
 
     def fresh_seed(self) -> int:
         """A seed for a request that gives none; where several processes run one model, the same on all of them."""
-        return secrets.randbits(63)
+        return fresh_seed()
 
     def rebuilt(self, tensors: Mapping[str, Tensor]) -> "CausalModel":
         """The same model with other weights, named and shaped as its checkpoint has them; this one stays as it is. Raises

@@ -136,8 +136,9 @@ class Answer:
     def shown(self, pieces: Sequence[Piece], completion: Completion | None) -> list[Piece]:
         """The pieces that have log probabilities: all but the end token. completion: given where the last piece is
         among them."""
-        if completion is None or completion.finish_reason != "stop" or not pieces or pieces[-1].text:
+        if completion is None or completion.finish_reason != "stop" or not pieces:
             return list(pieces)
+        # Not by its text: it has that of tokens before it, where a stop text or a character had begun.
         ends = {*(self.body.stop_token_ids or ()), *(() if self.body.ignore_eos else self.backend.eos_token_ids)}
         return list(pieces[:-1] if pieces[-1].token_id in ends else pieces)
 
