@@ -10,6 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretell.core.errors import ConfigError
+from foretell.engine.result import Completion
 from foretell.engine.submission import Submission
 from foretell.server.answer import Answer, as_given, by_choice, in_compiler, in_worker, read
 from foretell.server.backend import Backend
@@ -43,7 +44,7 @@ class Plan:
     submissions: list[Submission]
     num_predicted: int
     max_tokens: int | None  # as it was given
-    calls: bool  # whether the output may hold tool calls
+    calls: ToolUse | None  # the tools that the output may call; None: none
     without_effect: tuple[str, ...] = ()  # fields that the model's template does not read
 
 
@@ -116,7 +117,9 @@ def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: M
         prediction=prediction,
         processor=processor,
     )
-    return Plan(made, len(prediction or ()), given[0] if given else None, use is not None and use.calls, unread)
+    return Plan(
+        made, len(prediction or ()), given[0] if given else None, use if use is not None and use.calls else None, unread
+    )
 
 
 def _opens_reply(body: ChatRequest) -> bool:
@@ -239,7 +242,7 @@ def _parsed(arguments: str) -> Any:
         return arguments
 
 
-async def _whole(answer: Answer, body: ChatRequest, *, calls: bool) -> dict[str, Any]:
+async def _whole(answer: Answer, body: ChatRequest, *, calls: ToolUse | None) -> dict[str, Any]:
     """The answer of a request without stream."""
     traces = await finish(answer.job)
     completions = answer.job.whole()
@@ -247,8 +250,9 @@ async def _whole(answer: Answer, body: ChatRequest, *, calls: bool) -> dict[str,
     for index, completion in enumerate(completions):
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
         num_calls = 0
-        if calls:
-            message["content"], found = parse_tool_calls(completion.text)
+        if calls is not None:
+            cut = completion.finish_reason != "stop"
+            message["content"], found = parse_tool_calls(completion.text, only_calls=calls.only_calls, cut=cut)
             num_calls = len(found)
             if found:
                 message["tool_calls"] = [call.as_openai() for call in found]
@@ -265,10 +269,10 @@ async def _whole(answer: Answer, body: ChatRequest, *, calls: bool) -> dict[str,
     return {**answer.envelope(choices), "usage": answer.usage(completions), **answer.figures(completions)}
 
 
-async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIterator[bytes]:
+async def _events(answer: Answer, body: ChatRequest, *, calls: ToolUse | None) -> AsyncIterator[bytes]:
     """The answer of a request with stream: per choice its role, its content and its finish reason; then the usage."""
     job, texts = answer.job, answer.backend.texts
-    readers = [ToolCallStream() if calls else None for _ in job.submissions]
+    readers = [ToolCallStream(only_calls=calls.only_calls) if calls is not None else None for _ in job.submissions]
     begun: set[int] = set()
     num_ended = 0
 
@@ -284,7 +288,7 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIte
             if index not in begun:
                 begun.add(index)
                 out.append(chunk(index, {"role": "assistant", "content": ""}))
-            deltas = _deltas(readers[index], text, final=completion is not None)
+            deltas = _deltas(readers[index], text, completion)
             more = answer.extras(pieces, traces) if pieces or traces else {}
             if body.logprobs and (shown := answer.shown(pieces, completion)):
                 more["logprobs"] = texts.chat_logprobs(shown)
@@ -309,11 +313,13 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIte
     yield DONE
 
 
-def _deltas(reader: ToolCallStream | None, text: str, *, final: bool) -> list[dict[str, Any]]:
-    """The delta of a further piece of text."""
+def _deltas(reader: ToolCallStream | None, text: str, completion: Completion | None) -> list[dict[str, Any]]:
+    """The delta of a further piece of text. completion: where it was the last one."""
     if reader is None:
         return [{"content": text}] if text else []
-    found = [*reader.push(text), *(reader.finish() if final else ())]
+    found = reader.push(text)
+    if completion is not None:
+        found += reader.finish(cut=completion.finish_reason != "stop")
     return [
         {"content": one.text} if isinstance(one, ContentDelta) else {"tool_calls": [one.as_openai()]} for one in found
     ]

@@ -33,7 +33,13 @@ async def completions(request: Request) -> Response:
         processor = await while_connected(request.receive, compiling)
     made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, processor)))
     answer = Answer(
-        backend, body, made, request=request, kind="text_completion", prefix="cmpl", max_tokens=_max_tokens(backend, body)
+        backend,
+        body,
+        made,
+        request=request,
+        kind="text_completion",
+        prefix="cmpl",
+        max_tokens=_max_tokens(backend, body),
     )
     if body.stream:
         return EventStream(answer.job, _events(answer, body, echoes))
