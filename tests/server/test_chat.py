@@ -136,6 +136,75 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
     assert 1 <= made["age"] <= 20
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("limit", [1, 4, 8, 14])
+def test_a_call_that_the_limit_cuts_off_leaves_no_markup_in_the_text(
+    client: openai.OpenAI, limit: int, stream: bool
+) -> None:
+    given: Any = {"model": "bundled", "messages": ASK, "seed": 2, "tools": [TOOL], "tool_choice": "required"}
+    if stream:
+        chunks = list(client.chat.completions.create(**given, max_tokens=limit, stream=True))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+        reply = client.responses.create(
+            model="bundled", input="a", max_output_tokens=limit, tool_choice="required",
+            tools=[{"type": "function", **TOOL["function"]}],
+        )  # fmt: skip
+        assert reply.output_text == ""
+    else:
+        choice = client.chat.completions.create(**given, max_tokens=limit).choices[0]
+        text, reason = choice.message.content or "", choice.finish_reason
+        assert all(call.function.name == "feed" for call in choice.message.tool_calls or ())
+    assert (text, reason) == ("", "length")
+
+
+LOOSE: Any = {
+    "type": "object",
+    "properties": {"to": {"type": "string", "pattern": "^(?!a)", "maxLength": 2}, "x": {"not": {"type": "null"}}},
+    "required": ["to"],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("chat/completions", {"tools": [TOOL, {"type": "function", "function": {"name": "mail", "parameters": LOOSE}}]},
+         "tools.mail.not, tools.mail.pattern"),
+        ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": LOOSE}}},
+         "response_format.not, response_format.pattern"),
+        ("chat/completions", {"tools": [TOOL], "guided_json": LOOSE, "chat_template_kwargs": {"odd": 1}},
+         "chat_template_kwargs.odd, guided_json.not, guided_json.pattern"),
+        ("completions", {"prompt": "a", "structured_outputs": {"json": LOOSE}},
+         "structured_outputs.json.not, structured_outputs.json.pattern"),
+        ("responses", {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": LOOSE}}},
+         "response_format.not, response_format.pattern"),
+        ("chat/completions", {"tools": [TOOL]}, None),
+    ],
+)  # fmt: skip
+def test_what_a_schema_asks_and_no_grammar_holds_is_named_in_a_header(
+    url: str, path: str, body: dict[str, Any], told: str | None, stream: bool
+) -> None:
+    limit = "max_output_tokens" if path == "responses" else "max_tokens"
+    given = {**({"messages": ASK} if path.startswith("chat") else {}), **body, "seed": 1, limit: 2, "stream": stream}
+    answer = httpx.post(f"{url}/v1/{path}", json=given, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-foretell-without-effect") == told
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tools": [{"type": "function", "function": {"name": "mail", "parameters": LOOSE, "strict": True}}]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": LOOSE, "strict": True}}},
+    ],
+)
+def test_a_strict_schema_is_enforced_whole_or_refused(url: str, body: dict[str, Any]) -> None:
+    answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": ASK, **body}, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == next(iter(body))
+
+
 def test_a_tool_is_called_whole_and_in_a_stream(client: openai.OpenAI) -> None:
     given: Any = {"model": "bundled", "messages": ASK, "seed": 2, "max_tokens": 120, "tools": [TOOL]}
     done = client.chat.completions.create(**given, tool_choice="required", parallel_tool_calls=False)

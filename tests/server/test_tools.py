@@ -189,6 +189,31 @@ def test_a_schema_that_cannot_be_names_its_tool(vocabulary: tuple[Any, Constrain
                 use.constraint(vocabulary[1])
         else:
             assert use.constraint(vocabulary[1]) is not None
+            assert use.left_out(vocabulary[1]) == ("odd.not",)
+
+
+def test_a_schema_that_cannot_be_enforced_whole_refuses_no_list_of_tools(
+    vocabulary: tuple[Any, Constraints, bool],
+) -> None:
+    mail = {"type": "object", "properties": {"to": {"type": "string", "pattern": "^(?!a)", "maxLength": 2}}}
+    tool = {"type": "function", "function": {"name": "mail", "parameters": mail}}
+    call = '<tool_call>\n{"name": "mail", "arguments": {"to": "ab"}}\n</tool_call>'
+    tokenizer, constraints, lost = vocabulary
+    answer = constraints.json_schema({"type": "integer"})
+    assert answer.left_out == ()
+    for text in (None, '%json {"type": "integer"}'):
+        use = ToolUse.of([WEATHER, tool])
+        constraint = use.constraint(constraints, text)
+        assert constraint is not None
+        assert (constraint.left_out, use.left_out(constraints)) == (("pattern",), ("mail.pattern",))
+        assert constraint is use.constraint(constraints, text), "it is made once"
+        if not lost:
+            assert constraint.permits(tokenizer.encode(call))
+            assert constraint.permits(tokenizer.encode(CALL))
+            assert not constraint.permits(tokenizer.encode(call.replace("ab", "abc")))
+    strict = {"type": "function", "function": {**tool["function"], "strict": True}}  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"(?s)tool 'mail'.*look-ahead"):
+        ToolUse.of([WEATHER, strict]).constraint(constraints)
 
 
 # -- prompts -------------------------------------------------------------------------------------------------------------

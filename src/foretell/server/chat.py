@@ -12,7 +12,7 @@ from starlette.responses import Response
 from foretell.core.errors import ConfigError
 from foretell.engine.result import Completion
 from foretell.engine.submission import Submission
-from foretell.server.answer import Answer, as_given, by_choice, in_compiler, in_worker, read
+from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.formats import Format, format_processor, wanted_format
@@ -32,9 +32,7 @@ from foretell.server.tools import (
 )
 
 OBJECT = "chat.completion"
-WITHOUT_EFFECT = "x-foretell-without-effect"
-"""Header of an answer: fields of the request that could change nothing, as the model's template does not read them."""
-NAME, MOST_UNREAD = re.compile(r"\w{1,64}", re.ASCII), 16  # a header is short, and its letters are ASCII
+NAME, MOST_UNREAD = re.compile(r"\w{1,64}", re.ASCII), 16  # of a template's values, as a header names them
 
 
 @dataclass(frozen=True)
@@ -45,7 +43,7 @@ class Plan:
     num_predicted: int
     max_tokens: int | None  # as it was given
     calls: ToolUse | None  # the tools that the output may call; None: none
-    without_effect: tuple[str, ...] = ()  # fields that the model's template does not read
+    without_effect: tuple[str, ...] = ()  # what the model's template does not read, or no grammar enforces
 
 
 async def chat_completions(request: Request) -> Response:
@@ -58,7 +56,7 @@ async def chat_completions(request: Request) -> Response:
         backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted,
         max_tokens=plan.max_tokens,
     )  # fmt: skip
-    headers = effect_headers(plan)
+    headers = effect_headers(plan.without_effect)
     if body.stream:
         return EventStream(answer.job, _events(answer, body, calls=plan.calls), headers=headers)
     try:
@@ -70,7 +68,7 @@ async def chat_completions(request: Request) -> Response:
 
 async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Plan:
     """All checks of a conversation, its grammar and its tokens, while the client is there. Raises ApiError 400."""
-    constrained: tuple[ToolUse | None, MakeProcessor | None] = (None, None)
+    constrained: Constrained = (None, None, ())
     format = wanted_format(body)
     if body.tools is not None or body.tool_choice is not None or format is not None:
         compiling = in_compiler(backend, lambda: _constrained(backend, body, format))
@@ -78,12 +76,13 @@ async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Plan
     return await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, *constrained)))
 
 
-def effect_headers(plan: Plan) -> dict[str, str]:
-    """Headers that name what had no effect."""
-    return {WITHOUT_EFFECT: ", ".join(plan.without_effect)} if plan.without_effect else {}
-
-
-def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: MakeProcessor | None) -> Plan:
+def _plan(
+    backend: Backend,
+    body: ChatRequest,
+    use: ToolUse | None,
+    processor: MakeProcessor | None,
+    left_out: tuple[str, ...],
+) -> Plan:
     """All checks of the request, and its tokens. Raises ApiError 400."""
     if body.top_logprobs is not None and not body.logprobs:
         raise bad("top_logprobs: only where logprobs is true", "top_logprobs")
@@ -98,7 +97,7 @@ def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: M
         goes_on=body.continue_final_message is True,
         extra={**effort, **(body.chat_template_kwargs or {})},
     )
-    unread += tuple(_unread(backend, body.chat_template_kwargs or {}))
+    unread += (*_unread(backend, body.chat_template_kwargs or {}), *left_out)
     prediction = None
     if body.prediction is not None:
         prediction = backend.encode(_text(body.prediction.content), "prediction", special=False)
@@ -158,9 +157,11 @@ def _unread(backend: Backend, values: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"chat_template_kwargs.{name}" for name in names[:MOST_UNREAD])
 
 
-def _constrained(
-    backend: Backend, body: ChatRequest, format: Format | None
-) -> tuple[ToolUse | None, MakeProcessor | None]:
+Constrained = tuple[ToolUse | None, MakeProcessor | None, tuple[str, ...]]
+"""The tools, the constraint of the output, and what of the request it does not enforce."""
+
+
+def _constrained(backend: Backend, body: ChatRequest, format: Format | None) -> Constrained:
     """The constraint of the output: tools, a format, or either of them."""
     use: ToolUse | None = None
     try:
@@ -168,19 +169,22 @@ def _constrained(
             choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
             use = ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
             # Calls that must come leave no text that a format could be of.
-            text = _term(format) if format is not None and use.mode == "auto" else None
+            beside = format if use.mode == "auto" else None
+            text = None if beside is None else _term(backend, beside)
             constraint = use.constraint(backend.constraints, text) if use.calls else None
             if constraint is not None:
-                return use, constraint.processor
+                left_out = [f"tools.{key}" for key in use.left_out(backend.constraints)] if constraint.left_out else []
+                left_out += [] if beside is None else beside.left_out(backend.constraints)
+                return use, constraint.processor, tuple(left_out)
     except ConfigError as error:
         raise of_engine(error, "tools") from None
-    return use, None if format is None else format_processor(backend, format)
+    return use, *((None, ()) if format is None else format_processor(backend, format))
 
 
-def _term(format: Format) -> str:
+def _term(backend: Backend, format: Format) -> str:
     """See ``Format.term``. Raises ApiError 400 that names the format's field."""
     try:
-        return format.term()
+        return format.term(backend.constraints)
     except ConfigError as error:
         raise of_engine(error, format.field) from None
 

@@ -10,7 +10,7 @@ from starlette.responses import Response
 from foretell.engine.result import Completion
 from foretell.engine.state import Piece
 from foretell.engine.submission import StepTrace, Submission
-from foretell.server.answer import Answer, by_choice, in_compiler, in_worker, read
+from foretell.server.answer import Answer, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad
 from foretell.server.formats import format_processor, wanted_format
@@ -27,10 +27,11 @@ async def completions(request: Request) -> Response:
     backend: Backend = request.app.state.backend
     body = await read(request, CompletionRequest, backend)
     processor: MakeProcessor | None = None
+    left_out: tuple[str, ...] = ()
     if (format := wanted_format(body)) is not None:
         wanted = format
         compiling = in_compiler(backend, lambda: format_processor(backend, wanted))
-        processor = await while_connected(request.receive, compiling)
+        processor, left_out = await while_connected(request.receive, compiling)
     made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, processor)))
     answer = Answer(
         backend,
@@ -41,10 +42,11 @@ async def completions(request: Request) -> Response:
         prefix="cmpl",
         max_tokens=_max_tokens(backend, body),
     )
+    headers = effect_headers(left_out)
     if body.stream:
-        return EventStream(answer.job, _events(answer, body, echoes))
+        return EventStream(answer.job, _events(answer, body, echoes), headers=headers)
     try:
-        return JsonReply(await while_connected(request.receive, _whole(answer, body, echoes)))
+        return JsonReply(await while_connected(request.receive, _whole(answer, body, echoes)), headers=headers)
     finally:
         answer.job.close()
 

@@ -39,11 +39,16 @@ class Format:
         text = json.dumps(self.given) if self.kind == "choice" else str(self.given)
         return constraints.grammar(text, kind=self.kind)
 
-    def term(self) -> str:
+    def left_out(self, constraints: Constraints) -> tuple[str, ...]:
+        """What is not enforced, as fields of the request."""
+        return tuple(f"{self.field}.{key}" for key in self.constraint(constraints).left_out)
+
+    def term(self, constraints: Constraints) -> str:
         """The same as a term of a Lark grammar, beside tool calls. Raises ConfigError where it cannot be one."""
         if self.kind == "json":
             options = json_options(strict=self.strict, compact=False)
-            schema = self.given if isinstance(self.given, Mapping) else {} if self.given else {"not": {}}
+            given = constraints.enforceable(self.given)[0] if self.left_out(constraints) else self.given
+            schema = given if isinstance(given, Mapping) else {} if given else {"not": {}}
             return f"%json {json.dumps({**schema, 'x-guidance': options})}"
         if self.kind == "choice":
             return "(" + " | ".join(json.dumps(text) for text in self.given) + ")"
@@ -63,10 +68,10 @@ def wanted_format(body: Formatted) -> Format | None:
     return found[0] if found else None
 
 
-def format_processor(backend: Backend, format: Format) -> Callable[[int], Any]:
-    """Makes the processor of one choice. Slow: see ``Constraints``. Raises ApiError 400."""
+def format_processor(backend: Backend, format: Format) -> tuple[Callable[[int], Any], tuple[str, ...]]:
+    """(what makes the processor of one choice, ``Format.left_out``). Slow: see ``Constraints``. Raises ApiError 400."""
     try:
-        return format.constraint(backend.constraints).processor
+        return format.constraint(backend.constraints).processor, format.left_out(backend.constraints)
     except ConfigError as error:
         raise of_engine(error, format.field) from None
 

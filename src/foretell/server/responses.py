@@ -11,9 +11,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretell.engine.result import Completion
-from foretell.server.answer import Answer, by_choice, read
+from foretell.server.answer import Answer, by_choice, effect_headers, read
 from foretell.server.backend import Backend
-from foretell.server.chat import Plan, effect_headers, plan_of
+from foretell.server.chat import Plan, plan_of
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
@@ -32,7 +32,7 @@ async def responses(request: Request) -> Response:
     answer = Answer(
         backend, body, plan.submissions, request=request, kind="response", prefix="resp", max_tokens=plan.max_tokens
     )
-    headers = effect_headers(plan)
+    headers = effect_headers(plan.without_effect)
     if body.stream:
         failed = _Numbered()
         return EventStream(answer.job, _events(answer, body, plan, failed), headers=headers, failed=failed.event)

@@ -17,6 +17,7 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from foretell.core.errors import ConfigError
@@ -135,24 +136,44 @@ class ToolUse:
         """
         if not self.calls:
             return None
+
+        def fewer() -> Constraint | None:
+            reduced = [(tool, *constraints.enforceable(tool.parameters)) for tool in self.tools if not tool.strict]
+            schemas = {tool.name: schema for tool, schema, left_out in reduced if left_out}
+            if not schemas:
+                return None
+            named = {key for _, _, left_out in reduced for key in left_out}
+            return constraints.grammar(self._lark(constraints, text, schemas)).with_left_out(named)
+
         try:
-            return constraints.grammar(self._lark(constraints, text))
+            return constraints.grammar(self._lark(constraints, text), fewer=fewer)
         except ConfigError as error:
             found = constraints.culprit((tool.name, tool.parameters, tool.strict) for tool in self.tools)
             if found is not None:
                 raise ConfigError(f"tool {found[0]!r}: {found[1]}") from error
             raise
 
+    def left_out(self, constraints: Constraints) -> tuple[str, ...]:
+        """Keywords of the tools' schemas that ``constraint`` does not enforce, with the names of their tools."""
+        loose = (tool for tool in self.tools if not tool.strict)
+        return tuple(
+            f"{tool.name}.{key}" for tool in loose for key in constraints.json_schema(tool.parameters).left_out
+        )
+
     @property
     def only_calls(self) -> bool:
         """Whether the output has no text outside calls."""
         return self.mode in ("required", "named")
 
-    def _lark(self, constraints: Constraints, text: str | None) -> str:
+    def _lark(
+        self, constraints: Constraints, text: str | None, schemas: Mapping[str, Any] = MappingProxyType({})
+    ) -> str:
+        """schemas: those that take the place of a tool's own, by its name."""
         opener, closer = (constraints.marker(text) for text in (OPEN, CLOSE))
         rules = [f"body: {' | '.join(f'tool_{index}' for index in range(len(self.tools)))}"]
         for index, tool in enumerate(self.tools):
-            schema = json.dumps({**tool.parameters, "x-guidance": json_options(strict=tool.strict, compact=False)})
+            parameters = schemas.get(tool.name, tool.parameters)
+            schema = json.dumps({**parameters, "x-guidance": json_options(strict=tool.strict, compact=False)})
             head = json.dumps(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
             rules.append(f'tool_{index}: {head} %json {schema} "}}\\n" {closer}')
         more = f"(BLANK? {opener} body)*" if self.parallel and self.mode != "named" else ""
