@@ -66,7 +66,8 @@ KINDS: dict[str, tuple[Callable[[Constraints], Constraint], Callable[[str], bool
         ["aaa,b\n,b", "a"],
     ),
     "choice": (
-        lambda made: made.grammar('["yes", "yes, but", "no"]', kind="choice"), lambda text: text in ("yes", "yes, but", "no"),
+        lambda made: made.grammar('["yes", "yes, but", "no"]', kind="choice"),
+        lambda text: text in ("yes", "yes, but", "no"),
         ["yes, but", "no"],
     ),
     "gbnf": (

@@ -5,6 +5,7 @@ the drafters call. Three modules implement ``CausalModel``: ``model/hf/adapter.p
 reference), ``lean.py`` (a fast implementation of the Llama family) and ``native.py`` (the same as one C operator).
 """
 
+import os.path
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class ModelSpec:
     """The properties of a model that the engine reads, for every implementation."""
 
-    name: str  # hub id, directory, or "bundled/target"
+    name: str  # hub id, directory, GGUF file, or "bundled/target"
     architecture: str  # e.g. "Qwen3ForCausalLM"
     implementation: str  # "transformers", "lean" or "native"
     vocab_size: int  # V: columns of the logits, padding included
@@ -40,6 +41,13 @@ class ModelSpec:
     chains_only: str = ""  # why it reads lines of guesses alone and no trees; "" where it reads both
     reads_again: str = ""  # why its recurrent layers read accepted guesses again, which costs time; "" where none does
     weights: str = ""  # how the matrices are held where that is not in dtype: "int8", "Q4_K+Q6_K"
+
+    @property
+    def display_name(self) -> str:
+        """What clients may see: of a directory or file its name alone, since its path is this machine's; else ``name``."""
+        path = os.path.abspath(os.path.expanduser(self.name))
+        is_path = self.name.startswith((".", "/", "~")) or os.path.exists(path)
+        return (os.path.basename(path) if is_path else "") or self.name
 
     @property
     def is_quantised(self) -> bool:

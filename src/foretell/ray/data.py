@@ -165,7 +165,7 @@ def check_engine_options(given: Mapping[str, Any]) -> None:
 
 
 def row_seed(seed: int, row_id: str) -> int:
-    """The seed of one row, in [0, ``MAX_SEED``]: given to ``Engine.generate`` with the same prompt it gives the same tokens."""
+    """The seed of one row, in [0, ``MAX_SEED``]: ``Engine.generate`` with it and the prompt gives the same tokens."""
     digest = hashlib.sha256(row_id.encode()).digest()
     return derive_seed(seed, int.from_bytes(digest[:8], "big")) & MAX_SEED
 

@@ -31,10 +31,9 @@ LIKELY = len("<tool")
 """Characters of an opener that a limit cut off, from which it is taken for one where a text might go on otherwise."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 _PARTS = [
-    *r'\s* \{ \s* " n a m e " \s* : \s* "'.split(),
-    f"(?P<name>{_NAME.pattern})",
-    *r'(?P<end>") \s* , \s* " a r g u m e n t s " \s* : \s*'.split(),
-]
+    r"\s*", r"\{", r"\s*", *'"name"', r"\s*", ":", r"\s*", '"', f"(?P<name>{_NAME.pattern})", '(?P<end>")',
+    r"\s*", ",", r"\s*", *'"arguments"', r"\s*", ":", r"\s*",
+]  # fmt: skip
 _HEAD = re.compile("".join(_PARTS) + r"(?=\{)")
 _BEGUN = re.compile("".join(f"(?:{part}" for part in _PARTS) + ")?" * len(_PARTS))
 """The beginning of what ``_HEAD`` matches."""
