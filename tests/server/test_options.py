@@ -117,7 +117,7 @@ def test_an_answer_is_of_the_format_or_calls(constraints: Constraints) -> None:
     body = ChatRequest.model_validate({"messages": USER, "json_schema": SCHEMA})
     format = wanted_format(body)
     assert format is not None
-    made = ToolUse.of(TOOLS).constraint(constraints, format.term(constraints))
+    made = ToolUse.of(TOOLS).constraint(constraints, format.term())
     assert made is not None
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for text, good in (('{"a": 1}', True), (call, True), ("words", False), ('{"a": 1}' + call, False)):
@@ -125,13 +125,13 @@ def test_an_answer_is_of_the_format_or_calls(constraints: Constraints) -> None:
     for more in ({"guided_choice": ["x"]}, {"structured_outputs": {"choice": ["x"]}}):
         chosen = wanted_format(ChatRequest.model_validate({"messages": USER, **more}))
         assert chosen is not None
-        either = ToolUse.of(TOOLS).constraint(constraints, chosen.term(constraints))
+        either = ToolUse.of(TOOLS).constraint(constraints, chosen.term())
         assert either is not None
         assert either.permits(encode("x", add_special_tokens=False))
     pattern = wanted_format(ChatRequest.model_validate({"messages": USER, "regex": "x"}))
     assert pattern is not None
     with pytest.raises(ConfigError, match="regex and tools exclude each other"):
-        pattern.term(constraints)
+        pattern.term()
 
 
 def test_a_format_and_tools_over_http(url: str) -> None:

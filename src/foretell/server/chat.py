@@ -184,7 +184,7 @@ def _constrained(backend: Backend, body: ChatRequest, format: Format | None) -> 
 def _term(backend: Backend, format: Format) -> str:
     """See ``Format.term``. Raises ApiError 400 that names the format's field."""
     try:
-        return format.term(backend.constraints)
+        return (format.enforceable(backend.constraints) if format.kind == "json" else format).term()
     except ConfigError as error:
         raise of_engine(error, format.field) from None
 

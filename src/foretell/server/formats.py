@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from foretell.core.errors import ConfigError
@@ -43,12 +43,17 @@ class Format:
         """What is not enforced, as fields of the request."""
         return tuple(f"{self.field}.{key}" for key in self.constraint(constraints).left_out)
 
-    def term(self, constraints: Constraints) -> str:
+    def enforceable(self, constraints: Constraints) -> "Format":
+        """The same without what is left out. Raises ConfigError with the reason."""
+        if not self.left_out(constraints):
+            return self
+        return replace(self, given=constraints.enforceable(self.given)[0])
+
+    def term(self) -> str:
         """The same as a term of a Lark grammar, beside tool calls. Raises ConfigError where it cannot be one."""
         if self.kind == "json":
             options = json_options(strict=self.strict, compact=False)
-            given = constraints.enforceable(self.given)[0] if self.left_out(constraints) else self.given
-            schema = given if isinstance(given, Mapping) else {} if given else {"not": {}}
+            schema = self.given if isinstance(self.given, Mapping) else {} if self.given else {"not": {}}
             return f"%json {json.dumps({**schema, 'x-guidance': options})}"
         if self.kind == "choice":
             return "(" + " | ".join(json.dumps(text) for text in self.given) + ")"
