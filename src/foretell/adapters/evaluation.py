@@ -61,6 +61,12 @@ class Evaluation:
     # -- tokens ----------------------------------------------------------------------------------------------------
 
     @property
+    def tokenizer_name(self) -> str:
+        """A name that no other model's tokenizer has, as a part of a file's."""
+        named = getattr(self.engine.tokenizer, "name_or_path", "")  # that of a GGUF file is empty
+        return str(named or self.engine.model.spec.name).replace("/", "__")
+
+    @property
     def prefix_token_id(self) -> int:
         """What a text without context follows: the tokenizer's first token of a text, else the model's end token."""
         bos = getattr(self.tokenizer, "bos_token_id", None)
