@@ -120,6 +120,15 @@ doc_to_text: "{{{{q}}}}"
 """
 
 
+@pytest.mark.parametrize(("named", "expected"), [("owner/name", "owner__name"), ("", "table"), (None, "table")])
+def test_requests_that_are_kept_are_those_of_one_tokenizer(named: str | None, expected: str) -> None:
+    """The tokenizer of a GGUF file has an empty name, which every other one has too."""
+    made = toy()
+    if named is not None:
+        made.engine.tokenizer.name_or_path = named  # type: ignore[union-attr]
+    assert made.tokenizer_name == expected
+
+
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("lm_eval") is None, reason="lm-eval is not installed")
 def test_lm_eval_itself_finds_equal_scores(tmp_path: Path) -> None:

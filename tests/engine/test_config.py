@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from foretell import METHODS, VERIFIERS, ConfigError, Engine, SamplingParams, speculative_config
+from foretell.core.params import MAX_SEED, fresh_seed
 from foretell.draft.ngram import NgramConfig
 from foretell.draft.none import NoneConfig
 from foretell.draft.prediction import PredictionConfig
+from foretell.engine.choices import Choices
 from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.methods.draft_model.drafter import DraftModel
 from tests.engine.harness import ToyTokenizer, draft_engine, table
@@ -96,6 +98,49 @@ def test_sampling_options_by_name() -> None:
     params = SamplingParams(max_new_tokens=4, seed=1)
     assert engine.generate([1], params, max_new_tokens=2).num_tokens == 2
     assert params.max_new_tokens == 4
+
+
+@pytest.mark.parametrize(
+    ("given", "lowest", "largest"),
+    [
+        ({"method": "ngram", "prompt_lookup_max": 1}, 1, 1),
+        ({"method": "ngram", "prompt_lookup_max": 3}, 2, 3),
+        ({"method": "ngram", "prompt_lookup_min": 6}, 6, 6),
+        ({"method": "suffix", "suffix_decoding_min_match": 100}, 100, 100),
+        ({"method": "suffix", "suffix_decoding_max_match": 9}, 1, 9),
+    ],
+)
+def test_the_end_of_a_range_that_nobody_gave_yields(given: Any, lowest: int, largest: int) -> None:
+    config = speculative_config(given)
+    ((low, high),) = config.ranges
+    assert (getattr(config, low), getattr(config, high)) == (lowest, largest)
+    key = next(key for key in given if key != "method")
+    off, default = Engine(table(1), None), speculative_config(given["method"])
+    for started in (given["method"], None):  # a request of a service that was started with the method, or without
+        chosen = Choices(off.with_method(started), (), off=False).method(given)
+        assert (getattr(chosen, low), getattr(chosen, high)) == (lowest, largest)
+    both = {**given, low: getattr(default, low), high: getattr(default, high), key: given[key]}
+    if getattr(default, low) > given[key] or getattr(default, high) < given[key]:
+        with pytest.raises(ConfigError):  # two ends that were given contradict each other
+            speculative_config(both)
+
+
+def test_more_tokens_at_least_than_are_written_by_default() -> None:
+    engine = Engine(table(1), None)
+    made = engine.generate([1, 2], min_new_tokens=140, temperature=0.0)
+    assert made.num_tokens >= 140
+    with pytest.raises(ConfigError, match="min_new_tokens"):
+        engine.generate([1, 2], min_new_tokens=140, max_new_tokens=130)
+
+
+@pytest.mark.parametrize("bits", [0, 1])
+def test_a_drawn_seed_is_a_number_that_javascript_has(monkeypatch: pytest.MonkeyPatch, bits: int) -> None:
+    """The largest and the smallest that the system's source of random numbers may give."""
+    monkeypatch.setattr("secrets.randbits", lambda size: bits * ((1 << size) - 1))
+    engine = Engine(table(1), None)
+    drawn = [fresh_seed(), engine.generate([1], max_new_tokens=1).seed]
+    assert drawn == [bits * MAX_SEED] * 2
+    assert MAX_SEED == 2**53 - 1
 
 
 def test_batch_size_must_be_positive() -> None:

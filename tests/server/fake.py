@@ -197,9 +197,11 @@ class FakeService:
     def _scored(self, submission: Submission, count: int) -> list[Piece]:
         text, made = TextStream(self.engine.tokenizer), list[Piece]()
         for place, token in enumerate(submission.prompt_ids):
+            offset = len(text.text)
             text.push(token)
             best = ((token, -0.25 * place), (66, -9.0)) if place else ()
-            made.append(Piece(token, text.take(), "prompt", -0.25 * place if place else None, best[:count]))
+            score = -0.25 * place if place else None
+            made.append(Piece(token, text.take(), "prompt", score, best[:count], offset))
         return made
 
     def _guess(self, submission: Submission, at: int) -> list[int]:

@@ -9,6 +9,7 @@ import pytest
 
 from foretell import Engine
 from foretell.core.noise import derive_seed
+from foretell.core.params import MAX_SEED
 from foretell.engine.service import Service
 from foretell.server.replies.completions import ChatReply
 from tests.server.conftest import Serve
@@ -87,7 +88,7 @@ def test_choices_have_seeds_of_their_own_and_can_be_had_again(client: openai.Ope
     many = client.chat.completions.create(model="bundled", messages=ASK, seed=6, n=3, max_tokens=12)
     assert [choice.index for choice in many.choices] == [0, 1, 2]
     seeds = [choice.model_extra["seed"] for choice in many.choices if choice.model_extra]
-    assert seeds == [6, derive_seed(6, 1), derive_seed(6, 2)]
+    assert seeds == [6, derive_seed(6, 1) & MAX_SEED, derive_seed(6, 2) & MAX_SEED]
     for choice, seed in zip(many.choices, seeds, strict=True):
         again = client.chat.completions.create(model="bundled", messages=ASK, seed=seed, max_tokens=12)
         assert again.choices[0].message.content == choice.message.content
@@ -133,6 +134,75 @@ def test_a_schema_is_kept_to(client: openai.OpenAI) -> None:
     made = json.loads(done.choices[0].message.content or "")
     assert made["name"] in ("Rex", "Bello")
     assert 1 <= made["age"] <= 20
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("limit", [1, 4, 8, 14])
+def test_a_call_that_the_limit_cuts_off_leaves_no_markup_in_the_text(
+    client: openai.OpenAI, limit: int, stream: bool
+) -> None:
+    given: Any = {"model": "bundled", "messages": ASK, "seed": 2, "tools": [TOOL], "tool_choice": "required"}
+    if stream:
+        chunks = list(client.chat.completions.create(**given, max_tokens=limit, stream=True))
+        text = "".join(chunk.choices[0].delta.content or "" for chunk in chunks)
+        reason = chunks[-1].choices[0].finish_reason
+        reply = client.responses.create(
+            model="bundled", input="a", max_output_tokens=limit, tool_choice="required",
+            tools=[{"type": "function", **TOOL["function"]}],
+        )  # fmt: skip
+        assert reply.output_text == ""
+    else:
+        choice = client.chat.completions.create(**given, max_tokens=limit).choices[0]
+        text, reason = choice.message.content or "", choice.finish_reason
+        assert all(call.function.name == "feed" for call in choice.message.tool_calls or ())
+    assert (text, reason) == ("", "length")
+
+
+LOOSE: Any = {
+    "type": "object",
+    "properties": {"to": {"type": "string", "pattern": "^(?!a)", "maxLength": 2}, "x": {"not": {"type": "null"}}},
+    "required": ["to"],
+}
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("path", "body", "told"),
+    [
+        ("chat/completions", {"tools": [TOOL, {"type": "function", "function": {"name": "mail", "parameters": LOOSE}}]},
+         "tools.mail.not, tools.mail.pattern"),
+        ("chat/completions", {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": LOOSE}}},
+         "response_format.not, response_format.pattern"),
+        ("chat/completions", {"tools": [TOOL], "guided_json": LOOSE, "chat_template_kwargs": {"odd": 1}},
+         "chat_template_kwargs.odd, guided_json.not, guided_json.pattern"),
+        ("completions", {"prompt": "a", "structured_outputs": {"json": LOOSE}},
+         "structured_outputs.json.not, structured_outputs.json.pattern"),
+        ("responses", {"input": "a", "text": {"format": {"type": "json_schema", "name": "a", "schema": LOOSE}}},
+         "response_format.not, response_format.pattern"),
+        ("chat/completions", {"tools": [TOOL]}, None),
+    ],
+)  # fmt: skip
+def test_what_a_schema_asks_and_no_grammar_holds_is_named_in_a_header(
+    url: str, path: str, body: dict[str, Any], told: str | None, stream: bool
+) -> None:
+    limit = "max_output_tokens" if path == "responses" else "max_tokens"
+    given = {**({"messages": ASK} if path.startswith("chat") else {}), **body, "seed": 1, limit: 2, "stream": stream}
+    answer = httpx.post(f"{url}/v1/{path}", json=given, timeout=60)
+    assert answer.status_code == 200, answer.text
+    assert answer.headers.get("x-foretell-without-effect") == told
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        {"tools": [{"type": "function", "function": {"name": "mail", "parameters": LOOSE, "strict": True}}]},
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "a", "schema": LOOSE, "strict": True}}},
+    ],
+)
+def test_a_strict_schema_is_enforced_whole_or_refused(url: str, body: dict[str, Any]) -> None:
+    answer = httpx.post(f"{url}/v1/chat/completions", json={"messages": ASK, **body}, timeout=60)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["param"] == next(iter(body))
 
 
 def test_a_tool_is_called_whole_and_in_a_stream(client: openai.OpenAI) -> None:
@@ -276,6 +346,41 @@ def test_without_max_tokens_the_context_is_the_limit(serve: Serve) -> None:
     assert service.submitted[0].params.max_new_tokens == 100
     refused = ask(client, max_tokens=101)
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "name"),
+    [
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "max_tokens"),
+        ("/v1/chat/completions", {"messages": [{"role": "user", "content": "a"}]}, "max_completion_tokens"),
+        ("/v1/completions", {"prompt": "a"}, "max_tokens"),
+        ("/v1/responses", {"input": "a"}, "max_output_tokens"),
+    ],
+)
+def test_more_tokens_than_the_context_has_may_be_asked_for_at_least(
+    serve: Serve, path: str, body: dict[str, Any], name: str
+) -> None:
+    """Benchmarks send one large number as both: the context ends the text then, as it does without min_tokens."""
+    service = FakeService(max_model_len=200)
+    client = serve(service)
+    for limits in ({"min_tokens": 10000, name: 10000}, {"min_tokens": 190}, {"min_tokens": 10000}):
+        answer = client.post(path, json={"model": "fake", **body, **limits})
+        assert answer.status_code == 200, answer.text
+        params = service.submitted[-1].params
+        room = 200 - len(service.submitted[-1].prompt_ids)
+        assert params.min_new_tokens == min(limits["min_tokens"], room)
+        assert params.min_new_tokens <= params.max_new_tokens <= room
+    assert client.post(path, json={"model": "fake", **body, "min_tokens": 9, name: 3}).status_code == 400
+
+
+def test_what_nobody_asked_for_is_not_refused(serve: Serve) -> None:
+    """The 16 tokens of a completion by default contradict neither min_tokens nor the server's limit."""
+    service = FakeService()
+    client = serve(service, max_tokens_limit=12)
+    assert client.post("/v1/completions", json={"model": "fake", "prompt": "a"}).status_code == 200
+    assert service.submitted[-1].params.max_new_tokens == 12
+    refused = client.post("/v1/completions", json={"model": "fake", "prompt": "a", "min_tokens": 13})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "min_tokens")
 
 
 @pytest.mark.parametrize(

@@ -37,7 +37,7 @@ def test_what_takes_too_long_is_refused_in_time(made: Constraints, schema: dict[
     with pytest.raises(ConfigError, match="takes more than"):
         made.json_schema(schema)
     assert time.monotonic() - again < 0.2, "remembered"
-    assert made.json_schema(SMALL).warnings == (), "the next one is not affected"
+    assert made.json_schema(SMALL).left_out == (), "the next one is not affected"
 
 
 def test_what_is_too_large_is_refused_at_once(made: Constraints) -> None:
@@ -72,7 +72,7 @@ def test_a_gbnf_grammar_is_converted_where_it_can_be_stopped(made: Constraints) 
     with pytest.raises(ConfigError, match=r"the gbnf grammar takes more than 0\.3 s to compile"):
         made.grammar(f'root ::= r0\n{chain}\nr2500 ::= "b"', kind="gbnf")
     assert time.thread_time() - began < 1.0, "the work is another process's"
-    assert made.grammar('root ::= "a"+ "b"', kind="gbnf").warnings == ()
+    assert made.grammar('root ::= "a"+ "b"', kind="gbnf").left_out == ()
     with pytest.raises(ConfigError, match=r"the gbnf grammar cannot be read: .*Expected"):
         made.grammar("root ::= +", kind="gbnf")
 

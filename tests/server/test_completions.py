@@ -10,6 +10,8 @@ import pytest
 from foretell import Engine
 from foretell.engine.service import Service
 from foretell.engine.state import Piece
+from foretell.engine.text import TextStream
+from foretell.model.load import load_tokenizer
 from foretell.server.replies.completions import TextReply
 from foretell.server.tokens import LOWEST, TokenTexts, finite
 from tests.server.conftest import Serve
@@ -94,6 +96,72 @@ def test_logprobs_have_offsets_into_the_text(serve: Serve, stream: bool) -> None
     assert whole["top_logprobs"][0] == {"a": 0.0, "A": -0.25}
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("script", "stop", "text", "offsets"),
+    [
+        ("x a + y", " a + z", "x a + y", [*range(7)]),  # held back, then written
+        ("xa a + z!", " a + z", "xa", [*range(8)]),  # the stop text's own tokens begin where it would stand
+        ("ü a€", " a€!", "ü a€", [0, 0, 1, 2, 3, 3, 3]),  # characters of several tokens in held-back text
+        ("xa", "ab", "xa", [0, 1]),  # held back until the end token, which has no entry
+    ],
+)
+def test_offsets_of_tokens_whose_text_is_held_back(
+    serve: Serve, stream: bool, script: str, stop: str, text: str, offsets: list[int]
+) -> None:
+    client = serve(FakeService(lambda _: [*script.encode(), EOS]))
+    for echo in (False, True):
+        given: Any = {"logprobs": 0, "stop": stop, "echo": echo}
+        if stream:
+            with openai.OpenAI(base_url=str(client.base_url) + "/v1", api_key="none") as reader:
+                chunks = list(reader.completions.create(model="fake", prompt="ü:", stream=True, **given))
+            written = "".join(chunk.choices[0].text for chunk in chunks)
+            parts = [one.choices[0].logprobs.model_dump() for one in chunks if one.choices[0].logprobs is not None]
+        else:
+            choice = complete(client, "ü:", **given).json()["choices"][0]
+            written, parts = choice["text"], [choice["logprobs"]]
+        found = [offset for part in parts for offset in part["text_offset"]]
+        assert written == ("ü:" if echo else "") + text
+        if echo:  # the end token has its entry here
+            assert found[:3] == [0, 0, 1]
+            assert found[3 : 3 + len(offsets)] == [2 + offset for offset in offsets]
+        else:
+            assert found == offsets
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_the_end_token_has_no_entry_though_held_back_text_comes_with_it(serve: Serve, stream: bool) -> None:
+    client = serve(FakeService(lambda _: [*b"xa", EOS]))
+    given: Any = {"messages": [{"role": "user", "content": "a"}], "logprobs": True, "stop": "ab"}
+    with openai.OpenAI(base_url=str(client.base_url) + "/v1", api_key="none") as reader:
+        if stream:
+            chunks = reader.chat.completions.create(model="fake", stream=True, **given)
+            parts = [chunk.choices[0].logprobs for chunk in chunks]
+        else:
+            parts = [reader.chat.completions.create(model="fake", **given).choices[0].logprobs]
+    assert [one.token for part in parts if part is not None for one in part.content or ()] == ["x", "a"]
+
+
+def test_offsets_into_an_echo_count_the_special_tokens_that_it_shows() -> None:
+    """A prompt of ids is shown with its special tokens; one of text has those that it spells, and not the first one that
+    the tokenizer adds."""
+    tokenizer = load_tokenizer("bundled")
+    marker, texts = str(tokenizer.eos_token), TokenTexts(tokenizer)
+    inner = tokenizer.encode(f"ab{marker}cd", add_special_tokens=False)
+    assert tokenizer.eos_token_id in inner
+    for ids, echo in ((inner, f"ab{marker}cd"), ([tokenizer.eos_token_id, *inner], f"ab{marker}cd")):
+        stream, pieces = TextStream(tokenizer), []
+        for token in ids:
+            offset = len(stream.text)
+            stream.push(token)
+            pieces.append(Piece(token, stream.take(), "prompt", -1.0, offset=offset))
+        made = texts.text_logprobs(pieces, 0, top=False, echo=echo)
+        added = len(ids) - len(inner)
+        starts = made["text_offset"][added:]
+        assert all(echo[at:].startswith(texts.text(token)) for at, token in zip(starts, inner, strict=True))
+        assert len(set(starts)) == len(inner)
+
+
 def test_sixteen_tokens_by_default(serve: Serve) -> None:
     service = FakeService(lambda _: [97] * 100)
     done = complete(serve(service)).json()
@@ -130,9 +198,9 @@ def test_provenance_in_a_stream(serve: Serve) -> None:
 
 def test_offsets_go_on_from_chunk_to_chunk() -> None:
     texts = TokenTexts(ByteTokenizer())
-    pieces = [Piece(token, chr(token), "plain", -1.0) for token in b"abc"]
-    first, rest = texts.text_logprobs(pieces[:2], 0, top=False), texts.text_logprobs(pieces[2:], 2, top=False)
-    assert first["text_offset"] + rest["text_offset"] == [0, 1, 2]
+    pieces = [Piece(token, chr(token), "plain", -1.0, offset=place) for place, token in enumerate(b"abc")]
+    first, rest = texts.text_logprobs(pieces[:2], 5, top=False), texts.text_logprobs(pieces[2:], 5, top=False)
+    assert first["text_offset"] + rest["text_offset"] == [5, 6, 7]
     assert first["top_logprobs"] is None
 
 

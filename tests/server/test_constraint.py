@@ -337,9 +337,10 @@ def test_grammars(engine: Engine, constraints: Constraints, kind: Any, text: str
     [
         ({"type": "strin"}, "strin"),
         ({"type": "integer", "minimum": 5, "maximum": 3}, "minimum"),
-        ({"$ref": "http://elsewhere/x"}, "elsewhere"),
-        ({"type": "string", "pattern": "(?=a)"}, "look-around"),
+        ({"$ref": "#/$defs/none"}, "does not exist"),
         ({"type": "string", "pattern": "(a"}, "unclosed"),
+        ({"type": "object", "patternProperties": {"a)": True}}, "unopened"),
+        ({"anyOf": [{"pattern": "(?=a)"}, {"type": "strin"}]}, "strin"),
         ({"const": float("nan")}, "not JSON"),
         ({"const": b"bytes"}, "not JSON"),
         (["type"], "list"),
@@ -354,8 +355,84 @@ def test_strict_refuses_what_lenient_leaves_out(constraints: Constraints) -> Non
     schema = {"type": "object", "properties": {"a": {"not": {"type": "string"}}}}
     with pytest.raises(ConfigError, match="not"):
         constraints.json_schema(schema, strict=True)
-    assert any("not" in warning for warning in constraints.json_schema(schema).warnings)
-    assert constraints.json_schema(PERSON).warnings == ()
+    assert constraints.json_schema(schema).left_out == ("not",)
+    assert constraints.json_schema(PERSON).left_out == ()
+
+
+MAIL = r"^(?!\.)(?!.*\.\.)[a-z.]+@[a-z]+$"  # with look-ahead, as zod writes it
+
+
+@pytest.mark.parametrize(
+    ("part", "left_out", "good"),
+    [
+        ({"type": "string", "pattern": MAIL, "maxLength": 3}, "pattern", '".."'),
+        ({"type": "string", "pattern": "(?<=a)b"}, "pattern", '"x"'),
+        ({"type": "string", "pattern": r"^(a)\1$"}, "pattern", '"x"'),
+        ({"type": "string", "pattern": r"^(?<n>a)\k<n>$"}, "pattern", '"x"'),
+        ({"type": "string", "pattern": r"\bfoo\b"}, "pattern", '"x"'),
+        ({"type": "string", "pattern": r"[^[\]]"}, "pattern", '"x"'),
+        ({"$ref": "https://example.com/x.json"}, "$ref", '"x"'),
+        ({"$ref": "other.json#/$defs/x"}, "$ref", "7"),
+        ({"type": "string", "format": "idn-email"}, "format", '"x"'),
+        ({"type": "array", "uniqueItems": True}, "uniqueItems", "[1, 1]"),
+        ({"type": "object", "patternProperties": {"^(?!x)": {"type": "integer"}}}, "patternProperties", '{"x": "y"}'),
+        (
+            {"patternProperties": {"^a": {"type": "integer"}, "^ab": {"type": "null"}}, "additionalProperties": False},
+            "patternProperties",
+            '{"abc": 1}',
+        ),
+    ],
+)
+@pytest.mark.parametrize(
+    "place",
+    [
+        lambda part: part,
+        lambda part: {"anyOf": [part, {"type": "null"}]},
+        lambda part: {"allOf": [part]},
+        lambda part: {"$ref": "#/$defs/part", "$defs": {"part": part}},
+    ],
+)
+@pytest.mark.parametrize(
+    ("outer", "text"),
+    [
+        (lambda part: {"type": "array", "items": part, "minItems": 1}, "[%s]"),
+        (lambda part: {"type": "array", "prefixItems": [part], "minItems": 1}, "[%s]"),
+        (lambda part: {"type": "object", "additionalProperties": part}, '{"pattern": %s}'),
+        (lambda part: {"type": "object", "properties": {"pattern": part}, "required": ["pattern"]}, '{"pattern": %s}'),
+    ],
+)
+def test_what_cannot_be_enforced_is_left_out_wherever_it_stands(
+    engine: Engine, constraints: Constraints, part: Any, left_out: str, good: str, place: Any, outer: Any, text: str
+) -> None:
+    made = place(part)
+    schema = outer({name: value for name, value in made.items() if name != "$defs"})
+    schema |= {"$defs": made["$defs"]} if "$defs" in made else {}
+    constraint = constraints.json_schema(schema)
+    assert constraint.left_out == (left_out,)
+    assert constraint.permits(encode(engine, text % good)), text % good
+    assert not constraint.permits(encode(engine, "7")), "the rest is enforced"
+    with pytest.raises(ConfigError):
+        constraints.json_schema(schema, strict=True)
+
+
+def test_what_stands_in_the_schema_itself_is_no_reference_to_another_document(constraints: Constraints) -> None:
+    """And words of a schema that stand in values are no keywords."""
+    inner = {
+        "$id": "inner.json",
+        "type": "object",
+        "properties": {"a": {"$ref": "#/$defs/n"}},
+        "$defs": {"n": {"type": "null"}},
+    }
+    schema = {
+        "$id": "https://example.com/outer.json",
+        "type": "object",
+        "properties": {"i": {"$ref": "inner.json"}, "o": {"$ref": "outer.json#/$defs/s"}, "x": {"pattern": "(?=a)"}},
+        "$defs": {"inner": inner, "s": {"type": "string"}, "c": {"const": {"pattern": "(?=a)", "$ref": "else.json"}}},
+    }  # fmt: skip
+    reduced, left_out = constraints.enforceable(schema)
+    assert left_out == ("pattern",)
+    assert isinstance(reduced, dict)
+    assert reduced == {**schema, "properties": {**schema["properties"], "x": {}}}
 
 
 def test_a_schemas_own_options_do_not_override(constraints: Constraints) -> None:

@@ -44,7 +44,7 @@ def error(response: httpx.Response) -> Any:
         ({"max_tokens": -1}, "max_tokens", "greater than or equal to 0"),
         ({"max_tokens": 1.5}, "max_tokens", "integer"),
         ({"max_tokens": 3, "max_completion_tokens": 4}, "max_completion_tokens", "one setting"),
-        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "more than may be written"),
+        ({"min_tokens": 9, "max_tokens": 3}, "min_tokens", "more than max_tokens, 3"),
         ({"n": 0}, "n", "greater than or equal to 1"),
         ({"n": 33}, "n", "at most 32"),
         ({"seed": 2**64}, "seed", "less than or equal to"),

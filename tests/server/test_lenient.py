@@ -251,6 +251,9 @@ def test_seeds_of_64_bits(serve: Serve, seed: int) -> None:
 
 def test_a_drawn_seed_is_a_number_that_javascript_has(serve: Serve) -> None:
     client = serve()
-    seeds = [client.post(TEXT, json={"model": "fake", "prompt": "a"}).json()["choices"][0]["seed"] for _ in range(20)]
-    assert all(0 <= seed < 2**53 for seed in seeds)
-    assert len(set(seeds)) == 20
+    for given in ({}, {"seed": -5}, {"seed": 2**64 - 1}):
+        asked = {"model": "fake", "prompt": ["a", "b"], "n": 4, **given}
+        choices = client.post(TEXT, json=asked).json()["choices"] + client.post(TEXT, json=asked).json()["choices"]
+        seeds = [choice["seed"] for choice in choices if choice["seed"] != given.get("seed")]
+        assert all(0 <= seed < 2**53 for seed in seeds)
+        assert len(set(seeds)) == (3 if given else 8)

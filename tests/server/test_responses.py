@@ -12,10 +12,12 @@ from foretell.core.errors import ModelError
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
 from foretell.server.replies.responses import ResponseReply
 from foretell.server.responses import Output
+from foretell.server.tools import ToolUse
 from tests.server.conftest import Serve
 from tests.server.fake import EOS, FakeService
 
 PATH = "/v1/responses"
+CLOCK = {"type": "function", "function": {"name": "now"}}
 CALL = '<tool_call>\n{"name": "now", "arguments": {"a": "}"}}\n</tool_call>'
 NOW: Any = {
     "type": "function",
@@ -63,10 +65,10 @@ def test_log_probabilities_where_they_are_included(serve: Serve) -> None:
 @pytest.mark.parametrize("size", [1, 2, 7, 1000])
 @pytest.mark.parametrize("text", ["Hello", CALL, "So: " + CALL + "\n" + CALL, "", "<tool_call> no"])
 def test_the_events_add_up_to_the_items_however_the_text_is_cut(text: str, size: int) -> None:
-    whole = Output(calls=True)
+    whole = Output(calls=ToolUse.of([CLOCK]))
     whole.push(text)
     whole.finish("completed")
-    made, events = Output(calls=True), []
+    made, events = Output(calls=ToolUse.of([CLOCK])), []
     for start in range(0, len(text), size):
         events += made.push(text[start : start + size])
     events += made.finish("completed")

@@ -6,6 +6,8 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
+from dataclasses import replace
+from pathlib import Path
 
 import openai
 import pytest
@@ -287,14 +289,42 @@ def test_two_requests_of_one_name_do_not_meet(serve: Serve) -> None:
     assert len({sent.request_id for sent in service.submitted}) == 2
 
 
-def test_a_folder_of_this_machine_is_not_named(serve: Serve, tmp_path: object) -> None:
-    from dataclasses import replace
-
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("{0}/", "models"),
+        ("{0}/tiny.Q4_1.gguf", "tiny.Q4_1.gguf"),
+        ("{0}/gone.gguf", "gone.gguf"),
+        (".", "models"),
+        ("./tiny.Q4_1.gguf", "tiny.Q4_1.gguf"),
+        ("tiny.Q4_1.gguf", "tiny.Q4_1.gguf"),
+        ("../models/tiny.Q4_1.gguf", "tiny.Q4_1.gguf"),
+        ("~/tiny.Q4_1.gguf", "tiny.Q4_1.gguf"),
+        ("owner/name@main", "owner/name@main"),
+        ("bundled/target", "bundled/target"),
+    ],
+)
+def test_a_path_of_this_machine_is_not_named(
+    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given: str, shown: str
+) -> None:
+    home = tmp_path / "models"
+    home.mkdir()
+    (home / "tiny.Q4_1.gguf").touch()
+    monkeypatch.chdir(home)
+    monkeypatch.setenv("HOME", str(home))
     service = FakeService()
-    service.engine.model.spec = replace(service.engine.model.spec, name=f"{tmp_path}/")
+    service.engine.model.spec = replace(service.engine.model.spec, name=given.format(home))
     client = serve(service)
-    assert "/" not in client.get("/v1/models").json()["data"][0]["id"]
-    assert str(tmp_path) not in client.get("/openapi.json").text
+    told = client.get("/v1/models").json()["data"][0]
+    assert (told["id"], told["root"]) == (shown, shown)
+    reply = client.post(TEXT, json={"prompt": "a"})
+    assert reply.json()["model"] == shown
+    refused = client.post(TEXT, json={**BODY, "model": "another"})
+    assert refused.status_code == 404
+    metrics = client.get("/metrics").text
+    assert f'model_name="{shown}"' in metrics
+    for text in (str(told), reply.text, refused.text, metrics, client.get("/openapi.json").text):
+        assert str(tmp_path) not in text
 
 
 def test_the_page_runs_under_its_policy(serve: Serve) -> None:

@@ -73,10 +73,15 @@ def vocabulary(request: pytest.FixtureRequest) -> tuple[Any, Constraints, bool]:
                 '<tool_call>\n{"name": "other", "arguments": {}}\n</tool_call>',
             ],
         ),
-        ("auto", False, [TIME, "x" + TIME], [TIME + "\n" + TIME]),
-        ("required", True, [CALL, CALL + "\n" + TIME], ["", "Hi", "Hi" + CALL, CALL + "\n"]),
-        ("required", False, [CALL, TIME], [CALL + "\n" + TIME]),
-        (NAMED, True, [TIME], [CALL, "", TIME + "\n" + TIME]),
+        ("auto", False, [TIME, "x" + TIME, TIME + "\n"], [TIME + "\n" + TIME]),
+        (
+            "required",
+            True,
+            [CALL, CALL + "\n" + TIME, CALL + "\n", CALL + "\n\n" + TIME + " \n"],
+            ["", "Hi", "Hi" + CALL],
+        ),
+        ("required", False, [CALL, TIME, TIME + "\n\n"], [CALL + "\n" + TIME, TIME + "\nHi"]),
+        (NAMED, True, [TIME, TIME + "\n"], [CALL, "", TIME + "\n" + TIME]),
     ],
 )
 def test_what_each_choice_permits(
@@ -184,6 +189,31 @@ def test_a_schema_that_cannot_be_names_its_tool(vocabulary: tuple[Any, Constrain
                 use.constraint(vocabulary[1])
         else:
             assert use.constraint(vocabulary[1]) is not None
+            assert use.left_out(vocabulary[1]) == ("odd.not",)
+
+
+def test_a_schema_that_cannot_be_enforced_whole_refuses_no_list_of_tools(
+    vocabulary: tuple[Any, Constraints, bool],
+) -> None:
+    mail = {"type": "object", "properties": {"to": {"type": "string", "pattern": "^(?!a)", "maxLength": 2}}}
+    tool = {"type": "function", "function": {"name": "mail", "parameters": mail}}
+    call = '<tool_call>\n{"name": "mail", "arguments": {"to": "ab"}}\n</tool_call>'
+    tokenizer, constraints, lost = vocabulary
+    answer = constraints.json_schema({"type": "integer"})
+    assert answer.left_out == ()
+    for text in (None, '%json {"type": "integer"}'):
+        use = ToolUse.of([WEATHER, tool])
+        constraint = use.constraint(constraints, text)
+        assert constraint is not None
+        assert (constraint.left_out, use.left_out(constraints)) == (("pattern",), ("mail.pattern",))
+        assert constraint is use.constraint(constraints, text), "it is made once"
+        if not lost:
+            assert constraint.permits(tokenizer.encode(call))
+            assert constraint.permits(tokenizer.encode(CALL))
+            assert not constraint.permits(tokenizer.encode(call.replace("ab", "abc")))
+    strict = {"type": "function", "function": {**tool["function"], "strict": True}}  # type: ignore[dict-item]
+    with pytest.raises(ConfigError, match=r"(?s)tool 'mail'.*look-ahead"):
+        ToolUse.of([WEATHER, strict]).constraint(constraints)
 
 
 # -- prompts -------------------------------------------------------------------------------------------------------------
@@ -304,6 +334,41 @@ def test_content_is_not_held_back_longer_than_needed() -> None:
 def test_a_call_cut_off_has_the_beginning_of_its_arguments() -> None:
     content, calls = parse_tool_calls(CALL[: CALL.index("a}") + 1])
     assert (content, calls[0].name, calls[0].arguments) == (None, "weather", '{"city": "a')
+
+
+def test_a_call_cut_off_before_its_name_ends_is_neither_text_nor_a_call() -> None:
+    name_ends = CALL.index("weather") + len('weather"')
+    for before in ("", "See:\n", TIME + "\n"):
+        calls_before = 1 if TIME in before else 0
+        for cut in range(len(CALL)):
+            for only_calls in (True, False) if before != "See:\n" else (False,):
+                text = before + CALL[:cut]
+                stream, deltas = ToolCallStream(counted(), only_calls=only_calls), list[ContentDelta | CallDelta]()
+                for letter in text:
+                    deltas += stream.push(letter)
+                content, found = joined([*deltas, *stream.finish(cut=True)])
+                whole, calls = parse_tool_calls(text, counted(), only_calls=only_calls, cut=True)
+                assert (content or None, len(found)) == (whole or None, len(calls))
+                if cut < len("<tool") and not only_calls and not calls_before:  # a text may begin so
+                    assert content == text
+                else:
+                    assert content == ("See:" if "See" in before else "")
+                assert len(calls) == calls_before + (cut >= name_ends)
+    assert parse_tool_calls(CALL[:name_ends], counted())[1][0].arguments == ""
+
+
+@pytest.mark.parametrize(
+    "text", ["if a <", "a <tool", "a \n<tool_call", "see \n\n<tool_call> in the docs", "a <tool_call>\nb "]
+)
+def test_text_that_only_begins_like_a_call_is_kept_with_its_blanks(text: str) -> None:
+    for size in (1, 2, 5, 100):
+        stream, deltas = ToolCallStream(), list[ContentDelta | CallDelta]()
+        for start in range(0, len(text), size):
+            deltas += stream.push(text[start : start + size])
+        assert joined([*deltas, *stream.finish()]) == (text, [])
+    wrong = f" \n{OPEN}{{}}</tool_call>\n"
+    assert parse_tool_calls(f"a{wrong}b \n") == (f"a{wrong}b \n", [])
+    assert parse_tool_calls(f"a \n{TIME}\n{wrong}b ")[0] == f"a\n{wrong}b "
 
 
 def test_ids() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from foretell.core.errors import ConfigError, PromptError
 from foretell.core.noise import derive_seed
-from foretell.core.params import SamplingParams
+from foretell.core.params import MAX_SEED, SamplingParams
 from foretell.core.settings import check_keys
 from foretell.engine.engine import Engine, Request
 from foretell.engine.request import token_ids
@@ -60,6 +60,12 @@ class Evaluation:
         self.add_bos_token = add_bos_token
 
     # -- tokens ----------------------------------------------------------------------------------------------------
+
+    @property
+    def tokenizer_name(self) -> str:
+        """A name that no other model's tokenizer has, as a part of a file's."""
+        named = getattr(self.engine.tokenizer, "name_or_path", "")  # that of a GGUF file is empty
+        return str(named or self.engine.model.spec.name).replace("/", "__")
 
     @property
     def prefix_token_id(self) -> int:
@@ -177,7 +183,7 @@ class Evaluation:
             temperature=float(1.0 if temperature is None else temperature) if does_sample else 0.0,
             max_new_tokens=int(limits[0]) if limits else self.max_gen_toks,
             stop=tuple(text for text in stop if text),
-            seed=derive_seed(base, index),
+            seed=derive_seed(base, index) & MAX_SEED,
         )
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from foretell.adapters.refusals import check_calls, check_inputs, check_settings
 from foretell.core.errors import ConfigError
-from foretell.core.params import LogitsProcessor, SamplingParams
+from foretell.core.params import MAX_SEED, LogitsProcessor, SamplingParams
 from foretell.draft.config import MethodConfig
 from foretell.engine.engine import Engine, Request
 
@@ -97,7 +97,7 @@ class Speculative:
         _check_context(engine, int(seen.sum(1).max()), room)
         shared = _sampling(logits_processor, does_sample=bool(generation_config.do_sample))
         # One draw from torch's generator a row, so that torch.manual_seed governs these texts as it does others.
-        seeds = torch.randint(2**62, (input_ids.shape[0],)).tolist()
+        seeds = torch.randint(MAX_SEED + 1, (input_ids.shape[0],)).tolist()
         requests = []
         for row, (ids, reals, seed) in enumerate(zip(input_ids.tolist(), seen.tolist(), seeds, strict=True)):
             prompt = [token for token, real in zip(ids, reals, strict=True) if real]

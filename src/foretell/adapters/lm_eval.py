@@ -91,7 +91,7 @@ class ForetellLM(TemplateLM):  # type: ignore[misc]
     @property
     def tokenizer_name(self) -> str:
         """For the names of cached requests."""
-        return str(getattr(self.tokenizer, "name_or_path", self.evaluation.engine.model.spec.name)).replace("/", "__")
+        return self.evaluation.tokenizer_name
 
     def tok_encode(self, string: str, add_special_tokens: bool | None = None, **kwargs: Any) -> list[int]:
         """Token ids of a text."""

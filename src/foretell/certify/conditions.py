@@ -6,7 +6,7 @@ from dataclasses import replace
 from torch import Tensor
 
 from foretell.core.noise import derive_seed
-from foretell.core.params import SamplingParams
+from foretell.core.params import MAX_SEED, SamplingParams
 from foretell.engine.engine import Prompt, Request
 
 
@@ -43,5 +43,5 @@ def requests(prompts: Sequence[Prompt], temperature: float, max_new_tokens: int,
 
 
 def request_seed(seed: int, temperature: float, index: int) -> int:
-    """A positive seed that no other prompt or temperature has."""
-    return derive_seed(seed, int(temperature * 1_000_000), index) & (2**62 - 1)
+    """A seed in [0, ``MAX_SEED``] that no other prompt or temperature has."""
+    return derive_seed(seed, int(temperature * 1_000_000), index) & MAX_SEED

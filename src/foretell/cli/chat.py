@@ -1,7 +1,6 @@
 """``foretell chat``: a conversation on the command line."""
 
 import io
-import secrets
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,7 +14,7 @@ from foretell.cli.generate import System
 from foretell.cli.interrupt import interruptible
 from foretell.cli.output import PieceWriter, has_color
 from foretell.core.errors import PromptError
-from foretell.core.params import SamplingParams
+from foretell.core.params import SamplingParams, fresh_seed
 
 if TYPE_CHECKING:
     from foretell import Completion, Engine
@@ -49,7 +48,7 @@ def chat(
     """
     settings.check_text(system, "--system")
     speculative = settings.speculation(ctx, models, guessing)
-    params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
+    params = settings.sampling({"seed": fresh_seed(), **(sampling or {})})
     engine = settings.load_engine(
         models, speculative, no_color=no_color, prefix_memory_gib=PREFIX_MEMORY_GIB, speculation=speculation
     )

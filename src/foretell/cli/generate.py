@@ -1,6 +1,5 @@
 """``foretell generate``: one completion, streamed."""
 
-import secrets
 import sys
 from contextlib import suppress
 from typing import TYPE_CHECKING, Annotated, Any
@@ -14,7 +13,7 @@ from foretell.cli.fields import with_fields, with_group
 from foretell.cli.interrupt import interruptible
 from foretell.cli.output import PieceWriter, as_json, check_writable, has_color, write
 from foretell.core.errors import ConfigError
-from foretell.core.params import SamplingParams
+from foretell.core.params import SamplingParams, fresh_seed
 
 if TYPE_CHECKING:
     from foretell import Engine
@@ -72,7 +71,7 @@ def generate(
         raise ConfigError("standard input holds one text: give the prompt or the prediction by a file")
     guess = settings.one_text(prediction, prediction_file, "prediction")
     speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
-    params = settings.sampling({"seed": secrets.randbits(32), **(sampling or {})})
+    params = settings.sampling({"seed": fresh_seed(), **(sampling or {})})
     engine = settings.load_engine(models, speculative, no_color=no_color, speculation=speculation)
     ids_or_text: Any = text
     if chat or system is not None:

@@ -14,7 +14,7 @@ from foretell.cli.options import Guessing, Models
 from foretell.cli.output import waiting
 from foretell.core.errors import ConfigError
 from foretell.core.jsontext import JSONDecodeError, parse_json
-from foretell.core.params import SamplingParams
+from foretell.core.params import SamplingParams, params_of
 from foretell.core.provenance import num_cores
 from foretell.core.settings import field_kinds, value_of_json
 from foretell.core.spec import parse_numbers
@@ -208,7 +208,7 @@ def sampling(given: dict[str, Any]) -> SamplingParams:
     if "logit_bias" in given:
         kind = field_kinds(SamplingParams)["logit_bias"]
         given = {**given, "logit_bias": value_of_json(given["logit_bias"], kind, "--logit-bias")}
-    return SamplingParams(**given)
+    return params_of(given)
 
 
 def device_map(text: str | None) -> str | dict[str, Any] | None:

@@ -1,12 +1,13 @@
 """How a request is sampled."""
 
 import math
+import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from foretell.core.errors import ConfigError
-from foretell.core.settings import setting, settle
+from foretell.core.settings import fitted, setting, settle
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -15,8 +16,17 @@ LogitsProcessor = Callable[["Tensor", "Tensor"], "Tensor"]
 """A user's own rule: (ids int64 [L] of prefix and path, logits float [V]) -> logits [V]. It must be pure: it is called
 for nodes that are never emitted, in any order."""
 
+MAX_SEED = 2**53 - 1
+"""The largest seed that is drawn, or derived for a text of a user's: readers of JSON such as JavaScript hold no larger
+number exactly, and a seed that is sent back must give the same text. Users may give any."""
+
 ALIKE, MOST_ALIKE = 0.4, 4
 """Temperatures above 0 that are alike: below ALIKE, below 2 ALIKE, ... up to all above MOST_ALIKE of them."""
+
+
+def fresh_seed() -> int:
+    """A random seed in [0, ``MAX_SEED``], for who gives none."""
+    return secrets.randbits(MAX_SEED.bit_length())
 
 
 def heat_of(temperature: float) -> int:
@@ -104,6 +114,12 @@ class SamplingParams:
             or self.min_new_tokens > 0
             or self.logits_processor is not None
         )
+
+
+def params_of(given: Mapping[str, Any]) -> SamplingParams:
+    """SamplingParams of the fields that were given: with min_new_tokens alone, as many tokens may be written. Raises
+    ConfigError."""
+    return SamplingParams(**fitted(given, [("min_new_tokens", "max_new_tokens")], SamplingParams))
 
 
 def _require(good: bool, name: str, value: object, expected: str) -> None:

@@ -83,6 +83,17 @@ def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
             raise ConfigError(f"unknown key {key!r} {where}{nearest(str(key), known)}")
 
 
+def fitted(given: Mapping[str, Any], ranges: Iterable[tuple[str, str]], others: object) -> dict[str, Any]:
+    """given, and of each range (lowest, largest) of which it has one end alone the other: the attribute of others, moved
+    where it lies beyond. Nobody asked for that end, so it refuses nothing."""
+    made = dict(given)
+    for lowest, largest in ranges:
+        for mine, its, choose in ((lowest, largest, max), (largest, lowest, min)):
+            if its not in given and type(given.get(mine)) is int:
+                made[its] = choose(getattr(others, its), given[mine])
+    return made
+
+
 def value_of(value: object, kind: Any, name: str) -> Any:
     """A value of JSON or a keyword as a setting of this kind: a list is taken for a tuple, one text for a tuple of texts, a
     path for a text, a NumPy number for a number. Raises ConfigError."""

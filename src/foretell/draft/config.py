@@ -63,6 +63,8 @@ class MethodConfig(ABC):
     """The name by which the command line and JSON configurations know it."""
     capabilities: ClassVar[Capabilities]
     """The capabilities of the method that ``load`` returns."""
+    ranges: ClassVar[tuple[tuple[str, str], ...]] = ()
+    """Pairs of its keys, the lowest and the largest value of something."""
     guesses: ClassVar[bool] = True
     """False for plain decoding alone."""
 

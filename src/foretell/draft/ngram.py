@@ -120,6 +120,7 @@ class NgramConfig(MethodConfig):
 
     method = Ngram.name
     capabilities = Ngram.capabilities
+    ranges = (("prompt_lookup_min", "prompt_lookup_max"),)
 
     prompt_lookup_min: int = 2  # one matching token is chance: it costs a wider pass and rarely hits
     prompt_lookup_max: int = 5

@@ -298,6 +298,7 @@ class SuffixConfig(MethodConfig):
 
     method = Suffix.name
     capabilities = Suffix.capabilities
+    ranges = (("suffix_decoding_min_match", "suffix_decoding_max_match"),)
 
     num_speculative_tokens: int = 15  # few matches are long enough to use them all, and those are nearly certain
     suffix_decoding_min_match: int = 1

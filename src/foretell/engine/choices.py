@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from foretell.core.errors import ConfigError
+from foretell.core.settings import fitted
 from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoneConfig
@@ -68,7 +69,7 @@ class Choices:
             None,
         )
         if mine is not None and mine.guesses:
-            keys = {**mine.resolved(), **keys}
+            keys = {**mine.resolved(), **fitted(keys, mine.ranges, mine)}
         config = speculative_config(keys)
         self.of(config)
         return config

@@ -10,7 +10,7 @@ from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.registry import Registry, UnusableError
-from foretell.core.settings import read
+from foretell.core.settings import fitted, read
 from foretell.draft.base import Capabilities
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoneConfig
@@ -65,7 +65,8 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
     name = options.pop("method", None)
     if name is None:
         name = DraftModelConfig.method if options.get("model") else NoneConfig.method
-    return read(_config_class(name), options, f"for method {name!r}")
+    kind = _config_class(name)
+    return read(kind, fitted(options, kind.ranges, kind), f"for method {name!r}")
 
 
 def with_draft(config: MethodConfig, target: str) -> MethodConfig:

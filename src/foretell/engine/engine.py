@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from foretell.core.errors import ConfigError, PromptError
-from foretell.core.params import SamplingParams
+from foretell.core.params import SamplingParams, params_of
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
@@ -399,4 +399,4 @@ def _params(params: SamplingParams | None, options: dict[str, Any]) -> SamplingP
     if params is not None and not isinstance(params, SamplingParams):
         raise ConfigError(f"params = {params!r} must be a SamplingParams, e.g. SamplingParams(temperature=0.7)")
     check_keys(options, field_kinds(SamplingParams), "in the sampling options")
-    return replace(params or SamplingParams(), **options)
+    return params_of(options) if params is None else replace(params, **options)

@@ -39,11 +39,13 @@ def row_of(index: int, request: Request, model: CausalModel, tokenizer: Tokenize
         raise PromptError("the prompt is empty: at least one token is needed")
     for token in (*ids, *guess):
         if not 0 <= token < spec.vocab_size:
-            raise PromptError(f"token id {token} is not in the vocabulary of {spec.name!r}: 0 to {spec.vocab_size - 1}")
+            raise PromptError(
+                f"token id {token} is not in the vocabulary of {spec.display_name!r}: 0 to {spec.vocab_size - 1}"
+            )
     if len(ids) > spec.max_positions + (-1 if write else 1):
         room = ", and at least one token of it must be left for the output" if write else ""
         raise PromptError(
-            f"the prompt has {len(ids)} tokens; {spec.name!r} has a context of {spec.max_positions}{room}: "
+            f"the prompt has {len(ids)} tokens; {spec.display_name!r} has a context of {spec.max_positions}{room}: "
             "shorten the prompt"
         )
     seed = model.fresh_seed() if params.seed is None else params.seed

@@ -65,8 +65,9 @@ class Scoring:
     def _with_texts(self, ids: Sequence[int]) -> list[Piece]:
         made = []
         for token in ids:
+            offset = len(self._text.text)
             self._text.push(token)
-            made.append(Piece(token, self._text.take(), SOURCE))
+            made.append(Piece(token, self._text.take(), SOURCE, offset=offset))
         return made
 
     def _take_over(self, before: "Scoring") -> None:

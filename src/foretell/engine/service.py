@@ -1,7 +1,6 @@
 """The engine as a service: one thread owns the device and decodes; its methods may be called from any thread."""
 
 import logging
-import secrets
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import Any, TypeVar, cast
 import torch
 
 from foretell.core.errors import ConfigError, ModelError, ServiceClosedError
+from foretell.core.params import fresh_seed
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoMethod
 from foretell.engine.admission import check_submission
@@ -202,7 +202,7 @@ class Service:
         if params.logits_processor is not None:
             params = replace(params, logits_processor=GuardedProcessor(params.logits_processor, self._step_budget))
         if params.seed is None:  # drawn here, in the process that takes the request
-            params = replace(params, seed=secrets.randbits(63))
+            params = replace(params, seed=fresh_seed())
         check_submission(submission, choice, self.engine, self.max_model_len)
         submission = replace(submission, params=params, speculative=choice.config)
         with self._news:

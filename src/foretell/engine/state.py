@@ -29,6 +29,7 @@ class Piece:
     source: str  # "draft:<method>", "bonus" or "plain"; "prompt" where it was given
     logprob: float | None = None  # natural log of the model's own probability, before temperature and processors
     top_logprobs: tuple[tuple[int, float], ...] = ()  # (token, logprob) of the most probable ones, the best first
+    offset: int = 0  # characters of the text before its own, among them those that are held back
 
 
 @dataclass
@@ -84,6 +85,7 @@ class Row:
         """Take tokens until the row ends; returns how many were taken."""
         for taken, (token, origin) in enumerate(zip(tokens, source, strict=True), start=1):
             self.token_ids.append(token)
+            offset = len(self.text.text)
             is_end = token in self.end_ids
             if not is_end:
                 self.text.push(token)
@@ -95,7 +97,7 @@ class Row:
                 self.text.finish()
                 if self.text.stopped:  # a stop text whose token also ended in half a character
                     self.finish_reason = "stop"
-            self.pieces.append(Piece(token, self.text.take(), origin))
+            self.pieces.append(Piece(token, self.text.take(), origin, offset=offset))
             if self.finish_reason is not None:
                 return taken
         return len(tokens)

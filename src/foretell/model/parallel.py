@@ -17,7 +17,6 @@ and raises an error where they differ.
 """
 
 import os
-import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ from transformers.distributed import DistributedConfig
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import derive_seed, mix
+from foretell.core.params import fresh_seed
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.hf.adapter import TransformersModel
@@ -165,8 +165,8 @@ class ShardedModel(TransformersModel):
         return shared
 
     def fresh_seed(self) -> int:
-        """A random seed of 63 bits that all processes agree on: that of process 0."""
-        seed = torch.tensor(secrets.randbits(63), device=self._device)
+        """A random seed that all processes agree on: that of process 0."""
+        seed = torch.tensor(fresh_seed(), device=self._device)
         if torch.distributed.is_initialized():
             torch.distributed.broadcast(seed, src=0)
         return int(seed)

@@ -5,7 +5,7 @@ the drafters call. Three modules implement ``CausalModel``: ``model/hf/adapter.p
 reference), ``lean.py`` (a fast implementation of the Llama family) and ``native.py`` (the same as one C operator).
 """
 
-import secrets
+import os.path
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
+from foretell.core.params import fresh_seed
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 
@@ -26,7 +27,7 @@ T = TypeVar("T")
 class ModelSpec:
     """The properties of a model that the engine reads, for every implementation."""
 
-    name: str  # hub id, directory, or "bundled/target"
+    name: str  # hub id, directory, GGUF file, or "bundled/target"
     architecture: str  # e.g. "Qwen3ForCausalLM"
     implementation: str  # "transformers", "lean" or "native"
     vocab_size: int  # V: columns of the logits, padding included
@@ -40,6 +41,13 @@ class ModelSpec:
     chains_only: str = ""  # why it reads lines of guesses alone and no trees; "" where it reads both
     reads_again: str = ""  # why its recurrent layers read accepted guesses again, which costs time; "" where none does
     weights: str = ""  # how the matrices are held where that is not in dtype: "int8", "Q4_K+Q6_K"
+
+    @property
+    def display_name(self) -> str:
+        """What clients may see: of a directory or file its name alone, since its path is this machine's; else ``name``."""
+        path = os.path.abspath(os.path.expanduser(self.name))
+        is_path = self.name.startswith((".", "/", "~")) or os.path.exists(path)
+        return (os.path.basename(path) if is_path else "") or self.name
 
     @property
     def is_quantised(self) -> bool:
@@ -71,7 +79,7 @@ class CausalModel(ABC):
 
     def fresh_seed(self) -> int:
         """A seed for a request that gives none; where several processes run one model, the same on all of them."""
-        return secrets.randbits(63)
+        return fresh_seed()
 
     def rebuilt(self, tensors: Mapping[str, Tensor]) -> "CausalModel":
         """The same model with other weights, named and shaped as its checkpoint has them; this one stays as it is. Raises

@@ -9,7 +9,6 @@ import hashlib
 import json
 import os
 import re
-import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO, TextIO
 from foretell.core.errors import ConfigError, ModelError, PromptError
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.noise import derive_seed
-from foretell.core.params import SamplingParams
+from foretell.core.params import MAX_SEED, SamplingParams, fresh_seed
 from foretell.core.prompts import Entry, conversation
 from foretell.core.settings import check_keys
 from foretell.engine.config import speculative_config
@@ -131,7 +130,7 @@ def generate_files(
         )
     done, runs = finished(out)
     if params.seed is None:
-        params = replace(params, seed=secrets.randbits(63))
+        params = replace(params, seed=fresh_seed())
     elif any(seed not in (None, row_seed(params.seed, key)) for key, seed in done.items()):
         raise ConfigError(
             f"{str(out)!r} was written with another seed than {params.seed}: give that one, or another out"
@@ -166,9 +165,9 @@ def check_engine_options(given: Mapping[str, Any]) -> None:
 
 
 def row_seed(seed: int, row_id: str) -> int:
-    """The seed of one row, in [0, 2^63): given to ``Engine.generate`` with the same prompt it gives the same tokens."""
+    """The seed of one row, in [0, ``MAX_SEED``]: ``Engine.generate`` with it and the prompt gives the same tokens."""
     digest = hashlib.sha256(row_id.encode()).digest()
-    return derive_seed(seed, int.from_bytes(digest[:8], "big")) & (2**63 - 1)
+    return derive_seed(seed, int.from_bytes(digest[:8], "big")) & MAX_SEED
 
 
 def finished(out: Path) -> tuple[dict[str, int | None], set[str]]:

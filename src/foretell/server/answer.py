@@ -28,6 +28,10 @@ from foretell.server.usage import metrics, usage
 Body = TypeVar("Body", bound=Sampling)
 AnyBody = TypeVar("AnyBody", bound=BaseModel)
 Result = TypeVar("Result")
+WITHOUT_EFFECT = "x-foretell-without-effect"
+"""Header of an answer: parts of the request that change nothing, since the model's template does not read them or a grammar
+cannot hold the text to them."""
+PART, MOST_PARTS = re.compile(r"[\w.$-]{1,256}", re.ASCII), 16  # a header is short, and its letters are ASCII
 JSON_TYPE = re.compile(r"application/(json|[\w.+-]+\+json)\s*(;.*)?", re.IGNORECASE | re.ASCII)
 
 
@@ -62,6 +66,12 @@ async def in_compiler(backend: Backend, work: Callable[[], Result]) -> Result:
     with suppress(ConfigError):  # work raises it again, and names the field
         await in_worker(backend, lambda: backend.constraints)  # reads the tokenizer, which that thread alone does
     return await asyncio.get_running_loop().run_in_executor(backend.compiler, work)
+
+
+def effect_headers(parts: Sequence[str]) -> dict[str, str]:
+    """Headers that name what has no effect."""
+    named = [part for part in parts if PART.fullmatch(part)][:MOST_PARTS]
+    return {WITHOUT_EFFECT: ", ".join(named)} if named else {}
 
 
 class Answer:
@@ -136,8 +146,9 @@ class Answer:
     def shown(self, pieces: Sequence[Piece], completion: Completion | None) -> list[Piece]:
         """The pieces that have log probabilities: all but the end token. completion: given where the last piece is
         among them."""
-        if completion is None or completion.finish_reason != "stop" or not pieces or pieces[-1].text:
+        if completion is None or completion.finish_reason != "stop" or not pieces:
             return list(pieces)
+        # Not by its text: it has that of tokens before it, where a stop text or a character had begun.
         ends = {*(self.body.stop_token_ids or ()), *(() if self.body.ignore_eos else self.backend.eos_token_ids)}
         return list(pieces[:-1] if pieces[-1].token_id in ends else pieces)
 

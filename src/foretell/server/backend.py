@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.errors import ConfigError, PromptError
@@ -42,8 +41,7 @@ class Backend:
     def __init__(self, service: "Service", options: ServerOptions) -> None:
         self.service, self.options = service, options
         spec = service.engine.model.spec
-        # A model loaded from a folder gets the folder's name: its path is not sent to clients.
-        self.name = options.served_model_name or (Path(spec.name).name if Path(spec.name).is_dir() else spec.name)
+        self.name = options.served_model_name or spec.display_name
         self.created = int(time.time())
         self.tokenizer: Any = service.engine.tokenizer
         self.vocab_size, self.eos_token_ids = spec.vocab_size, frozenset(spec.eos_token_ids)

@@ -9,8 +9,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretell.core.errors import ConfigError
+from foretell.engine.result import Completion
 from foretell.engine.submission import Submission
-from foretell.server.answer import Answer, as_given, by_choice, in_compiler, in_worker, read
+from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.formats import Format, format_processor, wanted_format
@@ -23,9 +24,7 @@ from foretell.server.tools import ContentDelta, ToolCallStream, ToolUse, parse_t
 from foretell.server.turns import form_of, text_of, turns
 
 OBJECT = "chat.completion"
-WITHOUT_EFFECT = "x-foretell-without-effect"
-"""Header of an answer: fields of the request that could change nothing, as the model's template does not read them."""
-NAME, MOST_UNREAD = re.compile(r"\w{1,64}", re.ASCII), 16  # a header is short, and its letters are ASCII
+NAME, MOST_UNREAD = re.compile(r"\w{1,64}", re.ASCII), 16  # of a template's values, as a header names them
 
 
 @dataclass(frozen=True)
@@ -35,8 +34,8 @@ class Plan:
     submissions: list[Submission]
     num_predicted: int
     max_tokens: int | None  # as it was given
-    calls: bool  # whether the output may hold tool calls
-    without_effect: tuple[str, ...] = ()  # fields that the model's template does not read
+    calls: ToolUse | None  # the tools that the output may call; None: none
+    without_effect: tuple[str, ...] = ()  # what the model's template does not read, or no grammar enforces
 
 
 async def chat_completions(request: Request) -> Response:
@@ -49,7 +48,7 @@ async def chat_completions(request: Request) -> Response:
         backend, body, plan.submissions, request=request, kind=kind, prefix="chatcmpl", num_predicted=plan.num_predicted,
         max_tokens=plan.max_tokens,
     )  # fmt: skip
-    headers = effect_headers(plan)
+    headers = effect_headers(plan.without_effect)
     if body.stream:
         return EventStream(answer.job, _events(answer, body, calls=plan.calls), headers=headers)
     try:
@@ -61,7 +60,7 @@ async def chat_completions(request: Request) -> Response:
 
 async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Plan:
     """All checks of a conversation, its grammar and its tokens, while the client is there. Raises ApiError 400."""
-    constrained: tuple[ToolUse | None, MakeProcessor | None] = (None, None)
+    constrained: Constrained = (None, None, ())
     format = wanted_format(body)
     if body.tools is not None or body.tool_choice is not None or format is not None:
         compiling = in_compiler(backend, lambda: _constrained(backend, body, format))
@@ -69,12 +68,13 @@ async def plan_of(request: Request, backend: Backend, body: ChatRequest) -> Plan
     return await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, *constrained)))
 
 
-def effect_headers(plan: Plan) -> dict[str, str]:
-    """Headers that name what had no effect."""
-    return {WITHOUT_EFFECT: ", ".join(plan.without_effect)} if plan.without_effect else {}
-
-
-def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: MakeProcessor | None) -> Plan:
+def _plan(
+    backend: Backend,
+    body: ChatRequest,
+    use: ToolUse | None,
+    processor: MakeProcessor | None,
+    left_out: tuple[str, ...],
+) -> Plan:
     """All checks of the request, and its tokens. Raises ApiError 400."""
     if body.top_logprobs is not None and not body.logprobs:
         raise bad("top_logprobs: only where logprobs is true", "top_logprobs")
@@ -92,7 +92,7 @@ def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: M
         goes_on=body.continue_final_message is True,
         extra={**effort, **values},
     )
-    unread += tuple(_unread(form.template, values))
+    unread += (*_unread(form.template, values), *left_out)
     prediction = None
     if body.prediction is not None:
         prediction = backend.encode_content(text_of(body.prediction.content), "prediction")
@@ -111,7 +111,9 @@ def _plan(backend: Backend, body: ChatRequest, use: ToolUse | None, processor: M
         prediction=prediction,
         processor=processor,
     )
-    return Plan(made, len(prediction or ()), given[0] if given else None, use is not None and use.calls, unread)
+    return Plan(
+        made, len(prediction or ()), given[0] if given else None, use if use is not None and use.calls else None, unread
+    )
 
 
 def _opens_reply(body: ChatRequest) -> bool:
@@ -150,9 +152,11 @@ def _unread(template: str, values: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"chat_template_kwargs.{name}" for name in names[:MOST_UNREAD])
 
 
-def _constrained(
-    backend: Backend, body: ChatRequest, format: Format | None
-) -> tuple[ToolUse | None, MakeProcessor | None]:
+Constrained = tuple[ToolUse | None, MakeProcessor | None, tuple[str, ...]]
+"""The tools, the constraint of the output, and what of the request it does not enforce."""
+
+
+def _constrained(backend: Backend, body: ChatRequest, format: Format | None) -> Constrained:
     """The constraint of the output: tools, a format, or either of them."""
     use: ToolUse | None = None
     try:
@@ -160,24 +164,27 @@ def _constrained(
             choice = body.tool_choice if isinstance(body.tool_choice, str | None) else as_given(body.tool_choice)
             use = ToolUse.of([as_given(tool) for tool in body.tools or ()], choice, body.parallel_tool_calls)
             # Calls that must come leave no text that a format could be of.
-            text = _term(format) if format is not None and use.mode == "auto" else None
+            beside = format if use.mode == "auto" else None
+            text = None if beside is None else _term(backend, beside)
             constraint = use.constraint(backend.constraints, text) if use.calls else None
             if constraint is not None:
-                return use, constraint.processor
+                left_out = [f"tools.{key}" for key in use.left_out(backend.constraints)] if constraint.left_out else []
+                left_out += [] if beside is None else beside.left_out(backend.constraints)
+                return use, constraint.processor, tuple(left_out)
     except ConfigError as error:
         raise of_engine(error, "tools") from None
-    return use, None if format is None else format_processor(backend, format)
+    return use, *((None, ()) if format is None else format_processor(backend, format))
 
 
-def _term(format: Format) -> str:
+def _term(backend: Backend, format: Format) -> str:
     """See ``Format.term``. Raises ApiError 400 that names the format's field."""
     try:
-        return format.term()
+        return (format.enforceable(backend.constraints) if format.kind == "json" else format).term()
     except ConfigError as error:
         raise of_engine(error, format.field) from None
 
 
-async def _whole(answer: Answer, body: ChatRequest, *, calls: bool) -> dict[str, Any]:
+async def _whole(answer: Answer, body: ChatRequest, *, calls: ToolUse | None) -> dict[str, Any]:
     """The answer of a request without stream."""
     traces = await finish(answer.job)
     completions = answer.job.whole()
@@ -185,8 +192,9 @@ async def _whole(answer: Answer, body: ChatRequest, *, calls: bool) -> dict[str,
     for index, completion in enumerate(completions):
         message: dict[str, Any] = {"role": "assistant", "content": completion.text, "refusal": None}
         num_calls = 0
-        if calls:
-            message["content"], found = parse_tool_calls(completion.text)
+        if calls is not None:
+            cut = completion.finish_reason != "stop"
+            message["content"], found = parse_tool_calls(completion.text, only_calls=calls.only_calls, cut=cut)
             num_calls = len(found)
             if found:
                 message["tool_calls"] = [call.as_openai() for call in found]
@@ -203,10 +211,10 @@ async def _whole(answer: Answer, body: ChatRequest, *, calls: bool) -> dict[str,
     return {**answer.envelope(choices), "usage": answer.usage(completions), **answer.figures(completions)}
 
 
-async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIterator[bytes]:
+async def _events(answer: Answer, body: ChatRequest, *, calls: ToolUse | None) -> AsyncIterator[bytes]:
     """The answer of a request with stream: per choice its role, its content and its finish reason; then the usage."""
     job, texts = answer.job, answer.backend.texts
-    readers = [ToolCallStream() if calls else None for _ in job.submissions]
+    readers = [ToolCallStream(only_calls=calls.only_calls) if calls is not None else None for _ in job.submissions]
     begun: set[int] = set()
     num_ended = 0
 
@@ -222,7 +230,7 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIte
             if index not in begun:
                 begun.add(index)
                 out.append(chunk(index, {"role": "assistant", "content": ""}))
-            deltas = _deltas(readers[index], text, final=completion is not None)
+            deltas = _deltas(readers[index], text, completion)
             more = answer.extras(pieces, traces) if pieces or traces else {}
             if body.logprobs and (shown := answer.shown(pieces, completion)):
                 more["logprobs"] = texts.chat_logprobs(shown)
@@ -247,11 +255,13 @@ async def _events(answer: Answer, body: ChatRequest, *, calls: bool) -> AsyncIte
     yield DONE
 
 
-def _deltas(reader: ToolCallStream | None, text: str, *, final: bool) -> list[dict[str, Any]]:
-    """The delta of a further piece of text."""
+def _deltas(reader: ToolCallStream | None, text: str, completion: Completion | None) -> list[dict[str, Any]]:
+    """The delta of a further piece of text. completion: where it was the last one."""
     if reader is None:
         return [{"content": text}] if text else []
-    found = [*reader.push(text), *(reader.finish() if final else ())]
+    found = reader.push(text)
+    if completion is not None:
+        found += reader.finish(cut=completion.finish_reason != "stop")
     return [
         {"content": one.text} if isinstance(one, ContentDelta) else {"tool_calls": [one.as_openai()]} for one in found
     ]

@@ -49,13 +49,14 @@ class CompileCheck:
         # What was too much, as it was told, and what was said of it.
         self._refused: OrderedDict[str, str] = OrderedDict()
 
-    def check(self, grammar: str, what: str) -> None:
-        """Raise ConfigError for a grammar that is too large or takes too long. Other errors are left to the compiler."""
+    def check(self, grammar: str, what: str) -> str:
+        """The compiler's error, "" where there is none. Raises ConfigError for a grammar that is too large or takes too
+        long."""
         if len(grammar) > MAX_GRAMMAR:
             raise ConfigError(
                 f"the {what} has {len(grammar)} characters as a grammar; this server takes {MAX_GRAMMAR}: make it smaller"
             )
-        self._asked(grammar, what)
+        return str(self._asked(grammar, what))
 
     def converted(self, text: str) -> str:
         """A grammar of llama.cpp's as llguidance reads it. The converter is a slow one: a chain of 2,500 rules takes it

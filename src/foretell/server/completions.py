@@ -1,5 +1,6 @@
 """``POST /v1/completions``."""
 
+import sys
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ from starlette.responses import Response
 from foretell.engine.result import Completion
 from foretell.engine.state import Piece
 from foretell.engine.submission import StepTrace, Submission
-from foretell.server.answer import Answer, by_choice, in_compiler, in_worker, read
+from foretell.server.answer import Answer, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad
 from foretell.server.formats import format_processor, wanted_format
@@ -26,18 +27,26 @@ async def completions(request: Request) -> Response:
     backend: Backend = request.app.state.backend
     body = await read(request, CompletionRequest, backend)
     processor: MakeProcessor | None = None
+    left_out: tuple[str, ...] = ()
     if (format := wanted_format(body)) is not None:
         wanted = format
         compiling = in_compiler(backend, lambda: format_processor(backend, wanted))
-        processor = await while_connected(request.receive, compiling)
+        processor, left_out = await while_connected(request.receive, compiling)
     made, echoes = await while_connected(request.receive, in_worker(backend, lambda: _plan(backend, body, processor)))
     answer = Answer(
-        backend, body, made, request=request, kind="text_completion", prefix="cmpl", max_tokens=_max_tokens(body)
+        backend,
+        body,
+        made,
+        request=request,
+        kind="text_completion",
+        prefix="cmpl",
+        max_tokens=_max_tokens(backend, body),
     )
+    headers = effect_headers(left_out)
     if body.stream:
-        return EventStream(answer.job, _events(answer, body, echoes))
+        return EventStream(answer.job, _events(answer, body, echoes), headers=headers)
     try:
-        return JsonReply(await while_connected(request.receive, _whole(answer, body, echoes)))
+        return JsonReply(await while_connected(request.receive, _whole(answer, body, echoes)), headers=headers)
     finally:
         answer.job.close()
 
@@ -74,7 +83,7 @@ def _plan(
         backend,
         body,
         prompts,
-        max_tokens=_max_tokens(body),
+        max_tokens=_max_tokens(backend, body),
         num_logprobs=body.logprobs if body.logprobs is not None else 0 if body.provenance else None,
         num_prompt_logprobs=body.logprobs if body.echo else None,
         processor=processor,
@@ -82,8 +91,11 @@ def _plan(
     return made, [echo for echo in echoes for _ in range(body.n or 1)]
 
 
-def _max_tokens(body: CompletionRequest) -> int:
-    return DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+def _max_tokens(backend: Backend, body: CompletionRequest) -> int:
+    """As it was given; else a number that nothing given contradicts."""
+    if body.max_tokens is not None:
+        return body.max_tokens
+    return min(max(DEFAULT_MAX_TOKENS, body.min_tokens or 0), backend.options.max_tokens_limit or sys.maxsize)
 
 
 def _echo(backend: Backend, prompt: str | Sequence[int]) -> str:
@@ -101,7 +113,7 @@ async def _whole(answer: Answer, body: CompletionRequest, echoes: Sequence[str])
     choices = []
     for index, (completion, echo) in enumerate(zip(done, echoes, strict=True)):
         text, pieces, prompt = echo + completion.text, completion.pieces, completion.prompt_pieces
-        choice = _choice(answer, body, index, text, pieces, traces[index], completion, len(echo), prompt)
+        choice = _choice(answer, body, index, text, pieces, traces[index], completion, echo, prompt)
         choices.append({**choice, **answer.ending(completion)})
     return {**answer.envelope(choices), "usage": answer.usage(done), **answer.figures(done)}
 
@@ -109,14 +121,12 @@ async def _whole(answer: Answer, body: CompletionRequest, echoes: Sequence[str])
 async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]) -> AsyncIterator[bytes]:
     """The answer of a request with stream: per choice its text, the end with the last of it; then the usage."""
     job = answer.job
-    written = [len(echo) for echo in echoes]  # characters sent of each choice
     begun: set[int] = set()
     num_ended = 0
     while not job.is_done:
         out = []
         for index, one in by_choice(await job.news(answer.backend.options.keepalive_s)).items():
             pieces, text, traces, completion = one.pieces, one.text, one.traces, one.completion
-            offset, written[index] = written[index], written[index] + len(text)
             answer.count(index, pieces)
             if index not in begun:
                 begun.add(index)
@@ -124,7 +134,7 @@ async def _events(answer: Answer, body: CompletionRequest, echoes: Sequence[str]
             shown = one.prompt or _shown(answer, body, pieces, completion) if body.logprobs is not None else ()
             if not (text or shown or completion or (pieces and body.provenance) or (traces and body.trace)):
                 continue
-            choice = _choice(answer, body, index, text, pieces, traces, completion, offset, one.prompt)
+            choice = _choice(answer, body, index, text, pieces, traces, completion, echoes[index], one.prompt)
             data = answer.chunk(choice if shown else {**choice, "logprobs": None})
             if completion is not None:
                 choice = data["choices"][0]
@@ -148,16 +158,16 @@ def _choice(
     pieces: Sequence[Piece],
     traces: Sequence[StepTrace],
     completion: Completion | None,
-    offset: int,
+    echo: str,
     prompt: Sequence[Piece],
 ) -> dict[str, Any]:
-    """A choice that has not ended. offset: characters before the pieces'. prompt: pieces of the prompt, to come first."""
+    """A choice that has not ended. echo: the text before the output. prompt: pieces of the prompt, to come first."""
     logprobs = None
     if body.logprobs is not None:
         texts, top = answer.backend.texts, body.logprobs > 0
-        logprobs = texts.text_logprobs(_shown(answer, body, pieces, completion), offset, top=top)
+        logprobs = texts.text_logprobs(_shown(answer, body, pieces, completion), len(echo), top=top)
         if prompt:
-            before = texts.text_logprobs(prompt, 0, top=top)
+            before = texts.text_logprobs(prompt, 0, top=top, echo=echo)
             logprobs = {name: None if value is None else value + logprobs[name] for name, value in before.items()}
     return {
         "index": index,

@@ -10,7 +10,7 @@ itself, as with OpenAI's API. Stop texts also cut the text where they are found.
 
 import json
 from collections import OrderedDict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from threading import Lock
 from time import monotonic
 from typing import Any, Literal
@@ -24,6 +24,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError
 from foretell.server.compiling import LIMITS, CompileCheck
+from foretell.server.enforceable import Schema, enforceable
 
 GrammarKind = Literal["lark", "gbnf", "regex", "choice"]
 """A Lark grammar in llguidance's dialect, llama.cpp's GBNF, a regular expression (Rust's syntax), a JSON list of texts."""
@@ -34,6 +35,7 @@ uncertain model may write blanks until its limit."""
 _TAIL, _MEMO = 64, 256  # a few steps of the largest trees
 CULPRIT_S = 2.0
 """Seconds for finding which of the parts of a grammar is at fault."""
+_UNKNOWN_KEYS = "Unimplemented keys: "
 _COMPILED = 64
 _COMPILED_CHARACTERS = 1 << 19
 """Of the grammars that are kept, together: compiled, a large one takes 45 bytes a character, 10 MiB for 226,000."""
@@ -88,18 +90,45 @@ class Constraints:
     ) -> "Constraint":
         """JSON that a schema permits. Its properties come in the schema's order.
 
-        strict: a keyword that cannot be enforced (``not``, for one) is refused; else it is left out and named in
-        ``Constraint.warnings``. Raises ConfigError with the reason for a schema that is malformed, that nothing
-        satisfies, that is too large, or whose pattern is no regular language (look-around, back references).
+        strict: what cannot be enforced is refused: a keyword such as ``not``, a pattern that is no regular language
+        (look-around, back references), another document. Else it is left out, and its keyword is in
+        ``Constraint.left_out``. Raises ConfigError with the reason for a schema that is malformed, that nothing
+        satisfies, or that is too large.
         """
         try:
             grammar = json_grammar(schema, strict=strict, compact=compact)
         except (TypeError, ValueError, RecursionError) as error:
             raise ConfigError(f"the JSON schema is not JSON: {error}") from error
-        return self._compile(grammar, "JSON schema")
 
-    def grammar(self, text: str, *, kind: GrammarKind = "lark") -> "Constraint":
-        """Texts that a grammar permits. Raises ConfigError with the reason where it is malformed."""
+        def fewer() -> "Constraint | None":
+            reduced, left_out = self.enforceable(schema)
+            if not left_out:
+                return None
+            return self.json_schema(reduced, compact=compact).with_left_out(left_out)
+
+        return self._compile(grammar, "JSON schema", None if strict else fewer)
+
+    def enforceable(self, schema: Schema) -> tuple[Schema, tuple[str, ...]]:
+        """A schema that cannot be used without the parts that are to blame, as far as those are known, and their
+        keywords. Raises ConfigError for a pattern that takes too long."""
+        end, known = monotonic() + CULPRIT_S, dict[str, str]()
+
+        def error_of(part: Schema) -> str:
+            grammar = json_grammar(part)
+            if grammar not in known:
+                known[grammar] = "" if monotonic() > end else self._check.check(grammar, "JSON schema")
+            return known[grammar]
+
+        try:
+            return enforceable(schema, error_of)
+        except RecursionError:
+            return schema, ()
+
+    def grammar(
+        self, text: str, *, kind: GrammarKind = "lark", fewer: Callable[[], "Constraint | None"] | None = None
+    ) -> "Constraint":
+        """Texts that a grammar permits. fewer: makes what is used where it cannot be. Raises ConfigError with the reason
+        where it is malformed."""
         if kind not in ("lark", "gbnf", "regex", "choice"):
             raise ConfigError(f"grammar kind {kind!r}: known are 'lark', 'gbnf', 'regex' and 'choice'")
         if kind == "gbnf":
@@ -108,7 +137,7 @@ class Constraints:
             grammar = grammar_from(kind, text)
         except Exception as error:  # its converters raise various errors
             raise ConfigError(f"the {kind} grammar cannot be read: {error}") from error
-        return self._compile(grammar, f"{kind} grammar")
+        return self._compile(grammar, f"{kind} grammar", fewer)
 
     def culprit(self, schemas: Iterable[tuple[str, Mapping[str, Any], bool]]) -> tuple[str, str] | None:
         """Of schemas (name, schema, strict) the first that cannot be used, and why. None where each can, or where the
@@ -144,12 +173,25 @@ class Constraints:
         ids: list[int] = self._tokenizer.tokenize_str(text, parse_special=True)
         return ids
 
-    def _compile(self, grammar: str, what: str) -> "Constraint":
+    def _compile(self, grammar: str, what: str, fewer: Callable[[], "Constraint | None"] | None = None) -> "Constraint":
         with self._lock:
             made = self._made.get(grammar)
             if made is not None:
                 self._made.move_to_end(grammar)
                 return made
+        try:
+            made = self._compiled(grammar, what)
+        except ConfigError:
+            made = None if fewer is None else fewer()
+            if made is None:
+                raise
+        with self._lock:
+            self._made[grammar] = made
+            while len(self._made) > _COMPILED or sum(map(len, self._made)) > _COMPILED_CHARACTERS:
+                self._made.popitem(last=False)
+        return made
+
+    def _compiled(self, grammar: str, what: str) -> "Constraint":
         self._check.check(grammar, what)
         matcher = LLMatcher(self._tokenizer, grammar, log_level=0, limits=self._limits)
         first = matcher.deep_copy()
@@ -157,12 +199,8 @@ class Constraints:
             first.compute_bitmask()  # what cannot even begin is refused here, and its first states are found
         if first.is_error():
             raise ConfigError(f"the {what} cannot be used: {first.get_error().partition('<state>')[0].strip()}")
-        made = Constraint(matcher, self.vocab_size, self.eos_token_ids, tuple(matcher.get_grammar_warnings()))
-        with self._lock:
-            self._made[grammar] = made
-            while len(self._made) > _COMPILED or sum(map(len, self._made)) > _COMPILED_CHARACTERS:
-                self._made.popitem(last=False)
-        return made
+        left_out = {key for warning in matcher.get_grammar_warnings() for key in _keywords(str(warning))}
+        return Constraint(matcher, self.vocab_size, self.eos_token_ids, tuple(sorted(left_out)))
 
 
 def json_grammar(schema: Mapping[str, Any] | bool, *, strict: bool = False, compact: bool = False) -> str:
@@ -180,15 +218,28 @@ def json_options(*, strict: bool, compact: bool) -> dict[str, Any]:
     return {"lenient": not strict, **({"whitespace_flexible": False} if compact else {"whitespace_pattern": _BLANK})}
 
 
+def _keywords(warning: str) -> list[str]:
+    """The keywords of a schema that a warning of llguidance's is about."""
+    if warning.startswith(_UNKNOWN_KEYS):
+        return list(json.loads(warning.removeprefix(_UNKNOWN_KEYS)))
+    return ["format" if warning.startswith("Unknown format") else warning.split(maxsplit=1)[0]]
+
+
 class Constraint:
     """One compiled grammar. Immutable; any number of requests and choices may use it at once."""
 
     def __init__(
-        self, matcher: LLMatcher, vocab_size: int, eos_token_ids: tuple[int, ...], warnings: tuple[str, ...]
+        self, matcher: LLMatcher, vocab_size: int, eos_token_ids: tuple[int, ...], left_out: tuple[str, ...]
     ) -> None:
-        """matcher: at the beginning of an output, and never moved. Made by ``Constraints``."""
+        """matcher: at the beginning of an output, and never moved. left_out: keywords of the schema that are not enforced.
+        Made by ``Constraints``."""
         self._matcher, self.vocab_size, self.eos_token_ids = matcher, vocab_size, eos_token_ids
-        self.warnings = warnings
+        self.left_out = left_out
+
+    def with_left_out(self, more: Iterable[str]) -> "Constraint":
+        """The same, of which more is not enforced."""
+        named = tuple(sorted({*self.left_out, *more}))
+        return Constraint(self._matcher, self.vocab_size, self.eos_token_ids, named)
 
     def processor(self, num_prompt: int) -> "ConstraintProcessor":
         """The ``SamplingParams.logits_processor`` of one request whose prompt has this many tokens."""

@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from foretell.core.errors import ConfigError
@@ -39,6 +39,16 @@ class Format:
         text = json.dumps(self.given) if self.kind == "choice" else str(self.given)
         return constraints.grammar(text, kind=self.kind)
 
+    def left_out(self, constraints: Constraints) -> tuple[str, ...]:
+        """What is not enforced, as fields of the request."""
+        return tuple(f"{self.field}.{key}" for key in self.constraint(constraints).left_out)
+
+    def enforceable(self, constraints: Constraints) -> "Format":
+        """The same without what is left out. Raises ConfigError with the reason."""
+        if not self.left_out(constraints):
+            return self
+        return replace(self, given=constraints.enforceable(self.given)[0])
+
     def term(self) -> str:
         """The same as a term of a Lark grammar, beside tool calls. Raises ConfigError where it cannot be one."""
         if self.kind == "json":
@@ -63,10 +73,10 @@ def wanted_format(body: Formatted) -> Format | None:
     return found[0] if found else None
 
 
-def format_processor(backend: Backend, format: Format) -> Callable[[int], Any]:
-    """Makes the processor of one choice. Slow: see ``Constraints``. Raises ApiError 400."""
+def format_processor(backend: Backend, format: Format) -> tuple[Callable[[int], Any], tuple[str, ...]]:
+    """(what makes the processor of one choice, ``Format.left_out``). Slow: see ``Constraints``. Raises ApiError 400."""
     try:
-        return format.constraint(backend.constraints).processor
+        return format.constraint(backend.constraints).processor, format.left_out(backend.constraints)
     except ConfigError as error:
         raise of_engine(error, format.field) from None
 

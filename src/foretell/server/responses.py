@@ -11,14 +11,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from foretell.engine.result import Completion
-from foretell.server.answer import Answer, by_choice, read
+from foretell.server.answer import Answer, by_choice, effect_headers, read
 from foretell.server.backend import Backend
-from foretell.server.chat import Plan, effect_headers, plan_of
+from foretell.server.chat import Plan, plan_of
 from foretell.server.errors import ApiError, bad
 from foretell.server.job import finish
 from foretell.server.protocol.responses import ResponsesRequest, as_chat
 from foretell.server.stream import KEEP_ALIVE, LINE_END, EventStream, JsonReply, as_json, while_connected
-from foretell.server.tools import CallDelta, ContentDelta, ToolCallStream
+from foretell.server.tools import CallDelta, ContentDelta, ToolCallStream, ToolUse
 
 Events = list[dict[str, Any]]
 
@@ -37,7 +37,7 @@ async def responses(request: Request) -> Response:
     answer = Answer(
         backend, body, plan.submissions, request=request, kind="response", prefix="resp", max_tokens=plan.max_tokens
     )
-    headers = effect_headers(plan)
+    headers = effect_headers(plan.without_effect)
     if body.stream:
         failed = _Numbered()
         return EventStream(answer.job, _events(answer, body, plan, failed), headers=headers, failed=failed.event)
@@ -160,12 +160,12 @@ class _Numbered:
 class Output:
     """The items of one answer as its text comes, and the events that tell of them."""
 
-    calls: bool  # whether the text may hold calls
+    calls: ToolUse | None  # the tools that the text may call; None: none
     items: list[dict[str, Any]] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         """Nothing is open yet."""
-        self._reader = ToolCallStream() if self.calls else None
+        self._reader = None if self.calls is None else ToolCallStream(only_calls=self.calls.only_calls)
         self._open: dict[str, Any] | None = None
         self._scores: list[dict[str, Any]] = []  # of text that is held back
 
@@ -178,7 +178,7 @@ class Output:
 
     def finish(self, status: str) -> Events:
         """The end of the text: status is of the last item. An answer without any item gets an empty message."""
-        made = self._take(self._reader.finish() if self._reader is not None else [])
+        made = self._take(self._reader.finish(cut=status != "completed") if self._reader is not None else [])
         if not self.items:
             made += self._message()
         return made + self._close(status)

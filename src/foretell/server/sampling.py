@@ -1,13 +1,12 @@
 """Convert a request's fields to the engine's parameters."""
 
-import secrets
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from foretell.core.errors import ConfigError
 from foretell.core.noise import derive_seed
-from foretell.core.params import LogitsProcessor, SamplingParams
+from foretell.core.params import MAX_SEED, LogitsProcessor, SamplingParams, fresh_seed
 from foretell.draft.config import MethodConfig
 from foretell.engine.submission import Submission
 from foretell.server.backend import Backend
@@ -31,8 +30,6 @@ SAME = (
     "ignore_eos",
 )
 """Settings that a request and SamplingParams call alike and that mean the same in both."""
-
-SEED_BITS = 53  # of a seed that is drawn: what JavaScript's numbers hold, so that its clients can send it back
 
 MakeProcessor = Callable[[int], LogitsProcessor]
 """From the number of a prompt's tokens to the processor of one choice."""
@@ -61,12 +58,12 @@ def submissions(
     speculative = speculation(backend.service, request, has_prediction=prediction is not None)
     always = isinstance(request.speculative, Speculative) and bool(request.speculative.always)
     unused = prediction is not None and prediction_method(backend.service) is None
-    base = secrets.randbits(SEED_BITS) if request.seed is None else request.seed
+    base = fresh_seed() if request.seed is None else request.seed
     made = []
     for prompt in prompts:
         params = sampling(backend, request, len(prompt), max_tokens)
         for index in range(n):
-            changes: dict[str, Any] = {"seed": base if index == 0 else derive_seed(base, index)}
+            changes: dict[str, Any] = {"seed": base if index == 0 else derive_seed(base, index) & MAX_SEED}
             if processor is not None:
                 changes["logits_processor"] = processor(len(prompt))
             made.append(
@@ -103,8 +100,10 @@ def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: i
         )
     most = min(room if max_tokens is None else max_tokens, room if limit is None else limit)
     least = request.min_tokens or 0
-    if least > most:
-        raise bad(f"min_tokens = {least} is more than may be written, {most}", "min_tokens")
+    if max_tokens is not None and least > max_tokens:
+        raise bad(f"min_tokens = {least} is more than max_tokens, {max_tokens}", "min_tokens")
+    if limit is not None and least > limit:
+        raise bad(f"min_tokens = {least} is more than this server allows, {limit}", "min_tokens")
     bias = {int(token): value for token, value in (request.logit_bias or {}).items()}
     for field, tokens in (("logit_bias", bias), ("stop_token_ids", request.stop_token_ids or ())):
         beyond = [token for token in tokens if token >= backend.vocab_size]
@@ -116,7 +115,7 @@ def sampling(backend: Backend, request: Sampling, num_prompt: int, max_tokens: i
         **{name: value for name, value in plain.items() if value is not None},  # the others keep their defaults
         "top_k": max(0, request.top_k or 0),
         "logit_bias": bias,
-        "min_new_tokens": least,
+        "min_new_tokens": min(least, most),  # the context ends the text, whatever was asked for
         "max_new_tokens": max(1, most),  # 0: see ``Submission.write``
         "stop": tuple(stop),
         "stop_token_ids": tuple(request.stop_token_ids or ()),

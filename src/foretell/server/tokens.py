@@ -20,6 +20,7 @@ class TokenTexts:
         """tokenizer: an engine's, or None: tokens are then shown as their ids."""
         self.tokenizer = tokenizer
         self.text = lru_cache(maxsize=65536)(self._text)
+        self._is_hidden = lru_cache(maxsize=65536)(self._decodes_to_nothing)
 
     def spelling(self, token: int) -> list[int]:
         """UTF-8 bytes; of an incomplete character its bytes, where the tokenizer's vocabulary gives them."""
@@ -54,12 +55,15 @@ class TokenTexts:
         """OpenAI's shape of chat completions."""
         return {"content": [self._entry(piece) for piece in pieces], "refusal": None}
 
-    def text_logprobs(self, pieces: Sequence[Piece], offset: int, *, top: bool) -> dict[str, Any]:
-        """OpenAI's shape of completions. offset: characters before the first of these pieces."""
+    def text_logprobs(self, pieces: Sequence[Piece], before: int, *, top: bool, echo: str = "") -> dict[str, Any]:
+        """OpenAI's shape of completions. before: characters before the text of which these are pieces. echo: that text
+        where it is a prompt's; special tokens count where it shows them, which the text of an output never does."""
         offsets = []
         for piece in pieces:
-            offsets.append(offset)
-            offset += len(piece.text)
+            at = before + piece.offset
+            offsets.append(at)
+            if echo and self._is_hidden(piece.token_id) and echo.startswith(self.text(piece.token_id), at):
+                before += len(self.text(piece.token_id))
         return {
             "tokens": [self.text(piece.token_id) for piece in pieces],
             "token_logprobs": [None if _is_first(piece) else _logprob(piece) for piece in pieces],
@@ -85,6 +89,10 @@ class TokenTexts:
 
     def _text(self, token: int) -> str:
         return str(token) if self.tokenizer is None else str(self.tokenizer.decode([token]))
+
+    def _decodes_to_nothing(self, token: int) -> bool:
+        """Whether a text leaves a token out."""
+        return self.tokenizer is not None and not self.tokenizer.decode([token], skip_special_tokens=True)
 
     def _spelled(self, token: int) -> bytes | None:
         """The bytes that a vocabulary spells: byte-level BPE's letters, or <0xE2>."""

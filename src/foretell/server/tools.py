@@ -9,7 +9,7 @@ is generated is held to it, arguments by the tool's own JSON schema, so a call i
     if knows_tools(template): text = tokenizer.apply_chat_template(messages, tools=use.rendered, ...)
     else: text = tokenizer.apply_chat_template(messages_with_tools(messages, use.rendered), ...)
     constraint = use.constraint(constraints)                      # None for "none"
-    stream = ToolCallStream()                                     # where use.calls: push(piece.text), in the end finish()
+    stream = ToolCallStream(only_calls=use.only_calls)            # where use.calls: push(piece.text), in the end finish()
 """
 
 import json
@@ -17,14 +17,26 @@ import re
 import secrets
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Any, Literal
 
 from foretell.core.errors import ConfigError
 from foretell.server.constraint import Constraint, Constraints, json_options
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
+BLANK = r"/[ \t\r\n]{1,16}/"
+"""White space between calls and after the last one. Where it may be, the model may end; it is bounded, as an uncertain
+model may write blanks until its limit."""
+LIKELY = len("<tool")
+"""Characters of an opener that a limit cut off, from which it is taken for one where a text might go on otherwise."""
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,64}")
-_HEAD = re.compile(rf'\s*\{{\s*"name"\s*:\s*"({_NAME.pattern})"\s*,\s*"arguments"\s*:\s*(?=\{{)')
+_PARTS = [
+    r"\s*", r"\{", r"\s*", *'"name"', r"\s*", ":", r"\s*", '"', f"(?P<name>{_NAME.pattern})", '(?P<end>")',
+    r"\s*", ",", r"\s*", *'"arguments"', r"\s*", ":", r"\s*",
+]  # fmt: skip
+_HEAD = re.compile("".join(_PARTS) + r"(?=\{)")
+_BEGUN = re.compile("".join(f"(?:{part}" for part in _PARTS) + ")?" * len(_PARTS))
+"""The beginning of what ``_HEAD`` matches."""
 _SYSTEM = """# Tools
 
 You may call one or more functions to assist with the user query.
@@ -117,27 +129,54 @@ class ToolUse:
     def constraint(self, constraints: Constraints, text: str | None = None) -> Constraint | None:
         """The constraint of the output; None for "none". Raises ConfigError for a schema, naming its tool.
 
-        "auto": free text up to an opener, then calls to the end. "required": calls only. Named: that one call. text: a
-        Lark term of what an answer without calls must be; the output is then either it or calls.
+        "auto": free text up to an opener, then calls to the end. "required": calls only. Named: that one call. After any
+        call, and the white space after it, the output may end. text: a Lark term of what an answer without calls must be;
+        the output is then either it or calls.
         """
         if not self.calls:
             return None
+
+        def fewer() -> Constraint | None:
+            reduced = [(tool, *constraints.enforceable(tool.parameters)) for tool in self.tools if not tool.strict]
+            schemas = {tool.name: schema for tool, schema, left_out in reduced if left_out}
+            if not schemas:
+                return None
+            named = {key for _, _, left_out in reduced for key in left_out}
+            return constraints.grammar(self._lark(constraints, text, schemas)).with_left_out(named)
+
         try:
-            return constraints.grammar(self._lark(constraints, text))
+            return constraints.grammar(self._lark(constraints, text), fewer=fewer)
         except ConfigError as error:
             found = constraints.culprit((tool.name, tool.parameters, tool.strict) for tool in self.tools)
             if found is not None:
                 raise ConfigError(f"tool {found[0]!r}: {found[1]}") from error
             raise
 
-    def _lark(self, constraints: Constraints, text: str | None) -> str:
+    def left_out(self, constraints: Constraints) -> tuple[str, ...]:
+        """Keywords of the tools' schemas that ``constraint`` does not enforce, with the names of their tools."""
+        loose = (tool for tool in self.tools if not tool.strict)
+        return tuple(
+            f"{tool.name}.{key}" for tool in loose for key in constraints.json_schema(tool.parameters).left_out
+        )
+
+    @property
+    def only_calls(self) -> bool:
+        """Whether the output has no text outside calls."""
+        return self.mode in ("required", "named")
+
+    def _lark(
+        self, constraints: Constraints, text: str | None, schemas: Mapping[str, Any] = MappingProxyType({})
+    ) -> str:
+        """schemas: those that take the place of a tool's own, by its name."""
         opener, closer = (constraints.marker(text) for text in (OPEN, CLOSE))
         rules = [f"body: {' | '.join(f'tool_{index}' for index in range(len(self.tools)))}"]
         for index, tool in enumerate(self.tools):
-            schema = json.dumps({**tool.parameters, "x-guidance": json_options(strict=tool.strict, compact=False)})
+            parameters = schemas.get(tool.name, tool.parameters)
+            schema = json.dumps({**parameters, "x-guidance": json_options(strict=tool.strict, compact=False)})
             head = json.dumps(f'\n{{"name": {json.dumps(tool.name)}, "arguments": ')
             rules.append(f'tool_{index}: {head} %json {schema} "}}\\n" {closer}')
-        more = f'("\\n" {opener} body)*' if self.parallel and self.mode != "named" else ""
+        more = f"(BLANK? {opener} body)*" if self.parallel and self.mode != "named" else ""
+        more, rules = f"{more} BLANK?", [*rules, f"BLANK: {BLANK}"]
         if self.mode != "auto":
             return "\n".join([f"start: {opener} body {more}", *rules])
         if text is not None:
@@ -273,13 +312,16 @@ class ToolCallStream:
     """Reads a text as it comes; the deltas joined are the same however it was cut into pieces.
 
     White space around calls belongs to the form and is dropped. Text that starts like a call but is not one (only in
-    unconstrained texts, or where a limit cut it before the arguments) is returned as content, unchanged.
+    unconstrained texts) is returned as content, unchanged. A call that was cut off is the form's as well: without its name
+    it is nothing, with its name a call with as much of its arguments as there is.
     """
 
-    def __init__(self, new_id: Callable[[], str] = new_call_id) -> None:
-        """new_id makes the calls' ids."""
-        self._new_id = new_id
+    def __init__(self, new_id: Callable[[], str] = new_call_id, *, only_calls: bool = False) -> None:
+        """new_id makes the calls' ids. only_calls: there is no text outside calls."""
+        self._new_id, self._only_calls = new_id, only_calls
         self._rest = ""
+        self._blanks = ""  # before the opener that was read last
+        self._follows_call = False  # nothing but blanks since a call
         self._read: Callable[[list[ContentDelta | CallDelta], bool], bool] = self._content
         self._depth, self._quoted, self._escaped = 0, False, False
         # Calls begun so far; "tool_calls" is the finish_reason where the text ended by itself and this is not 0.
@@ -289,8 +331,12 @@ class ToolCallStream:
         """The deltas that a further piece of text completes."""
         return self._drain(text, final=False)
 
-    def finish(self) -> list[ContentDelta | CallDelta]:
-        """The end of the text: the deltas that were held back."""
+    def finish(self, *, cut: bool = False) -> list[ContentDelta | CallDelta]:
+        """The end of the text: the deltas that were held back. cut: a limit ended it."""
+        if self._read == self._content:
+            size = _begun(self._rest)
+            if size and (self._only_calls or self._follows_call or (cut and size >= LIKELY)):
+                self._rest = self._rest[:-size].rstrip()
         return self._drain("", final=True)
 
     def _drain(self, text: str, *, final: bool) -> list[ContentDelta | CallDelta]:
@@ -305,31 +351,41 @@ class ToolCallStream:
     def _content(self, made: list[ContentDelta | CallDelta], final: bool) -> bool:
         at = self._rest.find(OPEN)
         if at >= 0:
-            text, self._rest, self._read = self._rest[:at].rstrip(), self._rest[at + len(OPEN) :], self._head
+            text = self._rest[:at].rstrip()
+            self._blanks, self._rest, self._read = self._rest[len(text) : at], self._rest[at + len(OPEN) :], self._head
         else:
             end = len(self._rest) if final else len(self._rest) - _held(self._rest)
             text, self._rest = self._rest[:end], self._rest[end:]
-            if final and self.num_calls:
+            if final and self._follows_call:
                 text = text.rstrip()
         if text:
+            self._follows_call = False
             made.append(ContentDelta(text))
         return at >= 0
 
     def _head(self, made: list[ContentDelta | CallDelta], final: bool) -> bool:
         found = _HEAD.match(self._rest)
         if found:
-            made.append(CallDelta(self.num_calls, self._new_id(), found[1]))
+            self._begin(made, found["name"])
             self._rest, self._read = self._rest[found.end() :], self._arguments
             self._depth, self._quoted, self._escaped = 0, False, False
-            self.num_calls += 1
             return True
         end = self._rest.find(CLOSE)
         if end < 0 and not final:
             return False
+        if end < 0 and (begun := _BEGUN.fullmatch(self._rest)):
+            if begun["end"]:
+                self._begin(made, begun["name"])
+            self._rest = ""
+            return False
         end = len(self._rest) if end < 0 else end + len(CLOSE)
-        made.append(ContentDelta(OPEN + self._rest[:end]))
-        self._rest, self._read = self._rest[end:], self._content
+        made.append(ContentDelta(self._blanks + OPEN + self._rest[:end]))
+        self._rest, self._read, self._follows_call = self._rest[end:], self._content, False
         return True
+
+    def _begin(self, made: list[ContentDelta | CallDelta], name: str) -> None:
+        made.append(CallDelta(self.num_calls, self._new_id(), name))
+        self.num_calls += 1
 
     def _arguments(self, made: list[ContentDelta | CallDelta], final: bool) -> bool:
         end = len(self._rest)
@@ -356,21 +412,28 @@ class ToolCallStream:
         end = self._rest.find(CLOSE)
         if end < 0:
             return False
-        self._rest, self._read = self._rest[end + len(CLOSE) :], self._content
+        self._rest, self._read, self._follows_call = self._rest[end + len(CLOSE) :], self._content, True
         return True
+
+
+def _begun(text: str) -> int:
+    """Length of the longest end of the text that is the beginning of an opener."""
+    return next((size for size in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:size])), 0)
 
 
 def _held(text: str) -> int:
     """Length of the longest end of the text that may be white space before an opener, or the beginning of one."""
-    partial = next((size for size in range(len(OPEN) - 1, 0, -1) if text.endswith(OPEN[:size])), 0)
-    return len(text) - len(text[: len(text) - partial].rstrip())
+    return len(text) - len(text[: len(text) - _begun(text)].rstrip())
 
 
-def parse_tool_calls(text: str, new_id: Callable[[], str] = new_call_id) -> tuple[str | None, list[ToolCall]]:
-    """(content, calls) of a finished text; content is None where there is nothing but calls."""
-    stream = ToolCallStream(new_id)
+def parse_tool_calls(
+    text: str, new_id: Callable[[], str] = new_call_id, *, only_calls: bool = False, cut: bool = False
+) -> tuple[str | None, list[ToolCall]]:
+    """(content, calls) of a finished text; content is None where there is nothing but calls. The rest is as in
+    ``ToolCallStream``."""
+    stream = ToolCallStream(new_id, only_calls=only_calls)
     content, calls = "", list[ToolCall]()
-    for delta in [*stream.push(text), *stream.finish()]:
+    for delta in [*stream.push(text), *stream.finish(cut=cut)]:
         if isinstance(delta, ContentDelta):
             content += delta.text
         elif delta.id is not None and delta.name is not None:
