@@ -26,6 +26,7 @@ from transformers import (
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import Plan
+from foretell.model import ends
 from foretell.model.cache import KVCache
 from foretell.model.hf.attention import LayerMemory, SlotCache, mask_recipe
 from foretell.model.hf.mode import evaluating
@@ -79,6 +80,7 @@ class TransformersModel(CausalModel):
         self._tokenwise = False
         self._runners = Runner(module), Runner(self._decoder)
         self._has_attention = any(layer.num_heads for layer in self._memory)
+        generation = getattr(module, "generation_config", None)
         self.spec = ModelSpec(
             name=name,
             architecture=type(module).__name__,
@@ -90,7 +92,7 @@ class TransformersModel(CausalModel):
             dtype=module.dtype,
             device=self._device,
             weight_bytes=weight_bytes(module),
-            eos_token_ids=eos_token_ids(module),
+            eos_token_ids=ends.of_configs(generation, module.config.get_text_config(), module.config),
             chains_only=_chains_only(name, module) if self._mixers else "",
         )
         if not self._mixers:
@@ -155,6 +157,7 @@ class TransformersModel(CausalModel):
         except Exception as error:  # transformers, safetensors, accelerate and quantizers raise all kinds
             raise ModelError(f"{name}: transformers could not load it: {first_line(error)}") from error
         refuse_mismatch(info, name=name)
+        ends.drop_default(module.config, Path(path))
         in_place = device_map is not None or sharding is not None
         drop_towers(module, name=name)
         return cls(module if in_place else module.to(device), name=name)
@@ -342,12 +345,3 @@ def weight_bytes(module: PreTrainedModel) -> int:
     read: list[Any] = [p for p in module.parameters() if id(p) not in unread]
     here = (p.to_local() if hasattr(p, "to_local") else p for p in read)  # a DTensor counts all parts as its own
     return sum(p.numel() * p.element_size() for p in here)
-
-
-def eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
-    """The tokens that end a text: the generation configuration's, else the model configuration's."""
-    for config in (getattr(module, "generation_config", None), module.config.get_text_config()):
-        ids = getattr(config, "eos_token_id", None)
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
-    return ()
