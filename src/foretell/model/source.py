@@ -19,7 +19,7 @@ def open_weights(path: Path, *, name: str) -> WeightSource:
         from foretell.model.gguf.weights import GGUFWeights
 
         return GGUFWeights(open_gguf(path, name=name))
-    return SafetensorsWeights(path)
+    return SafetensorsWeights(path, name=name)
 
 
 def read_config(path: Path, *, name: str) -> Any:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -28,6 +29,7 @@ from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import Plan
 from foretell.model import ends
 from foretell.model.cache import KVCache
+from foretell.model.files import WeightFiles, weight_files
 from foretell.model.hf.attention import LayerMemory, SlotCache, mask_recipe
 from foretell.model.hf.mode import evaluating
 from foretell.model.hf.own import own_arguments, replaced
@@ -40,7 +42,7 @@ from foretell.model.hf.split import answering, drop_towers, find_layers, layer_r
 from foretell.model.hf.taps import capture
 from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.recurrent import RecurrentCache
-from foretell.model.source import is_file, open_weights, read_config
+from foretell.model.source import is_file, open_weights, read_config, read_generation
 from foretell.model.target import CausalModel, ModelSpec, Output
 
 logger = logging.getLogger(__name__)
@@ -142,16 +144,15 @@ class TransformersModel(CausalModel):
                 kind, given = _unpacked(Path(path), dtype, name)
                 module, info = kind.from_pretrained(None, dtype=dtype, **report, **given, **placed)
             else:
-                reads_images = needs_tower(AutoConfig.from_pretrained(str(path), local_files_only=True, **code))
-                auto: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-                module, info = auto.from_pretrained(
-                    str(path),
-                    dtype=dtype,
-                    **report,
-                    local_files_only=True,
-                    **code,
-                    **placed,
-                )
+                config = AutoConfig.from_pretrained(str(path), local_files_only=True, **code)
+                auto: Any = AutoModelForImageTextToText if needs_tower(config) else AutoModelForCausalLM
+                given = {"pretrained_model_name_or_path": str(path), "local_files_only": True, **code}
+                stored = weight_files(Path(path), name=name)
+                if stored.strays(name=name):  # transformers would take them, from whichever file comes last
+                    auto, given = _as_indexed(auto, config, stored, name, code)
+                module, info = auto.from_pretrained(dtype=dtype, **report, **given, **placed)
+                if "state_dict" in given:
+                    module.generation_config = read_generation(Path(path), name=name) or module.generation_config
         except ModelError:
             raise
         except Exception as error:  # transformers, safetensors, accelerate and quantizers raise all kinds
@@ -309,6 +310,19 @@ def _unpacked(path: Path, dtype: torch.dtype, name: str) -> tuple[Any, dict[str,
         source = ExpertWeights(source, mixture, name=name)
     tensors = {key: source.read(key, dtype, torch.device("cpu")) for key in source.names}
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], {"config": config, "state_dict": tensors}
+
+
+def _as_indexed(
+    auto: Any, config: Any, stored: WeightFiles, name: str, code: dict[str, bool]
+) -> tuple[Any, dict[str, Any]]:
+    """Class, and configuration and weights, of a checkpoint whose files hold tensors that its index assigns to others."""
+    with torch.device("meta"):
+        kind = type(auto.from_config(config, **code))
+    tensors: dict[str, Tensor] = {}
+    for key, (file, _) in stored.tensors(name=name).items():
+        with safe_open(file, "pt") as opened:
+            tensors[key] = opened.get_tensor(key)
+    return kind, {"pretrained_model_name_or_path": None, "config": config, "state_dict": tensors}
 
 
 def refuse_mismatch(info: dict[str, Any], *, name: str) -> None:
