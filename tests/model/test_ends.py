@@ -2,11 +2,12 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tokenizers import AddedToken
-from transformers import GenerationConfig, PreTrainedTokenizerFast
+from transformers import AutoConfig, GenerationConfig, PreTrainedTokenizerFast
 
 from foretell import Engine, SamplingParams
 from foretell.core.errors import ConfigError
@@ -118,6 +119,26 @@ def test_every_implementation_joins_a_directory_s_ends(
             assert implementation == "native"  # no compiler here
             continue
         assert model.spec.eos_token_ids == found
+
+
+@pytest.mark.parametrize(
+    ("outer", "inner", "generation", "found"),
+    [
+        ({"eos_token_id": 7}, {}, None, (7,)),  # the text model's class would say 1
+        ({}, {"eos_token_id": 7}, None, (7,)),
+        ({"eos_token_id": 7}, {"eos_token_id": [8]}, 9, (9, 8, 7)),
+        ({}, {}, 9, (9,)),
+    ],
+)
+def test_a_model_of_several_parts(
+    tmp_path: Path, outer: dict[str, Any], inner: dict[str, Any], generation: int | None, found: tuple[int, ...]
+) -> None:
+    stated = {"model_type": "gemma3", "text_config": {"model_type": "gemma3_text", **inner}, **outer}
+    (tmp_path / "config.json").write_text(json.dumps(stated))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": generation}))
+    config = ends.drop_default(AutoConfig.from_pretrained(tmp_path), tmp_path)
+    named = SimpleNamespace(eos_token_id=generation)
+    assert ends.of_configs(named, config.get_text_config(), config) == found
 
 
 @pytest.mark.parametrize("kind", [1, 3, 4, 5])

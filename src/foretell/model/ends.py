@@ -42,14 +42,18 @@ def of_configs(generation: Any, *configs: Any) -> tuple[int, ...]:
 
 
 def drop_default(config: Any, path: Path) -> Any:
-    """config without an end that config.json does not state, where generation_config.json names one: the default of Llama's
-    class is 2, which is any token in another vocabulary."""
+    """config without the ends that are defaults of its classes, where the files name others: Llama's is 2, which is any
+    token in another vocabulary. Returns config."""
     stated, generation = _stated(path / "config.json"), _stated(path / "generation_config.json")
-    text = stated.get("text_config")
-    says = "eos_token_id" in stated or (isinstance(text, dict) and "eos_token_id" in text)
-    if not says and generation.get("eos_token_id") is not None:
-        for each in (config, config.get_text_config()):
-            each.eos_token_id = None
+    text = config.get_text_config()
+    levels: list[tuple[Any, dict[str, Any]]] = [(config, stated)]
+    if text is not config:
+        levels.append((text, next((stated[key] for key in stated if getattr(config, key, None) is text), {})))
+    if generation.get("eos_token_id") is None and not any("eos_token_id" in says for _, says in levels):
+        return config  # all that there is
+    for level, says in levels:
+        if "eos_token_id" not in says:
+            level.eos_token_id = None
     return config
 
 
