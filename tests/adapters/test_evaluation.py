@@ -112,6 +112,19 @@ def test_refusals(call: Any, match: str) -> None:
         call()
 
 
+@pytest.mark.parametrize("name", ["min_new_tokens", "min_tokens"])
+@pytest.mark.parametrize("method", ["none", "suffix"])
+def test_a_minimum_holds_against_stop_texts(name: str, method: str) -> None:
+    """Whatever a task stops at, the fewest tokens that it asks for are written first."""
+    made = Evaluation(Engine(table(1), ToyTokenizer(), speculative=method))
+    asked = {"until": list("abcthexyz.!01 \n"), "max_gen_toks": 24, "do_sample": False}
+    (_, short), (_, long) = sorted(made.texts([("ab", asked), ("ab", {**asked, name: 20})]))
+    ids = made.engine.generate("ab", temperature=0.0, max_new_tokens=20, min_new_tokens=20).token_ids
+    assert short == ""
+    assert long.startswith(ToyTokenizer().decode(ids).rstrip("\ufffd"))
+    assert len(long) >= 10
+
+
 TASK = """task: {name}
 dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from foretell import Completion, Engine, Piece, Request, SamplingParams
 from foretell.methods.draft_model.drafter import DraftModel
@@ -126,6 +128,87 @@ def test_stop_texts(pieces: list[bytes], stop: tuple[str, ...], text: str, count
         assert found.text.startswith(text)
     else:
         assert (found.text, len(found.token_ids), found.finish_reason) == (text, count, "stop")
+
+
+@pytest.mark.parametrize(
+    ("pieces", "stop", "minimum", "text", "count"),
+    [
+        ([b"a", b"b", b"a", b"b", b"x"], ("b",), 1, "a", 2),  # the first token past the minimum may end the text
+        ([b"a", b"b", b"a", b"b", b"x"], ("b",), 2, "aba", 4),  # the minimum's last token may not
+        ([b"a", b"b", b"x", b"y", b"x"], ("b",), 3, "abxyxxy", None),  # and what it wrote never does later
+        ([b"a", b"b", b"c", b"x", b"y"], ("bc",), 2, "a", 3),  # begun before, complete after
+        ([b"a", b"b", b"c", b"x", b"y"], ("bc", "cx"), 3, "ab", 4),
+        ([b"a", b"a", b"a", b"a", b"x"], ("aa",), 2, "a", 3),  # overlaps the one that was passed over
+        ([b"a", b"b", b"a", b"b", b"a", b"x"], ("aba",), 3, "ab", 5),
+        ([b"abc", b"abc", b"x"], ("b",), 1, "abca", 2),
+        ([b"the", b" ", b"end", b"x"], ("e e",), 2, "th", 3),
+        ([b"x", b"\xe2\x82", b"\xac", b"y"], ("€",), 2, "x", 3),  # the token past the minimum completes the character
+        ([b"x", b"\xe2\x82", b"\xac", b"\xe2\x82", b"\xac", b"y"], ("€",), 3, "x€", 5),
+        ([b"x", b"\xc3", b"\xa9", b"x", b"y"], ("x",), 1, "xé", 4),
+    ],
+)
+def test_min_new_tokens_holds_against_stop_texts(
+    pieces: list[bytes], stop: tuple[str, ...], minimum: int, text: str, count: int | None
+) -> None:
+    """A stop text ends the output where a token past the minimum completes it, wherever it began."""
+    script = [*ids_of(*pieces), *AFTER]
+    limit = len(pieces) + 2
+    found = both(scripted(script), script, stop=stop, min_new_tokens=minimum, max_new_tokens=limit)
+    if count is None:
+        assert (found.text, found.finish_reason) == (text, "length")
+    else:
+        assert (found.text, found.num_tokens, found.finish_reason) == (text, count, "stop")
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_stop_text_that_waited_for_half_a_character_counts_as_written_before(count: int) -> None:
+    """The token "zz" with half a character after it is the minimum's last: its text is known one token later."""
+    tokenizer = ToyTokenizer([*PIECES[:-1], b"zz\xc3"])
+    script = [ID[b"x"], VOCAB - 1, ID[b"\xa9"], *AFTER]
+    engine = Engine(scripted(script), tokenizer)
+    found = engine.generate([4, 4], temperature=0.0, min_new_tokens=count, max_new_tokens=4, stop=("zz",))
+    assert (found.text, found.finish_reason) == ("xzzéx", "length")
+    found = engine.generate([4, 4], temperature=0.0, min_new_tokens=count, max_new_tokens=3, stop=("é",))
+    assert (found.text, found.finish_reason) == (("xzz", "stop") if count == 2 else ("xzzé", "length"))
+
+
+def test_min_new_tokens_of_all_tokens_leaves_no_stop_text() -> None:
+    """At the limit the rest of the text is released, and must not end it either."""
+    tokenizer = ToyTokenizer([*PIECES[:-1], b"zz\xe2"])
+    engine = Engine(scripted([ID[b"x"], VOCAB - 1]), tokenizer)
+    found = engine.generate([4, 4], temperature=0.0, min_new_tokens=2, max_new_tokens=2, stop=("zz",))
+    assert (found.text, found.finish_reason) == ("xzz\ufffd", "length")
+
+
+def test_a_stop_text_that_was_passed_over_is_shown_at_once() -> None:
+    """Only what may still become one is held back."""
+    script = [*ids_of(b"a", b"b", b"c", b"x", b"a", b"b"), *AFTER]
+    engine = draft_engine(scripted(script), scripted(script), 5)
+    pieces = [
+        piece.text for piece in engine.stream([4, 4], temperature=0.0, max_new_tokens=7, stop=("ab",), min_new_tokens=5)
+    ]
+    assert pieces == ["", "ab", "c", "x", "", ""]
+
+
+@given(data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_min_new_tokens_is_one_rule_for_all_methods(data: st.DataObject) -> None:
+    """Random scripts, stop texts and minima: plain decoding is as the rule says, and guessing is as plain decoding."""
+    alphabet = [b"a", b"b", b"x", b"ab", b"abc", b" "]
+    pieces = data.draw(st.lists(st.sampled_from(alphabet), min_size=4, max_size=12))
+    stop = tuple(data.draw(st.lists(st.text("abx ", min_size=1, max_size=3), min_size=1, max_size=3)))
+    minimum = data.draw(st.integers(0, len(pieces)))
+    script = ids_of(*pieces)
+    found = both(scripted(script), script, stop=stop, min_new_tokens=minimum, max_new_tokens=len(pieces))
+    for count in range(minimum + 1, len(pieces) + 1):
+        before, text = (b"".join(pieces[:until]).decode() for until in (max(minimum, count - 1), count))
+        ends = [
+            at for each in stop for at in range(len(text)) if text.startswith(each, at) and at + len(each) > len(before)
+        ]
+        if ends:
+            assert (found.num_tokens, found.text, found.finish_reason) == (count, text[: min(ends)], "stop")
+            return
+    assert (found.num_tokens, found.finish_reason) == (len(pieces), "length")
 
 
 def test_pieces_never_hold_part_of_a_stop_text() -> None:

@@ -425,8 +425,21 @@ def test_reads_shards(tmp_path: Path) -> None:
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     assert formats.load(path).num_parameters > 0
     (path / "model-2.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"names model-2\.safetensors, which is missing"):
+    with pytest.raises(ModelError, match=r"1 of 2 weight files are missing .*model-2\.safetensors"):
         formats.load(path)
+
+
+@pytest.mark.parametrize("layout", ["medusa", "medusa_vllm"])
+def test_a_head_that_replaces_another_is_the_one_that_is_read(tmp_path: Path, layout: str) -> None:
+    """Files of other layouts, and indices of shards, do not outlive what they described."""
+    formats.save(medusa(), tmp_path)
+    index = tmp_path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": {"0.linear.weight": "model-1.safetensors"}}))
+    head = medusa()
+    formats.save(head, tmp_path, layout)
+    assert not index.exists()
+    found = formats.load(tmp_path).state_dict()
+    assert all(torch.equal(found[key], tensor) for key, tensor in head.state_dict().items())
 
 
 def test_the_three_numberings_agree(tmp_path: Path) -> None:

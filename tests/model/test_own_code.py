@@ -69,10 +69,12 @@ def test_a_revision_and_code_are_asked_of_the_hub(monkeypatch: pytest.MonkeyPatc
     from huggingface_hub.errors import RevisionNotFoundError
 
     asked: list[tuple[str, str | None, bool]] = []
-    (tmp_path / "x.safetensors").write_text("")
+    (tmp_path / "model.safetensors").write_text("")
+    pickles: list[bool] = []
 
     def download(repo: str, *, revision: str | None, allow_patterns: list[str]) -> str:
         asked.append((repo, revision, "*.py" in allow_patterns))
+        pickles.append("*.bin" in allow_patterns)
         if revision == "gone":
             raise RevisionNotFoundError("404", response=httpx.Response(404, request=httpx.Request("GET", "http://x")))
         return str(tmp_path)
@@ -81,5 +83,8 @@ def test_a_revision_and_code_are_asked_of_the_hub(monkeypatch: pytest.MonkeyPatc
     assert resolve("owner/name@v1.2") == tmp_path
     assert resolve("owner/name", code=True) == tmp_path
     assert asked == [("owner/name", "v1.2", False), ("owner/name", None, True)]
+    (tmp_path / "model.safetensors").rename(tmp_path / "adapter_model.safetensors")  # which no reader takes for weights
+    assert resolve("owner/name") == tmp_path
+    assert pickles == [False, False, False, True]
     with pytest.raises(ModelError, match="owner/name has no revision 'gone'"):
         resolve("owner/name@gone")

@@ -50,6 +50,25 @@ def test_the_text_is_the_engines(client: openai.OpenAI, bundled: Service) -> Non
         assert (done.usage.prompt_tokens, done.usage.completion_tokens) == (wanted.num_prompt_tokens, wanted.num_tokens)
 
 
+@pytest.mark.parametrize("speculative", [False, {"method": "suffix"}, None])
+def test_min_tokens_holds_against_stop_texts(client: openai.OpenAI, speculative: Any) -> None:
+    """Whole and streamed, in every choice: a stop text of the first tokens ends nothing, one after them does."""
+    given: Any = {"model": "bundled", "messages": ASK, "seed": 8, "max_tokens": 24, "n": 2, "stop": ["e", " "]}
+    extra = {"min_tokens": 12, "speculative": speculative}
+    done = client.chat.completions.create(**given, extra_body=extra)
+    short = client.chat.completions.create(**given, extra_body={"speculative": speculative})
+    texts = [choice.message.content or "" for choice in done.choices]
+    assert all({"e", " "} & set(text) for text in texts)
+    assert done.usage is not None
+    assert done.usage.completion_tokens >= 2 * 12
+    assert all(not {"e", " "} & set(choice.message.content or "") for choice in short.choices)
+    streamed = ["", ""]
+    for chunk in client.chat.completions.create(**given, extra_body=extra, stream=True):
+        for choice in chunk.choices:
+            streamed[choice.index] += choice.delta.content or ""
+    assert streamed == texts
+
+
 @pytest.mark.parametrize(
     "speculative", [False, {"method": "ngram"}, {"num_speculative_tokens": 2}, {"method": "suffix"}]
 )

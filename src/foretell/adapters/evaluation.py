@@ -18,8 +18,10 @@ from foretell.engine.request import token_ids
 
 LENGTHS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names that tasks give the most tokens to write, the strongest first."""
+LEAST = ("min_new_tokens", "min_tokens")
+"""Names that tasks give the fewest tokens to write, the strongest first."""
 SAMPLED = ("top_k", "top_p", "min_p", "repetition_penalty")
-KNOWN = (*LENGTHS, *SAMPLED, "until", "do_sample", "temperature", "seed")
+KNOWN = (*LENGTHS, *LEAST, *SAMPLED, "until", "do_sample", "temperature", "seed")
 
 
 @dataclass(frozen=True)
@@ -172,6 +174,7 @@ class Evaluation:
         until = given.get("until") or []
         stop = [until] if isinstance(until, str) else list(until)
         limits = [given[name] for name in LENGTHS if given.get(name) is not None]
+        minima = [given[name] for name in LEAST if given.get(name) is not None]
         temperature = given.get("temperature")
         does_sample = given.get("do_sample")
         if does_sample is None:
@@ -181,6 +184,7 @@ class Evaluation:
         return SamplingParams(
             **settings,
             temperature=float(1.0 if temperature is None else temperature) if does_sample else 0.0,
+            min_new_tokens=int(minima[0]) if minima else 0,
             max_new_tokens=int(limits[0]) if limits else self.max_gen_toks,
             stop=tuple(text for text in stop if text),
             seed=derive_seed(base, index) & MAX_SEED,

@@ -52,7 +52,7 @@ class SamplingParams:
         dict, "Token ids and what is added to their logits, e.g. '{\"42\": -5}'.", metavar="JSON"
     )
     banned_token_ids: Sequence[int] = ()
-    min_new_tokens: int = setting(0, "No end token before that many.")
+    min_new_tokens: int = setting(0, "No end token and no stop text before that many.")
     max_new_tokens: int = setting(128, "The most tokens to write.", envvar="FORETELL_MAX_NEW_TOKENS")
     stop: Sequence[str] = setting((), "Stop before this text; may be repeated.")  # a text, or several
     stop_token_ids: Sequence[int] = ()  # further end tokens

@@ -32,6 +32,7 @@ from foretell.engine.stream import Stream
 from foretell.engine.submission import Submission
 from foretell.engine.text import Tokenizer
 from foretell.methods.acceptance.stopping import can_stop, check_stop
+from foretell.model.ends import with_tokenizer
 from foretell.model.load import ModelInMemory, as_model, load_model, load_tokenizer
 from foretell.model.prefill import round_up
 from foretell.planner.planner import Planner
@@ -64,7 +65,7 @@ class Engine:
         """model: a loaded model, of foretell or of transformers. draft: a loaded draft model, which the configuration
         names by ``draft.spec.name``. draft_tokenizer: its tokenizer, where its vocabulary is another (None: the one beside
         its files, or for a model in memory the target's). method: the loaded method of the configuration; None: load it
-        here.
+        here. End tokens that the tokenizer or its chat template knows are added to ``model.spec``.
 
         width > 0 runs every decode pass with that many nodes a row (see ``step``). prefix_memory_gib: how much KV of
         texts is kept for prompts that begin alike: a known prefix is not read again. speculation: "on" guesses as deep as
@@ -79,6 +80,7 @@ class Engine:
         prefix_memory_gib = value_of(prefix_memory_gib, float, "prefix_memory_gib")
         self.model, self.tokenizer, self.width = as_model(model), tokenizer, width
         model = self.model
+        model.spec = with_tokenizer(model.spec, tokenizer)
         given = None if draft is None else as_model(draft)
         self._drafts = Drafts(model, tokenizer, given, draft_tokenizer, trusts_code=trust_remote_code)
         if speculation not in ("on", "auto"):

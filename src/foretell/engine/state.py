@@ -88,7 +88,7 @@ class Row:
             offset = len(self.text.text)
             is_end = token in self.end_ids
             if not is_end:
-                self.text.push(token)
+                self.text.push(token, may_stop=len(self.token_ids) > self.params.min_new_tokens)
             if is_end or self.text.stopped:
                 self.finish_reason = "stop"
             elif len(self.token_ids) >= self.max_tokens:

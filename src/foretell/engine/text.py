@@ -42,18 +42,24 @@ class TextStream:
         self._window = 0  # first token of the decoding window
         self._decoded = 0  # tokens whose text is in self.text
         self._given = 0  # characters already handed out by take
+        self._may_stop = True
+        self._passed = 0  # characters of tokens that may not stop
         self._begun = [0] * len(self.stop)  # how many characters of each stop text the text ends with
         self._followed = 0  # characters of the text that this holds for
         self._final = False
         self._known = _texts(tokenizer)
         self._joins = joins(tokenizer)
 
-    def push(self, token: int) -> None:
-        """Append a token; afterwards ``stopped`` says whether a stop text is complete."""
+    def push(self, token: int, *, may_stop: bool = True) -> None:
+        """Append a token; afterwards ``stopped`` says whether a stop text is complete. may_stop: False for a token that
+        ends no text: stop texts count only where a later token completes them."""
         if self.tokenizer is None or self.stopped:
             return
         self._ids.append(token)
+        self._may_stop = may_stop
         self._decode(final=False)
+        if self.stop and not may_stop:
+            self._passed = len(self.text) + self._num_waiting()
 
     def finish(self) -> None:
         """No more tokens: release held-back text (an incomplete character becomes U+FFFD, an incomplete stop text
@@ -99,7 +105,10 @@ class TextStream:
         searched = len(self.text)
         self.text += piece
         self._window, self._decoded = self._decoded, decoded
-        found = [self.text.find(stop, max(0, searched - len(stop) + 1)) for stop in self.stop]
+        if not self._may_stop:
+            return
+        begin = max(searched, self._passed)
+        found = [self.text.find(stop, max(0, begin - len(stop) + 1)) for stop in self.stop]
         if any(at >= 0 for at in found):
             self.text, self.stopped = self.text[: min(at for at in found if at >= 0)], True
 
@@ -114,11 +123,19 @@ class TextStream:
         if len(settled) > len(before) and settled + self._text_of(self._ids[cut:]) == now:
             self._add(settled[len(before) :], cut)
 
+    def _num_waiting(self) -> int:
+        """How many whole characters wait for an incomplete one after them."""
+        if self._decoded == len(self._ids):
+            return 0
+        before, now = self._text_of(self._ids[self._window : self._decoded]), self._text_of(self._ids[self._window :])
+        return len(now[len(before) :].rstrip("\ufffd"))
+
     def _held(self) -> int:
         """Length of the longest end of the text that may become a stop text."""
         text, self._followed = self.text[self._followed :], len(self.text)
         for place, stop in enumerate(self.stop):
-            self._begun[place] = _follow(stop, self._begun[place], text)
+            begun = _follow(stop, self._begun[place], text)
+            self._begun[place] = begun if begun < len(stop) else _borders(stop)[-1]  # a whole one that did not stop
         return max(self._begun, default=0)
 
 

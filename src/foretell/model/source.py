@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Any
 
+from foretell.model.ends import drop_default
 from foretell.model.llama.weights import SafetensorsWeights, WeightSource
 
 
@@ -18,7 +19,7 @@ def open_weights(path: Path, *, name: str) -> WeightSource:
         from foretell.model.gguf.weights import GGUFWeights
 
         return GGUFWeights(open_gguf(path, name=name))
-    return SafetensorsWeights(path)
+    return SafetensorsWeights(path, name=name)
 
 
 def read_config(path: Path, *, name: str) -> Any:
@@ -30,7 +31,7 @@ def read_config(path: Path, *, name: str) -> Any:
         return read(open_gguf(path, name=name))
     from transformers import AutoConfig
 
-    return AutoConfig.from_pretrained(str(path), local_files_only=True)
+    return drop_default(AutoConfig.from_pretrained(str(path), local_files_only=True), path)
 
 
 def read_generation(path: Path, *, name: str) -> Any:

@@ -217,7 +217,7 @@ def test_a_checkpoint_without_a_module(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match=r"has no MTP head: none of its \d+ tensors .*'layers\.0\.eh_proj\.weight'"):
         load(tmp_path)
     (tmp_path / "model.safetensors").unlink()
-    with pytest.raises(ModelError, match=r"no model\.safetensors in .*; an MTP head is read from a directory"):
+    with pytest.raises(ModelError, match=r"no weights in .*; expected model\.safetensors"):
         load(tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(ModelError, match=r"no config\.json in"):

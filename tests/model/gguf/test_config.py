@@ -12,7 +12,7 @@ from foretell.model.gguf.config import end_ids, read_config, read_generation
 from foretell.model.gguf.file import open_gguf
 from foretell.model.llama.shape import read_shape
 from tests.cli import checkpoint
-from tests.model.gguf.make import write
+from tests.model.gguf.make import _add, write
 from tests.model.tiny import tiny_module
 
 KEYS = (
@@ -127,20 +127,36 @@ def test_what_cannot_be_used_is_said(tmp_path: Path, metadata: dict[str, Any], s
         read(write(tmp_path / "x.gguf", tiny_module("llama"), metadata=metadata))
 
 
-def test_end_tokens(tmp_path: Path) -> None:
-    """What the file names, and control tokens that end a turn in every vocabulary; a word of that spelling does not."""
+TOKENS = ["a", "<|im_end|>", "<|eot_id|>", "</s>", "<|end|>", "b", "<eos>"]
+
+
+@pytest.mark.parametrize(
+    ("types", "keys", "found"),
+    [
+        ([1, 3, 1, 3, 4, 1, 1], {"eos_token_id": 3}, [3, 2, 1, 4]),  # a marker ends an answer whatever its type
+        ([1, 1, 5, 1, 6, 1, 1], {"eos_token_id": 5}, [5, 2, 1, 4]),  # but "</s>" is a word where it is no special token
+        ([1, 1, 1, 1, 1, 1, 3], {}, [2, 1, 4, 6]),
+        ([3] * 7, {"eos_token_id": 0, "eot_token_id": 5, "eom_token_id": 1}, [0, 5, 1, 2, 4, 3, 6]),
+        ([1] * 7, {"eos_token_ids": [5, 0]}, [5, 0, 2, 1, 4]),
+        ([1] * 7, {"eos_token_id": [0, 5], "eot_token_id": 99}, [0, 5, 2, 1, 4]),  # 99 is no token
+        (None, {"eos_token_id": 5}, [5, 2, 1, 4]),
+    ],
+)
+def test_end_tokens(tmp_path: Path, types: list[int] | None, keys: dict[str, Any], found: list[int]) -> None:
+    """What the file names, by one id or by several, and the markers of its vocabulary."""
     path = tmp_path / "x.gguf"
     writer = GGUFWriter(path, "llama")
-    writer.add_array("tokenizer.ggml.tokens", ["a", "<|im_end|>", "<|eot_id|>", "</s>", "<|end|>"])
-    writer.add_array("tokenizer.ggml.token_type", [1, 3, 1, 3, 4])
-    writer.add_uint32("tokenizer.ggml.eos_token_id", 3)
+    _add(writer, "tokenizer.ggml.tokens", TOKENS)
+    _add(writer, "tokenizer.ggml.token_type", types)
+    for key, value in keys.items():
+        _add(writer, f"tokenizer.ggml.{key}", value)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     file = open_gguf(path, name="x")
-    assert end_ids(file) == [1, 3]
-    assert read_generation(file).eos_token_id == [1, 3]
+    assert end_ids(file) == found
+    assert read_generation(file).eos_token_id == found
 
 
 def test_the_head_is_tied_where_there_is_none(tmp_path: Path) -> None:

@@ -15,12 +15,14 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
-from foretell.model.checkpoint import read_header, read_index, read_json
+from foretell.model.files import PICKLED, SAFETENSORS, read_header, read_json, weight_files
 
-WEIGHTS = "model.safetensors"
+WEIGHTS = SAFETENSORS
 MEDUSA_WEIGHTS = "medusa_lm_head.safetensors"
-WEIGHT_FILES = (WEIGHTS, MEDUSA_WEIGHTS, "pytorch_model.bin", "medusa_lm_head.pt")
-"""Files that hold the weights of a head, in order of preference. The first also with ``.index.json``, naming shards."""
+WEIGHT_FILES = (WEIGHTS, MEDUSA_WEIGHTS, PICKLED, "medusa_lm_head.pt")
+"""Files that hold the weights of a head, in order of preference; each also with ``.index.json``, naming shards."""
+HOLDERS = (*WEIGHT_FILES, *(f"{file}.index.json" for file in WEIGHT_FILES))
+"""These files and their indices: what a directory that is written anew must not keep."""
 
 
 def read_config(path: Path, *, name: str) -> dict[str, Any]:
@@ -43,20 +45,9 @@ def read_tensors(path: Path, *, name: str, prefer: str = WEIGHTS) -> dict[str, T
     damaged.
     """
     known = sorted(WEIGHT_FILES, key=lambda file: file != prefer)  # stable: the preferred one first
-    files = [path / file for file in known if (path / file).is_file()][:1]
-    index = path / f"{WEIGHTS}.index.json"
-    if not files and index.is_file():
-        shards = sorted(set(read_index(index, name=name).values()))
-        files = [path / shard for shard in shards]
-        absent = [file.name for file in files if not file.is_file()]
-        if absent:
-            raise ModelError(f"{name}: {index.name} names {absent[0]}, which is missing; download it again")
-    if not files:
-        raise ModelError(f"{name}: no weights in {path}; expected {WEIGHTS} (or {', '.join(WEIGHT_FILES[1:])})")
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        tensors |= _read(file, name=name)
-    return tensors
+    stored = weight_files(path, name=name, known=known)
+    held = {file.name: _read(file, name=name) for file in stored.files}
+    return {key: held[file][key] for key, file in stored.owners(held).items()}
 
 
 def _read(file: Path, *, name: str) -> dict[str, Tensor]:

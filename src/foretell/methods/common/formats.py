@@ -34,7 +34,7 @@ from torch import Tensor
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError, nearest
 from foretell.core.registry import load_reference
-from foretell.methods.common.files import WEIGHT_FILES, as_json, read_config, read_tensors, replace
+from foretell.methods.common.files import HOLDERS, as_json, read_config, read_tensors, replace
 from foretell.methods.common.head import Head
 from foretell.methods.common.keys import Keys
 from foretell.methods.common.layout import MARKER, Found, Layout, TargetInfo, architecture, check_layer_ids, fill
@@ -102,7 +102,7 @@ def save(
         for name, tensor in head.state_dict().items()
     }
     files = {chosen.weights: to_bytes(tensors, metadata={"format": "pt"}), "config.json": as_json(config)}
-    replace(Path(path), files, stale=[file for file in WEIGHT_FILES if file != chosen.weights])
+    replace(Path(path), files, stale=[file for file in HOLDERS if file != chosen.weights])
 
 
 def load(path: str | Path, *, num_layers: int | None = None, name: str | None = None) -> Head:
@@ -178,7 +178,7 @@ def _open(path: Path, name: str) -> tuple[dict[str, Any], dict[str, Tensor], Lay
 
 def _check_ours(path: Path) -> None:
     """Refuse to overwrite files of other tools: a wrong --out must not destroy a model."""
-    if not any((path / file).exists() for file in ("config.json", *WEIGHT_FILES)):
+    if not any((path / file).exists() for file in ("config.json", *HOLDERS)):
         return
     config = read_config(path, name=str(path)) if (path / "config.json").is_file() else {}
     if not marker(config):

@@ -12,13 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
+from foretell.methods.common.files import read_tensors
 from foretell.methods.common.sizes import check_ids
 from foretell.methods.draft_model.narrow import NarrowModel
-from foretell.model.checkpoint import read_header, read_json, resolve
+from foretell.model.checkpoint import resolve
+from foretell.model.files import read_json
 from foretell.model.llama import shape as llama
 from foretell.model.llama.lean import LeanModel
 from foretell.model.llama.native import NativeModel
@@ -44,14 +46,10 @@ def load_borrowed(path: Path, target: CausalModel, *, name: str, weights: str = 
     about = getattr(config, BORROWS)
     delattr(config, BORROWS)  # what is put together here is whole
     _check_target(config, about, target, name)
-    file = path / "model.safetensors"
-    if not file.is_file():
-        raise ModelError(f"{name}: no model.safetensors in {path}")
-    read_header(file, name=name)  # complains of one that is cut short
-    tensors = load_file(file)
+    tensors = read_tensors(path, name=name)
     tokens = _tokens(tensors.pop(TOKENS, None), spec.vocab_size, name)
     shape = llama.read_shape(config)
-    _check_tensors(tensors, shape, name, file.name)
+    _check_tensors(tensors, shape, name)
     tensors[llama.EMBEDDING] = _embedding(target)
     return NarrowModel(_build(config, shape, tensors, target, name, weights), tokens)
 
@@ -108,7 +106,7 @@ def likeness(target: CausalModel, sample: Tensor) -> float:
 
 def _tokens(found: Tensor | None, vocab_size: int, name: str) -> Tensor:
     if found is None or found.ndim != 1 or not len(found):
-        raise ModelError(f"{name}: model.safetensors has no list {TOKENS!r} of the tokens that it guesses")
+        raise ModelError(f"{name}: the draft has no list {TOKENS!r} of the tokens that it guesses")
     check_ids(found, len(found), vocab_size, name=name, of=repr(TOKENS), hint=", ascending")
     tokens = found.long()
     if not bool((tokens.diff() > 0).all()):
@@ -116,25 +114,25 @@ def _tokens(found: Tensor | None, vocab_size: int, name: str) -> Tensor:
     return tokens
 
 
-def _check_tensors(tensors: Mapping[str, Tensor], shape: llama.LlamaShape, name: str, file: str) -> None:
+def _check_tensors(tensors: Mapping[str, Tensor], shape: llama.LlamaShape, name: str) -> None:
     """Raise ModelError where a tensor is missing, or not what the configuration says: kernels read as many numbers."""
     if shape.num_layers > len(tensors):  # before as many names are made
-        raise ModelError(f"{name}: num_hidden_layers is {shape.num_layers}, and {file} holds {len(tensors)} tensors")
+        raise ModelError(f"{name}: num_hidden_layers is {shape.num_layers}, and the draft holds {len(tensors)} tensors")
     expected = _shapes(shape)
     missing = sorted(expected.keys() - tensors.keys())
     if missing:
-        raise ModelError(f"{name}: {file} lacks {len(missing)} tensors, {missing[0]} among them; fetch it again")
+        raise ModelError(f"{name}: the draft lacks {len(missing)} tensors, {missing[0]} among them; fetch it again")
     for key, sizes in expected.items():
         found = tensors[key]
         if tuple(found.shape) != sizes or not found.is_floating_point() or not bool(found.isfinite().all()):
             kind = str(found.dtype).removeprefix("torch.")
             raise ModelError(
-                f"{name}: {key} of {file} is {list(found.shape)} of {kind}, and config.json says {list(sizes)} finite "
+                f"{name}: {key} of the draft is {list(found.shape)} of {kind}, and config.json says {list(sizes)} finite "
                 "numbers; fetch it again"
             )
     other = sorted(key for key in tensors.keys() - expected.keys() if not key.endswith((".bias", "_norm.weight")))
     if other:
-        raise ModelError(f"{name}: {file} holds {other[0]}, which config.json has no place for; fetch it again")
+        raise ModelError(f"{name}: the draft holds {other[0]}, which config.json has no place for; fetch it again")
 
 
 def _shapes(shape: llama.LlamaShape) -> dict[str, tuple[int, ...]]:

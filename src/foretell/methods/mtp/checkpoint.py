@@ -21,7 +21,7 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from foretell.core.errors import ModelError
-from foretell.model.checkpoint import read_index
+from foretell.model.files import weight_files
 
 
 @dataclass(frozen=True)
@@ -106,9 +106,9 @@ def read(path: Path, *, name: str) -> MTPTensors:
             continue
         tensor_name = inner.removesuffix(".weight")
         if tensor_name in layout.own:
-            own[tensor_name] = _read(path / file, key, name=name)
+            own[tensor_name] = _read(file, key, name=name)
         elif inner.startswith(layout.block) or not layout.block:
-            block[inner.removeprefix(layout.block)] = _read(path / file, key, name=name)
+            block[inner.removeprefix(layout.block)] = _read(file, key, name=name)
         elif not re.match(r"layers\.\d+\.", inner):  # of a further module
             raise ModelError(f"{name}: tensor {key} is unknown in an MTP head of kind {layout.families}")
     missing = [f"{prefix}{key}.weight" for key in layout.own if key not in own]
@@ -122,19 +122,12 @@ def _example(layout: MTPLayout) -> str:
     return f"{prefix}{layout.projection}.weight"
 
 
-def _files(path: Path, *, name: str) -> dict[str, str]:
+def _files(path: Path, *, name: str) -> dict[str, Path]:
     """The file of each tensor. Raises ModelError."""
-    index = path / "model.safetensors.index.json"
-    if path.is_dir() and index.is_file():
-        return read_index(index, name=name)
-    file = path / "model.safetensors"
-    if not file.is_file():
+    stored = weight_files(path, name=name) if path.is_dir() else None
+    if stored is None or not stored.is_safetensors:
         raise ModelError(f"{name}: no model.safetensors in {path}; an MTP head is read from a directory of safetensors")
-    try:
-        with safe_open(file, "pt") as opened:
-            return dict.fromkeys(opened.keys(), file.name)
-    except SafetensorError as error:
-        raise ModelError(f"{name}: {file.name} cannot be read ({error}); download it again") from error
+    return {key: file for key, (file, _) in stored.tensors(name=name).items()}
 
 
 def _read(file: Path, key: str, *, name: str) -> Tensor:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, GenerationConfig
 
 from foretell.core.errors import ModelError
 from foretell.kernels.dequantise import dequantise_into
+from foretell.model import ends
 from foretell.model.gguf.file import GGUFFile, listed
 from foretell.model.gguf.weights import architecture_of
 
@@ -32,8 +33,6 @@ CLASSES = {
     "qwen2moe": "Qwen2MoeForCausalLM",
     "qwen3moe": "Qwen3MoeForCausalLM",
 }
-END_OF_TURN = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>")
-"""Control tokens that end an answer wherever a vocabulary has them; llama.cpp stops at the same."""
 _CONTROL = 3  # the token type of control tokens
 _GEMMA_PATTERN = 6  # every sixth layer of Gemma 3 sees the whole text
 _GEMMA_27B_LAYERS = 62
@@ -95,14 +94,14 @@ def read_generation(file: GGUFFile) -> GenerationConfig:
 
 
 def end_ids(file: GGUFFile) -> list[int] | None:
-    """Tokens that end an answer: those that the file names, and its control tokens of a known name."""
-    keys = ("eos", "eot", "eom")
-    found = {value for key in keys if type(value := file.get(f"tokenizer.ggml.{key}_token_id")) is int}
+    """Tokens that end an answer: those that the file names, by one id or by several, and its markers."""
+    keys = [f"tokenizer.ggml.{name}_token_id{plural}" for name in ("eos", "eot", "eom") for plural in ("", "s")]
     tokens, types = listed(file, "tokens", str), listed(file, "token_type", int)
-    if len(tokens) == len(types):
-        wanted = set(END_OF_TURN)
-        found |= {i for i, token in enumerate(tokens) if types[i] == _CONTROL and token in wanted}
-    return sorted(found) or None
+    wanted = {*ends.MARKERS, *ends.SPECIAL_MARKERS}
+    known = {token: index for index, token in enumerate(tokens) if token in wanted}
+    marked = ends.marked(known, lambda index: types[index : index + 1] == [_CONTROL])
+    found = ends.joined(*(file.get(key) for key in keys), marked)
+    return [index for index in found if not tokens or index < len(tokens)] or None
 
 
 def _token(file: GGUFFile, key: str) -> int | None:

@@ -14,6 +14,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from foretell.core.errors import ModelError
+from foretell.model.gguf.config import end_ids
 from foretell.model.gguf.file import GGUFFile, listed
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # token types (llama.cpp, ``llama_token_type``)
@@ -62,6 +63,8 @@ def read_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
     if len(types) != len(tokens) or len(tokens) > rows:
         counts = f"{len(tokens)} tokens, {len(types)} token types and {rows} rows of the embedding"
         raise ModelError(f"{file.name}: {file.path.name} is damaged: it has {counts}")
+    ends = set(end_ids(file) or ())  # special whatever their type: they are no part of a text
+    types = [CONTROL if index in ends else type_ for index, type_ in enumerate(types)]
     kind = file.get("tokenizer.ggml.model")
     if kind == "gpt2":
         inner, bos = _byte_level(file, tokens, types)

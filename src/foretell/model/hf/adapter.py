@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import torch
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -26,7 +27,9 @@ from transformers import (
 
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.tree import Plan
+from foretell.model import ends
 from foretell.model.cache import KVCache
+from foretell.model.files import WeightFiles, weight_files
 from foretell.model.hf.attention import LayerMemory, SlotCache, mask_recipe
 from foretell.model.hf.mode import evaluating
 from foretell.model.hf.own import own_arguments, replaced
@@ -39,7 +42,7 @@ from foretell.model.hf.split import answering, drop_towers, find_layers, layer_r
 from foretell.model.hf.taps import capture
 from foretell.model.llama.mixture import ExpertWeights, mixture_of
 from foretell.model.recurrent import RecurrentCache
-from foretell.model.source import is_file, open_weights, read_config
+from foretell.model.source import is_file, open_weights, read_config, read_generation
 from foretell.model.target import CausalModel, ModelSpec, Output
 
 logger = logging.getLogger(__name__)
@@ -79,6 +82,7 @@ class TransformersModel(CausalModel):
         self._tokenwise = False
         self._runners = Runner(module), Runner(self._decoder)
         self._has_attention = any(layer.num_heads for layer in self._memory)
+        generation = getattr(module, "generation_config", None)
         self.spec = ModelSpec(
             name=name,
             architecture=type(module).__name__,
@@ -90,7 +94,7 @@ class TransformersModel(CausalModel):
             dtype=module.dtype,
             device=self._device,
             weight_bytes=weight_bytes(module),
-            eos_token_ids=eos_token_ids(module),
+            eos_token_ids=ends.of_configs(generation, module.config.get_text_config(), module.config),
             chains_only=_chains_only(name, module) if self._mixers else "",
         )
         if not self._mixers:
@@ -140,21 +144,21 @@ class TransformersModel(CausalModel):
                 kind, given = _unpacked(Path(path), dtype, name)
                 module, info = kind.from_pretrained(None, dtype=dtype, **report, **given, **placed)
             else:
-                reads_images = needs_tower(AutoConfig.from_pretrained(str(path), local_files_only=True, **code))
-                auto: Any = AutoModelForImageTextToText if reads_images else AutoModelForCausalLM
-                module, info = auto.from_pretrained(
-                    str(path),
-                    dtype=dtype,
-                    **report,
-                    local_files_only=True,
-                    **code,
-                    **placed,
-                )
+                config = AutoConfig.from_pretrained(str(path), local_files_only=True, **code)
+                auto: Any = AutoModelForImageTextToText if needs_tower(config) else AutoModelForCausalLM
+                given = {"pretrained_model_name_or_path": str(path), "local_files_only": True, **code}
+                stored = weight_files(Path(path), name=name)
+                if stored.strays(name=name):  # transformers would take them, from whichever file comes last
+                    auto, given = _as_indexed(auto, config, stored, name, code)
+                module, info = auto.from_pretrained(dtype=dtype, **report, **given, **placed)
+                if "state_dict" in given:
+                    module.generation_config = read_generation(Path(path), name=name) or module.generation_config
         except ModelError:
             raise
         except Exception as error:  # transformers, safetensors, accelerate and quantizers raise all kinds
             raise ModelError(f"{name}: transformers could not load it: {first_line(error)}") from error
         refuse_mismatch(info, name=name)
+        ends.drop_default(module.config, Path(path))
         in_place = device_map is not None or sharding is not None
         drop_towers(module, name=name)
         return cls(module if in_place else module.to(device), name=name)
@@ -308,6 +312,19 @@ def _unpacked(path: Path, dtype: torch.dtype, name: str) -> tuple[Any, dict[str,
     return MODEL_FOR_CAUSAL_LM_MAPPING[type(config)], {"config": config, "state_dict": tensors}
 
 
+def _as_indexed(
+    auto: Any, config: Any, stored: WeightFiles, name: str, code: dict[str, bool]
+) -> tuple[Any, dict[str, Any]]:
+    """Class, and configuration and weights, of a checkpoint whose files hold tensors that its index assigns to others."""
+    with torch.device("meta"):
+        kind = type(auto.from_config(config, **code))
+    tensors: dict[str, Tensor] = {}
+    for key, (file, _) in stored.tensors(name=name).items():
+        with safe_open(file, "pt") as opened:
+            tensors[key] = opened.get_tensor(key)
+    return kind, {"pretrained_model_name_or_path": None, "config": config, "state_dict": tensors}
+
+
 def refuse_mismatch(info: dict[str, Any], *, name: str) -> None:
     """Raise ModelError where transformers' loading report says that weights and configuration are not of one model.
 
@@ -342,12 +359,3 @@ def weight_bytes(module: PreTrainedModel) -> int:
     read: list[Any] = [p for p in module.parameters() if id(p) not in unread]
     here = (p.to_local() if hasattr(p, "to_local") else p for p in read)  # a DTensor counts all parts as its own
     return sum(p.numel() * p.element_size() for p in here)
-
-
-def eos_token_ids(module: PreTrainedModel) -> tuple[int, ...]:
-    """The tokens that end a text: the generation configuration's, else the model configuration's."""
-    for config in (getattr(module, "generation_config", None), module.config.get_text_config()):
-        ids = getattr(config, "eos_token_id", None)
-        if ids is not None:
-            return tuple(ids) if isinstance(ids, (list, tuple)) else (int(ids),)
-    return ()

@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, Qwen2Config
 
 from foretell.core.errors import ModelError
-from foretell.model.checkpoint import read_json
+from foretell.model.files import read_json
 from foretell.model.hf.probe import first_line
 from foretell.model.hf.split import find_layers
 from foretell.model.source import read_config

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ConfigError, ModelError
+from foretell.model import ends
 from foretell.model.llama import traits as families
 from foretell.model.llama.mixture import Mixture, mixture_of
 from foretell.model.llama.traits import LLAMA, Rope, Traits
@@ -87,15 +88,13 @@ def unsupported(config: Any) -> str | None:
 
 
 def read_shape(config: Any, generation: Any = None) -> LlamaShape:
-    """The dimensions in a transformers configuration; a generation configuration overrides its eos ids.
+    """The dimensions in a transformers configuration; a generation configuration may name more end tokens.
 
     Raises ModelError with the reason where the model is not covered.
     """
     reason = unsupported(config)
     if reason is not None:
         raise ModelError(f"not of the Llama family: {reason}")
-    eos = getattr(generation, "eos_token_id", None)
-    eos = getattr(config, "eos_token_id", None) if eos is None else eos
     return LlamaShape(
         architecture=families.ARCHITECTURES[config.model_type],
         vocab_size=config.vocab_size,
@@ -110,7 +109,7 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
         windows=families.windows_of(config),
         max_positions=families.max_positions_of(config),
         ropes=families.ropes_of(config),
-        eos_token_ids=_token_ids(eos),
+        eos_token_ids=ends.of_configs(generation, config),
         traits=families.traits_of(config),
         mixture=mixture_of(config),
         biases=families.biases_of(config),
@@ -182,9 +181,3 @@ def rope_table(rope: Rope, num_positions: int, device: torch.device) -> tuple[Te
     angles = positions[:, None] * torch.tensor(rope.frequencies, device=device)
     scales = torch.tensor(rope.scales, device=device)
     return angles.cos() * scales, angles.sin() * scales
-
-
-def _token_ids(value: int | list[int] | None) -> tuple[int, ...]:
-    if value is None:
-        return ()
-    return (value,) if isinstance(value, int) else tuple(value)

@@ -4,7 +4,6 @@ The safetensors library maps a whole file, whose pages then stay resident while 
 tensor is read straight into the memory it will live in: loading peaks at the weights plus one tensor.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping
 from math import prod
@@ -15,7 +14,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
-from foretell.model.checkpoint import read_header
+from foretell.model.files import weight_files
 from foretell.model.packed import Packed
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -120,32 +119,24 @@ class ModuleWeights(TensorWeights):
 
 
 class SafetensorsWeights(WeightSource):
-    """A directory with ``model.safetensors``, or with shards and ``model.safetensors.index.json``."""
+    """The safetensors of a directory: one file, or shards and their index."""
 
-    def __init__(self, directory: Path) -> None:
-        index = directory / "model.safetensors.index.json"
-        if index.exists():
-            files = sorted(set(json.loads(index.read_text())["weight_map"].values()))
-        elif (directory / "model.safetensors").exists():
-            files = ["model.safetensors"]
-        else:
+    def __init__(self, directory: Path, *, name: str | None = None) -> None:
+        """Raises ModelError where there are none, or they are damaged or of a dtype that is not known."""
+        name = name or str(directory)
+        stored = weight_files(directory, name=name)
+        if not stored.is_safetensors:
             raise ModelError(
-                f"{directory} holds no model.safetensors (nor its index); save the model with save_pretrained, "
-                'or load it with implementation="transformers"'
+                f"{name}: its weights are in {stored.files[0].name}; expected safetensors: save the model with "
+                'save_pretrained, or load it with implementation="transformers"'
             )
+        starts = {path: _start(path) for path in stored.files}
         self._entries: dict[str, tuple[Path, torch.dtype, tuple[int, ...], int]] = {}
-        for file in files:
-            self._read_header(directory / file)
-
-    def _read_header(self, path: Path) -> None:
-        # The format: 8 bytes little-endian header length, a JSON header, then the tensors' bytes.
-        with path.open("rb") as stream:
-            header_bytes = int.from_bytes(stream.read(8), "little")
-        for name, entry in read_header(path, name=str(path.parent)).items():
+        for key, (path, entry) in stored.tensors(name=name).items():
             dtype = _DTYPES.get(entry["dtype"])
             if dtype is None:
-                raise ModelError(f"{path}: tensor {name} is {entry['dtype']}; expected one of {', '.join(_DTYPES)}")
-            self._entries[name] = (path, dtype, tuple(entry["shape"]), 8 + header_bytes + entry["data_offsets"][0])
+                raise ModelError(f"{path}: tensor {key} is {entry['dtype']}; expected one of {', '.join(_DTYPES)}")
+            self._entries[key] = (path, dtype, tuple(entry["shape"]), starts[path] + entry["data_offsets"][0])
 
     @property
     def names(self) -> Collection[str]:
@@ -192,3 +183,9 @@ class SafetensorsWeights(WeightSource):
                 if not count:
                     raise ModelError(f"{path} ends inside tensor {name}: {prod(shape)} values expected")
                 filled += count
+
+
+def _start(path: Path) -> int:
+    """Where the tensors of a safetensors file begin: after the header, whose length its first 8 bytes give."""
+    with path.open("rb") as stream:
+        return 8 + int.from_bytes(stream.read(8), "little")

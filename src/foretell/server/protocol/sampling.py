@@ -92,7 +92,7 @@ class Sampling(Strict):
     max_tokens: int | None = Field(
         None, ge=0, le=INT32, description="Most tokens to write; 0: none, the prompt is read and counted."
     )
-    min_tokens: int | None = Field(None, ge=0, le=INT32, description="No end before so many.")
+    min_tokens: int | None = Field(None, ge=0, le=INT32, description="No end token and no stop text before so many.")
     stop: Text | Annotated[list[Text], Field(max_length=16, fail_fast=True)] | None = Field(
         None, description="Texts that end the output; they are not part of it."
     )

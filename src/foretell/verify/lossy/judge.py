@@ -53,7 +53,8 @@ class Judge(Lossy):
 
     The judge is most used greedily, but at temperature 0 p is one-hot, and every other token is impossible.
     ``off_support`` lets the judge accept such tokens: those that greedy decoding would not take, and with them those
-    that top-k, top-p, min-p, a ban or a user's processor excludes, since p alone does not distinguish them.
+    that top-k, top-p, min-p, a ban, min_new_tokens or a user's processor excludes, since p alone does not distinguish
+    them.
     """
 
     name = "judge"
