@@ -121,6 +121,9 @@ def _serve(
 
     configure_logs(options["log_level"], log_prompts=wanted.log_prompts)
     also = [_also(given, models.target) for given in options["also"] or ()]
+    if learn is not None:
+        guessing: list[Any] = [] if service_options.speculation == "off" else [speculative, *also]
+        settings.check_learning(guessing, models.target, learn)
     from foretell.engine.service import Service
 
     if service_options.shared_drafts == "key" and not wanted.api_keys:

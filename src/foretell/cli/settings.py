@@ -21,7 +21,7 @@ from foretell.core.spec import parse_numbers
 from foretell.model.catalogue import BUNDLED, default_draft, default_speculation
 
 if TYPE_CHECKING:
-    from foretell import Engine
+    from foretell import Engine, LearnOptions, MethodConfig
 
 FLAGS = {  # option -> key of a speculative configuration
     "method": "method",
@@ -201,6 +201,15 @@ def check_method(config: dict[str, Any], target: str) -> None:
             f"--method draft_model needs --draft NAME_OR_DIR with --target {target}: the bundled draft, --draft "
             "bundled/draft, has the vocabulary of the bundled target alone"
         )
+
+
+def check_learning(configs: "Sequence[MethodConfig | dict[str, Any]]", target: str, learn: "LearnOptions") -> None:
+    """Refuse, before anything is loaded, methods of which none can learn while serving."""
+    from foretell import speculative_config
+    from foretell.engine.config import with_draft
+    from foretell.learn.options import check_configs
+
+    check_configs([with_draft(speculative_config(config), target) for config in configs], learn)
 
 
 def sampling(given: dict[str, Any]) -> SamplingParams:

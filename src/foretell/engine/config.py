@@ -72,7 +72,7 @@ def with_draft(config: MethodConfig, target: str) -> MethodConfig:
     """The configuration with the draft model or head that its method takes for a named target, where it names none."""
     if getattr(config, "model", "none needed") is not None:
         return config
-    draft = default_draft(target, getattr(config, "second", config.method))
+    draft = default_draft(target, config.trained.method)
     return config if draft is None else speculative_config({**config.resolved(), "model": draft})
 
 
