@@ -24,7 +24,8 @@ from foretell import METHODS, Engine, ForetellError
 from foretell.bench import BenchMethod, Item, encode_item, load_suite, run_bench
 from foretell.cli.output import as_json
 from foretell.doctor.candidates import Candidate, drafter_method
-from foretell.doctor.checkup import Examined, check_up
+from foretell.doctor.checkup import check_up
+from foretell.doctor.examine import Examined
 from foretell.engine.config import speculative_config
 
 
