@@ -123,17 +123,17 @@ class Predicted(Examination):
         self._longest = config.num_speculative_tokens
         self._timed_as = dataclasses.replace(config, **{"draws": "auto", **chain})
         self._lanes: list[Engine] = []
-        self._texts: list[TextAcceptance] = []
-        self._times: list[TextTimes] = []
+        self.texts: list[TextAcceptance] = []
+        self.times: list[TextTimes] = []
 
     def _look(self, request: Request, *, timed: bool) -> None:
-        record, index = self._record, len(self._texts)
+        record, index = self._record, len(self.texts)
         record.text = index
         (output,) = self._observed.generate_batch([request])
         count = self._took(output.token_ids)
-        self._texts.append(_acceptance(record, index, count, self._rate, self._longest))
+        self.texts.append(_acceptance(record, index, count, self._rate, self._longest))
         if timed:
-            self._times.append(self._time(request))
+            self.times.append(self._time(request))
 
     def _time(self, request: Request) -> TextTimes:
         """Short runs of plain decoding and of each length in turn, so that a slower machine slows all; from prompt to
@@ -146,7 +146,7 @@ class Predicted(Examination):
             for lane in self._lanes:
                 _steps(lane, request, dataclasses.replace(short, max_new_tokens=WARM_UP_TOKENS))
                 lane.forget()
-        count, turn = len(self._lanes), len(self._times)
+        count, turn = len(self._lanes), len(self.times)
         made: dict[int, list[StepTime]] = {}
         for place in range(count):
             at = (place + turn) % count
@@ -170,11 +170,11 @@ class Predicted(Examination):
     @property
     def costs(self) -> StepCosts | None:
         """See ``Examination``."""
-        return pool(self._texts, self._times, split=self.split).costs
+        return pool(self.texts, self.times, split=self.split).costs
 
     def found(self, *, seed: int, resamples: int = RESAMPLES) -> Examined:
         """See ``Examination``."""
-        texts, times = self._texts, self._times
+        texts, times = self.texts, self.times
         whole = pool(texts, times, split=self.split)
         mean = sum(text.num_tokens for text in texts) / len(texts)
         nested = _nested(self.own.method)
