@@ -61,7 +61,7 @@ class Progress:
     """How far a checkup is."""
 
     what: str  # is measured now
-    share: float  # of the time that it takes at most
+    share: float  # of the time that it takes, as it seems now; it never falls
     seconds_left: float
 
 
@@ -77,7 +77,7 @@ class Schedule:
     clock: Callable[[], float] = perf_counter
 
     def __post_init__(self) -> None:
-        self._begun = self.clock()
+        self._begun, self._share = self.clock(), 0.0
 
     @property
     def seconds_left(self) -> float:
@@ -112,10 +112,10 @@ class Schedule:
 
     def _look(self, name: str, exam: Examination, request: Request, *, round: int, units: int) -> str:
         """One prompt of one method; why its drafter failed, else "". units: prompts of methods that are still to come."""
-        limit = max(self.time_limit_s, 1e-9)
-        each = median(exam.seconds) if exam.seconds else limit
-        seconds = max(0.0, min(self.seconds_left, units * each))
-        self.progress(Progress(f"{name}, prompt {round + 1}", 1.0 - max(0.0, self.seconds_left) / limit, seconds))
+        each = median(exam.seconds) if exam.seconds else self.time_limit_s
+        seconds, passed = max(0.0, min(self.seconds_left, units * each)), self.clock() - self._begun
+        self._share = max(self._share, passed / max(passed + seconds, 1e-9))
+        self.progress(Progress(f"{name}, prompt {round + 1}", self._share, seconds))
         try:
             exam.look(request, timed=round < self.num_timed)
         except ForetellError as error:
