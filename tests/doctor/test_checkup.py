@@ -1,5 +1,6 @@
 """The order and the end of a checkup: the default first, a limit of time, no more than the intervals need."""
 
+import math
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -85,6 +86,9 @@ def test_what_the_intervals_decide_is_not_measured_on() -> None:
     exams = [Exam(clock, "a", 1.0, (1.5, 1.49, 1.51)), Exam(clock, "b", 1.0, (0.7, 0.69, 0.71))]
     assert run(clock, exams)[3][-1] == "3 prompts decide"
     assert [len(exam.seconds) for exam in exams] == [3, 3]
+    exams = [Exam(clock, "a", 1.0, (1.5, 1.49, 1.51)), Exam(clock, "b", 1.0, (0.7, 0.69, 0.71))]
+    assert run(clock, exams, limit=math.inf)[0] == ["a", "b"]
+    assert [len(exam.seconds) for exam in exams] == [10, 10], "inf: all prompts"
 
 
 def test_the_time_ends_where_it_was_to_end() -> None:

@@ -55,7 +55,7 @@ Timed = Annotated[
 TimeLimit = Annotated[
     float,
     typer.Option("--time-limit", metavar="SECONDS", min=1.0, rich_help_panel=o.PROMPTS,
-                 help="Of measuring; it ends earlier where the intervals decide."),
+                 help="Of measuring; it ends earlier where the intervals decide. inf: all prompts by all methods."),
 ]  # fmt: skip
 Temperature = Annotated[
     float,

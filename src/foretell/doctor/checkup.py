@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from math import isfinite
 from statistics import median
 from time import perf_counter
 from typing import Any
@@ -99,7 +100,7 @@ class Schedule:
                 self._tell_first(name, exam)
         playing = dict(done)
         for round, request in enumerate(requests[1:], start=1):
-            if round in JUDGED and self._is_decided(playing, done, round):
+            if round in JUDGED and isfinite(self.time_limit_s) and self._is_decided(playing, done, round):
                 break
             for name, exam in self._by_promise(playing):
                 if self.seconds_left < median(exam.seconds):
@@ -176,7 +177,7 @@ def check_up(
 
     target: as the command line has it. guesses: a guess of each prompt's answer, for methods that read one. num_timed:
     prompts by which costs are timed, a few short runs each. time_limit_s: of measuring; the first candidate gets one prompt
-    in any case. flags: further options of the recommended command. progress is called before each prompt, notice with what
+    in any case, and inf is all prompts of all candidates. flags: further options of the recommended command. progress is called before each prompt, notice with what
     is known meanwhile. Raises ConfigError where no prompt fits.
     """
     room = engine.model.spec.max_positions
