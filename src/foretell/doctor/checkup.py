@@ -177,8 +177,8 @@ def check_up(
 
     target: as the command line has it. guesses: a guess of each prompt's answer, for methods that read one. num_timed:
     prompts by which costs are timed, a few short runs each. time_limit_s: of measuring; the first candidate gets one prompt
-    in any case, and inf is all prompts of all candidates. flags: further options of the recommended command. progress is called before each prompt, notice with what
-    is known meanwhile. Raises ConfigError where no prompt fits.
+    in any case, and inf is all prompts of all candidates. flags: further options of the recommended command. progress is
+    called before each prompt, notice with what is known meanwhile. Raises ConfigError where no prompt fits.
     """
     room = engine.model.spec.max_positions
     fitting = [index for index, ids in enumerate(prompts) if 0 < len(ids) < room - 1]
