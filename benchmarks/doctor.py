@@ -14,6 +14,7 @@ they are of that target, and --draft is its draft model or head. On a quiet mach
 """
 
 import argparse
+import math
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -24,7 +25,8 @@ from foretell import METHODS, Engine, ForetellError
 from foretell.bench import BenchMethod, Item, encode_item, load_suite, run_bench
 from foretell.cli.output import as_json
 from foretell.doctor.candidates import Candidate, drafter_method
-from foretell.doctor.checkup import Examined, check_up
+from foretell.doctor.checkup import check_up
+from foretell.doctor.examine import Examined
 from foretell.engine.config import speculative_config
 
 
@@ -106,7 +108,7 @@ def main() -> int:
         candidate = Candidate(config["method"], config, config.get("model"))
         found = check_up(
             engine, prompts, [candidate], {}, target=options.target, temperature=options.temperature,
-            max_new_tokens=options.max_new_tokens, num_timed=options.timed, bandwidth=False,
+            max_new_tokens=options.max_new_tokens, num_timed=options.timed, bandwidth=False, time_limit_s=math.inf,
         )  # fmt: skip
         if not found.methods or found.methods[0].best is None:
             print(f"{name}: not examined: {found.left}", file=sys.stderr)

@@ -31,7 +31,11 @@ def doctor(invoke: Invoke, models: dict[str, Path], suite: Path) -> Invoke:  # n
 def test_report(doctor: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
     file = tmp_path / "report.json"
     result = doctor("--draft", models["draft"], "--methods", "draft_model,ngram", "--json", "--output", file)
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0
+    said = result.stderr.splitlines()
+    assert all(line.startswith("foretell: ") for line in said)
+    assert "% , at most".replace(" ", "") in said[0].replace(" ", "")
+    assert "(what is used where no method is named): about" in said[1], "a first figure, before all is measured"
     found = json.loads(result.stdout)
     assert json.loads(file.read_text()) == found
     assert {one["method"] for one in found["methods"]} == {"draft_model", "ngram"}
@@ -50,9 +54,10 @@ def test_report(doctor: Invoke, models: dict[str, Path], tmp_path: Path) -> None
 
 def test_tables(doctor: Invoke, models: dict[str, Path]) -> None:
     result = doctor("--draft", models["draft"], "--methods", "draft_model")
-    assert (result.exit_code, result.stderr) == (0, "")
+    assert result.exit_code == 0
     for part in ("machine:", "target:", "what guessing would bring", "slot 1", "foretell generate --target"):
         assert part in result.stdout
+    assert "auto:draft_model" in result.stdout, "what draft_model is with --speculation auto"
     assert "! 2 prompts" in result.stdout
     assert "not native" in result.stdout  # the implementation was forced: said, and why
 
@@ -60,8 +65,10 @@ def test_tables(doctor: Invoke, models: dict[str, Path]) -> None:
 def test_a_draft_as_large_as_its_target_is_warned_of(doctor: Invoke, models: dict[str, Path]) -> None:
     """It accepts everything, and each of its guesses costs a pass: no speedup, whatever it accepts."""
     found = json.loads(doctor("--draft", models["target"], "--methods", "draft_model", "--json").stdout)
-    (one,) = found["methods"]
+    one = next(one for one in found["methods"] if one["speculation"] == "on")
     assert one["slots"][0] == pytest.approx(1.0)
+    assert [one["method"] for one in found["methods"]] == ["draft_model"] * 2
+    assert not [one for one in found["warnings"] if one["about"] == "sampling"], "it is greedy"
     assert one["best_case"] is not None
 
 

@@ -51,6 +51,32 @@ def test_mistakes_are_one_line(invoke: Invoke, options: list[str], said: str) ->
 
 
 @pytest.mark.parametrize(
+    ("command", "said"),
+    [
+        (["serve", "bundled", "--method", "ngram", "--learn"], "ngram cannot learn while serving: choose one of"),
+        (
+            ["serve", "bundled", "--method", "kangaroo", "--also", "suffix", "--learn"],
+            "methods kangaroo, suffix cannot",
+        ),
+        (["serve", "qwen2.5-coder-0.5b", "--learn"], "methods suffix cannot learn"),
+        (["serve", "bundled", "--speculation", "off", "--learn"], "nothing guesses here"),
+        (["serve", "bundled", "--method", "hybrid", "--learn", "--learn-lora", "4"], "eagle3 is a head"),
+        (["learn", "--target", "bundled", "--method", "suffix", "--data", "DATA"], "suffix cannot learn"),
+    ],
+)
+def test_what_cannot_learn_is_refused_before_the_load(
+    invoke: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, command: list[str], said: str
+) -> None:
+    """It was said after loading, and after half a minute of measuring what passes cost."""
+    (tmp_path / "a.txt").write_text("a\n")
+    monkeypatch.setattr("foretell.Engine.load", lambda *args, **options: pytest.fail("it was loaded"))
+    done = invoke(*(str(tmp_path / "a.txt") if word == "DATA" else word for word in command))
+    assert done.exit_code == 2, done.output
+    assert said in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize(
     "wrong",
     [
         {"held_out": 1}, {"learn_share": 0.0}, {"where": "moon"}, {"learn_lr": -1.0}, {"clip": 0.0}, {"patience": 0},

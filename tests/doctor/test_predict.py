@@ -9,6 +9,7 @@ import pytest
 from foretell.doctor.predict import (
     TextAcceptance,
     TextTimes,
+    at_one_speed,
     num_steps,
     pool,
     predicted,
@@ -147,23 +148,13 @@ def test_a_step_that_had_no_more_guesses_costs_no_more() -> None:
     assert [one.cost for one in found] == pytest.approx([1.25, 1.5, 1.75])
 
 
-def test_one_of_many_methods_is_recommended_only_where_their_number_allows_it() -> None:
-    """With ten prompts and an interval from 1.02 on: alone it is recommended, as the best of six it is not."""
-    from foretell.bench.stats import Interval
-    from foretell.doctor.checkup import Examined, recommend
-    from foretell.doctor.predict import Prediction
-
-    def examined(method: str, value: float, low: float, high: float) -> Examined:
-        made = Prediction(4, 2.0, 1.2, Interval(value, low, high))
-        return Examined(method, None, "coupled", [0.5], None, 2.0, 0.1, 2.0, [made])
-
-    good, others = examined("eagle3", 1.2, 1.02, 1.4), [examined(f"m{i}", 0.9, 0.8, 1.0) for i in range(5)]
-    config, said = recommend([good], 10)
-    assert config["method"] == "eagle3"
-    assert "[1.02, 1.40]" in said
-    assert recommend([good, *others], 10)[0] == {"method": "none"}
-    sure = examined("suffix", 1.5, 1.4, 1.6)
-    config, said = recommend([sure, *others], 10)
-    assert config["method"] == "suffix"
-    assert "as the best of 6]" in said
-    assert recommend([examined("a", 2.0, 2.0, 2.0)], 1)[0] == {"method": "none"}
+def test_a_machine_that_is_busy_for_one_text_changes_no_cost() -> None:
+    """Pooled as they came, the plain steps of one text stood beside another one's guesses: 1.25 times became anything."""
+    quiet, busy = times(3, 1.25), [TextTimes([timing(0, 7.0)] * 5, [timing(2, 7.0 * 1.25)] * 20, 0.0)] * 2
+    made = [TextAcceptance((10, 5), (5.0, 2.5), {2: 10}, 17)] * 5
+    for given in (quiet, quiet + busy, busy):
+        (found,) = predictions(made, given, [2], num_tokens=60)
+        assert found.cost == pytest.approx(1.25)
+        assert found.speedup.high - found.speedup.low < 0.01
+    assert [one.plain[0].seconds_target for one in at_one_speed(quiet + busy)] == pytest.approx([1.0] * 5)
+    assert at_one_speed([TextTimes([], [], 0.0)]) == [TextTimes([], [], 0.0)]

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from foretell import ConfigError, Engine, Request, SamplingParams, speculative_config
 from foretell.core.tree import DrawnBy, TokenTree
-from foretell.doctor.checkup import _measure
+from foretell.doctor.candidates import Candidate
+from foretell.doctor.examine import Predicted
 from foretell.doctor.predict import predictions
 from foretell.draft.config import Loader
 from foretell.draft.shapes import Chain, parse_shape
@@ -258,8 +259,10 @@ def test_the_doctor_tells_steps_of_both_methods_apart() -> None:
     target = TableLM(VOCAB, probs=cycle, context=1, dtype=torch.float64, num_layers=1)
     own = engine(target, table(blur=0.3))
     params = SamplingParams(temperature=0.0, max_new_tokens=36, seed=0, ignore_eos=True)
-    requests = [Request([5, 1, 9, *range(8), k], params) for k in (2, 20)]
-    texts, times, _, _ = _measure(own, requests, params, 2)
+    exam = Predicted(own, Candidate("hybrid", own.speculative.resolved(), None), params)
+    for k in (2, 20):
+        exam.look(Request([5, 1, 9, *range(8), k], params), timed=True)
+    texts, times = exam.texts, exam.times
     assert all(set(text.guesses) <= {0, 1, 2, 3} for text in texts)
     assert max(count for text in texts for count in text.light) > 3
     assert all(step.num_draft_tokens <= 3 for one in times for step in one.steps)

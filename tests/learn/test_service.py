@@ -140,12 +140,10 @@ def test_a_service_that_does_not_learn_says_so() -> None:
         made.close()
 
 
-def test_methods_that_cannot_learn_are_refused_at_the_start() -> None:
+def test_methods_that_cannot_learn_are_refused_before_the_start() -> None:
     engine = Engine.load("bundled", speculative="ngram")
-    made = Service(engine, ServiceOptions(speculation="on", max_model_len=200), learn=LearnOptions())
     with pytest.raises(ConfigError, match="ngram cannot learn while serving: choose one of draft_model"):
-        made.start()
-    made.close()
+        Service(engine, ServiceOptions(speculation="on", max_model_len=200), learn=LearnOptions())
 
 
 def test_http_state_commands_and_metrics_behind_the_key(inline: Service) -> None:

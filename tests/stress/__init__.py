@@ -2,7 +2,7 @@
 
 ``FORETELL_STRESS_MINUTES=20 python -m pytest -m "" tests/stress`` runs the same tests at length, that many minutes each
 where time is what they take, and otherwise at full size. The programs have more options, told by ``--help``:
-``python -m tests.stress.soak``, ``hostile``, ``clients``, ``fuzz``, ``equality``, ``schemas``.
+``python -m tests.stress.soak``, ``hostile``, ``differ``, ``clients``, ``fuzz``, ``equality``, ``schemas``.
 """
 
 import os

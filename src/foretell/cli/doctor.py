@@ -5,12 +5,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
+from foretell.cli.errors import say
 from foretell.cli.fields import with_group
 from foretell.cli.layout import print_table
 from foretell.cli.output import as_json, check_writable, has_color, write
@@ -21,12 +23,15 @@ if TYPE_CHECKING:
 
     from foretell import Engine
     from foretell.bench import Item
-    from foretell.doctor.checkup import Checkup, Examined
+    from foretell.doctor.checkup import Checkup, Progress
     from foretell.doctor.diagnosis import HeadDiagnosis
+    from foretell.doctor.examine import Examined
 
 UNHEALTHY = 3
 """Exit status where a head has a fault."""
 WIDE = 120
+LINE_S = 10.0
+"""Between two lines of progress where there is no terminal."""
 IGNORED_WITH_HEAD = "is not for HEAD, which is measured at temperature 1 and not timed: drop it"
 ANSWER = 48
 """Tokens of an answer that a head is measured on, where --max-new-tokens is not given."""
@@ -47,6 +52,11 @@ Timed = Annotated[
     int,
     typer.Option("--timed", metavar="N", min=1, rich_help_panel=o.PROMPTS, help="Prompts by which passes are timed."),
 ]
+TimeLimit = Annotated[
+    float,
+    typer.Option("--time-limit", metavar="SECONDS", min=1.0, rich_help_panel=o.PROMPTS,
+                 help="Of measuring; it ends earlier where the intervals decide. inf: all prompts by all methods."),
+]  # fmt: skip
 Temperature = Annotated[
     float,
     typer.Option("--temperature", min=0.0, rich_help_panel=o.SAMPLING, help="At which texts are drawn. 0: greedy."),
@@ -70,6 +80,7 @@ def doctor(
     categories: o.Categories = None,
     limit: Count = 10,
     timed: Timed = 4,
+    time_limit: TimeLimit = 60.0,
     models: o.Models,
     threads: o.Threads = None,
     bandwidth: o.Bandwidth = True,
@@ -83,8 +94,9 @@ def doctor(
 ) -> None:
     """What to use here: measures this machine, target and drafters on a few prompts, and recommends one command line.
 
-    Every method that fits is tried: its acceptance by slot, the cost of its guesses, and from both the speedup that is to
-    be expected, with a 95 % interval. Warnings name what usually goes wrong.
+    What is used where no method is named comes first, always guessing and as auto decides, then every other method that
+    fits: its acceptance by slot, the cost of its guesses, and from both the speedup that is to be expected, with a 95 %
+    interval. It ends where the intervals decide, or the time is over. Warnings name what usually goes wrong.
 
     With HEAD: why a trained head accepts little. It is measured on the target's own answers, slot by slot, as it is and
     with one mistake after the other undone: layer ids off by one, rotary positions, norms, dtype, token mapping,
@@ -96,18 +108,19 @@ def doctor(
     if head is not None and (only is not None or settings.draft_of(ctx, models.draft, []) is not None):
         raise ConfigError("HEAD is diagnosed by itself: drop --methods and --draft")
     if head is not None:
-        settings.refuse(ctx, ("temperature", "timed", "bandwidth"), IGNORED_WITH_HEAD)
+        settings.refuse(ctx, ("temperature", "timed", "time_limit", "bandwidth"), IGNORED_WITH_HEAD)
     settings.quiet()
     items = _items(prompts, categories, limit)
     settings.use_threads(threads)
     engine = settings.load_engine(models, None, no_color=no_color)
-    with _status(no_color) as progress:
-        found: HeadDiagnosis | Checkup
-        if head is not None:
-            most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
+    found: HeadDiagnosis | Checkup
+    if head is not None:
+        most = max_new_tokens if settings.typed(ctx, "max_new_tokens") else ANSWER
+        with _status(no_color) as progress:
             found = _diagnose(engine, head, items, most, seed, progress)
-        else:
-            found = _check_up(engine, models, only, items, ctx.params, progress)
+    else:
+        with _share(no_color) as share:
+            found = _check_up(engine, models, only, items, ctx.params, share)
     if output is not None:
         write(as_json(found.to_dict(), pretty=True), output)
     if json_:
@@ -156,7 +169,7 @@ def _diagnose(
 
 def _check_up(
     engine: "Engine", models: o.Models, only: list[str] | None, items: "list[Item]",
-    options: dict[str, Any], progress: Callable[[str], None],
+    options: dict[str, Any], progress: "Callable[[Progress], None]",
 ) -> "Checkup":  # fmt: skip
     from foretell.bench import encode_item
     from foretell.doctor.candidates import candidates
@@ -172,7 +185,8 @@ def _check_up(
     return check_up(
         engine, [encode_item(engine, item) for item in items], tried, left, target=models.target, guesses=guesses,
         temperature=options["temperature"], max_new_tokens=options["max_new_tokens"], num_timed=options["timed"],
-        seed=options["seed"], bandwidth=options["bandwidth"], flags=flags_of(models), progress=progress,
+        seed=options["seed"], bandwidth=options["bandwidth"], time_limit_s=options["time_limit"],
+        flags=flags_of(models), progress=progress, notice=say,
     )  # fmt: skip
 
 
@@ -199,6 +213,37 @@ def _status(no_color: bool) -> Iterator[Callable[[str], None]]:
 
     with Console(stderr=True, no_color=not has_color(sys.stderr, no_color)).status("looking") as line:
         yield lambda text: line.update(f"measuring: {text}")
+
+
+@contextmanager
+def _share(no_color: bool) -> "Iterator[Callable[[Progress], None]]":
+    """A bar on stderr with the share that is done and the time left; a line now and then where stderr is no terminal."""
+    if not sys.stderr.isatty():
+        yield _Lines()
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+    columns = (TextColumn("{task.description}"), BarColumn(), TaskProgressColumn(), TextColumn("{task.fields[left]}"))
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("looking", total=1.0, left="")
+        yield lambda at: bar.update(
+            task, completed=at.share, description=at.what, left=f"at most {at.seconds_left:.0f} s left"
+        )
+
+
+class _Lines:
+    """Progress as lines, one in LINE_S seconds at most."""
+
+    def __init__(self) -> None:
+        self._told = -LINE_S
+
+    def __call__(self, at: "Progress") -> None:
+        now = monotonic()
+        if now - self._told >= LINE_S:
+            self._told = now
+            say(f"{at.share:.0%}, at most {at.seconds_left:.0f} s left: {at.what}")
 
 
 def _console(no_color: bool) -> "Console":
@@ -232,25 +277,29 @@ def show(found: "Checkup", *, no_color: bool) -> None:
         console.print(escape(line), soft_wrap=True)
     rows = [_row(one) for one in found.methods]
     title = (
-        f"what guessing would bring: temperature {found.temperature:g}, {found.num_prompts} prompts, "
+        f"what guessing would bring: temperature {found.temperature:g}, up to {found.num_prompts} prompts, "
         f"{found.tokens_a_text:.0f} tokens a text"
     )
     columns = ["method", "guesses", "slot 1", "slot 2", "slot 4", "tokens a step", "a guess", "step", "speedup", "95 %"]
-    _tabled(console, title, columns, rows, bold=0 if found.recommended.get("method") != "none" else None)
+    chosen = [
+        one.method == found.recommended["method"] and one.speculation == found.speculation for one in found.methods
+    ]
+    _tabled(console, title, columns, rows, bold=chosen.index(True) if True in chosen else None)
     best = next((one for one in found.methods if one.predictions), None)
     if best is not None and len(best.predictions) > 1:
         parts = "  ".join(f"{one.num_speculative_tokens}: {one.speedup.value:.2f}" for one in best.predictions)
         console.print(f"{best.method}, speedup by guesses: {parts}", soft_wrap=True)
     console.print(
         "slot: share of guesses accepted there, given that those before were. a guess, step: their cost in plain passes "
-        "and steps.\nspeedup: predicted for decoding, by the best number of guesses; 'foretell bench' measures it.",
+        "and steps.\nspeedup: predicted for decoding, by the best number of guesses (auto: measured); 'foretell bench' "
+        "measures it.",
         soft_wrap=True,
     )
-    for name, why in found.left.items():
-        console.print(escape(f"not tried: {name}: {why}"), soft_wrap=True)
+    for why, names in _by_reason(found.left).items():
+        console.print(escape(f"not tried: {', '.join(names)}: {why}"), soft_wrap=True)
     for one in found.warnings:
         console.print(escape(f"! {one.text}"), soft_wrap=True)
-    console.print(escape(f"\n{found.conclusion[:1].upper()}{found.conclusion[1:]}."), style="bold", soft_wrap=True)
+    console.print(escape(f"\n{found.conclusion}."), style="bold", soft_wrap=True)
     console.print(escape(found.command), soft_wrap=True)
 
 
@@ -272,8 +321,15 @@ def _about(found: "Checkup") -> Iterator[str]:
         yield line
 
 
+def _by_reason(left: dict[str, str]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for name, why in left.items():
+        found.setdefault(why, []).append(name)
+    return found
+
+
 def _row(one: "Examined") -> list[str]:
-    name = one.method if one.drafter is None else f"{one.method} {Path(one.drafter).name}"
+    name = one.label if one.drafter is None else f"{one.label} {Path(one.drafter).name}"
     slots = [f"{one.slots[at]:.2f}" if len(one.slots) > at else "-" for at in (0, 1, 3)]
     best = one.best
     cost = "-" if one.guess_cost is None else f"{one.guess_cost:.3f}"

@@ -54,6 +54,7 @@ def learn(
     speculative = settings.speculation(ctx, models, guessing)
     params = settings.sampling({"seed": 0, **(sampling or {})})
     options = LearnOptions(**(learning or {}), where="inline")
+    settings.check_learning([speculative], models.target, options)
     engine = settings.load_engine(models, speculative, no_color=no_color)
     from foretell.learn.files import learn_from
     from foretell.learn.plot import draw_history

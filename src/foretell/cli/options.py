@@ -112,8 +112,8 @@ Method = Annotated[
     str | None,
     typer.Option(
         "--method", envvar="FORETELL_METHOD", metavar="NAME", rich_help_panel=SPECULATION,
-        help="How to guess; 'foretell methods' lists them. Default: draft_model with the bundled target or with "
-        "--draft, prediction with --prediction, a named target's own ('foretell list --json'), else none.",
+        help="How to guess; 'foretell methods' lists them. Default: what --draft holds (a draft model or the head of a "
+        "method), prediction with --prediction, else the target's own ('foretell list --json').",
     ),
 ]  # fmt: skip
 NumSpeculativeTokens = Annotated[

@@ -74,7 +74,9 @@ def serve(
 ) -> None:
     """Serve a model by OpenAI's API: /v1/chat/completions, /v1/completions, /v1/models, and a page to try it at /.
 
-    Speculation is planned by load, request by request, so that it is never slower than without; texts do not change.
+    Speculation is planned by load, request by request; texts do not change. auto measures, steps aside where guessing
+    does not pay, and stays within 2 % of plain decoding, but for small models in 4 or 8 bits at temperature 1, where it
+    cost 4 %.
     Needs the extra: pip install "foretell\\[serve]".
     """
     if guessing.method == "prediction":
@@ -121,6 +123,9 @@ def _serve(
 
     configure_logs(options["log_level"], log_prompts=wanted.log_prompts)
     also = [_also(given, models.target) for given in options["also"] or ()]
+    if learn is not None:
+        guessing: list[Any] = [] if service_options.speculation == "off" else [speculative, *also]
+        settings.check_learning(guessing, models.target, learn)
     from foretell.engine.service import Service
 
     if service_options.shared_drafts == "key" and not wanted.api_keys:

@@ -12,16 +12,16 @@ import typer
 
 from foretell.cli.options import Guessing, Models
 from foretell.cli.output import waiting
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, ModelError
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.params import SamplingParams, params_of
 from foretell.core.provenance import num_cores
 from foretell.core.settings import field_kinds, value_of_json
 from foretell.core.spec import parse_numbers
-from foretell.model.catalogue import BUNDLED, default_draft, default_speculation
+from foretell.model.catalogue import BUNDLED, CATALOGUE, default_speculation
 
 if TYPE_CHECKING:
-    from foretell import Engine
+    from foretell import Engine, LearnOptions, MethodConfig
 
 FLAGS = {  # option -> key of a speculative configuration
     "method": "method",
@@ -134,20 +134,33 @@ def speculation(
 
 
 def default_config(target: str, draft: str | None, *, has_prediction: bool = False) -> dict[str, Any]:
-    """The speculative configuration where no method is named."""
+    """The speculative configuration where no method is named: of all commands."""
     if has_prediction and draft is None:
         return {"method": "prediction"}
-    return {"method": "draft_model"} if draft is not None else dict(default_speculation(target))
+    return dict(default_speculation(target)) if draft is None else {"method": _method_of(draft)}
+
+
+def _method_of(draft: str) -> str:
+    """The method that a draft model or head is for, by its files; what is not here is taken for a draft model."""
+    from foretell import METHODS
+    from foretell.doctor.candidates import drafter_method
+
+    is_here = draft.startswith("bundled/") or Path(draft).expanduser().is_dir()
+    with suppress(ModelError):
+        found = drafter_method(draft) if is_here else "draft_model"
+        return found if found in METHODS else "draft_model"
+    return "draft_model"
 
 
 def unnamed_method(asked: Mapping[str, Any], default: str, target: str) -> str:
     """For an error that names a method which the user did not: where it comes from, and the methods of this target that
     take what was asked for."""
     from foretell import METHODS
+    from foretell.engine.config import default_drafter
 
     fit = []
     for name, kind in METHODS.items():
-        if kind.capabilities.needs_prediction or not (kind.capabilities.by_request or default_draft(target, name)):
+        if kind.capabilities.needs_prediction or not (kind.capabilities.by_request or default_drafter(name, target)):
             continue
         with suppress(ConfigError):
             check_method({**asked, "method": name}, target)
@@ -188,6 +201,7 @@ def reads_prediction(method: str) -> bool:
 def check_method(config: dict[str, Any], target: str) -> None:
     """Refuse, before anything is loaded, what the method's configuration refuses, and drafts missing or not read."""
     from foretell import METHODS, speculative_config
+    from foretell.engine.config import default_drafter
 
     name = config["method"]
     if name in METHODS and "model" not in METHODS[name].key_names() and config.get("model") is not None:
@@ -195,12 +209,30 @@ def check_method(config: dict[str, Any], target: str) -> None:
         raise ConfigError(
             f"--draft {config['model']} is read by methods with weights ({having}), not by {name!r}: drop one"
         )
-    speculative_config(config)
-    if name == "draft_model" and not (config.get("model") or target in BUNDLED or default_draft(target, name)):
+    made = speculative_config(config)
+    part = made.trained
+    if getattr(made, "model", "none needed") is not None or default_drafter(part.method, target) is not None:
+        return
+    if name == "draft_model":
         raise ConfigError(
             f"--method draft_model needs --draft NAME_OR_DIR with --target {target}: the bundled draft, --draft "
             "bundled/draft, has the vocabulary of the bundled target alone"
         )
+    can = part.capabilities
+    if (can.needs_head or can.needs_draft) and target in CATALOGUE:
+        what = "a draft model" if can.needs_draft else f"a trained head ({part.method})"
+        raise ConfigError(
+            f"--method {name} needs {what} for {target}, and none comes with it: give one by --draft NAME_OR_DIR"
+        )
+
+
+def check_learning(configs: "Sequence[MethodConfig | dict[str, Any]]", target: str, learn: "LearnOptions") -> None:
+    """Refuse, before anything is loaded, methods of which none can learn while serving."""
+    from foretell import speculative_config
+    from foretell.engine.config import with_draft
+    from foretell.learn.options import check_configs
+
+    check_configs([with_draft(speculative_config(config), target) for config in configs], learn)
 
 
 def sampling(given: dict[str, Any]) -> SamplingParams:

@@ -1,22 +1,23 @@
-"""What could guess for a target: every method that is here and fits, and why the others do not."""
+"""What could guess for a target: what is used by default first, then every method that is here and fits, and why the others
+do not."""
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from foretell import bundled as travelling
 from foretell.core.errors import ForetellError
-from foretell.engine.config import METHODS
+from foretell.engine.config import METHODS, default_drafter
 from foretell.methods.common import formats
-from foretell.model.catalogue import BUNDLED, CATALOGUE, pulled
+from foretell.methods.hybrid.config import SECONDS
+from foretell.model.catalogue import CATALOGUE, default_speculation, pulled
 from foretell.model.checkpoint import resolve
 from foretell.model.target import ModelSpec
 
-BUNDLED_DRAFTERS = {*travelling.HEADS, "draft_model", "eagle2"}
-"""Methods that the bundled target has a draft model or head for; eagle2 has eagle1's."""
 SAME = {"eagle2": "it guesses as eagle1 does, in a tree"}
 """Methods that are not tried, and why."""
+LAST = ("early_exit",)
+"""Methods that seldom pay."""
 DEPTH = 8
 """Guesses in a line that are tried, of methods that can make any number."""
 
@@ -27,7 +28,16 @@ class Candidate:
 
     method: str
     config: Mapping[str, Any]
-    drafter: str | None  # the draft model or head
+    drafter: str | None  # the draft model or head; None: the method's own for this target
+    speculation: str = "on"
+    is_default: bool = False  # whether it is what is used where no method is named
+    chosen: Mapping[str, Any] = field(default_factory=dict)  # keys of the configuration that a command must name, too
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        name = f"{'auto:' if self.speculation == 'auto' else ''}{self.method}"
+        return name if self.drafter is None else f"{name} ({self.drafter})"
 
 
 def drafter_method(name: str) -> str:
@@ -45,11 +55,13 @@ def candidates(
 ) -> tuple[list[Candidate], dict[str, str]]:
     """(what is tried, why the other methods are not).
 
-    draft: a draft model or head; None: the bundled ones for the bundled target, and for others the named models that have
-    been pulled and are smaller. methods: only these. predictions: whether prompts bring a guess of their answer.
+    The method that is used where none is named comes first, guessing always and then as "auto" decides; methods that look
+    their guesses up before those that compute them. draft: a draft model or head; None: those that come with the target,
+    and named models that have been pulled and are smaller. methods: only these. predictions: whether prompts bring a guess
+    of their answer.
     """
     given = drafter_method(draft) if draft is not None else None
-    bundled = spec.name in BUNDLED
+    default = given or str(default_speculation(spec.name)["method"])
     found: list[Candidate] = []
     left: dict[str, str] = {}
     for name, kind in METHODS.items():
@@ -61,16 +73,26 @@ def candidates(
         elif can.needs_prediction and not predictions:
             left[name] = "it needs prompts with a guess of the answer"
         elif can.needs_head or can.needs_draft:
-            names = _drafters(name, spec, draft if given == name else None, bundled=bundled and draft is None)
-            if not names:
+            made = list(_with_weights(name, spec, draft, given))
+            if not made:
                 what = "a draft model" if can.needs_draft else "a trained head"
                 left[name] = f"it needs {what} for this target: give one by --draft"
-            for one in names:
-                own = {} if one is None else {"model": one}
-                found.append(Candidate(name, {"method": name, **own, **_depth(name)}, one))
+            found += made
         else:
             found.append(Candidate(name, {"method": name, **_depth(name)}, None))
-    return found, left
+    first = next((one for one in found if one.method == default), None)
+    if first is None:
+        return sorted(found, key=_order), left
+    rest = sorted((one for one in found if one is not first), key=_order)
+    named = {key: value for key, value in first.config.items() if key != "num_speculative_tokens"}
+    auto = Candidate(first.method, named, first.drafter, "auto", chosen=first.chosen)
+    asked = methods is None or methods == [default]
+    return [Candidate(first.method, first.config, first.drafter, is_default=True, chosen=first.chosen),
+            *([auto] if asked else []), *rest], left  # fmt: skip
+
+
+def _order(one: Candidate) -> tuple[bool, bool]:
+    return one.method in LAST, not METHODS[one.method].capabilities.by_request
 
 
 def _depth(name: str) -> dict[str, int]:
@@ -80,18 +102,21 @@ def _depth(name: str) -> dict[str, int]:
     return own if kind.capabilities.draws and name not in ("medusa", "dflash", "hybrid") else {}
 
 
-def _drafters(name: str, spec: ModelSpec, draft: str | None, *, bundled: bool) -> list[str | None]:
-    """Draft models or heads of a method; None is the method's bundled one."""
+def _with_weights(name: str, spec: ModelSpec, draft: str | None, given: str | None) -> Iterator[Candidate]:
+    """A method by each draft model or head that it has here. given: the method of ``draft``."""
+    part = METHODS[name]().trained.method
     if draft is not None:
-        return [draft]
-    if bundled:
-        return [None] if name in BUNDLED_DRAFTERS else []
-    if spec.name in CATALOGUE and name in CATALOGUE[spec.name].drafts:
-        return [CATALOGUE[spec.name].drafts[name]]
-    if name != "draft_model":
-        return []
-    return [
-        other
-        for other, model in CATALOGUE.items()
-        if other != spec.name and pulled(other) is not None and model.size < 0.8 * spec.weight_bytes
-    ]
+        chosen = {}
+        if name == "hybrid" and given in SECONDS and given != part:
+            chosen = {"second": given}
+        elif given != part:
+            return
+        yield Candidate(name, {"method": name, "model": draft, **chosen, **_depth(name)}, draft, chosen=chosen)
+        return
+    own = default_drafter(part, spec.name)
+    if own is not None:
+        yield Candidate(name, {"method": name, "model": own, **_depth(name)}, None)
+    elif name == "draft_model":
+        for other, model in CATALOGUE.items():
+            if other != spec.name and pulled(other) is not None and model.size < 0.8 * spec.weight_bytes:
+                yield Candidate(name, {"method": name, "model": other, **_depth(name)}, other)

@@ -11,7 +11,6 @@ from foretell.core.errors import ForetellError
 from foretell.core.provenance import provenance
 from foretell.engine.engine import Engine
 from foretell.kernels.native import variant
-from foretell.model.bandwidth import dram_read_bandwidth
 from foretell.model.checkpoint import resolve
 from foretell.model.load import FAST, load_config, unsupported
 
@@ -47,11 +46,10 @@ class Machine:
         return {**asdict(self), "least_pass_seconds": self.least_pass_seconds}
 
 
-def look(engine: Engine, *, bandwidth: bool = True) -> Machine:
-    """The machine and the engine's target. bandwidth: measure memory, about a second, where the target is on the CPU."""
+def look(engine: Engine) -> Machine:
+    """The machine and the engine's target; its memory is not measured."""
     spec = engine.model.spec
     origin = provenance()["machine"]
-    on_cpu = spec.device.type == "cpu"
     load = origin["load_average"]
     dtype = str(spec.dtype).removeprefix("torch.")
     return Machine(
@@ -67,7 +65,7 @@ def look(engine: Engine, *, bandwidth: bool = True) -> Machine:
         dtype=dtype,
         weights=spec.weights or dtype,
         weight_bytes=spec.weight_bytes,
-        bytes_per_second=dram_read_bandwidth() if bandwidth and on_cpu else None,
+        bytes_per_second=None,
     )
 
 

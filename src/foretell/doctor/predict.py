@@ -10,6 +10,7 @@ the same kind and other passes would give; a machine that changes is beyond it.
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from statistics import median
 
 import numpy as np
 
@@ -77,6 +78,7 @@ def pool(texts: Sequence[TextAcceptance], times: Sequence[TextTimes], *, split: 
         counted.update(text.guesses)
         lightly.update(text.light)
     total = counted.total() + lightly.total()
+    times = at_one_speed(times)
     plain = [step for one in times for step in one.plain]
     light = [step for one in times for step in one.light]
     # Where one of both kinds was not timed, it costs as the other does.
@@ -93,6 +95,45 @@ def pool(texts: Sequence[TextAcceptance], times: Sequence[TextTimes], *, split: 
         {count: steps / total for count, steps in lightly.items()},
         light_costs,
     )
+
+
+def at_one_speed(times: Sequence[TextTimes]) -> list[TextTimes]:
+    """The times as they would be, had the machine been as fast for every text: plain steps are timed beside those of a
+    method, so that a machine which is busy for one text changes no cost."""
+    plain = [median(map(_seconds, one.plain)) if one.plain else 0.0 for one in times]
+    known = [seconds for seconds in plain if seconds]
+    if not known:
+        return list(times)
+    common = median(known)
+    out = []
+    for one, seconds in zip(times, plain, strict=True):
+        factor = common / seconds if seconds else 1.0
+        plainly, steps, light = (
+            [Scaled.of(step, factor) for step in each] for each in (one.plain, one.steps, one.light)
+        )
+        out.append(TextTimes(plainly, steps, one.first * factor, light))
+    return out
+
+
+@dataclass(frozen=True)
+class Scaled:
+    """A step's times by a factor."""
+
+    seconds_draft: float
+    seconds_target: float
+    seconds_rest: float
+    num_draft_tokens: int
+
+    @classmethod
+    def of(cls, step: StepTiming, factor: float) -> "Scaled":
+        """The step."""
+        return cls(
+            step.seconds_draft * factor, step.seconds_target * factor, step.seconds_rest * factor, step.num_draft_tokens
+        )
+
+
+def _seconds(step: StepTiming) -> float:
+    return step.seconds_draft + step.seconds_target + step.seconds_rest
 
 
 def num_steps(rates: Sequence[float], num_tokens: int) -> float:
@@ -152,13 +193,14 @@ def predictions(
     num_tokens: int,
     split: bool = True,
     seed: int = 0,
+    resamples: int = RESAMPLES,
 ) -> list[Prediction]:
     """The speedup at each length of proposal, with a 95 % interval. num_tokens: of a text, on average."""
     whole = pool(texts, times, split=split)
     values = {length: predicted(whole, length, num_tokens) for length in lengths}
     drawn: dict[int, list[float]] = {length: [] for length in lengths}
     generator = np.random.default_rng(seed & (1 << 64) - 1)  # it takes no negative one
-    for _ in range(RESAMPLES if len(texts) > 1 else 0):
+    for _ in range(resamples if len(texts) > 1 else 0):
         some = [texts[i] for i in generator.integers(len(texts), size=len(texts))]
         timed = [times[i] for i in generator.integers(len(times), size=len(times))] if times else []
         resampled = pool(some, timed, split=split)

@@ -1,16 +1,15 @@
 """What usually goes wrong with guessing, looked for in what was measured."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from foretell.core.errors import ForetellError
+from foretell.doctor.examine import Examined
 from foretell.doctor.machine import Machine
+from foretell.doctor.recommend import Advice
 from foretell.engine.engine import Engine
 from foretell.model.load import load_tokenizer
-
-if TYPE_CHECKING:
-    from foretell.doctor.checkup import Examined
 
 FAR_FROM_LIMIT = 0.4
 """Share of the memory's bandwidth, below which a pass is bound by something else."""
@@ -53,8 +52,8 @@ def about_run(
         out.append(
             Warned(
                 "busy",
-                f"the machine had a load of {machine.load_average:.1f} when this began: times are too long, and intervals "
-                "do not show it",
+                f"the machine had a load of {machine.load_average:.1f} when this began: passes take longer than alone, and "
+                "speedups are less sure, though plain decoding was timed beside each method",
             )
         )
     for kind, reason in machine.why_not.items():
@@ -91,8 +90,10 @@ def about_run(
     return out
 
 
-def about_method(engine: Engine, own: Engine, one: "Examined") -> list[Warned]:
-    """Of a method that was examined. engine: the target's; own: with the method."""
+def about_method(engine: Engine, own: Engine, one: Examined, *, temperature: float) -> list[Warned]:
+    """Of a method that was examined. engine: the target's; own: with the method. temperature: of the texts."""
+    if one.speculation == "auto":
+        return []  # of its method all was said
     name, can, spec = one.method, own.method.capabilities, engine.model.spec
     out = []
     if one.best_case is not None and one.best_case < 1.1:
@@ -112,7 +113,7 @@ def about_method(engine: Engine, own: Engine, one: "Examined") -> list[Warned]:
         )
     if one.drafter is not None and can.needs_draft:
         out += _templates(engine, one.drafter)
-    if can.needs_head and spec.is_quantised:
+    if one.drafter is not None and can.needs_head and spec.is_quantised:
         out.append(
             Warned(
                 "quantised",
@@ -121,7 +122,7 @@ def about_method(engine: Engine, own: Engine, one: "Examined") -> list[Warned]:
             )
         )
     sampled = one.slots[0] if one.slots else None
-    if sampled is not None and one.agreement and sampled < LOW_AT_TEMPERATURE * one.agreement:
+    if temperature and sampled is not None and one.agreement and sampled < LOW_AT_TEMPERATURE * one.agreement:
         out.append(
             Warned(
                 "sampling",
@@ -131,19 +132,20 @@ def about_method(engine: Engine, own: Engine, one: "Examined") -> list[Warned]:
     return out
 
 
-def about_choice(found: "Sequence[Examined]", config: Mapping[str, Any]) -> list[Warned]:
-    """Of the recommended configuration."""
-    for one in found:
-        best = one.best
-        if (one.method, one.drafter) != (config["method"], config.get("model")) or best is None:
+def about_choice(found: Sequence[Examined], advice: Advice) -> list[Warned]:
+    """Of the recommended configuration, where it is recommended for certain."""
+    config = advice.config
+    for one in found if advice.is_sure else ():
+        best, mine = one.best, (one.method, one.drafter, one.speculation)
+        if mine != (config["method"], config.get("model"), advice.speculation) or best is None:
             continue
         value = best.speedup
         if value.high - value.low > WIDE * value.value:
             return [
                 Warned(
                     "wide",
-                    f"{one.method}: the interval [{value.low:.2f}, {value.high:.2f}] is wide: more prompts (--limit), or "
-                    "more of them timed (--timed)",
+                    f"{one.label}: the interval ({value.low:.2f} to {value.high:.2f}) is wide: more prompts (--limit, "
+                    "--time-limit), or more of them timed (--timed)",
                 )
             ]
     return []

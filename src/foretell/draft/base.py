@@ -239,6 +239,16 @@ class Method(ABC):
         return None
 
     @property
+    def trained(self) -> "Method":
+        """The part that has trained weights, which ``rebuilt`` replaces: this method, or one that it is made of."""
+        return self
+
+    def with_trained(self, part: "Method") -> "Method":
+        """This method with ``part`` in the place of ``trained``; what it learns from texts is shared with this one. Methods
+        that are made of others override both."""
+        return part
+
+    @property
     def chains_only(self) -> str:
         """Why its drafters grow lines alone, whatever the shape: the reason of its own model. "" where they grow trees."""
         return ""

@@ -111,6 +111,11 @@ class MethodConfig(ABC):
         return None
 
     @property
+    def trained(self) -> "MethodConfig":
+        """The configuration of ``Method.trained``: the part that key ``model`` names the weights of."""
+        return self
+
+    @property
     def max_nodes(self) -> int:
         """Most nodes of a step's tree, the root included."""
         return self.proposal_shape.max_guesses + 1 if self.guesses else 1

@@ -8,7 +8,7 @@ from foretell.core.settings import fitted
 from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoneConfig
-from foretell.engine.config import METHODS, speculative_config
+from foretell.engine.config import METHODS, speculative_config, with_draft
 from foretell.engine.engine import Engine
 from foretell.engine.groups import Choice, check_branching, check_together
 
@@ -70,9 +70,7 @@ class Choices:
         )
         if mine is not None and mine.guesses:
             keys = {**mine.resolved(), **fitted(keys, mine.ranges, mine)}
-        config = speculative_config(keys)
-        self.of(config)
-        return config
+        return self.of(speculative_config(keys)).config
 
     @property
     def names(self) -> list[str]:
@@ -83,6 +81,7 @@ class Choices:
     def of(self, config: MethodConfig, *, load: bool = False) -> Choice:
         """The choice for a configuration. Weights are loaded only with ``load``; otherwise they must be loaded already.
         Raises ConfigError."""
+        config = with_draft(config, self.engine.model.spec.name)
         found = self._made.get(config)
         if found is not None:
             return found

@@ -6,6 +6,7 @@ Key names are those that vLLM's users know. An unknown key is refused with the n
 from collections.abc import Mapping
 from typing import Any, ClassVar, get_origin, get_type_hints
 
+from foretell import bundled
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.jsontext import JSONDecodeError, parse_json
@@ -15,7 +16,7 @@ from foretell.draft.base import Capabilities
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoneConfig
 from foretell.methods.draft_model.config import DraftModelConfig
-from foretell.model.catalogue import default_draft
+from foretell.model.catalogue import BUNDLED, default_draft
 
 
 def _method(name: str, found: Any) -> type[MethodConfig]:
@@ -69,11 +70,23 @@ def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> 
     return read(kind, fitted(options, kind.ranges, kind), f"for method {name!r}")
 
 
+def default_drafter(method: str, target: str) -> str | None:
+    """The draft model or head that a method loads for a named target where none is given; None where there is none."""
+    if target not in BUNDLED:
+        return default_draft(target, method)
+    name = "draft" if method == "draft_model" else method
+    try:
+        bundled.path(name)
+    except KeyError:
+        return None
+    return f"bundled/{name}"
+
+
 def with_draft(config: MethodConfig, target: str) -> MethodConfig:
     """The configuration with the draft model or head that its method takes for a named target, where it names none."""
     if getattr(config, "model", "none needed") is not None:
         return config
-    draft = default_draft(target, getattr(config, "second", config.method))
+    draft = default_draft(target, config.trained.method)
     return config if draft is None else speculative_config({**config.resolved(), "model": draft})
 
 

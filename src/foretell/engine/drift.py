@@ -13,13 +13,18 @@ PIECE = 64
 """Steps of a text that are one observation: a long text is not waited for."""
 
 
-def piece_of(row: Row) -> tuple[int, int] | None:
-    """Behind a step of a row: steps that guessed and first guesses kept, of the piece of the text that ends with it; None
-    where no piece does."""
+def ends_piece(row: Row) -> bool:
+    """Whether a piece of the row's text ends with its last step."""
     count = len(row.steps)
-    if not count or (count % PIECE and row.finish_reason is None):
+    return bool(count) and (count % PIECE == 0 or row.finish_reason is not None)
+
+
+def piece_of(row: Row) -> tuple[int, int] | None:
+    """After a step of a row: steps that guessed and first guesses kept, of the piece of the text that ends with it; None
+    where no piece does."""
+    if not ends_piece(row):
         return None
-    piece = row.steps[(count - 1) // PIECE * PIECE :]
+    piece = row.steps[(len(row.steps) - 1) // PIECE * PIECE :]
     return sum(drafted > 0 for drafted, _ in piece), sum(drafted > 0 < accepted for drafted, accepted in piece)
 
 

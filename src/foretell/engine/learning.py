@@ -84,6 +84,10 @@ class Learning(Protocol):
 class LearnOptions(Protocol):
     """How to learn: what ``Service(learn=...)`` takes (``foretell.learn.LearnOptions``)."""
 
+    def check(self, engine: "Engine", choices: list[Choice]) -> None:
+        """Raise ConfigError where none of the loaded methods can learn so: before costs are measured."""
+        ...
+
     def open(self, engine: "Engine", choices: list[Choice]) -> Learning:
-        """A learner for an engine and its loaded methods. Raises ConfigError where none of them can learn."""
+        """A learner for an engine and its loaded methods, which were checked."""
         ...

@@ -63,6 +63,8 @@ class Service:
             )
         self.engine, self.options = engine, options
         self._choices = Choices(engine, also, off=options.speculation == "off")
+        if learn is not None:
+            learn.check(engine, self._choices.guessing)
         self._tenants = Tenants(options.shared_drafts)
         self._learn, self._learning = learn, cast(Learning | None, None)
         self._drifts = Drifts()

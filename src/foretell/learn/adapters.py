@@ -4,6 +4,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -14,14 +15,13 @@ from foretell.engine.drift import DriftWatch
 from foretell.engine.engine import Engine
 from foretell.engine.groups import Choice
 from foretell.learn.ends import Matrices, matrices_of
-from foretell.learn.options import LearnOptions
+from foretell.learn.options import RECIPES, LearnOptions, check_configs, weights_of
 from foretell.learn.pool import TrainerPool
 from foretell.learn.process import TrainerProcess
 from foretell.learn.route import Router
 from foretell.learn.serving import LearnedMethod
 from foretell.learn.store import VersionStore
-from foretell.learn.student import RECIPES, Origin
-from foretell.methods.draft_model.borrowed import borrowing
+from foretell.learn.student import Origin
 from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.narrow import NarrowModel
 from foretell.model.load import parse_device
@@ -41,6 +41,17 @@ class ServedAdapter:
     since_swap: int = -1  # steps since; -1: nothing to watch
     kept_since: int = 0
     num_reverts: int = 0  # versions made before the last one are not served
+    # Methods that this one is a part of, by those that they stand for: each is one object, so that its rows share a batch.
+    _wholes: WeakKeyDictionary[Method, Method] = field(default_factory=WeakKeyDictionary)
+
+    def within(self, method: Method) -> Method:
+        """A loaded method, or what a tenant has of it, with this adapter as its ``trained``."""
+        if method.trained is method:
+            return self.method
+        made = self._wholes.get(method)
+        if made is None:
+            made = self._wholes[method] = method.with_trained(self.method)
+        return made
 
     def swap(self, number: int, method: Any) -> None:
         """Serve a new version, and watch what it does."""
@@ -70,7 +81,7 @@ class ServedAdapter:
 class TenantAdapters:
     """The adapters of one API key, or of all requests without one."""
 
-    served: dict[tuple[int, int], ServedAdapter]  # by (id of the base method, index)
+    served: dict[tuple[int, int], ServedAdapter]  # by (id of the loaded method that learns, index)
     router: Router
 
 
@@ -86,7 +97,7 @@ class Adapters:
         on_restored: Callable[[str, str], None],
     ) -> None:
         """choices: the loaded methods. on_restored is called with an adapter whose weights were found in ``learn_dir``, and
-        why they cannot be used (""). Raises ConfigError where none of the methods can learn."""
+        why they cannot be used (""). Raises ConfigError where the folder cannot be used."""
         self.able = able_to_learn(choices)
         self.engine, self.options, self.trainers = engine, options, trainers
         self.store = None if options.learn_dir is None else VersionStore(options.learn_dir)
@@ -95,7 +106,7 @@ class Adapters:
         self._on_restored = on_restored
         self._is_starting = True
         self._lock = threading.RLock()
-        heads = any(choice.config.method != "draft_model" for choice in self.able.values())
+        heads = any(choice.config.trained.method != "draft_model" for choice in self.able.values())
         self._matrices: Matrices | None = matrices_of(engine.model) if heads else None
 
     def open_all(self) -> None:
@@ -106,14 +117,14 @@ class Adapters:
 
     def route(
         self, tenant: str, choice: Choice, prompt: Sequence[int], *, store: bool = True
-    ) -> tuple[ServedAdapter, ServedAdapter, int, Router]:
-        """(the adapter that guesses for a request, the one that learns from it, the prompt's cluster, its router). store:
-        whether anything may be kept of the prompt."""
+    ) -> tuple[Method, ServedAdapter, ServedAdapter, int, Router]:
+        """(the method of a request, the adapter that guesses in it, the one that learns from it, the prompt's cluster, its
+        router). store: whether anything may be kept of the prompt."""
         with self._lock:
             mine = self._of(tenant, choice)
-            cluster = mine.router.cluster(prompt, store=store)
-            guesses = mine.served[id(choice.method), mine.router.adapter(cluster)]
-            return guesses, mine.served[id(choice.method), cluster], cluster, mine.router
+            cluster, part = mine.router.cluster(prompt, store=store), id(choice.method.trained)
+            guesses = mine.served[part, mine.router.adapter(cluster)]
+            return guesses.within(choice.method), guesses, mine.served[part, cluster], cluster, mine.router
 
     def observe(self, router: Router, cluster: int, index: int, acceptance: float) -> None:
         """A request has ended."""
@@ -127,7 +138,7 @@ class Adapters:
     def _of(self, tenant: str, choice: Choice) -> TenantAdapters:
         mine = self.by_tenant.pop(tenant, None) or TenantAdapters({}, Router(self.options.learn_adapters))
         self.by_tenant[tenant] = mine
-        if (id(choice.method), 0) not in mine.served:
+        if (id(choice.method.trained), 0) not in mine.served:
             for index in range(self.options.learn_adapters):
                 self._open(mine, tenant, choice, index)
         while len(self.by_tenant) > self.options.max_tenants + 1:  # "" is always there
@@ -138,14 +149,15 @@ class Adapters:
         return mine
 
     def _open(self, mine: TenantAdapters, tenant: str, choice: Choice, index: int) -> None:
-        origin, method = self._origin(choice), LearnedMethod(choice.method)
+        base = choice.method.trained
+        origin, method = self._origin(choice), LearnedMethod(base)
         name = f"{tenant}/{choice.config.method}/{index}"
-        found = self._restored(name, origin, choice.method)
+        found = self._restored(name, origin, base)
         if found is not None:
             origin, method = replace(origin, weights=found[0]), LearnedMethod(found[1])
             self._on_restored(name, "")
         one = ServedAdapter(name, tenant, index, method, origin)
-        mine.served[id(choice.method), index] = one
+        mine.served[id(base), index] = one
         self.by_name[name] = one
         self.trainers.open(name, origin)
 
@@ -174,29 +186,13 @@ class Adapters:
             return None
 
     def _origin(self, choice: Choice) -> Origin:
-        config: Any = choice.config
-        base: Any = choice.method
-        name = config.method
-        init = config.model or ("bundled/draft" if name == "draft_model" else f"bundled/{name}")
-        if name == "draft_model" and base.model.spec.name != init:
-            raise ConfigError(
-                f"the draft model {base.model.spec.name!r} is in memory: learning reads its weights again, so give its "
-                "directory or hub id"
-            )
-        if name == "draft_model" and borrowing(init) is not None:
-            raise ConfigError(
-                f"draft {init} has its target's embedding and head, and cannot learn while serving: choose a draft model "
-                "that is whole, or method 'eagle3'"
-            )
-        slots = min(config.num_speculative_tokens, choice.depth or config.num_speculative_tokens)
+        config: Any = choice.config.trained
+        base: Any = choice.method.trained
+        name, init = config.method, weights_of(config)
+        slots = min(config.num_speculative_tokens, config.proposal_shape.depth)
         spec = self.engine.model.spec
         if name != "draft_model":
             return Origin(name, init, spec, self._matrices, slots, _floats(base.head.state_dict()))
-        if type(base) is not DraftModel:
-            raise ConfigError(
-                f"draft model {init} has another vocabulary than target {spec.name}: its guesses are translated, and it "
-                "cannot learn while serving; choose one of the target's own vocabulary"
-            )
         acceptance = None
         if base.acceptance is not None:
             acceptance = (config.acceptance or "bundled/acceptance", base.model.spec)
@@ -205,27 +201,36 @@ class Adapters:
         return Origin(name, init, spec, None, slots, acceptance=acceptance, tokens=tokens, longest=longest)
 
 
-def check_options(choices: list[Choice], options: LearnOptions) -> None:
-    """Before a process is started. Raises ConfigError where none of the methods can learn, where an option is of none that
-    is loaded, and where the device cannot be used."""
-    able = able_to_learn(choices).values()
-    if options.learn_lora and all(choice.config.method != "draft_model" for choice in able):
-        names = ", ".join(sorted({choice.config.method for choice in able}))
-        raise ConfigError(
-            f"learn_lora = {options.learn_lora} is for draft models, and {names} is a head, of which "
-            "all weights learn: leave it out"
-        )
+def check_options(engine: Engine, choices: list[Choice], options: LearnOptions) -> None:
+    """Before costs are measured and a process is started. Raises ConfigError where none of the methods can learn, where a
+    draft model cannot, where an option is of none that is loaded, and where the device or the folder cannot be used."""
+    if engine.model.is_shared:
+        raise ConfigError("learning needs one process: it cannot swap weights in several at the same step")
+    check_configs([choice.config for choice in choices], options)
+    for choice in able_to_learn(choices).values():
+        base: Any = choice.method.trained
+        init = weights_of(choice.config)
+        if choice.config.trained.method != "draft_model":
+            continue
+        if base.model.spec.name != init:
+            raise ConfigError(
+                f"the draft model {base.model.spec.name!r} is in memory: learning reads its weights again, so give its "
+                "directory or hub id"
+            )
+        if type(base) is not DraftModel:
+            raise ConfigError(
+                f"draft model {init} has another vocabulary than target {engine.model.spec.name}: its guesses are "
+                "translated, and it cannot learn while serving; choose one of the target's own vocabulary"
+            )
     if options.learn_device is not None:
         parse_device(options.learn_device)
+    if options.learn_dir is not None:
+        VersionStore(options.learn_dir).close()
 
 
 def able_to_learn(choices: list[Choice]) -> dict[int, Choice]:
-    """By the id of the method. Raises ConfigError where there is none."""
-    able = {id(choice.method): choice for choice in choices if choice.config.method in RECIPES}
-    if not able:
-        names = ", ".join(sorted({choice.config.method for choice in choices})) or "none"
-        raise ConfigError(f"methods {names} cannot learn while serving: choose one of {', '.join(RECIPES)}")
-    return able
+    """By the id of the loaded method that learns."""
+    return {id(choice.method.trained): choice for choice in choices if choice.config.trained.method in RECIPES}
 
 
 def _floats(weights: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -29,7 +29,8 @@ class CaptureState:
     taps: tuple[int, ...]  # layers that the drafter reads, in its order
     cluster: int = 0  # the cluster it was taken for ...
     router: Router | None = None  # ... by this router: its tenant may have been dropped meanwhile
-    counts: tuple[int, int] = (0, 0)  # first guesses made, and kept
+    counts: tuple[int, int] = (0, 0)  # first guesses made by what learns, and kept
+    told: tuple[int, int] = (0, 0)  # ... until the end of the last piece (``drift.PIECE``)
     begun: bool = False
     dropped: bool = False  # nothing more is captured of it
     logits: list[Tensor] = field(default_factory=list)  # views [*, V] of the steps' blocks

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from foretell.core.errors import ConfigError, nearest
 from foretell.draft.base import Method
-from foretell.engine.drift import piece_of
+from foretell.engine.drift import ends_piece
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
 from foretell.engine.groups import Choice
@@ -80,9 +80,7 @@ class Learner:
 
     def __init__(self, engine: Engine, choices: list[Choice], options: LearnOptions) -> None:
         """choices: the loaded methods. Raises ConfigError where none of them can learn."""
-        if engine.model.is_shared:
-            raise ConfigError("learning needs one process: it cannot swap weights in several at the same step")
-        check_options(choices, options)
+        check_options(engine, choices, options)
         self.options = options
         self.allowance = Allowance(options.learn_share)
         self.events: deque[Event] = deque(maxlen=500)
@@ -130,16 +128,17 @@ class Learner:
         """See ``Learning``."""
         if self._process is not None:
             self._process.serves(busy=True)  # its prompt is read before the first step
-        if id(choice.method) not in self.adapters.able:
+        if id(choice.method.trained) not in self.adapters.able:
             return choice, None
         tenant = submission.tenant or ""
         store = submission.store
-        serving, learns, cluster, router = self.adapters.route(tenant, choice, submission.prompt_ids, store=store)
+        found = self.adapters.route(tenant, choice, submission.prompt_ids, store=store)
+        method, serving, learns, cluster, router = found
         state = CaptureState(learns.name, serving.name, serving.method.taps, cluster, router)
         if self._is_paused(tenant) or self.failure or not submission.store:
             state.begun = state.dropped = True
             self.capture.num_skipped += not submission.store
-        return replace(choice, method=serving.method), state
+        return replace(choice, method=method), state
 
     def _is_paused(self, tenant: str) -> bool:
         return self.paused or tenant in self._paused
@@ -156,10 +155,11 @@ class Learner:
         """See ``Learning``."""
         if self._process is not None:
             self._process.serves(busy=True)
-        for row in event.rows:
+        for index, row in enumerate(event.rows):
             state = row.capture
             if isinstance(state, CaptureState):
-                self._count(row, state)
+                light = event.light_steps[index] if event.light_steps else None
+                self._count(row, state, by_weights=light is None or not light.proposed)
         for row, text in self.capture.observe(event):
             state = row.capture
             assert isinstance(state, CaptureState)
@@ -168,17 +168,20 @@ class Learner:
         if self._steps % SWEEP_STEPS == 0:
             self.capture.sweep()
 
-    def _count(self, row: Row, state: CaptureState) -> None:
+    def _count(self, row: Row, state: CaptureState, *, by_weights: bool) -> None:
+        """by_weights: whether what learns made the step's guesses, and not the light part of its method."""
         one = self.adapters.by_name.get(state.serving)
         if row.steps and row.error is None:
             drafted, accepted = row.steps[-1]
-            if drafted and one is not None:
+            if drafted and by_weights and one is not None:
                 made, kept = state.counts
                 state.counts = (made + 1, kept + (accepted > 0))
                 self._revert_if_fell(one, kept=accepted > 0)
-            piece = piece_of(row)
-            if piece is not None and one is not None and one.watch.add(*piece):
-                self._tell_drift(one)
+            if ends_piece(row):
+                (made, kept), (before, then) = state.counts, state.told
+                state.told = state.counts
+                if one is not None and one.watch.add(made - before, kept - then):
+                    self._tell_drift(one)
         if row.finish_reason is None or not state.counts[0]:
             return
         made, kept = state.counts

@@ -1,6 +1,7 @@
 """How to learn while serving: one dataclass, whose fields are, with their help, options of ``foretell serve``."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -10,10 +11,21 @@ from foretell.core.settings import setting, settle
 from foretell.planner.account import LEARN_SHARE
 
 if TYPE_CHECKING:
+    from foretell.draft.config import MethodConfig
     from foretell.engine.engine import Engine
     from foretell.engine.groups import Choice
     from foretell.learn.learner import Learner
 
+RECIPES = {
+    "draft_model": "draft_model",
+    "eagle1": "eagle1",
+    "eagle2": "eagle1",
+    "eagle3": "eagle3",
+    "medusa": "medusa",
+    "dflash": "dflash",
+}
+"""Methods whose weights can learn while serving, and the recipe that trains each; of a method that is made of others the
+part that has weights (``MethodConfig.trained``)."""
 WHERE = ("process", "inline")
 """In a process of its own, at idle priority; or on the engine's thread, in quanta while no request runs."""
 
@@ -100,6 +112,12 @@ class LearnOptions:
         if self.learn_dir is not None and Path(self.learn_dir).exists() and not Path(self.learn_dir).is_dir():
             raise ConfigError(f"learn_dir = {self.learn_dir} is a file; expected a folder")
 
+    def check(self, engine: "Engine", choices: "list[Choice]") -> None:
+        """See ``engine.learning.LearnOptions``."""
+        from foretell.learn.adapters import check_options
+
+        check_options(engine, choices, self)
+
     def open(self, engine: "Engine", choices: "list[Choice]") -> "Learner":
         """See ``engine.learning.LearnOptions``."""
         from foretell.learn.learner import Learner  # imports training, which a service without learning does without
@@ -109,3 +127,39 @@ class LearnOptions:
     def lr(self, hidden_size: int) -> float:
         """The learning rate in force."""
         return self.learn_lr or round(1e-3 * min(1.0, (256 / hidden_size) ** 0.5), 8)
+
+
+def check_configs(configs: "Sequence[MethodConfig]", options: LearnOptions) -> None:
+    """Before anything is loaded. configs: of the methods that guess. Raises ConfigError where none of them can learn, and
+    where an option is of none of them."""
+    if not configs:
+        raise ConfigError("nothing guesses here (speculation = 'off'), so nothing can learn: drop that, or --learn")
+    able = [config for config in configs if config.trained.method in RECIPES]
+    if not able:
+        names = ", ".join(sorted({config.method for config in configs}))
+        raise ConfigError(
+            f"methods {names} cannot learn while serving: choose one of {', '.join(RECIPES)}, or hybrid, whose second "
+            "method learns"
+        )
+    if options.learn_lora and all(config.trained.method != "draft_model" for config in able):
+        heads = ", ".join(sorted({config.trained.method for config in able}))
+        raise ConfigError(
+            f"learn_lora = {options.learn_lora} is for draft models, and {heads} is a head, of which all weights learn: "
+            "leave it out"
+        )
+    from foretell.methods.draft_model.borrowed import borrowing
+
+    for config in able:
+        init = weights_of(config)
+        if config.trained.method == "draft_model" and borrowing(init) is not None:
+            raise ConfigError(
+                f"draft {init} has its target's embedding and head, and cannot learn while serving: choose a draft model "
+                "that is whole, or method 'eagle3'"
+            )
+
+
+def weights_of(config: "MethodConfig") -> str:
+    """Directory, hub id or "bundled/..." of the weights that a method loads."""
+    name = config.trained.method
+    given: str | None = getattr(config.trained, "model", None)
+    return given or ("bundled/draft" if name == "draft_model" else f"bundled/{name}")

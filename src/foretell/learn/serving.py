@@ -60,6 +60,11 @@ class LearnedMethod(Method):
         return self.base.foresees
 
     @property
+    def chains_only(self) -> str:
+        """See ``Method``."""
+        return self.base.chains_only
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """See ``Method``."""
         return self.base.taps

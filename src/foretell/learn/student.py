@@ -12,7 +12,7 @@ from foretell.core.errors import ConfigError
 from foretell.learn.acceptance import AcceptanceStudent
 from foretell.learn.ends import Matrices, TargetEnds
 from foretell.learn.lora import PARTS, add_lora, merged, unwrap
-from foretell.learn.options import LearnOptions
+from foretell.learn.options import RECIPES, LearnOptions
 from foretell.learn.texts import Text
 from foretell.methods.common.objective import LossSlot, Objective
 from foretell.methods.common.teacher import ComputedBatch, Teacher
@@ -25,15 +25,6 @@ from foretell.train.methods import recipe_of
 from foretell.train.metrics import divergence_of
 from foretell.train.responses import Responses
 
-RECIPES = {
-    "draft_model": "draft_model",
-    "eagle1": "eagle1",
-    "eagle2": "eagle1",
-    "eagle3": "eagle3",
-    "medusa": "medusa",
-    "dflash": "dflash",
-}
-"""Methods that can learn while serving, and the recipe that trains each."""
 SAMPLED, GREEDY = "tv", "forward_kl"
 """Losses of texts at a temperature, and of greedy ones: total variation is what sampling loses, but far from p it has
 almost no gradient, and a greedy text needs the order alone."""

@@ -3,7 +3,7 @@
 import math
 
 PROMISE = 0.02
-"""Share of the serving time that all the work beside decoding may take together: what "never slower" allows."""
+"""Share of the serving time that all the work beside decoding may take together (docs/serving.md, "Stepping aside")."""
 BUDGET = 0.005  # of it, what trials may lose
 LEARN_SHARE = PROMISE - BUDGET  # of it, what a learner may take of the engine's thread
 START_CREDIT_PASSES, MAX_CREDIT_PASSES = 1.0, 12.0  # plain passes that the account starts with, and holds at most

@@ -115,6 +115,13 @@ class HybridConfig(MethodConfig):
         """Suffix alone."""
         return SuffixConfig(self.num_speculative_tokens, self.verify)
 
+    @cached_property
+    def trained(self) -> MethodConfig:
+        """The second method's."""
+        kind: Any = load_reference(builtin.CONFIGS[self.second])
+        config: MethodConfig = kind(self.second_tokens, self.verify, model=self.model, **self._drafts)
+        return config
+
     @property
     def _drafts(self) -> dict[str, Any]:
         """What was set of how a draft model is held."""
@@ -123,8 +130,7 @@ class HybridConfig(MethodConfig):
 
     def load(self, loader: Loader) -> Method:
         """Load the second method."""
-        kind: Any = load_reference(builtin.CONFIGS[self.second])
-        second: Method = kind(self.second_tokens, self.verify, model=self.model, **self._drafts).load(loader)
+        second = self.trained.load(loader)
         shape = self.second_proposal
         if self.second_shape is None and isinstance(shape, Sized):
             chains_only = loader.target.spec.chains_only

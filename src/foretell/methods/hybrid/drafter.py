@@ -269,6 +269,17 @@ class Hybrid(Method):
         return self.suffix
 
     @property
+    def trained(self) -> Method:
+        """The second method."""
+        return self.second
+
+    def with_trained(self, part: Method) -> "Hybrid":
+        """See ``Method``: the same suffixes, and the same experience of what either part is worth."""
+        made = self._like(self.suffix, second=part, by_row=self.by_row)
+        made._worths = self._worths
+        return made
+
+    @property
     def taps(self) -> tuple[int, ...]:
         """The second method's."""
         return self.second.taps
@@ -320,10 +331,12 @@ class Hybrid(Method):
     def _isolated(self) -> "Hybrid":
         return self._like(self.suffix.isolated(), by_row=True)
 
-    def _like(self, suffix: Suffix, *, discount: float | None = None, by_row: bool = False) -> "Hybrid":
-        """With the same second method and its shape."""
-        discount = self.discount if discount is None else discount
-        return Hybrid(suffix, self.second, shape=self.shape, discount=discount, coupled=self.coupled, by_row=by_row)
+    def _like(
+        self, suffix: Suffix, *, second: Method | None = None, discount: float | None = None, by_row: bool = False
+    ) -> "Hybrid":
+        """With the same second method, where no other is given, and its shape."""
+        second, discount = second or self.second, self.discount if discount is None else discount
+        return Hybrid(suffix, second, shape=self.shape, discount=discount, coupled=self.coupled, by_row=by_row)
 
     def open(self, context: Context, capacity: int, target: Target) -> Drafter:
         """Both drafters."""

@@ -1,0 +1,281 @@
+"""One method on prompt after prompt: what it accepts, and what its steps cost beside plain ones of the same moment."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from foretell.analysis.drafter import RULES
+from foretell.analysis.observer import GuessSlot, Record, observe
+from foretell.bench.stats import PairedRuns, bootstrap, first_loop
+from foretell.core.params import SamplingParams
+from foretell.doctor.candidates import Candidate
+from foretell.doctor.predict import RESAMPLES, Prediction, TextAcceptance, TextTimes, pool, predictions
+from foretell.draft.base import Method
+from foretell.draft.config import MethodConfig
+from foretell.engine.config import speculative_config
+from foretell.engine.engine import Engine, Request
+from foretell.engine.recorder import StepTime
+from foretell.planner.observed import StepCosts
+
+TIMED_TOKENS = 32
+WARM_UP_TOKENS = 4
+TIMED_LENGTHS = (1, 2, 4, 8)
+
+
+@dataclass(frozen=True)
+class Examined:
+    """One method on the prompts."""
+
+    method: str
+    drafter: str | None
+    verify: str
+    slots: list[float]  # acceptance by slot, given that those before it were kept
+    agreement: float | None  # share of first guesses that are the target's most probable token
+    mean_acceptance_length: float  # measured, with the most guesses
+    guess_cost: float | None  # c: one guess in plain passes
+    best_case: float | None  # speedup if every guess were accepted, at the best length
+    predictions: list[Prediction]
+    speculation: str = "on"  # "auto": measured, not predicted
+    num_prompts: int = 0
+    config: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # of the speculative configuration: what was chosen
+
+    @property
+    def best(self) -> Prediction | None:
+        """The length with the largest predicted speedup."""
+        return max(self.predictions, key=lambda one: one.speedup.value, default=None)
+
+    @property
+    def label(self) -> str:
+        """For people."""
+        return f"{'auto:' if self.speculation == 'auto' else ''}{self.method}"
+
+
+class Examination:
+    """A candidate's texts so far. ``look`` takes one prompt more."""
+
+    def __init__(self, engine: Engine, candidate: Candidate, params: SamplingParams) -> None:
+        """engine: the target's. Raises ForetellError where the method cannot be loaded for it."""
+        self.candidate, self.params = candidate, params
+        self.own = engine.with_method(candidate.config, speculation=candidate.speculation, drafter_errors="raise")
+        self.split = engine.model.spec.device.type == "cpu"
+        self.seconds: list[float] = []  # of each prompt
+        self.num_tokens: list[int] = []  # of each text, up to where it began to loop
+        self.num_looped = 0
+
+    def look(self, request: Request, *, timed: bool) -> None:
+        """One prompt more. timed: for costs too. Raises DrafterError."""
+        begun = perf_counter()
+        seed = (self.params.seed or 0) + len(self.seconds)
+        given = dataclasses.replace(request, params=dataclasses.replace(self.params, seed=seed))
+        self._look(given, timed=timed)
+        self.seconds.append(perf_counter() - begun)
+
+    def _look(self, request: Request, *, timed: bool) -> None:
+        raise NotImplementedError
+
+    def found(self, *, seed: int, resamples: int = RESAMPLES) -> Examined:
+        """What the prompts so far say."""
+        raise NotImplementedError
+
+    @property
+    def costs(self) -> StepCosts | None:
+        """Of its steps and plain ones; None where no step was timed."""
+        return None
+
+    def _took(self, token_ids: Sequence[int]) -> int:
+        """Count a text; its tokens up to where it began to loop."""
+        end = first_loop(token_ids)
+        self.num_looped += end is not None
+        self.num_tokens.append(len(token_ids) if end is None else end)
+        return self.num_tokens[-1]
+
+    def _found(self, predicted: list[Prediction], mean: float, **more: Any) -> Examined:
+        candidate, config = self.candidate, self.own.speculative
+        given: dict[str, Any] = {"slots": [], "agreement": None, "guess_cost": None, "best_case": None, **more}
+        return Examined(
+            method=candidate.method, drafter=candidate.drafter, verify=config.verifier.name,
+            mean_acceptance_length=mean, predictions=predicted, speculation=candidate.speculation,
+            num_prompts=len(self.num_tokens), config=dict(candidate.chosen), **given,
+        )  # fmt: skip
+
+
+class Predicted(Examination):
+    """Texts with as many guesses as the method makes; the speedup at each number of guesses follows from them."""
+
+    def __init__(self, engine: Engine, candidate: Candidate, params: SamplingParams) -> None:
+        """See ``Examination``."""
+        super().__init__(engine, candidate, params)
+        config, method = self.own.speculative, self.own.method
+        can = method.capabilities
+        chain: dict[str, Any] = {"shape": "chain"} if "chain" in can.shapes else {}
+        drawn = can.draws and params.temperature > 0
+        rule, draws = ("rejection", "iid") if drawn else ("exact", "auto")
+        self._observed, self._record = observe(
+            self.own, dataclasses.replace(config, **{"verify": rule, "draws": draws, **chain}), _fresh(method)
+        )
+        self._rate = config.verifier.name if config.verifier.name in RULES else "rejection"
+        self._longest = config.num_speculative_tokens
+        self._timed_as = dataclasses.replace(config, **{"draws": "auto", **chain})
+        self._lanes: list[Engine] = []
+        self.texts: list[TextAcceptance] = []
+        self.times: list[TextTimes] = []
+
+    def _look(self, request: Request, *, timed: bool) -> None:
+        record, index = self._record, len(self.texts)
+        record.text = index
+        (output,) = self._observed.generate_batch([request])
+        count = self._took(output.token_ids)
+        self.texts.append(_acceptance(record, index, count, self._rate, self._longest))
+        if timed:
+            self.times.append(self._time(request))
+
+    def _time(self, request: Request) -> TextTimes:
+        """Short runs of plain decoding and of each length in turn, so that a slower machine slows all; from prompt to
+        prompt in another order."""
+        short = dataclasses.replace(
+            self.params, max_new_tokens=min(self.params.max_new_tokens, TIMED_TOKENS), ignore_eos=True
+        )
+        if not self._lanes:
+            self._lanes = self._make_lanes()
+            for lane in self._lanes:
+                _steps(lane, request, dataclasses.replace(short, max_new_tokens=WARM_UP_TOKENS))
+                lane.forget()
+        count, turn = len(self._lanes), len(self.times)
+        made: dict[int, list[StepTime]] = {}
+        for place in range(count):
+            at = (place + turn) % count
+            made[at] = _steps(self._lanes[at], request, short)
+        plain, *guessed = (made[at] for at in range(count))
+        first = max(0.0, _extra(guessed[-1]) - _extra(plain))
+        steps = [step for one in guessed for step in (one[1:] or one)]
+        light = [step for step in steps if step.is_light]
+        return TextTimes(plain[1:] or plain, [step for step in steps if not step.is_light], first, light)
+
+    def _make_lanes(self) -> list[Engine]:
+        """Plain decoding, and each length that is timed."""
+        method, longest = self.own.method, self._longest
+        lengths = sorted({*(length for length in TIMED_LENGTHS if length < longest), longest})
+        lanes = [self.own.with_method(speculative_config("none"))]
+        for length in lengths if _nested(method) else [longest]:
+            made: MethodConfig = dataclasses.replace(self._timed_as, num_speculative_tokens=length)
+            lanes.append(self.own.with_method(made, method=_fresh(method)))
+        return lanes
+
+    @property
+    def costs(self) -> StepCosts | None:
+        """See ``Examination``."""
+        return pool(self.texts, self.times, split=self.split).costs
+
+    def found(self, *, seed: int, resamples: int = RESAMPLES) -> Examined:
+        """See ``Examination``."""
+        texts, times = self.texts, self.times
+        whole = pool(texts, times, split=self.split)
+        mean = sum(text.num_tokens for text in texts) / len(texts)
+        nested = _nested(self.own.method)
+        made = list(range(1, min(self._longest, len(whole.rates)) + 1)) if nested else [self._longest]
+        steps = sum(sum(text.guesses.values()) + sum(text.light.values()) for text in texts)
+        firsts = [step.slots[0].agreement for step in self._record.steps if step.slots]
+        known = [one.agrees for one in firsts if one is not None]
+        predicted = predictions(
+            texts, times, made, num_tokens=max(1, round(mean)), split=self.split, seed=seed, resamples=resamples
+        )
+        return self._found(
+            predicted,
+            sum(text.num_tokens for text in texts) / max(1, steps),
+            slots=whole.rates,
+            agreement=sum(known) / len(known) if known else None,
+            guess_cost=whole.costs.per_guess if whole.costs is not None else None,
+            best_case=_best_case(whole.costs, whole.light_costs),
+        )
+
+
+class Measured(Examination):
+    """``speculation="auto"``: what it does depends on what it has seen, so each text is decoded both ways, one after the
+    other."""
+
+    def __init__(self, engine: Engine, candidate: Candidate, params: SamplingParams) -> None:
+        """See ``Examination``."""
+        super().__init__(engine, candidate, params)
+        self._plain = self.own.with_method(speculative_config("none"), speculation="on")
+        self._pairs: list[PairedRuns] = []
+        self._num_steps = 0
+
+    def _look(self, request: Request, *, timed: bool) -> None:
+        if not self._pairs:
+            self.own.measure()
+            for lane in (self._plain, self.own):
+                _steps(lane, request, dataclasses.replace(request.params, max_new_tokens=WARM_UP_TOKENS))
+        lanes = [self._plain, self.own][:: -1 if len(self._pairs) % 2 else 1]
+        ran = {}
+        for lane in lanes:
+            lane.forget()
+            with lane.recorder.timing() as steps:
+                (output,) = lane.generate_batch([request])
+            ran[lane is self.own] = (len(output.token_ids), sum(step.seconds for step in steps))
+        self._took(output.token_ids)
+        self._num_steps += len(output.steps)
+        self._pairs.append(PairedRuns(*ran[False], *ran[True]))
+
+    def found(self, *, seed: int, resamples: int = RESAMPLES) -> Examined:
+        """See ``Examination``."""
+        speedup = bootstrap(self._pairs, seed=seed)
+        mean = sum(pair.tokens for pair in self._pairs) / max(1, self._num_steps)
+        most = self.own.speculative.num_speculative_tokens
+        return self._found([Prediction(most, mean, mean / speedup.value, speedup)], mean)
+
+
+def examination(engine: Engine, candidate: Candidate, params: SamplingParams) -> Examination:
+    """Of a candidate, without a prompt so far. Raises ForetellError where it cannot be loaded."""
+    return (Measured if candidate.speculation == "auto" else Predicted)(engine, candidate, params)
+
+
+def _acceptance(record: Record, text: int, count: int, rule: str, longest: int) -> TextAcceptance:
+    """One text's part of a record, up to ``count`` tokens."""
+    steps = [one for one in record.steps if one.text == text and one.position + one.num_tokens <= count]
+    reached, kept = [0] * longest, [0.0] * longest
+    for step in steps:
+        for slot, guess in enumerate(step.slots[:longest]):
+            reached[slot] += 1
+            kept[slot] += _chance(guess, rule)
+    whole = [one for one in steps if one.depth_limit >= longest] or steps
+    guesses = Counter(one.num_guesses for one in whole if not one.is_light)
+    light = Counter(one.num_guesses for one in whole if one.is_light)
+    return TextAcceptance(tuple(reached), tuple(kept), guesses, sum(one.num_tokens for one in steps), light)
+
+
+def _nested(method: Method) -> bool:
+    """Whether shorter proposals are the beginnings of longer ones, so that one run tells of all lengths. A method with a
+    light part decides by the whole proposal which part guesses."""
+    return method.capabilities.draws and method.light is None
+
+
+def _chance(guess: GuessSlot, rule: str) -> float:
+    """That a guess is kept: exact where both distributions are known, else what came of it."""
+    return RULES[rule](guess.agreement) if guess.agreement is not None else float(guess.accepted)
+
+
+def _fresh(method: Method) -> Method:
+    return method.fresh() if method.capabilities.learns else method
+
+
+def _steps(engine: Engine, request: Request, params: SamplingParams) -> list[StepTime]:
+    with engine.recorder.timing() as steps:
+        engine.generate_batch([dataclasses.replace(request, params=params)])
+    return steps
+
+
+def _extra(steps: Sequence[StepTime]) -> float:
+    """By how much the first step is longer than the median of the others."""
+    return steps[0].seconds - median(step.seconds for step in steps[1:]) if len(steps) > 1 else 0.0
+
+
+def _best_case(*costs: StepCosts | None) -> float | None:
+    """Speedup if every guess were accepted, at the best number of guesses that was timed."""
+    found = [(count + 1) / cost for one in costs if one for count, cost in one.step.items() if count]
+    return max(found, default=None)

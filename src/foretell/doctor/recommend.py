@@ -1,0 +1,114 @@
+"""What is recommended, by the intervals of what was measured, and how that is said."""
+
+import json
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from foretell.bench.stats import Interval, best_of
+from foretell.doctor.examine import Examined
+from foretell.doctor.predict import Prediction
+
+
+@dataclass(frozen=True)
+class Advice:
+    """What to run."""
+
+    config: dict[str, Any]  # of the speculative configuration
+    speculation: str  # "on" or "auto"
+    is_sure: bool  # False: the intervals do not decide, and a machine that was busy must not either
+    why: str  # one sentence
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One method beside the others."""
+
+    one: Examined
+    best: Prediction
+    value: Interval  # widened for the best of all that were tried
+
+
+def standings(found: Sequence[Examined]) -> list[Standing]:
+    """Of all methods with a prediction, in their order."""
+    known = [(one, one.best) for one in found if one.best is not None]
+    return [Standing(one, best, best_of(best.speedup, len(known), one.num_prompts)) for one, best in known]
+
+
+def undecided(found: Sequence[Examined]) -> list[Examined]:
+    """The methods of which more prompts could show that they are the one to use: all others cannot be the fastest, or
+    lose for certain. One alone whose whole interval lies above 1 needs no more."""
+    known = standings(found)
+    pays = max((each.value.low for each in known if not each.value.is_point), default=0.0)
+    left = [each for each in known if each.value.is_point or each.value.high > max(1.0, pays)]
+    decided = len(left) == 1 and not left[0].value.is_point and left[0].value.low > 1.0
+    return [] if decided else [each.one for each in left]
+
+
+def recommend(found: Sequence[Examined]) -> Advice:
+    """The fastest of those whose whole interval, widened for the best of all that were tried, is above plain decoding.
+    Where there is none and some interval holds 1, the method that may be fastest, which then decides itself before every
+    step whether to guess. Plain decoding only where every interval lies below 1."""
+    known = standings(found)
+    if not known:
+        return Advice({"method": "none"}, "on", False, "nothing could be measured")
+    paying = [each for each in known if each.value.low > 1.0 and not each.value.is_point]
+    if paying:
+        return _sure(known, paying)
+    open_ones = [each for each in known if each.value.is_point or each.value.high >= 1.0]
+    best = max(open_ones or known, key=lambda each: each.value.value)
+    value, name, count = best.value, best.one.label, best.one.num_prompts
+    if not open_ones:
+        why = f"no method pays here: the best, {name}, is {_times(value)}"
+        return Advice({"method": "none"}, "on", True, why)
+    prompts = "one prompt is" if count == 1 else f"{count} prompts are"
+    may = "may be" if value.value > 1.0 else "is perhaps no faster:"
+    why = (
+        f"{name} {may} {_times(value)}; {prompts} too few to be sure, so let it step aside where guessing does not pay"
+    )
+    return Advice(_config(best), "auto", False, why)
+
+
+def _sure(known: Sequence[Standing], paying: Sequence[Standing]) -> Advice:
+    best = max(paying, key=lambda each: each.value.value)
+    others = [each.one.label for each in paying if each is not best and each.value.high >= best.value.low]
+    near_by = f"; {', '.join(others)} may do as well" if others else ""
+    of = f", as the best of {len(known)}" if len(known) > 1 else ""
+    with_ = "" if best.one.speculation == "auto" else f" with {best.best.num_speculative_tokens} guesses"
+    why = f"{best.one.label}{with_} is expected to be {_times(best.value, of)}{near_by}"
+    return Advice(_config(best), best.one.speculation, True, why)
+
+
+def _times(value: Interval, more: str = "") -> str:
+    bounds = "" if value.is_point else f" ({value.low:.2f} to {value.high:.2f}{more})"
+    return f"{value.value:.2f} times as fast as plain decoding{bounds}"
+
+
+def _config(each: Standing) -> dict[str, Any]:
+    one = each.one
+    drafter = {} if one.drafter is None else {"model": one.drafter}
+    count = {} if one.speculation == "auto" else {"num_speculative_tokens": each.best.num_speculative_tokens}
+    return {"method": one.method, **drafter, **one.config, **count}
+
+
+def command_of(
+    target: str, advice: Advice, temperature: float, flags: Sequence[str] = (), *, chat: bool = False
+) -> str:
+    """The command line that generates so. flags: of how the target runs. chat: the prompt is a message."""
+    config: Mapping[str, Any] = advice.config
+    words = ["foretell", "generate", "--target", target, *flags, "--method", config["method"]]
+    if config.get("model") is not None:
+        words += ["--draft", str(config["model"])]
+    if "num_speculative_tokens" in config:
+        words += ["--num-speculative-tokens", str(config["num_speculative_tokens"])]
+    rest = {key: config[key] for key in config if key not in ("method", "model", "num_speculative_tokens")}
+    if rest:
+        words += ["--speculative-config", json.dumps(rest)]
+    if advice.speculation == "auto":
+        words += ["--speculation", "auto"]
+    if temperature:
+        words += ["--temperature", f"{temperature:g}"]
+    if chat:
+        words.append("--chat")
+    return " ".join(shlex.quote(word) for word in words) + (' "MESSAGE"' if chat else ' "PROMPT"')

@@ -1,0 +1,179 @@
+"""The order and the end of a checkup: the default first, a limit of time, no more than the intervals need."""
+
+import math
+from collections.abc import Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from foretell import Engine
+from foretell.core.errors import DrafterError
+from foretell.doctor import candidates as finding
+from foretell.doctor.candidates import Candidate, candidates
+from foretell.doctor.checkup import Progress, Schedule, check_up
+from foretell.doctor.examine import Examined
+from foretell.doctor.warn import about_method
+from tests.doctor.test_recommend import examined
+from tests.engine.harness import ToyTokenizer
+
+
+class Clock:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+class Exam:
+    """Takes so many seconds a prompt, and says what it is told to."""
+
+    def __init__(
+        self, clock: Clock, method: str, seconds: float, speedup: tuple[float, float, float], *, default: bool = False
+    ) -> None:
+        self.clock, self.each, self.speedup = clock, seconds, speedup
+        self.candidate = Candidate(method, {}, None, is_default=default)
+        self.seconds: list[float] = []
+        self.timed: list[bool] = []
+        self.fails_at: int | None = None
+
+    def look(self, request: Any, *, timed: bool) -> None:
+        self.clock.now += self.each
+        if self.fails_at == len(self.seconds):
+            raise DrafterError("it broke")
+        self.seconds.append(self.each)
+        self.timed.append(timed)
+
+    def found(self, *, seed: int, resamples: int = 200) -> Examined:
+        value, low, high = self.speedup
+        if len(self.seconds) < 2 or not resamples:
+            low = high = value
+        return examined(self.candidate.method, value, low, high, prompts=len(self.seconds))
+
+
+def run(
+    clock: Clock, exams: list[Exam], *, limit: float = 60.0
+) -> tuple[list[str], dict[str, str], list[Progress], list[str]]:
+    """(methods that were looked at, those left out, progress, what was said)."""
+    progress: list[Progress] = []
+    said: list[str] = []
+    left: dict[str, str] = {}
+    schedule = Schedule(limit, 4, 0, progress.append, said.append, clock)
+    named: Iterator[Any] = ((exam.candidate.method, exam) for exam in exams)
+    done: list[Any] = schedule.run(named, [None] * 10, left)  # type: ignore[list-item]
+    return [exam.candidate.method for exam in done], left, progress, said
+
+
+def test_what_the_intervals_decide_is_not_measured_on() -> None:
+    clock = Clock()
+    exams = [
+        Exam(clock, "hybrid", 1.0, (1.5, 1.49, 1.51), default=True),
+        Exam(clock, "ngram", 1.0, (1.49, 1.4, 1.6)),
+        Exam(clock, "eagle3", 1.0, (0.7, 0.69, 0.71)),
+    ]
+    done, left, progress, said = run(clock, exams)
+    assert (done, left) == (["hybrid", "ngram", "eagle3"], {})
+    assert [len(exam.seconds) for exam in exams] == [10, 10, 3]
+    assert exams[0].timed == [True] * 4 + [False] * 6
+    assert (
+        said[0]
+        == "hybrid (what is used where no method is named): about 1.50 times as fast as plain decoding on one prompt"
+    )
+    assert "after 3 prompts no more is needed of eagle3" in said
+    assert [one.share for one in progress] == sorted(one.share for one in progress)
+    assert all(0 <= one.share <= 1 and 0 <= one.seconds_left <= 60 for one in progress)
+    exams = [Exam(clock, "a", 1.0, (1.5, 1.49, 1.51)), Exam(clock, "b", 1.0, (0.7, 0.69, 0.71))]
+    assert run(clock, exams)[3][-1] == "3 prompts decide"
+    assert [len(exam.seconds) for exam in exams] == [3, 3]
+    exams = [Exam(clock, "a", 1.0, (1.5, 1.49, 1.51)), Exam(clock, "b", 1.0, (0.7, 0.69, 0.71))]
+    assert run(clock, exams, limit=math.inf)[0] == ["a", "b"]
+    assert [len(exam.seconds) for exam in exams] == [10, 10], "inf: all prompts"
+
+
+def test_the_time_ends_where_it_was_to_end() -> None:
+    """It took a quarter of an hour on a busy machine. Half of the time is for methods that are not begun yet."""
+    clock = Clock()
+    names = ("hybrid", "ngram", "suffix", "eagle3", "early_exit")
+    exams = [
+        Exam(clock, name, 10.0, (1.0 + place / 10, 0.5, 3.0), default=not place) for place, name in enumerate(names)
+    ]
+    done, left, progress, _ = run(clock, exams)
+    assert done == ["hybrid", "ngram", "suffix", "eagle3"]
+    assert left == {"early_exit": "60 s (--time-limit) are too short for more methods"}
+    assert clock.now <= 60
+    # The default first, then the fastest so far.
+    assert [one.what for one in progress[4:]] == ["hybrid, prompt 2", "eagle3, prompt 2"]
+    slow = [Exam(clock, "hybrid", 500.0, (1.0, 0.5, 3.0)), Exam(clock, "ngram", 1.0, (1.0, 0.5, 3.0))]
+    assert run(clock, slow)[0] == ["hybrid"], "one prompt in any case"
+
+
+def test_a_drafter_that_fails_is_left_out() -> None:
+    clock = Clock()
+    exams = [Exam(clock, name, 1.0, (1.0, 0.5, 3.0)) for name in ("a", "b", "c")]
+    exams[0].fails_at, exams[1].fails_at = 0, 4
+    done, left, _, said = run(clock, exams)
+    assert (done, left) == (["b", "c"], {"a": "it broke"})
+    assert "b failed: it broke" in said
+    assert [len(exam.seconds) for exam in exams] == [0, 4, 10]
+
+
+def test_an_instruct_model_is_asked_in_its_template() -> None:
+    engine = Engine.load("bundled")
+    only = [Candidate("ngram", {"method": "ngram"}, None)]
+    made: dict[str, Any] = {"target": "bundled", "max_new_tokens": 8, "num_timed": 1, "bandwidth": False}
+    assert check_up(engine, [[5, 6, 7] * 5], only, {}, **made).command.endswith(' --chat "MESSAGE"')
+    engine.tokenizer = ToyTokenizer()  # without a template
+    assert check_up(engine, [[5, 6, 7] * 5], only, {}, **made).command.endswith(' "PROMPT"')
+
+
+def spec(name: str) -> Any:
+    return SimpleNamespace(name=name, weight_bytes=10**8)
+
+
+@pytest.mark.parametrize(("target", "default"), [("smollm2-135m", "hybrid"), ("bundled", "draft_model")])
+def test_what_is_used_by_default_comes_first_and_as_auto_next(target: str, default: str) -> None:
+    """The head of that model is bundled, and it was said that there is none."""
+    tried, left = candidates(spec(target))
+    assert [(one.method, one.speculation, one.is_default) for one in tried[:2]] == [
+        (default, "on", True), (default, "auto", False),
+    ]  # fmt: skip
+    assert tried[-1].method == "early_exit"
+    assert default not in left
+    assert tried[0].drafter is None, "it need not be named"
+    assert {one.method for one in tried} >= {"hybrid", "eagle3", "ngram", "suffix"}
+    only, _ = candidates(spec(target), methods=["ngram", default])
+    assert [(one.method, one.speculation) for one in only] == [(default, "on"), ("ngram", "on")]
+
+
+def test_a_head_is_tried_alone_and_in_a_hybrid() -> None:
+    tried, left = candidates(spec("bundled"), draft="bundled/eagle1")
+    assert [(one.method, one.config.get("model"), dict(one.chosen)) for one in tried[:2]] == [
+        ("eagle1", "bundled/eagle1", {})] * 2  # fmt: skip
+    hybrid = next(one for one in tried if one.method == "hybrid")
+    assert hybrid.config == {"method": "hybrid", "model": "bundled/eagle1", "second": "eagle1"}
+    assert hybrid.chosen == {"second": "eagle1"}
+    assert "medusa" in left
+
+
+def test_a_target_without_a_default_has_what_needs_no_weights() -> None:
+    tried, left = candidates(spec("some/where"))
+    assert {one.method for one in tried} >= {"ngram", "suffix", "recycling"}
+    assert not any(one.is_default or one.speculation == "auto" for one in tried)
+    assert "it needs a trained head" in left["hybrid"]
+
+
+def test_smaller_models_that_were_pulled_are_draft_models(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding, "pulled", lambda name: Path(name) if name == "smollm2-135m" else None)
+    tried, _ = candidates(SimpleNamespace(name="qwen2.5-coder-1.5b", weight_bytes=10**9))  # type: ignore[arg-type]
+    assert [one.drafter for one in tried if one.method == "draft_model"] == ["smollm2-135m"]
+
+
+@pytest.mark.parametrize(("temperature", "warned"), [(0.0, False), (0.7, True)])
+def test_sampling_is_warned_of_where_there_is_some(temperature: float, warned: bool) -> None:
+    can = SimpleNamespace(needs_draft=False, needs_head=False)
+    engine: Any = SimpleNamespace(model=SimpleNamespace(spec=SimpleNamespace(max_positions=99, is_quantised=False)))
+    own: Any = SimpleNamespace(method=SimpleNamespace(capabilities=can))
+    one = Examined("eagle3", None, "coupled", [0.3], 0.9, 2.0, 0.1, 2.0, [])
+    found = about_method(engine, own, one, temperature=temperature)
+    assert [each.about for each in found] == ["sampling"] * warned
