@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from foretell import ConfigError, Engine, ModelError, speculative_config
 from foretell.core.tree import chain_tree, layout
 from foretell.kernels.native import library
-from foretell.learn.adapters import Adapters
+from foretell.learn.options import LearnOptions, check_configs
 from foretell.methods.draft_model.borrowed import borrowing, likeness, load_borrowed, sample_of, save_borrowed
 from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.model.load import from_module, load_model
@@ -201,8 +200,6 @@ def test_which_directories_it_claims(save: Save, tmp_path: Path, target: LlamaFo
 
 
 def test_it_does_not_learn_while_serving(save: Save) -> None:
-    folder = str(save())
-    base = SimpleNamespace(model=SimpleNamespace(spec=SimpleNamespace(name=folder)))
-    choice: Any = SimpleNamespace(config=DraftModelConfig(model=folder), method=base)
+    config = DraftModelConfig(model=str(save()))
     with pytest.raises(ConfigError, match="has its target's embedding and head, and cannot learn while serving"):
-        Adapters._origin(SimpleNamespace(), choice)  # type: ignore[arg-type]
+        check_configs([config], LearnOptions())

@@ -273,7 +273,7 @@ def test_a_scan_of_another_law_is_not_used(monkeypatch: pytest.MonkeyPatch, capl
     assert model.spec.reads_again.partition("failed: ")[2] in told.getMessage()
     engine = Engine(model)
     assert engine.resolved()["reads_again"] == model.spec.reads_again
-    machine = look(engine, bandwidth=False)
+    machine = look(engine)
     (warned,) = [
         one for one in about_run(machine, None, looped=0.0, tokens=50.0, prompts=9) if one.about == "reads_again"
     ]
