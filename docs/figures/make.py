@@ -72,6 +72,25 @@ def draw_speedup(axes: Axes, data: Numbers) -> None:
     axes.set_xlabel("speedup over plain decoding, 95 % interval")
 
 
+def readme_data() -> Numbers:
+    """(tokens/s without, tokens/s with foretell, ratio) of each row: README.md."""
+    rows = table("../README.md", "| without, tokens/s |")[1:]
+    return {row[0]: [numbers(cell)[0] for cell in row[1:4]] for row in rows}
+
+
+def draw_readme(axes: Axes, data: Numbers) -> None:
+    """Two bars for each row, the first of them 1, as models differ in speed; at the bars tokens a second."""
+    for place, (without, ours, ratio) in enumerate(data.values()):
+        for shift, size, speed, colour in ((-0.2, 1.0, without, GREY), (0.2, ratio, ours, BLUE)):
+            axes.barh(place + shift, size, 0.36, color=colour)
+            axes.annotate(
+                f"{speed:g}", (size, place + shift), xytext=(4, 0), textcoords="offset points", va="center", size=8
+            )
+    axes.set_yticks(range(len(data)), list(data))
+    axes.invert_yaxis()
+    axes.set_xlabel("speed: without guesses, or theirs (grey) = 1, foretell's (blue)")
+
+
 def shapes_data() -> Numbers:
     """Mean acceptance length by shape for 4, 8, 16, 32, 64 guesses at temperature 1: performance.md."""
     rows = table("performance.md", "T = 0: 4 | 8 | 16 | 32 | 64 | T = 0.6")
@@ -360,6 +379,7 @@ def draw_stopping(axes: Axes, data: Numbers) -> None:
 
 
 FIGURES: dict[str, tuple[Callable[[], Numbers], Callable[[Axes, Numbers], None], tuple[float, float]]] = {
+    "readme": (readme_data, draw_readme, (6.8, 4.0)),
     "speedup": (speedup_data, draw_speedup, (6.4, 3.2)),
     "shapes": (shapes_data, draw_shapes, (6.4, 3.6)),
     "rules": (rules_data, draw_rules, (6.4, 3.4)),

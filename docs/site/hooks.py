@@ -1,4 +1,4 @@
-"""What the site has beside docs/*.md, made while it is built: the front page (README.md), two pages cut from it, the
+"""What the site has beside docs/*.md, made while it is built: the front page (README.md), the
 reference of the public names, the notebooks, and a page for every other file of the repository that a document links to.
 
 Links are written for the repository, and rewritten here, so that one text serves both.
@@ -21,11 +21,6 @@ OPTIONAL = {"papers.md"}
 """Pages of the navigation that need not exist."""
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\])\(([^)\s]+)\)")
 FENCE = re.compile(r"^( *)```.*?^\1```[^\n]*$", re.DOTALL | re.MULTILINE)
-CUT = {
-    "install.md": ("Install foretell", ("Install", "Platforms", "Limits")),
-    "first-use.md": ("First use", ("Use", "Methods, shapes, verifiers")),
-}
-"""Pages made of sections of README.md: title, sections."""
 GROUPS = {
     "decode": (
         "Decode",
@@ -83,20 +78,6 @@ def rewritten(text: str, path: str, at: str, linked: set[str]) -> str:
         out += [LINK.sub(link, text[last : fence.start()]), fence[0]]
         last = fence.end()
     return "".join([*out, LINK.sub(link, text[last:])])
-
-
-def section(text: str, title: str) -> str:
-    """A section of a document, with its heading."""
-    found = re.search(rf"^## {re.escape(title)}\n.*?(?=^## |\Z)", text, re.DOTALL | re.MULTILINE)
-    if found is None:
-        raise ValueError(f"README.md has no section {title!r}")
-    return found[0]
-
-
-def cut(title: str, sections: tuple[str, ...]) -> str:
-    """A page of sections of README.md."""
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
-    return f"# {title}\n\n" + "\n".join(section(text, one) for one in sections)
 
 
 # -- the reference -----------------------------------------------------------------------------------------------------
@@ -204,8 +185,6 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the made pages."""
     linked: set[str] = set()
     texts = {"index.md": rewritten((ROOT / "README.md").read_text(encoding="utf-8"), "README.md", "index.md", linked)}
-    for at, (title, sections) in CUT.items():
-        texts[at] = rewritten(cut(title, sections), "README.md", at, linked)
     texts |= dict(reference())
     for path in sorted((ROOT / "docs/notebooks").glob("*.ipynb")):
         name = str(path.relative_to(ROOT))
