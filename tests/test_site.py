@@ -35,9 +35,7 @@ def test_every_document_is_in_the_navigation() -> None:
     there = {page.name for page in (ROOT / "docs").glob("*.md")}
     there |= {f"notebooks/{page.stem}.md" for page in (ROOT / "docs/notebooks").glob("*.ipynb")}
     assert there <= named
-    assert named - there == {"index.md", "reference/index.md"} | (
-        set() if "papers.md" in there else {"papers.md"}
-    )
+    assert named - there == {"index.md", "reference/index.md"} | (set() if "papers.md" in there else {"papers.md"})
 
 
 @pytest.mark.parametrize(
