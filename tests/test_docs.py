@@ -37,6 +37,9 @@ MANNERED = (
     r"flatter us",
     r"books (?:clean|up)",
     r"\b(?:mends|mended)\b",
+    r"\bin those of\b",
+    r"\bof so many\b",
+    r"\bbehind (?:a|the) (?:pass|step|trial|guess)\b",
 )
 """Phrases that are not plain technical English, as regular expressions."""
 FREE = ("docs/LOG.md", "docs/help.md")

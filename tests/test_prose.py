@@ -33,6 +33,9 @@ DENIED = (
     "without a word",
     "is nobody's",
     "are nobody's",
+    "in those of",
+    "of so many",
+    *(f"behind {article} {noun}" for article in ("a", "the") for noun in ("pass", "step", "trial", "guess")),
 )
 
 

@@ -25,7 +25,7 @@ class Deferred:
     def __init__(self, logits: Tensor, processors: Processors, history: History, paths: Paths) -> None:
         """As ``logits_to_probs`` takes them."""
         self.logits, self.processors, self.history, self.paths = logits, processors, history, paths
-        # Steps lengthen the texts in place, and an observer may ask behind the step.
+        # Steps lengthen the texts in place, and an observer may ask after the step.
         self._lengths = [len(ids) for ids in history.ids] if processors.reads_history else None
         self._drawn: dict[tuple[int, int], tuple[int, bool]] = {}  # the last draw after (row, node)
 

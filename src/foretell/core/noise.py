@@ -274,7 +274,7 @@ class Noise:
         return self._memo[0][:, :num_depths]
 
     def coupled_key(self, row: int, depth: int) -> int:
-        """Entry [row, depth] of ``coupled_keys``, on the host: a walk needs few of them, and behind a pass, with cold
+        """Entry [row, depth] of ``coupled_keys``, on the host: a walk needs few of them, and after a pass, with cold
         caches, the tensors of one call take longer than the draw."""
         if self._memo and depth < self._memo[0].shape[1]:
             return int(self._memo[0][row, depth])

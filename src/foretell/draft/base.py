@@ -141,7 +141,7 @@ class Drafter(ABC):
 
     can_wait: bool = False
     """Whether it may be told later of steps without guesses. True: while no row guesses ``propose`` may be left out, and
-    ``observe_all`` tells of several steps in a row before any other call. Behind a pass code and data are cold: a call for
+    ``observe_all`` tells of several steps in a row before any other call. After a pass code and data are cold: a call for
     each step takes several times as long as one for all."""
 
     num_candidates: int = 0

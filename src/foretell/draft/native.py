@@ -1,6 +1,6 @@
 """Suffix automata by ``kernels/suffix.c``, where that can be built: ``Automaton`` and ``best_first`` are the slow twins.
 
-A token of text, read with others, and a guess take a fifth of Python's time here, more of which is lost behind a pass that
+A token of text, read with others, and a guess take a fifth of Python's time here, more of which is lost after a pass that
 has emptied the caches; and a state takes a third of the memory.
 """
 

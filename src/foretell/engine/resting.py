@@ -1,6 +1,6 @@
 """A drafter's stand-in in steps in which no row guesses, of which the drafter learns later, several together.
 
-Where guessing does not pay, what a step costs beside plain decoding is what its drafter remembers of it. Behind a pass code
+Where guessing does not pay, what a step costs beside plain decoding is what its drafter remembers of it. After a pass code
 and data are cold: many calls together take little more than one there.
 """
 

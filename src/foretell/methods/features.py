@@ -11,7 +11,7 @@ from foretell.draft.base import Commit, PromptChunk
 TOGETHER = 32
 """Positions of a row whose features are made at once, at least, where nobody asks for them ..."""
 MOST_BYTES = 2**21
-"""... and as many as have taps of so many bytes: of a row that never guesses they are mostly not made at all."""
+"""... and as many as have taps of that many bytes: of a row that never guesses they are mostly not made at all."""
 
 
 class FeatureBuffer:
@@ -19,7 +19,7 @@ class FeatureBuffer:
 
     Those of a prompt and of steps without guesses are made of their taps when they are asked for, or many at a time: a
     fusion then reads its matrix once for many positions, which alone takes a percent of a small target's pass, and is not
-    made at all for a row that ends before. Behind a step with guesses the next one mostly asks for them: they are made at
+    made at all for a row that ends before. After a step with guesses the next one mostly asks for them: they are made at
     once, as long as their taps are near.
 
     Invariant: row b holds those of positions [start[b], start[b] + count[b]); earlier ones were taken. Features
@@ -53,7 +53,7 @@ class FeatureBuffer:
         assert commit.taps is not None, "a method that declares no taps receives none"
         taps, paths = commit.taps, commit.path
         if commit.tree.num_nodes == 1 and self.prepare is not None:
-            # Two calls: each is slow behind a pass that has emptied the caches.
+            # Two calls: each is slow after a pass that has emptied the caches.
             for row, (piece, path) in enumerate(zip(taps.clone().unbind(), paths, strict=True)):
                 self._wait(row, [piece], len(path))
             return

@@ -90,7 +90,7 @@ class Allowance:
         self.credit = min(self.most, self.credit + self.share * seconds)
 
     def covers(self, seconds: float) -> bool:
-        """Whether work of so many seconds may begin; where ``most`` is less than that, whether it is full."""
+        """Whether work that takes this many seconds may begin; where ``most`` is less than that, whether it is full."""
         return self.credit >= min(seconds, self.most)
 
     def charge(self, seconds: float) -> None:

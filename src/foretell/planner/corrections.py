@@ -29,7 +29,7 @@ class Corrections:
 
     def __init__(self, methods: Sequence[str]) -> None:
         self._index = {method: 2 + place for place, method in enumerate(methods)}
-        # Lists: the calls of numpy on a few numbers take longer than the sums, the more so behind a pass.
+        # Lists: the calls of numpy on a few numbers take longer than the sums, the more so after a pass.
         own = [self._OWN, self._OWN] + [self._OWN_DRAFT] * len(methods)
         self._mean = [0.0] * (1 + len(own))  # the common part, then each factor's own
         self._still = [self._COMMON, *own]  # variance of each part where nothing was seen for long

@@ -199,7 +199,7 @@ class Planner(Decisions):
 
     def again(self, depth_limit: int, *, lagging: bool) -> list[int] | None:
         """What ``plan`` would say now, for the one row that it was asked for last, while that guesses by a standing plan;
-        None where ``plan`` must be asked. Behind a pass, a view of the row takes some 35 microseconds.
+        None where ``plan`` must be asked. After a pass, a view of the row takes some 35 microseconds.
 
         depth_limit: of the row. lagging: whether its drafter has more than two tokens to read.
         """
@@ -237,7 +237,7 @@ class Planner(Decisions):
 
     def observe(self, step: StepObservation) -> None:
         """To be called after every step, with its measurements. While a plan stands that much is known for, a few steps are
-        learned from together: behind a pass code and data are cold, and the first costs more than those after it."""
+        learned from together: after a pass code and data are cold, and the first costs more than those after it."""
         if self._can_wait:
             if self._rests:
                 self._learn_waiting()
@@ -315,7 +315,7 @@ class Planner(Decisions):
     def _settles(self, batch: int, seconds: float) -> bool:
         """A plain step has taken so long: whether it is like plain steps among others. A drafter's weights have taken the
         place of the target's in the processor's cache, so that the first ones behind its guesses take longer: they tell
-        nothing of plain decoding, and behind a trial are a part of what it costs."""
+        nothing of plain decoding, and after a trial are a part of what it costs."""
         if not self._unsettled:
             return True
         self._unsettled -= 1

@@ -278,7 +278,7 @@ def row_at(x: Tensor, at: Tensor) -> Tensor:
 
 def has_mass(p: Tensor, at: Tensor, tokens: Tensor) -> Tensor:
     """[B] bool: whether token tokens[b] has a positive probability at node at[b] in p [B, N, V]."""
-    if p.device.type == "cpu" and len(at) <= 16:  # behind a pass, with cold caches, indexing by tensors takes 80 us
+    if p.device.type == "cpu" and len(at) <= 16:  # after a pass, with cold caches, indexing by tensors takes 80 us
         places = enumerate(zip(at.tolist(), tokens.tolist(), strict=True))
         return torch.tensor([p[row, node, token].item() > 0 for row, (node, token) in places])
     return p[torch.arange(len(at), device=at.device), at, tokens] > 0

@@ -19,7 +19,7 @@ static int64_t amx_rows = -1;
 enum {
   CHUNK_K = 256,   /* values of k that are unpacked at a time, of ... */
   AMX_TILES = 2,   /* ... so many tiles, which share a pass over the activations ... */
-  AMX_ROWS = 256,  /* ... of so many rows */
+  AMX_ROWS = 256,  /* ... of this many rows */
   AMX_AHEAD = 4096 /* bytes ahead that each of the tiles is read */
 };
 

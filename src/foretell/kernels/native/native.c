@@ -227,7 +227,7 @@ int64_t foretell_amx_rows(int64_t rows) {
   return before;
 }
 
-/* Fetch weights into L2 for tiles of so many rows or more (0: leave it). Returns what it was. */
+/* Fetch weights into L2 for tiles of that many rows or more (0: leave it). Returns what it was. */
 int64_t foretell_l2_rows(int64_t rows) {
   const int64_t before = l2_rows;
   if (rows > 0) l2_rows = rows;

@@ -149,7 +149,7 @@ static void spread_logits(const PairPass *w, int64_t rows, float *logits, int64_
     for (int64_t j = v0; j < v1; j++) logits[i * vocab + (ids ? ids[j] : j)] = w->logits[i * n + j];
 }
 
-/* Bytes of scratch for passes of so many rows, of which so many outputs are wanted, and of chains after them. */
+/* Bytes of scratch for passes over `rows` rows, of which num_chosen outputs are wanted, and of chains after them. */
 int64_t foretell_pair_scratch(const Pair *head, const Cache *cache, int64_t batch, int64_t rows, int64_t num_chosen,
                                int64_t threads) {
   PairPass first = {.p = {.model = &head->model, .cache = cache, .batch = batch, .rows = rows, .threads = (int)threads},

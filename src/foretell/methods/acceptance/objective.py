@@ -221,7 +221,7 @@ long."""
 
 
 def parts_of(count: int) -> list[slice]:
-    """Slices of at most CHUNK of so many places; one, empty, of none."""
+    """Slices of that many places, at most CHUNK each; a single empty one where there are none."""
     return [slice(at, at + CHUNK) for at in range(0, max(1, count), CHUNK)]
 
 

@@ -115,7 +115,7 @@ class Memory:
         return out
 
     def scratch(self, num_bytes: int) -> int:
-        """The address of so many bytes, aligned for vectors; valid until the next call. Under the lock."""
+        """The address of ``num_bytes`` bytes, aligned for vectors; valid until the next call. Under the lock."""
         if num_bytes + 64 > self._scratch.numel():
             self._scratch = huge_pages(num_bytes + 64)
         address = self._scratch.data_ptr()

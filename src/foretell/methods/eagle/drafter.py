@@ -267,7 +267,7 @@ class EagleDrafter(Drafter):
         return out, read
 
     def _make_room(self, num_columns: int) -> None:
-        """Room for the outputs of so many columns."""
+        """Room for the outputs of that many columns."""
         had = self._outputs.shape[1]
         if had >= num_columns:
             return

@@ -11,8 +11,8 @@ from foretell.model.target import CausalModel
 from foretell.planner.costs import isotonic
 
 TOKENS = {2: 1.0, 3: 1.05, 4: 1.08, 6: 1.125}
-"""Tokens a step with opt_tree of so many guesses, three deep, in those of the smallest: SmolLM2-135M with its EAGLE-3 head
-behind suffix, ten prompts of the bundled suite, mean of temperatures 0 and 1 (docs/performance.md)."""
+"""Tokens a step by the guesses of an opt_tree, three deep; the smallest tree's are 1: SmolLM2-135M with its EAGLE-3 head
+after suffix, ten prompts of the bundled suite, mean of temperatures 0 and 1 (docs/performance.md)."""
 BESIDE = 0.2
 """What stands beside the target's pass in a step with guesses, in plain passes: the head, verification, bookkeeping."""
 LEAST_BYTES = 64 << 20
