@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from foretell.core.errors import ConfigError
+from foretell.engine.structured.constraint import Constraints
 from foretell.model.load import load_tokenizer
-from foretell.server.constraint import Constraints
-from foretell.server.formats import wanted_format
+from foretell.server.formats import term_of, wanted_format
 from foretell.server.protocol.requests import ChatRequest
 from foretell.server.tools import ToolUse
 from tests.server.conftest import Serve
@@ -117,7 +117,7 @@ def test_an_answer_is_of_the_format_or_calls(constraints: Constraints) -> None:
     body = ChatRequest.model_validate({"messages": USER, "json_schema": SCHEMA})
     format = wanted_format(body)
     assert format is not None
-    made = ToolUse.of(TOOLS).constraint(constraints, format.term())
+    made = ToolUse.of(TOOLS).constraint(constraints, term_of(format))
     assert made is not None
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for text, good in (('{"a": 1}', True), (call, True), ("words", False), ('{"a": 1}' + call, False)):
