@@ -1,5 +1,5 @@
-"""Answers held to a schema, a regular expression, a grammar or a choice, and log probabilities: fields of SamplingParams, the
-same tokens alone, in batches, streams and services, with every method and tree."""
+"""Answers held to a schema, a regular expression, a grammar or a choice, and log probabilities, by SamplingParams:
+the same tokens alone, in batches, streams and services, with every method and tree."""
 
 import json
 import queue
@@ -226,8 +226,13 @@ def test_a_processor_that_permits_nothing_ends_nothing_silently(plain: Engine, s
     def nothing(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         return torch.full_like(logits, -torch.inf)
 
-    with pytest.raises(ModelError, match="no token is possible"):
-        plain.generate(PROMPT, regex="[ab]{6}", logits_processor=nothing)
+    def nothing_after_one(ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
+        return logits if len(ids) == num_prompt else nothing(ids, logits)
+
+    num_prompt = len(plain.make_row(0, Request(PROMPT)).prompt_ids)
+    for processor, regex in ((nothing, "[ab]{6}"), (nothing_after_one, "a")):
+        with pytest.raises(ModelError, match="no token is possible"):
+            plain.generate(PROMPT, regex=regex, logits_processor=processor)
     update = ended(service, SamplingParams(regex="[ab]{6}", logits_processor=nothing))
     assert "no token is possible" in str(update.error)
 

@@ -125,7 +125,7 @@ def test_an_answer_is_of_the_format_or_calls(constraints: Constraints) -> None:
     for more in ({"guided_choice": ["x"]}, {"structured_outputs": {"choice": ["x"]}}):
         chosen = wanted_format(ChatRequest.model_validate({"messages": USER, **more}))
         assert chosen is not None
-        either = ToolUse.of(TOOLS).constraint(constraints, chosen.term())
+        either = ToolUse.of(TOOLS).constraint(constraints, term_of(chosen))
         assert either is not None
         assert either.permits(encode("x", add_special_tokens=False))
     pattern = wanted_format(ChatRequest.model_validate({"messages": USER, "regex": "x"}))
@@ -212,3 +212,27 @@ def test_effort_reaches_the_template_or_is_said_to_have_no_effect(
     assert prompt_of(serve, reasoning_effort="high") == "<user>a<assistant>"
     own = {"enable_thinking": True}
     assert prompt_of(serve, reasoning_effort="none", chat_template_kwargs=own) == "<user>a<assistant>"
+
+
+def test_a_server_and_an_engine_hold_texts_by_the_same_code(bundled: Any, serve: Serve) -> None:
+    engine = bundled.engine
+    asked = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "not": {"type": "string"}}
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": asked}}
+    body = {
+        "model": "bundled",
+        "prompt": "A number: ",
+        "seed": 5,
+        "max_tokens": 40,
+        "response_format": format,
+        "logprobs": 1,
+    }
+    found = serve(bundled).post(TEXT, json=body)
+    own = engine.generate(
+        "A number: ", json_schema=asked, lenient_schema=True, seed=5, max_new_tokens=40, temperature=1.0, logprobs=1
+    )
+    told = found.json()["choices"][0]
+    assert told["text"] == own.text
+    assert found.headers["x-foretell-without-effect"] == "response_format.not"
+    assert own.left_out == ("not",)
+    scores = [piece.logprob for piece in own.pieces][: len(told["logprobs"]["token_logprobs"])]
+    assert told["logprobs"]["token_logprobs"] == pytest.approx(scores, abs=1e-3)

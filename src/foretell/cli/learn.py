@@ -29,7 +29,7 @@ Epochs = Annotated[int, typer.Option("--epochs", min=1, rich_help_panel=LEARNING
 @with_group(o.Models, into="models")
 @with_group(o.Guessing, into="guessing")
 @with_fields(LearnOptions, into="learning", panel=LEARNING, without=("learn_share", "learn_busy_share"))  # nobody waits
-@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
+@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING, without=o.OF_ONE_ANSWER)
 def learn(
     ctx: typer.Context,
     *,

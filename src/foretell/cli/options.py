@@ -197,6 +197,8 @@ Limit = Annotated[
     typer.Option("--limit", metavar="N", rich_help_panel=PROMPTS, help="At most N prompts of each category."),
 ]
 MaxNewTokens = Annotated[int, option(SamplingParams, "max_new_tokens", panel=SAMPLING)]
+OF_ONE_ANSWER = ("regex", "choice", "lenient_schema", "logprobs")
+"""Settings of SamplingParams that only commands with one answer have as options."""
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON object instead.")]
 Output = Annotated[
     str | None,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.places import keyed
 from foretell.core.settings import fitted, setting, settle
 
@@ -128,6 +129,8 @@ class SamplingParams:
                 f"json_schema = {self.json_schema!r:.80} must be a JSON schema: a mapping, true or false, or JSON text of "
                 "one; of a pydantic model give Model.model_json_schema()"
             )
+        if isinstance(self.json_schema, str):
+            object.__setattr__(self, "json_schema", schema_of(self.json_schema, "json_schema"))
         _require(self.choice is None or len(self.choice) > 0, "choice", self.choice, "a list of at least one text")
         if self.lenient_schema and self.json_schema is None:
             raise ConfigError("lenient_schema is of json_schema, which was not given: drop it, or give json_schema")
@@ -147,6 +150,17 @@ class SamplingParams:
             or self.min_new_tokens > 0
             or self.logits_processor is not None
         )
+
+
+def schema_of(text: str, field: str) -> Mapping[str, Any] | bool:
+    """A JSON schema from its text. field: in messages. Raises ConfigError."""
+    try:
+        schema = parse_json(text)
+    except JSONDecodeError as error:
+        raise ConfigError(f"{field}: the text is not JSON ({error})") from None
+    if not isinstance(schema, (dict, bool)):
+        raise ConfigError(f"{field}: a JSON schema is an object, true or false")
+    return schema
 
 
 def params_of(given: Mapping[str, Any]) -> SamplingParams:

@@ -5,8 +5,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from foretell.core.errors import ConfigError
+from foretell.core.params import schema_of
 from foretell.engine.structured.constraint import json_options
-from foretell.engine.structured.format import Format, Kind, grammar_kind, schema_of
+from foretell.engine.structured.format import Format, Kind, grammar_kind
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
 from foretell.server.protocol.formats import (
@@ -92,7 +93,7 @@ def _schema(field: str, given: str | dict[str, Any] | None) -> Format | None:
     if given is None:
         return None
     try:
-        return Format(field, "json", schema_of(given, field))
+        return Format(field, "json", schema_of(given, field) if isinstance(given, str) else given)
     except ConfigError as error:
         raise bad(str(error), field) from None
 

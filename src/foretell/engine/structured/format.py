@@ -49,24 +49,10 @@ def grammar_kind(text: str) -> Kind:
     return "gbnf" if "::=" in text else "lark"
 
 
-def schema_of(given: Any, field: str) -> Any:
-    """A schema, or JSON text of one, as a schema. Raises ConfigError."""
-    schema = given
-    if isinstance(given, str):
-        try:
-            schema = json.loads(given)
-        except (ValueError, RecursionError):
-            raise ConfigError(f"{field}: the text is not JSON") from None
-    if not isinstance(schema, (dict, bool)):
-        raise ConfigError(f"{field}: a JSON schema is an object, true or false")
-    return schema
-
-
 def format_of(params: SamplingParams) -> Format | None:
-    """The format that sampling parameters ask for. Raises ConfigError."""
+    """The format that sampling parameters ask for."""
     if params.json_schema is not None:
-        given = params.json_schema if isinstance(params.json_schema, (bool, str)) else dict(params.json_schema)
-        return Format("json_schema", "json", schema_of(given, "json_schema"), strict=not params.lenient_schema)
+        return Format("json_schema", "json", params.json_schema, strict=not params.lenient_schema)
     if params.regex is not None:
         return Format("regex", "regex", params.regex)
     if params.grammar is not None:
