@@ -131,7 +131,7 @@ def test_an_answer_is_of_the_format_or_calls(constraints: Constraints) -> None:
     pattern = wanted_format(ChatRequest.model_validate({"messages": USER, "regex": "x"}))
     assert pattern is not None
     with pytest.raises(ConfigError, match="regex and tools exclude each other"):
-        pattern.term()
+        term_of(pattern)
 
 
 def test_a_format_and_tools_over_http(url: str) -> None:

@@ -48,7 +48,7 @@ PredictionFile = Annotated[
 
 @with_group(o.Models, into="models")
 @with_group(o.Guessing, into="guessing")
-@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
+@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING, without=o.OF_FILES)
 def generate(
     ctx: typer.Context,
     *,

@@ -36,6 +36,7 @@ def learn(
     data: Data,
     plot: Plot = None,
     epochs: Epochs = 1,
+    raw: o.Raw = False,
     models: o.Models,
     guessing: o.Guessing,
     learning: dict[str, Any] | None = None,
@@ -62,7 +63,7 @@ def learn(
         if sys.stderr.isatty():
             print(f"\r{done} of {total}: {acceptance:.2f} of the guesses kept ", end="", file=sys.stderr)
 
-    state = learn_from(engine, data, options, params, epochs=epochs, progress=progress, notice=say)
+    state = learn_from(engine, data, options, params, epochs=epochs, raw=raw, progress=progress, notice=say)
     if plot is not None:
         draw_history(state, plot)
     write(as_json(state, pretty=True) if json_ else summary(state), output)

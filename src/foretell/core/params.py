@@ -76,9 +76,9 @@ class SamplingParams:
     # What the text must look like; at most one of the four, enforced at every token by the package llguidance. A text that
     # max_new_tokens ends is the beginning of such a text. A schema, or JSON text of one; of a pydantic model give
     # Model.model_json_schema().
-    json_schema: Mapping[str, Any] | bool | str | None = None
+    json_schema: Mapping[str, Any] | bool | str | None = setting(None, "The text is JSON of this schema.")
     regex: str | None = setting(None, "The whole text matches this regular expression (Rust's syntax).")
-    grammar: str | None = None  # Lark in llguidance's dialect, or GBNF, which has "::="
+    grammar: str | None = setting(None, "The text is of this grammar: Lark in llguidance's dialect, or GBNF.")
     choice: Sequence[str] | None = setting(None, "The text is one of these; may be repeated.")
     lenient_schema: bool = setting(
         False, "Leave out what of a schema cannot be enforced, and name it, rather than refuse the schema."
