@@ -12,7 +12,7 @@ from typer.testing import Result
 
 from foretell.cli import train as command
 from foretell.cli.train_progress import bar_text
-from foretell.train import methods
+from foretell.train import checkpoint, methods
 from foretell.train.responses import Responses, pack
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
@@ -200,7 +200,7 @@ def test_interrupted(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(Trainer, "_step", interrupted)
     result = train("kangaroo", exit_layer=1)
     assert result.exit_code == 130
-    (saved,) = (tmp_path / "out" / "checkpoints").iterdir()
+    saved = checkpoint.found(tmp_path / "out")[-1]
     at_once, ended = result.stderr.splitlines()
     assert f"stopping after step 2, which is saved in {tmp_path / 'out'}: --resume goes on from there" in at_once
     assert "Ctrl-C again stops at once; then there is no checkpoint yet" in at_once

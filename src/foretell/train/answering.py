@@ -53,7 +53,7 @@ def answers_of(
     data: prompts, or a file of answers. target: its name, for the engine that answers; model: the same, for its hash.
     max_length: tokens of prompt and answer together. They are kept beside the folder ``out``, as
     OUT.responses.safetensors, so that another method can learn from them; while they are made, in OUT.responses.jsonl, so
-    that the same call goes on after a kill. notice is told, in a line each, what becomes of prompts and answers. Raises
+    that the same call goes on after a kill. notice is called with lines about prompts and answers. Raises
     ConfigError, also where more than max_short_share of the answers are too short to learn from.
     """
     mine, ends = r.target_hash(model), model.spec.eos_token_ids

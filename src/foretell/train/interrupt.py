@@ -9,8 +9,7 @@ from typing import Any
 
 @contextmanager
 def patient(tell: Callable[[], None]) -> Iterator[threading.Event]:
-    """While inside, the first Ctrl-C sets an event (the step is finished first) and is told at once; the second
-    interrupts."""
+    """While inside, the first Ctrl-C sets an event (the step is finished first) and calls tell; the second interrupts."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event

@@ -46,7 +46,7 @@ def text_ids(text: str, engine: Engine) -> list[int]:
 
 def takes_messages(found: Sequence[Entry], engine: Engine, *, raw: bool, notice: Callable[[str], None]) -> bool:
     """Whether texts of which a file does not say what they are go into the chat template: an instruct model ends its answer
-    to a bare text at once. notice: is told so in a line, where there are such texts. raw: never."""
+    to a bare text at once. notice: called with a line that says so, where there are such texts. raw: never."""
     spec = engine.model.spec
     if raw or not is_instruct(engine.tokenizer, spec.eos_token_ids):
         return False

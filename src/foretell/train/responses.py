@@ -206,7 +206,7 @@ def read_prompts(
     """Token ids of the prompts in a file (``core.prompts``). Raises ConfigError that names the line.
 
     An instruct model gets a text as a message, unless its line has ``"format": "text"`` or all are to be raw; notice is
-    told so in a line.
+    called with a line that says so.
 
     Plain text is a text to learn from here: it is cut into prompts of 48 tokens, whatever its lines.
 

@@ -75,8 +75,8 @@ class Trainer:
         """identity: what must be equal in a resumed run besides config and data (method, its options, target); it goes
         into the record. finish is called with the held-out texts after the last step (calibration); save writes the
         final weights into a folder; plot, e.g. ``train.plot.draw_losses``, draws what the folder's log holds, after
-        every checkpoint and at the end. notice is told a line at Ctrl-C: what will be saved, and how to go on. Raises
-        ConfigError."""
+        every checkpoint and at the end. notice is called with a line at Ctrl-C: what will be saved, and how to go on.
+        Raises ConfigError."""
         self._notice = notice
         self.objective, self.teacher, self.config, self.out = objective, teacher, config, Path(out)
         self.device = teacher.model.spec.device
