@@ -15,7 +15,6 @@ from foretell.engine.options import ServiceOptions
 from foretell.engine.result import Completion
 from foretell.engine.snapshot import Snapshot
 from foretell.engine.state import Piece, Row
-from foretell.engine.structured.format import Formats
 from foretell.engine.submission import Sink, StepTrace, Submission, Update
 from foretell.engine.text import TextStream
 from foretell.model.target import ModelSpec
@@ -93,7 +92,6 @@ class FakeService:
             tokenizer=ByteTokenizer(),
             model=SimpleNamespace(spec=spec),
             speculative=self.default,
-            formats=Formats(ByteTokenizer(), spec.vocab_size, spec.eos_token_ids),
         )
         self.options = ServiceOptions()
         self.methods = sorted(LIGHT)

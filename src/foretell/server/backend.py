@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.conversation import Messages, content_ids, render, template_of
 from foretell.engine.request import token_ids
+from foretell.engine.structured.format import Formats
 from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.logs import log
 from foretell.server.metrics import Metrics
@@ -46,6 +47,7 @@ class Backend:
         self.tokenizer: Any = service.engine.tokenizer
         self.vocab_size, self.eos_token_ids = spec.vocab_size, frozenset(spec.eos_token_ids)
         self.max_model_len = min(service.options.max_model_len or spec.max_positions, spec.max_positions)
+        self.formats = Formats(self.tokenizer, self.vocab_size, self.eos_token_ids)
         self.texts = TokenTexts(self.tokenizer)
         self.metrics = Metrics(service, self.name)
         # One thread: tokenizers are not safe to share, and a huge prompt must not take every core.
@@ -115,7 +117,7 @@ class Backend:
     @property
     def constraints(self) -> "Constraints":
         """The factory of constraints; reading the vocabulary takes up to a second. Raises ConfigError."""
-        return self.service.engine.formats.constraints
+        return self.formats.constraints
 
     @cached_property
     def longest_token(self) -> int:
@@ -127,4 +129,4 @@ class Backend:
         """Stop the threads."""
         self.worker.shutdown(wait=False, cancel_futures=True)
         self.compiler.shutdown(wait=False, cancel_futures=True)
-        self.service.engine.formats.close()
+        self.formats.close()

@@ -1,7 +1,7 @@
 """What an answer's text must look like: one wish, made into a constraint; by Engine, Service and server alike."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from threading import Lock
 from typing import TYPE_CHECKING, Any, Literal
@@ -64,7 +64,7 @@ class Formats:
     """Applies the formats of requests to one model. Reading its vocabulary, at the first, takes up to a second.
     Thread-safe."""
 
-    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Sequence[int]) -> None:
+    def __init__(self, tokenizer: Any, vocab_size: int, eos_token_ids: Iterable[int]) -> None:
         self.tokenizer, self.vocab_size, self.eos_token_ids = tokenizer, vocab_size, eos_token_ids
         self._lock = Lock()
         self._made: Constraints | None = None
