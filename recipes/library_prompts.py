@@ -43,7 +43,7 @@ def prompts(count: int, seed: int) -> list[dict[str, object]]:
         starts = [index + 1 for index in range(len(text) - CHARACTERS[1]) if text[index] == "\n"]
         if starts:
             start = r.choice(starts)
-            lines.append({"prompt": text[start : start + r.randint(*CHARACTERS)]})
+            lines.append({"format": "text", "prompt": text[start : start + r.randint(*CHARACTERS)]})
     return lines
 
 

@@ -41,7 +41,7 @@ def main() -> None:
         if kind < 0.5:
             length = r.randint(*TEXT_PROMPT)
             start = r.randrange(len(stream) // BLOCK) * BLOCK + r.randrange(BLOCK - length)
-            lines.append({"prompt": tokenizer.decode(stream[start : start + length].tolist())})
+            lines.append({"format": "text", "prompt": tokenizer.decode(stream[start : start + length].tolist())})
             continue
         if kind < 0.67:
             questions = [problem("train", r.randrange(40_000)).question]

@@ -191,6 +191,33 @@ def test_a_group_with_a_wrong_name_is_refused() -> None:
             pass
 
 
+def test_every_command_has_the_same_default_target() -> None:
+    """train, evaluate and certify took the bundled model where generate took the one that was pulled."""
+    from foretell.cli.app import app
+    from foretell.cli.options import AUTO, chosen_target
+
+    found = {}
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        for parameter in command.params:
+            if parameter.name == "target" and name not in ("export", "vllm-args"):  # a head's own
+                found[name] = (parameter.default, parameter.callback is not None)
+    assert {*found} >= {
+        "generate",
+        "chat",
+        "serve",
+        "bench",
+        "doctor",
+        "train",
+        "evaluate",
+        "certify",
+        "explain",
+        "learn",
+    }
+    assert set(found.values()) == {(AUTO, True)}, found
+    assert chosen_target("x") == "x"
+
+
 def test_each_shared_option_is_declared_once() -> None:
     """By its help: where a command declares an option of a group anew, it is another option or a copy that drifts."""
     told: dict[str, set[str]] = {}

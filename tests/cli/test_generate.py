@@ -128,6 +128,47 @@ def test_sampling_options_arrive(generate: Invoke) -> None:
     assert {key: sampling[key] for key in wanted} == wanted
 
 
+SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"], "additionalProperties": False}
+
+
+def test_answers_of_a_format_and_log_probabilities(generate: Invoke, tmp_path: Path) -> None:
+    pytest.importorskip("llguidance")
+    schema, grammar = tmp_path / "schema.json", tmp_path / "g.lark"
+    schema.write_text(json.dumps(SCHEMA))
+    grammar.write_text('start: "hi"')
+    found = json.loads(
+        generate(PROMPT, "--json", "--json-schema", schema, "--logprobs", 1, "--seed", 1, "--max-new-tokens", 60).stdout
+    )
+    assert set(json.loads(found["text"])) == {"a"}
+    assert [one["token_id"] for one in found["logprobs"]] == found["token_ids"]
+    assert all(one["logprob"] <= one["top_logprobs"][0][1] + 1e-6 for one in found["logprobs"])
+    assert generate(PROMPT, "--grammar", grammar).stdout.strip() == "hi"
+    assert generate(PROMPT, "--regex", "[ab]c").stdout.strip() in ("ac", "bc")
+    assert generate(PROMPT, "--choice", "yes", "--choice", "no").stdout.strip() in ("yes", "no")
+    schema.write_text('{"enum": ["a"], "not": {}}')
+    assert "lenient_schema" in generate(PROMPT, "--json-schema", schema).stderr
+    loose = generate(PROMPT, "--json-schema", schema, "--lenient-schema")
+    assert (loose.stdout.strip(), loose.exit_code) == ('"a"', 0)
+    assert "not enforced of the schema: not" in loose.stderr
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        (["--logprobs", 1], "--json"),
+        (["--logprobs", -1], "--logprobs"),
+        (["--json-schema", "none-such.json"], "cannot read 'none-such.json'"),
+        (["--regex", "a", "--choice", "b"], "regex and choice both say"),
+        (["--lenient-schema"], "json_schema, which was not given"),
+        (["--prompt-file", "-", "--grammar", "-"], "standard input holds one text"),
+    ],
+)
+def test_formats_that_cannot_be_are_refused(generate: Invoke, options: list[object], says: str) -> None:
+    result = generate(*([] if "--prompt-file" in options else [PROMPT]), *options)
+    assert result.exit_code == 2
+    assert says in result.stderr
+
+
 def test_without_a_seed_the_one_drawn_is_told_and_repeats_the_text(generate: Invoke) -> None:
     first = json.loads(generate(PROMPT, "--json", "--max-new-tokens", 12).stdout)
     again = json.loads(generate(PROMPT, "--json", "--max-new-tokens", 12, "--seed", first["seed"]).stdout)

@@ -136,7 +136,9 @@ def test_prompts_that_do_not_fit_are_counted(tmp_path: Path) -> None:
     from foretell.learn.files import learn_from
 
     data = tmp_path / "prompts.jsonl"
-    data.write_text(json.dumps({"prompt": "a " * 6000}) + "\n" + json.dumps({"prompt": "def f(a):"}) + "\n")
+    data.write_text(
+        "".join(json.dumps({"prompt": text, "format": "text"}) + "\n" for text in ("a " * 6000, "def f(a):"))
+    )
     said: list[str] = []
     engine = Engine.load("bundled", speculative="draft_model")
     state = learn_from(engine, data, LearnOptions(where="inline"), SamplingParams(max_new_tokens=2, temperature=0.0),

@@ -12,7 +12,7 @@ from typer.testing import Result
 
 from foretell.cli import train as command
 from foretell.cli.train_progress import bar_text
-from foretell.train import methods
+from foretell.train import checkpoint, methods
 from foretell.train.responses import Responses, pack
 from tests.cli.conftest import Invoke
 from tests.cli.test_errors import one_line
@@ -200,9 +200,99 @@ def test_interrupted(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     monkeypatch.setattr(Trainer, "_step", interrupted)
     result = train("kangaroo", exit_layer=1)
     assert result.exit_code == 130
-    assert [path.name for path in (tmp_path / "out" / "checkpoints").iterdir()][-1:] != []
+    saved = checkpoint.found(tmp_path / "out")[-1]
+    at_once, ended = result.stderr.splitlines()
+    assert f"stopping after step 2, which is saved in {tmp_path / 'out'}: --resume goes on from there" in at_once
+    assert "Ctrl-C again stops at once; then there is no checkpoint yet" in at_once
+    assert (
+        ended == f"foretell: stopped: the last checkpoint is {saved}; the same command with --resume goes on from there"
+    )
     monkeypatch.setattr(Trainer, "_step", step)
     assert train("kangaroo", "--resume", exit_layer=1).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("place", "said"),
+    [
+        ("foretell.model.load.load_model", "nothing was written, the same command begins again"),
+        ("foretell.Engine.completions", "stopped before the first answer: nothing is kept"),
+        ("foretell.train.methods.prepare", "the answers are kept, and the same command goes on with them"),
+        (
+            "foretell.train.trainer.Trainer._open",
+            "there is no checkpoint yet; the answers are kept, and --resume begins",
+        ),
+    ],
+)
+def test_interrupted_anywhere(train: Invoke, monkeypatch: pytest.MonkeyPatch, place: str, said: str) -> None:
+    def stop(*args: object, **options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(place, stop)
+    result = train("kangaroo", exit_layer=1)
+    assert result.exit_code == 130
+    assert said in one_line(result.stderr)
+
+
+def test_interrupted_at_the_end(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    import os
+    import signal
+
+    from foretell.train.trainer import Trainer
+
+    measure = Trainer._evaluate
+
+    def interrupted(self: Trainer) -> object:
+        if self.step == 4:
+            os.kill(os.getpid(), signal.SIGINT)
+        return measure(self)
+
+    monkeypatch.setattr(Trainer, "_evaluate", interrupted)
+    result = train("kangaroo", exit_layer=1)
+    assert result.exit_code == 0
+    assert f"all steps are done and saved in {tmp_path / 'out'}; the end is being measured" in one_line(result.stderr)
+
+
+def test_texts_for_an_instruct_model(invoke: Invoke, models: dict[str, Path], data: Path, tmp_path: Path) -> None:
+    """They went in as they are, without a word."""
+    import shutil
+
+    target, config = tmp_path / "target", tmp_path / "config.json"
+    shutil.copytree(models["target"], target)
+    (target / "chat_template.jinja").write_text("{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>{% endfor %}")
+    config.write_text(json.dumps({**CONFIG, "exit_layer": 1}))
+    fixed = ["--target", target, "--config", config, "--max-new-tokens", 8, "--data", data, "--steps", 2]
+    fixed += ["--max-short-share", 1]
+    result = invoke("train", "kangaroo", *fixed, "--out", tmp_path / "chat")
+    assert result.exit_code == 0
+    assert "12 of 12 prompts go into the chat template of" in result.stderr.splitlines()[0]
+    chat = Responses.load(tmp_path / "chat.responses.safetensors")
+    assert chat.metadata["raw"] is False
+    raw = invoke("train", "kangaroo", *fixed, "--out", tmp_path / "raw", "--raw")
+    assert (raw.exit_code, "template" in raw.stderr) == (0, False)
+    plain = Responses.load(tmp_path / "raw.responses.safetensors")
+    assert int(plain.start.max()) < int(chat.start.min())
+    mistake(
+        invoke("train", "medusa", *fixed[:-6], "--data", tmp_path / "chat.responses.safetensors", "--raw",
+               "--out", tmp_path / "other", "--steps", 2),
+        "made with raw = False, not True",
+    )  # fmt: skip
+
+
+def test_answers_that_end_at_once_are_refused(train: Invoke, models: dict[str, Path], tmp_path: Path) -> None:
+    """They were trained on without a word."""
+    from foretell.model.load import load_model
+    from foretell.train.responses import target_hash
+
+    model, file = load_model(str(models["target"])), tmp_path / "a.safetensors"
+    (end,) = model.spec.eos_token_ids
+    texts = [([1, 2, 3, end], 3)] * 3 + [([1, 2, 3 + n, *range(4, 12)], 3) for n in range(5)]
+    pack(texts, {"target_hash": target_hash(model)}).save(file)
+    result = train("kangaroo", "--data", file, exit_layer=1)
+    mistake(result, "3 of 8 answers have fewer than 4 tokens (3 are empty), more than a share of 0.25")
+    assert not (tmp_path / "out").exists()
+    result = train("kangaroo", "--data", file, "--max-short-share", 0.5, exit_layer=1)
+    assert result.exit_code == 0
+    assert "3 of 8 answers have fewer than 4 tokens (3 are empty): there is little to learn" in one_line(result.stderr)
 
 
 def test_interrupted_while_prompts_are_answered(train: Invoke, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -117,7 +117,7 @@ def test_every_setting_of_ours_is_of_a_known_kind() -> None:
         for name, value in field_kinds(kind).items()
         if value_is_taken(value)
     }
-    assert taken == {"logits_processor"}
+    assert taken == {"json_schema", "logits_processor"}
 
 
 def value_is_taken(kind: Any) -> bool:

@@ -27,7 +27,7 @@ def check(
     "fits",
     [
         {}, {"prompt": 7}, {"prompt": 8, "write": False}, {"width": 4}, {"params": {"logit_bias": {4: 1.0}}},
-        {"num_logprobs": 0, "num_prompt_logprobs": 0}, {"shared": True},
+        {"num_prompt_logprobs": 0}, {"shared": True},
     ],
 )  # fmt: skip
 def test_what_fits_is_taken(fits: dict[str, Any]) -> None:
@@ -50,7 +50,6 @@ def test_what_fits_is_taken(fits: dict[str, Any]) -> None:
             "token id 5 in logit_bias or banned_token_ids: ids are 0 to 4",
         ),
         ({"params": {"banned_token_ids": (7,)}}, ConfigError, "token id 7"),
-        ({"num_logprobs": -1}, ConfigError, "num_logprobs = -1 must be at least 0"),
         ({"num_prompt_logprobs": -2}, ConfigError, "num_prompt_logprobs = -2 must be at least 0"),
         ({"shared": True, "params": {"logits_processor": lambda ids, logits: logits}}, ConfigError, "device_map"),
         ({"shared": True, "watch": object()}, ConfigError, "cannot be watched"),

@@ -81,7 +81,11 @@ def test_numbers_of_numpy_and_lists_are_taken() -> None:
     [
         ([1.5], "1.5 among its token ids"),
         ([1, True], "True among its token ids"),
-        (["ab", "a"], "use generate_batch"),
+        (["ab", "a"], r"use generate_batch\(\[...\]\) or completions\(\[...\]\)"),
+        ([[1], [2]], r"or completions\(\[...\]\)"),
+        (np.array([[1], [2]]), r"or completions\(\[...\]\)"),
+        ([Request("ab")], r"or completions\(\[...\]\)"),
+        ({"role": "user", "content": "a"}, "use engine.chat_prompt"),
         ([{"role": "user", "content": "a"}], "use engine.chat_prompt"),
         (b"ab", "expected a text, or token ids"),
         (None, "expected a text, or token ids"),
@@ -113,6 +117,13 @@ def test_a_batch_takes_sampling_options(toy: Engine) -> None:
         toy.generate_batch([Request("ab")], seed=1)
     with pytest.raises(PromptError, match="use generate, or give"):
         toy.generate_batch("ab")
+    for several in (Request("ab"), {"a": 1}, 5):
+        with pytest.raises(PromptError, match="a list of prompts is expected"):
+            toy.generate_batch(several)  # type: ignore[arg-type]
+    with pytest.raises(PromptError, match=r"generate_batch\(\[\[...\]\]\)"):
+        toy.generate_batch([1, 2])  # type: ignore[list-item]
+    with pytest.raises(PromptError, match=r"or completions\("):
+        toy.generate(Request("ab"))  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match=r"batch_size = 2\.5 must be a whole number"):
         toy.generate_batch(["ab"], batch_size=2.5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="must be a SamplingParams"):

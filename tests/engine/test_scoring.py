@@ -28,8 +28,10 @@ def stepped(ids: list[int]) -> list[float]:
     try:
         for place in range(1, len(ids)):
             box, wanted = Mailbox(), ids[place]
-            params = SamplingParams(max_new_tokens=1, temperature=0, logit_bias={wanted: 1e4}, ignore_eos=True)
-            made.submit(Submission(str(place), ids[:place], params, num_logprobs=0), box.hear)
+            params = SamplingParams(
+                max_new_tokens=1, temperature=0, logit_bias={wanted: 1e4}, ignore_eos=True, logprobs=0
+            )
+            made.submit(Submission(str(place), ids[:place], params), box.hear)
             done = box.last(str(place)).completion
             assert done is not None
             assert done.token_ids == [wanted]

@@ -279,7 +279,7 @@ def test_closing_tells_everybody() -> None:
         (Submission("x", [VOCAB]), PromptError),
         (Submission("x", [1] * 200), PromptError),
         (Submission("x", [1], SamplingParams(logit_bias={VOCAB: 1.0})), ConfigError),
-        (Submission("x", [1], num_logprobs=-1), ConfigError),
+        (Submission("x", [1], num_prompt_logprobs=-1), ConfigError),
     ],
 )
 def test_what_cannot_be_is_refused_at_once(running: Service, submission: Submission, error: type[Exception]) -> None:
@@ -322,10 +322,14 @@ def test_logprobs_are_plain_decodings_own(running: Service) -> None:
     box, made = Mailbox(), {}
     for way in ("none", "draft_model"):
         running.submit(
-            Submission(way, [1, 2, 3], SamplingParams(max_new_tokens=25, seed=4, temperature=0.7, ignore_eos=True),
-                       num_logprobs=3, speculative=running.method(way)),
+            Submission(
+                way,
+                [1, 2, 3],
+                SamplingParams(max_new_tokens=25, seed=4, temperature=0.7, ignore_eos=True, logprobs=3),
+                speculative=running.method(way),
+            ),
             box.hear,
-        )  # fmt: skip
+        )
         completion = box.last(way).completion
         assert completion is not None
         made[way] = completion

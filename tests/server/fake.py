@@ -89,7 +89,9 @@ class FakeService:
         )
         self.default = speculative_config({"method": "ngram", "num_speculative_tokens": 2})
         self.engine = SimpleNamespace(
-            tokenizer=ByteTokenizer(), model=SimpleNamespace(spec=spec), speculative=self.default
+            tokenizer=ByteTokenizer(),
+            model=SimpleNamespace(spec=spec),
+            speculative=self.default,
         )
         self.options = ServiceOptions()
         self.methods = sorted(LIGHT)
@@ -164,13 +166,11 @@ class FakeService:
             row.steps.append((len(guesses) if method.method != "none" else 0, accepted))
             row.num_draft_tokens += row.steps[-1][0]
             row.num_accepted_tokens += accepted
-            if submission.num_logprobs is not None:
+            if (num_best := submission.params.logprobs) is not None:
                 for place in range(at, at + taken):
                     token = row.pieces[place].token_id
                     best = tuple((other, -0.25 * rank) for rank, other in enumerate([token, 65, 0xC3]))
-                    row.pieces[place] = replace(
-                        row.pieces[place], logprob=-0.5, top_logprobs=best[: submission.num_logprobs]
-                    )
+                    row.pieces[place] = replace(row.pieces[place], logprob=-0.5, top_logprobs=best[:num_best])
             count = len(tokens)
             trace = StepTrace(
                 [0, *tokens[:-1]], list(range(-1, count - 1)), [1.0] * count, list(range(count)), tokens[-1]

@@ -353,7 +353,7 @@ def test_fields_reach_the_engine(serve: Serve) -> None:
     assert params.logit_bias == {65: -3.0, 66: 2.5}
     assert (params.seed, params.max_new_tokens, params.min_new_tokens) == (-5, 50, 2)
     assert (params.stop, params.stop_token_ids, params.ignore_eos) == (("zz",), (9,), True)
-    assert (sent.num_logprobs, sent.trace) == (4, True)
+    assert (sent.params.logprobs, sent.trace) == (4, True)
     assert sent.speculative is not None
     assert (sent.speculative.method, sent.speculative.num_speculative_tokens) == ("suffix", 3)
 

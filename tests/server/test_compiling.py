@@ -6,9 +6,9 @@ from collections.abc import Iterator
 import pytest
 
 from foretell import ConfigError, Engine
-from foretell.server import compiling
-from foretell.server.compiling import CompileCheck
-from foretell.server.constraint import Constraints, json_grammar
+from foretell.engine.structured import compiling
+from foretell.engine.structured.compiling import CompileCheck
+from foretell.engine.structured.constraint import Constraints, json_grammar
 from foretell.server.tools import ToolUse
 
 MULTIPLE = {"type": "integer", "multipleOf": 765432}
@@ -42,7 +42,7 @@ def test_what_takes_too_long_is_refused_in_time(made: Constraints, schema: dict[
 
 def test_what_is_too_large_is_refused_at_once(made: Constraints) -> None:
     schema = {"type": "object", "properties": {f"name {at}": {"type": "integer"} for at in range(10_000)}}
-    with pytest.raises(ConfigError, match="this server takes 262144"):
+    with pytest.raises(ConfigError, match="262144 are taken"):
         made.json_schema(schema)
 
 
@@ -86,9 +86,9 @@ def test_finding_the_tool_at_fault_takes_a_while_at_most(made: Constraints, monk
         time.sleep(0.02)
 
     monkeypatch.setattr(Constraints, "json_schema", slow)
-    monkeypatch.setattr("foretell.server.constraint.CULPRIT_S", 0.1)
+    monkeypatch.setattr("foretell.engine.structured.constraint.CULPRIT_S", 0.1)
     large = {"type": "object", "properties": {f"name {at}": {"type": "integer"} for at in range(100)}}
     given = [{"type": "function", "function": {"name": f"f{at}", "parameters": large}} for at in range(128)]
-    with pytest.raises(ConfigError, match="this server takes 262144"):
+    with pytest.raises(ConfigError, match="262144 are taken"):
         ToolUse.of(given).constraint(made)
     assert 0 < len(asked) < 20

@@ -11,7 +11,7 @@ from llguidance import LLMatcher, LLParserLimits
 
 from foretell import ConfigError, Engine, ForetellError
 from foretell.engine.request import token_ids
-from foretell.server.constraint import Constraint, ConstraintProcessor, Constraints, json_grammar
+from foretell.engine.structured.constraint import Constraint, ConstraintProcessor, Constraints, json_grammar
 from tests.engine.harness import TreeMethod
 from tests.stress.schemas import is_valid, random_schema
 
@@ -477,13 +477,13 @@ def test_compiled_grammars_that_are_kept_are_bounded(engine: Engine, monkeypatch
         for name in "abcdefgh"
     ]
     size = len(json_grammar(schemas[0]))
-    monkeypatch.setattr("foretell.server.constraint._COMPILED_CHARACTERS", 3 * size)
+    monkeypatch.setattr("foretell.engine.structured.constraint._COMPILED_CHARACTERS", 3 * size)
     kept = [made.json_schema(schema) for schema in schemas]
     assert made.json_schema(schemas[-1]) is kept[-1]
     assert made.json_schema(schemas[-3]) is kept[-3]
     assert made.json_schema(schemas[0]) is not kept[0], "the least recently used is dropped"
     assert sum(map(len, made._made)) <= 3 * size
-    monkeypatch.setattr("foretell.server.constraint._COMPILED_CHARACTERS", size // 2)
+    monkeypatch.setattr("foretell.engine.structured.constraint._COMPILED_CHARACTERS", size // 2)
     large = made.json_schema(schemas[1])
     assert large.permits([]) is False
     assert not made._made, "one that is larger than all that is kept is not kept"

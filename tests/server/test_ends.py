@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from foretell.server.constraint import Constraint, Constraints
+from foretell.engine.structured.constraint import Constraint, Constraints
 from foretell.server.tools import ToolUse
 from tests.server.test_tools import CALL, NAMED, TIME, TOOLS, tokenizer_with
 from tests.stress.schemas import is_valid

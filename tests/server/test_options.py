@@ -9,9 +9,9 @@ import openai
 import pytest
 
 from foretell.core.errors import ConfigError
+from foretell.engine.structured.constraint import Constraints
 from foretell.model.load import load_tokenizer
-from foretell.server.constraint import Constraints
-from foretell.server.formats import wanted_format
+from foretell.server.formats import term_of, wanted_format
 from foretell.server.protocol.requests import ChatRequest
 from foretell.server.tools import ToolUse
 from tests.server.conftest import Serve
@@ -117,7 +117,7 @@ def test_an_answer_is_of_the_format_or_calls(constraints: Constraints) -> None:
     body = ChatRequest.model_validate({"messages": USER, "json_schema": SCHEMA})
     format = wanted_format(body)
     assert format is not None
-    made = ToolUse.of(TOOLS).constraint(constraints, format.term())
+    made = ToolUse.of(TOOLS).constraint(constraints, term_of(format))
     assert made is not None
     call = '<tool_call>\n{"name": "now", "arguments": {}}\n</tool_call>'
     for text, good in (('{"a": 1}', True), (call, True), ("words", False), ('{"a": 1}' + call, False)):
@@ -125,13 +125,13 @@ def test_an_answer_is_of_the_format_or_calls(constraints: Constraints) -> None:
     for more in ({"guided_choice": ["x"]}, {"structured_outputs": {"choice": ["x"]}}):
         chosen = wanted_format(ChatRequest.model_validate({"messages": USER, **more}))
         assert chosen is not None
-        either = ToolUse.of(TOOLS).constraint(constraints, chosen.term())
+        either = ToolUse.of(TOOLS).constraint(constraints, term_of(chosen))
         assert either is not None
         assert either.permits(encode("x", add_special_tokens=False))
     pattern = wanted_format(ChatRequest.model_validate({"messages": USER, "regex": "x"}))
     assert pattern is not None
     with pytest.raises(ConfigError, match="regex and tools exclude each other"):
-        pattern.term()
+        term_of(pattern)
 
 
 def test_a_format_and_tools_over_http(url: str) -> None:
@@ -212,3 +212,27 @@ def test_effort_reaches_the_template_or_is_said_to_have_no_effect(
     assert prompt_of(serve, reasoning_effort="high") == "<user>a<assistant>"
     own = {"enable_thinking": True}
     assert prompt_of(serve, reasoning_effort="none", chat_template_kwargs=own) == "<user>a<assistant>"
+
+
+def test_a_server_and_an_engine_hold_texts_by_the_same_code(bundled: Any, serve: Serve) -> None:
+    engine = bundled.engine
+    asked = {"type": "object", "properties": {"a": {"type": "integer", "maximum": 99}}, "not": {"type": "string"}}
+    format = {"type": "json_schema", "json_schema": {"name": "x", "schema": asked}}
+    body = {
+        "model": "bundled",
+        "prompt": "A number: ",
+        "seed": 5,
+        "max_tokens": 40,
+        "response_format": format,
+        "logprobs": 1,
+    }
+    found = serve(bundled).post(TEXT, json=body)
+    own = engine.generate(
+        "A number: ", json_schema=asked, lenient_schema=True, seed=5, max_new_tokens=40, temperature=1.0, logprobs=1
+    )
+    told = found.json()["choices"][0]
+    assert told["text"] == own.text
+    assert found.headers["x-foretell-without-effect"] == "response_format.not"
+    assert own.left_out == ("not",)
+    scores = [piece.logprob for piece in own.pieces][: len(told["logprobs"]["token_logprobs"])]
+    assert told["logprobs"]["token_logprobs"] == pytest.approx(scores, abs=1e-3)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken
 
 from foretell import ConfigError, Engine
+from foretell.engine.structured.constraint import Constraints
 from foretell.model.load import load_tokenizer
-from foretell.server.constraint import Constraints
 from foretell.server.tools import (
     OPEN,
     CallDelta,

@@ -23,7 +23,7 @@ from typing import Any
 import jsonschema
 
 from foretell import Completion, Engine, Request, SamplingParams
-from foretell.server.constraint import Constraints
+from foretell.engine.structured.constraint import Constraints
 
 WORDS = (
     "alpha",

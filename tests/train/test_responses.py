@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+from copy import copy
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,9 @@ from safetensors.torch import save_file
 from foretell import Engine, Request
 from foretell.core.errors import ConfigError, PromptError
 from foretell.core.journal import read_journal
+from foretell.engine.conversation import is_instruct
+from foretell.learn.files import read_prompts as read_learned
+from foretell.train.answering import SURE, ShortAnswers
 from foretell.train.responses import TEXT_PROMPT, Responses, pack, read_prompts, regenerate, target_hash
 from tests.engine.harness import VOCAB, ToyTokenizer, table
 
@@ -306,3 +310,110 @@ def test_damaged_responses(tmp_path: Path, changes: dict[str, torch.Tensor], sai
     save_file({**whole, **changes}, tmp_path / "damaged.safetensors")
     with pytest.raises(ConfigError, match=f"is damaged: .*{said}"):
         Responses.load(tmp_path / "damaged.safetensors")
+
+
+@pytest.fixture(scope="module")
+def instruct() -> Engine:
+    """Its template ends the assistant's turn with an end token."""
+    return Engine.load("bundled", speculative="none")
+
+
+def test_an_instruct_model_gets_texts_as_messages(instruct: Engine, tmp_path: Path) -> None:
+    """27 of 60 answers to bare texts were the end token alone."""
+    file = lines(
+        tmp_path,
+        {"prompt": "ab c"},
+        "bare",
+        {"prompt": "def f(", "format": "text"},
+        {"turns": ["hi"]},
+        {"messages": [{"role": "user", "content": "hi"}]},
+    )
+    texts = ["ab c", "bare", "def f(", "hi", "hi"]
+    chat = [instruct.chat_prompt([{"role": "user", "content": text}]) for text in texts]
+    plain = [instruct.make_row(0, Request(text)).prompt_ids for text in texts]
+    said: list[str] = []
+    found = read_prompts(file, instruct, notice=said.append)
+    assert found == [chat[0], chat[1], plain[2], chat[3], chat[4]]
+    (line,) = said
+    assert "2 of 5 prompts go into the chat template of 'bundled', an instruct model; --raw" in line
+    said.clear()
+    assert read_prompts(file, instruct, raw=True, notice=said.append) == [*plain[:3], *chat[3:]]
+    assert read_learned(file, instruct) == found
+    assert read_learned(file, instruct, raw=True) == [*plain[:3], *chat[3:]]
+    assert said == []
+    read_prompts(lines(tmp_path, {"turns": ["hi"]}), instruct, notice=said.append)
+    assert said == [], "a line that says what it is needs no word"
+
+
+def test_other_models_get_texts_as_they_are(instruct: Engine, tmp_path: Path) -> None:
+    """No template, or one of markers that end no output, as many base models have."""
+    bare = instruct.make_row(0, Request("ab c")).prompt_ids
+    tokenizer: Any = copy(instruct.tokenizer)
+    for template in (
+        None,
+        "{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}",
+        "{{ no.such.thing }}",
+    ):
+        tokenizer.chat_template = template
+        engine, said = Engine(instruct.model, tokenizer), list[str]()
+        assert not is_instruct(tokenizer, engine.model.spec.eos_token_ids)
+        assert read_prompts(lines(tmp_path, {"prompt": "ab c"}), engine, notice=said.append) == [bare]
+        assert said == []
+    tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}]{{ m.content }}[/]{% endfor %}"
+    engine = Engine(instruct.model, tokenizer)
+    assert read_prompts(lines(tmp_path, {"turns": ["hi"]}), engine)[0] == engine.chat_prompt(
+        [{"role": "user", "content": "hi"}]
+    )
+    assert is_instruct(instruct.tokenizer, instruct.model.spec.eos_token_ids)
+    assert not is_instruct(instruct.tokenizer, [3])
+    assert not is_instruct(None, [0])
+
+
+def counted(*answers: list[int], most: float = 0.25) -> ShortAnswers:
+    made = ShortAnswers([0, 2], most, "kept.safetensors")
+    for tokens in answers:
+        made.count(tokens)
+    return made
+
+
+def test_short_answers_are_counted() -> None:
+    """Ended by themselves before four tokens; what the limit has cut is none."""
+    made = counted([], [2], [5, 0], [5, 5, 5, 2], [5, 5, 5, 5], [5, 5, 5, 5, 2], [5, 5], most=1.0)
+    assert (made.num, made.num_short, made.num_empty) == (7, 4, 2)
+    said: list[str] = []
+    made.end(said.append)
+    assert said == ["4 of 7 answers have fewer than 4 tokens (2 are empty): there is little to learn from them"]
+    counted([5] * 9, [5] * 3).end(said.append)
+    assert len(said) == 1
+
+
+def test_too_many_short_answers_are_refused() -> None:
+    sound = [5] * 9
+    counted([2], sound, sound, sound).end(lambda line: None)
+    with pytest.raises(
+        ConfigError, match=r"2 of 5 answers .* \(1 are empty\), more than a share of 0.25.*--max-short-share 1"
+    ):
+        counted([2], [7, 2], sound, sound, sound).end(lambda line: None)
+    made = counted()
+    for _ in range(SURE - 1):
+        made.early([2])  # a few may be any
+    with pytest.raises(ConfigError, match="64 of 64 answers"):
+        made.early([2])
+    some = counted()
+    for number in range(4 * SURE):
+        some.early([2] if number % 2 else sound)  # half of them: the others are waited for
+
+
+def test_answers_are_judged_as_they_are_made(engine: Engine, tmp_path: Path) -> None:
+    file, seen = tmp_path / "answers.jsonl", list[int]()
+
+    def judge(tokens: Any) -> None:
+        seen.append(len(tokens))
+        if len(seen) == 3:
+            raise KillError
+
+    with pytest.raises(KillError):
+        regenerate(engine, STAIRS, max_new_tokens=6, journal=file, judge=judge)
+    found = read_journal(file)
+    assert found is not None
+    assert [len(record["tokens"]) for record in found[1]] == seen

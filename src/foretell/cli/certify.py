@@ -45,7 +45,7 @@ ReportFile = Annotated[
 ]  # fmt: skip
 
 
-@with_group(o.Models, into="models", without=("draft_weights",), target="bundled")
+@with_group(o.Models, into="models", without=("draft_weights",))
 def certify(
     ctx: typer.Context,
     *,

@@ -30,7 +30,7 @@ Quiet = Annotated[
 
 @with_group(o.Models, into="models")
 @with_group(o.Guessing, into="guessing")
-@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
+@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING, without=o.OF_ONE_ANSWER)
 def chat(
     ctx: typer.Context,
     *,

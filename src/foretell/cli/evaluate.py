@@ -33,7 +33,7 @@ NOTES = (
 )
 
 
-@with_group(o.Models, into="models", target="bundled")
+@with_group(o.Models, into="models")
 @with_group(o.Guessing, into="guessing", without=("shape", "draws"))
 def evaluate(
     ctx: typer.Context,

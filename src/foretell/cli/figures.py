@@ -37,6 +37,8 @@ def figures(completion: "Completion", params: "SamplingParams", *, tint: bool, i
     if completion.finish_reason == "length" and completion.num_tokens < params.max_new_tokens:
         context = completion.num_prompt_tokens + completion.num_tokens
         parts.append(f"the model's context of {context} tokens is full")
+    if completion.left_out:
+        parts.append(f"not enforced of the schema: {', '.join(completion.left_out)}")
     if not config["exact"]:
         parts.append(f"{speculative['verify']} is lossy")
     if params.temperature > 0:
@@ -56,4 +58,10 @@ def as_object(completion: "Completion", params: "SamplingParams") -> dict[str, A
     """The completion's fields, how it was sampled, and the version that made it."""
     sampling = asdict(params)
     del sampling["logits_processor"]
-    return {**completion.to_dict(), "sampling": sampling, "foretell": __version__}
+    made = {**completion.to_dict(), "sampling": sampling, "foretell": __version__}
+    if params.logprobs is not None:
+        made["logprobs"] = [
+            {"token_id": one.token_id, "text": one.text, "logprob": one.logprob, "top_logprobs": one.top_logprobs}
+            for one in completion.pieces
+        ]
+    return made

@@ -26,6 +26,15 @@ PromptFile = Annotated[
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="The prompt is a message: put it into the model's chat template.")]
 System = Annotated[str | None, typer.Option("--system", metavar="TEXT", help="The system message; implies --chat.")]
+JsonSchema = Annotated[
+    str | None,
+    typer.Option("--json-schema", metavar="FILE", rich_help_panel=o.SAMPLING, help="The text is JSON of this schema."),
+]
+Grammar = Annotated[
+    str | None,
+    typer.Option("--grammar", metavar="FILE", rich_help_panel=o.SAMPLING,
+                 help="The text is of this grammar: Lark in llguidance's dialect, or GBNF."),
+]  # fmt: skip
 PredictionText = Annotated[
     str | None,
     typer.Option("--prediction", metavar="TEXT", rich_help_panel=o.SPECULATION,
@@ -39,7 +48,7 @@ PredictionFile = Annotated[
 
 @with_group(o.Models, into="models")
 @with_group(o.Guessing, into="guessing")
-@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
+@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING, without=o.OF_FILES)
 def generate(
     ctx: typer.Context,
     *,
@@ -53,6 +62,8 @@ def generate(
     prediction: PredictionText = None,
     prediction_file: PredictionFile = None,
     sampling: dict[str, Any] | None = None,
+    json_schema: JsonSchema = None,
+    grammar: Grammar = None,
     json_: o.Json = False,
     output: o.Output = None,
     no_color: o.NoColor = False,
@@ -67,11 +78,15 @@ def generate(
     if text is None:
         raise ConfigError("no prompt: give it as an argument, '-' for standard input, or --prompt-file FILE")
     settings.check_text(system, "--system")
-    if "-" in (prompt, prompt_file) and "-" in (prediction, prediction_file):
-        raise ConfigError("standard input holds one text: give the prompt or the prediction by a file")
+    if [prompt, prompt_file, prediction, prediction_file, json_schema, grammar].count("-") > 1:
+        raise ConfigError("standard input holds one text: give the others by files")
     guess = settings.one_text(prediction, prediction_file, "prediction")
     speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
-    params = settings.sampling({"seed": fresh_seed(), **(sampling or {})})
+    held = {"json_schema": json_schema, "grammar": grammar}
+    held = {name: settings.read_text(file, f"--{name}".replace("_", "-")) for name, file in held.items() if file}
+    params = settings.sampling({"seed": fresh_seed(), **(sampling or {}), **held})
+    if params.logprobs is not None and not json_:
+        raise ConfigError("--logprobs: log probabilities are written by --json: add it, or drop --logprobs")
     engine = settings.load_engine(models, speculative, no_color=no_color, speculation=speculation)
     ids_or_text: Any = text
     if chat or system is not None:

@@ -29,13 +29,14 @@ Epochs = Annotated[int, typer.Option("--epochs", min=1, rich_help_panel=LEARNING
 @with_group(o.Models, into="models")
 @with_group(o.Guessing, into="guessing")
 @with_fields(LearnOptions, into="learning", panel=LEARNING, without=("learn_share", "learn_busy_share"))  # nobody waits
-@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING)
+@with_fields(SamplingParams, into="sampling", panel=o.SAMPLING, without=o.OF_ONE_ANSWER)
 def learn(
     ctx: typer.Context,
     *,
     data: Data,
     plot: Plot = None,
     epochs: Epochs = 1,
+    raw: o.Raw = False,
     models: o.Models,
     guessing: o.Guessing,
     learning: dict[str, Any] | None = None,
@@ -63,7 +64,7 @@ def learn(
         if sys.stderr.isatty():
             print(f"\r{done} of {total}: {acceptance:.2f} of the guesses kept ", end="", file=sys.stderr)
 
-    state = learn_from(engine, data, options, params, epochs=epochs, progress=progress, notice=say)
+    state = learn_from(engine, data, options, params, epochs=epochs, raw=raw, progress=progress, notice=say)
     if plot is not None:
         draw_history(state, plot)
     write(as_json(state, pretty=True) if json_ else summary(state), output)

@@ -197,6 +197,16 @@ Limit = Annotated[
     typer.Option("--limit", metavar="N", rich_help_panel=PROMPTS, help="At most N prompts of each category."),
 ]
 MaxNewTokens = Annotated[int, option(SamplingParams, "max_new_tokens", panel=SAMPLING)]
+Raw = Annotated[
+    bool,
+    typer.Option("--raw", rich_help_panel=PROMPTS,
+                 help="Texts go in as they are; else an instruct model gets those without a format as messages, in its "
+                 "chat template."),
+]  # fmt: skip
+OF_FILES = ("json_schema", "grammar")
+"""Settings of SamplingParams that are given by files."""
+OF_ONE_ANSWER = (*OF_FILES, "regex", "choice", "lenient_schema", "logprobs")
+"""Settings of SamplingParams that only commands with one answer have as options."""
 Json = Annotated[bool, typer.Option("--json", rich_help_panel=OUTPUT, help="Print one JSON object instead.")]
 Output = Annotated[
     str | None,

@@ -34,7 +34,7 @@ def overview(ctx: typer.Context) -> None:
         typer.echo(ctx.get_help())
 
 
-pair_of_models = with_group(o.Models, into="models", without=("draft_weights", "width"), target="bundled")
+pair_of_models = with_group(o.Models, into="models", without=("draft_weights", "width"))
 PerText = Annotated[
     int, typer.Option("--contexts", metavar="N", help="At most N contexts of each text, evenly spread.", min=1)
 ]

@@ -13,7 +13,7 @@ from foretell.cli import settings
 from foretell.cli.errors import say
 from foretell.cli.fields import option_name, with_fields
 from foretell.cli.output import as_json, waiting, write
-from foretell.cli.train_progress import answering_bar, plotting, speaks, training_bar
+from foretell.cli.train_progress import answering_bar, plotting, speaks, told_if_interrupted, training_bar
 from foretell.core import builtin
 from foretell.core.errors import ConfigError, nearest
 from foretell.core.jsontext import JSONDecodeError, parse_json
@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from foretell.train.answering import Asked
 
 TRAINING, DATA = "Training", "Data"
+NOTHING = "nothing was written, the same command begins again"
 METHODS = tuple(builtin.TRAINING)
-ANSWERING = {"limit": "limit", "max_new_tokens": "max_new_tokens", "temperature": "temperatures"}
+ANSWERING = {"limit": "limit", "raw": "raw", "max_new_tokens": "max_new_tokens", "temperature": "temperatures"}
 """Options that say how prompts are answered, by the names that files of answers have for them."""
 Method = Annotated[str, typer.Argument(metavar="METHOD", help=f"What to train: {', '.join(METHODS)}.")]
 Data = Annotated[
@@ -50,6 +51,11 @@ ResponseTokens = Annotated[
 Temperatures = Annotated[
     list[str] | None, o.temperature("0 and 1", help="At which prompts are answered, in turn.", panel=DATA)
 ]
+MaxShortShare = Annotated[
+    float,
+    typer.Option("--max-short-share", metavar="X", min=0, max=1, rich_help_panel=DATA,
+                 help="Refuse to train where more than this share of the answers has fewer than 4 tokens; 1: never."),
+]  # fmt: skip
 Init = Annotated[
     str | None,
     typer.Option("--init", metavar="NAME_OR_DIR", rich_help_panel=o.MODELS,
@@ -72,7 +78,7 @@ def train(
     method: Method,
     data: Data,
     out: Out,
-    target: o.Target = "bundled",
+    target: o.Target = o.AUTO,
     init: Init = None,
     device: o.Device = "cpu",
     dtype: o.Dtype = None,
@@ -80,6 +86,8 @@ def train(
     limit: Limit = None,
     max_new_tokens: ResponseTokens = 160,
     temperature: Temperatures = None,
+    raw: o.Raw = False,
+    max_short_share: MaxShortShare = 0.25,
     config: ConfigFile = None,
     options: dict[str, Any] | None = None,
     resume: Resume = False,
@@ -112,17 +120,19 @@ def train(
 
     by_labels = methods.labelled(method)
     if by_labels is not None:
-        unread = ("init", "limit", "max_new_tokens", "temperature", "resume")
+        unread = ("init", "limit", "max_new_tokens", "temperature", "raw", "max_short_share", "resume")
         settings.refuse(ctx, unread, f"is not for {method!r}, which is fitted to the labels of --data at once: drop it")
         figures = _from_labels(method, by_labels, target, data, out, given, device, dtype, no_color)
     else:
         from foretell.train.answering import Asked
 
         given.setdefault("seed", TrainConfig.seed)
-        asked = Asked(limit, max_new_tokens, settings.temperatures(temperature, (0.0, 1.0)), given["seed"])
+        asked = Asked(limit, max_new_tokens, settings.temperatures(temperature, (0.0, 1.0)), given["seed"], raw)
         if data.endswith(".safetensors"):
             check_answers(data, asked, {name for name in ANSWERING if settings.typed(ctx, name)})
-        figures = _drafter(method, target, data, out, given, init, device, dtype, resume, asked, no_color)
+        figures = _drafter(
+            method, target, data, out, given, init, device, dtype, resume, asked, max_short_share, no_color
+        )
     if not speaks():
         return
     for warning in figures.get("warnings", ()):
@@ -183,6 +193,7 @@ def _drafter(
     dtype: str | None,
     resume: bool,
     asked: "Asked",
+    max_short_share: float,
     no_color: bool,
 ) -> dict[str, Any]:
     from foretell.train import methods, slots
@@ -190,20 +201,19 @@ def _drafter(
     from foretell.train.trainer import train
 
     _, training = methods.check(method, given, init=init)  # mistakes are found before anything is loaded
-    with waiting(f"loading {target}", no_color=no_color):
+    with told_if_interrupted(lambda: NOTHING), waiting(f"loading {target}", no_color=no_color):
         from foretell.methods.common.teacher import Teacher
         from foretell.model.load import load_model
         from foretell.train.responses import target_hash
 
         model = load_model(target, dtype=dtype, device=local(device), implementation="transformers")
-    found = answers_of(
+    responses = answers_of(
         data, target, model, Path(out), asked, max_length=TrainConfig(**training).max_length, dtype=dtype,
-        device=local(device), bar=lambda journal: answering_bar(no_color, journal),
+        device=local(device), bar=lambda journal: answering_bar(no_color, journal), notice=_tell,
+        max_short_share=max_short_share,
     )  # fmt: skip
-    if found.message:
-        say(found.message)
-    responses = found.responses
-    prepared = methods.prepare(method, model, responses, given, init=init, target_name=target)
+    with told_if_interrupted(lambda: "the answers are kept, and the same command goes on with them"):
+        prepared = methods.prepare(method, model, responses, given, init=init, target_name=target)
     identity = {
         "method": method,
         "options": prepared.options,
@@ -212,15 +222,31 @@ def _drafter(
         "target_hash": target_hash(model),
         "target_dtype": str(model.spec.dtype).removeprefix("torch."),
     }
-    with training_bar(no_color) as progress:
+    with told_if_interrupted(lambda: _kept(out)), training_bar(no_color) as progress:
         evaluation = train(
             prepared.objective, Teacher(model), responses, out, prepared.config, resume=resume, identity=identity,
-            save=prepared.save, finish=prepared.finish, progress=progress, plot=plotting(),
+            save=prepared.save, finish=prepared.finish, progress=progress, plot=plotting(), notice=_tell,
         )  # fmt: skip
     figures = evaluation.as_dict()
     losses = slots.logged_losses(Path(out) / "log.jsonl")
     figures["warnings"] = slots.warnings_of(figures["conditional"], figures["conditional_greedy"], losses)
     return {"method": method, "target": target, "out": out, **figures}
+
+
+def _kept(out: str) -> str:
+    """What a run that was stopped has left in its folder."""
+    from foretell.train import checkpoint
+
+    there = checkpoint.found(Path(out)) if Path(out).is_dir() else []
+    if not there:
+        return "there is no checkpoint yet; the answers are kept, and --resume begins with them"
+    return f"the last checkpoint is {there[-1]}; the same command with --resume goes on from there"
+
+
+def _tell(line: str) -> None:
+    """Of several processes one speaks."""
+    if speaks():
+        say(line)
 
 
 def local(device: str) -> str:
@@ -252,7 +278,8 @@ def _from_labels(
 
     with waiting(f"loading {target}", no_color=no_color):
         model = load_model(target, dtype=dtype, device=device)
-    figures = train_on(model, Path(data), Path(out), **given)
+    with told_if_interrupted(lambda: NOTHING):
+        figures = train_on(model, Path(data), Path(out), **given)
     return {"method": method, "target": target, "out": out, **figures}
 
 

@@ -84,9 +84,21 @@ def answering_bar(no_color: bool, journal: Path) -> Iterator[Callable[[int, int,
         try:
             yield progress
         except KeyboardInterrupt:
-            if done and speaks():
-                say(f"{done} of {total} answers are kept in {journal}: the same command goes on with the others")
+            kept = f"{done} of {total} answers are kept in {journal}: the same command goes on with the others"
+            if speaks():
+                say(kept if done else "stopped before the first answer: nothing is kept, the same command begins again")
             raise
+
+
+@contextmanager
+def told_if_interrupted(saved: Callable[[], str]) -> Iterator[None]:
+    """A line at Ctrl-C: what is saved, and how to go on."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if speaks():
+            say(f"stopped: {saved()}")
+        raise
 
 
 @contextmanager

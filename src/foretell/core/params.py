@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from foretell.core.errors import ConfigError
+from foretell.core.jsontext import JSONDecodeError, parse_json
+from foretell.core.places import keyed
 from foretell.core.settings import fitted, setting, settle
 
 if TYPE_CHECKING:
@@ -15,6 +17,9 @@ if TYPE_CHECKING:
 LogitsProcessor = Callable[["Tensor", "Tensor"], "Tensor"]
 """A user's own rule: (ids int64 [L] of prefix and path, logits float [V]) -> logits [V]. It must be pure: it is called
 for nodes that are never emitted, in any order."""
+
+FORMATS = ("json_schema", "regex", "grammar", "choice")
+"""Fields of which one at most says what the text must look like."""
 
 MAX_SEED = 2**53 - 1
 """The largest seed that is drawn, or derived for a text of a user's: readers of JSON such as JavaScript hold no larger
@@ -35,6 +40,7 @@ def heat_of(temperature: float) -> int:
     return 0 if temperature == 0 else 1 + int(min(temperature / ALIKE, MOST_ALIKE))
 
 
+@keyed
 @dataclass(frozen=True)
 class SamplingParams:
     """How one request is sampled. Every row of a batch has its own."""
@@ -64,6 +70,19 @@ class SamplingParams:
         default_text="a fresh one, shown in the figures",
     )
     logits_processor: LogitsProcessor | None = None
+    logprobs: int | None = setting(
+        None, "Log probabilities of every token, and of that many of the likeliest beside it (0: its own alone).", min=0
+    )
+    # What the text must look like; at most one of the four, enforced at every token by the package llguidance. A text that
+    # max_new_tokens ends is the beginning of such a text. A schema, or JSON text of one; of a pydantic model give
+    # Model.model_json_schema().
+    json_schema: Mapping[str, Any] | bool | str | None = setting(None, "The text is JSON of this schema.")
+    regex: str | None = setting(None, "The whole text matches this regular expression (Rust's syntax).")
+    grammar: str | None = setting(None, "The text is of this grammar: Lark in llguidance's dialect, or GBNF.")
+    choice: Sequence[str] | None = setting(None, "The text is one of these; may be repeated.")
+    lenient_schema: bool = setting(
+        False, "Leave out what of a schema cannot be enforced, and name it, rather than refuse the schema."
+    )
 
     def __post_init__(self) -> None:
         """Refuse invalid values, each with one clear ConfigError. Lists become tuples."""
@@ -94,10 +113,27 @@ class SamplingParams:
             self.logits_processor is None or callable(self.logits_processor), "logits_processor", self.logits_processor,
             "a function (ids [L], logits [V]) -> [V], or None",
         )  # fmt: skip
+        _require(self.logprobs is None or self.logprobs >= 0, "logprobs", self.logprobs, "at least 0, or None (off)")
+        self._check_format()
         _require(all(self.stop), "stop", self.stop, "texts that are not empty")
         _require(
             not any(math.isnan(bias) for bias in self.logit_bias.values()), "logit_bias", self.logit_bias, "not NaN"
         )
+
+    def _check_format(self) -> None:
+        asked = [name for name in FORMATS if getattr(self, name) is not None]
+        if len(asked) > 1:
+            raise ConfigError(f"{asked[0]} and {asked[1]} both say what the text must look like: give one")
+        if not isinstance(self.json_schema, (Mapping, bool, str, type(None))):
+            raise ConfigError(
+                f"json_schema = {self.json_schema!r:.80} must be a JSON schema: a mapping, true or false, or JSON text of "
+                "one; of a pydantic model give Model.model_json_schema()"
+            )
+        if isinstance(self.json_schema, str):
+            object.__setattr__(self, "json_schema", schema_of(self.json_schema, "json_schema"))
+        _require(self.choice is None or len(self.choice) > 0, "choice", self.choice, "a list of at least one text")
+        if self.lenient_schema and self.json_schema is None:
+            raise ConfigError("lenient_schema is of json_schema, which was not given: drop it, or give json_schema")
 
     @property
     def heat(self) -> int:
@@ -114,6 +150,17 @@ class SamplingParams:
             or self.min_new_tokens > 0
             or self.logits_processor is not None
         )
+
+
+def schema_of(text: str, field: str) -> Mapping[str, Any] | bool:
+    """A JSON schema from its text. field: in messages. Raises ConfigError."""
+    try:
+        schema = parse_json(text)
+    except JSONDecodeError as error:
+        raise ConfigError(f"{field}: the text is not JSON ({error})") from None
+    if not isinstance(schema, (dict, bool)):
+        raise ConfigError(f"{field}: a JSON schema is an object, true or false")
+    return schema
 
 
 def params_of(given: Mapping[str, Any]) -> SamplingParams:

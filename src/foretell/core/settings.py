@@ -11,7 +11,8 @@ from math import isnan
 from numbers import Integral, Real
 from typing import TYPE_CHECKING, Any, TypeVar, get_type_hints
 
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import ConfigError
+from foretell.core.places import place_of
 
 if TYPE_CHECKING:
     from pydantic import TypeAdapter
@@ -76,11 +77,12 @@ def field_kinds(kind: type) -> dict[str, Any]:
 
 
 def check_keys(given: Iterable[str], known: Iterable[str], where: str) -> None:
-    """Refuse the first key that is not known, with the nearest that is. Raises ConfigError."""
+    """Refuse the first key that is not known, with the place where it belongs, or the nearest that is known. Raises
+    ConfigError."""
     known = list(known)
     for key in given:
         if key not in known:
-            raise ConfigError(f"unknown key {key!r} {where}{nearest(str(key), known)}")
+            raise ConfigError(f"unknown key {key!r} {where}{place_of(str(key), known)}")
 
 
 def fitted(given: Mapping[str, Any], ranges: Iterable[tuple[str, str]], others: object) -> dict[str, Any]:

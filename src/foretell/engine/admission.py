@@ -14,7 +14,7 @@ def check_submission(submission: Submission, choice: Choice, engine: Engine, max
             f"{choice.config.method!r} may guess {choice.config.max_nodes - 1} tokens a step, and every pass here has "
             f"width {width}: ask for at most {width - 1}"
         )
-    if model.is_shared and submission.params.logits_processor is not None:
+    if model.is_shared and submission.params.logits_processor is not None:  # a format is one by now
         raise ConfigError(
             "a logits processor or a grammar cannot be sent to the other processes of a tensor-parallel service: "
             "leave it out, or serve with device_map"
@@ -31,6 +31,5 @@ def check_submission(submission: Submission, choice: Choice, engine: Engine, max
     for token in (*submission.params.logit_bias, *submission.params.banned_token_ids):
         if not 0 <= token < size:
             raise ConfigError(f"token id {token} in logit_bias or banned_token_ids: ids are 0 to {size - 1}")
-    for name in ("num_logprobs", "num_prompt_logprobs"):
-        if (given := getattr(submission, name)) is not None and given < 0:
-            raise ConfigError(f"{name} = {given} must be at least 0")
+    if (given := submission.num_prompt_logprobs) is not None and given < 0:
+        raise ConfigError(f"num_prompt_logprobs = {given} must be at least 0")

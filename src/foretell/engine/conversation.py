@@ -1,6 +1,6 @@
 """A conversation as a model reads it: the chat template that is used, turns that suit it, and its tokens."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +39,21 @@ def template_of(tokenizer: Tokenizer | None, *, tools: bool = False) -> str | No
     if isinstance(found, Mapping):
         found = found.get("tool_use" if tools and "tool_use" in found else "default")
     return found if isinstance(found, str) and hasattr(tokenizer, "apply_chat_template") else None
+
+
+def is_instruct(tokenizer: Tokenizer | None, eos_token_ids: Iterable[int]) -> bool:
+    """Whether a model was taught conversations: its template ends the assistant's turn with a token that ends its output.
+    Base models often come with a template of markers that they have never seen."""
+    if tokenizer is None or template_of(tokenizer) is None:
+        return False
+    said = "whatsaidit"
+    turns = [{"role": "user", "content": "a"}, {"role": "assistant", "content": said}]
+    try:
+        closing = render(turns, tokenizer, "", generate=False).text.rpartition(said)[2]
+    except (ConfigError, PromptError):
+        return False
+    ends = (tokenizer.decode([token]).strip() for token in eos_token_ids)
+    return any(end and end in closing for end in ends)
 
 
 def render(

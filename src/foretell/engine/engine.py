@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from foretell.core.errors import ConfigError, PromptError
+from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams, params_of
+from foretell.core.places import tells_places
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
@@ -24,11 +25,12 @@ from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
 from foretell.engine.request import Prompt as Prompt
 from foretell.engine.request import Request as Request
-from foretell.engine.request import row_of
+from foretell.engine.request import check_several, row_of
 from foretell.engine.result import Completion
 from foretell.engine.scoring import Scoring
 from foretell.engine.state import Piece, Row
 from foretell.engine.stream import Stream
+from foretell.engine.structured.format import Formats
 from foretell.engine.submission import Submission
 from foretell.engine.text import Tokenizer
 from foretell.methods.acceptance.stopping import can_stop, check_stop
@@ -47,6 +49,7 @@ class Engine:
     ``observers`` are called with the ``StepEvent`` of every step; ``recorder`` holds the totals of all steps.
     """
 
+    @tells_places
     def __init__(
         self,
         model: ModelInMemory,
@@ -117,9 +120,11 @@ class Engine:
         # Processes that share a model draft the same guesses: one of them cannot go on without.
         self._failures = DRAFTER_ERRORS["raise" if model.is_shared else drafter_errors]()
         self._planning = Planning(model) if speculation == "auto" else None
+        self.formats = Formats(tokenizer, model.spec.vocab_size, model.spec.eos_token_ids)
         self._choices: dict[MethodConfig, Choice] = {}  # of requests with another configuration than the engine's
 
     @classmethod
+    @tells_places
     def load(
         cls,
         target: str | PathLike[str] | ModelInMemory = "bundled",
@@ -184,6 +189,7 @@ class Engine:
             trust_remote_code=trust_remote_code,
         )  # fmt: skip
 
+    @tells_places
     def with_method(
         self,
         speculative: MethodConfig | Mapping[str, Any] | str | None,
@@ -202,12 +208,14 @@ class Engine:
             and can_stop(self.method, config.proposal_shape)  # false where it was loaded without an acceptance head
         ):
             method = self.method
-        return Engine(
+        made = Engine(
             self.model, self.tokenizer, speculative=config, draft=self._drafts.given,
             draft_tokenizer=self._drafts.given_tokenizer, method=method, width=self.width,
             speculation=speculation or self.speculation, drafter_errors=drafter_errors or self.drafter_errors,
             trust_remote_code=self._drafts.trusts_code,
         )  # fmt: skip
+        made.formats = self.formats
+        return made
 
     @property
     def loader(self) -> Loader:
@@ -248,8 +256,7 @@ class Engine:
         ConfigError, PromptError before anything is decoded, ModelError where a request's probabilities are not finite."""
         if value_of(batch_size, int, "batch_size") < 1:
             raise ConfigError(f"batch_size = {batch_size} must be at least 1")
-        if isinstance(requests, str | Request):
-            raise PromptError("one prompt was given where a list of them is expected: use generate, or give [prompt]")
+        check_several(requests)
         shared = _params(params, options)
         whole = [request if isinstance(request, Request) else Request(request, shared) for request in requests]
         if (params is not None or options) and any(isinstance(request, Request) for request in requests):
@@ -277,8 +284,7 @@ class Engine:
 
         Raises PromptError, ConfigError.
         """
-        if isinstance(prompts, str):
-            raise PromptError("one prompt was given where a list of them is expected: give [prompt]")
+        check_several(prompts)
         if value_of(num_logprobs, int, "num_logprobs") < 0:
             raise ConfigError(f"num_logprobs = {num_logprobs} must be at least 0")
         rows = [self.make_row(index, Request(prompt), write=False) for index, prompt in enumerate(prompts)]
@@ -307,8 +313,10 @@ class Engine:
         return render(messages, self.tokenizer, self.model.spec.name, parse_special=parse_special).ids()
 
     def make_row(self, index: int, request: Request, *, write: bool = True) -> Row:
-        """See ``row_of``."""
-        return row_of(index, request, self.model, self.tokenizer, write=write)
+        """See ``row_of``; the format of its parameters is compiled."""
+        row = row_of(index, request, self.model, self.tokenizer, write=write)
+        row.params = self.formats.applied(row.params, len(row.prompt_ids))
+        return row
 
     def measure(self) -> None:
         """With speculation="auto": measure now (seconds, remembered) what the first call would; else do nothing."""

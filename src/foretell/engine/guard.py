@@ -55,6 +55,11 @@ class GuardedProcessor:
         """Why the processor permits nothing; "" where it did not say."""
         return str(getattr(self.processor, "error", ""))
 
+    @property
+    def left_out(self) -> tuple[str, ...]:
+        """What the processor does not enforce."""
+        return tuple(getattr(self.processor, "left_out", ()))
+
     def __call__(self, ids: torch.Tensor, logits: torch.Tensor) -> torch.Tensor:
         """The processor's result. Where it fails, or is out of time, all tokens are excluded, which ends the request."""
         limited = self.processor if isinstance(self.processor, Limited) else None

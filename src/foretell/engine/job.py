@@ -39,11 +39,13 @@ class Job:
 
 
 def deliver(job: Job, index: int, event: StepEvent) -> None:
-    """Send the updates of one step, but for the last one of a request, which is sent when its row is free."""
+    """Score the tokens of one step, where that is asked for, and send its updates. Those of a request's last step are sent
+    when its row is free."""
     pieces = job.row.pieces[job.num_delivered :]
-    if job.submission.num_logprobs is not None and pieces:
+    count = job.row.params.logprobs
+    if count is not None and pieces:
         path = event.commit.path[index]
-        pieces = with_logprobs(pieces, event.logits[index], path, job.submission.num_logprobs)
+        pieces = with_logprobs(pieces, event.logits[index], path, count)
         job.row.pieces[job.num_delivered :] = pieces
     job.num_delivered = len(job.row.pieces)
     trace = trace_of(event, index) if job.submission.trace and job.row.error is None else None

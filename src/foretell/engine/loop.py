@@ -300,7 +300,7 @@ class Loop:
         for index, job in enumerate(jobs):
             job.num_draft_tokens = job.row.num_draft_tokens
             job.row.seconds_decode = job.decoded_s + now - job.since
-            if job.sink is not None:
+            if job.sink is not None or job.row.params.logprobs is not None:
                 deliver(job, index, event)
             if job.row.finish_reason is not None:
                 ended.append(job)

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from foretell.core.errors import ConfigError
+from foretell.core.places import keyed
 from foretell.core.settings import setting, settle
 
 MODES = ("auto", "on", "off")
@@ -10,6 +11,7 @@ SHARED_DRAFTS = ("off", "key", "all")
 """A request learns from itself alone; from requests of its tenant; from all requests."""
 
 
+@keyed
 @dataclass(frozen=True)
 class ServiceOptions:
     """Limits and modes of a service."""

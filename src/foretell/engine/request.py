@@ -1,12 +1,13 @@
 """What is asked of an engine, and the row that it is decoded as: tokens, seed, limits, all of it checked."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from foretell.core.errors import ConfigError, PromptError
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
+from foretell.core.places import keyed
 from foretell.draft.config import MethodConfig
 from foretell.engine.state import Row
 from foretell.engine.text import TextStream, Tokenizer
@@ -17,6 +18,7 @@ Prompt = str | Sequence[int]
 """A text, or its token ids."""
 
 
+@keyed
 @dataclass(frozen=True)
 class Request:
     """One thing to complete."""
@@ -78,6 +80,13 @@ def token_ids(prompt: Prompt, tokenizer: Tokenizer | None, *, add_special_tokens
         if first and ids[len(first) : 2 * len(first)] == first:  # a template, or a person, has begun the text with it
             return ids[len(first) :]
     return ids
+
+
+def check_several(prompts: object) -> None:
+    """Raise PromptError for one prompt where a list of them is expected."""
+    if not isinstance(prompts, Iterable) or isinstance(prompts, str | bytes | Mapping):
+        what = "one prompt" if isinstance(prompts, str | Request) else f"{prompts!r:.80}"
+        raise PromptError(f"{what} was given where a list of prompts is expected: use generate, or give [prompt]")
 
 
 def check_text(text: str) -> None:

@@ -200,9 +200,9 @@ class Service:
         choice, capture = self._tenants.choice(choice, submission.tenant), None
         if self._learning is not None:
             choice, capture = self._learning.assign(choice, submission)
-        params = submission.params
-        if params.logits_processor is not None:
-            params = replace(params, logits_processor=GuardedProcessor(params.logits_processor, self._step_budget))
+        params = self.engine.formats.applied(
+            submission.params, len(submission.prompt_ids), lambda made: GuardedProcessor(made, self._step_budget)
+        )
         if params.seed is None:  # drawn here, in the process that takes the request
             params = replace(params, seed=fresh_seed())
         check_submission(submission, choice, self.engine, self.max_model_len)

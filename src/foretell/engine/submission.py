@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 from foretell.core.errors import ForetellError
 from foretell.core.params import SamplingParams
+from foretell.core.places import keyed
 from foretell.draft.config import MethodConfig
 from foretell.engine.event import StepEvent
 from foretell.engine.result import Completion
@@ -15,6 +16,7 @@ Watcher = Callable[[StepEvent, int], None]
 requests that share the thread, so it must be short. An exception that it raises ends the decoding."""
 
 
+@keyed
 @dataclass(frozen=True)
 class Submission:
     """One request to a ``Service``."""
@@ -25,8 +27,9 @@ class Submission:
     prediction_ids: Sequence[int] = ()  # the caller's guess of the output, for the method ``prediction``
     speculative: MethodConfig | None = None  # from ``Service.method``; None: the service's own choice
     always: bool = False  # guess in every step that no other request shares, whether that pays or not
-    num_logprobs: int | None = None  # None: none; k: every piece has its token's log probability and the k best ones
-    num_prompt_logprobs: int | None = None  # the same of the prompt's tokens, in ``Completion.prompt_pieces``
+    num_prompt_logprobs: int | None = (
+        None  # ``params.logprobs`` of the prompt's tokens, in ``Completion.prompt_pieces``
+    )
     write: bool = True  # False: nothing is written, whatever ``params`` allow: the prompt is only scored
     trace: bool = False  # updates carry the tree of each step
     watch: Watcher | None = None  # told every step; with the draft's logits in those that no other request shares

@@ -48,16 +48,22 @@ def checked_ids(prompt: Any) -> list[int]:
     if hasattr(prompt, "tolist"):
         prompt = prompt.tolist()  # of NumPy and torch
     if isinstance(prompt, bytes | Mapping) or not isinstance(prompt, Iterable):
-        raise PromptError(f"the prompt is {prompt!r}; {expected}")
+        raise PromptError(f"the prompt is {prompt!r:.80}; {expected}{_hint(prompt)}")
     ids = list(prompt)
     for token in ids:
         if type(token) is int:  # all but always
             continue
         if isinstance(token, bool) or not isinstance(token, Integral):
-            several, chat = (
-                "; for several prompts use generate_batch",
-                "; for messages use engine.chat_prompt(messages)",
-            )
-            hint = several if isinstance(token, str) else chat if isinstance(token, dict) else ""
-            raise PromptError(f"the prompt has {token!r} among its token ids; {expected}{hint}")
+            raise PromptError(f"the prompt has {token!r:.80} among its token ids; {expected}{_hint(token)}")
     return [int(token) for token in ids]
+
+
+def _hint(found: object) -> str:
+    """What takes that which was given in a prompt's place."""
+    if isinstance(found, Mapping):
+        return "; for messages use engine.chat_prompt(messages)"
+    if isinstance(found, str | list | tuple) or hasattr(found, "params"):
+        return "; for several prompts, or Requests, use generate_batch([...]) or completions([...])"
+    if isinstance(found, Integral):
+        return "; the ids of one prompt are a list: generate([...]), or generate_batch([[...]])"
+    return ""

@@ -7,27 +7,22 @@ from typing import Any
 
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
-from foretell.core.prompts import conversation, entries, read_text
+from foretell.core.prompts import entries, read_text
 from foretell.engine.engine import Engine
-from foretell.engine.request import token_ids
 from foretell.learn.options import LearnOptions
 from foretell.learn.session import Session
-from foretell.train.prompts import chat_ids
+from foretell.train.prompts import entry_ids, takes_messages
 
 
-def read_prompts(file: Path | str, engine: Engine) -> list[list[int]]:
-    """Token ids of a file's prompts, in their order. Raises ConfigError, PromptError."""
+def read_prompts(
+    file: Path | str, engine: Engine, *, raw: bool = False, notice: Callable[[str], None] = lambda line: None
+) -> list[list[int]]:
+    """Token ids of a file's prompts, in their order; raw and notice as ``train.responses.read_prompts`` has them. Raises
+    ConfigError, PromptError."""
     text = read_text(file, f"data {str(file)!r}")
-    made: list[list[int]] = []
-    for entry in entries(text, str(file), suffix=Path(file).suffix):
-        asked = conversation(entry)
-        messages: list[Any] = list(asked.messages)
-        if not messages and asked.format == "chat":
-            messages = [{"role": "user", "content": asked.texts[0]}]
-        made.append(
-            chat_ids(messages, engine, entry.where) if messages else token_ids(asked.texts[0], engine.tokenizer)
-        )
-    return made
+    found = entries(text, str(file), suffix=Path(file).suffix)
+    as_message = takes_messages(found, engine, raw=raw, notice=notice)
+    return [entry_ids(entry, engine, as_message=as_message) for entry in found]
 
 
 def learn_from(
@@ -38,15 +33,17 @@ def learn_from(
     *,
     epochs: int = 1,
     max_rows: int = 4,
+    raw: bool = False,
     progress: Callable[[int, int, float], None] = lambda done, total, acceptance: None,
     notice: Callable[[str], None] = lambda line: None,
 ) -> dict[str, Any]:
     """Answer the file's prompts ``epochs`` times and learn from the answers; the learner's state at the end.
 
     progress is called after each answer with how many there are, of how many, and the share of its guesses that was
-    kept; notice with a line where prompts are left out. Where options name a folder, checkpoints are saved there at the
+    kept; notice with a line where texts go into the chat template (raw: never) and where
+    prompts are left out. Where options name a folder, checkpoints are saved there at the
     end. Raises ConfigError, PromptError."""
-    prompts = read_prompts(file, engine)
+    prompts = read_prompts(file, engine, raw=raw, notice=notice)
     options = replace(options, learn_share=1.0)  # nobody waits for these answers
     session = Session(engine, options, max_rows=max_rows)
     longest = session.longest - 2

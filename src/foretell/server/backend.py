@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from foretell.core.errors import ConfigError, PromptError
 from foretell.engine.conversation import Messages, content_ids, render, template_of
 from foretell.engine.request import token_ids
-from foretell.server.constraint import Constraints
+from foretell.engine.structured.format import Formats
 from foretell.server.errors import ApiError, bad, of_engine
 from foretell.server.logs import log
 from foretell.server.metrics import Metrics
@@ -18,6 +18,7 @@ from foretell.server.tokens import TokenTexts
 
 if TYPE_CHECKING:
     from foretell.engine.service import Service
+    from foretell.engine.structured.constraint import Constraints
 
 RESERVED = frozenset(
     {
@@ -46,6 +47,7 @@ class Backend:
         self.tokenizer: Any = service.engine.tokenizer
         self.vocab_size, self.eos_token_ids = spec.vocab_size, frozenset(spec.eos_token_ids)
         self.max_model_len = min(service.options.max_model_len or spec.max_positions, spec.max_positions)
+        self.formats = Formats(self.tokenizer, self.vocab_size, self.eos_token_ids)
         self.texts = TokenTexts(self.tokenizer)
         self.metrics = Metrics(service, self.name)
         # One thread: tokenizers are not safe to share, and a huge prompt must not take every core.
@@ -112,10 +114,10 @@ class Backend:
         """The source of the chat template for conversations with or without tools, "" where there is none."""
         return template_of(self.tokenizer, tools=tools) or ""
 
-    @cached_property
-    def constraints(self) -> Constraints:
+    @property
+    def constraints(self) -> "Constraints":
         """The factory of constraints; reading the vocabulary takes up to a second. Raises ConfigError."""
-        return Constraints(self.tokenizer, self.vocab_size, sorted(self.eos_token_ids))
+        return self.formats.constraints
 
     @cached_property
     def longest_token(self) -> int:
@@ -127,6 +129,4 @@ class Backend:
         """Stop the threads."""
         self.worker.shutdown(wait=False, cancel_futures=True)
         self.compiler.shutdown(wait=False, cancel_futures=True)
-        made = self.__dict__.get("constraints")  # of a cached property
-        if made is not None:
-            made.close()
+        self.formats.close()

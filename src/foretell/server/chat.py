@@ -10,11 +10,12 @@ from starlette.responses import Response
 
 from foretell.core.errors import ConfigError
 from foretell.engine.result import Completion
+from foretell.engine.structured.format import Format
 from foretell.engine.submission import Submission
 from foretell.server.answer import Answer, as_given, by_choice, effect_headers, in_compiler, in_worker, read
 from foretell.server.backend import Backend
 from foretell.server.errors import bad, of_engine
-from foretell.server.formats import Format, format_processor, wanted_format
+from foretell.server.formats import format_processor, term_of, wanted_format
 from foretell.server.job import finish
 from foretell.server.protocol.messages import AssistantTurn
 from foretell.server.protocol.requests import ChatRequest
@@ -107,7 +108,7 @@ def _plan(
         body,
         [prompt],
         max_tokens=given[0] if given else None,
-        num_logprobs=(body.top_logprobs or 0) if body.logprobs else 0 if body.provenance else None,
+        logprobs=(body.top_logprobs or 0) if body.logprobs else 0 if body.provenance else None,
         prediction=prediction,
         processor=processor,
     )
@@ -177,9 +178,9 @@ def _constrained(backend: Backend, body: ChatRequest, format: Format | None) -> 
 
 
 def _term(backend: Backend, format: Format) -> str:
-    """See ``Format.term``. Raises ApiError 400 that names the format's field."""
+    """See ``term_of``. Raises ApiError 400 that names the format's field."""
     try:
-        return (format.enforceable(backend.constraints) if format.kind == "json" else format).term()
+        return term_of(format.enforceable(backend.constraints) if format.kind == "json" else format)
     except ConfigError as error:
         raise of_engine(error, format.field) from None
 

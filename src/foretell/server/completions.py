@@ -84,7 +84,7 @@ def _plan(
         body,
         prompts,
         max_tokens=_max_tokens(backend, body),
-        num_logprobs=body.logprobs if body.logprobs is not None else 0 if body.provenance else None,
+        logprobs=body.logprobs if body.logprobs is not None else 0 if body.provenance else None,
         num_prompt_logprobs=body.logprobs if body.echo else None,
         processor=processor,
     )

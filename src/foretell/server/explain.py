@@ -56,7 +56,7 @@ async def _explained(request: Request, backend: Backend, body: ExplainRequest) -
     temperature = 0.7 if body.temperature is None else body.temperature
     as_asked = {"top_p": body.top_p, "seed": body.seed, "speculative": body.speculative}
     asked = CompletionRequest.model_validate({"prompt": ids[:1], "temperature": temperature, **as_asked})
-    made = submissions(backend, asked, [ids], max_tokens=limit, num_logprobs=None)[0]
+    made = submissions(backend, asked, [ids], max_tokens=limit, logprobs=None)[0]
     service = backend.service
     if service.options.speculation == "off" or not (made.speculative or service.default).guesses:
         raise bad("nothing is guessed, so there is nothing to explain: name a method in speculative", "speculative")

@@ -2,12 +2,13 @@
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any
 
 from foretell.core.errors import ConfigError
+from foretell.core.params import schema_of
+from foretell.engine.structured.constraint import json_options
+from foretell.engine.structured.format import Format, Kind, grammar_kind
 from foretell.server.backend import Backend
-from foretell.server.constraint import Constraint, Constraints, json_options
 from foretell.server.errors import bad, of_engine
 from foretell.server.protocol.formats import (
     ConstantTag,
@@ -20,48 +21,6 @@ from foretell.server.protocol.formats import (
     TextFormat,
 )
 
-Kind = Literal["json", "regex", "choice", "gbnf", "lark"]
-
-
-@dataclass(frozen=True)
-class Format:
-    """A constraint of the text, before it is compiled."""
-
-    field: str  # of the request, for errors
-    kind: Kind
-    given: Any  # a schema, a list of texts, or a text
-    strict: bool = False
-
-    def constraint(self, constraints: Constraints) -> Constraint:
-        """Compiled. Raises ConfigError with the reason."""
-        if self.kind == "json":
-            return constraints.json_schema(self.given, strict=self.strict)
-        text = json.dumps(self.given) if self.kind == "choice" else str(self.given)
-        return constraints.grammar(text, kind=self.kind)
-
-    def left_out(self, constraints: Constraints) -> tuple[str, ...]:
-        """What is not enforced, as fields of the request."""
-        return tuple(f"{self.field}.{key}" for key in self.constraint(constraints).left_out)
-
-    def enforceable(self, constraints: Constraints) -> "Format":
-        """The same without what is left out. Raises ConfigError with the reason."""
-        if not self.left_out(constraints):
-            return self
-        return replace(self, given=constraints.enforceable(self.given)[0])
-
-    def term(self) -> str:
-        """The same as a term of a Lark grammar, beside tool calls. Raises ConfigError where it cannot be one."""
-        if self.kind == "json":
-            options = json_options(strict=self.strict, compact=False)
-            schema = self.given if isinstance(self.given, Mapping) else {} if self.given else {"not": {}}
-            return f"%json {json.dumps({**schema, 'x-guidance': options})}"
-        if self.kind == "choice":
-            return "(" + " | ".join(json.dumps(text) for text in self.given) + ")"
-        raise ConfigError(
-            f"{self.field} and tools exclude each other: give a JSON schema or a choice of texts beside tools, drop one of "
-            "the two, or set tool_choice to 'none'"
-        )
-
 
 def wanted_format(body: Formatted) -> Format | None:
     """The one format that a request asks for. Raises ApiError 400 for two."""
@@ -71,6 +30,20 @@ def wanted_format(body: Formatted) -> Format | None:
             f"{found[0].field} and {found[1].field} both say what the text must look like: give one", found[1].field
         )
     return found[0] if found else None
+
+
+def term_of(format: Format) -> str:
+    """A format as a term of a Lark grammar, beside tool calls. Raises ConfigError where it cannot be one."""
+    if format.kind == "json":
+        options = json_options(strict=format.strict, compact=False)
+        schema = format.given if isinstance(format.given, Mapping) else {} if format.given else {"not": {}}
+        return f"%json {json.dumps({**schema, 'x-guidance': options})}"
+    if format.kind == "choice":
+        return "(" + " | ".join(json.dumps(text) for text in format.given) + ")"
+    raise ConfigError(
+        f"{format.field} and tools exclude each other: give a JSON schema or a choice of texts beside tools, drop one of "
+        "the two, or set tool_choice to 'none'"
+    )
 
 
 def format_processor(backend: Backend, format: Format) -> tuple[Callable[[int], Any], tuple[str, ...]]:
@@ -117,15 +90,12 @@ def _tag(field: str, tag: ConstantTag | SchemaTag | RegexTag | GrammarTag) -> Fo
 
 
 def _schema(field: str, given: str | dict[str, Any] | None) -> Format | None:
-    if not isinstance(given, str):
-        return None if given is None else Format(field, "json", given)
+    if given is None:
+        return None
     try:
-        schema = json.loads(given)
-    except (ValueError, RecursionError):
-        raise bad(f"{field}: the text is not JSON", field) from None
-    if not isinstance(schema, (dict, bool)):
-        raise bad(f"{field}: a JSON schema is an object, true or false", field)
-    return Format(field, "json", schema)
+        return Format(field, "json", schema_of(given, field) if isinstance(given, str) else given)
+    except ConfigError as error:
+        raise bad(str(error), field) from None
 
 
 def _text(field: str, kind: Kind, given: str | None) -> Format | None:
@@ -133,5 +103,4 @@ def _text(field: str, kind: Kind, given: str | None) -> Format | None:
 
 
 def _grammar(field: str, given: str | None) -> Format | None:
-    """EBNF as llama.cpp and XGrammar write it has ``::=``; Lark's has not."""
-    return None if given is None else Format(field, "gbnf" if "::=" in given else "lark", given)
+    return None if given is None else Format(field, grammar_kind(given), given)

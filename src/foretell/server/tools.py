@@ -21,7 +21,7 @@ from types import MappingProxyType
 from typing import Any, Literal
 
 from foretell.core.errors import ConfigError
-from foretell.server.constraint import Constraint, Constraints, json_options
+from foretell.engine.structured.constraint import Constraint, Constraints, json_options
 
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 BLANK = r"/[ \t\r\n]{1,16}/"

@@ -2,14 +2,14 @@
 
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 
 @contextmanager
-def patient() -> Iterator[threading.Event]:
-    """While inside, the first Ctrl-C sets an event (the step is finished first), the second interrupts at once."""
+def patient(tell: Callable[[], None]) -> Iterator[threading.Event]:
+    """While inside, the first Ctrl-C sets an event (the step is finished first) and calls tell; the second interrupts."""
     event = threading.Event()
     if threading.current_thread() is not threading.main_thread():
         yield event
@@ -20,6 +20,7 @@ def patient() -> Iterator[threading.Event]:
         if event.is_set():
             raise KeyboardInterrupt
         event.set()
+        tell()
 
     signal.signal(signal.SIGINT, on_interrupt)
     try:

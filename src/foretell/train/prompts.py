@@ -1,12 +1,14 @@
-"""Check training prompts: conversations must suit the chat template, and prompts must be short enough to be
-answered."""
+"""Training prompts as token ids: in the chat template where they are conversations, and short enough to be answered."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from foretell.core.errors import ConfigError, PromptError
+from foretell.core.prompts import Entry, conversation
+from foretell.engine.conversation import is_instruct, template_of
 from foretell.engine.engine import Engine
+from foretell.engine.request import token_ids
 
 
 def chat_ids(messages: list[Any], engine: Engine, where: str) -> list[int]:
@@ -18,6 +20,43 @@ def chat_ids(messages: list[Any], engine: Engine, where: str) -> list[int]:
         return engine.chat_prompt(messages)
     except PromptError as error:
         raise ConfigError(f"{where}: {error}, or drop the line") from None
+
+
+def entry_ids(entry: Entry, engine: Engine, *, as_message: bool) -> list[int]:
+    """Token ids of one prompt of a file, in the chat template where it is a conversation.
+
+    as_message: a text of which its line does not say what it is (``format``) is a message too. Raises ConfigError,
+    PromptError.
+    """
+    asked = conversation(entry)
+    if asked.messages:
+        return chat_ids(list(asked.messages), engine, entry.where)
+    is_message = asked.format == "chat" or (as_message and "format" not in entry.record)
+    if is_message and template_of(engine.tokenizer):
+        return chat_ids([{"role": "user", "content": asked.texts[0]}], engine, entry.where)
+    return text_ids(asked.texts[0], engine)
+
+
+def text_ids(text: str, engine: Engine) -> list[int]:
+    """Token ids of a text as it is. Raises ConfigError without a tokenizer."""
+    if engine.tokenizer is None:
+        raise ConfigError("prompts are texts, and this target has no tokenizer: give a file of responses")
+    return token_ids(text, engine.tokenizer)
+
+
+def takes_messages(found: Sequence[Entry], engine: Engine, *, raw: bool, notice: Callable[[str], None]) -> bool:
+    """Whether texts of which a file does not say what they are go into the chat template: an instruct model ends its answer
+    to a bare text at once. notice: called with a line that says so, where there are such texts. raw: never."""
+    spec = engine.model.spec
+    if raw or not is_instruct(engine.tokenizer, spec.eos_token_ids):
+        return False
+    bare = sum("format" not in entry.record and "prompt" in entry.record for entry in found)
+    if bare:
+        notice(
+            f"{bare} of {len(found)} prompts go into the chat template of {spec.display_name!r}, an instruct model; "
+            '--raw, or "format": "text" in a line, keeps them as they are'
+        )
+    return True
 
 
 def check_room(

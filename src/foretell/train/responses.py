@@ -25,13 +25,11 @@ from foretell.core.journal import Journal
 from foretell.core.jsontext import parse_json
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
-from foretell.core.prompts import Entry, conversation, entries, is_plain, read_text
-from foretell.engine.conversation import template_of
+from foretell.core.prompts import entries, is_plain, read_text
 from foretell.engine.engine import Engine, Request
-from foretell.engine.request import token_ids
 from foretell.methods.common.teacher import Batch
 from foretell.model.target import CausalModel
-from foretell.train.prompts import chat_ids, check_room
+from foretell.train.prompts import check_room, entry_ids, takes_messages, text_ids
 
 FILE = "responses.safetensors"
 TEXT_PROMPT = 48
@@ -56,6 +54,10 @@ class Responses:
     def num_tokens(self) -> int:
         """Tokens of all responses, prompts left out."""
         return int((self.length - self.start).sum())
+
+    def response(self, index: int) -> list[int]:
+        """Token ids of one text's response."""
+        return self.text(index)[int(self.start[index]) :]
 
     def text(self, index: int) -> list[int]:
         """Token ids of one text, prompt and response."""
@@ -198,8 +200,13 @@ def read_prompts(
     limit: int | None = None,
     max_new_tokens: int | None = None,
     max_length: int | None = None,
+    raw: bool = False,
+    notice: Callable[[str], None] = lambda line: None,
 ) -> list[list[int]]:
     """Token ids of the prompts in a file (``core.prompts``). Raises ConfigError that names the line.
+
+    An instruct model gets a text as a message, unless its line has ``"format": "text"`` or all are to be raw; notice is
+    called with a line that says so.
 
     Plain text is a text to learn from here: it is cut into prompts of 48 tokens, whatever its lines.
 
@@ -209,30 +216,16 @@ def read_prompts(
     name = f"data {str(file)!r}"
     text = read_text(file, name)
     if text.strip() and is_plain(text, Path(file).suffix):
-        ids = _encode(engine, text)
+        ids = text_ids(text, engine)
         prompts = [ids[at : at + TEXT_PROMPT] for at in range(0, len(ids), TEXT_PROMPT)][:limit]
         names = [f"prompt {number}" for number in range(1, len(prompts) + 1)]
     else:
         found = entries(text, name, suffix=Path(file).suffix)[:limit]
-        prompts = [_prompt(entry, engine) for entry in found]
+        as_message = takes_messages(found, engine, raw=raw, notice=notice)
+        prompts = [entry_ids(entry, engine, as_message=as_message) for entry in found]
         names = [entry.where.removeprefix(f"{name}, ") for entry in found]
     check_room(prompts, names, file, engine, max_new_tokens, max_length)
     return prompts
-
-
-def _prompt(entry: Entry, engine: Engine) -> list[int]:
-    asked = conversation(entry)
-    if asked.messages:
-        return chat_ids(list(asked.messages), engine, entry.where)
-    if asked.format == "chat" and template_of(engine.tokenizer):
-        return chat_ids([{"role": "user", "content": asked.texts[0]}], engine, entry.where)
-    return _encode(engine, asked.texts[0])
-
-
-def _encode(engine: Engine, text: str) -> list[int]:
-    if engine.tokenizer is None:
-        raise ConfigError("prompts are texts, and this target has no tokenizer: give a file of responses")
-    return token_ids(text, engine.tokenizer)
 
 
 def regenerate(
@@ -247,12 +240,14 @@ def regenerate(
     journal: Path | str | None = None,
     source: str | None = None,
     source_sha256: str | None = None,
+    judge: Callable[[Sequence[int]], None] = lambda tokens: None,
 ) -> Responses:
     """Let the target answer every prompt, prompt i at temperature i mod their number, with seed (seed, i).
 
     engine: of the target alone (its drafter, if any, changes no token). Prompts of like length share a batch, which
     changes no token either. Prompts that leave no room for a response are skipped and counted.
     progress(done, total, tokens written) is called after each answer.
+    judge is called with each answer's tokens, and may raise.
     journal: a file that each answer is appended to as it is made. Answers in an existing journal are reused; it must
     come from the same target, prompts and settings.
 
@@ -303,6 +298,7 @@ def regenerate(
             answers[index] = completion.token_ids
             if kept is not None:
                 kept.append({"prompt": index, "tokens": completion.token_ids})
+            judge(completion.token_ids)
             written += completion.num_tokens
             if progress is not None:
                 progress(len(answers), len(fit), written)

@@ -70,11 +70,14 @@ class Trainer:
         finish: Callable[[Objective, Teacher, Responses], None] | None = None,
         progress: Callable[[Report], None] | None = None,
         plot: Callable[[Path], object] | None = None,
+        notice: Callable[[str], None] | None = None,
     ) -> None:
         """identity: what must be equal in a resumed run besides config and data (method, its options, target); it goes
         into the record. finish is called with the held-out texts after the last step (calibration); save writes the
         final weights into a folder; plot, e.g. ``train.plot.draw_losses``, draws what the folder's log holds, after
-        every checkpoint and at the end. Raises ConfigError."""
+        every checkpoint and at the end. notice is called with a line at Ctrl-C: what will be saved, and how to go on.
+        Raises ConfigError."""
+        self._notice = notice
         self.objective, self.teacher, self.config, self.out = objective, teacher, config, Path(out)
         self.device = teacher.model.spec.device
         self.state = PartialState(cpu=self.device.type == "cpu")
@@ -111,7 +114,7 @@ class Trainer:
         num_steps = self.config.budget.num_steps(self.steps_per_epoch)
         self._write_record(finished=False)
         self.objective.head.train()
-        with patient() as interrupted, self._writing():
+        with patient(self._tell_stop) as interrupted, self._writing():
             while (share := self.config.budget.share(self.step, self.seconds, self.steps_per_epoch)) < 1.0:
                 begun = perf_counter()
                 row = self._step(share, interrupted.is_set())
@@ -147,6 +150,15 @@ class Trainer:
         self._draw()
         self.state.wait_for_everyone()
         return final
+
+    def _tell_stop(self) -> None:
+        if self._notice is None or not self.state.is_main_process:
+            return
+        if self.config.budget.share(self.step, self.seconds, self.steps_per_epoch) < 1.0:
+            now = f"stopping after step {self.step + 1}, which is saved in {self.out}: --resume goes on from there"
+        else:
+            now = f"all steps are done and saved in {self.out}; the end is being measured and written"
+        self._notice(f"{now}. Ctrl-C again stops at once; then {self._last()}")
 
     def _step(self, share: float, stop: bool) -> dict[str, Any]:
         """One step: its log entry, its ``seconds``, and whether any process received a request to ``stop``."""
@@ -377,11 +389,12 @@ def train(
     finish: Callable[[Objective, Teacher, Responses], None] | None = None,
     progress: Callable[[Report], None] | None = None,
     plot: Callable[[Path], object] | None = None,
+    notice: Callable[[str], None] | None = None,
 ) -> Evaluation:
     """Train a head and return its evaluation on held-out text. See ``Trainer`` for arguments and errors."""
     trainer = Trainer(
         objective, teacher, responses, out, config or TrainConfig(), identity=identity, save=save, finish=finish,
-        progress=progress, plot=plot,
+        progress=progress, plot=plot, notice=notice,
     )  # fmt: skip
     return trainer.run(resume=resume)
 

@@ -54,7 +54,7 @@ class CompileCheck:
         long."""
         if len(grammar) > MAX_GRAMMAR:
             raise ConfigError(
-                f"the {what} has {len(grammar)} characters as a grammar; this server takes {MAX_GRAMMAR}: make it smaller"
+                f"the {what} has {len(grammar)} characters as a grammar; {MAX_GRAMMAR} are taken: make it smaller"
             )
         return str(self._asked(grammar, what))
 

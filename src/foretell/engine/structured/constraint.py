@@ -23,8 +23,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.server.compiling import LIMITS, CompileCheck
-from foretell.server.enforceable import Schema, enforceable
+from foretell.engine.structured.compiling import LIMITS, CompileCheck
+from foretell.engine.structured.enforceable import Schema, enforceable
 
 GrammarKind = Literal["lark", "gbnf", "regex", "choice"]
 """A Lark grammar in llguidance's dialect, llama.cpp's GBNF, a regular expression (Rust's syntax), a JSON list of texts."""
@@ -42,7 +42,7 @@ _COMPILED_CHARACTERS = 1 << 19
 
 
 class Constraints:
-    """Makes constraints over one model's vocabulary. One a server: reading the tokenizer costs up to a second.
+    """Makes constraints over one model's vocabulary. One an engine: reading the tokenizer costs up to a second.
 
     Thread-safe. Compiling takes milliseconds, for very large schemas up to a second: keep it off an event loop. A grammar
     that would take longer is refused: see ``CompileCheck``.
@@ -243,7 +243,8 @@ class Constraint:
 
     def processor(self, num_prompt: int) -> "ConstraintProcessor":
         """The ``SamplingParams.logits_processor`` of one request whose prompt has this many tokens."""
-        return ConstraintProcessor(self._matcher.deep_copy, self.vocab_size, self.eos_token_ids, num_prompt)
+        fresh, left_out = self._matcher.deep_copy, self.left_out
+        return ConstraintProcessor(fresh, self.vocab_size, self.eos_token_ids, num_prompt, left_out)
 
     def permits(self, token_ids: Sequence[int]) -> bool:
         """Whether an output, end tokens aside, is whole: for tests and for checking finished texts."""
@@ -260,8 +261,16 @@ class ConstraintProcessor:
     request's error; ``error`` has the reason.
     """
 
-    def __init__(self, fresh: Any, vocab_size: int, eos_token_ids: tuple[int, ...], num_prompt: int) -> None:
-        """fresh makes a matcher that stands at the beginning."""
+    def __init__(
+        self,
+        fresh: Any,
+        vocab_size: int,
+        eos_token_ids: tuple[int, ...],
+        num_prompt: int,
+        left_out: tuple[str, ...] = (),
+    ) -> None:
+        """fresh makes a matcher that stands at the beginning. left_out: see ``Constraint``."""
+        self.left_out = left_out
         self._fresh, self._matcher = fresh, fresh()
         self._path: NDArray[np.int64] = np.zeros(0, np.int64)  # what the matcher has consumed
         self._vocab_size, self._num_prompt = vocab_size, num_prompt
