@@ -82,15 +82,28 @@ class Evidence:
         object.__setattr__(self, "p", self.p.to(wider))
         object.__setattr__(self, "tree", replace(self.tree, q=q.to(wider)))
 
-    def rows(self, start: int, stop: int) -> "Evidence":
-        """The evidence of rows [start, stop)."""
+    def rows(self, start: int, stop: int, held: Sequence[int] = (), wanted: Sequence[int] = ()) -> "Evidence":
+        """The evidence of rows [start, stop). held: the layers of ``taps``; wanted: those that the rows' rule reads."""
         noise = self.noise
         if noise is not None:
             noise = replace(noise, seeds=noise.seeds[start:stop], positions=noise.positions[start:stop], _memo=[])
         taps = None if self.taps is None else self.taps[start:stop]
+        if held:
+            taps = pick_layers(taps, held, wanted)
         if self.deferred is not None:
             return Evidence.later(self.tree.rows(start, stop), self.deferred.slice(start, stop), noise, taps)
         return Evidence(self.tree.rows(start, stop), self.p[start:stop], noise, taps)
+
+
+def pick_layers(taps: Tensor | None, held: Sequence[int], wanted: Sequence[int]) -> Tensor | None:
+    """[B, N, t * H] of the layers wanted, in their order, of taps [B, N, T * H] of the T layers held; None for none."""
+    if taps is None or not wanted:
+        return None
+    if tuple(wanted) == tuple(held):
+        return taps
+    parts = taps.view(*taps.shape[:2], len(held), -1)  # [B, N, T, H]
+    chosen: Tensor = parts[:, :, [held.index(layer) for layer in wanted]].flatten(2)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -296,6 +309,11 @@ class RowVerifiers:
     verifiers: tuple[Verifier, ...]
     stops: tuple[int, ...]
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers that any of them reads, each once."""
+        return tuple(dict.fromkeys(layer for verifier in self.verifiers for layer in verifier.taps))
+
 
 def draw(verifier: Verifier | RowVerifiers, evidence: Evidence) -> Verdict:
     """Draw one outcome of a verifier, from the streams STOP and BONUS. The only place in foretell that does.
@@ -310,7 +328,8 @@ def draw(verifier: Verifier | RowVerifiers, evidence: Evidence) -> Verdict:
     if isinstance(verifier, RowVerifiers):
         starts = (0, *verifier.stops)
         parts = [
-            _draw_one(one, evidence.rows(*rows)) for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)
+            _draw_one(one, evidence.rows(*rows, verifier.taps, one.taps))
+            for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)
         ]
         return _joined(parts)
     return _draw_one(verifier, evidence)
