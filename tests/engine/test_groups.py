@@ -106,9 +106,9 @@ MIXED: tuple[dict[str, Any], ...] = (
 
 @pytest.mark.parametrize("kv_tokens", [0, 224])
 def test_mixed_methods_and_rules_keep_their_solo_texts_through_preemption(kv_tokens: int) -> None:
-    """A row that gave up its place reads its text again, with a drafter opened anew, beside others than before. Under a rule
-    that reads q the text depends on every guess, so the drafter has to stand exactly where it stood."""
-    requests = []
+    """A row that gave up its place reads its text again, with a drafter opened anew, beside others than before. Under a
+    rule that reads q the text depends on every guess, so the drafter has to stand exactly where it stood."""
+    requests: list[tuple[dict[str, Any], Request]] = []
     for number, way in enumerate(MIXED * 2):
         params = SamplingParams(seed=100 + number, max_new_tokens=40, ignore_eos=True)
         requests.append((way, Request([number, 3, 1, 4, *range(number)] * 2, params)))

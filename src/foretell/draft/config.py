@@ -19,6 +19,7 @@ from foretell.methods.common.head import Head
 from foretell.methods.common.load import load_kind
 from foretell.model.target import CausalModel
 from foretell.verify import Verifier, parse_verifier
+from foretell.verify.contract import checked
 
 SHARED = frozenset({"num_speculative_tokens", "verify", "shape", "draws", "judge"})
 """Keys that all methods have: how a loaded method is used, not what is loaded."""
@@ -137,8 +138,8 @@ class MethodConfig(ABC):
         thread that loads the engine. Raises ConfigError, ModelError."""
 
     def load_verifier(self, target: CausalModel) -> Verifier:
-        """The verifier, with its weights where it reads some. Raises ModelError."""
-        return self.verifier.load(RuleLoader(target, self.guesses, self.judge))
+        """The verifier, with its weights where it reads some. Raises ModelError, VerifierError."""
+        return checked(self.verifier).load(RuleLoader(target, self.guesses, self.judge))
 
     def resolved(self) -> dict[str, Any]:
         """The configuration as ``speculative_config`` would read it."""

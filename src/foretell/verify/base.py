@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.deferred import Deferred
+from foretell.core.errors import VerifierError
 from foretell.core.noise import Noise, race
 from foretell.core.tree import DrawMode, TokenTree, ancestors, chain_parent, is_chain
 from foretell.kernels.bounds import check_shape
@@ -125,6 +126,7 @@ class Verdict:
     def __init__(self, path: Tensor, count: Tensor, bonus: Tensor, sound: Tensor) -> None:
         self._tensors: tuple[Tensor, Tensor, Tensor, Tensor] | None = (path, count, bonus, sound)
         self.host: tuple[list[list[int]], list[int], list[bool]] | None = None  # (kept nodes, bonus, sound) by row
+        self.faults: Sequence[str] = ()  # of a rule that broke its contract, by row; "": none
         self._num_nodes = path.shape[1]
 
     @classmethod
@@ -132,6 +134,7 @@ class Verdict:
         """That of rows whose kept nodes, the root first, are on the host, of trees with num_nodes nodes; on the CPU."""
         verdict = cls.__new__(cls)
         verdict._tensors, verdict.host, verdict._num_nodes = None, (paths, bonus, sound), num_nodes
+        verdict.faults = ()
         return verdict
 
     @property
@@ -336,8 +339,24 @@ def draw(verifier: Verifier | RowVerifiers, evidence: Evidence) -> Verdict:
 
 
 def _draw_one(verifier: Verifier, evidence: Evidence) -> Verdict:
+    if not type(verifier).__module__.startswith("foretell."):
+        return _draw_foreign(verifier, evidence)
     walked = verifier.walk(evidence)  # no tensors are made for it, however many rows there are
     return _draw_rows(verifier, evidence) if walked is None else walked
+
+
+def _draw_foreign(verifier: Verifier, evidence: Evidence) -> Verdict:
+    """By a rule that is not foretell's own. Where it breaks its contract no row is sound, and the verdict says why: rows
+    beside them, of other rules, go on."""
+    from foretell.verify.contract import checked
+
+    try:
+        return _draw_one(checked(verifier), evidence)
+    except VerifierError as error:
+        num_rows, num_nodes, _ = evidence.shape
+        verdict = Verdict.of([[0]] * num_rows, [0] * num_rows, [False] * num_rows, num_nodes)
+        verdict.faults = [str(error)] * num_rows
+        return verdict
 
 
 def _draw_rows(verifier: Verifier, evidence: Evidence) -> Verdict:
@@ -356,7 +375,10 @@ def _joined(parts: Sequence[Verdict]) -> Verdict:
     if len(parts) == 1:
         return parts[0]
     columns = zip(*((part.path, part.count, part.bonus, part.sound) for part in parts), strict=True)
-    return Verdict(*(torch.cat(column) for column in columns))
+    verdict = Verdict(*(torch.cat(column) for column in columns))
+    if any(part.faults for part in parts):
+        verdict.faults = [fault for part in parts for fault in part.faults or [""] * len(part.counts)]
+    return verdict
 
 
 def _draw(verifier: Verifier, evidence: Evidence) -> Verdict:
