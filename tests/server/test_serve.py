@@ -10,7 +10,6 @@ import subprocess
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -284,7 +283,7 @@ def test_every_line_of_a_log_that_a_program_reads_is_json(monkeypatch: pytest.Mo
 
     def fail(service: Any, options: Any, made: Any, *, drain_s: float, on_ready: Callable[[], None]) -> None:
         on_ready()
-        warnings.warn("a library\nwarns", RuntimeWarning, stacklevel=1)
+        logging.getLogger("py.warnings").warning("a library\nwarns")
         raise ModelError("no room 'here'")
 
     monkeypatch.setattr(run, "serve", fail)
