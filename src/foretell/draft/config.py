@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, ModelError
 from foretell.core.settings import settle
 from foretell.core.tree import DrawMode
 from foretell.draft.base import Capabilities, Method
@@ -48,7 +48,15 @@ class RuleLoader:
     def head(self, kind: str) -> Head:
         """The trained head of this kind, in float32: the one that the user named, or the bundled one. Raises
         ModelError."""
-        return load_kind(self.name or f"bundled/{kind}", self.target.spec, kind, dtype=torch.float32)
+        try:
+            return load_kind(self.name or f"bundled/{kind}", self.target.spec, kind, dtype=torch.float32)
+        except ModelError as error:
+            if self.name is not None:
+                raise
+            raise ModelError(
+                f"no {kind} is named, and the one that comes with foretell does not fit: {str(error).partition(': ')[2]}; "
+                f"or name one (the key {kind!r})"
+            ) from error
 
 
 @dataclass(frozen=True)

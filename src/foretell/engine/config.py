@@ -3,11 +3,12 @@
 Key names are those that vLLM's users know. An unknown key is refused with the nearest known one.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from foretell.core import builtin
-from foretell.core.errors import ConfigError, DrafterError, ForetellError, nearest
+from foretell.core.errors import ConfigError, DrafterError, ForetellError, ModelError, nearest
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.registry import Registry, UnusableError
 from foretell.core.settings import fitted, read
@@ -51,6 +52,14 @@ def loaded(config: MethodConfig, loader: Loader) -> Method:
     """``config.load``. Whatever a package's raises is one error that names it. Raises ForetellError."""
     try:
         return config.load(loader)
+    except ModelError as error:
+        name, _, reason = str(error).partition(": ")
+        if not name.startswith("bundled/") or name in dataclasses.asdict(config).values():
+            raise
+        raise ModelError(  # of weights that nobody named
+            f"no weights are named for method {config.method!r}, and those that come with foretell do not fit: {reason}; "
+            "or name some (--draft; in Python the key 'model'), or choose a method without weights, e.g. ngram"
+        ) from error
     except ForetellError:
         raise
     except Exception as error:
