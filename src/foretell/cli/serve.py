@@ -142,16 +142,13 @@ def _serve(
         service = Service(engine, service_options, also=also, learn=learn)
         configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
         url = run.url_of(made)
+        ids: dict[str, Any] = {"key_ids": [tenant_of(key) for key in wanted.api_keys]} if wanted.api_keys else {}
         run.serve(
             service,
             replace(wanted, allowed_hosts=hosts),
             made,
             drain_s=options["drain_timeout"],
-            on_ready=lambda: log(
-                f"serving {models.target} at {url} (API: {url}/v1, page: {url}/)",
-                always=True,
-                **({"key_ids": list(map(tenant_of, wanted.api_keys))} if wanted.api_keys else {}),
-            ),
+            on_ready=lambda: log(f"serving {models.target} at {url} (API: {url}/v1, page: {url}/)", always=True, **ids),
         )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything has ended: ignore a further Ctrl-C
 

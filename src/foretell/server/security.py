@@ -66,7 +66,7 @@ class Gate:
                 self._check_host(headers)
             scope[TENANT] = self._tenant(scope["path"], headers)
             if scope[TENANT] is not None:  # which client it was, not the key
-                before |= bind_contextvars(key_id=scope[TENANT])
+                before = {**before, **bind_contextvars(key_id=scope[TENANT])}
             if scope["method"] == "POST":
                 receive = await self._with_body(headers, receive)
             await self.app(scope, receive, tell)
