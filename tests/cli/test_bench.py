@@ -188,6 +188,13 @@ def test_a_narrow_terminal_gets_a_narrow_table(
             text = capsys.readouterr().out
             lines = text.splitlines()
             assert max(map(len, lines[:10])) <= width
+            header = tables.COLUMNS if shown else [name for name in tables.COLUMNS if name not in tables.NOT_IF_NARROW]
+            whole = " ".join(text.split())
+            assert all(f"{name}: " in whole for name in header if name not in ("method", "prompts")), (
+                "each is explained"
+            )
+            assert ("more figures" in whole) == (not shown)
+            assert ("of limit: " in whole) == shown
             if fits or shown:
                 assert ("outside" in lines[2], "speedup" in lines[2]) == (shown, True)
             else:

@@ -9,9 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import typer
 from rich.console import Console
 from rich.table import Table
 
+from foretell import SamplingParams
 from foretell.cli import settings
 from foretell.cli.layout import print_table
 from tests.cli.conftest import Invoke
@@ -181,6 +183,47 @@ def test_chat_guesses_as_deep_as_pays_unless_told(invoke: Invoke, monkeypatch: p
     wrong = invoke("generate", "a", "--target", "bundled", "--speculation", "sometimes")
     assert wrong.exit_code == 2
     assert "must be 'on' or 'auto'" in wrong.stderr
+
+
+@pytest.mark.parametrize(
+    ("typed", "status", "told"),
+    [
+        (["^C", "/exit"], 0, 1),
+        (["^C", "^C"], 130, 1),
+        (["^C", "", "^C", None], 0, 2),  # not in a row
+    ],
+)
+def test_ctrl_c_at_the_prompt_says_how_to_leave(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], typed: list[str | None], status: int, told: int
+) -> None:
+    """It ended the chat without a word; from a pipe it still does."""
+    from foretell.cli import chat
+
+    left = list(typed)
+
+    def read(asks: bool) -> str | None:
+        line = left.pop(0)
+        if line == "^C":
+            raise KeyboardInterrupt
+        return line
+
+    monkeypatch.setattr(chat, "_read", read)
+    monkeypatch.setattr("sys.stdin", io.StringIO())
+    monkeypatch.setattr("sys.stdin.isatty", lambda: True)
+    params = SamplingParams()
+    if status:
+        with pytest.raises(typer.Exit) as caught:
+            chat._talk(None, [], params, quiet=True, no_color=True)  # type: ignore[arg-type]
+        assert caught.value.exit_code == status
+    else:
+        chat._talk(None, [], params, quiet=True, no_color=True)  # type: ignore[arg-type]
+    assert left == []
+    assert capsys.readouterr().err.count("Ctrl-D or /exit leaves the chat, and so does Ctrl-C once more") == told
+    monkeypatch.setattr("sys.stdin.isatty", lambda: False)
+    left[:] = ["^C"]
+    with pytest.raises(typer.Exit):
+        chat._talk(None, [], params, quiet=True, no_color=True)  # type: ignore[arg-type]
+    assert "Ctrl" not in capsys.readouterr().err
 
 
 def test_chat_refuses_what_it_cannot_do(invoke: Invoke, models: dict[str, Path]) -> None:

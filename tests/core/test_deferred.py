@@ -173,6 +173,48 @@ def test_the_edge_of_top_p_is_decided_by_the_probabilities() -> None:
     assert undecided > 15
 
 
+@pytest.mark.parametrize("others", [{}, {"top_k": 2}, {"top_p": 0.999}, {"temperature": 0.7}, {"temperature": 1.9}])
+@pytest.mark.parametrize("min_p", [0.5, 0.3, 0.9])
+def test_the_edge_of_min_p_is_decided_by_the_probabilities(min_p: float, others: dict[str, float]) -> None:
+    """Of two tokens the second has min_p of the first's probability, but for a rounding to either side."""
+    if not variants():
+        pytest.skip("needs the C kernels")
+    undecided, kept = 0, []
+    for seed in range(40):
+        deferred, twin, keys = made([{"min_p": min_p, **others}] * 2, seed)
+        deferred.logits.fill_(-INF)
+        deferred.logits[..., 10] = 1.0
+        below = 1.0 + math.log(min_p) * float(others.get("temperature", 1.0))
+        apart = seed * 1e-8
+        deferred.logits[0, :, 900], deferred.logits[1, :, 900] = below + apart, below - apart
+        kept += (twin()[:, 0, 900] > 0).tolist()
+        assert_same(deferred, twin, keys)
+        undecided += sum(token < 0 for token in deferred._quick([0, 1], [0, 0], keys[:, 0].tolist()))
+    assert set(kept) == {True, False}
+    assert undecided > 8
+
+
+@pytest.mark.parametrize("temperature", [1.0, 0.7, 1.7, 1e4])
+@pytest.mark.parametrize("apart", [0, 1, 2, 64])
+def test_the_edge_of_top_k_is_where_the_slow_twin_has_it(apart: int, temperature: float) -> None:
+    """Tokens about the k-th are equal, or so many roundings apart that the temperature may make them equal."""
+    if not variants():
+        pytest.skip("needs the C kernels")
+    drawn = set()
+    for seed in range(40):
+        deferred, twin, keys = made(
+            [{"top_k": 2, "temperature": temperature}, {"top_k": 3, "temperature": temperature}], seed
+        )
+        deferred.logits.fill_(-INF)
+        deferred.logits[..., 10] = 1.5
+        edge = torch.tensor(1.3)
+        for place, token in enumerate((900, 700, 1200, 20)):
+            deferred.logits[..., token] = (edge.view(torch.int32) - place * apart).view(torch.float32)
+        assert_same(deferred, twin, keys)
+        drawn |= {token for token, _ in all_draws(deferred, keys)}
+    assert {10, 900} < drawn
+
+
 def test_a_text_that_grows_is_read_as_it_was() -> None:
     deferred, twin, keys = made([PARAMS["penalties"]])
     for ids in deferred.history.ids:

@@ -106,9 +106,14 @@ def test_a_kept_table_that_says_more_than_steps_take_now_is_dropped(
     busy = calibration().table()
     assert busy.verify(1, 1) == pytest.approx(0.31)
     machine.slow = lambda number: 1.0
-    costs = calibration().table()
+    caplog.clear()
+    with caplog.at_level("DEBUG", "foretell"):
+        costs = calibration().table()
     assert costs.verify(1, 1) == pytest.approx(0.01)
     assert "310.00 ms and takes 10.00 ms now" in caplog.text
+    told = [record.getMessage() for record in caplog.records if record.levelname != "DEBUG"]
+    assert told[0] == "costs: measuring what passes take here, up to 20 s", "what it does, not what it has dropped"
+    assert not any(word in line for line in told for word in ("dropped", "used up", "extrapolated"))
     machine.slow, machine.asked = lambda number: 31.0, set()
     assert calibration().table() == costs, "steps that are slower now say nothing against it"
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from foretell import ConfigError, Engine, ModelError, PromptError, Request, SamplingParams
-from foretell.core.errors import VocabularyMismatchError
+from foretell.core.errors import DrafterError, VocabularyMismatchError
 from foretell.model.table import TableLM
 from tests.engine.harness import VOCAB, ToyTokenizer, TreeMethod, draft_engine, outcome, table
 
@@ -153,5 +153,7 @@ def test_a_drafter_that_guesses_outside_the_vocabulary_is_named(verify: str, tok
     engine = Engine(
         table(), speculative={"method": "none", "verify": verify}, method=TreeMethod(guess), drafter_errors="raise"
     )
-    with pytest.raises(VocabularyMismatchError, match=rf"row 0, node 2 of a tree has token id {token}"):
+    told = rf"the drafter of method 'tree' failed .*row 0, node 2 of a tree has token id {token}"
+    with pytest.raises(DrafterError, match=told) as caught:
         engine.generate([1, 2], seed=1)
+    assert isinstance(caught.value.__cause__, VocabularyMismatchError)

@@ -157,9 +157,18 @@ def test_http_state_commands_and_metrics_behind_the_key(inline: Service) -> None
         mine = client.get("/v1/foretell/learner", headers=first).json()
         assert len(mine["history"]) == 2
         assert {one["adapter"] for one in mine["history"]} == {f"{tenant_of('one')}/draft_model/0"}
+        assert [one["number"] for one in mine["history"]] == [1, 2]
+        assert mine["figures"]["num_adapters"] == 1
         others = client.get("/v1/foretell/learner", headers=second).json()
-        assert others["history"] == others["adapters"] == []
-        assert mine["figures"]["num_texts"] == 1
+        assert others["history"] == others["adapters"] == others["events"] == []
+        assert others["figures"] == {
+            "is_learning": True, "version": 0, "acceptance": None, "num_adapters": 0, "num_swaps": 0, "num_refused": 0,
+            "num_reverts": 0, "num_drifts": 0,
+        }  # fmt: skip
+        client.post("/v1/completions", json={**body, "store": False}, headers=second)
+        late = client.get("/v1/foretell/learner", headers=second).json()
+        assert [one["number"] for one in late["history"]] == [1], "not the third of all"
+        assert inline.learner()["figures"]["num_texts"] == 1, "the operator's view has them all"
         assert client.post("/v1/foretell/learner", json={"action": "pause"}, headers=first).json()["paused"] is True
         wrong = client.post("/v1/foretell/learner", json={"action": "burn"}, headers=first)
         assert wrong.status_code == 400

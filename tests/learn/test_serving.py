@@ -139,6 +139,55 @@ def test_control_the_q_of_new_weights_for_old_guesses_is_found() -> None:
     assert p_value(target, method, 1) < ALPHA
 
 
+@pytest.mark.parametrize(
+    ("verify", "shape"), [("rejection", "chain"), ("block", "chain"), ("traversal", "static/branching=2x2x1")]
+)
+def test_under_a_rule_that_reads_q_a_swap_of_the_same_weights_changes_no_token(verify: str, shape: str) -> None:
+    """The text is a function of every guess and its q. A drafter opened anew mid-text must guess what the one before it
+    would have guessed: from the row's own text, at its own place. In batches that rows leave, with swaps before steps."""
+    target, draft = table(1), DraftModel(table(1, blur=0.5, blur_seed=6))
+    config = {"method": "draft_model", "num_speculative_tokens": 3, "shape": shape, "verify": verify}
+    alone = Engine(target, ToyTokenizer(), speculative=config, method=draft)
+    requests = mixed_requests(30)
+    expected = [outcome(alone.generate(one.prompt, one.params)) for one in requests]
+    method = LearnedMethod(draft)
+    engine = Engine(target, ToyTokenizer(), speculative=config, method=method)
+    swaps = Swaps(method, seed=5)
+    swaps.made = [DraftModel(table(1, blur=0.5, blur_seed=6)) for _ in range(3)]
+    engine.observers.append(swaps)
+    for batch_size in (1, 3, 8):
+        assert [outcome(one) for one in engine.generate_batch(requests, batch_size=batch_size)] == expected
+    assert swaps.swaps > 20
+
+
+@pytest.mark.parametrize("verify", ["rejection", "traversal"])
+def test_under_a_rule_that_reads_q_rows_of_a_batch_have_their_solo_texts_through_other_weights(verify: str) -> None:
+    """Weights alternate by the step: a row's q is of the weights that guessed for it, whoever stands beside it."""
+    target = table(1)
+    pair = DraftModel(table(1, blur=0.5, blur_seed=6)), DraftModel(table(2))
+    config = {"method": "draft_model", "num_speculative_tokens": 3, "verify": verify}
+    params = [SamplingParams(max_new_tokens=24, seed=seed, ignore_eos=True) for seed in range(6)]
+    requests = [Request(ids, one) for ids, one in zip(prompts(VOCAB), params, strict=False)]
+
+    def texts(batch_size: int) -> list[list[int]]:
+        engine = Engine(target, ToyTokenizer(), speculative=config, method=Swapping(*pair))
+        if batch_size > 1:
+            return [one.token_ids for one in engine.generate_batch(requests, batch_size=batch_size)]
+        return [
+            Engine(target, ToyTokenizer(), speculative=config, method=Swapping(*pair))
+            .generate(one.prompt, one.params)
+            .token_ids
+            for one in requests
+        ]
+
+    together, alone = texts(6), texts(1)
+    assert together == alone
+    assert alone != [
+        one.token_ids
+        for one in Engine(target, ToyTokenizer(), speculative=config, method=pair[0]).generate_batch(requests)
+    ], "other weights, other texts: else equality shows nothing"
+
+
 def test_rows_that_join_after_a_swap_share_the_newest_weights() -> None:
     """Ragged requests come and go while weights change; the audit of each text is equality with plain decoding."""
     target, method = table(1), LearnedMethod(versions()[0])

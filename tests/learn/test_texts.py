@@ -82,7 +82,21 @@ def test_the_gate() -> None:
     assert "is asked" in judge((up[1], up[0]), same, **rules).reason
     assert "standard error" in judge(([0.5] * 4, [0.9, 0.2, 0.9, 0.2]), same, **rules).reason
     assert "too few" in judge(([0.5], [0.9]), same, **rules).reason
-    assert "not finite" in judge((up[0], [math.nan, 0.9, 0.9, 0.9]), same, **rules).reason
+
+
+@pytest.mark.parametrize("wrong", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", [0, 1])
+@pytest.mark.parametrize("of", ["recent", "old"])
+def test_a_score_that_is_no_number_passes_nothing(of: str, place: int, wrong: float) -> None:
+    """Of any text, of the first as of the last: NaN on an old one is no loss to a comparison."""
+    before, after = [0.5, 0.4], [0.6, 0.55]
+    spoilt = [wrong if k == place else value for k, value in enumerate(after)]
+    recent = (before, spoilt) if of == "recent" else (before, after)
+    old = (before, spoilt) if of == "old" else (before, before)
+    assert judge((before, after), (before, before), min_gain=0.005, max_loss=0.01).passes
+    verdict = judge(recent, old, min_gain=0.005, max_loss=0.01)
+    assert not verdict.passes
+    assert verdict.reason == "a score is not finite"
 
 
 def test_old_texts_are_a_sample_of_all_that_aged() -> None:

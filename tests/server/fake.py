@@ -121,6 +121,10 @@ class FakeService:
         if request_id in self._stops:
             self._stops[request_id].set()
 
+    @property
+    def state(self) -> str:
+        return "ready" if self.ready else "draining" if self.healthy else "stopped"
+
     def drain(self, timeout_s: float) -> bool:
         self.ready = False
         return True

@@ -1,6 +1,9 @@
 """/metrics: what a scraper reads, against the snapshot and the records it was made of."""
 
+import json
+import re
 from dataclasses import fields, replace
+from pathlib import Path
 from threading import Thread
 
 import pytest
@@ -277,3 +280,51 @@ def test_learning_and_drift_are_told_and_nothing_of_learning_where_nothing_learn
     assert (PREFIX + "recent_acceptance", frozenset({("method", "medusa")})) not in told
     silent = scrape(Metrics(FakeService(Snapshot()), NAME))
     assert not [name for name, _ in silent if name.startswith(PREFIX + "learn_")]
+
+
+# -- the document ----------------------------------------------------------------------------------------------------
+
+DOCS = Path(__file__).parents[2]
+
+
+def families() -> list[tuple[str, str, str, str]]:
+    """(name, kind, labels but model_name, text) of everything that a server can tell."""
+    learn = LearnFigures(is_learning=True, version=1, acceptance=0.5, held_bytes=1, num_adapters=1)
+    now = replace(BUSY, learn=learn, drifts={"ngram": 1}, recent_acceptance={"ngram": 0.5})
+    metrics = Metrics(FakeService(now), NAME)
+    metrics.observe(RECORD)
+    found = []
+    for family in text_string_to_metric_families(metrics.render()[0].decode()):
+        labels = {label for sample in family.samples for label in sample.labels} - {"model_name", "le"}
+        found.append((family.name, family.type, ", ".join(sorted(labels)), family.documentation))
+    return found
+
+
+def test_the_document_has_every_metric_and_no_other() -> None:
+    text = (DOCS / "docs" / "metrics.md").read_text()
+    rows = [
+        line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith(("| `foretell:", "| `process_"))
+    ]
+    told = {(row[0].strip("`"), row[1], row[2].strip(), row[3]) for row in rows}
+    assert told == set(families())
+    assert len(rows) == len(told)
+
+
+def test_the_dashboard_asks_for_what_there_is() -> None:
+    board = json.loads((DOCS / "examples" / "grafana.json").read_text())
+    metrics = Metrics(FakeService(BUSY), NAME)
+    metrics.observe(RECORD)
+    samples = {
+        sample.name
+        for family in text_string_to_metric_families(metrics.render()[0].decode())
+        for sample in family.samples
+    }
+    asked = {
+        name
+        for panel in board["panels"]
+        for target in panel["targets"]
+        for name in re.findall(r"foretell:\w+", target["expr"])
+    }
+    assert len(asked) > 15
+    assert asked <= samples
+    assert len({panel["id"] for panel in board["panels"]}) == len(board["panels"]) == 12

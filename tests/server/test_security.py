@@ -1,6 +1,8 @@
 """Keys, hosts, sizes, and the names of requests."""
 
+import io
 import json
+import logging
 import socket
 import threading
 import time
@@ -13,7 +15,9 @@ import openai
 import pytest
 
 from foretell.core.errors import ConfigError
+from foretell.server.logs import configure_logs
 from foretell.server.options import ServerOptions
+from foretell.server.security import tenant_of
 from tests.server.conftest import Serve
 from tests.server.fake import FakeService
 
@@ -57,6 +61,45 @@ def test_keys_that_cannot_be_sent_are_refused() -> None:
     for keys in (("",), ("schlüssel",), ("a\n",)):
         with pytest.raises(ConfigError):
             ServerOptions(api_keys=keys)
+        with pytest.raises(ConfigError, match="the metrics key"):
+            ServerOptions(metrics_key=keys[0])
+    with pytest.raises(ConfigError, match="the metrics key is a client's API key too"):
+        ServerOptions(api_keys=("a", "b"), metrics_key="b")
+
+
+@pytest.mark.parametrize("api_keys", [(), ("client",)])
+def test_metrics_have_a_key_of_their_own(serve: Serve, api_keys: tuple[str, ...]) -> None:
+    """What scrapes reads no text, and a client does not read the sums of all."""
+    client = serve(api_keys=api_keys, metrics_key="scraper")
+    statuses = {
+        key: client.get("/metrics", headers={"authorization": f"Bearer {key}"}).status_code
+        for key in ("scraper", "client", "nobody", "scrape")
+    }
+    assert statuses == {"scraper": 200, "client": 401, "nobody": 401, "scrape": 401}
+    for path in ("/v1/models", "/v1/foretell/learner"):
+        assert (client.get(path, headers={"authorization": "Bearer scraper"}).status_code == 401) == bool(api_keys)
+    assert client.get("/health").status_code == 200
+
+
+def test_a_log_line_says_whose_request_it_was_and_no_key(serve: Serve) -> None:
+    stream = io.StringIO()
+    service = FakeService()
+    client = serve(service, api_keys=("sesame", "open"), metrics_key="scraper")
+    before = [*logging.getLogger().handlers]
+    try:
+        configure_logs("debug", json=True, stream=stream)
+        for key in ("sesame", "open"):
+            client.post(TEXT, json=BODY, headers={"authorization": f"Bearer {key}"}).raise_for_status()
+        client.get("/metrics", headers={"authorization": "Bearer scraper"}).raise_for_status()
+        client.get("/health").raise_for_status()
+    finally:
+        logging.getLogger().handlers[:] = before
+        logging.captureWarnings(False)
+    lines = [json.loads(line) for line in stream.getvalue().splitlines()]
+    told = [line["key_id"] for line in lines if line["event"] == "request"]
+    assert told == [tenant_of("sesame"), tenant_of("open")]
+    assert {line.get("key_id") for line in lines if line.get("path") in ("/metrics", "/health")} <= {None}
+    assert not any(key in stream.getvalue() for key in ("sesame", "scraper"))
 
 
 @pytest.mark.parametrize("chunked", [False, True])

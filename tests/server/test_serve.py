@@ -1,6 +1,7 @@
 """``foretell serve`` as a process: what it refuses before it loads, how it says where it is, and how it ends."""
 
 import json
+import logging
 import os
 import re
 import signal
@@ -19,7 +20,10 @@ import httpx
 import pytest
 from typer.testing import CliRunner
 
+from foretell import Engine, Service, ServiceOptions
+from foretell.core.errors import ModelError
 from foretell.server import run
+from tests.engine.harness import table
 from tests.server.fake import FakeService
 
 WAIT_S = 180.0
@@ -210,6 +214,94 @@ def test_while_requests_finish_the_port_answers_that_none_is_taken() -> None:
         assert not serving.is_alive()
 
 
+def test_while_it_starts_it_is_live_and_not_ready(caplog: pytest.LogCaptureFixture) -> None:
+    """An orchestrator starts anew what is not live: costs are measured for a minute, and it must not."""
+    go, seen = threading.Event(), list[tuple[int, str]]()
+
+    class Slow(FakeService):
+        state = "starting"
+
+        def start(self) -> None:
+            assert go.wait(WAIT_S)
+            self.state = "ready"
+
+        def drain(self, timeout_s: float) -> bool:
+            self.state = "draining"
+            return True
+
+        def close(self) -> None:
+            self.state = "stopped"
+
+    service = Slow()
+    service.ready = False
+    with run.bind("127.0.0.1", 0) as made, caplog.at_level("INFO", "foretell"), pytest.MonkeyPatch.context() as patched:
+        servers = list[Any]()
+        original = run.uvicorn.Server.__init__
+        patched.setattr(
+            run.uvicorn.Server, "__init__", lambda self, config: (servers.append(self), original(self, config))[1]
+        )
+        url = run.url_of(made)
+        serving = threading.Thread(
+            target=run.serve, args=(service, run.ServerOptions(), made), kwargs={"drain_s": WAIT_S}
+        )
+        serving.start()
+        _until(lambda: servers and servers[0].started)
+
+        def probe(path: str) -> None:
+            answer = httpx.get(url + path)
+            seen.append((answer.status_code, answer.json().get("error", {}).get("message", "")))
+
+        probe("/health")
+        probe("/ready")
+        go.set()
+        _until(lambda: service.state == "ready")
+        probe("/ready")
+        servers[0].handle_exit(signal.SIGTERM, None)
+        serving.join(WAIT_S)
+    assert seen == [(200, ""), (503, "the server is starting"), (200, "")]
+    (line,) = [record for record in caplog.records if record.getMessage().startswith("draining")]
+    assert line.figures == {"timeout_s": WAIT_S, "num_running": 0, "num_waiting": 0}  # type: ignore[attr-defined]
+
+
+def test_the_state_of_a_service() -> None:
+    engine = Engine(table(1), None, speculative="ngram")
+    service = Service(engine, ServiceOptions(max_num_seqs=2, max_model_len=64, speculation="on"))
+    states = [service.state]
+    service.start()
+    states.append(service.state)
+    assert service.drain(1.0)
+    states.append(service.state)
+    service.close()
+    assert [*states, service.state] == ["starting", "ready", "draining", "stopped"]
+    never = Service(engine, ServiceOptions(max_num_seqs=2, max_model_len=64, speculation="on"))
+    never.close()
+    assert never.state == "stopped"
+
+
+def test_every_line_of_a_log_that_a_program_reads_is_json(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also the one that says where it serves, a warning, and the error that ends it."""
+
+    def fail(service: Any, options: Any, made: Any, *, drain_s: float, on_ready: Callable[[], None]) -> None:
+        on_ready()
+        logging.getLogger("py.warnings").warning("a library\nwarns")
+        raise ModelError("no room 'here'")
+
+    monkeypatch.setattr(run, "serve", fail)
+    options = ("--host", "0.0.0.0", "--port", "0", "--log-level", "error", "--method", "ngram")
+    result = invoke(monkeypatch, *options, engine=Engine(table(1), None))
+    logging.captureWarnings(False)
+    assert result.exit_code == 1
+    lines = [json.loads(line) for line in result.stderr.splitlines()]
+    told = [
+        (line["level"], line["event"].partition(" at ")[0]) for line in lines if line.get("logger") != "py.warnings"
+    ]
+    assert told == [
+        ("warning", "every client that reaches 0.0.0.0 may use this server; --api-key asks for a key"),
+        ("info", "serving bundled"),
+        ("error", "no room 'here'"),
+    ]
+
+
 def _until(good: Callable[[], object]) -> None:
     for _ in range(int(WAIT_S / 0.01)):
         if good():
@@ -229,12 +321,12 @@ def test_a_start_that_fails_ends_the_server() -> None:
     assert not service.healthy
 
 
-def invoke(monkeypatch: pytest.MonkeyPatch, *options: str) -> Any:
+def invoke(monkeypatch: pytest.MonkeyPatch, *options: str, engine: Engine | None = None) -> Any:
     from foretell.cli.app import app
 
     for name in [name for name in os.environ if name.startswith("FORETELL_") and name not in HIDING]:
         monkeypatch.delenv(name)
-    monkeypatch.setattr("foretell.cli.settings.load_engine", lambda *_: pytest.fail("it was loaded"))
+    monkeypatch.setattr("foretell.cli.settings.load_engine", lambda *_, **__: engine or pytest.fail("it was loaded"))
     return CliRunner().invoke(app, ["serve", *options])
 
 

@@ -22,7 +22,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 GAUGES = ("num_requests_running", "num_requests_prefilling", "num_requests_waiting", "kv_cache_used_tokens")
 TIMEOUT = httpx.Timeout(120.0)
-LISTENS = re.compile(r"^(?:foretell: )?serving .* at (http://\S+) \(API: ", re.MULTILINE)
+LISTENS = re.compile(r"serving .* at (http://\S+) \(API: ")
 """What a server says when it takes requests."""
 
 

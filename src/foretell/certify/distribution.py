@@ -16,6 +16,7 @@ from foretell.certify.recorder import Visit
 from foretell.certify.report import DEFECT, LOSSY, Check, Finding, few, verdict_of
 from foretell.core.tree import DrawnBy, TokenTree
 from foretell.verify.base import Evidence, Verifier
+from foretell.verify.contract import checked
 
 TOLERANCE = 2e-5
 """Of a probability: float32 distributions, summed over a vocabulary (measured: docs/certify.md)."""
@@ -77,6 +78,7 @@ def emitted_distribution(verifier: Verifier, p: Tensor, q: Tensor | None, token:
         q = torch.zeros_like(q).scatter(0, guesses, (weights / weights.sum()).to(q.dtype))
         weights = q[guesses].double()
         weights = weights / weights.sum()
+    verifier = checked(verifier)
     emitted = torch.zeros(vocab_size, dtype=torch.float64, device=p.device)
     step = max(1, CHUNK // (2 * vocab_size))
     for begin in range(0, len(guesses), step):

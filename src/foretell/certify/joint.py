@@ -16,6 +16,7 @@ from foretell.certify.distribution import VisitedContext
 from foretell.certify.report import DEFECT, LOSSY, Check, Finding, few, verdict_of
 from foretell.core.tree import DrawMode, DrawnBy, TokenTree
 from foretell.verify.base import Evidence, Verifier
+from foretell.verify.contract import checked
 
 SIZE = 4
 TOLERANCE = 1e-9
@@ -123,6 +124,7 @@ def joint_error(verifier: Verifier, out: Outcomes, distributions: ContextTables)
     """(largest difference of a probability, total variation) of the joint distribution of one step, continued by p."""
     horizon = max(out.depth) + 1
     evidence = Evidence(out.tree, out.p)
+    verifier = checked(verifier)
     walk = verifier.stops(evidence)
     ends = [torch.zeros(SIZE ** (d + 1), dtype=torch.float64) for d in range(horizon)]
     for node, depth in enumerate(out.depth):

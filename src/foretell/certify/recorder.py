@@ -10,12 +10,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from foretell.core.errors import DrafterError
 from foretell.core.noise import derive_seed
 from foretell.core.params import SamplingParams
+from foretell.core.tree import DrawnBy, TokenTree
 from foretell.draft.config import MethodConfig
+from foretell.engine.config import METHODS
 from foretell.engine.engine import Engine
 from foretell.engine.event import StepEvent
 from foretell.verify.base import Evidence
+from foretell.verify.contract import NEAR
 
 MAX_BYTES = 2**28
 """Most bytes of distributions that a recorder keeps: with a vocabulary of 150,000 tokens a tree's rows are tens of
@@ -83,6 +87,28 @@ class Proposal:
         return node
 
 
+def problem_of(tree: TokenTree) -> str:
+    """What a proposal is that it must not be; "": nothing. A verifier takes draws from what is no distribution for fixed
+    guesses, so the text stays right, and the drafter's fault unseen."""
+    try:
+        tree.check()
+    except RuntimeError as error:
+        return str(error)
+    if tree.q is None:
+        return ""
+    drawn = (tree.drawn_by == DrawnBy.IID) | (tree.drawn_by == DrawnBy.WITHOUT_REPLACEMENT)
+    row, node = drawn.nonzero(as_tuple=True)
+    q = tree.q[row, tree.parent[row, node]]  # [n, V] what each drawn node came from
+    least, sums = float(q.min()), q.sum(-1)
+    if not least >= 0:
+        return f"q, from which a guess was drawn, holds {'NaN' if least != least else f'{least:.6g}'}"
+    if bool(((sums - 1).abs() > NEAR).any()):
+        return f"q, from which a guess was drawn, sums to {float(sums[(sums - 1).abs().argmax()]):.6g}; expected 1"
+    if bool((q.gather(1, tree.tokens[row, node][:, None]) == 0).any()):
+        return "q gives a guess that was drawn from it no chance"
+    return ""
+
+
 Listener = Callable[[Sequence[Text], Evidence], None]
 """Called with the texts before a step, and the verifier's input."""
 
@@ -95,6 +121,7 @@ class VisitRecorder:
         in the cache, then a uniform sample. seed is the certificate's own, apart from the noise of production."""
         self.max_visits = max_visits
         self.proposals: dict[int, list[Proposal]] = {}  # by seed of the request
+        self.method = "none"  # that is watched
         self._last: dict[int, Visit] = {}  # by seed too
         self._sample: dict[int, list[Visit]] = {}
         self._random = random.Random(derive_seed(seed, 1))
@@ -113,6 +140,10 @@ class VisitRecorder:
         """Look at one step."""
         evidence = event.evidence
         tree, p = evidence.tree, evidence.p
+        if problem := problem_of(tree):
+            raise DrafterError(
+                f"the drafter of {METHODS.called(self.method)} breaks the contract of drafters: {problem}"
+            )
         texts = [Text(event.text(index), len(row.prompt_ids), row.params) for index, row in enumerate(event.rows)]
         room = max(1, MAX_BYTES // max(1, 2 * p[0].numel() * p.element_size()))
         tokens, parents = tree.tokens.tolist(), tree.parent.tolist()
@@ -146,5 +177,6 @@ class VisitRecorder:
             width=engine.width,
             drafter_errors="raise",
         )
+        self.method = config.method
         recorded.observers.append(self)
         return recorded

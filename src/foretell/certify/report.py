@@ -27,7 +27,7 @@ class Finding:
 class Check:
     """The result of one check of one verifier."""
 
-    name: str  # "window", "draws", "law", "joint" or "tokens"
+    name: str  # "contract", "window", "draws", "law", "joint", "noise" or "tokens"
     verifier: str
     shape: str
     verdict: str

@@ -15,11 +15,11 @@ from foretell.certify.joint import check_joint
 from foretell.certify.noise import check_noise
 from foretell.certify.plain import RoundingJudge
 from foretell.certify.recorder import Proposal, Visit, VisitRecorder
-from foretell.certify.report import Certificate, Check
+from foretell.certify.report import DEFECT, Certificate, Check, Finding
 from foretell.certify.tokens import ObservedRun, check_tokens, follows_noise
 from foretell.certify.weights import unquantised_of, weights_distance
 from foretell.certify.window import check_window
-from foretell.core.errors import ConfigError, ForetellError
+from foretell.core.errors import ConfigError, DrafterError, ForetellError, VerifierError
 from foretell.core.noise import derive_seed
 from foretell.draft.config import MethodConfig
 from foretell.draft.legality import parse_draws, refusal
@@ -116,10 +116,13 @@ def certify(
         for done, pair in enumerate(pairs, 1):
             say(done, total, f"{pair.config.verify}, {pair.config.shape}")
             alpha = ALPHA / 2 / len(pairs)
-            checks += certify_pair(engine, pair.config, asked, expected, judge, budget, seed, alpha, contexts)
+            try:
+                checks += certify_pair(engine, pair.config, asked, expected, judge, budget, seed, alpha, contexts)
+            except (VerifierError, DrafterError) as error:
+                checks.append(broken(pair.config.verify, pair.config.shape, "while decoding", error))
         say(total, total, "laws")
         checks += certify_distributions(contexts, seed, ALPHA / 2, budget.seeds)
-    order = ("window", "draws", "law", "joint", "noise", "tokens")
+    order = ("contract", "window", "draws", "law", "joint", "noise", "tokens")
     checks.sort(key=lambda check: order.index(check.name))
     distance = None
     if engine.model.spec.is_quantised:
@@ -213,8 +216,29 @@ def certify_distributions(
         verifier = parse_verifier(spec)
         if "taps" in verifier.reads:
             continue
-        if "noise" not in verifier.reads:
-            checks += [check_distribution(verifier, spec, visited), check_joint(verifier, spec, visited)]
-        elif verifier.exact and "q" not in verifier.reads:
-            checks.append(check_noise(verifier, spec, visited, seed, alpha / len(contexts), seeds))
+        try:
+            if "noise" not in verifier.reads:
+                checks += [check_distribution(verifier, spec, visited), check_joint(verifier, spec, visited)]
+            elif verifier.exact and "q" not in verifier.reads:
+                checks.append(check_noise(verifier, spec, visited, seed, alpha / len(contexts), seeds))
+        except VerifierError as error:
+            checks.append(broken(spec, "small trees", "at the distributions of visited contexts", error))
     return checks
+
+
+def broken(verify: str, shape: str, where: str, error: ForetellError) -> Check:
+    """The check of a part that breaks its contract: nothing else can be said of it."""
+    finding = Finding(DEFECT, where, str(error))
+    return Check(
+        "contract",
+        verify,
+        shape,
+        DEFECT,
+        0,
+        "steps",
+        None,
+        None,
+        "what the part does against its contract",
+        where,
+        (finding,),
+    )

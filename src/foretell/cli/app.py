@@ -6,6 +6,7 @@ import typer
 
 from foretell import __version__
 from foretell.cli.bench import bench
+from foretell.cli.cache import cache
 from foretell.cli.certify import certify
 from foretell.cli.chat import chat
 from foretell.cli.doctor import doctor
@@ -30,7 +31,7 @@ app = typer.Typer(
 )
 for command in (
     generate, chat, serve, pull, list_, rm, doctor, explain, bench, report, train, learn, evaluate, certify, methods,
-    export, vllm_args,
+    export, vllm_args, cache,
 ):  # fmt: skip
     paragraphs = (command.__doc__ or "").split("\n\n")  # each one line, so that help is wrapped to the terminal
     name = "list" if command is list_ else None  # typer's own: the function's name

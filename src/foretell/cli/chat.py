@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 PREFIX_MEMORY_GIB = 0.5
 """KV of the conversation so far, so that a turn reads its own message alone."""
-HINT = "A message and Enter; /new starts again, /exit or Ctrl-D leaves, Ctrl-C stops an answer."
+HINT = "A message and Enter; /new starts again, /exit or Ctrl-D leaves (or Ctrl-C twice), Ctrl-C stops an answer."
 Message = dict[str, str]
 Quiet = Annotated[
     bool, typer.Option("--quiet", "-q", rich_help_panel=o.OUTPUT, help="No figures after an answer, and no hint.")
@@ -68,12 +68,18 @@ def _talk(engine: "Engine", begin: list[Message], params: SamplingParams, *, qui
         sys.stdin.reconfigure(errors="surrogateescape")  # other bytes are a message that is refused, not an error here
     if asks and not quiet:
         say(HINT)
-    messages, turn = list(begin), 0
+    messages, turn, again = list(begin), 0, False  # again: the last thing at the prompt was Ctrl-C
     while True:
         try:
             line = _read(asks)
         except KeyboardInterrupt:
-            raise typer.Exit(INTERRUPTED) from None
+            if not asks or again:
+                raise typer.Exit(INTERRUPTED) from None
+            again = True
+            print(file=sys.stderr)
+            say("Ctrl-D or /exit leaves the chat, and so does Ctrl-C once more")
+            continue
+        again = False
         if line is None or line.strip() == "/exit":
             return
         if line.strip() == "/new":

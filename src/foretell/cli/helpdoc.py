@@ -11,6 +11,7 @@ COMMANDS: tuple[tuple[str, ...], ...] = (
     ("pull",),
     ("list",),
     ("rm",),
+    ("cache",),
     ("doctor",),
     ("explain",),
     ("bench",),

@@ -2,6 +2,9 @@
 
 import math
 import signal
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -9,7 +12,7 @@ import typer
 
 from foretell.cli import options as o
 from foretell.cli import settings
-from foretell.cli.errors import say
+from foretell.cli.errors import explain
 from foretell.cli.fields import with_fields, with_group
 from foretell.core.errors import ConfigError
 from foretell.engine.options import ServiceOptions
@@ -119,7 +122,8 @@ def _serve(
     learn: LearnOptions | None,
 ) -> None:
     from foretell.server import run
-    from foretell.server.logs import configure_logs
+    from foretell.server.logs import configure_logs, log
+    from foretell.server.security import tenant_of
 
     configure_logs(options["log_level"], log_prompts=wanted.log_prompts)
     also = [_also(given, models.target) for given in options["also"] or ()]
@@ -134,22 +138,40 @@ def _serve(
             "'--shared-drafts all' where all clients may see each other's texts"
         )
     made = run.bind(options["host"], options["port"])
-    with made:
+    with made, _logged_errors():
         hosts = run.hosts_of(made, options["host"], wanted.allowed_hosts)
         if not run.is_local(made) and not wanted.api_keys:
-            say(f"warning: every client that reaches {options['host']} may use this server; --api-key asks for a key")
+            text = f"every client that reaches {options['host']} may use this server; --api-key asks for a key"
+            log(text, level="warning", always=True)
         engine = settings.load_engine(models, speculative, no_color=options["no_color"])
         service = Service(engine, service_options, also=also, learn=learn)
         configure_logs(options["log_level"], log_prompts=wanted.log_prompts)  # the libraries just loaded changed it
         url = run.url_of(made)
+        ids: dict[str, Any] = {"key_ids": [tenant_of(key) for key in wanted.api_keys]} if wanted.api_keys else {}
         run.serve(
             service,
             replace(wanted, allowed_hosts=hosts),
             made,
             drain_s=options["drain_timeout"],
-            on_ready=lambda: say(f"serving {models.target} at {url} (API: {url}/v1, page: {url}/)"),
+            on_ready=lambda: log(f"serving {models.target} at {url} (API: {url}/v1, page: {url}/)", always=True, **ids),
         )
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # everything has ended: ignore a further Ctrl-C
+
+
+@contextmanager
+def _logged_errors() -> Iterator[None]:
+    """What ends a server whose log is read by a program is a line of that log."""
+    from foretell.server.logs import log
+
+    try:
+        yield
+    except Exception as error:
+        if sys.stderr.isatty():
+            raise
+        line, status = explain(error)
+        if line is not None:
+            log(line, level="error", always=True)
+        raise typer.Exit(status) from error
 
 
 def _also(given: str, target: str) -> "MethodConfig":

@@ -18,14 +18,20 @@ COLUMNS: dict[str, Literal["left", "right"]] = {
     "same": "right",
 }  # fmt: skip
 NOT_IF_NARROW = {"prompts", "rate", "model", "of limit", "outside", "looped"}
-NOTES = (
-    "speedup: tokens/s against plain decoding of the same prompts, in brackets 95 % by paired bootstrap over prompts.\n"
-    "length: mean acceptance length, 1 + accepted / steps. c, v: one guess and one verifying pass, in plain passes.\n"
-    "model: the speedup that length / (v + guesses * c) predicts. outside: time outside model passes. looped: prompts cut\n"
-    "at their first loop (a 16-gram seen three times), on both sides. same: prompts whose tokens are all identical.\n"
-    "mean of N: over tasks or categories, each counting alike; the first line counts tokens.\n"
-    "of limit: weight bytes / time of a pass / memory read measured here; above 100 % the weights stay in the cache."
-)
+NOTES = {
+    "tok/s": "decoded tokens a second, prompts not counted.",
+    "speedup": "tokens/s against plain decoding of the same prompts, in brackets 95 % by paired bootstrap over prompts.",
+    "length": "mean acceptance length, 1 + accepted / steps.",
+    "rate": "accepted / guessed tokens.",
+    "c": "one guess, in plain passes.",
+    "v": "one verifying pass, in plain passes.",
+    "model": "the speedup that length / (v + guesses * c) predicts.",
+    "outside": "time outside model passes.",
+    "looped": "prompts cut at their first loop (a 16-gram seen three times), on both sides.",
+    "same": "prompts whose tokens are all identical with plain decoding's.",
+    "of limit": "weight bytes / time of a pass / memory read measured here; above 100 % the weights stay in the cache.",
+}
+"""What a column says: printed below the table, of the columns that are shown."""
 
 
 def show(report: "BenchReport", *, no_color: bool) -> None:
@@ -74,9 +80,12 @@ def show(report: "BenchReport", *, no_color: bool) -> None:
         )
     if lossy:
         console.print(f"{', '.join(lossy)}: LOSSY, the text has another distribution than the target's.", style="bold")
-    console.print(
-        NOTES if wide else f"A wider terminal ({WIDE} columns) or --json shows all figures, and what they mean."
-    )
+    notes = [f"{name}: {text}" for name, text in NOTES.items() if name in columns]
+    if any(len(method.categories) > 1 for method in methods):
+        notes.append("mean of N: over tasks or categories, each counting alike; the first line counts tokens.")
+    if not wide:
+        notes.append(f"A terminal of {WIDE} columns, or --json, shows more figures.")
+    console.print(" ".join(notes))
     for line in _about(report):
         console.print(line, soft_wrap=True)
     for at in report.temperatures:

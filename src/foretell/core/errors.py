@@ -8,6 +8,7 @@
     │   └── VocabularyMismatchError    target and drafter have different vocabularies
     ├── PromptError                    a prompt that is empty or does not fit the context (also a ValueError)
     ├── DrafterError                   a drafter that failed, where that is to end the request ("drafter_errors")
+    ├── VerifierError                  a verifier of a package that broke its contract; the message names it
     ├── CapacityError                  more slots or rows requested than allocated
     │   └── QueueFullError             a service whose queue is full: try again later
     ├── ServiceClosedError             a service that drains or has stopped
@@ -42,6 +43,11 @@ class PromptError(ForetellError, ValueError):
 
 class DrafterError(ForetellError):
     """A drafter that failed, of an engine that is not to go on without its guesses. Its cause: the drafter's own error."""
+
+
+class VerifierError(ForetellError):
+    """A verifier of a package, or of the user's own, that raised or returned what is no distribution. Its cause: the
+    verifier's own error, where it raised."""
 
 
 class CapacityError(ForetellError):

@@ -101,6 +101,11 @@ class Registry(MutableMapping[str, T]):
             return None
         return _origin(self._packages()[name])
 
+    def called(self, name: str) -> str:
+        """A value's name for messages, with the package that it comes from."""
+        origin = self.origin(name) if name in self.names() else None
+        return f"{self.what} {name!r}" + (f" of the package {origin}" if origin is not None else "")
+
     def _load(self, point: EntryPoint) -> T:
         """Raises UnusableError."""
         try:

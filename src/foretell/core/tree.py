@@ -106,6 +106,10 @@ class TokenTree:
         child_of_padding = ~self.valid.gather(1, self.parent.clamp(min=0)) & self.valid
         if bool(child_of_padding[:, 1:].any()):
             raise RuntimeError("a padding node has children")
+        if self.max_children is not None and self.num_nodes > 1:
+            below = (self.parent[:, :, None] == index) & self.valid[:, :, None]  # [B, N child, N parent]
+            if (most := int(below.sum(1).max())) > self.max_children:
+                raise RuntimeError(f"a node has {most} children, and max_children is {self.max_children}")
         drawn = (self.drawn_by == DrawnBy.IID) | (self.drawn_by == DrawnBy.WITHOUT_REPLACEMENT)
         inert = ~self.valid
         inert[:, 0] = True

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, ModelError
 from foretell.core.settings import settle
 from foretell.core.tree import DrawMode
 from foretell.draft.base import Capabilities, Method
@@ -19,6 +19,7 @@ from foretell.methods.common.head import Head
 from foretell.methods.common.load import load_kind
 from foretell.model.target import CausalModel
 from foretell.verify import Verifier, parse_verifier
+from foretell.verify.contract import checked
 
 SHARED = frozenset({"num_speculative_tokens", "verify", "shape", "draws", "judge"})
 """Keys that all methods have: how a loaded method is used, not what is loaded."""
@@ -47,7 +48,15 @@ class RuleLoader:
     def head(self, kind: str) -> Head:
         """The trained head of this kind, in float32: the one that the user named, or the bundled one. Raises
         ModelError."""
-        return load_kind(self.name or f"bundled/{kind}", self.target.spec, kind, dtype=torch.float32)
+        try:
+            return load_kind(self.name or f"bundled/{kind}", self.target.spec, kind, dtype=torch.float32)
+        except ModelError as error:
+            if self.name is not None:
+                raise
+            raise ModelError(
+                f"no {kind} is named, and the one that comes with foretell does not fit: {str(error).partition(': ')[2]}; "
+                f"or name one (the key {kind!r})"
+            ) from error
 
 
 @dataclass(frozen=True)
@@ -142,8 +151,8 @@ class MethodConfig(ABC):
         thread that loads the engine. Raises ConfigError, ModelError."""
 
     def load_verifier(self, target: CausalModel) -> Verifier:
-        """The verifier, with its weights where it reads some. Raises ModelError."""
-        return self.verifier.load(RuleLoader(target, self.guesses, self.judge))
+        """The verifier, with its weights where it reads some. Raises ModelError, VerifierError."""
+        return checked(self.verifier).load(RuleLoader(target, self.guesses, self.judge))
 
     def resolved(self) -> dict[str, Any]:
         """The configuration as ``speculative_config`` would read it."""

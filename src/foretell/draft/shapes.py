@@ -348,9 +348,30 @@ def parse_shape(text: str, num_speculative_tokens: int) -> Shape:
     Raises ConfigError.
     """
     shape = parse_spec(text, SHAPES, "shape")
-    if shape.depth:
-        return shape
-    try:
-        return replace(shape, depth=num_speculative_tokens)
-    except ConfigError as error:
-        raise ConfigError(f"shape {text!r} with num_speculative_tokens = {num_speculative_tokens}: {error}") from None
+    if not shape.depth:
+        try:
+            shape = replace(shape, depth=num_speculative_tokens)
+        except ConfigError as error:
+            raise ConfigError(
+                f"shape {text!r} with num_speculative_tokens = {num_speculative_tokens}: {error}"
+            ) from None
+    if not type(shape).__module__.startswith("foretell."):
+        _check_contract(shape)
+    return shape
+
+
+def _check_contract(shape: Shape) -> None:
+    """Raise ConfigError, which names the package, where a shape's sizes are none: memory is set apart by them."""
+    for size in ("max_guesses", "max_grown"):
+        try:
+            found = getattr(shape, size)
+        except Exception as error:
+            what = f"{size} raised {type(error).__name__}: {error}"
+        else:
+            if isinstance(found, int) and 1 <= found <= MAX_SIZE:
+                continue
+            what = f"{size} is {found!r}; expected a whole number from 1 to {MAX_SIZE}"
+        raise ConfigError(
+            f"{SHAPES.called(shape.name)} ({type(shape).__module__}) breaks the contract of shapes: {what}. Mend it, or "
+            "choose another shape"
+        )

@@ -163,9 +163,10 @@ class Calibration:
         if known is not None:
             wrong = self.contradiction(known)
             if wrong is None:
-                logger.info("costs: as measured at an earlier start")
+                logger.debug("costs: as measured at an earlier start")
                 return known
-            logger.warning("costs: the table kept at an earlier start is dropped: %s", wrong)
+            logger.debug("costs: those of an earlier start hold no more: %s", wrong)
+        logger.info("costs: measuring what passes take here, up to %.0f s", self.time_limit_s)
         return self.measure()
 
     def contradiction(self, table: CostTable) -> str | None:
@@ -189,13 +190,14 @@ class Calibration:
         the next start. Raises InterruptedMeasuringError."""
         table = self._measure(must_stop)
         if not table.is_steady:
-            logger.warning("costs: %s; measuring once more", _unsteady(table))
+            logger.info("costs: measuring once more: %s", _unsteady(table))
             table = table.least(self._measure(must_stop))
         if table.is_steady:
             save(table, self.key)
         else:
             logger.warning(
-                "costs: %s: the machine is busy. The table is not kept; it is measured again when the service is idle",
+                "costs: %s: the machine is busy. They are measured again when the service is idle; until then plans may be "
+                "poor",
                 _unsteady(table),
             )
             discard(self.key)

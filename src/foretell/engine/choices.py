@@ -8,7 +8,7 @@ from foretell.core.settings import fitted
 from foretell.draft.base import Method
 from foretell.draft.config import MethodConfig
 from foretell.draft.none import NoneConfig
-from foretell.engine.config import METHODS, speculative_config, with_draft
+from foretell.engine.config import METHODS, loaded, speculative_config, with_draft
 from foretell.engine.engine import Engine
 from foretell.engine.groups import Choice, check_branching, check_together
 
@@ -101,7 +101,7 @@ class Choices:
                     f"method {config.method!r} with these settings is not loaded here: choose one of {names}, with the "
                     "weights that the service was started with"
                 )
-            method = config.load(self._loader)
+            method = loaded(config, self._loader)
             if len(self._methods) < 64:  # requests choose freely: bound the cache
                 self._methods[key] = method
         check_branching(config, method, self.engine.model.spec)

@@ -3,17 +3,18 @@
 Key names are those that vLLM's users know. An unknown key is refused with the nearest known one.
 """
 
+import dataclasses
 from collections.abc import Mapping
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from foretell import bundled
 from foretell.core import builtin
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import ConfigError, DrafterError, ForetellError, ModelError, nearest
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.registry import Registry, UnusableError
 from foretell.core.settings import fitted, read
-from foretell.draft.base import Capabilities
-from foretell.draft.config import MethodConfig
+from foretell.draft.base import Capabilities, Method
+from foretell.draft.config import Loader, MethodConfig
 from foretell.draft.none import NoneConfig
 from foretell.methods.draft_model.config import DraftModelConfig
 from foretell.model.catalogue import BUNDLED, default_draft
@@ -46,6 +47,29 @@ def _method(name: str, found: Any) -> type[MethodConfig]:
 METHODS: Registry[type[MethodConfig]] = Registry("method", builtin.CONFIGS, "foretell.methods", _method)
 """Names, as the CLI and JSON configurations spell them, to configurations. Those of packages come from entry points of the
 group "foretell.methods": a subclass of MethodConfig."""
+
+
+def loaded(config: MethodConfig, loader: Loader) -> Method:
+    """``config.load``. Whatever a package's raises is one error that names it. Raises ForetellError."""
+    try:
+        return config.load(loader)
+    except ModelError as error:
+        name, _, reason = str(error).partition(": ")
+        if not name.startswith("bundled/") or name in dataclasses.asdict(config).values():
+            raise
+        raise ModelError(  # of weights that nobody named
+            f"no weights are named for method {config.method!r}, and those that come with foretell do not fit: {reason}; "
+            "or name some (--draft; in Python the key 'model'), or choose a method without weights, e.g. ngram"
+        ) from error
+    except ForetellError:
+        raise
+    except Exception as error:
+        if type(config).__module__.startswith("foretell."):
+            raise
+        what = f"{type(error).__name__}: {error}"
+        raise DrafterError(
+            f"{METHODS.called(config.method)} ({type(config).__module__}) cannot be loaded ({what})"
+        ) from error
 
 
 def speculative_config(given: Mapping[str, Any] | str | MethodConfig | None) -> MethodConfig:

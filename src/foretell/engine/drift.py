@@ -108,7 +108,8 @@ class Drifts:
                 watch = self._watches[row.draft_name] = DriftWatch()
             if watch.add(*piece):
                 logger.warning(
-                    "acceptance of %s fell: of the last first guesses %.2f were kept, and %.2f before",
+                    "acceptance of %s fell: of the last first guesses %.2f were kept, and %.2f before; 'foretell doctor' "
+                    "with prompts of now says what fits them",
                     row.draft_name, watch.quick, watch.steady,
                 )  # fmt: skip
 

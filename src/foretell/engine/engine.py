@@ -13,7 +13,7 @@ from foretell.core.places import tells_places
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
-from foretell.engine.config import speculative_config, with_draft
+from foretell.engine.config import loaded, speculative_config, with_draft
 from foretell.engine.conversation import render
 from foretell.engine.drafts import Drafts, with_named_draft
 from foretell.engine.event import Observer
@@ -106,7 +106,7 @@ class Engine:
             raise ConfigError(
                 f"width = {width} must be 0 (off) or at least {needed}: the root and as many guesses as a step may make"
             )
-        self.method = method if method is not None else self.speculative.load(self.loader)
+        self.method = method if method is not None else loaded(self.speculative, self.loader)
         check_stop(self.method, self.speculative.proposal_shape)
         check_branching(self.speculative, self.method, model.spec)
         self.verifier = self.speculative.load_verifier(model)

@@ -10,7 +10,8 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from time import monotonic
 
-from foretell.core.errors import DrafterError, ForetellError
+from foretell.core.errors import DrafterError, ForetellError, ModelError
+from foretell.engine.config import METHODS
 
 logger = logging.getLogger(__name__)
 MOST_IN_A_ROW = 3
@@ -90,9 +91,9 @@ class RaisedFailures(DrafterFailures):
 
     def failed(self, name: str, error: Exception) -> None:
         """Raise DrafterError; an error that the caller can mend as it is."""
-        if isinstance(error, ForetellError):
+        if isinstance(error, ForetellError) and not isinstance(error, ModelError):
             raise error
         raise DrafterError(
-            f"the drafter of method {name!r} failed ({type(error).__name__}: {error}): choose another method, or "
+            f"the drafter of {METHODS.called(name)} failed ({type(error).__name__}: {error}): choose another method, or "
             "drafter_errors = 'plain' to go on without guesses"
         ) from error

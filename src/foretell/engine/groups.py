@@ -109,13 +109,12 @@ class GroupedDrafter(Drafter):
     def __init__(self, groups: Sequence[Group]) -> None:
         self.groups = list(groups)
         self.num_candidates = max((group.drafter.num_candidates for group in self.groups), default=0)
-        self.tapping = Tapping(
-            tuple(dict.fromkeys(layer for group in self.groups for layer in group.method.taps)),
-            next((group.verifier.taps for group in self.groups if group.verifier.taps), ()),
-        )
         verifiers = tuple(group.verifier for group in self.groups)
         self.verifier = (
             verifiers[0] if len(verifiers) == 1 else RowVerifiers(verifiers, tuple(group.stop for group in self.groups))
+        )
+        self.tapping = Tapping(
+            tuple(dict.fromkeys(layer for group in self.groups for layer in group.method.taps)), self.verifier.taps
         )
 
     @property

@@ -152,6 +152,15 @@ class Service:
         """Whether the engine's thread is running."""
         return self._thread is not None and self._thread.is_alive() and not self._failed and not self._closed
 
+    @property
+    def state(self) -> str:
+        """ "starting" (``start`` has not returned), "ready", "draining" or "stopped"."""
+        if self._thread is None and not self._closed and not self._failed:
+            return "starting"
+        if not self.healthy:
+            return "stopped"
+        return "draining" if self._draining else "ready"
+
     def drain(self, timeout_s: float) -> bool:
         """Refuse new requests and wait until all others have ended. False on a timeout."""
         with self._news:

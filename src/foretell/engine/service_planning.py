@@ -61,7 +61,7 @@ class ServicePlanning:
         reason = self.planner.contradiction or ("" if steady else "the machine was busy when it was measured")
         if not reason:
             return
-        logger.warning("costs: measuring again: %s", reason)
+        logger.info("costs: measuring again while nothing is to be done: %s", reason)
         try:
             costs = self._calibration.measure(must_stop=must_stop)
         except InterruptedMeasuringError:
@@ -80,7 +80,7 @@ class ServicePlanning:
     def _judge(self, costs: CostTable) -> None:
         """Tell the log what the costs permit, and leave out methods that cannot pay."""
         for name in costs.methods:
-            logger.info("%s", costs.verdict(name))
+            logger.info("costs of %s", costs.verdict(name))
         self.hopeless = {
             name: costs.verdict(name)
             for name in costs.methods

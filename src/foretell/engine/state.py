@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from foretell.core.errors import ModelError
+from foretell.core.errors import ModelError, VerifierError
 from foretell.core.params import SamplingParams
 from foretell.core.probs import History, Processors
 from foretell.core.tree import TokenTree
@@ -151,16 +151,22 @@ class State(Context):
         """
         paths: list[list[int]] = []
         emitted: list[list[int]] = []
-        for row, count, bonus, sound, path, tokens, parent in zip(self.rows, *_read(tree, verdict), strict=True):
+        columns = zip(self.rows, *_read(tree, verdict), strict=True)
+        for at, (row, count, bonus, sound, path, tokens, parent) in enumerate(columns):
             path = path[:count]
             drafted = depth_of(parent)
             if not sound:
                 known = len(row.prompt_ids) + len(row.token_ids) + count - 1
-                row.error = ModelError(
-                    f"request {row.index}: no token is possible after {known} tokens: "
-                    + (
-                        getattr(row.params.logits_processor, "error", "")
-                        or "the model's logits are not finite, or its processors and banned ids leave nothing to choose"
+                fault = verdict.faults[at] if verdict.faults else ""
+                row.error = (
+                    VerifierError(fault)
+                    if fault
+                    else ModelError(
+                        f"request {row.index}: no token is possible after {known} tokens: "
+                        + (
+                            getattr(row.params.logits_processor, "error", "")
+                            or "the model's logits are not finite, or its processors and banned ids leave nothing to choose"
+                        )
                     )
                 )
                 if not self.isolate:
@@ -169,7 +175,7 @@ class State(Context):
                 paths.append([0])
                 emitted.append([])
                 continue
-            row.num_draft_tokens += sum(at >= 0 for at in parent)
+            row.num_draft_tokens += sum(above >= 0 for above in parent)
             row.num_accepted_tokens += count - 1
             name = row.draft_name or self.draft_name
             source = ["plain"] if drafted == 0 else [f"draft:{name}"] * (count - 1) + ["bonus"]

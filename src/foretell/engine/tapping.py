@@ -6,6 +6,8 @@ from functools import cached_property
 
 from torch import Tensor
 
+from foretell.verify.base import pick_layers
+
 
 @dataclass(frozen=True)
 class Tapping:
@@ -21,24 +23,14 @@ class Tapping:
 
     def for_drafter(self, taps: Tensor | None) -> Tensor | None:
         """[B, N, T * H] of the drafter's layers, in its order."""
-        return self._pick(taps, self.drafter)
+        return pick_layers(taps, self.layers, self.drafter)
 
     def for_verifier(self, taps: Tensor | None) -> Tensor | None:
         """[B, N, T * H] of the verifier's layers, in its order."""
-        return self._pick(taps, self.verifier)
+        return pick_layers(taps, self.layers, self.verifier)
 
     def pick(self, taps: Tensor, wanted: Sequence[int]) -> Tensor:
         """[B, N, T * H] of some of ``layers``, from the outputs of all."""
-        picked = self._pick(taps, wanted)
+        picked = pick_layers(taps, self.layers, wanted)
         assert picked is not None
         return picked
-
-    def _pick(self, taps: Tensor | None, wanted: Sequence[int]) -> Tensor | None:
-        if taps is None or not wanted:
-            return None
-        layers = self.layers
-        if tuple(wanted) == layers:
-            return taps
-        parts = taps.view(*taps.shape[:2], len(layers), -1)  # [B, N, T, H]
-        chosen: Tensor = parts[:, :, [layers.index(layer) for layer in wanted]].flatten(2)
-        return chosen

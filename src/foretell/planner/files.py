@@ -63,7 +63,10 @@ def save(table: CostTable, key: Mapping[str, Any], path: Path | None = None) -> 
         os.replace(scratch, path)
         _clear(path.parent)
     except OSError as error:
-        log.warning("costs: not kept in %s (%s); they will be measured again at the next start", path, error)
+        log.warning(
+            "costs: cannot be kept in %s (%s), so every start measures them: make it writable, or set FORETELL_CACHE",
+            path, error,
+        )  # fmt: skip
         if scratch is not None:
             Path(scratch).unlink(missing_ok=True)
         return False
@@ -91,7 +94,7 @@ def load(key: Mapping[str, Any], path: Path | None = None) -> CostTable | None:
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError, AttributeError, ConfigError) as error:
-        log.warning("costs: %s ignored (%s); measuring again", path, error)
+        log.debug("costs: %s is not used (%s); measuring again", path, error)
         return None
 
 
@@ -100,4 +103,4 @@ def discard(key: Mapping[str, Any], path: Path | None = None) -> None:
     try:
         (path or cache_file(key)).unlink(missing_ok=True)
     except OSError as error:
-        log.warning("costs: %s cannot be removed (%s)", path or cache_file(key), error)
+        log.warning("costs: %s is outdated and cannot be deleted (%s): delete it", path or cache_file(key), error)

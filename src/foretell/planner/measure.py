@@ -98,7 +98,7 @@ def measure(
                 times = sorted(map(_total, found))
                 spreads.append(times[len(times) // 2] / times[0])
         if clock() - begun > time_limit_s:
-            log.info("costs: %.0f s used up at batch %d; larger steps are extrapolated", time_limit_s, batch)
+            log.info("costs: timing stopped after %.0f s; batches larger than %d are estimated", time_limit_s, batch)
             break
     cells_verify = {cell: statistics.fmean(costs) for cell, costs in verify.items()}
     return CostTable(cells_verify, draft, dict(lag_seconds or {}), spread=_median(spreads))

@@ -34,7 +34,7 @@ OTHERS = ("transformers",)  # libraries that write to stderr themselves, past th
 UVICORN = ("uvicorn", "uvicorn.error", "uvicorn.access", "uvicorn.asgi")
 PLAIN = re.compile(r"[\w./:@+-]+", re.ASCII)  # values that a readable line shows without quotes
 
-HEAD = ("ts", "level", "event", "request_id", "logger")  # what a JSON line begins with
+HEAD = ("ts", "level", "event", "request_id", "key_id", "logger")  # what a JSON line begins with
 
 _logger = logging.getLogger("foretell")
 
@@ -71,14 +71,20 @@ def configure_logs(
     logging.captureWarnings(True)
 
 
-def log(event: str, *, level: str = "info", error: BaseException | str | None = None, **figures: Any) -> None:
-    """One line. error: an exception, which adds its traceback, or what is wrong in words."""
+def log(
+    event: str, *, level: str = "info", error: BaseException | str | None = None, always: bool = False, **figures: Any
+) -> None:
+    """One line. error: an exception, which adds its traceback, or what is wrong in words. always: at any log level."""
     trouble = None
     if isinstance(error, BaseException):
         trouble = (type(error), error, error.__traceback__)
     elif error is not None:
         figures["error"] = error
-    _logger.log(LEVELS[level], event, exc_info=trouble, extra={"figures": figures})
+    extra = {"figures": figures}
+    if always:
+        _logger.handle(_logger.makeRecord(_logger.name, LEVELS[level], "", 0, event, (), trouble, extra=extra))
+    else:
+        _logger.log(LEVELS[level], event, exc_info=trouble, extra=extra)
 
 
 def log_request(record: RequestRecord, *, prompt: str | None = None, text: str | None = None) -> None:

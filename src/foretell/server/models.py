@@ -43,16 +43,19 @@ async def get_model(request: Request) -> Response:
 
 
 async def health(request: Request) -> Response:
-    """Whether the engine's thread is running."""
-    if not request.app.state.backend.service.healthy:
+    """Liveness: whether the engine works or is still being started. What is not live is started anew, so a start that
+    takes a minute is live, and not ready."""
+    if request.app.state.backend.service.state == "stopped":
         raise ApiError(503, "the engine has stopped", code="unhealthy")
     return JsonReply({"status": "ok"})
 
 
 async def ready(request: Request) -> Response:
     """Whether requests are taken: not while starting, nor while stopping."""
-    if not request.app.state.backend.service.ready:
-        raise ApiError(503, "the server is starting or stopping", code="unavailable", headers={"retry-after": "5"})
+    state = request.app.state.backend.service.state
+    if state != "ready":
+        doing = {"starting": "is starting", "draining": "is stopping"}.get(state, "has stopped")
+        raise ApiError(503, f"the server {doing}", code="unavailable", headers={"retry-after": "5"})
     return JsonReply({"status": "ready"})
 
 

@@ -22,6 +22,10 @@ class ServerOptions:
         (), "Ask clients for this key before /v1 and /metrics; may be repeated. The variable keeps it out of the list of "
         "processes.", option="--api-key", envvar="FORETELL_API_KEY",
     )  # fmt: skip
+    metrics_key: str | None = setting(
+        None, "Ask for this key before /metrics, and for no client's: for the program that scrapes it.",
+        metavar="KEY", envvar="FORETELL_METRICS_KEY", default_text="/metrics asks for a client's key, where there are any",
+    )  # fmt: skip
     allowed_hosts: tuple[str, ...] = setting(
         (), "A name by which clients call this server, in their Host header, beside the loopback's; may be repeated. "
         "'*': any.", option="--allowed-host", metavar="NAME", default_text="the loopback's alone where it listens there, "
@@ -70,10 +74,16 @@ class ServerOptions:
         for name in ("max_tokens_limit", "request_timeout_s"):
             if getattr(self, name) is not None:
                 _require_positive(name, getattr(self, name))
-        if not all(self.api_keys):
-            raise ConfigError("an API key is empty: leave it out, or give one")
-        if not all(key.isascii() and key.isprintable() for key in self.api_keys):
-            raise ConfigError("an API key has characters that no HTTP header can carry: use printable ASCII")
+        for what, keys in (("an API key", self.api_keys), ("the metrics key", (self.metrics_key,))):
+            for key in keys:
+                if key is not None and not key.strip():
+                    raise ConfigError(f"{what} is empty: leave it out, or give one")
+                if key is not None and not (key.isascii() and key.isprintable()):
+                    raise ConfigError(f"{what} has characters that no HTTP header can carry: use printable ASCII")
+        if self.metrics_key in self.api_keys:
+            raise ConfigError(
+                "the metrics key is a client's API key too: give the program that scrapes a key of its own"
+            )
         for host in self.allowed_hosts:
             if not HOST.fullmatch(host):
                 raise ConfigError(f"allowed host {host!r} is not a name: give it without scheme, port and path, or '*'")

@@ -14,6 +14,7 @@ from foretell.core.errors import ConfigError
 from foretell.engine.service import Service
 from foretell.server.app import build_app
 from foretell.server.connection import connections
+from foretell.server.logs import log
 from foretell.server.options import ServerOptions
 
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -74,7 +75,15 @@ class _Exit:
 
     def _drain(self) -> None:
         try:
+            now = self.service.snapshot() if self.service.state == "ready" else None
+            log(
+                "draining: no requests are taken any more",
+                timeout_s=self.drain_s,
+                num_running=0 if now is None else now.num_running + now.num_prefilling,
+                num_waiting=0 if now is None else now.num_waiting,
+            )
             if not self.service.drain(self.drain_s):
+                log(f"requests did not finish within {self.drain_s:g} s: they end with an error", level="warning")
                 self.service.close()  # running requests end with an error
         finally:
             self.server.should_exit = True

@@ -22,6 +22,7 @@ PROBES = frozenset({"/health", "/ping", "/ready"})
 """Paths that are answered under any Host name too: an orchestrator asks by address, and they reveal nothing."""
 OPEN = PROBES | {"/", "/version", "/openapi.json"}
 """Paths that need no key: probes send none, and the page and the document contain no secrets."""
+METRICS = "/metrics"
 TENANT = "foretell.tenant"
 """Key of an ASGI scope: who has sent the request, as ``Submission.tenant``."""
 DISCARD_S = 2.0  # how long a body that is too large is still read, so that its sender sees the answer
@@ -33,6 +34,7 @@ class Gate:
     def __init__(self, app: ASGIApp, options: ServerOptions) -> None:
         self.app, self.options = app, options
         self._keys = [_digest(key) for key in options.api_keys]
+        self._metrics_keys = [] if options.metrics_key is None else [_digest(options.metrics_key)]
         self._hosts = frozenset(host.lower() for host in options.allowed_hosts if "*" not in options.allowed_hosts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -63,6 +65,8 @@ class Gate:
             if scope["path"] not in PROBES:
                 self._check_host(headers)
             scope[TENANT] = self._tenant(scope["path"], headers)
+            if scope[TENANT] is not None:  # which client it was, not the key
+                before = {**before, **bind_contextvars(key_id=scope[TENANT])}
             if scope["method"] == "POST":
                 receive = await self._with_body(headers, receive)
             await self.app(scope, receive, tell)
@@ -96,12 +100,15 @@ class Gate:
     def _tenant(self, path: str, headers: Headers) -> str | None:
         """Which of the keys the request has, by a name that does not reveal it; None where no key is required. Raises
         ApiError 401."""
-        if not self._keys or path in OPEN:
+        keys = self._keys
+        if path == METRICS and self._metrics_keys:
+            keys = self._metrics_keys
+        if not keys or path in OPEN:
             return None
         scheme, _, key = headers.get("authorization", "").partition(" ")
         given = _digest(key.strip()) if scheme.lower() == "bearer" else b""
         # All are compared, as digests: the time reveals neither which key was similar nor how long one is.
-        same = [hmac.compare_digest(given, known) for known in self._keys]
+        same = [hmac.compare_digest(given, known) for known in keys]
         if not any(same):
             raise ApiError(
                 401,
@@ -109,7 +116,7 @@ class Gate:
                 code="invalid_api_key",
                 headers={"www-authenticate": "Bearer"},
             )
-        return tenant_of(key.strip())
+        return tenant_of(key.strip()) if keys is self._keys else None
 
     async def _with_body(self, headers: Headers, receive: Receive) -> Receive:
         """Read the body; the receive returned gives it at once, and then what comes after it."""

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from foretell.core.deferred import Deferred
+from foretell.core.errors import VerifierError
 from foretell.core.noise import Noise, race
 from foretell.core.tree import DrawMode, TokenTree, ancestors, chain_parent, is_chain
 from foretell.kernels.bounds import check_shape
@@ -82,15 +83,28 @@ class Evidence:
         object.__setattr__(self, "p", self.p.to(wider))
         object.__setattr__(self, "tree", replace(self.tree, q=q.to(wider)))
 
-    def rows(self, start: int, stop: int) -> "Evidence":
-        """The evidence of rows [start, stop)."""
+    def rows(self, start: int, stop: int, held: Sequence[int] = (), wanted: Sequence[int] = ()) -> "Evidence":
+        """The evidence of rows [start, stop). held: the layers of ``taps``; wanted: those that the rows' rule reads."""
         noise = self.noise
         if noise is not None:
             noise = replace(noise, seeds=noise.seeds[start:stop], positions=noise.positions[start:stop], _memo=[])
         taps = None if self.taps is None else self.taps[start:stop]
+        if held:
+            taps = pick_layers(taps, held, wanted)
         if self.deferred is not None:
             return Evidence.later(self.tree.rows(start, stop), self.deferred.slice(start, stop), noise, taps)
         return Evidence(self.tree.rows(start, stop), self.p[start:stop], noise, taps)
+
+
+def pick_layers(taps: Tensor | None, held: Sequence[int], wanted: Sequence[int]) -> Tensor | None:
+    """[B, N, t * H] of the layers wanted, in their order, of taps [B, N, T * H] of the T layers held; None for none."""
+    if taps is None or not wanted:
+        return None
+    if tuple(wanted) == tuple(held):
+        return taps
+    parts = taps.view(*taps.shape[:2], len(held), -1)  # [B, N, T, H]
+    chosen: Tensor = parts[:, :, [held.index(layer) for layer in wanted]].flatten(2)
+    return chosen
 
 
 @dataclass(frozen=True)
@@ -112,6 +126,7 @@ class Verdict:
     def __init__(self, path: Tensor, count: Tensor, bonus: Tensor, sound: Tensor) -> None:
         self._tensors: tuple[Tensor, Tensor, Tensor, Tensor] | None = (path, count, bonus, sound)
         self.host: tuple[list[list[int]], list[int], list[bool]] | None = None  # (kept nodes, bonus, sound) by row
+        self.faults: Sequence[str] = ()  # of a rule that broke its contract, by row; "": none
         self._num_nodes = path.shape[1]
 
     @classmethod
@@ -119,6 +134,7 @@ class Verdict:
         """That of rows whose kept nodes, the root first, are on the host, of trees with num_nodes nodes; on the CPU."""
         verdict = cls.__new__(cls)
         verdict._tensors, verdict.host, verdict._num_nodes = None, (paths, bonus, sound), num_nodes
+        verdict.faults = ()
         return verdict
 
     @property
@@ -296,6 +312,11 @@ class RowVerifiers:
     verifiers: tuple[Verifier, ...]
     stops: tuple[int, ...]
 
+    @property
+    def taps(self) -> tuple[int, ...]:
+        """The layers that any of them reads, each once."""
+        return tuple(dict.fromkeys(layer for verifier in self.verifiers for layer in verifier.taps))
+
 
 def draw(verifier: Verifier | RowVerifiers, evidence: Evidence) -> Verdict:
     """Draw one outcome of a verifier, from the streams STOP and BONUS. The only place in foretell that does.
@@ -310,15 +331,32 @@ def draw(verifier: Verifier | RowVerifiers, evidence: Evidence) -> Verdict:
     if isinstance(verifier, RowVerifiers):
         starts = (0, *verifier.stops)
         parts = [
-            _draw_one(one, evidence.rows(*rows)) for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)
+            _draw_one(one, evidence.rows(*rows, verifier.taps, one.taps))
+            for one, rows in zip(verifier.verifiers, pairwise(starts), strict=True)
         ]
         return _joined(parts)
     return _draw_one(verifier, evidence)
 
 
 def _draw_one(verifier: Verifier, evidence: Evidence) -> Verdict:
+    if not type(verifier).__module__.startswith("foretell."):
+        return _draw_foreign(verifier, evidence)
     walked = verifier.walk(evidence)  # no tensors are made for it, however many rows there are
     return _draw_rows(verifier, evidence) if walked is None else walked
+
+
+def _draw_foreign(verifier: Verifier, evidence: Evidence) -> Verdict:
+    """By a rule that is not foretell's own. Where it breaks its contract no row is sound, and the verdict says why: rows
+    beside them, of other rules, go on."""
+    from foretell.verify.contract import checked
+
+    try:
+        return _draw_one(checked(verifier), evidence)
+    except VerifierError as error:
+        num_rows, num_nodes, _ = evidence.shape
+        verdict = Verdict.of([[0]] * num_rows, [0] * num_rows, [False] * num_rows, num_nodes)
+        verdict.faults = [str(error)] * num_rows
+        return verdict
 
 
 def _draw_rows(verifier: Verifier, evidence: Evidence) -> Verdict:
@@ -337,7 +375,10 @@ def _joined(parts: Sequence[Verdict]) -> Verdict:
     if len(parts) == 1:
         return parts[0]
     columns = zip(*((part.path, part.count, part.bonus, part.sound) for part in parts), strict=True)
-    return Verdict(*(torch.cat(column) for column in columns))
+    verdict = Verdict(*(torch.cat(column) for column in columns))
+    if any(part.faults for part in parts):
+        verdict.faults = [fault for part in parts for fault in part.faults or [""] * len(part.counts)]
+    return verdict
 
 
 def _draw(verifier: Verifier, evidence: Evidence) -> Verdict:

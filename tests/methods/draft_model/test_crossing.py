@@ -3,7 +3,7 @@ services; and the laws, enumerated."""
 
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,11 +15,12 @@ from foretell import Completion, Engine, Request, SamplingParams, Service, Servi
 from foretell.core.errors import ConfigError, VocabularyMismatchError
 from foretell.core.noise import Noise
 from foretell.core.probs import History, Processors
-from foretell.core.tree import DrawMode, DrawnBy
-from foretell.draft.base import Context
-from foretell.draft.shapes import parse_shape
+from foretell.core.tree import DrawMode, DrawnBy, TokenTree
+from foretell.draft.base import Context, Drafter, Method
+from foretell.draft.shapes import Shape, parse_shape
 from foretell.engine.event import StepEvent
 from foretell.engine.memory import bytes_per_token
+from foretell.methods.draft_model.drafter import DraftModel
 from foretell.methods.draft_model.slem import SLEMDrafter
 from foretell.methods.draft_model.tli import TLIDrafter, TranslatedDrafter
 from foretell.methods.draft_model.translation import Translation
@@ -28,6 +29,7 @@ from foretell.model.table import TableLM
 from foretell.model.target import CausalModel, Target
 from foretell.verify import parse_verifier
 from tests.engine.harness import mixed_params, outcome, own
+from tests.engine.test_rejection import ALPHA, p_value, toy
 from tests.engine.test_service import Mailbox
 from tests.methods.draft_model.vocabularies import KINDS, TEXT, byte_level, speaker, spelling
 from tests.model.tiny import tiny_module
@@ -112,6 +114,25 @@ def test_every_shape_over_shared_tokens(
     assert sum(c.num_accepted_tokens for c in found) > 15
 
 
+@pytest.mark.parametrize(
+    ("vocabulary", "shape", "verify"),
+    [
+        ("tli", "chain", "rejection"), ("tli", "chain", "block"), ("slem", "chain", "rejection"),
+        ("tli", "static/branching=2x2x1", "traversal"), ("tli", "static/branching=2x1", "k_seq"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("pair", [("words", "halves"), ("pieces", "words")])
+def test_under_a_rule_that_reads_q_a_row_of_a_batch_has_its_solo_text(
+    pair: tuple[str, str], vocabulary: str, shape: str, verify: str
+) -> None:
+    """There the text is a function of every guess and of its q: one that was made from another row's text shows."""
+    found = engine(*pair, vocabulary, shape=shape, verify=verify)
+    asked = requests(pair[0])
+    together = found.generate_batch(asked, batch_size=5)
+    assert [outcome(one) for one in together] == [outcome(found.generate(one.prompt, one.params)) for one in asked]
+    assert sum(one.num_accepted_tokens for one in together) > 15
+
+
 @pytest.fixture
 def audit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """After every step: below ``filled`` the draft's cache holds exactly the text in its tokens. How many, of each row."""
@@ -125,6 +146,10 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
         mine = own(drafter)
         if isinstance(mine, TranslatedDrafter):
             mine.texts(state)  # after the step: what it will read next
+            assert mine.num_known == [len(ids) for ids in state.history.ids]
+            for text, ids in zip(mine.own, state.history.ids, strict=True):
+                known = [token for token, its in enumerate(mine.translation.draft_of) if its >= 0]
+                assert said(mine.translation.draft, text) == said(mine.translation.target, ids, known)
             assert isinstance(mine.target.model, TableLM)
             for keys, values in zip(mine.target.cache.keys, mine.target.cache.values, strict=True):
                 for row, (text, filled) in enumerate(zip(mine.own, mine.filled, strict=True)):
@@ -136,6 +161,13 @@ def audit(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
     monkeypatch.setattr(batch_module, "step", watched)
     return seen
+
+
+def said(spelling: Any, ids: Sequence[int], known: Sequence[int] | None = None) -> bytes:
+    """The bytes of a text without the space that some tokenizers begin with, and without the special tokens that the other
+    vocabulary has too (known; None: all): it spells the rest."""
+    left_out = {token for token in spelling.special if known is None or token in known}
+    return b"".join(spelling.spell(token) for token in ids if token not in left_out).lstrip(b" ")
 
 
 @pytest.mark.parametrize("vocabulary", ["tli", "slem"])
@@ -372,6 +404,38 @@ def test_split_texts_are_guessed_at_all() -> None:
             )
         lengths.append(tree.num_nodes)
     assert max(lengths) > 2
+
+
+class Crossed(Method):
+    """A draft model of the small vocabularies, crossed."""
+
+    name = "draft_model"
+    capabilities = DraftModel.capabilities
+
+    def __init__(self, drafter: type[TranslatedDrafter]) -> None:
+        self.drafter = drafter
+        self.between, _, self.model = small()
+
+    def open(self, context: Context, capacity: int, target: Target) -> Drafter:
+        return self.drafter(self.model, self.between, context, capacity)
+
+
+class Turned(TLIDrafter):
+    """The fault: draws by one order of the shared ids, and reports q in another."""
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        tree = super().propose(context, shape, draws, noise)
+        return tree if tree.q is None else replace(tree, q=tree.q.roll(1, -1))
+
+
+@pytest.mark.parametrize("drafter", [TLIDrafter, SLEMDrafter])
+def test_the_law_of_whole_texts_under_rejection(drafter: type[TranslatedDrafter]) -> None:
+    """Through the engine, over several steps: what was kept is read again in other tokens, and guessed after."""
+    assert p_value(toy(6, seed=3), Crossed(drafter), 3, samples=1000) > ALPHA
+
+
+def test_control_a_turned_q_is_found_in_whole_texts() -> None:
+    assert p_value(toy(6, seed=3), Crossed(Turned), 3, samples=1000) < ALPHA
 
 
 # -- the choice ------------------------------------------------------------------------------------------------------

@@ -1,17 +1,25 @@
 """A draft model with a part of its vocabulary: the same logits there, no chance elsewhere, and the same text."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from foretell import ConfigError, Engine, speculative_config
-from foretell.core.tree import chain_tree, layout
+from foretell.core.noise import Noise
+from foretell.core.tree import DrawMode, TokenTree, chain_tree, layout
+from foretell.draft.base import Context
+from foretell.draft.shapes import Shape
 from foretell.kernels.native import library
+from foretell.methods.draft_model.drafter import DraftModel, ModelDrafter
 from foretell.methods.draft_model.narrow import NarrowModel, frequent_tokens
+from foretell.model.hf.adapter import TransformersModel
 from foretell.model.llama.native import NativeModel
 from foretell.model.load import load_model
 from foretell.model.target import CausalModel, Target
+from tests.engine.test_rejection import ALPHA, Spoilt, p_value, toy
+from tests.model.tiny import tiny_module
 
 IDS = torch.tensor([0, 3, 4, 5, 17, 400, 401, 8191])
 
@@ -74,6 +82,31 @@ def test_the_text_is_the_same(temperature: float) -> None:
     assert texts[0] == texts[1] == texts[2]
     assert kept[2] > 0.5 * kept[1], "a quarter of the vocabulary holds most of what is written"
     assert max(max(ids) for ids in texts[0]) >= 2048, "else nothing was out of reach"
+
+
+def few() -> CausalModel:
+    """A draft model of six tokens that guesses three of them."""
+    inner = TransformersModel(tiny_module("llama", vocab_size=6, eos_token_id=None))
+    return NarrowModel(inner, torch.tensor([0, 2, 5]))
+
+
+class Whole(ModelDrafter):
+    """The fault: what is guessed has no chance under the q that is reported for a part of the guesses."""
+
+    def propose(self, context: Context, shape: Shape, draws: DrawMode, noise: Noise) -> TokenTree:
+        tree = super().propose(context, shape, draws, noise)
+        if tree.q is None:
+            return tree
+        return replace(tree, q=torch.where(tree.q.sum(-1, keepdim=True) > 0, 1 / 6, 0.0).expand_as(tree.q).contiguous())
+
+
+def test_under_rejection_the_law_is_the_targets() -> None:
+    """Half of the target's mass lies where q has none."""
+    assert p_value(toy(6, seed=3), DraftModel(few()), 2, samples=600) > ALPHA
+
+
+def test_control_a_q_of_the_whole_vocabulary_is_found() -> None:
+    assert p_value(toy(6, seed=3), Spoilt(few(), Whole), 2, samples=600) < ALPHA
 
 
 def test_wrong_size() -> None:

@@ -39,7 +39,10 @@ class Version(Reply):
 class LearnerReply(Reply):
     """What a server that learns has learned, of this client's own requests where API keys are asked for."""
 
-    figures: dict[str, Any] = Field(description="Counters and gauges, as /metrics has them, of all clients together.")
+    figures: dict[str, Any] = Field(
+        description="Counters and gauges, as /metrics has them; with API keys the key's own, "
+        "of its adapters and of the events below."
+    )
     failure: str = Field(description="Why learning has ended; empty where it has not.")
     paused: bool
     adapters: list[dict[str, Any]] = Field(description="Name, method, version, versions kept, acceptance of late.")

@@ -1,0 +1,144 @@
+"""``foretell cache``: what foretell keeps on the disk, and how it goes away."""
+
+import shutil
+import sys
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from foretell.cli import options as o
+from foretell.cli.errors import say
+from foretell.cli.output import as_json
+from foretell.core.cachedir import cache_directory, models_directory
+from foretell.core.errors import ConfigError, nearest
+
+LIBRARIES = (".so", ".dylib", ".dll")
+
+
+def _kernels(root: Path) -> Iterable[Path]:
+    """Built libraries, and the folders of builds that were killed."""
+    return (
+        path for path in root.glob("*") if path.suffix in LIBRARIES or (path.name.startswith("tmp") and path.is_dir())
+    )
+
+
+def _within(name: str) -> Callable[[Path], Iterable[Path]]:
+    return lambda root: (root / name).glob("*")
+
+
+def _models(_: Path) -> Iterable[Path]:
+    from foretell.model.catalogue import CATALOGUE
+
+    here = models_directory()
+    names = [form.format(name) for name in CATALOGUE for form in ("{}", ".{}.part", ".{}.tmp")]
+    return (path for path in map(here.joinpath, names) if path.exists())
+
+
+@dataclass(frozen=True)
+class Kind:
+    """One kind of things that are kept."""
+
+    about: str  # what it is, and what it costs to be without
+    paths: Callable[[Path], Iterable[Path]]  # in the cache directory
+    if_named: bool = False  # it is cleared only where it is named
+
+
+KINDS = {
+    "kernels": Kind("compiled C kernels; compiled again at the next start", _kernels),
+    "costs": Kind("measured costs of passes; measured again when a service starts", _within("costs")),
+    "suites": Kind("questions fetched for bench; fetched again when they are named", _within("suites")),
+    "models": Kind("models that 'foretell pull' has fetched; 'foretell rm NAME' deletes one", _models, if_named=True),
+}
+Action = Annotated[str, typer.Argument(metavar="[list|clear]", help="Show what is kept, or delete it.")]
+Which = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="KIND", show_default=False, help=f"{', '.join(KINDS)}. clear: all but models, if none is named."
+    ),
+]
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Delete without a question.")]
+
+
+def cache(action: Action = "list", kinds: Which = None, yes: Yes = False, json_: o.Json = False) -> None:
+    """What foretell keeps on the disk by itself: compiled kernels, measured costs, fetched questions, pulled models.
+
+    'foretell cache clear' deletes it, after a question, but for models, which are deleted where they are named. All comes
+    back when it is needed. FORETELL_CACHE and FORETELL_MODELS say where it is kept.
+    """
+    if action not in ("list", "clear"):
+        raise ConfigError(f"action {action!r} must be list or clear{nearest(action, ('list', 'clear'))}")
+    for kind in kinds or ():
+        if kind not in KINDS:
+            raise ConfigError(f"{kind!r} is no kind of thing that is kept{nearest(kind, KINDS)}")
+    if yes and action == "list":
+        raise ConfigError("--yes is for 'foretell cache clear': list deletes nothing")
+    root = cache_directory()
+    chosen = {
+        name: [*kind.paths(root)]
+        for name, kind in KINDS.items()
+        if (name in kinds if kinds else action == "list" or not kind.if_named)
+    }
+    sizes = {name: sum(map(_size, paths)) for name, paths in chosen.items()}
+    if action == "clear":
+        _clear(chosen, sizes, yes=yes, json_=json_)
+        return
+    rows: list[dict[str, Any]] = [
+        {"kind": name, "size": sizes[name], "count": len(paths), "directory": str(_place(name, root))}
+        for name, paths in chosen.items()
+    ]
+    if json_:
+        typer.echo(as_json({"kinds": rows, "size": sum(sizes.values())}, pretty=sys.stdout.isatty()), nl=False)
+        return
+    for row in rows:
+        typer.echo(f"{row['kind']:<8} {_shown(row['size']):>10} {row['count']:>5}  {KINDS[row['kind']].about}")
+    typer.echo(f"{_shown(sum(sizes.values()))} in all, in {', '.join(dict.fromkeys(row['directory'] for row in rows))}")
+
+
+def _clear(chosen: dict[str, list[Path]], sizes: dict[str, int], *, yes: bool, json_: bool) -> None:
+    paths = [path for found in chosen.values() for path in found]
+    if not paths:
+        typer.echo(
+            as_json({"freed": 0}, pretty=False) if json_ else f"nothing is kept of {', '.join(chosen)}", nl=not json_
+        )
+        return
+    what = ", ".join(f"{name} ({_shown(size)})" for name, size in sizes.items() if chosen[name])
+    if not yes:
+        if not sys.stdin.isatty():
+            raise ConfigError(f"nothing is deleted without a question or --yes: it would be {what}")
+        if not typer.confirm(f"delete {what}?", err=True):
+            raise typer.Exit(1)
+    freed = 0
+    for path in paths:
+        size = _size(path)
+        try:
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        except FileNotFoundError:
+            continue  # another process was faster
+        except OSError as error:
+            say(f"{path} is not deleted: {error.strerror}")
+            continue
+        freed += size
+    typer.echo(as_json({"freed": freed}, pretty=False) if json_ else f"deleted: {_shown(freed)}", nl=not json_)
+    if any(path.exists() for path in paths):
+        raise typer.Exit(1)
+
+
+def _place(name: str, root: Path) -> Path:
+    return models_directory() if name == "models" else root
+
+
+def _size(path: Path) -> int:
+    """Bytes of a file, or of all files below a folder; what has gone meanwhile has none, and links are not followed."""
+    try:
+        if path.is_dir() and not path.is_symlink():
+            return sum(_size(inner) for inner in path.iterdir())
+        return path.lstat().st_size
+    except OSError:
+        return 0
+
+
+def _shown(size: int) -> str:
+    return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.2f} GB"
