@@ -2,27 +2,28 @@
 
 import importlib
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
 from os import PathLike, fspath
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
-from foretell.core.errors import ConfigError, ModelError, nearest
+from foretell.core.errors import ConfigError, ModelError, first_line, nearest
+from foretell.model import tokenizer as tokenizers
 from foretell.model.checkpoint import check_files, check_layers, resolve
 from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.tokenizer import read_tokenizer
-from foretell.model.hf.adapter import TransformersModel
-from foretell.model.hf.code import has_code, load_with_code
-from foretell.model.hf.probe import first_line
-from foretell.model.hf.refusals import check_config
 from foretell.model.llama.weights import ShapeError
 from foretell.model.packed import WEIGHTS
-from foretell.model.parallel import Launch, ShardedModel, check_divides
-from foretell.model.source import is_file, read_config
+from foretell.model.source import is_file, read_config, read_plain
 from foretell.model.target import CausalModel
+
+if TYPE_CHECKING:  # transformers takes seconds to import: only what needs it imports it, and what imports it
+    from transformers import PreTrainedModel
+
+    from foretell.model.parallel import Launch
 
 FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
 IMPLEMENTATIONS = ("auto", "transformers", *FAST)
@@ -36,9 +37,10 @@ DTYPES = {
     "fp16": torch.float16,
     "half": torch.float16,
 }
-ModelInMemory: TypeAlias = CausalModel | PreTrainedModel
+ModelInMemory: TypeAlias = Union[CausalModel, "PreTrainedModel"]
 """What ``as_model`` takes."""
 logger = logging.getLogger(__name__)
+_draws_bars = True
 
 
 def load_model(
@@ -79,16 +81,27 @@ def load_model(
     if weights in ("int8", "int4") and (tensor_parallel or device_map is not None or implementation not in _PACKING):
         raise ConfigError(f"weights={weights!r} needs the native implementation, on one CPU: drop one of the options")
     path = resolve(name, code=trust_remote_code)
-    if has_code(path, name=name, trusted=trust_remote_code):
-        if weights in ("int8", "int4"):
-            raise ConfigError(f"weights={weights!r} needs the native implementation; {name} runs its own code")
-        return load_with_code(
-            path, name=name, dtype=wanted, device=where, device_map=device_map, implementation=implementation,
-            is_auto_dtype=dtype == "auto",
-        )  # fmt: skip
+    plain = None if is_file(path) else _plain(path, name=name)
+    if plain is None and not is_file(path):
+        from foretell.model.hf.code import has_code, load_with_code
+
+        if has_code(path, name=name, trusted=trust_remote_code):
+            if weights in ("int8", "int4"):
+                raise ConfigError(f"weights={weights!r} needs the native implementation; {name} runs its own code")
+            return load_with_code(
+                path, name=name, dtype=wanted, device=where, device_map=device_map, implementation=implementation,
+                is_auto_dtype=dtype == "auto",
+            )  # fmt: skip
     files = check_files(path, name=name)
-    config = load_config(path, name=name)
-    check_config(config, name=name)
+    if is_file(path):
+        plain = _plain(path, name=name)
+    if plain is None or launch is not None:
+        from foretell.model.hf.refusals import check_config
+
+        config = load_config(path, name=name)
+        check_config(config, name=name)
+    else:
+        config = plain[0]
     check_layers(files, config, name=name)
     quantised = weights in ("int8", "int4") or (weights == "auto" and files.is_quantised)
     if (
@@ -101,6 +114,8 @@ def load_model(
         on_cpu = where.type == "cpu" and device_map is None
         wanted = torch.float32 if on_cpu and dtype is None else checkpoint
     if launch is not None:
+        from foretell.model.parallel import ShardedModel, check_divides
+
         if is_file(path):
             raise ConfigError(f"tensor_parallel=True reads directories of safetensors, and {name} is a GGUF file")
         check_divides(config, launch.num_processes, name=name)
@@ -128,12 +143,20 @@ def load_model(
                 except Exception as error:  # a failing fast implementation must not prevent loading by transformers
                     reason = first_line(error)
             logger.info("%s: not loaded as %s: %s", name, kind, reason)
+    from foretell.model.hf.adapter import TransformersModel
+
+    if not _draws_bars:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
     return TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
 
 
-def from_module(module: PreTrainedModel, *, name: str | None = None) -> CausalModel:
+def from_module(module: "PreTrainedModel", *, name: str | None = None) -> CausalModel:
     """Wrap a transformers model that is already in memory and stays as it is (one in training mode is in eval mode during
     passes alone). Raises ModelError as above."""
+    from foretell.model.hf.adapter import TransformersModel
+
     return TransformersModel(module, name=name)
 
 
@@ -142,6 +165,10 @@ def from_tensors(
 ) -> CausalModel:
     """A transformers model of this configuration with these weights, as its checkpoint names them; a tied head may be left
     out."""
+    from transformers import AutoModelForCausalLM
+
+    from foretell.model.hf.adapter import TransformersModel
+
     module = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
     module.load_state_dict(tensors, strict=False)
     return TransformersModel(module.eval(), name=name)
@@ -152,37 +179,53 @@ def as_model(given: Any) -> CausalModel:
     anything else."""
     if isinstance(given, CausalModel):
         return given
-    if isinstance(given, PreTrainedModel):
-        return from_module(given)
+    if "transformers" in sys.modules:  # else it is none of its models
+        from transformers import PreTrainedModel
+
+        if isinstance(given, PreTrainedModel):
+            return from_module(given)
     hint = "; for a name or directory use Engine.load" if isinstance(given, str) else ""
     raise ConfigError(f"{given!r} is no model: expected one of transformers or of foretell{hint}")
 
 
-def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, by the same names as ``load_model``. Raises ModelError where there is none."""
+def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model, by the same names as ``load_model``: one of transformers, or ``PlainTokenizer``, which has
+    all its methods. Raises ModelError where there is none."""
     name = fspath(name)
     path = resolve(name)
     if is_file(path):
         return read_tokenizer(open_gguf(path, name=name))
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            str(path), local_files_only=True, trust_remote_code=trust_remote_code
-        )  # fmt: skip
-    except Exception as error:
-        raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
-    if set(tokenizer.get_vocab()) <= set(
-        tokenizer.all_special_tokens
-    ):  # what some classes make of a folder without one
+    found = tokenizers.read_tokenizer(path, lambda _: _transformers_tokenizer(path, name, trust_remote_code=False))
+    found = found or _transformers_tokenizer(path, name, trust_remote_code=trust_remote_code)
+    if set(found.get_vocab()) <= set(found.all_special_tokens):  # what some classes make of a folder without one
         raise ModelError(
             f"{name}: no tokenizer could be loaded from {path} (it has none, or one without a single word)"
         )
-    return tokenizer
+    return found
+
+
+def _transformers_tokenizer(path: Path, name: str, *, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
 
 
 def load_config(path: Any, *, name: str) -> Any:
     """The transformers configuration of a directory or GGUF file. Raises ModelError where it cannot be read."""
+    return _read(read_config, path, name=name)
+
+
+def _plain(path: Path, *, name: str) -> Any:
+    """See ``read_plain``."""
+    return _read(read_plain, path, name=name)
+
+
+def _read(read: Callable[..., Any], path: Path, *, name: str) -> Any:
     try:
-        return read_config(path, name=name)
+        return read(path, name=name)
     except ModelError:
         raise
     except Exception as error:
@@ -220,12 +263,14 @@ def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device
     return reason
 
 
-def _launch(implementation: str, device_map: Any) -> Launch:
+def _launch(implementation: str, device_map: Any) -> "Launch":
     """The process group of this process, for tensor_parallel. Raises ConfigError for options that contradict it."""
     if device_map is not None:
         raise ConfigError("device_map and tensor_parallel=True exclude each other: give one of them")
     if implementation in FAST:
         raise ConfigError(f"tensor_parallel=True needs implementation='transformers', not {implementation!r}")
+    from foretell.model.parallel import Launch
+
     return Launch.find()
 
 
@@ -250,4 +295,5 @@ def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, n
 
 def draw_no_bars() -> None:
     """No bars on the terminal while weights load: for a process that has none of its own."""
-    disable_progress_bar()
+    global _draws_bars
+    _draws_bars = False
