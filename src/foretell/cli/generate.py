@@ -70,8 +70,8 @@ def generate(
     if "-" in (prompt, prompt_file) and "-" in (prediction, prediction_file):
         raise ConfigError("standard input holds one text: give the prompt or the prediction by a file")
     guess = settings.one_text(prediction, prediction_file, "prediction")
-    speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
     params = settings.sampling({"seed": fresh_seed(), **(sampling or {})})
+    speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
     engine = settings.load_engine(models, speculative, no_color=no_color, speculation=speculation)
     ids_or_text: Any = text
     if chat or system is not None:

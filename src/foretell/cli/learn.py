@@ -51,8 +51,8 @@ def learn(
     """
     check_writable(output)
     check_plot(plot)
-    speculative = settings.speculation(ctx, models, guessing)
     params = settings.sampling({"seed": 0, **(sampling or {})})
+    speculative = settings.speculation(ctx, models, guessing)
     options = LearnOptions(**(learning or {}), where="inline")
     engine = settings.load_engine(models, speculative, no_color=no_color)
     from foretell.learn.files import learn_from

@@ -12,10 +12,13 @@ import typer
 
 from foretell.cli.options import Guessing, Models
 from foretell.cli.output import waiting
+from foretell.core import builtin
 from foretell.core.errors import ConfigError
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.params import SamplingParams, params_of
 from foretell.core.provenance import num_cores
+from foretell.core.registry import check_method as check_name
+from foretell.core.registry import check_spec
 from foretell.core.settings import field_kinds, value_of_json
 from foretell.core.spec import parse_numbers
 from foretell.model.catalogue import BUNDLED, default_draft, default_speculation
@@ -111,6 +114,11 @@ def speculation(
             )
         if key not in merged or typed(ctx, option) or not config_typed:  # what was typed beats the environment
             merged[key] = value
+    if "method" in merged:
+        check_name(merged["method"], builtin.CONFIGS)
+    for key, known in (("verify", builtin.VERIFIERS), ("shape", builtin.SHAPES)):
+        if isinstance(merged.get(key), str):
+            check_spec(merged[key], known, {"verify": "verifier"}.get(key, key))
     if not typed(ctx, "draft") and merged.get("model") == draft_name(models.draft):
         wants = "prediction" if has_prediction else None  # what is named is not changed by the environment
         if not takes_draft(merged.get("method", wants)):

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, get_origin, get_type_hints
 
 from foretell.core import builtin
-from foretell.core.errors import ConfigError, nearest
+from foretell.core.errors import ConfigError
 from foretell.core.jsontext import JSONDecodeError, parse_json
-from foretell.core.registry import Registry, UnusableError
+from foretell.core.registry import Registry, UnusableError, check_method
 from foretell.core.settings import fitted, read
 from foretell.draft.base import Capabilities
 from foretell.draft.config import MethodConfig
@@ -82,6 +82,6 @@ _KINDS = (bool, int, float, str, str | None)
 
 
 def _config_class(name: object) -> type[MethodConfig]:
-    if not isinstance(name, str) or name not in METHODS:
-        raise ConfigError(f"method = {name!r} is not a method{nearest(str(name), METHODS.names())}")
+    check_method(name, builtin.CONFIGS)
+    assert isinstance(name, str)
     return METHODS[name]

@@ -19,6 +19,7 @@ from foretell.engine.event import Observer
 from foretell.engine.failures import DrafterFailures, RaisedFailures
 from foretell.engine.groups import Choice, check_branching, check_together
 from foretell.engine.loop import Limits, Loop
+from foretell.engine.options import check_speculation
 from foretell.engine.planning import Planning
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
@@ -83,10 +84,7 @@ class Engine:
         model.spec = with_tokenizer(model.spec, tokenizer)
         given = None if draft is None else as_model(draft)
         self._drafts = Drafts(model, tokenizer, given, draft_tokenizer, trusts_code=trust_remote_code)
-        if speculation not in ("on", "auto"):
-            raise ConfigError(
-                f"speculation = {speculation!r} must be 'on' or 'auto'; for plain decoding give method 'none'"
-            )
+        check_speculation(speculation)
         if drafter_errors not in DRAFTER_ERRORS:
             raise ConfigError(f"drafter_errors = {drafter_errors!r} must be 'plain' or 'raise'")
         if speculation == "auto" and model.is_shared:

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
 
-from foretell.core.errors import ConfigError, ModelError, first_line, nearest
+from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.model import tokenizer as tokenizers
 from foretell.model.checkpoint import check_files, check_layers, resolve
 from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.tokenizer import read_tokenizer
 from foretell.model.llama.weights import ShapeError
-from foretell.model.packed import WEIGHTS
+from foretell.model.names import FAST, check_implementation, check_weights, torch_name
 from foretell.model.source import is_file, read_config, read_plain
 from foretell.model.target import CausalModel
 
@@ -25,18 +25,7 @@ if TYPE_CHECKING:  # transformers takes seconds to import: only what needs it im
 
     from foretell.model.parallel import Launch
 
-FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
-IMPLEMENTATIONS = ("auto", "transformers", *FAST)
 _PACKING = ("auto", "native")  # what can run quantised weights
-DTYPES = {
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp16": torch.float16,
-    "half": torch.float16,
-}
 ModelInMemory: TypeAlias = Union[CausalModel, "PreTrainedModel"]
 """What ``as_model`` takes."""
 logger = logging.getLogger(__name__)
@@ -71,8 +60,7 @@ def load_model(
     and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
     """
     name = fspath(name)
-    if implementation not in IMPLEMENTATIONS:
-        raise ConfigError(f"implementation {implementation!r} is unknown{nearest(implementation, IMPLEMENTATIONS)}")
+    check_implementation(implementation)
     if device_map is not None and implementation in FAST:
         raise ConfigError(f"device_map needs implementation='transformers', not {implementation!r}")
     launch = _launch(implementation, device_map) if tensor_parallel else None
@@ -235,12 +223,10 @@ def _read(read: Callable[..., Any], path: Path, *, name: str) -> Any:
 
 def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """The dtype of a name; None for None and "auto". Raises ConfigError for anything else."""
-    if dtype is None or dtype == "auto":
+    if dtype is None:
         return None
-    found = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(str(dtype).removeprefix("torch."))
-    if found not in DTYPES.values():
-        raise ConfigError(f"dtype {dtype!r} is unknown{nearest(str(dtype), ('auto', *DTYPES))}")
-    return found
+    name = torch_name(str(dtype))
+    return None if name is None else getattr(torch, name)
 
 
 def parse_device(device: str | torch.device) -> torch.device:
@@ -276,8 +262,7 @@ def _launch(implementation: str, device_map: Any) -> "Launch":
 
 def _weights_dtype(weights: str, dtype: torch.dtype | None) -> torch.dtype | None:
     """The dtype that weights ask for. Raises ConfigError where they are unknown, or contradict the one that is given."""
-    if weights not in WEIGHTS:
-        raise ConfigError(f"weights {weights!r} is unknown{nearest(weights, WEIGHTS)}")
+    check_weights(weights)
     asked = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(weights, dtype)
     if dtype not in (None, asked):
         raise ConfigError(

@@ -19,7 +19,8 @@ from foretell.kernels import structures
 from foretell.model.llama import shape as llama
 from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, pack_into
 from foretell.model.llama.weights import WeightSource
-from foretell.model.packed import WEIGHTS, Packed
+from foretell.model.names import WEIGHTS
+from foretell.model.packed import Packed
 
 _LINE = 64  # bytes; every matrix begins at a line of the cache
 _VALUES = 1 << 20  # about so many are converted at a time by one thread
