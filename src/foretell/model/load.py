@@ -6,11 +6,13 @@ import sys
 from collections.abc import Callable, Mapping
 from os import PathLike, fspath
 from pathlib import Path
+from time import monotonic
 from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
 
 from foretell.core.errors import ConfigError, ModelError, first_line
+from foretell.core.progress import tell
 from foretell.model import tokenizer as tokenizers
 from foretell.model.checkpoint import check_files, check_layers, resolve
 from foretell.model.gguf.file import open_gguf
@@ -137,7 +139,11 @@ def load_model(
         from transformers.utils.logging import disable_progress_bar
 
         disable_progress_bar()
-    return TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
+    begun = monotonic()
+    tell(name, 0.0)
+    model = TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
+    _tell_loaded(model, begun)
+    return model
 
 
 def from_module(module: "PreTrainedModel", *, name: str | None = None) -> CausalModel:
@@ -272,10 +278,21 @@ def _weights_dtype(weights: str, dtype: torch.dtype | None) -> torch.dtype | Non
 
 
 def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str, weights: str) -> CausalModel:
+    begun = monotonic()
+    tell(name, 0.0)
     module = importlib.import_module(f"foretell.model.llama.{kind}")
     options = {"weights": weights} if kind == "native" else {}
     model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)
+    _tell_loaded(model, begun)
     return model
+
+
+def _tell_loaded(model: CausalModel, begun: float) -> None:
+    """Say that a model is in memory. begun: ``monotonic()`` when it was asked for."""
+    spec = model.spec
+    tell(spec.name, 1.0)
+    held = spec.weights or str(spec.dtype).removeprefix("torch.")
+    logger.info("%s: loaded as %s in %s, %.1f s", spec.name, spec.implementation, held, monotonic() - begun)
 
 
 def draw_no_bars() -> None:
