@@ -81,9 +81,29 @@ def test_what_is_typed_is_checked_by_the_option_itself() -> None:
 
 
 def test_a_wrong_path_of_the_environment_breaks_no_command_that_has_another() -> None:
-    config = '{"method": "ngram", "verify": "exat"}'
-    lines, _, _ = run(["generate", "x", "--speculative-config", config], FORETELL_DRAFT="/none")
-    assert "'exat' is not a verifier" in lines[0]
+    lines, _, _ = run(
+        ["generate", "x", "--method", "ngram", "--target", "bundled", "--top-k", "-1"], FORETELL_DRAFT="/none"
+    )
+    assert "top_k" in lines[0]
+    lines, _, _ = run(
+        ["generate", "x", "--method", "none", "--target", "bundled", "--draws", "x"], FORETELL_DRAFT="/none"
+    )
+    assert "'x' is not a way of drawing" in lines[0]
+
+
+@pytest.mark.parametrize(
+    "command", ["generate x", "chat", "explain", "bench", "certify", "evaluate", "doctor", "serve"]
+)
+def test_every_command_looks_for_its_models_first(command: str) -> None:
+    named = ["/no/such"] if command == "serve" else ["--target", "/no/such"]
+    lines, _, code = run([*command.split(), *named])
+    assert lines[0] == "foretell: directory /no/such does not exist"
+    assert (lines[1:], code) == (["False"], 1)
+
+
+def test_a_wrong_option_is_said_before_a_model_that_is_to_be_fetched() -> None:
+    lines, _, _ = run(["generate", "x", "--target", "smollm2-135m", "--shape", "statc"], FORETELL_CACHE="/no/such")
+    assert "did you mean 'static'?" in lines[0]
 
 
 def test_methods_is_one_screen_without_torch() -> None:

@@ -25,19 +25,9 @@ AUTO = "auto"
 _KINDS = "a directory, a GGUF file, a Hugging Face id, a name of 'foretell list', or 'bundled'"
 
 
-def chosen_target(ctx: typer.Context, param: Any, target: str) -> str:
-    """The target that is meant: for "auto" the default one, of what is here. Raises ModelError for a path that is none."""
-    return default_target() if target == AUTO else checked_path(ctx, param, target) or target
-
-
-def checked_path(ctx: typer.Context, param: Any, name: str | None) -> str | None:
-    """A model that was typed, looked for before torch is imported. Raises ModelError where no file can have its name."""
-    source = ctx.get_parameter_source(param.name)
-    if name is not None and source is not None and source.name == "COMMANDLINE" and not ctx.resilient_parsing:
-        from foretell.model.checkpoint import find_here
-
-        find_here(name)
-    return name
+def chosen_target(target: str) -> str:
+    """The target that is meant: for "auto" the default one, of what is here."""
+    return default_target() if target == AUTO else target
 
 
 def checked(check: Callable[[str], object]) -> Callable[[str | None], str | None]:
@@ -90,7 +80,7 @@ TrustRemoteCode = Annotated[
 Draft = Annotated[
     str | None,
     typer.Option(
-        "--draft", envvar="FORETELL_DRAFT", metavar="NAME_OR_DIR", rich_help_panel=MODELS, callback=checked_path,
+        "--draft", envvar="FORETELL_DRAFT", metavar="NAME_OR_DIR", rich_help_panel=MODELS,
         help="The draft model, or the trained head, of --method: a directory, a GGUF file or a hub id. Default: the "
         "bundled one, for the bundled target.",
     ),

@@ -15,7 +15,7 @@ _EVERY_S = 1.0
 
 @contextmanager
 def listening(listener: Listener | None) -> Iterator[None]:
-    """Within the block, what is loaded in this thread is told to ``listener``; None: to the one from before."""
+    """Within the block, loads of this thread call ``listener``; None: the one from before."""
     if listener is None:
         yield
         return
