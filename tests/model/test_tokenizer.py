@@ -1,6 +1,8 @@
 """Tokenizers and chat templates read without transformers against its own: ids, texts, special tokens, rendered chats."""
 
+import copy
 import json
+import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +10,7 @@ from typing import Any
 
 import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoTokenizer, PreTrainedTokenizerFast, Qwen2Tokenizer
 
 from foretell import bundled
 from foretell.model.load import load_tokenizer
@@ -129,6 +131,42 @@ def test_made_up_ones(tmp_path: Path, kind: Callable[[], Tokenizer], cleans: boo
     assert_same(found, own)
 
 
+def qwen(folder: Path, kind: str, **options: Any) -> Path:
+    """As Qwen2's repositories have it."""
+    vocab = {symbol: index for index, symbol in enumerate(ALPHABET)} | {"th": 256, "the": 257}
+    own = Qwen2Tokenizer(vocab=vocab, merges=[("t", "h"), ("th", "e")], **options)
+    own.add_special_tokens({"additional_special_tokens": ["<|im_start|>", "<|im_end|>"]})
+    own.add_tokens([AddedToken("<tool>", normalized=False)])
+    own.save_pretrained(folder)
+    (folder / "config.json").write_text(json.dumps({"model_type": kind}), encoding="utf-8")
+    return folder
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3"])
+@pytest.mark.parametrize("options", [{}, {"eos_token": "<|im_end|>", "unk_token": None}])
+def test_qwen_s_own_class(tmp_path: Path, kind: str, options: dict[str, Any]) -> None:
+    found, own = both(qwen(tmp_path, kind, **options))
+    assert isinstance(found, PlainTokenizer)
+    assert type(own) is Qwen2Tokenizer
+    assert_same(found, own)
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("normalizer", {"type": "NFKC"}),
+        ("pre_tokenizer", {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": True}),
+        ("normalizer", None),
+    ],
+)
+def test_a_file_that_qwen_s_class_would_not_make_is_left_to_it(tmp_path: Path, key: str, value: Any) -> None:
+    folder = qwen(tmp_path, "qwen2")
+    changed(folder, "tokenizer.json", {key: value})
+    found, own = both(folder)
+    assert type(found) is type(own) is Qwen2Tokenizer
+    assert found.encode("the \ufb01 1234") == own.encode("the \ufb01 1234")
+
+
 def test_further_special_tokens(tmp_path: Path) -> None:
     inner = byte_level()
     inner.add_special_tokens(["<|im_start|>", "<|im_end|>"])
@@ -241,6 +279,13 @@ def test_chats(tmp_path: Path, template: str) -> None:
             count += 1
     assert count > 20
     assert loaded == []
+
+
+def test_it_can_be_copied_and_sent(tmp_path: Path) -> None:
+    found, own = both(saved(tmp_path, byte_level(), chat_template=TEMPLATES[0]))
+    for other in (copy.deepcopy(found), pickle.loads(pickle.dumps(found))):
+        assert_same(other, own)
+        assert other.tokenize("the x") == own.tokenize("the x")
 
 
 def test_templates_by_name(tmp_path: Path) -> None:

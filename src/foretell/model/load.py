@@ -4,6 +4,7 @@ import importlib
 import logging
 import sys
 from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike, fspath
 from pathlib import Path
 from time import monotonic
@@ -189,13 +190,17 @@ def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False
     path = resolve(name)
     if is_file(path):
         return read_tokenizer(open_gguf(path, name=name))
-    found = tokenizers.read_tokenizer(path, lambda _: _transformers_tokenizer(path, name, trust_remote_code=False))
+    found = tokenizers.read_tokenizer(path, partial(_whole, path, name))
     found = found or _transformers_tokenizer(path, name, trust_remote_code=trust_remote_code)
     if set(found.get_vocab()) <= set(found.all_special_tokens):  # what some classes make of a folder without one
         raise ModelError(
             f"{name}: no tokenizer could be loaded from {path} (it has none, or one without a single word)"
         )
     return found
+
+
+def _whole(path: Path, name: str, _: tokenizers.PlainTokenizer) -> Any:
+    return _transformers_tokenizer(path, name, trust_remote_code=False)
 
 
 def _transformers_tokenizer(path: Path, name: str, *, trust_remote_code: bool) -> Any:

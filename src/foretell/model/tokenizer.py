@@ -20,13 +20,19 @@ _TYPES = frozenset((
     "llama", "qwen3", "qwen3_moe", "qwen2_moe", "gemma", "gemma2", "gemma3_text", "olmo2", "granite", "smollm3",
     "olmoe", "granitemoe",
 ))  # fmt: skip
-"""Model types with which transformers runs a tokenizer.json of _CLASSES as it is (Phi-3 and Qwen2 get a class of theirs,
-Mistral one that reads another file)."""
+"""Model types with which transformers runs a tokenizer.json of _CLASSES as it is (Phi-3 and Qwen2 have a class of their
+own, Mistral one that reads another file)."""
+_QWEN = ("qwen2", "qwen3", "qwen2_moe", "qwen3_moe")
+_QWEN_SPLITS = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_QWEN_NAMED = dict.fromkeys(("unk_token", "eos_token", "pad_token"), "<|endoftext|>")
+"""transformers' class for Qwen splits text so, and has these special tokens where nothing is said."""
 _READ = frozenset((
     *NAMED, "backend", "tokenizer_class", "clean_up_tokenization_spaces", "extra_special_tokens", "model_max_length",
     "additional_special_tokens", "added_tokens_decoder", "chat_template", "add_bos_token", "add_eos_token", "is_local",
     "local_files_only", "name_or_path", "padding_side", "truncation_side", "model_input_names", "legacy",
-    "add_prefix_space", "use_default_system_prompt", "sp_model_kwargs", "errors",
+    "add_prefix_space", "use_default_system_prompt", "sp_model_kwargs", "errors", "split_special_tokens",
 ))  # fmt: skip
 """Keys of tokenizer_config.json that are read, or that change nothing here."""
 _PLAIN = {"special": True, "normalized": False, "lstrip": False, "rstrip": False, "single_word": False}
@@ -220,9 +226,14 @@ def read_tokenizer(path: Path, whole: Callable[[PlainTokenizer], Any]) -> PlainT
     if settings is None or about is None or content is None:
         return None
     others = ("added_tokens.json", "tekken.json", "additional_chat_templates")
-    if about.get("model_type") not in _TYPES or any((path / other).exists() for other in others):
+    if any((path / other).exists() for other in others):
         return None
-    if settings.get("tokenizer_class") not in _CLASSES or not settings.keys() <= _READ:
+    is_qwen = str(settings.get("tokenizer_class")).removesuffix("Fast") == "Qwen2Tokenizer" and _is_qwen(content)
+    if is_qwen and about.get("model_type") in _QWEN and not settings.get("add_prefix_space"):
+        settings = {**_QWEN_NAMED, **settings}
+    elif settings.get("tokenizer_class") not in _CLASSES or about.get("model_type") not in _TYPES:
+        return None
+    if not settings.keys() <= _READ or settings.get("split_special_tokens"):
         return None
     if content.get("truncation") is not None or content.get("padding") is not None:
         return None
@@ -240,6 +251,28 @@ def read_tokenizer(path: Path, whole: Callable[[PlainTokenizer], Any]) -> PlainT
     return PlainTokenizer(
         inner, named, whole, extra=extra, chat_template=template or None, cleans=bool(cleans), max_length=length
     )
+
+
+def _is_qwen(content: Mapping[str, Any]) -> bool:
+    """Whether a tokenizer.json is what transformers' class for Qwen makes of its vocabulary and merges."""
+    model, splits, decoder = (content.get(key) or {} for key in ("model", "pre_tokenizer", "decoder"))
+    try:
+        first, second = splits["pretokenizers"]
+        plain = not any(model.get(key) for key in _UNUSED)
+        return bool(
+            plain
+            and (model["type"], decoder["type"], content["normalizer"]) == ("BPE", "ByteLevel", {"type": "NFC"})
+            and first == {"type": "Split", "pattern": {"Regex": _QWEN_SPLITS}, "behavior": "Isolated", "invert": False}
+            and (second["type"], second["add_prefix_space"], second["use_regex"]) == ("ByteLevel", False, False)
+        )
+    except (KeyError, TypeError, ValueError, AttributeError):
+        return False
+
+
+_UNUSED = (
+    "dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix", "fuse_unk", "byte_fallback", "ignore_merges",
+)  # fmt: skip
+"""Options of BPE that Qwen's class leaves off."""
 
 
 def _special(
