@@ -16,7 +16,6 @@ HEAVY = (
     "sympy",
     "torch._dynamo",
     "torch._inductor",
-    "safetensors",
 )
 GENERATE = f"""
 import sys
