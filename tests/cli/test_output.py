@@ -92,8 +92,9 @@ def test_methods_lists_everything_and_every_pair(invoke: Invoke) -> None:
     assert (rejection["draws"], rejection["exact"], rejection["refused"]) == ("without_replacement", True, {})
     assert found["pairs"]["ngram"]["rejection"]["draws"] == "fixed"
     assert "cannot grow" in found["pairs"]["ngram"]["rejection"]["refused"]["sequoia"]
-    shown = invoke("methods").stdout
-    assert all(name in shown for name in [*METHODS, *VERIFIERS])
+    for options in ((), ("--all",)):
+        shown = invoke("methods", *options).stdout
+        assert all(name in shown for name in [*METHODS, *VERIFIERS])
 
 
 def test_help_page_has_every_command() -> None:

@@ -101,6 +101,7 @@ def bench(
     """
     check_writable(output)
     runs_file = open_runs(output, resume=resume)
+    settings.check_paths(ctx, models)
     draft = settings.draft_of(
         ctx, models.draft, [None] if methods is None else [name.partition(":")[0] for name in methods.split(",")]
     )

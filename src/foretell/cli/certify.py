@@ -92,6 +92,7 @@ def certify(
     u.check_options(ctx)
     if url is not None:
         return u.certify_url(ctx, models)
+    settings.check_paths(ctx, models)
     draft = settings.draft_of(ctx, models.draft, [method])
     if limit < 1:
         raise ConfigError(f"--limit {limit} must be at least 1")

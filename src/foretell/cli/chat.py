@@ -47,8 +47,8 @@ def chat(
     Answer number i has the seed SEED + i. Earlier turns are not read again.
     """
     settings.check_text(system, "--system")
-    speculative = settings.speculation(ctx, models, guessing)
     params = settings.sampling({"seed": fresh_seed(), **(sampling or {})})
+    speculative = settings.speculation(ctx, models, guessing)
     engine = settings.load_engine(
         models, speculative, no_color=no_color, prefix_memory_gib=PREFIX_MEMORY_GIB, speculation=speculation
     )

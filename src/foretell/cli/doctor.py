@@ -103,6 +103,7 @@ def doctor(
     template, another target. Exit status 3 where a fault is found.
     """
     check_writable(output)
+    settings.check_paths(ctx, models)
     only = [name.strip() for name in methods.split(",") if name.strip()] if methods is not None else None
     _check_methods(only)
     if head is not None and (only is not None or settings.draft_of(ctx, models.draft, []) is not None):

@@ -61,6 +61,7 @@ def evaluate(
     """
     check_writable(output)
     at = settings.temperatures(temperature, (0.0, 1.0))
+    settings.check_paths(ctx, models)
     settings.quiet()
     from foretell.bench import first_loop, load_suite, select
 

@@ -81,12 +81,12 @@ def generate(
     if [prompt, prompt_file, prediction, prediction_file, json_schema, grammar].count("-") > 1:
         raise ConfigError("standard input holds one text: give the others by files")
     guess = settings.one_text(prediction, prediction_file, "prediction")
-    speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
     held = {"json_schema": json_schema, "grammar": grammar}
     held = {name: settings.read_text(file, f"--{name}".replace("_", "-")) for name, file in held.items() if file}
     params = settings.sampling({"seed": fresh_seed(), **(sampling or {}), **held})
     if params.logprobs is not None and not json_:
         raise ConfigError("--logprobs: log probabilities are written by --json: add it, or drop --logprobs")
+    speculative = settings.speculation(ctx, models, guessing, has_prediction=guess is not None)
     engine = settings.load_engine(models, speculative, no_color=no_color, speculation=speculation)
     ids_or_text: Any = text
     if chat or system is not None:

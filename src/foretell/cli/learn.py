@@ -52,8 +52,8 @@ def learn(
     """
     check_writable(output)
     check_plot(plot)
-    speculative = settings.speculation(ctx, models, guessing)
     params = settings.sampling({"seed": 0, **(sampling or {})})
+    speculative = settings.speculation(ctx, models, guessing)
     options = LearnOptions(**(learning or {}), where="inline")
     settings.check_learning([speculative], models.target, options)
     engine = settings.load_engine(models, speculative, no_color=no_color)

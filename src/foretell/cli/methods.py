@@ -1,24 +1,37 @@
 """``foretell methods``: lists methods, shapes and verifiers, their legal combinations, and which are exact."""
 
 import dataclasses
+import json
+import re
 import sys
 import warnings
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from foretell.cli import options as o
 from foretell.cli.layout import print_table
 from foretell.cli.output import as_json, has_color
+from foretell.core import builtin
+from foretell.core.registry import names_of
 
 if TYPE_CHECKING:
     from foretell.core.registry import Registry
 
 WIDE = 140  # columns, where the output is no terminal
+BRIEF = Path(__file__).with_name("methods.json")
+"""``brief`` of what comes with foretell, so that the list needs no torch: made by ``python -m foretell.cli.methods``."""
+All = Annotated[
+    bool, typer.Option("--all", help="Options, what each rule does, and every refused combination with its reason.")
+]
 
 
-def methods(json_: o.Json = False, no_color: o.NoColor = False) -> None:
-    """List methods of guessing, ways of checking, and what each pair of them does."""
+def methods(all_: All = False, json_: o.Json = False, no_color: o.NoColor = False) -> None:
+    """List methods of guessing, ways of checking, and what works with what."""
+    if not all_ and not json_:
+        show_brief(known_brief(), no_color=no_color)
+        return
     with warnings.catch_warnings():  # what is refused is listed
         warnings.simplefilter("ignore", RuntimeWarning)
         found = catalogue()
@@ -26,6 +39,89 @@ def methods(json_: o.Json = False, no_color: o.NoColor = False) -> None:
         typer.echo(as_json(found, pretty=sys.stdout.isatty()), nl=False)
     else:
         show(found, no_color=no_color)
+
+
+def known_brief() -> dict[str, Any]:
+    """``brief`` of what is installed: read from its file where no package adds anything."""
+    parts = (("methods", builtin.CONFIGS), ("verifiers", builtin.VERIFIERS), ("shapes", builtin.SHAPES))
+    if all(set(names_of(known, f"foretell.{part}")) == set(known) for part, known in parts):
+        found: dict[str, Any] = json.loads(BRIEF.read_text(encoding="utf-8"))
+        return found
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)
+        return brief(catalogue())
+
+
+def brief(found: dict[str, Any]) -> dict[str, Any]:
+    """Of a catalogue, what one screen shows: name -> [what it does, the names of shapes that it works with]."""
+    ways, shapes = found["methods"], list(found["shapes"])
+    refused = {  # verifier -> shapes that it takes from no method that can grow them
+        rule: {
+            shape
+            for shape in shapes
+            if all(
+                shape in row[rule]["refused"] for name, row in found["pairs"].items() if shape in ways[name]["shapes"]
+            )
+        }
+        for rule in found["verifiers"]
+    }
+    told = {name: _told(way) + _needs(way["needs"]) for name, way in ways.items()}
+    return {
+        "methods": {name: [told[name], _works_with(way["shapes"], shapes)] for name, way in ways.items()},
+        "shapes": {name: _told(form) for name, form in found["shapes"].items()},
+        "verifiers": {
+            name: [
+                ("" if rule["exact"] else "LOSSY: ") + _told(rule),
+                _works_with([shape for shape in shapes if shape not in refused[name]], shapes),
+            ]
+            for name, rule in found["verifiers"].items()
+        },
+        "not_used": found["not_used"],
+    }
+
+
+def _told(item: dict[str, Any]) -> str:
+    """The first of the parts of a summary, and the package where that is another than foretell."""
+    from foretell import __version__
+
+    parts = r"; |: | \([A-Z]|, in |, for |, else |, then |, less so |, by one "
+    first = re.split(parts, item["summary"].removeprefix("lossy: "))[0].strip()
+    return first if item["package"] == f"foretell {__version__}" else f"{first} ({item['package']})"
+
+
+def _needs(needs: list[str]) -> str:
+    trained = [need for need in needs if need != "hidden states"]  # which every target has
+    return f" [{trained[0].removeprefix('a ')}]" if trained else ""
+
+
+def _works_with(mine: list[str], every: list[str]) -> str:
+    lacking = [name for name in every if name not in mine]
+    if not lacking or not mine:
+        return "-" if not mine else "all shapes"
+    return f"all but {', '.join(lacking)}" if len(lacking) < len(mine) else ", ".join(mine)
+
+
+def show_brief(found: dict[str, Any], *, no_color: bool) -> None:
+    """One screen."""
+    from rich.console import Console
+
+    console = Console(no_color=not has_color(sys.stdout, no_color), highlight=False, soft_wrap=True)
+
+    def part(title: str, rows: dict[str, Any]) -> None:
+        console.print(title, style="bold", markup=False)
+        for name, told in rows.items():
+            what, shapes = (told, "") if isinstance(told, str) else told
+            works = "" if shapes in ("", "-", "all shapes") else f" (works with shapes {shapes})"
+            console.print(f"  {name:<13} {what}{works}", markup=False)
+
+    part("Methods (--method): how the next tokens are guessed [and what they need]", found["methods"])
+    part("Shapes (--shape): how many guesses, and where they branch", found["shapes"])
+    part("Verifiers (--verify): how guesses are checked; exact ones keep the target's distribution", found["verifiers"])
+    if found["not_used"]:
+        part("Declared by installed packages, and not used:", dict.fromkeys(found["not_used"], ""))
+    console.print(
+        "Where nothing is said, a method or verifier works with every other part. More: foretell methods --all"
+    )
 
 
 def catalogue() -> dict[str, Any]:
@@ -177,3 +273,7 @@ def show(found: dict[str, Any], *, no_color: bool) -> None:
 
 def _plain(value: Any) -> str:
     return "x".join(map(str, value)) if isinstance(value, tuple) else str(value).lower()
+
+
+if __name__ == "__main__":
+    BRIEF.write_text(json.dumps(brief(catalogue()), indent=1) + "\n", encoding="utf-8")

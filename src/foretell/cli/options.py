@@ -4,14 +4,19 @@ What several commands have in common stands here once, and those that go togethe
 whole: ``@with_group(Models, into="models")``.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Any
 
 import typer
 
 from foretell.cli.fields import option
+from foretell.core import builtin
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams
+from foretell.core.registry import check_method, check_spec
+from foretell.engine.options import check_speculation
+from foretell.model import names
 from foretell.model.catalogue import DEFAULT, default_target
 
 MODELS, SPECULATION, SAMPLING, OUTPUT, PROMPTS = "Models", "Speculation", "Sampling", "Output", "Prompts"
@@ -23,6 +28,25 @@ _KINDS = "a directory, a GGUF file, a Hugging Face id, a name of 'foretell list'
 def chosen_target(target: str) -> str:
     """The target that is meant: for "auto" the default one, of what is here."""
     return default_target() if target == AUTO else target
+
+
+def checked(check: Callable[[str], object]) -> Callable[[str | None], str | None]:
+    """A callback: the value of an option, looked at before torch is imported. Raises ConfigError as ``check`` does."""
+
+    def callback(given: str | None) -> str | None:
+        if given is not None:
+            check(given)
+        return given
+
+    return callback
+
+
+def checked_method(ctx: typer.Context, param: Any, name: str | None) -> str | None:
+    """The same of a method; one of the environment may yet be replaced."""
+    source = ctx.get_parameter_source(param.name)
+    if name is not None and source is not None and source.name == "COMMANDLINE":
+        check_method(name, builtin.CONFIGS)
+    return name
 
 
 def checked_threads(threads: int | None) -> int | None:
@@ -67,7 +91,7 @@ Device = Annotated[
 Dtype = Annotated[
     str | None,
     typer.Option(
-        "--dtype", envvar="FORETELL_DTYPE", rich_help_panel=MODELS,
+        "--dtype", envvar="FORETELL_DTYPE", rich_help_panel=MODELS, callback=checked(names.torch_name),
         help="float32, bfloat16, float16 or auto (the checkpoint's own). Default: float32 on the CPU, auto elsewhere.",
     ),
 ]  # fmt: skip
@@ -75,6 +99,7 @@ Weights = Annotated[
     str,
     typer.Option(
         "--weights", envvar="FORETELL_WEIGHTS", metavar="auto|fp32|bf16|int8|int4", rich_help_panel=MODELS,
+        callback=checked(names.check_weights),
         help="How the target's matrices are held and multiplied: auto as the file has them (those of a quantised GGUF file "
         "stay packed), fp32 and bf16 dequantised, int8 and int4 rounded. The text then follows the quantised model's "
         "distribution; 'foretell certify' measures how far that is from the unquantised one.",
@@ -98,7 +123,8 @@ Implementation = Annotated[
     str,
     typer.Option(
         "--implementation", envvar="FORETELL_IMPLEMENTATION", metavar="auto|transformers|lean|native",
-        rich_help_panel=MODELS, help="What runs the models; auto takes the fastest that supports the model.",
+        callback=checked(names.check_implementation), rich_help_panel=MODELS,
+        help="What runs the models; auto takes the fastest that supports the model.",
     ),
 ]  # fmt: skip
 Width = Annotated[
@@ -111,7 +137,7 @@ Width = Annotated[
 Method = Annotated[
     str | None,
     typer.Option(
-        "--method", envvar="FORETELL_METHOD", metavar="NAME", rich_help_panel=SPECULATION,
+        "--method", envvar="FORETELL_METHOD", metavar="NAME", rich_help_panel=SPECULATION, callback=checked_method,
         help="How to guess; 'foretell methods' lists them. Default: what --draft holds (a draft model or the head of a "
         "method), prediction with --prediction, else the target's own ('foretell list --json').",
     ),
@@ -127,6 +153,7 @@ Verify = Annotated[
     str | None,
     typer.Option(
         "--verify", envvar="FORETELL_VERIFY", metavar="NAME[/OPTION=VALUE]", rich_help_panel=SPECULATION,
+        callback=checked(lambda text: check_spec(text, builtin.VERIFIERS, "verifier")),
         help="How guesses are checked (see 'foretell methods'). Default: coupled, the same text for any method.",
     ),
 ]  # fmt: skip
@@ -134,6 +161,7 @@ Shape = Annotated[
     str | None,
     typer.Option(
         "--shape", envvar="FORETELL_SHAPE", metavar="NAME[/OPTION=VALUE]", rich_help_panel=SPECULATION,
+        callback=checked(lambda text: check_spec(text, builtin.SHAPES, "shape")),
         help="The shape of a proposal, e.g. static/branching=3x2x1, sequoia/size=16 (see 'methods'). Default: chain",
     ),
 ]  # fmt: skip
@@ -148,6 +176,7 @@ Speculation = Annotated[
     str,
     typer.Option(
         "--speculation", envvar="FORETELL_SPECULATION", metavar="auto|on", rich_help_panel=SPECULATION,
+        callback=checked(check_speculation),
         help="on: guess as deep as the method says. auto: before each step as deep as pays, or not at all; it measures "
         "what passes cost here, once (seconds), and remembers it. Plain decoding: --method none.",
     ),

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from foretell.core.errors import ConfigError
+from foretell.core.progress import listening
 from foretell.core.visible import VISIBLE as VISIBLE
 
 TINT, RESET = "\x1b[32m", "\x1b[0m"
@@ -89,14 +90,24 @@ def has_color(stream: TextIO, no_color: bool) -> bool:
 
 @contextmanager
 def waiting(what: str, *, no_color: bool) -> Iterator[None]:
-    """A line on stderr while something takes seconds; nothing where stderr is no terminal."""
+    """A line on stderr while something takes seconds, with the time, and with the share of what is loaded; nothing where
+    stderr is no terminal."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    with Console(stderr=True, no_color=not has_color(sys.stderr, no_color)).status(what):
-        yield
+    console = Console(stderr=True, no_color=not has_color(sys.stderr, no_color))
+    columns = (SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn())
+    with Progress(*columns, console=console, transient=True) as shown:
+        line = shown.add_task(what)
+
+        def update(name: str, share: float) -> None:
+            shown.update(line, description=f"loading {name}, {share:.0%}" if share < 1 else what)
+
+        with listening(update):
+            yield
 
 
 class PieceWriter:

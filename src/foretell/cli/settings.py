@@ -12,10 +12,13 @@ import typer
 
 from foretell.cli.options import Guessing, Models
 from foretell.cli.output import waiting
+from foretell.core import builtin
 from foretell.core.errors import ConfigError, ModelError
 from foretell.core.jsontext import JSONDecodeError, parse_json
 from foretell.core.params import SamplingParams, params_of
 from foretell.core.provenance import num_cores
+from foretell.core.registry import check_method as check_name
+from foretell.core.registry import check_spec
 from foretell.core.settings import field_kinds, value_of_json
 from foretell.core.spec import parse_numbers
 from foretell.model.catalogue import BUNDLED, CATALOGUE, default_speculation
@@ -111,6 +114,12 @@ def speculation(
             )
         if key not in merged or typed(ctx, option) or not config_typed:  # what was typed beats the environment
             merged[key] = value
+    if "method" in merged:
+        check_name(merged["method"], builtin.CONFIGS)
+    for key, known in (("verify", builtin.VERIFIERS), ("shape", builtin.SHAPES)):
+        if isinstance(merged.get(key), str):
+            check_spec(merged[key], known, {"verify": "verifier"}.get(key, key))
+    check_paths(ctx, models)
     if not typed(ctx, "draft") and merged.get("model") == draft_name(models.draft):
         wants = "prediction" if has_prediction else None  # what is named is not changed by the environment
         if not takes_draft(merged.get("method", wants)):
@@ -131,6 +140,16 @@ def speculation(
     if has_prediction and not reads_prediction(merged["method"]):
         raise ConfigError(f"--prediction is read by --method prediction alone, not by {merged['method']!r}: drop one")
     return merged
+
+
+def check_paths(ctx: typer.Context, models: Models) -> None:
+    """Look for the models that were typed, before torch is imported. Raises ModelError for a path where there is none;
+    what would have to be fetched is left to loading."""
+    from foretell.model.checkpoint import find_here
+
+    for option, name in (("target", models.target), ("draft", draft_name(models.draft))):
+        if name is not None and typed(ctx, option) and name not in CATALOGUE:
+            find_here(name)
 
 
 def default_config(target: str, draft: str | None, *, has_prediction: bool = False) -> dict[str, Any]:

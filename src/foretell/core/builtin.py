@@ -85,6 +85,21 @@ LAYOUTS = tuple(layout for parts in METHODS.values() for layout in parts.layouts
 TRAINING = {name: parts.training for name, parts in METHODS.items() if parts.training is not None}
 """Names that ``foretell train`` takes."""
 
+SHAPES = {
+    name: f"foretell.draft.shapes:{kind}"
+    for name, kind in {
+        "chain": "Chain",
+        "adaptive": "Adaptive",
+        "specdec": "SpecDec",
+        "static": "Static",
+        "delayed": "Delayed",
+        "sequoia": "Sequoia",
+        "dyspec": "DySpec",
+        "eagle2": "Eagle2Shape",
+        "opt_tree": "OptTree",
+    }.items()
+}
+
 VERIFIERS = {
     # by comparing tokens
     "coupled": "foretell.verify.exact:Coupled",

@@ -75,3 +75,9 @@ def nearest(word: str, words: Iterable[str]) -> str:
     known = sorted(words)
     close = get_close_matches(word, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else f"; known: {', '.join(known)}"
+
+
+def first_line(error: Exception) -> str:
+    """The kind of an error and the first line of its message that says something."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any, TypeVar
 
-from foretell.core.errors import ConfigError
+from foretell.core.errors import ConfigError, nearest
 
 T = TypeVar("T")
 
@@ -60,6 +60,7 @@ class Registry(MutableMapping[str, T]):
         self._set: set[str] = set()  # names that were set by hand
         self._found: dict[str, EntryPoint] | None = None  # by name; None: not looked for yet
         self._refused: dict[str, str] = {}
+        _MADE.setdefault(group, self)
 
     # -- packages --------------------------------------------------------------------------------------------------
 
@@ -180,6 +181,31 @@ class Registry(MutableMapping[str, T]):
             if name not in self._set:
                 self._values.pop(name, None)
         self._found, self._refused = None, {}
+
+
+_MADE: dict[str, Registry[Any]] = {}  # by group
+
+
+def names_of(builtin: Iterable[str], group: str) -> list[str]:
+    """All names of a registry, which need not be made yet: nothing is imported."""
+    if group in _MADE:
+        return list(_MADE[group].names())
+    return list(dict.fromkeys((*builtin, *sorted(point.name for point in entry_points(group=group)))))
+
+
+def check_spec(text: str, builtin: Iterable[str], what: str) -> None:
+    """Raise ConfigError, as ``spec.parse_spec`` does, where the word of ``name[/option=value]...`` is unknown. what:
+    "verifier" or "shape"."""
+    name = text.strip().split("/")[0]
+    if name not in builtin and name not in (known := names_of(builtin, f"foretell.{what}s")):
+        raise ConfigError(f"{what} {text!r}: {name!r} is not a {what}{nearest(name, known)}")
+
+
+def check_method(name: object, builtin: Iterable[str]) -> None:
+    """Raise ConfigError for the name of a method that is unknown."""
+    if not isinstance(name, str) or (name not in builtin and name not in names_of(builtin, "foretell.methods")):
+        known = names_of(builtin, "foretell.methods")
+        raise ConfigError(f"method = {name!r} is not a method{nearest(str(name), known)}")
 
 
 def _origin(point: EntryPoint) -> Origin:

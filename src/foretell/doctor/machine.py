@@ -12,7 +12,8 @@ from foretell.core.provenance import provenance
 from foretell.engine.engine import Engine
 from foretell.kernels.native import variant
 from foretell.model.checkpoint import resolve
-from foretell.model.load import FAST, load_config, unsupported
+from foretell.model.load import load_config, unsupported
+from foretell.model.names import FAST
 
 CACHE_BYTES = 64 << 20
 """Weights up to this may stay in the CPU's caches: memory is then no limit."""

@@ -13,6 +13,7 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
+from foretell.core import builtin
 from foretell.core.errors import ConfigError
 from foretell.core.registry import Registry, UnusableError
 from foretell.core.settings import settle
@@ -336,8 +337,7 @@ def _shape(name: str, found: Any) -> Shape:
     return found
 
 
-_BUILTIN = (Chain(), Adaptive(), SpecDec(), Static(), Delayed(), Sequoia(), DySpec(), Eagle2Shape(), OptTree())
-SHAPES: Registry[Shape] = Registry("shape", {shape.name: shape for shape in _BUILTIN}, "foretell.shapes", _shape)
+SHAPES: Registry[Shape] = Registry("shape", builtin.SHAPES, "foretell.shapes", _shape)
 """Names, as the CLI and JSON configurations spell them, to shapes with their default options. Those of packages come from
 entry points of the group "foretell.shapes"; only methods that name such a shape in their capabilities can grow it."""
 

@@ -9,9 +9,9 @@ from typing import Any, ClassVar, get_origin, get_type_hints
 
 from foretell import bundled
 from foretell.core import builtin
-from foretell.core.errors import ConfigError, DrafterError, ForetellError, ModelError, nearest
+from foretell.core.errors import ConfigError, DrafterError, ForetellError, ModelError
 from foretell.core.jsontext import JSONDecodeError, parse_json
-from foretell.core.registry import Registry, UnusableError
+from foretell.core.registry import Registry, UnusableError, check_method
 from foretell.core.settings import fitted, read
 from foretell.draft.base import Capabilities, Method
 from foretell.draft.config import Loader, MethodConfig
@@ -119,6 +119,6 @@ _KINDS = (bool, int, float, str, str | None)
 
 
 def _config_class(name: object) -> type[MethodConfig]:
-    if not isinstance(name, str) or name not in METHODS:
-        raise ConfigError(f"method = {name!r} is not a method{nearest(str(name), METHODS.names())}")
+    check_method(name, builtin.CONFIGS)
+    assert isinstance(name, str)
     return METHODS[name]

@@ -10,6 +10,7 @@ import torch
 from foretell.core.errors import ConfigError
 from foretell.core.params import SamplingParams, params_of
 from foretell.core.places import tells_places
+from foretell.core.progress import Lines, Listener, listening
 from foretell.core.settings import check_keys, field_kinds, value_of
 from foretell.draft.base import Method
 from foretell.draft.config import Loader, MethodConfig
@@ -20,6 +21,7 @@ from foretell.engine.event import Observer
 from foretell.engine.failures import DrafterFailures, RaisedFailures
 from foretell.engine.groups import Choice, check_branching, check_together
 from foretell.engine.loop import Limits, Loop
+from foretell.engine.options import check_speculation
 from foretell.engine.planning import Planning
 from foretell.engine.prefix import PrefixStore
 from foretell.engine.recorder import Recorder
@@ -86,10 +88,7 @@ class Engine:
         model.spec = with_tokenizer(model.spec, tokenizer)
         given = None if draft is None else as_model(draft)
         self._drafts = Drafts(model, tokenizer, given, draft_tokenizer, trusts_code=trust_remote_code)
-        if speculation not in ("on", "auto"):
-            raise ConfigError(
-                f"speculation = {speculation!r} must be 'on' or 'auto'; for plain decoding give method 'none'"
-            )
+        check_speculation(speculation)
         if drafter_errors not in DRAFTER_ERRORS:
             raise ConfigError(f"drafter_errors = {drafter_errors!r} must be 'plain' or 'raise'")
         if speculation == "auto" and model.is_shared:
@@ -144,6 +143,7 @@ class Engine:
         drafter_errors: str = "plain",
         weights: str = "auto",
         trust_remote_code: bool = False,
+        progress: bool | Listener = False,
     ) -> "Engine":
         """Load a target by hub id, directory, GGUF file or name of the catalogue ("bundled": the one that comes with
         foretell), and its drafter.
@@ -155,39 +155,41 @@ class Engine:
         tensor_parallel: this process's shard of the target, and the whole drafter; started by torchrun, every process
         makes the same calls (docs/parallel.md). weights: "auto", "bf16", "int8" or "int4" (see ``load_model``): with
         quantised weights the text follows the quantised model's distribution.
-        trust_remote_code runs the Python code that models come with.
+        trust_remote_code runs the Python code that models come with. progress: True writes to standard error what is
+        loaded, its share and the time; a function is called with the first two (a share is 0 to 1).
         """
-        given = None if draft is None or isinstance(draft, str | PathLike) else as_model(draft)
-        named = draft if isinstance(draft, str | PathLike) else None if given is None else given.spec.name
-        config = with_named_draft(speculative, named)
-        if isinstance(target, str | PathLike):
-            name = fspath(target)
-            model = load_model(
-                name,
-                dtype=dtype,
-                device=device,
-                device_map=device_map,
-                implementation=implementation,
-                tensor_parallel=tensor_parallel,
-                weights=weights,
-                trust_remote_code=trust_remote_code,
-            )
-            if tokenizer is None:
-                tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
-        else:
-            if (dtype, device_map, implementation, tensor_parallel, weights) != (
-                None, None, "auto", False, "auto",
-            ) or device != "cpu":  # fmt: skip
-                raise ConfigError(
-                    "a target in memory stays as it is: leave out device, dtype, device_map, implementation, weights and "
-                    "tensor_parallel, or give its directory"
+        with listening(Lines() if progress is True else progress or None):
+            given = None if draft is None or isinstance(draft, str | PathLike) else as_model(draft)
+            named = draft if isinstance(draft, str | PathLike) else None if given is None else given.spec.name
+            config = with_named_draft(speculative, named)
+            if isinstance(target, str | PathLike):
+                name = fspath(target)
+                model = load_model(
+                    name,
+                    dtype=dtype,
+                    device=device,
+                    device_map=device_map,
+                    implementation=implementation,
+                    tensor_parallel=tensor_parallel,
+                    weights=weights,
+                    trust_remote_code=trust_remote_code,
                 )
-            model = as_model(target)
-        return cls(
-            model, tokenizer, speculative=config, draft=given, draft_tokenizer=draft_tokenizer, width=width,
-            prefix_memory_gib=prefix_memory_gib, speculation=speculation, drafter_errors=drafter_errors,
-            trust_remote_code=trust_remote_code,
-        )  # fmt: skip
+                if tokenizer is None:
+                    tokenizer = load_tokenizer(name, trust_remote_code=trust_remote_code)
+            else:
+                if (dtype, device_map, implementation, tensor_parallel, weights) != (
+                    None, None, "auto", False, "auto",
+                ) or device != "cpu":  # fmt: skip
+                    raise ConfigError(
+                        "a target in memory stays as it is: leave out device, dtype, device_map, implementation, weights "
+                        "and tensor_parallel, or give its directory"
+                    )
+                model = as_model(target)
+            return cls(
+                model, tokenizer, speculative=config, draft=given, draft_tokenizer=draft_tokenizer, width=width,
+                prefix_memory_gib=prefix_memory_gib, speculation=speculation, drafter_errors=drafter_errors,
+                trust_remote_code=trust_remote_code,
+            )  # fmt: skip
 
     @tells_places
     def with_method(

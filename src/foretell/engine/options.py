@@ -58,6 +58,12 @@ class ServiceOptions:
         check_shared(self.shared_drafts)
 
 
+def check_speculation(value: str) -> None:
+    """Raise ConfigError for what is no speculation of an engine."""
+    if value not in ("on", "auto"):
+        raise ConfigError(f"speculation = {value!r} must be 'on' or 'auto'; for plain decoding give method 'none'")
+
+
 def check_shared(value: str) -> None:
     """Raise ConfigError for an unknown way of sharing."""
     if value not in SHARED_DRAFTS:

@@ -7,6 +7,8 @@ from weakref import WeakKeyDictionary
 
 from tokenizers.decoders import ByteLevel
 
+from foretell.model.tokenizer import PlainTokenizer
+
 LONGEST_CHARACTER = 4
 """Bytes of a character, and so tokens, at most."""
 MOST_PENDING = 16
@@ -145,7 +147,8 @@ def joins(tokenizer: object) -> bool:
     a pass takes 35 microseconds."""
     decoder = getattr(getattr(tokenizer, "backend_tokenizer", None), "decoder", None)
     cleans = getattr(tokenizer, "clean_up_tokenization_spaces", True)
-    return cleans is False and type(tokenizer).__module__.startswith("transformers.") and type(decoder) is ByteLevel
+    is_known = isinstance(tokenizer, PlainTokenizer) or type(tokenizer).__module__.startswith("transformers.")
+    return cleans is False and is_known and type(decoder) is ByteLevel
 
 
 _TEXTS: WeakKeyDictionary[Tokenizer, dict[int, str]] = WeakKeyDictionary()

@@ -4,9 +4,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from foretell.core.errors import ModelError, nearest
 from foretell.model.catalogue import BUNDLED, CATALOGUE, pulled
@@ -14,15 +12,18 @@ from foretell.model.files import SAFETENSORS, weight_files
 from foretell.model.gguf.file import is_gguf, open_gguf
 from foretell.model.packed import BLOCK_KINDS
 
+if TYPE_CHECKING:  # the command line resolves names before torch is imported
+    import torch
+
 _SAFE = (SAFETENSORS, f"{SAFETENSORS}.index.json", "medusa_lm_head.safetensors")  # what makes pickled weights needless
-DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_DTYPES = {"F64": "float64", "F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 
 
 @dataclass(frozen=True)
 class Weights:
     """Facts about weights that are read without loading them."""
 
-    dtype: torch.dtype | None  # of the first floating tensor
+    dtype: "torch.dtype | None"  # of the first floating tensor
     layer_counts: frozenset[int]  # of every numbered stack of modules: layers, and perhaps a vision tower's
     is_quantised: bool = False  # whether the file holds matrices in blocks of small integers
 
@@ -34,6 +35,11 @@ def resolve(name: str, *, code: bool = False) -> Path:
     A hub id may end in "@" and a revision. code: fetch a model's own Python code too. Raises ModelError for a directory
     or hub id that does not exist, and where the hub cannot be reached.
     """
+    return find_here(name) or _from_hub(name, code=code)
+
+
+def find_here(name: str) -> Path | None:
+    """The same of what needs no network; None for a hub id. Raises ModelError as ``resolve``."""
     if name == "bundled" or name.startswith("bundled/"):
         return _bundled(name)
     path = Path(name).expanduser()
@@ -55,7 +61,7 @@ def resolve(name: str, *, code: bool = False) -> Path:
             size = f"{CATALOGUE[name].size / 1e6:.0f} MB"
             raise ModelError(f"{name} is not here yet ({size}): fetch it with 'foretell pull {name}'")
         return file
-    return _from_hub(name, code=code)
+    return None
 
 
 def _bundled(name: str) -> Path:
@@ -129,17 +135,23 @@ def check_files(path: Path, *, name: str) -> Weights:
     if not stored.is_safetensors:  # what a pickle holds is not known without loading it
         return Weights(None, _layer_counts(stored.shard_of))
     tensors = stored.tensors(name=name)
-    dtypes = (DTYPES[entry["dtype"]] for _, entry in tensors.values() if entry["dtype"] in DTYPES)
+    dtypes = (_dtype(entry["dtype"]) for _, entry in tensors.values() if entry["dtype"] in _DTYPES)
     return Weights(next(dtypes, None), _layer_counts(tensors))
+
+
+def _dtype(kind: str) -> "torch.dtype":
+    import torch
+
+    return getattr(torch, _DTYPES[kind])  # type: ignore[no-any-return]
 
 
 def _check_gguf(path: Path, *, name: str) -> Weights:
     from foretell.model.gguf.weights import GGUFWeights  # imported here: it imports what imports this module
 
     source = GGUFWeights(open_gguf(path, name=name))
-    float_kinds = source.kinds & DTYPES.keys()
-    dtype = DTYPES[next(iter(float_kinds))] if float_kinds == source.kinds and len(float_kinds) == 1 else torch.bfloat16
-    return Weights(dtype, _layer_counts(source.names), not source.kinds.isdisjoint(BLOCK_KINDS))
+    float_kinds = source.kinds & _DTYPES.keys()
+    kind = next(iter(float_kinds)) if float_kinds == source.kinds and len(float_kinds) == 1 else "BF16"
+    return Weights(_dtype(kind), _layer_counts(source.names), not source.kinds.isdisjoint(BLOCK_KINDS))
 
 
 def check_layers(weights: Weights, config: Any, *, name: str) -> None:

@@ -2,43 +2,37 @@
 
 import importlib
 import logging
-from collections.abc import Mapping
+import sys
+from collections.abc import Callable, Mapping
+from functools import partial
 from os import PathLike, fspath
-from typing import Any, TypeAlias
+from pathlib import Path
+from time import monotonic
+from typing import TYPE_CHECKING, Any, TypeAlias, Union
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerBase
-from transformers.utils.logging import disable_progress_bar
 
-from foretell.core.errors import ConfigError, ModelError, nearest
+from foretell.core.errors import ConfigError, ModelError, first_line
+from foretell.core.progress import tell
+from foretell.model import tokenizer as tokenizers
 from foretell.model.checkpoint import check_files, check_layers, resolve
 from foretell.model.gguf.file import open_gguf
 from foretell.model.gguf.tokenizer import read_tokenizer
-from foretell.model.hf.adapter import TransformersModel
-from foretell.model.hf.code import has_code, load_with_code
-from foretell.model.hf.probe import first_line
-from foretell.model.hf.refusals import check_config
 from foretell.model.llama.weights import ShapeError
-from foretell.model.packed import WEIGHTS
-from foretell.model.parallel import Launch, ShardedModel, check_divides
-from foretell.model.source import is_file, read_config
+from foretell.model.names import FAST, check_implementation, check_weights, torch_name
+from foretell.model.source import is_file, read_config, read_plain
 from foretell.model.target import CausalModel
 
-FAST = {"native": "NativeModel", "lean": "LeanModel"}  # in order of preference, before transformers
-IMPLEMENTATIONS = ("auto", "transformers", *FAST)
+if TYPE_CHECKING:  # transformers takes seconds to import: only what needs it imports it, and what imports it
+    from transformers import PreTrainedModel
+
+    from foretell.model.parallel import Launch
+
 _PACKING = ("auto", "native")  # what can run quantised weights
-DTYPES = {
-    "float32": torch.float32,
-    "fp32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "bf16": torch.bfloat16,
-    "float16": torch.float16,
-    "fp16": torch.float16,
-    "half": torch.float16,
-}
-ModelInMemory: TypeAlias = CausalModel | PreTrainedModel
+ModelInMemory: TypeAlias = Union[CausalModel, "PreTrainedModel"]
 """What ``as_model`` takes."""
 logger = logging.getLogger(__name__)
+_draws_bars = True
 
 
 def load_model(
@@ -69,8 +63,7 @@ def load_model(
     and ModelError where the model cannot be found, is damaged, or cannot be decoded over trees.
     """
     name = fspath(name)
-    if implementation not in IMPLEMENTATIONS:
-        raise ConfigError(f"implementation {implementation!r} is unknown{nearest(implementation, IMPLEMENTATIONS)}")
+    check_implementation(implementation)
     if device_map is not None and implementation in FAST:
         raise ConfigError(f"device_map needs implementation='transformers', not {implementation!r}")
     launch = _launch(implementation, device_map) if tensor_parallel else None
@@ -79,16 +72,27 @@ def load_model(
     if weights in ("int8", "int4") and (tensor_parallel or device_map is not None or implementation not in _PACKING):
         raise ConfigError(f"weights={weights!r} needs the native implementation, on one CPU: drop one of the options")
     path = resolve(name, code=trust_remote_code)
-    if has_code(path, name=name, trusted=trust_remote_code):
-        if weights in ("int8", "int4"):
-            raise ConfigError(f"weights={weights!r} needs the native implementation; {name} runs its own code")
-        return load_with_code(
-            path, name=name, dtype=wanted, device=where, device_map=device_map, implementation=implementation,
-            is_auto_dtype=dtype == "auto",
-        )  # fmt: skip
+    plain = None if is_file(path) else _plain(path, name=name)
+    if plain is None and not is_file(path):
+        from foretell.model.hf.code import has_code, load_with_code
+
+        if has_code(path, name=name, trusted=trust_remote_code):
+            if weights in ("int8", "int4"):
+                raise ConfigError(f"weights={weights!r} needs the native implementation; {name} runs its own code")
+            return load_with_code(
+                path, name=name, dtype=wanted, device=where, device_map=device_map, implementation=implementation,
+                is_auto_dtype=dtype == "auto",
+            )  # fmt: skip
     files = check_files(path, name=name)
-    config = load_config(path, name=name)
-    check_config(config, name=name)
+    if is_file(path):
+        plain = _plain(path, name=name)
+    if plain is None or launch is not None:
+        from foretell.model.hf.refusals import check_config
+
+        config = load_config(path, name=name)
+        check_config(config, name=name)
+    else:
+        config = plain[0]
     check_layers(files, config, name=name)
     quantised = weights in ("int8", "int4") or (weights == "auto" and files.is_quantised)
     if (
@@ -101,6 +105,8 @@ def load_model(
         on_cpu = where.type == "cpu" and device_map is None
         wanted = torch.float32 if on_cpu and dtype is None else checkpoint
     if launch is not None:
+        from foretell.model.parallel import ShardedModel, check_divides
+
         if is_file(path):
             raise ConfigError(f"tensor_parallel=True reads directories of safetensors, and {name} is a GGUF file")
         check_divides(config, launch.num_processes, name=name)
@@ -128,12 +134,24 @@ def load_model(
                 except Exception as error:  # a failing fast implementation must not prevent loading by transformers
                     reason = first_line(error)
             logger.info("%s: not loaded as %s: %s", name, kind, reason)
-    return TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
+    from foretell.model.hf.adapter import TransformersModel
+
+    if not _draws_bars:
+        from transformers.utils.logging import disable_progress_bar
+
+        disable_progress_bar()
+    begun = monotonic()
+    tell(name, 0.0)
+    model = TransformersModel.load(path, dtype=wanted, device=where, device_map=device_map, name=name)
+    _tell_loaded(model, begun)
+    return model
 
 
-def from_module(module: PreTrainedModel, *, name: str | None = None) -> CausalModel:
+def from_module(module: "PreTrainedModel", *, name: str | None = None) -> CausalModel:
     """Wrap a transformers model that is already in memory and stays as it is (one in training mode is in eval mode during
     passes alone). Raises ModelError as above."""
+    from foretell.model.hf.adapter import TransformersModel
+
     return TransformersModel(module, name=name)
 
 
@@ -142,6 +160,10 @@ def from_tensors(
 ) -> CausalModel:
     """A transformers model of this configuration with these weights, as its checkpoint names them; a tied head may be left
     out."""
+    from transformers import AutoModelForCausalLM
+
+    from foretell.model.hf.adapter import TransformersModel
+
     module = AutoModelForCausalLM.from_config(config, dtype=dtype).to(device)
     module.load_state_dict(tensors, strict=False)
     return TransformersModel(module.eval(), name=name)
@@ -152,37 +174,57 @@ def as_model(given: Any) -> CausalModel:
     anything else."""
     if isinstance(given, CausalModel):
         return given
-    if isinstance(given, PreTrainedModel):
-        return from_module(given)
+    if "transformers" in sys.modules:  # else it is none of its models
+        from transformers import PreTrainedModel
+
+        if isinstance(given, PreTrainedModel):
+            return from_module(given)
     hint = "; for a name or directory use Engine.load" if isinstance(given, str) else ""
     raise ConfigError(f"{given!r} is no model: expected one of transformers or of foretell{hint}")
 
 
-def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False) -> PreTrainedTokenizerBase:
-    """The tokenizer of a model, by the same names as ``load_model``. Raises ModelError where there is none."""
+def load_tokenizer(name: str | PathLike[str], *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a model, by the same names as ``load_model``: one of transformers, or ``PlainTokenizer``, which has
+    all its methods. Raises ModelError where there is none."""
     name = fspath(name)
     path = resolve(name)
     if is_file(path):
         return read_tokenizer(open_gguf(path, name=name))
-    try:
-        tokenizer: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
-            str(path), local_files_only=True, trust_remote_code=trust_remote_code
-        )  # fmt: skip
-    except Exception as error:
-        raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
-    if set(tokenizer.get_vocab()) <= set(
-        tokenizer.all_special_tokens
-    ):  # what some classes make of a folder without one
+    found = tokenizers.read_tokenizer(path, partial(_whole, path, name))
+    found = found or _transformers_tokenizer(path, name, trust_remote_code=trust_remote_code)
+    if set(found.get_vocab()) <= set(found.all_special_tokens):  # what some classes make of a folder without one
         raise ModelError(
             f"{name}: no tokenizer could be loaded from {path} (it has none, or one without a single word)"
         )
-    return tokenizer
+    return found
+
+
+def _whole(path: Path, name: str, _: tokenizers.PlainTokenizer) -> Any:
+    return _transformers_tokenizer(path, name, trust_remote_code=False)
+
+
+def _transformers_tokenizer(path: Path, name: str, *, trust_remote_code: bool) -> Any:
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(path), local_files_only=True, trust_remote_code=trust_remote_code)
+    except Exception as error:
+        raise ModelError(f"{name}: no tokenizer could be loaded from {path} ({first_line(error)})") from error
 
 
 def load_config(path: Any, *, name: str) -> Any:
     """The transformers configuration of a directory or GGUF file. Raises ModelError where it cannot be read."""
+    return _read(read_config, path, name=name)
+
+
+def _plain(path: Path, *, name: str) -> Any:
+    """See ``read_plain``."""
+    return _read(read_plain, path, name=name)
+
+
+def _read(read: Callable[..., Any], path: Path, *, name: str) -> Any:
     try:
-        return read_config(path, name=name)
+        return read(path, name=name)
     except ModelError:
         raise
     except Exception as error:
@@ -192,12 +234,10 @@ def load_config(path: Any, *, name: str) -> Any:
 
 def parse_dtype(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """The dtype of a name; None for None and "auto". Raises ConfigError for anything else."""
-    if dtype is None or dtype == "auto":
+    if dtype is None:
         return None
-    found = dtype if isinstance(dtype, torch.dtype) else DTYPES.get(str(dtype).removeprefix("torch."))
-    if found not in DTYPES.values():
-        raise ConfigError(f"dtype {dtype!r} is unknown{nearest(str(dtype), ('auto', *DTYPES))}")
-    return found
+    name = torch_name(str(dtype))
+    return None if name is None else getattr(torch, name)
 
 
 def parse_device(device: str | torch.device) -> torch.device:
@@ -220,19 +260,20 @@ def unsupported(kind: str, config: Any, dtype: torch.dtype, device: torch.device
     return reason
 
 
-def _launch(implementation: str, device_map: Any) -> Launch:
+def _launch(implementation: str, device_map: Any) -> "Launch":
     """The process group of this process, for tensor_parallel. Raises ConfigError for options that contradict it."""
     if device_map is not None:
         raise ConfigError("device_map and tensor_parallel=True exclude each other: give one of them")
     if implementation in FAST:
         raise ConfigError(f"tensor_parallel=True needs implementation='transformers', not {implementation!r}")
+    from foretell.model.parallel import Launch
+
     return Launch.find()
 
 
 def _weights_dtype(weights: str, dtype: torch.dtype | None) -> torch.dtype | None:
     """The dtype that weights ask for. Raises ConfigError where they are unknown, or contradict the one that is given."""
-    if weights not in WEIGHTS:
-        raise ConfigError(f"weights {weights!r} is unknown{nearest(weights, WEIGHTS)}")
+    check_weights(weights)
     asked = {"fp32": torch.float32, "bf16": torch.bfloat16}.get(weights, dtype)
     if dtype not in (None, asked):
         raise ConfigError(
@@ -242,12 +283,24 @@ def _weights_dtype(weights: str, dtype: torch.dtype | None) -> torch.dtype | Non
 
 
 def _load_fast(kind: str, path: Any, dtype: torch.dtype, device: torch.device, name: str, weights: str) -> CausalModel:
+    begun = monotonic()
+    tell(name, 0.0)
     module = importlib.import_module(f"foretell.model.llama.{kind}")
     options = {"weights": weights} if kind == "native" else {}
     model: CausalModel = getattr(module, FAST[kind]).load(path, dtype=dtype, device=device, name=name, **options)
+    _tell_loaded(model, begun)
     return model
+
+
+def _tell_loaded(model: CausalModel, begun: float) -> None:
+    """Say that a model is in memory. begun: ``monotonic()`` when it was asked for."""
+    spec = model.spec
+    tell(spec.name, 1.0)
+    held = spec.weights or str(spec.dtype).removeprefix("torch.")
+    logger.info("%s: loaded as %s in %s, %.1f s", spec.name, spec.implementation, held, monotonic() - begun)
 
 
 def draw_no_bars() -> None:
     """No bars on the terminal while weights load: for a process that has none of its own."""
-    disable_progress_bar()
+    global _draws_bars
+    _draws_bars = False

@@ -1,12 +1,10 @@
 """Quantised matrices as files hold them: blocks of small integers with their scales, kept packed."""
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from torch import Tensor
-
-WEIGHTS = ("auto", "fp32", "bf16", "int8", "int4")
-"""How matrices may be held: see ``load_model``."""
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class BlockKind(NamedTuple):
@@ -35,8 +33,8 @@ class Packed:
 
     kind: str  # a key of BLOCK_KINDS
     shape: tuple[int, int]  # (out, in); in is a multiple of the block's values
-    data: Tensor  # [out, bytes of a row] uint8 on the CPU, the file's own bytes
+    data: "Tensor"  # [out, bytes of a row] uint8 on the CPU, the file's own bytes
 
-    def rows(self, start: int, stop: int) -> Tensor:
+    def rows(self, start: int, stop: int) -> "Tensor":
         """Rows [start, stop), contiguous."""
         return self.data[start:stop].contiguous()

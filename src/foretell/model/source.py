@@ -1,8 +1,10 @@
-"""What a resolved name holds, a Hugging Face directory or a GGUF file, behind four functions."""
+"""What a resolved name holds, a Hugging Face directory or a GGUF file, behind a few functions."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from foretell.model import plain
 from foretell.model.ends import drop_default
 from foretell.model.llama.weights import SafetensorsWeights, WeightSource
 
@@ -20,6 +22,25 @@ def open_weights(path: Path, *, name: str) -> WeightSource:
 
         return GGUFWeights(open_gguf(path, name=name))
     return SafetensorsWeights(path, name=name)
+
+
+def read_plain(path: Path, *, name: str) -> tuple[Any, Any] | None:
+    """The configuration, as transformers has it, and the ends that a generation configuration names; without transformers.
+    None where transformers has to read them. Raises ModelError for a GGUF file that cannot be used."""
+    if is_file(path):
+        from foretell.model.gguf.config import end_ids
+        from foretell.model.gguf.config import read_plain as read
+        from foretell.model.gguf.file import open_gguf
+
+        file = open_gguf(path, name=name)
+        found = read(file)
+        return None if found is None else (found, SimpleNamespace(eos_token_id=end_ids(file)))
+    found, generation = plain.read_plain(path), plain.stated(path / "generation_config.json")
+    if found is None or (generation is None and (path / "generation_config.json").is_file()):
+        return None
+    ends = (generation or {}).get("eos_token_id")
+    is_known = ends is None or type(ends) is int or (isinstance(ends, list) and all(type(one) is int for one in ends))
+    return (drop_default(found, path), SimpleNamespace(eos_token_id=ends)) if is_known else None
 
 
 def read_config(path: Path, *, name: str) -> Any:

@@ -28,16 +28,25 @@ LIMITS: dict[str, Any] = {"max_lexer_states": 50_000, "verbose_errors": False}
 _REFUSED = 256
 
 
+def as_text(tokenizer: Any) -> str:
+    """A tokenizer that the tokenizers library runs (foretell's own, or a fast one of transformers), as llguidance reads it.
+    Raises ValueError for any other."""
+    found = getattr(tokenizer, "backend_tokenizer", None)
+    if found is None:
+        raise ValueError("it is none that the tokenizers library runs")
+    backend = copy(found)
+    backend.no_padding()
+    backend.no_truncation()
+    return str(backend.to_str())
+
+
 class CompileCheck:
     """One process for one tokenizer, started at the first grammar and after each that had to be ended. Thread-safe."""
 
     def __init__(self, tokenizer: Any, n_vocab: int, eos_token: list[int]) -> None:
-        """tokenizer is a fast one of transformers."""
-        backend = copy(tokenizer.backend_tokenizer)
-        backend.no_padding()
-        backend.no_truncation()
+        """tokenizer: see ``as_text``."""
         self._given = {
-            "tokenizer": backend.to_str(),
+            "tokenizer": as_text(tokenizer),
             "n_vocab": n_vocab,
             "eos_token": eos_token,
             "limits": LIMITS,

@@ -18,12 +18,11 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from llguidance import LLMatcher, LLParserLimits, LLTokenizer, grammar_from
-from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from torch import Tensor
 
 from foretell.core.errors import ConfigError
-from foretell.engine.structured.compiling import LIMITS, CompileCheck
+from foretell.engine.structured.compiling import LIMITS, CompileCheck, as_text
 from foretell.engine.structured.enforceable import Schema, enforceable
 
 GrammarKind = Literal["lark", "gbnf", "regex", "choice"]
@@ -62,10 +61,10 @@ class Constraints:
             )
         try:
             width = max(vocab_size, len(tokenizer))
-            self._tokenizer: LLTokenizer = from_tokenizer(tokenizer, n_vocab=width, eos_token=list(eos_token_ids))
+            self._tokenizer: LLTokenizer = LLTokenizer(as_text(tokenizer), n_vocab=width, eos_token=list(eos_token_ids))
         except Exception as error:  # llguidance passes on errors of its Rust code
             raise ConfigError(
-                f"constrained outputs need a fast tokenizer of transformers, not {type(tokenizer).__name__}: {error}"
+                f"constrained outputs need a fast tokenizer, not {type(tokenizer).__name__}: {error}"
             ) from error
         self._check = CompileCheck(tokenizer, width, list(eos_token_ids))
         self._limits = LLParserLimits(**LIMITS)

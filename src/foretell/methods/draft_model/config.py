@@ -16,7 +16,7 @@ from foretell.methods.draft_model.translated import (
     differences,
     translation,
 )
-from foretell.model.packed import WEIGHTS
+from foretell.model.names import WEIGHTS
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,8 @@ from foretell.methods.common.load import load_head
 from foretell.methods.head_config import HeadMethodConfig
 from foretell.methods.mtp import checkpoint
 from foretell.methods.mtp.drafter import MTP
-from foretell.methods.mtp.head import CheckpointMTPHead
 from foretell.methods.mtp.trained import MTPDirectory, MTPHead
 from foretell.model.checkpoint import resolve
-from foretell.model.hf.one_layer import text_config
 
 
 @dataclass(frozen=True)
@@ -32,5 +30,8 @@ class MTPConfig(HeadMethodConfig):
         path = resolve(name)
         if path.is_dir() and architecture(read_config(path, name=name)) in MTPDirectory.architectures:
             return MTP(load_head(name, spec, MTPHead), loader.target, weights=self.head_weights)
+        from foretell.methods.mtp.head import CheckpointMTPHead  # imported here, as transformers runs its layer
+        from foretell.model.hf.one_layer import text_config
+
         tensors = checkpoint.read(path, name=name)
         return MTP(CheckpointMTPHead(tensors, text_config(path, name=name), spec, name=name), loader.target)

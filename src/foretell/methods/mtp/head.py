@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from foretell.core.errors import ModelError
+from foretell.core.errors import ModelError, first_line
 from foretell.core.tree import Plan
 from foretell.methods.common.head import HeadConfig
 from foretell.methods.common.pair import PairHead, PairLayer
@@ -19,7 +19,6 @@ from foretell.methods.mtp.checkpoint import MTPLayout, MTPTensors
 from foretell.model.cache import KVCache
 from foretell.model.hf.attention import FULL, LayerMemory, RecordingCache, SlotCache, mask_recipe
 from foretell.model.hf.one_layer import one_layer
-from foretell.model.hf.probe import first_line
 from foretell.model.target import CausalModel, ModelSpec
 
 

@@ -9,13 +9,13 @@ from typing import Any
 
 import numpy as np
 import torch
-from transformers import AutoConfig, GenerationConfig
 
 from foretell.core.errors import ModelError
 from foretell.kernels.dequantise import dequantise_into
 from foretell.model import ends
 from foretell.model.gguf.file import GGUFFile, listed
 from foretell.model.gguf.weights import architecture_of
+from foretell.model.plain import PlainConfig, plain_config
 
 MODEL_TYPES = {
     "llama": "llama",
@@ -41,6 +41,22 @@ _GEMMA_27B_LAYERS = 62
 def read_config(file: GGUFFile) -> Any:
     """The transformers configuration. Raises ModelError where the file lacks a value, or asks for what the architecture
     does not do."""
+    from transformers import AutoConfig
+
+    values = read_values(file)
+    dtype = getattr(torch, values.pop("dtype"))
+    config = AutoConfig.for_model(values.pop("model_type"), **values)
+    config.dtype = dtype
+    return config
+
+
+def read_plain(file: GGUFFile) -> PlainConfig | None:
+    """The configuration without transformers; None where it has to read it. Raises ModelError as ``read_config``."""
+    return plain_config(read_values(file))
+
+
+def read_values(file: GGUFFile) -> dict[str, Any]:
+    """What config.json would say. Raises ModelError as ``read_config``."""
     architecture = architecture_of(file)
     hidden, heads = _whole(file, "embedding_length"), _whole(file, "attention.head_count")
     head_dim = _whole(file, "attention.key_length", hidden // heads)
@@ -59,6 +75,7 @@ def read_config(file: GGUFFile) -> Any:
         )
     num_layers, context = _whole(file, "block_count"), _whole(file, "context_length")
     values_of: dict[str, Any] = {
+        "model_type": MODEL_TYPES[architecture],
         "architectures": [CLASSES[architecture]],
         "vocab_size": file.tensors["token_embd.weight"].shape[0],
         "hidden_size": hidden,
@@ -83,13 +100,14 @@ def read_config(file: GGUFFile) -> Any:
         values_of["intermediate_size"] = _whole(file, "feed_forward_length")
     if architecture == "gemma3":
         values_of |= _gemma3(file, num_layers, head_dim, hidden // heads)
-    config = AutoConfig.for_model(MODEL_TYPES[architecture], **values_of)
-    config.dtype = {"F32": torch.float32, "F16": torch.float16}.get(_matrix_kind(file), torch.bfloat16)
-    return config
+    values_of["dtype"] = {"F32": "float32", "F16": "float16"}.get(_matrix_kind(file), "bfloat16")
+    return values_of
 
 
-def read_generation(file: GGUFFile) -> GenerationConfig:
-    """The ids that end an answer, as a generation configuration."""
+def read_generation(file: GGUFFile) -> Any:
+    """The ids that end an answer, as transformers' generation configuration."""
+    from transformers import GenerationConfig
+
     return GenerationConfig(eos_token_id=end_ids(file))
 
 

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, processors
-from transformers import PreTrainedTokenizerBase, PreTrainedTokenizerFast
 
 from foretell.core.errors import ModelError
 from foretell.model.gguf.config import end_ids
 from foretell.model.gguf.file import GGUFFile, listed
+from foretell.model.tokenizer import PlainTokenizer
 
 UNKNOWN, CONTROL, USER_DEFINED, UNUSED = 2, 3, 4, 5  # token types (llama.cpp, ``llama_token_type``)
 _CONTRACTIONS = "(?i:'s|'t|'re|'ve|'m|'ll|'d)"
@@ -50,10 +50,11 @@ _SPLITTINGS = {  # the names of ``tokenizer.ggml.pre``; patterns as in the model
         bos=True,
     ),
 }
+_NAMES = {"bos": "bos", "eos": "eos", "unknown": "unk", "padding": "pad"}  # as a file and as transformers call them
 SPLITTINGS = {name: splitting for names, splitting in _SPLITTINGS.items() for name in names}
 
 
-def read_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
+def read_tokenizer(file: GGUFFile) -> PlainTokenizer:
     """The tokenizer. Raises ModelError where the file has none, or one of a kind that is not known."""
     tokens = listed(file, "tokens", str)
     if not tokens:
@@ -77,7 +78,7 @@ def read_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
         chosen = [token for token, type_ in zip(tokens, types, strict=True) if type_ == wanted and token in vocab]
         added = [AddedToken(token, normalized=False, special=special) for token in chosen]
         (inner.add_special_tokens if special else inner.add_tokens)(added)
-    named = {key: _named(file, key, tokens) for key in ("bos", "eos", "unknown", "padding")}
+    named = {key: _named(file, key, tokens) for key in _NAMES}
     first = named["bos"] if file.get("tokenizer.ggml.add_bos_token", bos) else None
     last = named["eos"] if file.get("tokenizer.ggml.add_eos_token", False) else None
     if first is not None or last is not None:
@@ -85,17 +86,27 @@ def read_tokenizer(file: GGUFFile) -> PreTrainedTokenizerBase:
         template = [*([first] if first else []), "$A", *([last] if last else [])]
         inner.post_processor = processors.TemplateProcessing(single=template, special_tokens=edges)
     context = file.get("{arch}.context_length")
-    outer = PreTrainedTokenizerFast(
-        tokenizer_object=inner,
-        bos_token=named["bos"],
-        eos_token=named["eos"],
-        unk_token=named["unknown"],
-        pad_token=named["padding"],
-        clean_up_tokenization_spaces=False,
-        model_max_length=context if type(context) is int else 1 << 20,
+    special_tokens = {f"{_NAMES[key]}_token": token for key, token in named.items() if token is not None}
+    inner.add_special_tokens([AddedToken(token, normalized=False, special=True) for token in special_tokens.values()])
+    return PlainTokenizer(
+        inner,
+        special_tokens,
+        _whole,
+        chat_template=_chat_template(file),
+        max_length=context if type(context) is int else 1 << 20,
     )
-    outer.chat_template = _chat_template(file)
-    return outer
+
+
+def _whole(tokenizer: PlainTokenizer) -> Any:
+    """The same tokenizer as transformers has it."""
+    from transformers import PreTrainedTokenizerFast
+
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer.backend_tokenizer,
+        **tokenizer.special_tokens_map,
+        clean_up_tokenization_spaces=False,
+        model_max_length=tokenizer.model_max_length,
+    )
 
 
 def _chat_template(file: GGUFFile) -> str | dict[str, str] | None:

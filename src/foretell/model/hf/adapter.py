@@ -25,7 +25,7 @@ from transformers import (
     PreTrainedModel,
 )
 
-from foretell.core.errors import ConfigError, ModelError
+from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.core.tree import Plan
 from foretell.model import ends
 from foretell.model.cache import KVCache
@@ -33,7 +33,7 @@ from foretell.model.files import WeightFiles, weight_files
 from foretell.model.hf.attention import LayerMemory, SlotCache, mask_recipe
 from foretell.model.hf.mode import evaluating
 from foretell.model.hf.own import own_arguments, replaced
-from foretell.model.hf.probe import check_chain, check_tree, first_line, first_position, inspect_layers
+from foretell.model.hf.probe import check_chain, check_tree, first_position, inspect_layers
 from foretell.model.hf.reading import StateCache
 from foretell.model.hf.recurrent import mixing
 from foretell.model.hf.refusals import check_config, context_length, needs_tower

@@ -7,9 +7,8 @@ from typing import Any
 import torch
 from transformers import CONFIG_MAPPING, AutoConfig
 
-from foretell.core.errors import ConfigError, ModelError
+from foretell.core.errors import ConfigError, ModelError, first_line
 from foretell.model.hf.adapter import TransformersModel
-from foretell.model.hf.probe import first_line
 
 
 def has_code(path: Path, *, name: str, trusted: bool) -> bool:

@@ -8,9 +8,8 @@ import torch
 from torch import Tensor, nn
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, Qwen2Config
 
-from foretell.core.errors import ModelError
+from foretell.core.errors import ModelError, first_line
 from foretell.model.files import read_json
-from foretell.model.hf.probe import first_line
 from foretell.model.hf.split import find_layers
 from foretell.model.source import read_config
 from foretell.model.target import ModelSpec

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from foretell.core.errors import ModelError
+from foretell.core.errors import ModelError, first_line
 from foretell.core.tree import chain_parent, chain_tree, layout
 from foretell.model.hf.attention import LayerMemory
 from foretell.model.hf.reading import Mixer
@@ -262,9 +262,3 @@ def _plain(module: PreTrainedModel) -> Any:
         return logits.to(tokens.device)
 
     return run
-
-
-def first_line(error: Exception) -> str:
-    """The kind of an error and the first line of its message that says something."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from foretell.core.progress import tell
 from foretell.core.tree import Plan
 from foretell.model.cache import KVCache
 from foretell.model.checkpoint import resolve
@@ -93,7 +94,10 @@ class LeanModel(CausalModel):
         contents = check_contents(source, shape, name=name)
         self._embedding = source.read(llama.EMBEDDING, dtype, device)
         reader = LayerReader(shape, source, contents.biases, dtype, device, self.packed)
-        self._layers = [reader.layer(index) for index in range(shape.num_layers)]
+        self._layers = []
+        for index in range(shape.num_layers):
+            tell(name, index / shape.num_layers)
+            self._layers.append(reader.layer(index))
         self._final_norm = reader.norm(llama.FINAL_NORM)
         # A tied head is packed too, beside the table that tokens are looked up in: the one weight held twice.
         tied = contents.head == llama.EMBEDDING

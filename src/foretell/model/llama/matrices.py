@@ -15,11 +15,13 @@ import torch
 from torch import Tensor
 
 from foretell.core.errors import ModelError
+from foretell.core.progress import tell
 from foretell.kernels import structures
 from foretell.model.llama import shape as llama
 from foretell.model.llama.quantise import FORMAT_OF, FORMATS, TILE, pack_into
 from foretell.model.llama.weights import WeightSource
-from foretell.model.packed import WEIGHTS, Packed
+from foretell.model.names import WEIGHTS
+from foretell.model.packed import Packed
 
 _LINE = 64  # bytes; every matrix begins at a line of the cache
 _VALUES = 1 << 20  # about so many are converted at a time by one thread
@@ -68,9 +70,10 @@ def read_matrices(
     dtype: torch.dtype,
     allocate: Callable[[int], Tensor],
     plain: Collection[str] = (),
+    told: str | None = None,
 ) -> Matrices:
     """Every named matrix: the source's own tensor where it can be shared, else in one arena of ``allocate``'s (zeros).
-    plain: those that are never quantised, and not in the label.
+    plain: those that are never quantised, and not in the label. told: the model whose progress this is.
 
     Loading takes the arena and some MiB more. Raises ModelError for a block kind that is not known.
     """
@@ -88,8 +91,12 @@ def read_matrices(
     sizes = [-(-plan.num_bytes(dtype) // _LINE) * _LINE for plan in plans.values()]
     arena = allocate(sum(sizes))
     out.memory.append(arena)
+    done = 0
     with ThreadPoolExecutor(torch.get_num_threads()) as pool:
         for (name, plan), part in zip(plans.items(), torch.split(arena, sizes), strict=True):
+            if told is not None:
+                tell(told, done / arena.numel())
+            done += part.numel()
             place = part[: plan.num_bytes(dtype)]
             if plan.format is None:
                 tensor = place.view(dtype).view(plan.shape)

@@ -337,7 +337,7 @@ class NativeModel(CausalModel):
                 routers += router_names(index, shape.mixture)
                 matrices += [name for expert in shape.mixture.experts for name in expert_names(index, expert).values()]
         made = read_matrices(
-            source, [*matrices, *routers], weights=weights, dtype=dtype, allocate=huge_pages, plain=routers
+            source, [*matrices, *routers], weights=weights, dtype=dtype, allocate=huge_pages, plain=routers, told=name
         )
         self.matrices, read = made, made.held
 

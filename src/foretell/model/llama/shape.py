@@ -18,7 +18,7 @@ from foretell.model import ends
 from foretell.model.llama import traits as families
 from foretell.model.llama.mixture import Mixture, mixture_of
 from foretell.model.llama.traits import LLAMA, Rope, Traits
-from foretell.model.source import is_file, read_config, read_generation
+from foretell.model.source import is_file, read_config, read_generation, read_plain
 from foretell.model.target import ModelSpec
 
 
@@ -118,7 +118,8 @@ def read_shape(config: Any, generation: Any = None) -> LlamaShape:
 
 def read_local(path: Path, *, name: str) -> LlamaShape:
     """The shape of a local model: a directory, or a GGUF file."""
-    shape = read_shape(read_config(path, name=name), read_generation(path, name=name))
+    found = read_plain(path, name=name) or (read_config(path, name=name), read_generation(path, name=name))
+    shape = read_shape(*found)
     return (
         replace(shape, biases=None) if is_file(path) else shape
     )  # of biases a GGUF file's tensors are all that it says

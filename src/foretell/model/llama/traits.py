@@ -14,6 +14,7 @@ from torch import Tensor
 
 from foretell.core.errors import ModelError
 from foretell.model.llama import mixture as mixtures
+from foretell.model.llama.rope import scaled_frequencies
 
 
 @dataclass(frozen=True)
@@ -216,9 +217,7 @@ def _rope(config: Any, kind: str | None) -> Rope:
         exponent = torch.arange(0, rotated, 2, dtype=torch.float32) / rotated
         frequencies, scale = 1.0 / (rope["rope_theta"] ** exponent), 1.0
     else:
-        from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-
-        given = {} if kind is None else {"layer_type": kind}
-        frequencies, scale = ROPE_INIT_FUNCTIONS[rope["rope_type"]](config, torch.device("cpu"), **given)
+        truncate = bool(config.rope_parameters.get("truncate", True))
+        frequencies, scale = scaled_frequencies(rope, rotated, config.max_position_embeddings, truncate=truncate)
     still = [0.0] * (dim // 2 - len(frequencies))
     return Rope((*frequencies.tolist(), *still), float(scale))
